@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from localspec.engine.llama import Batch
 from localspec.engine.pair import load as loading
-from localspec.engine.pair.lane import PLANNED
+from localspec.engine.pair.lane import PLANNED_GAP_SHARE
 from localspec.engine.pair.reading import ReadingCost
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve
@@ -393,7 +393,7 @@ def test_on_a_gpu_a_pass_reads_several_parts_of_a_prompt_that_each_fit_in_its_bu
 ) -> None:
     monkeypatch.setattr(loading, "gpus", lambda: ["A GPU"])
     engine = load(contextual_files, n_batch=64, n_ctx=1024)
-    whole = 64 * loading.AT_ONCE
+    whole = 64 * loading.GPU_BATCH_FACTOR
     asked = prompts(3, whole - 3)
     truth = [alone(contextual, prompt, 20) for prompt in asked]
     reading = engine.start(asked[0], 20)
@@ -691,7 +691,7 @@ def test_passes_that_read_are_as_long_as_they_may_take(
     least: seconds of the narrowest pass, in which wider ones read the same weights.
     """
     engine = load(contextual_files, pass_s=1.0, gap_s=0.5)
-    most = PLANNED * 0.5 if writing else 1.0  # some take longer than expected
+    most = PLANNED_GAP_SHARE * 0.5 if writing else 1.0  # some take longer than expected
     lane = engine.pair.shared
     row_s, taken = 0.02, [0.0]  # seconds of a row, and all that have gone by
     lane._clock = lambda: taken[0]

@@ -113,16 +113,16 @@ def test_others_wait_no_longer_for_a_prompt_that_is_scored(
     """What scored rows cost counts in how many a pass reads beside others, whatever that is."""
     engine = load(contextual_files, n_batch=256, parallel=2)
     lane = engine.pair.shared
-    lane._gap_s = 20 * lane._row
+    lane._gap_s = 20 * lane._row_s
     plain = lane.rows_beside(1)
     assert plain >= 10
     assert lane.scored_rows(plain) <= 8  # not known yet
     lane.batch.clear()
     lane.batch.rows = 8
-    lane.observe_scores(8, 8 * 5 * lane._row)
+    lane.observe_scores(8, 8 * 5 * lane._row_s)
     assert lane.scored_rows(plain) == max(plain // 5, 1)
     assert lane.plain_rows(lane.scored_rows(plain)) <= plain
-    lane.observe_scores(8, 8 * 2 * lane._row)  # cheaper passes are believed slowly
+    lane.observe_scores(8, 8 * 2 * lane._row_s)  # cheaper passes are believed slowly
     assert lane.scored_rows(plain) < plain // 2
     lane.batch.clear()
 
@@ -151,7 +151,7 @@ def test_a_prompt_that_gives_its_slot_up_is_scored_to_its_end_all_the_same(
     request = engine.start(prompt, 2, prompt_logprobs=TOP, top_logprobs=1)
     for _ in range(steps):
         engine.engine.step()
-    engine.engine._scheduler._give_way(engine.pair.shared, engine.sequence(request))
+    engine.engine._scheduler._preempt(engine.pair.shared, engine.sequence(request))
     engine.finish()
     check(contextual_files.target, prompt, scores(engine.answers[request]))
     assert len(engine.answers[request].logprobs) == 2

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.measuring.driven import Answer as Answer
 from benchmarks.measuring.driven import Driven
 from localspec.engine.llama import gpus
-from localspec.engine.pair.load import AT_ONCE, load_pair
+from localspec.engine.pair.load import GPU_BATCH_FACTOR, load_pair
 from localspec.engine.pair.pair import Pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
@@ -72,7 +72,7 @@ class Running(Driven):
 
     def admit(self) -> None:
         """Give slots to those that wait, before any round."""
-        self.engine._scheduler.admit(self.engine._started, self.engine._endings.refused)
+        self.engine._scheduler.admit(self.engine._emit_started, self.engine._endings.refused)
 
     def ask(self, prompt: Sequence[int] | str, *args: Any, **more: Any) -> Answer:
         """One request from its beginning to its end."""
@@ -133,7 +133,7 @@ def running(files: PairFiles, **settings: Any) -> Iterator[Running]:
     with contextlib.ExitStack() as opened:
         if ON_DEVICE and not files.rpc:
             # So that a pass reads as much of a prompt as anywhere.
-            chosen["n_batch"] = max(chosen["n_batch"] // AT_ONCE, 64)
+            chosen["n_batch"] = max(chosen["n_batch"] // GPU_BATCH_FACTOR, 64)
         if DEVICE == "rpc" and not files.rpc:
             port = _PORTS.pop() if _PORTS else free_port()
             opened.callback(_PORTS.append, port)

@@ -1,6 +1,6 @@
-"""Exact mode: a lane of its own, and the self-test that finds its width.
+"""Exact mode: a lane of its own, and the self-test that finds the width of its passes.
 
-That is one at which a pass gives the same logits wherever a token stands in it.
+With that width a pass gives the same logits wherever a token stands in it.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from localspec.engine.speculation.drafters.model import DraftModel
 from localspec.engine.speculation.drafters.mtp import Sidecar
 from localspec.errors import InvalidRequest
 
-CANDIDATES = range(4, 9)
-_SPAN = 3  # passes' worth of tokens compared
+CANDIDATE_WIDTHS = range(4, 9)
+_TEST_PASSES = 3  # the self-test compares the tokens of this many passes
 
 
 class ExactMode:
     """The exact lane of a pair, made at first use.
 
-    made: the lane, once it is. width: of its passes, once a self-test has found it, here or at an
-    earlier load. reason: why there can be none, once that is known.
+    made: the lane, once it is made. width: of its passes, once a self-test has found it, now or at an earlier
+    load. reason: why there can be no exact lane, once that is known.
     """
 
     def __init__(
@@ -37,17 +37,19 @@ class ExactMode:
         width: int | None,
         drafter: DraftModel | None = None,
     ) -> None:
-        """draft: the context that drafts for this lane, too; of heads that read the target's cache the lane
-        has one of its own, with a drafter like `drafter`.
+        """Prepare the lane without making it.
+
+        draft: the context that drafts for this lane, too. If it belongs to heads that read the target's
+        cache, the lane gets a context of its own, with a drafter like `drafter`.
         """
         self.made: Lane | None = None
-        self.width = width if width in CANDIDATES else None
+        self.width = width if width in CANDIDATE_WIDTHS else None
         self.reason: str | None = None
         if not models.target.cuttable:
             self.reason = "this model's state cannot be padded and rolled back"
-        if lacks := models.settings.exact_lacks:
+        if missing_bytes := models.settings.exact_lacks:
             self.reason = (
-                f"its own cache of {lacks >> 20} MiB does not fit in memory beside the context of "
+                f"its own cache of {missing_bytes >> 20} MiB does not fit in memory beside the context of "
                 f"{models.n_ctx} tokens; use a smaller `context`, or `exact = true`, which plans for both"
             )
         self._models = models
@@ -56,24 +58,24 @@ class ExactMode:
         self._prefixes = prefixes
 
     def lane(self) -> Lane:
-        """The lane.
+        """Return the lane, which is made at the first call.
 
         Raises:
-            InvalidRequest: no width passes the self-test on this machine, or the model cannot roll back.
+            InvalidRequest: No width passes the self-test on this machine, or the model cannot roll back.
         """
         if self.made is None and self.reason is None:
-            self.made = self._make()
+            self.made = self._make_lane()
         if self.made is None:
             raise InvalidRequest(f"Exact mode is not possible here: {self.reason}.", param="exact")
         return self.made
 
-    def _make(self) -> Lane | None:
+    def _make_lane(self) -> Lane | None:
         models, n_batch = self._models, self._models.settings.n_batch
         rows = max(n_batch, EXACT_CHUNK)
         context = models.context(
             models.target,
             sequences=1,
-            outputs=rows,  # of a prompt that is scored, each row of a chunk has its logits
+            outputs=rows,  # when a prompt is scored, each row of a chunk needs logits
             chooses=True,
             exact=True,
             rows=rows,
@@ -99,43 +101,43 @@ class ExactMode:
 
 
 def choose_width(context: Context, batch: Batch, costs: CostTable) -> int | None:
-    """The cheapest width of 4…8 that passes on this machine with this model; None if none does."""
-    for width in sorted(CANDIDATES, key=costs.ms):
+    """Return the cheapest width of 4…8 that passes with this model on this machine; None if none does."""
+    for width in sorted(CANDIDATE_WIDTHS, key=costs.ms):
         if passes(context, batch, width):
             return width
     return None
 
 
 def passes(context: Context, batch: Batch, width: int) -> bool:
-    """Is each token's row bit-identical whether its pass advanced one token or `width` tokens?
+    """Whether each token's row is bit-identical however many tokens its passes advance.
 
-    The same text is read twice, always `width` rows at a time: once keeping only the first row of each
-    pass (as plain decoding does, the rest is padding), once keeping all of them (all drafts accepted).
+    The same text is read three times, always `width` rows at a time. Plain decoding keeps only the first row
+    of each pass and the rest is padding; with all drafts accepted all rows are kept; the third run keeps two.
     """
     step = max(context.n_vocab // 97, 1)
-    tokens = [(7 + at * step) % context.n_vocab for at in range(_SPAN * width)]
-    slowly = _read(context, batch, tokens, width, 1)
-    at_once = _read(context, batch, tokens, width, width)
-    mixed = _read(context, batch, tokens, width, 2)
+    tokens = [(7 + index * step) % context.n_vocab for index in range(_TEST_PASSES * width)]
+    one_by_one = _read_rows(context, batch, tokens, width, 1)
+    at_once = _read_rows(context, batch, tokens, width, width)
+    mixed = _read_rows(context, batch, tokens, width, 2)
     return all(
         np.array_equal(a, b) and np.array_equal(a, c)
-        for a, b, c in zip(slowly, at_once, mixed, strict=True)
+        for a, b, c in zip(one_by_one, at_once, mixed, strict=True)
     )
 
 
-def _read(
+def _read_rows(
     context: Context, batch: Batch, tokens: list[int], width: int, advance: int
 ) -> list[Logits]:
     context.remove(0, 0)
     rows: list[Logits] = []
     for start in range(0, len(tokens), advance):
         batch.clear()
-        for at in range(width):
-            inside = start + at < len(tokens) and at < advance
-            batch.add(tokens[start + at] if inside else tokens[start], start + at, 0, True)
+        for offset in range(width):
+            is_kept = start + offset < len(tokens) and offset < advance
+            batch.add(tokens[start + offset] if is_kept else tokens[start], start + offset, 0, True)
         context.decode(batch)
-        for at in range(min(advance, len(tokens) - start)):
-            rows.append(context.logits(at).copy())
+        for offset in range(min(advance, len(tokens) - start)):
+            rows.append(context.logits(offset).copy())
         context.remove(0, start + advance)
     context.remove(0, 0)
     return rows

@@ -1,9 +1,9 @@
-"""A lane: one target context with its slots, and how wide its passes are.
+"""A lane: one target context with its slots, and the width of its passes.
 
-The shared lane decodes many sequences in one pass. The exact lane decodes one sequence at a time, in
-its own KV cache, always with the same width and with prompts cut in the same chunks, so that its
-logits depend on the text alone: llama.cpp uses other kernels for other widths, and other rows or
-cells change the order of its sums.
+The shared lane decodes many sequences in one pass. The exact lane decodes one sequence at a time, in its own
+KV cache, always with the same width and with prompts cut into the same chunks. So its logits depend on the
+text alone. Otherwise llama.cpp would use other kernels for other widths, and other rows or cells would change
+the order of its sums.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
-from localspec.engine.pair.measuring import SETTLING, WIDTHS
+from localspec.engine.pair.measuring import SETTLING_PASSES, WIDTHS
 from localspec.engine.pair.reading import ReadingCost, deeper
 from localspec.engine.sequence import Sequence
 from localspec.engine.speculation.acceptance import Floats
@@ -24,24 +24,26 @@ from localspec.engine.speculation.cost import Clock, CostTable
 from localspec.engine.speculation.drafters.model import DraftModel
 
 EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
-LEAST_LEARNED = 24  # rows of a pass that tells what a row of a prompt costs
-LEAST_BESIDE = 8  # tokens of prompts that a pass beside running generations reads at least
-# Of what others may wait for a pass that reads prompts, what is planned: the longest of hundreds takes a
-# third more than is expected of it.
-PLANNED = 0.75
-# How much of the last pass counts in what scored rows are expected to cost, unless they were dearer.
-SCORES_NEWEST = 0.2
-# Of what a pass takes that reads prompts, and seconds, in which it has just begun: requests that are sent
-# together arrive within some milliseconds.
-BEGINNING, BEGINS_S = 1 / 8, 0.02
+MIN_LEARNED_ROWS = 24  # a pass with fewer rows says little about the cost of a prompt's row
+MIN_PROMPT_ROWS = 8  # least tokens of prompts in a pass beside running generations
+# The share of the allowed pause that is planned for a pass that reads prompts. The longest of hundreds takes
+# a third more than expected.
+PLANNED_GAP_SHARE = 0.75
+# Weight of the last pass in the expected cost of scored rows, unless it was dearer.
+SCORE_COST_WEIGHT = 0.2
+# A pass that reads prompts has just begun during this share of its time, and at most so many seconds.
+# Requests that are sent together arrive within some milliseconds.
+START_SHARE, MAX_START_S = 1 / 8, 0.02
 
 
 class Lane:
-    """`width` None: passes as wide as needed, padded where that is cheaper; else always `width` rows.
+    """One target context with its slots and its running sequences.
 
-    pass_s: seconds that a pass should take at most; gap_s: one that reads prompts beside those that
-    decode, who wait for it. 0: any number. attention: what it had learned of that cost before. on_gpu: it
-    computes there, where a pass costs more whose width is not the last one's.
+    width: None for passes as wide as needed, padded where that is cheaper; else always this many rows.
+    pass_s: longest pass in seconds. gap_s: longest pass that reads prompts beside sequences that decode,
+    which have to wait for it. 0: no limit.
+    attention: the costs of attention as learned before.
+    on_gpu: the lane computes on a GPU, where a pass costs more if its width differs from the last one's.
     """
 
     def __init__(
@@ -62,27 +64,28 @@ class Lane:
         self.batch = batch
         self.slots = slots
         self.costs = costs
-        # Said by narrow passes it is too much: there every row has its logits.
+        # An overestimate, because it comes from narrow passes, in which every row has logits.
         first_s = costs.per_token_ms(WIDTHS[-1]) / 1e3
         self.reading = ReadingCost(first_s, deeper(context.model), context.n_ctx)
-        # As prompts have it, until passes that write have shown.
+        # The cost that prompts show, until passes that decode have been observed.
         self.attention = AttentionCost(
             lambda: 1e3 * self.reading.expected.deeper_s, attention, on_gpu
         )
         self._on_gpu = on_gpu
-        self._last_rows = self._repeats = 0  # of the last pass, and how many before it had as many
+        # The rows of the last pass, and how many passes before it had as many.
+        self._last_rows = self._n_repeats = 0
         self.width = width
-        self.drafter: DraftModel | None = None  # of this lane alone, where it is not the pair's
+        self.drafter: DraftModel | None = None  # only of this lane, if it is not the pair's
         self.active: list[Sequence] = []
-        self.ended = 0  # requests that have, here
-        self.began = 0.0  # when the last pass did (perf_counter)
+        self.ended = 0  # requests that have ended in this lane
+        self.began = 0.0  # when the last pass began (perf_counter)
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
         self.rollback = None if context.model.cuttable else context.n_rollback
         self.busy_s = 0.0  # time inside llama.cpp
-        self.spent_s = 0.0  # of that, in the last pass
-        # What a row of a prompt costs whose log-probabilities are computed, in rows without them.
+        self.spent_s = 0.0  # time of the last pass
+        # The cost of a prompt's row with log-probabilities, in rows without them.
         self._scored_cost: float | None = None
-        # since the last request ended: passes, and the sequences in them
+        # Passes since the last request ended, and the sum of the sequences in them.
         self.passes = self.busy = 0
         self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
 
@@ -92,145 +95,152 @@ class Lane:
 
     @property
     def max_depth(self) -> int | None:
-        """Most tokens a pass can take back; None: any number."""
+        """The most tokens that a pass can take back; None: no limit."""
         if self.width is not None:
             return self.width - 1
         return self.rollback
 
     @property
     def alike(self) -> bool:
-        """Does each sequence of a pass with drafts have as many rows as the others?
+        """Whether all sequences of a pass with drafts must have the same number of rows.
 
-        llama.cpp cuts a pass over recurrent states into pieces of such, and between pieces it may move a
-        state away from the snapshots that taking back its drafts needs.
+        llama.cpp cuts a pass over recurrent states into pieces with equal numbers of rows. Between the pieces
+        it may move a state away from the snapshots that a rollback of its drafts needs.
         """
         return self.rollback is not None
 
     def pass_ms(self, rows: int, sequences: int = 1) -> Floats:
-        """Milliseconds (rows + 1,) of a pass over so many sequences by the rows it must hold, as deep in
-        their texts as those are that write.
+        """Return the milliseconds (rows + 1,) of a pass, by the number of rows that it must hold.
+
+        The pass is over `sequences` sequences, as deep in their texts as those that decode now.
         """
         counts = np.arange(rows + 1)
         if self.width is None:
-            deeper = self.attention.ms(counts, sequences, self._depth)
-            deeper[0] = 0.0  # no pass
-            return np.asarray(self.costs.of(sequences).padded_ms(rows) + deeper)
+            attention_ms = self.attention.ms(counts, sequences, self._depth)
+            attention_ms[0] = 0.0  # no pass
+            return np.asarray(self.costs.of(sequences).padded_ms(rows) + attention_ms)
         return np.asarray(-(-counts // self.width) * self.plain_ms(1))
 
     def plain_ms(self, sequences: int) -> float:
-        """Milliseconds of a pass in which each of so many has one row: what `pass_ms` ends with then, for
-        every round asks for that.
+        """Return the milliseconds of a pass in which each sequence has one row.
+
+        This is the last entry of `pass_ms`, computed directly because every round needs it.
         """
         rows, costs = self.width or sequences, self.costs.of(sequences)
-        own = costs.ms(self.width or costs.padded(rows))
-        return own + self.attention.ms(float(rows), sequences, self._depth)
+        width_ms = costs.ms(self.width or costs.padded(rows))
+        return width_ms + self.attention.ms(float(rows), sequences, self._depth)
 
     @property
     def _depth(self) -> float:
-        """Tokens before those that are written, on average over the texts."""
-        before = [each.slot.n_past for each in self.active if not each.prefilling]
-        return sum(before) / max(len(before), 1)
+        """Average number of tokens before those that are decoded."""
+        depths = [sequence.slot.n_past for sequence in self.active if not sequence.prefilling]
+        return sum(depths) / max(len(depths), 1)
 
     def pad_to(self, rows: int, sequences: int = 1) -> int:
-        """How wide the next pass, for so many rows of so many sequences, is to be."""
+        """Return the width of the next pass, which must hold `rows` rows of `sequences` sequences."""
         if self.width is not None:
             return max(self.width, rows)
         return self.costs.of(sequences).width(rows)
 
-    def chunk(self, start: int, left: int, most: int) -> int:
-        """How many prompt tokens to read in one pass, from position `start`, where `most` may be."""
+    def chunk(self, start: int, n_unread: int, max_tokens: int) -> int:
+        """Return how many of `n_unread` prompt tokens to read in one pass, from position `start`."""
         if self.width is not None:
-            return min(EXACT_CHUNK - start % EXACT_CHUNK, left)
-        return min(left, most)
+            return min(EXACT_CHUNK - start % EXACT_CHUNK, n_unread)
+        return min(n_unread, max_tokens)
 
     def rows_beside(self, decoding: int) -> int:
-        """How many tokens of prompts a pass may read beside so many sequences that decode, together."""
-        rows = min(PLANNED * self._gap_s / self._row, self.batch.capacity) - decoding  # as dear
-        return min(self.most_rows, int(max(rows, LEAST_BESIDE)))
+        """Return how many tokens of prompts a pass may read in total beside `decoding` sequences."""
+        affordable = PLANNED_GAP_SHARE * self._gap_s / self._row_s
+        rows = min(affordable, self.batch.capacity) - decoding  # a decoded row costs as much
+        return min(self.most_rows, int(max(rows, MIN_PROMPT_ROWS)))
 
     @property
     def ends_early(self) -> bool:
-        """Can a pass over several texts be ended on its way? llama.cpp asks a CPU alone, and a recurrent
-        state is not what it was before.
+        """Whether a pass over several texts can be interrupted.
+
+        llama.cpp allows that on a CPU only, and a recurrent state cannot be restored afterwards.
         """
         return self.slots.cuttable and not self._on_gpu
 
     @property
     def is_long(self) -> bool:
-        """Will a pass over the batch take longer than somebody else should wait for it?"""
-        return self.batch.rows * self._row > self._gap_s
+        """Whether a pass over the batch takes longer than other requests should wait for it."""
+        return self.batch.rows * self._row_s > self._gap_s
 
     @property
     def begins_s(self) -> float:
-        """So long has a pass over the batch just begun: who comes with another is told a moment later."""
-        return min(BEGINNING * self.batch.rows * self._row, BEGINS_S)
+        """For how many seconds a pass over the batch counts as having just begun."""
+        return min(START_SHARE * self.batch.rows * self._row_s, MAX_START_S)
 
     @property
-    def _row(self) -> float:
-        """Seconds of a token of the prompt that is read deepest."""
-        reading = (each.slot.n_past for each in self.active if each.prefilling)
-        return self.reading.at(max(reading, default=0))
+    def _row_s(self) -> float:
+        """Seconds per token of the prompt that is read at the greatest depth."""
+        positions = (sequence.slot.n_past for sequence in self.active if sequence.prefilling)
+        return self.reading.at(max(positions, default=0))
 
     @property
     def most_rows(self) -> int:
-        """How many tokens of prompts a pass may read, so that it takes no longer than passes should.
+        """The most tokens of prompts that a pass may read within its time limit, at least one.
 
-        At least one. The exact lane always reads the same chunks, whatever they take.
+        The exact lane always reads the same chunks, whatever they cost.
         """
-        return int(max(min(self._pass_s / self._row, self.batch.capacity), 1))
+        return int(max(min(self._pass_s / self._row_s, self.batch.capacity), 1))
 
     def scored_rows(self, rows: int) -> int:
-        """How many rows with log-probabilities take as long as so many without; at least one."""
+        """Return how many rows with log-probabilities cost as much as `rows` without, at least one."""
         if self._scored_cost is None:
-            return min(rows, LEAST_BESIDE)
+            return min(rows, MIN_PROMPT_ROWS)
         return max(int(rows / self._scored_cost), 1)
 
     def plain_rows(self, scored: int) -> int:
-        """How many rows without log-probabilities take as long as so many with them."""
+        """Return how many rows without log-probabilities cost as much as `scored` rows with them."""
         return math.ceil(scored * (self._scored_cost or 1.0))
 
     def observe_scores(self, rows: int, seconds: float) -> None:
-        """A pass with so many scored rows, and computing their log-probabilities, took `seconds`.
+        """Learn from a pass with `rows` scored rows that took `seconds`, log-probabilities included.
 
-        Dearer rows are believed at once, for others wait for them.
+        A higher cost is believed at once, because other requests wait for these rows.
         """
-        others = (self.batch.rows - rows) * self._row
-        cost = max((seconds - others) / (rows * self._row), 1.0)
-        known = self._scored_cost or cost
-        self._scored_cost = max(cost, known + SCORES_NEWEST * (cost - known))
+        others_s = (self.batch.rows - rows) * self._row_s
+        cost = max((seconds - others_s) / (rows * self._row_s), 1.0)
+        known_cost = self._scored_cost or cost
+        self._scored_cost = max(cost, known_cost + SCORE_COST_WEIGHT * (cost - known_cost))
 
-    def _learn_prefill(self, spent: float) -> None:
-        """A pass that read a prompt took `spent` seconds."""
-        if self.batch.rows < min(self.rows_beside(0), LEAST_LEARNED):
-            return  # a prompt's last rows say little about a row among many
-        self.reading.observe(self.batch.rows, self.batch.mean_position, spent)
+    def _learn_prefill(self, spent_s: float) -> None:
+        """Learn from a pass that read a prompt."""
+        if self.batch.rows < min(self.rows_beside(0), MIN_LEARNED_ROWS):
+            return  # a prompt's last few rows say little about the cost of a row among many
+        self.reading.observe(self.batch.rows, self.batch.mean_position, spent_s)
 
     def decode(self, timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
-        """One pass over the batch, of so many sequences; returns its seconds, and tells the cost table if
-        `timed`. scored: it has rows of a prompt with logits, which cost more than others.
+        """Make one pass over the batch of `sequences` sequences, and return its seconds.
+
+        timed: the cost table learns from it. scored: it has rows of a prompt with logits, which cost more
+        than others.
         """
         self.began = time.perf_counter()
         start = self._clock()
         self.context.decode(self.batch)
         self.context.synchronize()
-        spent = self.spent_s = self._clock() - start
-        self.busy_s += spent
+        spent_s = self.spent_s = self._clock() - start
+        self.busy_s += spent_s
         self.passes, self.busy = self.passes + 1, self.busy + sequences
         rows, costs = self.batch.rows, self.costs.of(sequences)
-        self._repeats = self._repeats + 1 if rows == self._last_rows else 0
+        self._n_repeats = self._n_repeats + 1 if rows == self._last_rows else 0
         self._last_rows = rows
-        if timed and self._tells(rows, costs.padded(sequences)):
+        if timed and self._is_informative(rows, costs.padded(sequences)):
             depth, width_ms = self.batch.mean_position, costs.ms(rows)
-            own = self.attention.observe(rows, sequences, depth, spent * 1e3, width_ms)
-            costs.observe(rows, own)
+            width_cost_ms = self.attention.observe(rows, sequences, depth, spent_s * 1e3, width_ms)
+            costs.observe(rows, width_cost_ms)
         elif not timed and not scored:
-            self._learn_prefill(spent)
-        return spent
+            self._learn_prefill(spent_s)
+        return spent_s
 
-    def _tells(self, rows: int, plain: int) -> bool:
-        """Does a pass of so many rows tell what they cost? `plain`: rows of one without drafts.
+    def _is_informative(self, rows: int, plain_rows: int) -> bool:
+        """Whether the time of a pass says what its rows cost. plain_rows: rows of a pass without drafts.
 
-        On a GPU the first passes without drafts after some with are dearer by the change (an H100: 5.4 and
-        not 3.2 ms). Taken for what plain decoding costs, that would make drafts look good which are not.
+        On a GPU the first passes without drafts after some with drafts are slowed down by the change (on an
+        H100 they take 5.4 ms instead of 3.2 ms). If that counted as the cost of plain decoding, useless
+        drafts would look good.
         """
-        return not self._on_gpu or rows > plain or self._repeats >= SETTLING
+        return not self._on_gpu or rows > plain_rows or self._n_repeats >= SETTLING_PASSES

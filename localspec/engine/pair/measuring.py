@@ -1,6 +1,4 @@
-"""Measuring what passes cost, and whether others used the processors meanwhile: then it says little
-about quiet times.
-"""
+"""Measuring what passes cost, and whether other programs disturbed the measurement."""
 
 from __future__ import annotations
 
@@ -14,36 +12,36 @@ from typing import NamedTuple
 
 from localspec.engine.speculation.cost import Clock
 
-Turn = Callable[[], AbstractContextManager[object]]  # within it the processors are ours
+Turn = Callable[[], AbstractContextManager[object]]  # inside it this process has the processors
 
 WIDTHS = tuple(range(1, 17))
 FIRST_WIDTHS = (1, 2, 4, 8)
-WIDE = (32, 64)  # of passes that copy text: a row costs less there than narrower passes tell
+WIDE_WIDTHS = (32, 64)  # passes that copy text; a row costs less there than narrower passes suggest
 BUDGET_S = 2.0
-REPEATS, MOST_REPEATS = 5, 25
-ENOUGH_S = 0.25  # after which nothing is run more than REPEATS times
-# Passes of one row before one that tells what they cost: the second of a width is the first for which
-# llama.cpp has a graph, and on CUDA that one records it for the third.
-SETTLING = 2
+MIN_REPEATS, MAX_REPEATS = 5, 25
+EXTRA_REPEATS_S = 0.25  # after this time no width is run more than MIN_REPEATS times
+# Passes of one row to run before one that is timed. llama.cpp has a graph from the second pass of a width on,
+# and on CUDA the second pass records that graph for the third.
+SETTLING_PASSES = 2
 
 _STAT = Path("/proc/stat")
-_IDLE = slice(3, 5)  # of the fields of its first line: idle, and waiting for a disk
-_SHOWN = 8  # fields; the two after them are counted twice in the first ones
+_IDLE_FIELDS = slice(3, 5)  # idle, and waiting for a disk
+_N_FIELDS = 8  # the two fields after them are included in the first ones
 
 
 def used_s(line: str, ticks: int) -> float:
-    """Seconds of all processors together in which they were not idle, stolen time among them.
+    """Return the seconds that all processors together were busy, stolen time included.
 
-    line: the first one of /proc/stat, "cpu" and its fields; ticks: of them in a second.
+    line: the first line of /proc/stat: "cpu" and its fields. ticks: how many make a second.
 
     Raises:
-        ValueError: it is no such line.
+        ValueError: It is not such a line.
     """
     name, *fields = line.split()
-    if name != "cpu" or len(fields) < _SHOWN:
+    if name != "cpu" or len(fields) < _N_FIELDS:
         raise ValueError(f"not the line of all processors: {line!r}")
-    counts = [int(field) for field in fields[:_SHOWN]]
-    return (sum(counts) - sum(counts[_IDLE])) / ticks
+    counts = [int(field) for field in fields[:_N_FIELDS]]
+    return (sum(counts) - sum(counts[_IDLE_FIELDS])) / ticks
 
 
 def _all_used_s() -> float:
@@ -52,7 +50,7 @@ def _all_used_s() -> float:
 
 
 class Contention:
-    """What share of the processors others have used since this was made."""
+    """The share of the processors that others have used since this object was made."""
 
     def __init__(
         self,
@@ -60,29 +58,31 @@ class Contention:
         own_used_s: Callable[[], float] = time.process_time,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._read = (all_used_s, own_used_s, clock)
+        self._readers = (all_used_s, own_used_s, clock)
         self._start = self._now()
 
     def _now(self) -> tuple[float, float, float] | None:
         try:
-            everybody, own, clock = (read() for read in self._read)
+            all_s, own_s, time_s = (read() for read in self._readers)
         except (OSError, ValueError):
             return None
-        return everybody, own, clock
+        return all_s, own_s, time_s
 
     @property
     def share(self) -> float:
-        """0 where nobody else did anything, or where this system does not tell; 1: all of them."""
+        """The share from 0 to 1; 0 also where the system does not report it."""
         end = self._now()
         if self._start is None or end is None:
             return 0.0
-        everybody, own, spent = (b - a for a, b in zip(self._start, end, strict=True))
-        all_s = spent * (os.cpu_count() or 1)
-        return min(max((everybody - own) / all_s, 0.0), 1.0) if all_s > 0 else 0.0
+        used_by_all_s, own_s, elapsed_s = (
+            stop - start for start, stop in zip(self._start, end, strict=True)
+        )
+        all_s = elapsed_s * (os.cpu_count() or 1)
+        return min(max((used_by_all_s - own_s) / all_s, 0.0), 1.0) if all_s > 0 else 0.0
 
 
 class Measured(NamedTuple):
-    """Milliseconds by width, and how much others disturbed the measuring: 0 not at all, 1 very much."""
+    """Milliseconds by width, and how much others disturbed the measurement, from 0 to 1."""
 
     ms: dict[int, float]
     noise: float
@@ -95,15 +95,16 @@ def measure(
     clock: Clock = time.perf_counter,
     turn: Turn = nullcontext,
 ) -> Measured:
-    """Median milliseconds of `run(width)` per width, warm; stops at `deadline` (time.monotonic).
+    """Return the median milliseconds of `run(width)` per width, measured until `deadline` (time.monotonic).
 
-    All widths are run in rounds, so that a disturbance does not fall on one of them alone: what counts is
-    how they compare. Each is run at least once warm; up to five times while there is time, and more often
-    where that takes next to none: of so short runs a disturbance reaches several. A run is made in a
-    `turn`, the wait for which is no part of it.
+    All widths are run in rounds, so that a disturbance does not hit one of them alone: the comparison is what
+    matters. Each is run warm at least once, up to five times while there is time, and more often if that
+    takes next to none, because a disturbance hits several of such short runs. Each run is made inside a
+    `turn`, whose wait is not counted.
 
-    llama.cpp keeps the graph of a pass for the next one of its width. So passes of one row, which follow
-    each other, are timed after SETTLING of theirs, and the others, which come between those, after another.
+    llama.cpp keeps the graph of a pass for the next one of the same width. So passes of one row, which follow
+    each other in practice, are timed after SETTLING_PASSES others like them. The other widths, which come
+    between those, are timed after a pass of another width.
     """
     widths = list(widths)
     contention = Contention()
@@ -111,21 +112,21 @@ def measure(
         with turn():
             run(width)
     times: dict[int, list[float]] = {width: [] for width in widths}
-    enough = min(time.monotonic() + ENOUGH_S, deadline)
-    for repeat in range(MOST_REPEATS):
-        if repeat >= REPEATS and time.monotonic() > enough:
+    extra_deadline = min(time.monotonic() + EXTRA_REPEATS_S, deadline)
+    for repeat in range(MAX_REPEATS):
+        if repeat >= MIN_REPEATS and time.monotonic() > extra_deadline:
             break
         for width in widths:
             if repeat and time.monotonic() > deadline:
                 break
             with turn():
-                for _ in range(SETTLING if width == 1 else 0):
+                for _ in range(SETTLING_PASSES if width == 1 else 0):
                     run(width)
                 start = clock()
                 run(width)
                 times[width].append((clock() - start) * 1e3)
     ms = {width: statistics.median(spent) for width, spent in times.items()}
-    # What disturbs makes single runs longer: on a quiet machine the median is near the shortest.
+    # A disturbance makes single runs longer. On a quiet machine the median is near the shortest run.
     spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
     return Measured(ms, min(max(spread, contention.share), 1.0))
 
@@ -133,22 +134,23 @@ def measure(
 def measure_widths(
     run: Callable[[int], None], budget_s: float, turn: Turn = nullcontext
 ) -> Measured:
-    """All widths up to 16 where that fits into the budget; first 1, 2, 4, 8 where passes are slow.
+    """Measure all widths up to 16 if the budget allows, else only 1, 2, 4 and 8.
 
-    And the WIDE ones, where they cost no more than that again.
+    The WIDE_WIDTHS follow if they cost no more than that again.
     """
-    begun = time.monotonic()
+    begin = time.monotonic()
     with turn():
         start = time.monotonic()
         run(1)
         run(8)
-        pass_s = time.monotonic() - start  # both cold: an overestimate
-    # all widths: about as long as sixteen passes of the mean width, twice at least
+        pass_s = time.monotonic() - start  # an overestimate, because both were cold
+    # All widths take about as long as sixteen passes of the mean width, run at least twice.
     fits = pass_s * len(WIDTHS) < budget_s
-    found = measure(run, WIDTHS if fits else FIRST_WIDTHS, begun + budget_s, turn=turn)
-    noise = found.noise
-    if 2 * found.ms[8] / 8 * sum(WIDE) < 2e3 * budget_s:  # each is run twice, for less than that
-        wide = measure(run, WIDE, 0.0, turn=turn)
-        found.ms.update(wide.ms)
+    measured = measure(run, WIDTHS if fits else FIRST_WIDTHS, begin + budget_s, turn=turn)
+    noise = measured.noise
+    # Each wide width is run twice, which takes less than this.
+    if 2 * measured.ms[8] / 8 * sum(WIDE_WIDTHS) < 2e3 * budget_s:
+        wide = measure(run, WIDE_WIDTHS, 0.0, turn=turn)
+        measured.ms.update(wide.ms)
         noise = max(noise, wide.noise)
-    return Measured(dict(sorted(found.ms.items())), noise)
+    return Measured(dict(sorted(measured.ms.items())), noise)

@@ -1,4 +1,4 @@
-"""The models of a pair: opened, compared with each other, and tried before they are used."""
+"""The models of a pair: opened, compared with each other, and checked before they are used."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.settings import KV_BLOCK, SCORED_ROWS, FlashAttention, KvType
 from localspec.purpose import is_sidecar, no_writer, not_its_sidecar
 
-SMALL_MODEL = 4_000_000  # parameters
-SOME_TEXT = 8  # tokens of a target's that something is measured behind
-ROLLBACK = 8  # recurrent snapshots asked for: each costs a copy of the state
-# Nanoseconds of a thread that one head of a layer takes to skip a cell in one row: measured on a CPU, with
-# 24 layers of 14 heads, a row is 1.45 ms dearer beside 9 000 idle cells on two threads.
+SMALL_MODEL_PARAMETERS = 4_000_000
+SAMPLE_TOKENS = 8  # length of the text of a target behind which something is measured
+ROLLBACK_SNAPSHOTS = 8  # recurrent snapshots of a context; each costs a copy of the state
+# Nanoseconds that a thread takes to skip a cell, per head of a layer and row. Measured on a CPU with 24
+# layers of 14 heads, where a row takes 1.45 ms more beside 9 000 idle cells on two threads.
 IDLE_CELL_NS = 1.0
-# The same of a cell that is attended to: a text of 1 000 tokens is written at 34 ms each beside another as
-# long and at 27 without.
+# The same for a cell that is attended to: a token takes 34 ms in a text of 1 000 tokens beside another as
+# long, and 27 ms without.
 CELL_NS = 30.0
-# Without flash attention nothing is skipped: every row attends to every cell, and to idle ones in vain.
-SCORED_CELL_NS = 25.0
+# Without flash attention nothing is skipped: every row attends to every cell, idle ones included.
+UNFUSED_CELL_NS = 25.0
 
 
 @dataclass(frozen=True)
 class Models:
-    """Both models, opened and compared with each other, and what contexts are made with.
+    """Both models, opened and compared with each other, and the settings of their contexts.
 
     compared: what their vocabularies share; None without a draft. opened: closes what was opened, in
-    the other order. n_ctx: tokens; parallel: sequences of the shared lane; threads: of a large model;
-    rows: of a pass; attention: of the shared lane. machines: others that have layers of the target.
+    reverse order. n_ctx: tokens. parallel: sequences of the shared lane. threads: for a large model.
+    rows: of a pass. attention: of the shared lane. machines: other machines with layers of the target.
     """
 
     target: Model
@@ -67,7 +67,7 @@ class Models:
 
     @property
     def sidecar(self) -> bool:
-        """Are it MTP heads in a file of their own that draft?"""
+        """Whether the draft consists of MTP heads in a file of their own."""
         return self.draft is not None and is_sidecar(self.draft.architecture)
 
     def context(
@@ -82,28 +82,30 @@ class Models:
         exact: bool = False,
         rows: int = 0,
     ) -> Context:
-        """A context of one of the two, or of the target's heads, in its file or beside it: then `target` is
-        whose cache they read. A draft that does not take the cache's type has f16. exact: for that lane.
-        rows: of its passes, where not as many as all others have.
+        """Make a context of one of the two models, or of MTP heads.
+
+        target: for heads, the context whose cache they read. exact: it is for the exact lane. rows: of its
+        passes, if not as many as all others have. A draft that cannot have a cache of the chosen type gets
+        one of f16.
 
         Raises:
             OutOfMemory, LoadFailed
         """
         types = self.settings.kv_types
-        odd = model is self.draft and takes_not(model, types)
+        needs_f16 = model is self.draft and takes_not(model, types)
         attention = self.settings.flash_attention if exact else self.attention
-        at_once = self.settings.n_batch
+        n_ubatch = self.settings.n_batch
         if attention != self.settings.flash_attention:
-            at_once = min(at_once, SCORED_ROWS)
+            n_ubatch = min(n_ubatch, SCORED_ROWS)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
             n_batch=rows or self.rows,
-            n_ubatch=at_once,
+            n_ubatch=n_ubatch,
             n_seq=sequences,
             n_outputs=outputs,
             n_threads=threads_for(model, self.threads),
-            kv_types=("f16", "f16") if odd else types,
-            n_rollback=0 if model.cuttable or heads else ROLLBACK,
+            kv_types=("f16", "f16") if needs_f16 else types,
+            n_rollback=0 if model.cuttable or heads else ROLLBACK_SNAPSHOTS,
             flash_attention=attention,
             chooses=chooses,
             heads=heads,
@@ -113,26 +115,26 @@ class Models:
 
 
 def usable_cores() -> int:
-    """Cores this process may use, hyper-threads among them: more threads than these wait for each other."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return allowed or 1
+    """Return the number of cores for this process, hyper-threads included. More threads would only wait."""
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return n_cores or 1
 
 
 def physical_cores() -> int:
-    """Cores this process may use; hyper-threads do not help matrix products."""
-    logical = usable_cores()
+    """Return the number of physical cores for this process. Hyper-threads do not help matrix products."""
+    n_logical = usable_cores()
     try:
         pairs = set()
         for cpu in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/topology/thread_siblings_list"):
             pairs.add(cpu.read_text().strip())
-        return max(1, min(logical, len(pairs) or logical))
+        return max(1, min(n_logical, len(pairs) or n_logical))
     except OSError:
-        return logical
+        return n_logical
 
 
 def threads_for(model: Model, threads: int) -> int:
-    """Small models are faster on one thread: waiting for the other ones costs more than they do."""
-    return 1 if model.n_params < SMALL_MODEL else threads
+    """Return the number of threads for a model. A small model is fastest on one, because threads wait."""
+    return 1 if model.n_params < SMALL_MODEL_PARAMETERS else threads
 
 
 def open_model(
@@ -144,10 +146,13 @@ def open_model(
     drafts: bool = False,
     devices: Sequence[int] = (),
 ) -> Model:
-    """The model, its weights where the settings want them; `heads`: with its MTP heads. drafts: it is the
-    draft of a pair, and may be heads alone. devices: in place of this machine's GPUs.
+    """Open a model, with its weights where the settings want them.
 
-    Raises LoadFailed if it generates no text.
+    heads: with its MTP heads. drafts: it is the draft of a pair, and may consist of heads alone. devices:
+    used in place of this machine's GPUs.
+
+    Raises:
+        LoadFailed: It generates no text.
     """
     model = Model(
         path,
@@ -166,18 +171,21 @@ def open_model(
 
 
 def open_draft(
-    opened: Callable[..., Model], settings: EngineSettings, elsewhere: Sequence[int]
+    open_with: Callable[..., Model], settings: EngineSettings, target_devices: Sequence[int]
 ) -> Model:
-    """The draft on one GPU of this machine, whole: its steps are too short to be shared. A sidecar reads the
-    target's cache, so it goes wherever the target's layers have: llama.cpp ends the process else.
+    """Open the draft as a whole on one GPU of this machine, because its steps are too short to be shared.
 
-    opened: opens it as `open_model` does, with such settings. elsewhere: the target's devices, if not ours.
+    A sidecar reads the target's cache, so it goes where the target's layers are. Otherwise llama.cpp would
+    end the process.
+
+    open_with: opens the draft as `open_model` does, with the given settings. target_devices: the target's
+    devices, if they are on other machines.
     """
-    there = msgspec.structs.replace(settings, n_gpu_layers=settings.draft_gpu_layers)
-    draft = opened(msgspec.structs.replace(there, split_mode="none"), drafts=True)
-    if is_sidecar(draft.architecture) and (elsewhere or len(gpus()) > 1):
+    draft_settings = msgspec.structs.replace(settings, n_gpu_layers=settings.draft_gpu_layers)
+    draft = open_with(msgspec.structs.replace(draft_settings, split_mode="none"), drafts=True)
+    if is_sidecar(draft.architecture) and (target_devices or len(gpus()) > 1):
         draft.close()
-        draft = opened(there, drafts=True, devices=elsewhere)
+        draft = open_with(draft_settings, drafts=True, devices=target_devices)
     return draft
 
 
@@ -196,7 +204,7 @@ def _why_no_writer(model: Model) -> str:
 
 
 def takes_not(model: Model, kv_types: tuple[KvType, KvType]) -> str:
-    """Why the model's cache cannot be of these types, as a clause; empty where it can."""
+    """Return why the model's cache cannot be of these types, as a clause; empty if it can."""
     for length, kv_type in zip(model.head_lengths, kv_types, strict=True):
         if kv_type != "f16" and length % KV_BLOCK:
             return (
@@ -207,18 +215,18 @@ def takes_not(model: Model, kv_types: tuple[KvType, KvType]) -> str:
 
 
 def check_pair(target: Model, draft: Model) -> Compatibility:
-    """What their vocabularies share. Raises LoadFailed where the draft cannot draft for the target."""
-    found = compare(target.vocab.tokenizer(), draft.vocab.tokenizer())
-    reason = "" if found.usable else found.reason
+    """Return what the vocabularies share. Raises LoadFailed if the draft does not match the target."""
+    compatibility = compare(target.vocab.tokenizer(), draft.vocab.tokenizer())
+    reason = "" if compatibility.usable else compatibility.reason
     if is_sidecar(draft.architecture):
         reason = _why_not_its_sidecar(target, draft) or reason
     if reason:
         raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {reason}.")
-    return found
+    return compatibility
 
 
 def chooses_rightly(context: Context, batch: Batch) -> bool:
-    """Does the device choose what the logits say? Not every backend has every operation."""
+    """Whether the device samples the token that the logits say. Not every backend has every operation."""
     run = runner(context, batch)
     try:
         context.choose_on_device(0, True)
@@ -233,8 +241,9 @@ def chooses_rightly(context: Context, batch: Batch) -> bool:
 
 
 def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
-    """Why heads in a file of their own cannot read this target's states and cache, as a clause; empty: they
-    can. llama.cpp compares neither, and would read beyond what is there.
+    """Return why heads in a file of their own cannot read this target, as a clause; empty if they can.
+
+    llama.cpp compares neither states nor caches, and would read beyond their end.
     """
     if reason := not_its_sidecar(sidecar.architecture, target.architecture):
         return reason
@@ -247,29 +256,29 @@ def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
 
 @contextmanager
 def some_text(target: Context, batch: Batch) -> Iterator[int]:
-    """Have a text in the target's first sequence, for what reads its cache; how many tokens."""
+    """Put a text into the target's first sequence while its cache is needed, and yield its length."""
     batch.clear()
-    for at in range(SOME_TEXT):
-        batch.add(at % 7, at, 0, True)
+    for position in range(SAMPLE_TOKENS):
+        batch.add(position % 7, position, 0, True)
     target.decode(batch)
     target.synchronize()
     try:
-        yield SOME_TEXT
+        yield SAMPLE_TOKENS
     finally:
         target.clear()
 
 
-def check_numbers(context: Context, batch: Batch, first: int = 0) -> None:
-    """Does the model say anything? Raises LoadFailed where its logits are no numbers.
+def check_numbers(context: Context, batch: Batch, n_before: int = 0) -> None:
+    """Check that the model computes logits. Raises LoadFailed if they are NaN or infinite.
 
-    Two tokens are tried, behind the `first` there are, then others: those that no text has may be
-    anything in the file.
+    Two tokens are tried, behind `n_before` others, and then two more: a file may hold anything for tokens
+    that occur in no text.
     """
     size = context.n_vocab
     for tokens in ((0, 1), (size // 3, size // 2)):
         batch.clear()
-        for at, token in enumerate(tokens):
-            batch.add(token, first + at, 0, True)
+        for offset, token in enumerate(tokens):
+            batch.add(token, n_before + offset, 0, True)
         context.decode(batch)
         context.synchronize()
         try:
@@ -279,7 +288,7 @@ def check_numbers(context: Context, batch: Batch, first: int = 0) -> None:
         except NotFinite:
             continue
         finally:
-            context.clear()  # of a NaN nothing may stay in the cells
+            context.clear()  # no NaN may stay in the cells
     raise LoadFailed(
         f"{context.model.path} produces NaN or infinite values for any text: the file is "
         "damaged or was converted incorrectly. Download it again, or choose another."
@@ -287,36 +296,41 @@ def check_numbers(context: Context, batch: Batch, first: int = 0) -> None:
 
 
 def runner(
-    context: Context, batch: Batch, last_only: bool = False, first: int = 0
+    context: Context, batch: Batch, last_only: bool = False, n_before: int = 0
 ) -> Callable[[int], None]:
-    """A pass of a given width over a sequence of `first` tokens, for measuring."""
+    """Return a function that makes a pass of a given width behind `n_before` tokens, for measuring."""
 
     def run(width: int) -> None:
         batch.clear()
-        for at in range(width):
-            batch.add(at % 7, first + at, 0, not last_only or at == width - 1)
+        for offset in range(width):
+            batch.add(offset % 7, n_before + offset, 0, not last_only or offset == width - 1)
         context.decode(batch)
         context.synchronize()
-        context.remove(0, first)
+        context.remove(0, n_before)
 
     return run
 
 
 def key_of(files: PairFiles, models: Models, measured: Mapping[str, bool] | None = None) -> str:
-    """A hash of what saved states depend on, or what is `measured`: files, settings, machine, build."""
-    s = models.settings
+    """Return a hash of what saved states, or `measured` costs, depend on: files, settings, machine, build."""
+    engine_settings = models.settings
     settings = {
         "threads": models.threads,
         "gpus": gpus(),
-        "gpu_layers": [s.n_gpu_layers, s.draft_gpu_layers, s.split_mode, s.main_gpu],
+        "gpu_layers": [
+            engine_settings.n_gpu_layers,
+            engine_settings.draft_gpu_layers,
+            engine_settings.split_mode,
+            engine_settings.main_gpu,
+        ],
         "flash_attention": models.attention,
-        "kv": "/".join(dict.fromkeys(s.kv_types)),
-        "extra_buffers": s.extra_buffers,
+        "kv": "/".join(dict.fromkeys(engine_settings.kv_types)),
+        "extra_buffers": engine_settings.extra_buffers,
         **({"machines": models.machines} if models.machines else {}),
     }
     if measured is not None:
         settings |= {
-            "batch": s.n_batch,
+            "batch": engine_settings.n_batch,
             "parallel": models.parallel,
             **measured,
         }
@@ -327,7 +341,7 @@ def key_of(files: PairFiles, models: Models, measured: Mapping[str, bool] | None
 
 
 def why_no_rollback(target: Context, draft: Context | None) -> str | None:
-    """Why drafts cannot be taken back, if they cannot."""
+    """Return why drafts cannot be rolled back; None if they can."""
     for context, name in ((target, "target"), (draft, "draft")):
         if context is not None and not context.cuttable and context.n_rollback == 0:
             description = context.model.description
@@ -336,15 +350,15 @@ def why_no_rollback(target: Context, draft: Context | None) -> str | None:
 
 
 def copy_cost_of(models: Models, costs: CostTable, on_gpu: bool) -> CopyCost:
-    """What it costs a pass that the texts of others stay in the target's cache, and to read them again."""
-    target, flash = models.target, models.attention != "off"
-    # What a GPU takes to skip cells was not measured.
+    """Return the cost of leaving other texts in the target's cache, and of reading them again."""
+    target, has_flash = models.target, models.attention != "off"
+    # The time that a GPU takes to skip cells was not measured.
     heads = 0 if on_gpu else target.n_layer * target.n_attention_heads
     threads = threads_for(target, models.threads)
-    each = heads / threads / 1e6
-    splits = flash and threads > 1 and models.settings.kv_types == ("f16", "f16")
+    heads_per_thread_ms = heads / threads / 1e6
+    can_split = has_flash and threads > 1 and models.settings.kv_types == ("f16", "f16")
     return CopyCost(
         partial(costs.per_token_ms, PREFILL_WIDTH),
-        cell_ms=each * (IDLE_CELL_NS if flash else SCORED_CELL_NS),
-        split_ms=each * CELL_NS if splits else 0.0,
+        cell_ms=heads_per_thread_ms * (IDLE_CELL_NS if has_flash else UNFUSED_CELL_NS),
+        split_ms=heads_per_thread_ms * CELL_NS if can_split else 0.0,
     )

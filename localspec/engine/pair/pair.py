@@ -1,4 +1,4 @@
-"""A loaded pair: both models, their contexts, what they cost and what is known of their drafts."""
+"""A loaded pair: both models, their contexts, their costs, and what was learned of their drafts."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from localspec.engine.speculation.drafters.ngram_memory import Memory
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
 NO_DRAFT = "this pair has no draft model"
-SAVING_S = 6.0  # for saving texts' states at the end; the daemon waits a little longer
+MAX_SAVING_S = 6.0  # for saving states of texts at the end; the daemon waits a little longer
 
 
 @dataclass(frozen=True, eq=False)
 class Pair:
     """Everything that lives as long as the pair is loaded; `load_pair` makes one.
 
-    shared: the lane of all requests but those in exact mode. no_rollback: why drafts cannot be taken
-    back, if they cannot. no_draft: why there is no `drafter`, where there is none. notes: what had to
-    give for want of memory, in sentences. memory: of texts, to draft from.
+    shared: the lane of all requests except those in exact mode. no_rollback: why drafts cannot be taken back,
+    if they cannot. no_draft: why there is no `drafter`, if there is none. notes: what was reduced because of
+    too little memory, in sentences. memory: earlier texts, to draft from.
     """
 
     files: PairFiles
@@ -49,7 +49,7 @@ class Pair:
 
     @property
     def settings(self) -> EngineSettings:
-        """As they could be carried out."""
+        """The settings as they could be applied."""
         return self.models.settings
 
     @property
@@ -62,12 +62,12 @@ class Pair:
 
     @property
     def lanes(self) -> list[Lane]:
-        """The shared one, and the exact one once it is made."""
+        """The shared lane, and the exact one once it is made."""
         return [self.shared] if self.exact.made is None else [self.shared, self.exact.made]
 
     @cached_property
     def defaults(self) -> dict[str, float]:
-        """How it wants to be sampled: as a person says, else as the target's own file does."""
+        """The default sampling settings: those of the configuration, else those of the target's file."""
         return {**model_defaults(self.models.target.metadata), **self.files.sampling}
 
     @property
@@ -75,11 +75,11 @@ class Pair:
         return self.files.chat_template or self.models.target.chat_template
 
     def drafter_of(self, lane: Lane) -> DraftModel | None:
-        """What drafts for it: a draft model, or heads."""
+        """Return what drafts for a lane: a draft model, heads, or None."""
         return lane.drafter or self.drafter
 
     def why_no_drafts(self, kind: str) -> str:
-        """Why a request that names this kind of drafts gets none of a model, as a clause."""
+        """Return why a request for this kind of drafts gets none from a model, as a clause."""
         if kind == ModelDrafter.kind and (self.models.draft is None or self.models.sidecar):
             return NO_DRAFT
         if kind == MtpDrafter.kind and self.models.draft and not self.models.sidecar:
@@ -89,26 +89,26 @@ class Pair:
         return self.no_draft
 
     def busy_s(self) -> float:
-        """Seconds spent inside llama.cpp's passes so far."""
+        """Return the seconds spent in llama.cpp's passes so far."""
         passes = sum(lane.busy_s for lane in self.lanes)
-        return passes + sum(each.busy_s for each in self._drafters)
+        return passes + sum(drafter.busy_s for drafter in self._drafters)
 
     def spent_s(self) -> float:
-        """Seconds of passes so far, and of all that drafting takes: what no round has besides."""
-        return self.busy_s() + sum(each.own_s for each in self._drafters)
+        """Return the seconds spent in passes and on drafting so far."""
+        return self.busy_s() + sum(drafter.own_s for drafter in self._drafters)
 
     @property
     def _drafters(self) -> set[DraftModel]:
-        found = (self.drafter_of(lane) for lane in self.lanes)
-        return {each for each in found if each is not None}
+        drafters = (self.drafter_of(lane) for lane in self.lanes)
+        return {drafter for drafter in drafters if drafter is not None}
 
     def info(self) -> Loaded:
-        """What the daemon is told of it."""
+        """Return what the daemon needs to know of the pair."""
         target, draft, compared = self.models.target, self.models.draft, self.models.compared
         vocab = self.vocab
         note = compared.note if compared else ""
         heads = self.drafter is not None and self.drafter.context.heads
-        own = backend() if self.settings.n_gpu_layers else "cpu"
+        backend_name = backend() if self.settings.n_gpu_layers else "cpu"
         return Loaded(
             name=self.files.name,
             target_description=target.description,
@@ -124,14 +124,14 @@ class Pair:
             eos_token=vocab.text(vocab.eos),
             speculation=self.no_rollback or (None if self.drafter else self.no_draft),
             notes=self.notes + ([f"{note[:1].upper()}{note[1:]}."] if note else []),
-            backend=" + ".join([own, *self.models.machines]),
+            backend=" + ".join([backend_name, *self.models.machines]),
             sampling_defaults=unasked(self.defaults),
             profile=self.learned.costs.as_dict(),
             reading=self.shared.reading.expected,
         )
 
     def save(self) -> None:
-        """Keep what was measured and learned for the next load."""
+        """Save what was measured and learned for the next load."""
         self.profile.write(
             {
                 **self.learned.as_dict(),
@@ -141,14 +141,14 @@ class Pair:
         )
 
     def saved(self, tokens: list[int], exact: bool) -> Prefix | None:
-        """What a file has of a text's beginning, where that is more than memory has; from any thread."""
-        held = [lane.slots.about(tokens) for lane in self.lanes if lane.exact == exact]
-        held.append(self.prefixes.find(tokens, exact=exact)[1])
+        """Load the saved state of a text if it covers more than memory does. Safe from any thread."""
+        n_held = [lane.slots.about(tokens) for lane in self.lanes if lane.exact == exact]
+        n_held.append(self.prefixes.find(tokens, exact=exact)[1])
         pays = self.prefixes.copy_cost.pays
-        return self.sessions.load(tokens, max(held), exact=exact, pays=pays)
+        return self.sessions.load(tokens, max(n_held), exact=exact, pays=pays)
 
     def forget(self, conversation: str | None) -> None:
-        """Drop what is kept of a conversation, with None of all, in memory and on disk."""
+        """Drop the caches of a conversation, or of all if it is None, in memory and on disk."""
         for lane in self.lanes:
             lane.slots.forget_conversation(conversation)
         self.prefixes.forget(conversation)
@@ -157,26 +157,28 @@ class Pair:
         self.sessions.forgotten()
 
     def _save_texts(self) -> None:
-        """Those in memory, the ones in slots first, each where it was used last."""
-        found: list[Callable[[], Prefix]] = []
-        reading = self.shared.reading.expected.of
-        wanted = partial(self.sessions.wanted, reading=reading)
+        """Save the texts in memory to disk: those in slots first, each group most recently used first."""
+        snapshots: list[Callable[[], Prefix]] = []
+        reading_time = self.shared.reading.expected.of
+        is_wanted = partial(self.sessions.wanted, reading_time=reading_time)
         for lane in self.lanes:
             for slot in sorted(lane.slots, key=lambda s: -s.last_used):
-                if lane.slots.savable(slot) and wanted(slot.conversation, slot.cached, lane.exact):
-                    found.append(partial(lane.slots.snapshot, slot))
+                if lane.slots.savable(slot) and is_wanted(
+                    slot.conversation, slot.cached, lane.exact
+                ):
+                    snapshots.append(partial(lane.slots.snapshot, slot))
         for prefix in self.prefixes:
-            if wanted(prefix.conversation, prefix.tokens, prefix.exact):
-                found.append(partial(_same, prefix))
-        self.sessions.save_all(found, SAVING_S, reading)
+            if is_wanted(prefix.conversation, prefix.tokens, prefix.exact):
+                snapshots.append(partial(_identity, prefix))
+        self.sessions.save_all(snapshots, MAX_SAVING_S, reading_time)
         self.sessions.close()
 
     def close(self) -> None:
-        """Save what is to be saved and free everything, contexts before models."""
+        """Save what is worth it and free everything, contexts before models."""
         self._save_texts()
         self.save()
         self.models.opened.close()
 
 
-def _same(prefix: Prefix) -> Prefix:
+def _identity(prefix: Prefix) -> Prefix:
     return prefix

@@ -1,8 +1,8 @@
-"""What to try where memory does not hold what was planned: less and less, until it fits.
+"""What to try if memory does not hold what was planned: less and less, until it fits.
 
-The daemon plans by arithmetic on the files' headers (registry.fit). Only the driver knows what is
-really free, so a load that fails for want of memory is tried again with a smaller plan. The target's
-layers leave the GPU first: each step of the draft is on the path of every token.
+The daemon plans by arithmetic on the files' headers (registry.fit). Only the driver knows how much memory is
+really free, so a load that fails for lack of memory is tried again with a smaller plan. The target's layers
+leave the GPU first, because each step of the draft delays every token.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import msgspec
 
 from localspec.protocol.frames import EngineSettings
 
-SMALLEST_CONTEXT = 2048
-# Where the target could not be opened, so that its number of layers is not known.
-USUAL_LAYERS = 48
+MIN_CONTEXT = 2048  # tokens
+# The number of layers if the target could not even be opened.
+ASSUMED_LAYERS = 48
 
 
 class Smaller(NamedTuple):
-    """The next plan, what it gives up of, and a sentence that tells it."""
+    """The next plan, what it reduces, and a sentence that says so."""
 
     settings: EngineSettings
     gives: Literal["layers", "context", "draft"]
@@ -27,22 +27,24 @@ class Smaller(NamedTuple):
 
 
 def smaller(settings: EngineSettings, layers: int, context: int, gpu: bool) -> Smaller | None:
-    """The next plan; None where nothing is left to give.
+    """Return the next plan; None if nothing is left to reduce.
 
-    layers: of the target, 0 where they are not known. context: tokens that did not fit.
+    layers: of the target; 0: not known. context: the number of tokens that did not fit.
     """
     replace = msgspec.structs.replace
     if gpu and settings.n_gpu_layers:
-        every = (layers or USUAL_LAYERS) + 1  # the output counts as one
-        placed = every if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, every)
-        fewer = placed * 3 // 4 if placed > 4 else 0
-        told = f"Only {fewer} layers of the target are on the GPU, because its memory is full."
-        return Smaller(replace(settings, n_gpu_layers=fewer), "layers", told)
-    if context > SMALLEST_CONTEXT:
-        less = max(SMALLEST_CONTEXT, context // 2)
-        told = f"The context is limited to {less} tokens, because memory is full."
-        return Smaller(replace(settings, n_ctx=less), "context", told)
+        n_layers = (layers or ASSUMED_LAYERS) + 1  # the output counts as one
+        n_placed = n_layers if settings.n_gpu_layers < 0 else min(settings.n_gpu_layers, n_layers)
+        n_fewer = n_placed * 3 // 4 if n_placed > 4 else 0
+        sentence = (
+            f"Only {n_fewer} layers of the target are on the GPU, because its memory is full."
+        )
+        return Smaller(replace(settings, n_gpu_layers=n_fewer), "layers", sentence)
+    if context > MIN_CONTEXT:
+        n_ctx = max(MIN_CONTEXT, context // 2)
+        sentence = f"The context is limited to {n_ctx} tokens, because memory is full."
+        return Smaller(replace(settings, n_ctx=n_ctx), "context", sentence)
     if gpu and settings.draft_gpu_layers:
-        told = "The draft runs on the CPU: the GPU is full."
-        return Smaller(replace(settings, draft_gpu_layers=0), "draft", told)
+        sentence = "The draft runs on the CPU: the GPU is full."
+        return Smaller(replace(settings, draft_gpu_layers=0), "draft", sentence)
     return None

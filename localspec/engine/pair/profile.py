@@ -1,4 +1,4 @@
-"""What is kept of a pair between loads: its cost profile and what was learned of its drafts."""
+"""What is kept of a pair between loads: its costs, and what was learned of its drafts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
 
 VERSION = 3
-# Up to here a measurement is taken for one of a quiet machine: medians lie some percent above the
-# shortest runs there, and one busy program on eight cores moves costs by less than rounds correct.
-QUIET = 0.125
+# A measurement with at most this noise counts as one of a quiet machine. Medians lie some per cent above the
+# shortest runs there, and one busy program on eight cores changes costs by less than rounds correct.
+MAX_QUIET_NOISE = 0.125
 
 
 @dataclass
 class Stored:
-    """What an earlier load left: costs by width, None where not known, and what it had learned.
+    """What an earlier load left: costs by width (None if not known), and what it had learned.
 
-    noise: that of the measuring, 1 where it is not known. A profile of a busy day is measured again at
-    a load that finds the machine quiet, and replaced by what was disturbed less.
+    noise: of the measurement; 1 if it is not known. A profile from a busy machine is measured again at a load
+    that finds the machine quiet, and replaced by the one that was disturbed less.
     """
 
     target: dict[int, float] | None
@@ -44,14 +44,14 @@ class Stored:
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> Stored:
-        """What of a file's content is sound."""
+        """Return the valid parts of a file's content."""
         noise, overhead = content.get("noise"), content.get("overhead_ms")
         learned, width = content.get("calibration"), content.get("exact_width")
-        sound = isinstance(noise, int | float) and 0 <= noise <= 1
+        is_valid = isinstance(noise, int | float) and 0 <= noise <= 1
         return cls(
             table_from(content.get("target_ms")),
             table_from(content.get("draft_ms")),
-            float(noise) if sound and noise is not None else 1.0,
+            float(noise) if is_valid and noise is not None else 1.0,
             overhead if isinstance(overhead, float) and 0 < overhead < 1e3 else cls.overhead_ms,
             learned if isinstance(learned, dict) else {},
             width if isinstance(width, int) else None,
@@ -59,13 +59,13 @@ class Stored:
         )
 
     def will_do(self, table: dict[int, float] | None, contention: float) -> bool:
-        """Is a stored table to be used as it is? `contention`: what share of the machine others use now."""
-        return table is not None and (self.noise <= QUIET or contention > QUIET)
+        """Whether a stored table can be used as it is. contention: the share of the machine in use now."""
+        return table is not None and (self.noise <= MAX_QUIET_NOISE or contention > MAX_QUIET_NOISE)
 
-    def better(self, table: dict[int, float] | None, found: Measured) -> Measured:
-        """The one of both that was disturbed less."""
-        if table is None or found.noise <= self.noise:
-            return found
+    def better(self, table: dict[int, float] | None, measured: Measured) -> Measured:
+        """Return the table that was disturbed less."""
+        if table is None or measured.noise <= self.noise:
+            return measured
         return Measured(table, self.noise)
 
     def or_measured(
@@ -74,26 +74,26 @@ class Stored:
         contention: float,
         measure: Callable[[], Measured],
     ) -> Measured:
-        """A stored table where it will do; else what is measured now, or the better one of both."""
+        """Return a stored table if it is good enough, else measure now and return the better one."""
         if table is not None and self.will_do(table, contention):
             return Measured(table, self.noise)
         return self.better(table, measure())
 
     def known_of(self, kinds: Iterable[type[Drafter]]) -> dict[str, Calibration]:
-        """What was learned of each kind of drafts, by its name."""
+        """Return what was learned of each kind of drafts, by its name."""
         return {
-            each.kind: Calibration.from_dict(
-                self.calibrations.get(each.kind, each.learned),
-                each.initial_acceptance,
-                each.certain,
+            drafter.kind: Calibration.from_dict(
+                self.calibrations.get(drafter.kind, drafter.learned),
+                drafter.initial_acceptance,
+                drafter.certain,
             )
-            for each in kinds
+            for drafter in kinds
         }
 
 
 @dataclass
 class Learned:
-    """What the rounds correct while a pair is loaded. noise: of the measuring it began with."""
+    """What the rounds correct while a pair is loaded. noise: of the measurement that it began with."""
 
     costs: CostProfile
     calibrations: dict[str, Calibration]
@@ -108,7 +108,7 @@ class Learned:
 
 
 def identity(files: Iterable[str], settings: Mapping[str, Any], build: str) -> str:
-    """What a profile depends on, as one hash: machine, files, backend, settings, llama.cpp."""
+    """Return a hash of all that a profile depends on: machine, files, backend, settings, llama.cpp."""
     stats = []
     for file in files:
         info = Path(file).stat()
@@ -129,9 +129,9 @@ def _cpu_model() -> str:
 
 
 class ProfileStore:
-    """One small JSON file per identity: the cost profile and what was learned about the pair.
+    """One small JSON file per identity, with the cost profile and what was learned about the pair.
 
-    Losing it costs a second at the next load, so a file that cannot be read or written is no error.
+    Losing it costs a second at the next load, so a file that cannot be read or written is not an error.
     """
 
     def __init__(self, folder: Path | None, key: str) -> None:
@@ -141,11 +141,11 @@ class ProfileStore:
         if self._file is None:
             return {}
         try:
-            found = json.loads(read_file(self._file))
+            content = json.loads(read_file(self._file))
         except (OSError, ValueError, RecursionError):
             return {}
-        valid = isinstance(found, dict) and found.get("version") == VERSION
-        return found if valid else {}
+        valid = isinstance(content, dict) and content.get("version") == VERSION
+        return content if valid else {}
 
     def write(self, content: Mapping[str, Any]) -> None:
         if self._file is None:

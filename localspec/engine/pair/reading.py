@@ -1,8 +1,8 @@
-"""What reading prompts costs on this machine, learned from the passes that read them.
+"""The cost of reading prompts on this machine, learned from the passes that read them.
 
-The token at position p takes a + b·p seconds: the weights' share is the same everywhere, attention's grows
-with what is before it, to many times the weights' in a long text. Both are fitted to the passes, those
-of long ago counting less; until deep ones have been seen, what is known of the model says how b is to a.
+The token at position p takes a + b·p seconds. The weights' part a is the same everywhere. Attention's part
+grows with the text before it, and exceeds a many times in a long text. Both are fitted to the passes, where
+older ones count less. Until deep passes were observed, the ratio of b to a comes from the model's sizes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import math
 from localspec.engine.llama import Model
 from localspec.protocol.frames import PromptCost
 
-MEMORY = 16384  # tokens, after which those read before count e times less
-# What is known of the model counts as much as so many tokens, read at the end of the context: passes of
-# short prompts, each a little slower or faster than the others, are not to say what deep ones cost.
-EXPECTED = 16
-RECOVERY = 0.2  # how fast dearer passes are forgotten, each of which is believed at once
+MEMORY_TOKENS = 16384  # after this many tokens, earlier observations weigh e times less
+# The expected ratio of b to a weighs as much as this many tokens read at the end of the context. So passes
+# over short prompts, whose times vary a little, cannot determine what deep ones cost.
+EXPECTATION_TOKENS = 16
+SLOWDOWN_DECAY = 0.2  # how fast a slowdown is forgotten; a new one is believed at once
 
 
 def deeper(model: Model) -> float:
-    """How much each token before another adds to what reading that costs, as a share of the first's:
-    attention's multiplications to those of the weights. A first guess: there are models that attend in
-    some layers alone, or use a part of their weights for a token.
+    """Return b / a: the cost that each token before adds to a token, relative to that of the first.
+
+    It compares attention's multiplications with those of the weights. This is a first guess, because some
+    models attend only in some layers, or use only a part of their weights for a token.
     """
     if model.recurrent:
         return 0.0
@@ -30,43 +31,46 @@ def deeper(model: Model) -> float:
 
 
 class ReadingCost:
-    """first_s: of a token, until one was read. deeper: b as a share of a, as long as no deep ones were.
-    n_ctx: how deep a text can be.
+    """The cost of a prompt's tokens by their position.
+
+    first_s: seconds per token until one was read. deeper: b / a, until deep passes were observed. n_ctx: how
+    deep a text can be.
     """
 
     def __init__(self, first_s: float, deeper: float, n_ctx: int) -> None:
-        self.expected = PromptCost(
-            first_s, deeper * first_s
-        )  # on average, to say how long it takes
+        # The average, to predict how long a prompt takes.
+        self.expected = PromptCost(first_s, deeper * first_s)
         self._deeper = deeper
         # The expectation that b is `deeper` · a, as a sum of squares like those of the passes.
-        self._trust = EXPECTED * float(n_ctx) ** 2
+        self._trust = EXPECTATION_TOKENS * float(n_ctx) ** 2
         self._n = self._x = self._y = self._xx = self._xy = 0.0  # weighted sums, by tokens
-        self._slower = 1.0  # than expected, of late
+        self._slowdown = 1.0  # of recent passes, relative to the expected time
 
     def at(self, position: float) -> float:
-        """Seconds of the token at a position that are to be reckoned with now."""
-        return self._slower * self.expected.at(position)
+        """Return the seconds to plan for the token at a position."""
+        return self._slowdown * self.expected.at(position)
 
-    def observe(self, tokens: int, position: float, spent: float) -> None:
-        """A pass over so many tokens, whose positions are `position` on average, took `spent` seconds."""
-        first, keep, each = self._n == 0, math.exp(-tokens / MEMORY), spent / tokens
+    def observe(self, tokens: int, position: float, spent_s: float) -> None:
+        """Learn from a pass over `tokens` tokens at `position` on average, which took `spent_s`."""
+        is_first, keep, token_s = self._n == 0, math.exp(-tokens / MEMORY_TOKENS), spent_s / tokens
         self._n = self._n * keep + tokens
         self._x = self._x * keep + tokens * position
-        self._y = self._y * keep + tokens * each
+        self._y = self._y * keep + tokens * token_s
         self._xx = self._xx * keep + tokens * position**2
-        self._xy = self._xy * keep + tokens * position * each
+        self._xy = self._xy * keep + tokens * position * token_s
         self.expected = self._fit()
-        ratio = each / self.expected.at(position)
-        known = ratio if first else self._slower
-        self._slower = max(ratio, known + RECOVERY * (ratio - known))
+        ratio = token_s / self.expected.at(position)
+        slowdown = ratio if is_first else self._slowdown
+        self._slowdown = max(ratio, slowdown + SLOWDOWN_DECAY * (ratio - slowdown))
 
     def _fit(self) -> PromptCost:
-        """Least squares of a + b·x over the passes, and of b − deeper·a; neither is ever below zero."""
+        """Fit a + b·x to the passes, and b − deeper·a, by least squares; neither is ever below zero."""
         k, trust = self._deeper, self._trust
         aa, ab, bb = self._n + trust * k**2, self._x - trust * k, self._xx + trust
         det = aa * bb - ab**2
         a, b = (self._y * bb - self._xy * ab) / det, (self._xy * aa - self._y * ab) / det
-        if b < 0 or a <= 0:  # the passes of a machine that was busy in between: all cost the same
+        if (
+            b < 0 or a <= 0
+        ):  # the machine was busy in between, so take the average for all positions
             return PromptCost(self._y / self._n)
         return PromptCost(a, b)

@@ -1,6 +1,4 @@
-"""What there is room for in a lane: one more text, drafts in a pass that others wait for, and one that comes
-while a pass runs.
-"""
+"""What fits into a lane: one more text, drafts beside a prompt, and a new request while a pass runs."""
 
 from __future__ import annotations
 
@@ -12,38 +10,40 @@ from localspec.engine.pair.lane import Lane
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.depth import MAX_DEPTH
 
-# Tokens that each is left to write before one may have to give way to the others: giving way costs
-# reading a text again, so it is to bring some progress first.
-GROWTH = 64
-YIELD = 4  # drafts may take the place of one in so many tokens of a prompt that is read beside them
+# Tokens that each sequence can still generate before one may be preempted for the others. Preemption costs
+# reading a text again, so some progress must come first.
+GROWTH_TOKENS = 64
+# Drafts may replace one in so many tokens of a prompt that is read in the same pass.
+PROMPT_TOKENS_PER_DRAFT = 4
 
 
 def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
-    """Is there room for it beside those that run, and for all to go on a while? Alone there always is.
+    """Whether a request fits beside those that run, with room for all to go on for a while.
 
-    One that gave way waits until another has left, so that none is started and stopped in turns.
+    A request that runs alone always fits. A preempted one waits until another has ended, so that requests
+    are not started and stopped in turns.
     """
     if not lane.active:
         return True
     if any(sequence.alone for sequence in lane.active):
         return False
-    growth = sum(min(sequence.left, GROWTH) for sequence in lane.active)
+    growth = sum(min(sequence.left, GROWTH_TOKENS) for sequence in lane.active)
     if isinstance(waiting, Sequence):
         if waiting.alone or waiting.gave_way == lane.ended:
             return False
-        growth += min(waiting.left, GROWTH)
+        growth += min(waiting.left, GROWTH_TOKENS)
     else:
-        asked = waiting.request.max_tokens
-        growth += GROWTH if asked is None else min(asked, GROWTH)
+        max_tokens = waiting.request.max_tokens
+        growth += GROWTH_TOKENS if max_tokens is None else min(max_tokens, GROWTH_TOKENS)
     texts = [waiting.tokens, *(sequence.tokens for sequence in lane.active)]
-    room = lane.context.n_ctx - growth
-    return sum(map(len, texts)) <= room or cells(texts) <= room
+    n_free = lane.context.n_ctx - growth
+    return sum(map(len, texts)) <= n_free or cells(texts) <= n_free
 
 
 def cells(texts: list[list[int]]) -> int:
-    """Cells that texts take where each shares its beginning with the others as far as it can.
+    """Return the cells that texts take if each shares its beginning with the others as far as it can.
 
-    Texts read at the same time share less: this is the least they take.
+    This is a minimum: texts that are read at the same time share less.
     """
     ordered = sorted(texts)
     shared = sum(common_prefix(a, b) for a, b in pairwise(ordered))
@@ -51,36 +51,42 @@ def cells(texts: list[list[int]]) -> int:
 
 
 def drafts_beside(lane: Lane, sequences: list[Sequence], decoding: int) -> int:
-    """Rows of drafts that others wait for: no more than they may wait for what another copies, and, where a
-    prompt is read in the same pass, none that makes that longer than it may be.
+    """Return how many rows of drafts a pass may have that other sequences wait for.
+
+    Copied text must not delay them too much, and where a prompt is read in the same pass, drafts must not
+    make it longer than it may be.
     """
-    beside = lane.rows_beside(decoding)
-    most = max(beside, MAX_DEPTH * decoding)
-    prompts = [each for each in sequences if each.prefilling]
+    max_prompt_rows = lane.rows_beside(decoding)
+    max_rows = max(max_prompt_rows, MAX_DEPTH * decoding)
+    prompts = [sequence for sequence in sequences if sequence.prefilling]
     if not prompts:
-        return most
-    left = beside - sum(len(each.step.read) for each in prompts)
-    growing = sum(len(each.step.read) for each in prompts if each.reads_on)
-    if any(each.request.priority == "editor" for each in prompts):
-        growing = 0
-    return min(most, max(left, 0) + growing // YIELD)
+        return max_rows
+    remaining = max_prompt_rows - sum(len(sequence.step.read) for sequence in prompts)
+    n_unfinished = sum(len(sequence.step.read) for sequence in prompts if sequence.reads_on)
+    if any(sequence.request.priority == "editor" for sequence in prompts):
+        n_unfinished = 0
+    return min(max_rows, max(remaining, 0) + n_unfinished // PROMPT_TOKENS_PER_DRAFT)
 
 
 def ends_for(lane: Lane, sequences: list[Sequence], writing: bool) -> tuple[list[int], float]:
-    """Whose leaving ends the pass on its way, and how many seconds long it ends for one that comes.
+    """Return whose withdrawal interrupts the pass, and for how many seconds a new request interrupts it.
 
-    The one's who has most of it: what is left for the others is sooner done. And it ends for one that
-    comes where nobody is `writing`: at any time where others should not wait for it, but not just after one
-    was ended so; and as it begins, so that all who come together are read together.
+    The withdrawal of a request with more than half of the rows does, because the rest is soon done again. A
+    new request does unless somebody is `writing`: at any time if the pass is long, but not again just after
+    such an interruption; otherwise only as the pass begins, so that requests sent together are read together.
     """
-    own = sequences[0].slot
-    if not lane.slots.cuttable and any(slot.n_past for slot in lane.slots if slot is not own):
-        return [], 0.0  # llama.cpp moves all their states in a pass
+    own_slot = sequences[0].slot
+    if not lane.slots.cuttable and any(slot.n_past for slot in lane.slots if slot is not own_slot):
+        return [], 0.0  # a pass of llama.cpp moves the states of all of them
     rows = lane.batch.rows
-    by = [each.id for each in sequences if each.prefilling and 2 * len(each.step.read) > rows]
+    withdrawals = [
+        sequence.id
+        for sequence in sequences
+        if sequence.prefilling and 2 * len(sequence.step.read) > rows
+    ]
     makes_room = lane.slots.cuttable and lane.slots.free
-    if not makes_room or writing or lane.exact or any(each.yields for each in sequences):
-        return by, 0.0
+    if not makes_room or writing or lane.exact or any(sequence.yields for sequence in sequences):
+        return withdrawals, 0.0
     if lane.is_long:
-        return by, math.inf
-    return by, lane.begins_s if all(each.patient for each in sequences) else 0.0
+        return withdrawals, math.inf
+    return withdrawals, lane.begins_s if all(sequence.patient for sequence in sequences) else 0.0

@@ -1,11 +1,12 @@
-"""Workers of several pairs take turns: each pass has all cores for itself.
+"""The lock with which workers of several pairs take turns, so that each pass has all cores for itself.
 
 Two passes at once are slower than one after the other, because the threads of one wait at their barriers for
-those that the other keeps from running. A lock in a file that all workers open is held for a round. It is
-the system's: it goes with a process that ends. Whoever waits is next (a second lock, the queue), and an
-editor's request keeps its place until its prompt is read. Nobody waits longer for a round than a running
-answer may pause, and four times as long for an editor's prompt: a round beside that, or between its passes,
-makes a key's suggestion half as late again.
+threads that the other keeps from running. So all workers open the same file and lock it for each round. The
+system frees the lock of a process that ends. A second lock is the queue: its holder is next, and an editor's
+request keeps it until its prompt is read.
+
+A worker waits at most `patience` seconds for the lock, or 4 × `patience` while an editor's prompt is being
+prefilled. A round beside that, or between its passes, makes a key's suggestion half as late again.
 """
 
 from __future__ import annotations
@@ -17,62 +18,66 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-_QUEUE, _TURN = 0, 1  # bytes of the file: who is next, and whose turn it is
-_HURRIED = 4  # times its patience that a worker waits for one that hurries
-_LOOK = 0.0002  # seconds between two looks: a hundredth of a large model's pass
+_QUEUE, _TURN = 0, 1  # bytes of the file that are locked: the place in the queue, and the turn
+_HURRY_FACTOR = 4  # how many times longer a worker waits for an editor's prompt
+_POLL_INTERVAL_S = 0.0002  # a hundredth of a large model's pass
 
 
 class Turns:
-    """One worker's part in it; for one thread."""
+    """One worker's access to the lock, for use in one thread."""
 
     def __init__(self, file: Path | None, patience: float) -> None:
-        """file: the same for all workers; None: there are no turns. patience: seconds, after which a round
-        begins beside another one.
+        """Open the lock.
+
+        file: the same for all workers; None: no turns are taken. patience: seconds after which a round begins
+        beside another worker's.
         """
         self._patience = patience
-        self._next = False  # whether we are
+        self._holds_queue = False
         self._file = -1
         if file is not None:
-            with contextlib.suppress(OSError):  # a read-only disk: then there are no turns
+            with contextlib.suppress(OSError):  # on a read-only disk no turns are taken
                 file.parent.mkdir(parents=True, exist_ok=True)
                 self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     @contextlib.contextmanager
     def one(self, hurry: bool) -> Iterator[None]:
-        """A round of ours. hurry: the next one is to be ours, too."""
+        """Hold the lock for a round. hurry: keep the place in the queue for the next round, too."""
         if self._file < 0:
             yield
             return
-        # Only one that hurries keeps its place in a round; who is next holds it no longer than it waits.
-        self._next = self._next or self._locked(_QUEUE, _HURRIED * self._patience)
-        mine = self._locked(_TURN, self._patience)
-        if self._next and not hurry:
-            self._next = False
+        # Without `hurry` the queue is held only until the turn comes.
+        self._holds_queue = self._holds_queue or self._try_lock(
+            _QUEUE, _HURRY_FACTOR * self._patience
+        )
+        has_turn = self._try_lock(_TURN, self._patience)
+        if self._holds_queue and not hurry:
+            self._holds_queue = False
             self._unlock(_QUEUE)
         try:
             yield
         finally:
-            if mine:
+            if has_turn:
                 self._unlock(_TURN)
 
     def rest(self) -> None:
-        """Nothing is left to do."""
-        if self._next:
-            self._next = False
+        """Give up the place in the queue, because there is nothing to do."""
+        if self._holds_queue:
+            self._holds_queue = False
             self._unlock(_QUEUE)
 
-    def _locked(self, what: int, patience: float) -> bool:
-        """Whether it is ours, after so many seconds at most."""
-        until = time.monotonic() + patience
+    def _try_lock(self, byte: int, timeout_s: float) -> bool:
+        """Lock a byte of the file, waiting up to `timeout_s`. Return whether it was locked."""
+        deadline = time.monotonic() + timeout_s
         while True:
             try:
-                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, what)
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
                 return True
             except OSError:
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     return False
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL_S)
 
-    def _unlock(self, what: int) -> None:
+    def _unlock(self, byte: int) -> None:
         with contextlib.suppress(OSError):
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, what)
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, byte)
