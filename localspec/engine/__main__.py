@@ -1,6 +1,7 @@
-"""`python -m localspec.engine --fd N`: started by the daemon with one end of a socketpair.
+"""The entry point of a worker: `python -m localspec.engine --fd N`.
 
-Or `--rpc-worker HOST PORT THREADS`: what `localspec rpc-worker` becomes, to hold layers for another machine.
+The daemon starts it with one end of a socketpair. With `--rpc-worker HOST PORT THREADS` it is what
+`localspec rpc-worker` becomes, to hold layers for another machine.
 """
 
 import argparse
@@ -11,17 +12,17 @@ from localspec.engine import environment, rpc_entrance
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m localspec.engine")
-    for_one = parser.add_mutually_exclusive_group(required=True)
-    for_one.add_argument("--fd", type=int, help="inherited socket to serve")
-    for_one.add_argument("--rpc-worker", nargs=3, metavar=("HOST", "PORT", "THREADS"))
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--fd", type=int, help="inherited socket to serve")
+    mode.add_argument("--rpc-worker", nargs=3, metavar=("HOST", "PORT", "THREADS"))
     # A worker of tests is on the processor: RPC tells nobody which operations its device has, and
-    # llama.cpp ends the process of one that has not.
-    parser.add_argument("--device", choices=("any", "cpu"), default="any")
+    # Tests run their worker on the processor: RPC does not report which operations a device has, and
+    # llama.cpp ends the process if one is missing.
     arguments = parser.parse_args()
     environment.prepare()
     if arguments.rpc_worker:
         host, port, threads = arguments.rpc_worker
-        # The libraries start threads, and a process with threads cannot move to another network.
+        # Moving to another network comes first: the libraries start threads, and then it is impossible.
         entrance = rpc_entrance.open_entrance(host, int(port))
         from localspec.engine.llama import rpc
 

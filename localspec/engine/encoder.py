@@ -1,4 +1,7 @@
-"""The step loop of a model that turns texts into numbers: one pass over as many as fit, of all requests."""
+"""The step loop of an embedding or reranking model.
+
+Each pass holds as many texts as fit, of all requests in turn.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,18 @@ from localspec.engine.llama.heads import States
 from localspec.errors import Cancelled
 from localspec.protocol.frames import Embed, Reply
 
-_LARGEST = 32760.0  # what the largest number becomes with `normalize` 0
+_MAX_ABS_VALUE = 32760.0  # `normalize` 0 scales a vector so that its largest component is this
 
 
 @dataclass(eq=False, slots=True)
 class _Job:
-    """A request: its texts' numbers so far. alone: one text a pass, since its numbers were none."""
+    """A request and the vectors of its texts so far.
+
+    alone: each text gets a pass of its own, because a shared pass gave NaN or infinite values.
+    """
 
     inputs: TokenizedInputs
-    found: list[States] = field(default_factory=list)
+    vectors: list[States] = field(default_factory=list)
     alone: bool = False
 
     @property
@@ -33,32 +39,33 @@ class _Job:
         return self.inputs.request.id
 
     @property
-    def left(self) -> int:
-        return len(self.inputs.texts) - len(self.found)
+    def remaining(self) -> int:
+        return len(self.inputs.texts) - len(self.vectors)
 
 
 class Encoder:
-    """Runs requests on one loaded model, in turns: one with many texts holds up none with a few.
+    """Runs requests on one loaded model, in turns, so that a long request does not hold up short ones.
 
-    One thread calls `submit`, `cancel` and `step`; what is raised on one request's behalf ends that one.
+    One thread calls `submit`, `cancel` and `step`. An exception raised on behalf of one request ends only
+    that request.
     """
 
     def __init__(self, model: EmbeddingModel, emit: Emit) -> None:
         self._model = model
         self._emit = emit
         self._jobs: deque[_Job] = deque()
-        self.interruption = Interruption()  # for other threads
+        self.interruption = Interruption()  # called by other threads
 
     # ------------------------------------------------------------------------ requests in
 
     def submit(self, inputs: TokenizedInputs) -> None:
         self._jobs.append(_Job(inputs))
 
-    def cancel(self, request: int) -> bool:
-        """End a request now. False: there is no such request."""
-        job = next((job for job in self._jobs if job.id == request), None)
+    def cancel(self, request_id: int) -> bool:
+        """End a request now. Return False if there is no such request."""
+        job = next((job for job in self._jobs if job.id == request_id), None)
         if job is not None:
-            self._refuse(job, Cancelled("The request was cancelled."))
+            self._fail_job(job, Cancelled("The request was cancelled."))
         return job is not None
 
     @property
@@ -70,18 +77,18 @@ class Encoder:
         return False
 
     def forget(self, conversation: str | None) -> None:
-        """Nothing is kept of any text."""
+        """Do nothing: an encoder caches no text."""
 
     def forget_saved(self, _conversation: str | None, done: Callable[[], None]) -> None:
-        """As `forget`: it has been done."""
+        """Call `done`: an encoder has no files."""
         done()
 
     def spare(self, _most: int) -> int:
-        """Nothing is kept."""
+        """Return 0: an encoder has no prompt cache."""
         return 0
 
     def save(self) -> None:
-        """Nothing is learned."""
+        """Do nothing: an encoder learns nothing."""
 
     def close(self) -> None:
         self._model.close()
@@ -89,73 +96,84 @@ class Encoder:
     # ------------------------------------------------------------------------ one step
 
     def step(self) -> None:
-        """One pass.
+        """Make one pass.
 
         Raises:
-            DecodeFatal: the context can no longer be trusted; the process is to end.
+            DecodeFatal: The context can no longer be trusted; the process must end.
         """
-        taken = self._taken()
-        jobs = dict.fromkeys(job for job, _ in taken)
-        # Of one request alone: another one's pass is not to be made twice because somebody leaves.
+        selected = self._select_texts()
+        jobs = dict.fromkeys(job for job, _ in selected)
+        # A shared pass is not interrupted: the other requests would pay for it a second time.
         leaver = [job.id for job in jobs] if len(jobs) == 1 else []
         self._model.context.stop = self.interruption.begins(leaver)
         try:
-            found = self._model.encode([text for _, text in taken])
+            encoded = self._model.encode([text for _, text in selected])
         except (Aborted, DecodeFatal) as error:
             if isinstance(error, DecodeFatal):
                 raise
             return
-        except Exception as error:  # a bug of ours, too
-            self._failed(list(jobs), len(taken), error)
+        except Exception as error:  # a bug of ours, too, ends only these requests
+            self._handle_failure(list(jobs), len(selected), error)
             return
-        for (job, _), numbers in zip(taken, found, strict=True):
-            job.found.append(numbers)
+        for (job, _), vector in zip(selected, encoded, strict=True):
+            job.vectors.append(vector)
         self._jobs.rotate(-1)
         for job in jobs:
-            if not job.left:
+            if not job.remaining:
                 self._jobs.remove(job)
-                self._emit(Reply(job.id, _answer(job)))
+                self._emit(Reply(job.id, _build_reply(job)))
 
-    def _taken(self) -> list[tuple[_Job, list[int]]]:
-        """The texts of the next pass, each with whose it is: of the first request, then of the others."""
-        taken: list[tuple[_Job, list[int]]] = []
-        room = self._model.rows
+    def _select_texts(self) -> list[tuple[_Job, list[int]]]:
+        """Return the texts of the next pass with their jobs, those of the first request first."""
+        selected: list[tuple[_Job, list[int]]] = []
+        free_rows = self._model.rows
         for job in self._jobs:
-            for text in job.inputs.texts[len(job.found) :]:
-                full = len(taken) == self._model.texts or len(text) > room or job.alone
-                if taken and full:
-                    return taken
-                taken.append((job, text))
-                room -= len(text)
-        return taken
+            for text in job.inputs.texts[len(job.vectors) :]:
+                is_full = len(selected) == self._model.texts or len(text) > free_rows or job.alone
+                if selected and is_full:
+                    return selected
+                selected.append((job, text))
+                free_rows -= len(text)
+        return selected
 
-    def _failed(self, jobs: list[_Job], texts: int, error: Exception) -> None:
-        """Numbers that are none may come from any text of the pass: each gets one of its own then."""
-        if isinstance(error, NotFinite) and texts > 1:
+    def _handle_failure(self, jobs: list[_Job], n_texts: int, error: Exception) -> None:
+        """Fail the jobs, unless a text of another one may be at fault.
+
+        NaN or infinite values may come from any text of the pass, so after a shared pass each text gets
+        one of its own.
+        """
+        if isinstance(error, NotFinite) and n_texts > 1:
             for job in jobs:
                 job.alone = True
             return
         for job in jobs:
-            self._refuse(job, error)
+            self._fail_job(job, error)
 
-    def _refuse(self, job: _Job, error: Exception) -> None:
+    def _fail_job(self, job: _Job, error: Exception) -> None:
         self._jobs.remove(job)
         self._emit(refusal(job.id, error))
 
 
-def _answer(job: _Job) -> dict[str, object]:
-    request, tokens = job.inputs.request, [len(each) for each in job.inputs.texts]
+def _build_reply(job: _Job) -> dict[str, object]:
+    request, tokens = job.inputs.request, [len(text) for text in job.inputs.texts]
     if not isinstance(request, Embed):
-        return {"scores": [float(each[0]) for each in job.found], "tokens": tokens}
+        return {"scores": [float(vector[0]) for vector in job.vectors], "tokens": tokens}
     size = request.dimensions or None
-    vectors = [normalized(each[:size], request.normalize) for each in job.found]
-    return {"vectors": [each.astype("<f4").tobytes() for each in vectors], "tokens": tokens}
+    vectors = [normalized(vector[:size], request.normalize) for vector in job.vectors]
+    return {"vectors": [vector.astype("<f4").tobytes() for vector in vectors], "tokens": tokens}
 
 
-def normalized(numbers: States, how: int) -> States:
-    """As llama.cpp's common_embd_normalize: −1 not at all, 0 by the largest, p by the p-norm."""
-    exact = np.abs(numbers.astype(np.float64))
-    if how < 0:
-        return numbers
-    length = float((exact**how).sum() ** (1 / how)) if how else float(exact.max()) / _LARGEST
-    return (numbers / length).astype(np.float32) if length > 0 else numbers
+def normalized(vector: States, norm: int) -> States:
+    """Return `vector` scaled as llama.cpp's common_embd_normalize does it.
+
+    norm: -1 leaves it as it is, 0 scales by the largest component, p > 0 by the p-norm.
+    """
+    magnitudes = np.abs(vector.astype(np.float64))
+    if norm < 0:
+        return vector
+    length = (
+        float((magnitudes**norm).sum() ** (1 / norm))
+        if norm
+        else float(magnitudes.max()) / _MAX_ABS_VALUE
+    )
+    return (vector / length).astype(np.float32) if length > 0 else vector

@@ -21,15 +21,16 @@ from localspec.engine.speculation.verification import Doubtful
 from localspec.errors import Cancelled
 from localspec.protocol.frames import Reading, Started, TokenLogprob
 
-# Seconds that the loop sleeps where nothing but grammars is waited for.
+# How long the loop sleeps when every running request waits for its grammar.
 GUIDE_POLL_S = 0.005
 
 
 class Engine:
-    """Runs requests on one loaded pair. One thread calls `submit`, `cancel` and `step`.
+    """Runs requests on one loaded pair.
 
-    Whatever is raised on one request's behalf ends that request with an error, and the others go on.
-    Only a context that can no longer be trusted ends them all (`DecodeFatal` leaves `step`).
+    One thread calls `submit`, `cancel` and `step`. An exception raised on behalf of one request ends that
+    request with an error, and the others go on. Only `DecodeFatal`, which says that a context can no longer
+    be trusted, leaves `step` and ends them all.
     """
 
     def __init__(self, pair: Pair, emit: Emit, clock: Clock = time.perf_counter) -> None:
@@ -39,46 +40,55 @@ class Engine:
         self._scheduler = Scheduler(pair)
         self._endings = Endings(self._scheduler, emit)
         self._controller = Controller(lambda: pair.learned.costs, pair.vocab.is_eog, clock)
-        self.interruption = Interruption()  # for other threads
+        self.interruption = Interruption()  # called by other threads
         self.rounds = 0
-        self.round_s = 0.0  # all of the rounds' time; pair.busy_s() is llama.cpp's part of it
+        self.round_s = 0.0  # total time of all rounds; pair.busy_s() is the part spent in llama.cpp
 
     # ------------------------------------------------------------------------ requests in
 
     def submit(self, tokenized: TokenizedRequest) -> None:
-        """Queue a request; it is refused at once (Failed) where it can never run."""
+        """Queue a request, or fail it at once if it can never run."""
         try:
             self._scheduler.submit(tokenized)
-        except Exception as error:  # whatever it is, it is this request's
+        except Exception as error:  # a bug of ours, too, ends only this request
             self._endings.refused(tokenized.request.id, error)
 
-    def cancel(self, request: int) -> bool:
-        """End a request now; what it has generated stays valid. False: there is no such request."""
-        found = self._scheduler.withdraw(request)
-        if found is None:
+    def cancel(self, request_id: int) -> bool:
+        """End a request now. Return False if there is no such request.
+
+        What the request has generated so far stays valid.
+        """
+        withdrawn = self._scheduler.withdraw(request_id)
+        if withdrawn is None:
             return False
-        if isinstance(found, TokenizedRequest):
-            self._endings.refused(request, Cancelled("The request was cancelled."))
+        if isinstance(withdrawn, TokenizedRequest):
+            self._endings.refused(request_id, Cancelled("The request was cancelled."))
         else:
-            found[1].finish("cancelled")
-            self._endings.guard(self._endings.finish, *found)
+            withdrawn[1].finish("cancelled")
+            self._endings.guard(self._endings.finish, *withdrawn)
         return True
 
     def forget(self, conversation: str | None) -> None:
-        """Drop what is kept of a conversation, with None of all; what waits will not be saved either."""
+        """Drop the caches of a conversation, or of all of them if it is None.
+
+        Requests of it that still wait will not be saved either.
+        """
         self._scheduler.forget(conversation)
         self.pair.forget(conversation)
 
     def forget_saved(self, conversation: str | None, done: Callable[[], None]) -> None:
-        """Out of the files at once, from any thread; `done` is called when it is."""
+        """Delete a conversation's files at once. Safe to call from any thread.
+
+        done: called when they are gone.
+        """
         self.pair.sessions.forget(conversation, done)
 
     def spare(self, most: int) -> int:
-        """Give up room for prompts without a slot that none of them takes; see Prefixes.spare."""
+        """Shrink the prompt cache's limit to what it holds; see `Prefixes.spare`."""
         return self.pair.prefixes.spare(most)
 
     def save(self) -> None:
-        """Keep what was learned."""
+        """Write what was learned about the pair to disk."""
         self.pair.save()
 
     def close(self) -> None:
@@ -93,11 +103,11 @@ class Engine:
         """Whether an editor waits for its first token."""
         return self._scheduler.hurries
 
-    def _started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
+    def _emit_started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
         cached, source = sequence.tally.cached, sequence.slot.source
-        asked, thoughts = tokenized.request.sampling, tokenized.request.thoughts
-        biased = asked.ignore_eos or asked.logit_bias or asked.text_bias
-        bias = dict(tokenized.sampler.settings.logit_bias) if biased else {}
+        sampling, thoughts = tokenized.request.sampling, tokenized.request.thoughts
+        has_bias = sampling.ignore_eos or sampling.logit_bias or sampling.text_bias
+        bias = dict(tokenized.sampler.settings.logit_bias) if has_bias else {}
         read = sequence.n_prompt, cached, tokenized.tail, source
         cost = self.pair.shared.reading.expected
         exact = sequence.tally.exact
@@ -105,19 +115,19 @@ class Engine:
             Started(sequence.id, *read, bias, cost, tokenized.note, thoughts, exact_tokens=exact)
         )
 
-    def _has_read(self, lane: Lane, sequence: Sequence) -> None:
-        """A pass has read a part of its prompt."""
+    def _report_reading(self, lane: Lane, sequence: Sequence) -> None:
+        """Send a Reading frame if the last pass read a part of the prompt."""
         step = sequence.step
-        scores = self._score(lane, sequence)
-        told = step.first_row < 0 or sequence.request.progress or scores
-        if not sequence.generated and told:
+        scores = self._score_prompt(lane, sequence)
+        reports = step.first_row < 0 or sequence.request.progress or scores
+        if not sequence.generated and reports:
             processed = sequence.slot.n_past + len(step.read)
             spent, cost = sequence.tally.since_start_ms(), self.pair.shared.reading.expected
             first = sequence.n_scored - len(scores)
             self._emit(Reading(sequence.id, processed, spent, cost, scores, first))
 
-    def _score(self, lane: Lane, sequence: Sequence) -> list[TokenLogprob]:
-        """Log-probabilities of what was read of its prompt, where they were asked for."""
+    def _score_prompt(self, lane: Lane, sequence: Sequence) -> list[TokenLogprob]:
+        """Return the log-probabilities of the prompt tokens just read, if the request wants them."""
         if not sequence.scoring:
             return []
         start = self._clock()
@@ -129,12 +139,12 @@ class Engine:
     # ------------------------------------------------------------------------ one step
 
     def step(self) -> None:
-        """One round of every lane that has work.
+        """Run one round of every lane that has work.
 
         Raises:
-            DecodeFatal: a context can no longer be trusted; the process is to end.
+            DecodeFatal: A context can no longer be trusted; the process must end.
         """
-        lanes = self._scheduler.admit(self._started, self._endings.refused)
+        lanes = self._scheduler.admit(self._emit_started, self._endings.refused)
         for lane in lanes:
             for sequence in list(lane.active):
                 self._endings.guard(lambda _, sequence: sequence.begin_round(), lane, sequence)
@@ -142,7 +152,7 @@ class Engine:
                 self._round(lane)
             except DecodeFatal:
                 raise
-            except Exception as error:  # whose fault it is cannot be told
+            except Exception as error:  # nothing tells which sequence is at fault, so all fail
                 for sequence in list(lane.active):
                     self._endings.failed(lane, sequence, error)
         running = [sequence for lane in lanes for sequence in lane.active]
@@ -156,10 +166,10 @@ class Engine:
         if sequences:
             self._account(lane, sequences, start, busy)
             for sequence in sequences:
-                self._endings.guard(self._after, lane, sequence)
+                self._endings.guard(self._finish_or_probe, lane, sequence)
 
     def _draft(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
-        """Give each the drafts that are worth verifying; those that are still there."""
+        """Draft for each sequence what is worth verifying. Return the sequences that still run."""
         if not any(sequence.step.drafts.limit > 0 for sequence in sequences):
             return sequences
         count = len(sequences)
@@ -175,16 +185,16 @@ class Engine:
         return [sequence for sequence in sequences if sequence in lane.active]
 
     def _decode_and_verify(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
-        """One pass, and what it brings to each; those that are still there. None: no pass was made."""
+        """Make one pass and verify its drafts. Return the sequences that still run, [] without a pass."""
         try:
             if not sequences or not self._decode(lane, sequences):
                 return []
         except DecodeFatal:
             raise
-        except Exception as error:  # one of them may be at fault: that will show
-            return self._one_by_one(lane, sequences, error)
+        except Exception as error:  # one sequence may be at fault: separate passes show which
+            return self._retry_one_by_one(lane, sequences, error)
         for sequence in sequences:
-            if sequence in lane.active:  # else another one has sent them all to wait
+            if sequence in lane.active:  # verifying another one may have made all of them wait
                 self._endings.guard(self._verify, lane, sequence)
         return [
             sequence
@@ -193,8 +203,10 @@ class Engine:
         ]
 
     def _decode(self, lane: Lane, sequences: list[Sequence]) -> bool:
-        """One pass over all rows. False: no room, and someone was asked to leave; or it was ended on its
-        way. Try the next step.
+        """Make one pass over all rows. Return False if there was none.
+
+        Either the context had no room and a sequence gave way, or the pass was interrupted. The next step
+        tries again.
         """
         decoding_only = self._scheduler.fill(lane, sequences)
         lane.context.stop = self.interruption.begins(*self._scheduler.ends_for(lane, sequences))
@@ -214,27 +226,27 @@ class Engine:
                     return False
 
     def _verify(self, lane: Lane, sequence: Sequence) -> None:
-        """Keep what the target agrees with, roll both memories back to it, and show the text.
+        """Keep the drafts that the target agrees with, roll both memories back to them, and emit the text.
 
-        The logits of the pass are still there. Whatever is raised is this sequence's trouble: what its
-        slot holds beyond `n_past` tokens is unknown then, and no other sequence was touched.
+        The logits of the pass are still valid. If this raises, only this sequence is affected: what its
+        slot holds beyond `n_past` tokens is unknown then.
         """
         step, slot = sequence.step, sequence.slot
-        self._has_read(lane, sequence)
+        self._report_reading(lane, sequence)
         if step.first_row < 0 or sequence.limit <= 0:
             lane.slots.prefilled(slot, len(step.read))
-            if step.first_row >= 0:  # the prompt was only to be read
+            if step.first_row >= 0:  # the request reads its prompt and generates nothing
                 sequence.tally.wrote(0, lane.began)
                 sequence.finish("length")
             return
         try:
             kept = sequence.verifier.verify(lane.context, step.first_row, slot.tokens, step.drafts)
-        except GuideBusy:  # the last token is read once more, when its grammar has answered
+        except GuideBusy:  # read the last token again once its grammar has answered
             sequence.verifier.take_back()
             lane.slots.commit(slot, len(step.read) - 1)
             step.repeats = True
             return
-        except Doubtful:  # the same pass once more, now with logits
+        except Doubtful:  # make the same pass again, now with logits
             sequence.verifier.on_device = lane.context.choose_on_device(slot.id, False)
             lane.slots.commit(slot, 0)
             return
@@ -246,28 +258,30 @@ class Engine:
         if delta is not None:
             self._emit(delta)
 
-    def _one_by_one(
+    def _retry_one_by_one(
         self, lane: Lane, sequences: list[Sequence], error: Exception
     ) -> list[Sequence]:
-        """A pass that could not be made has one sequence at fault, if any: each has one of its own."""
+        """Give each sequence a pass of its own after a shared pass failed, to find the one at fault."""
         if len(sequences) == 1:
             self._endings.failed(lane, sequences[0], error)
             return []
         traceback.print_exception(error)
-        for sequence in sequences:  # what was drafted is not verified any more
-            self._endings.guard(lambda lane, each: lane.slots.commit(each.slot, 0), lane, sequence)
-        done: list[Sequence] = []
+        for sequence in sequences:  # the drafts of the failed pass are not verified any more
+            self._endings.guard(
+                lambda lane, failed: lane.slots.commit(failed.slot, 0), lane, sequence
+            )
+        survivors: list[Sequence] = []
         for sequence in sequences:
             if sequence in lane.active:
-                done += self._decode_and_verify(lane, [self._scheduler.alone(lane, sequence)])
-        return done
+                survivors += self._decode_and_verify(lane, [self._scheduler.alone(lane, sequence)])
+        return survivors
 
     # ------------------------------------------------------------------------ the end of a round
 
     def _account(self, lane: Lane, sequences: list[Sequence], start: float, busy: float) -> None:
-        """Book the time since `start`: to the overhead, and to each sequence that decoded.
+        """Book the time since `start` as overhead and to each sequence that decoded.
 
-        busy: seconds that had been spent in passes and on drafts then.
+        busy: seconds that passes and drafts had taken in total at `start`.
         """
         round_s, busy_s = self._clock() - start, self.pair.spent_s() - busy
         self.rounds += 1
@@ -283,7 +297,7 @@ class Engine:
             made = sequence.tally.round_over(round_s * 1e3, plain_ms)
             self._controller.elapsed(sequence.step, made, round_s * 1e3 / len(steps), plain_ms)
 
-    def _after(self, lane: Lane, sequence: Sequence) -> None:
+    def _finish_or_probe(self, lane: Lane, sequence: Sequence) -> None:
         start = self._clock()
         if sequence.finished:
             self._endings.finish(lane, sequence)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 
-# How GNU OpenMP's threads wait awake for each other: 3 ms, its own default, and 10 µs while it has more
-# threads than there are processors (`engine/llama/waiting.py` sees to that), where 1 µs is the default.
+# How GNU OpenMP's threads spin while they wait for each other: 3 ms, its default, or 10 µs while there are
+# more threads than processors (`engine/llama/waiting.py` arranges that), where 1 µs is the default.
 WAITING = {"GOMP_SPINCOUNT": "300000", "OMP_WAIT_POLICY": "ACTIVE"}
 
 
 def prepare() -> None:
-    """Set how threads wait, unless the user has, and no debugger at an abort: llama.cpp's own last line
-    then says what was wrong, and not gdb's.
+    """Set how threads wait, unless the user has, and turn off the debugger at an abort.
+
+    Without the debugger, llama.cpp's own last line says what was wrong.
     """
     os.environ["GGML_NO_BACKTRACE"] = "1"
     if not any(name in os.environ for name in WAITING):
@@ -19,5 +20,5 @@ def prepare() -> None:
 
 
 def prepared() -> bool:
-    """Whether threads wait as is set here."""
+    """Whether threads wait as `prepare` sets it."""
     return all(os.environ.get(name) == value for name, value in WAITING.items())

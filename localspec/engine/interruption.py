@@ -1,4 +1,4 @@
-"""Who may end the pass that runs: a request that is withdrawn, or one that comes and would wait for it."""
+"""Which requests may end the pass that runs: one that is withdrawn, or a new one that would wait for it."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from localspec.engine.llama import Stop
 
 
 class Interruption:
-    """What other threads say of requests while the step loop is deep in a pass.
+    """What other threads report of requests while the step loop is deep in a pass.
 
-    Each is told to the loop's inbox first and then here; the loop calls `heard` and then looks into its
-    inbox. So none is missed, and one that is heard twice costs a pass that ends as it begins.
+    They put each request into the loop's inbox first and then report it here. The loop calls `heard` and
+    then reads its inbox. So no request is missed, and one that is reported twice only costs a pass that
+    ends as it begins.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.stop = Stop()
         self._lock = threading.Lock()
-        self._by: frozenset[int] = frozenset()  # requests whose leaving ends the pass
-        self._until = -math.inf  # the pass ends for whoever comes until then
-        self._left: set[int] = set()
-        self._came = math.inf  # when the first came who was not heard of
+        self._by: frozenset[int] = frozenset()  # requests whose withdrawal ends the pass
+        self._until = -math.inf  # a new request ends the pass until this time
+        self._left: set[int] = set()  # requests withdrawn since `heard`
+        self._came = math.inf  # when the first new request since `heard` came
 
     # ------------------------------------------------------------------------ any thread
 
     def left(self, request: int) -> None:
-        """Nobody waits for this request any more."""
+        """Report that a request was withdrawn."""
         with self._lock:
             self._left.add(request)
             self._look()
 
     def came(self) -> None:
-        """Another request waits for a place in a pass."""
+        """Report that a new request waits for a place in a pass."""
         with self._lock:
             self._came = min(self._came, self._clock())
             self._look()
@@ -43,16 +44,16 @@ class Interruption:
     # ------------------------------------------------------------------------ the step loop
 
     def heard(self) -> None:
-        """All that was told until now is about to be looked at."""
+        """Forget all reports, because the loop is about to read its inbox."""
         with self._lock:
             self._left, self._came = set(), math.inf
             self.stop.set(False)
 
     def begins(self, by: Iterable[int], yields_s: float = 0.0) -> Stop | None:
-        """A pass begins that is to end when one of these requests leaves, or when one comes in so many
-        seconds; 0: nobody does.
+        """Prepare the next pass, and return the flag that it must check; None if nothing may end it.
 
-        Returns what it is to heed; None: nothing.
+        by: requests whose withdrawal ends the pass. yields_s: for so many seconds a new request ends it,
+        too; 0: none does.
         """
         with self._lock:
             self._by = frozenset(by)
@@ -62,7 +63,7 @@ class Interruption:
 
     @property
     def made_room(self) -> bool:
-        """Did the pass that has been ended end for one that comes?"""
+        """Whether the pass was interrupted for a new request."""
         with self._lock:
             return self._came < self._until and not self._left & self._by
 

@@ -1,9 +1,9 @@
-"""Work that may take long gives way to the passes of running answers.
+"""Lowering the priority of long work, so that it gives way to the passes of running answers.
 
 The threads of a pass wait for each other many times, so a thread that competes with one of them for a core
-makes the whole pass several times slower. What is expected to be long therefore runs at a lower priority.
-A thread with one must touch Python objects as little as possible: while it holds the interpreter's lock and
-has no core, everything else waits for it.
+makes the whole pass several times slower. Work that is expected to be long therefore runs at a lower
+priority. A thread with a lower priority must touch Python objects as little as possible: while it holds the
+interpreter's lock and has no core, everything else waits for it.
 """
 
 from __future__ import annotations

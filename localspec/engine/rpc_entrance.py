@@ -1,4 +1,4 @@
-"""Who reaches an RPC worker on this machine's loopback, decided before llama.cpp is loaded."""
+"""Which processes can reach an RPC worker on the loopback interface, set up before llama.cpp is loaded."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _POLL_INTERVAL_S = 0.05
 
 
 class Entrance:
-    """A port of the machine's loopback, held by a process that has moved to a network of its own."""
+    """A port of the machine's loopback interface, held by a process that moved to a private network."""
 
     def __init__(self, listener: socket.socket, tables: relay.SocketTables) -> None:
         self._listener = listener
         self._tables = tables
 
     def open(self, host: str, port: int) -> None:
-        """Forward connections of this user to this process's server, as soon as that listens."""
+        """Forward this user's connections to this process's server, as soon as it listens."""
         threading.Thread(target=self._forward, args=(host, port), daemon=True).start()
 
     def _forward(self, host: str, port: int) -> None:
@@ -41,10 +41,10 @@ class Entrance:
 
 
 def open_entrance(host: str, port: int) -> Entrance | None:
-    """Take the port and move this process to a network of its own.
+    """Take the port and move this process to a private network.
 
-    Returns None where the server has to listen by itself: on an address that other machines reach, or, with
-    a warning, where this system does not let us. Ends the process if the port is taken.
+    Returns None if the server has to listen by itself: on an address that other machines reach, or, with a
+    warning, if this system does not allow the move. Ends the process if the port is taken.
     """
     if not ipaddress.IPv4Address(host).is_loopback:
         return None

@@ -1,4 +1,7 @@
-"""Which requests run, and what of each the next pass reads: slots, prefill chunks, rows, giving way."""
+"""The scheduler: which requests run, and which tokens of each the next pass reads.
+
+It gives out slots, cuts prompts into chunks, and preempts requests when the context is full.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from localspec.engine.cache.shift import READ_ANEW
+from localspec.engine.cache.shift import REREAD_TOKENS
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.pair import Pair
 from localspec.engine.pair.room import drafts_beside, ends_for, fits
@@ -21,7 +24,8 @@ from localspec.engine.speculation.verification import Verifier, rejects
 from localspec.errors import EXCEEDS, ContextExceeded
 from localspec.protocol.frames import Generate
 
-USUAL = 256  # tokens that an answer is expected to have, unless it may have fewer
+# The expected length of an answer in tokens, unless `max_tokens` is smaller.
+EXPECTED_ANSWER_TOKENS = 256
 
 
 def counted(tokens: int) -> str:
@@ -29,7 +33,7 @@ def counted(tokens: int) -> str:
 
 
 class Scheduler:
-    """The requests that wait, in their order, and the lanes with those that run."""
+    """The queue of waiting requests, and the lanes with those that run."""
 
     def __init__(self, pair: Pair) -> None:
         self._pair = pair
@@ -41,66 +45,66 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            ContextExceeded: it can never run.
+            ContextExceeded: The prompt does not fit into the context.
         """
-        room = self._pair.n_ctx
+        n_ctx = self._pair.n_ctx
         count = len(tokenized.tokens)
-        if count >= room:
-            over = count - room + 1
+        if count >= n_ctx:
+            excess = count - n_ctx + 1
             raise ContextExceeded(
-                f"The prompt has {counted(count)}, which {EXCEEDS} of {counted(room)}; shorten it by "
-                f"{counted(over)} or set a larger `context`.",
+                f"The prompt has {counted(count)}, which {EXCEEDS} of {counted(n_ctx)}; shorten it by "
+                f"{counted(excess)} or set a larger `context`.",
                 param="prompt",
                 n_prompt_tokens=count,
-                n_ctx=room,
+                n_ctx=n_ctx,
             )
         if tokenized.request.priority == "editor":
             self._waiting.appendleft(tokenized)
         else:
             self._waiting.append(tokenized)
 
-    def withdraw(self, request: int) -> TokenizedRequest | tuple[Lane, Sequence] | None:
-        """Find a request, and take it out of those that wait; None: there is none of this number.
+    def withdraw(self, request_id: int) -> TokenizedRequest | tuple[Lane, Sequence] | None:
+        """Find a request by its id, and remove it from the queue. Return None if there is none.
 
-        With a sequence comes the lane it runs in, or would.
+        A sequence comes with the lane it runs in, or would run in.
         """
         for waiting in self._waiting:
-            if waiting.request.id == request:
+            if waiting.request.id == request_id:
                 self._waiting.remove(waiting)
                 return (self._pair.shared, waiting) if isinstance(waiting, Sequence) else waiting
-        found = ((lane, each) for lane in self.lanes for each in lane.active)
-        return next(((lane, each) for lane, each in found if each.id == request), None)
+        running = ((lane, sequence) for lane in self.lanes for sequence in lane.active)
+        return next(((lane, seq) for lane, seq in running if seq.id == request_id), None)
 
     def forget(self, conversation: str | None) -> None:
-        """What waits of a conversation, with None of any, is not saved."""
+        """Do not save waiting requests of a conversation, or of any conversation if it is None."""
         for waiting in self._waiting:
-            own = owner(waiting.request)
-            if own is not None and conversation in (None, own):
+            conversation_owner = owner(waiting.request)
+            if conversation_owner is not None and conversation in (None, conversation_owner):
                 waiting.request = msgspec.structs.replace(
                     waiting.request, conversation=None, private=True
                 )
             if isinstance(waiting, TokenizedRequest) and (saved := waiting.saved):
-                whose = saved.conversation
-                waiting.saved = None if conversation in (None, whose) else saved
+                saved_conversation = saved.conversation
+                waiting.saved = None if conversation in (None, saved_conversation) else saved
 
     @property
-    def _running(self) -> int:
+    def _n_running(self) -> int:
         return sum(len(lane.active) for lane in self.lanes)
 
     @property
-    def _writing(self) -> bool:
-        """Does somebody wait for every pass, for it may give him a token?"""
-        return any(not each.prefilling for lane in self.lanes for each in lane.active)
+    def _is_decoding(self) -> bool:
+        """Whether a running request may get a token from the next pass, and so waits for it."""
+        return any(not sequence.prefilling for lane in self.lanes for sequence in lane.active)
 
     @property
     def hurries(self) -> bool:
         """Whether an editor waits for its first token."""
         waiting = self._waiting[0] if self._waiting else None
-        first = isinstance(waiting, TokenizedRequest) and suggests(waiting.request)
-        return first or any(
-            each.prefilling and suggests(each.request)
+        editor_waits = isinstance(waiting, TokenizedRequest) and suggests(waiting.request)
+        return editor_waits or any(
+            sequence.prefilling and suggests(sequence.request)
             for lane in self.lanes
-            for each in lane.active
+            for sequence in lane.active
         )
 
     @property
@@ -111,13 +115,13 @@ class Scheduler:
 
     def admit(
         self,
-        started: Callable[[Sequence, TokenizedRequest], None],
-        failed: Callable[[int, Exception], None],
+        on_start: Callable[[Sequence, TokenizedRequest], None],
+        on_failure: Callable[[int, Exception], None],
     ) -> list[Lane]:
-        """Give slots to those that wait, in their order. Who finds no room holds up all but editors.
+        """Give slots to waiting requests in order, and return the lanes that have work.
 
-        started, failed: told of each that has got its first slot, or cannot. Returns the lanes that
-        have work.
+        A request that does not fit holds up all behind it except editors.
+        on_start, on_failure: called for each request that gets its first slot, or cannot get one.
         """
         full: set[Lane] = set()
         for waiting in list(self._waiting):
@@ -125,9 +129,11 @@ class Scheduler:
             try:
                 exact = self._pair.settings.exact if request.exact is None else request.exact
                 lane = self._pair.exact.lane() if exact else self._pair.shared
-            except Exception as error:  # making the exact lane failed: only who asked for it
+            except (
+                Exception
+            ) as error:  # the exact lane could not be made: only this request needs it
                 self._waiting.remove(waiting)
-                failed(request.id, error)
+                on_failure(request.id, error)
                 continue
             if lane not in self.lanes:
                 self.lanes.append(lane)
@@ -138,65 +144,77 @@ class Scheduler:
             self._waiting.remove(waiting)
             try:
                 if isinstance(waiting, Sequence):
-                    self._go_on(lane, waiting)
+                    self._resume(lane, waiting)
                 else:
-                    started(self._start(lane, waiting), waiting)
-            except Exception as error:  # whatever it is, it is this request's
-                lane.active = [each for each in lane.active if each.id != request.id]
-                _clean(lane)
-                failed(request.id, error)
+                    on_start(self._start_sequence(lane, waiting), waiting)
+            except Exception as error:  # a bug of ours, too, ends only this request
+                lane.active = [sequence for sequence in lane.active if sequence.id != request.id]
+                _clear_unused_slots(lane)
+                on_failure(request.id, error)
         return [lane for lane in self.lanes if lane.active]
 
-    def _start(self, lane: Lane, tokenized: TokenizedRequest) -> Sequence:
+    def _start_sequence(self, lane: Lane, tokenized: TokenizedRequest) -> Sequence:
         request, pair = tokenized.request, self._pair
         align = EXACT_CHUNK if lane.exact else 1
-        # A conversation's state is kept, and what was moved in the cache is not what it says.
-        move = request.n_cache_reuse if request.conversation is None else 0
-        anew = READ_ANEW if request.priority == "editor" else 1
-        writes = USUAL if request.max_tokens is None else min(request.max_tokens, USUAL)
-        # Log-probabilities of a prompt are those of tokens that are read.
+        # A saved conversation must hold exact states, and states moved within the cache are not exact.
+        min_move_tokens = request.n_cache_reuse if request.conversation is None else 0
+        reread_tokens = REREAD_TOKENS if request.priority == "editor" else 1
+        expected_tokens = (
+            EXPECTED_ANSWER_TOKENS
+            if request.max_tokens is None
+            else min(request.max_tokens, EXPECTED_ANSWER_TOKENS)
+        )
+        # The log-probabilities of a prompt come from reading it, so a cached prompt has none.
         reuse = request.cache_prompt and request.prompt_logprobs is None
         slot = lane.slots.acquire(
-            tokenized.tokens, reuse, align, tokenized.saved, move, anew, writes
+            tokenized.tokens,
+            reuse,
+            align,
+            tokenized.saved,
+            min_move_tokens,
+            reread_tokens,
+            expected_tokens,
         )
-        tokenized.saved = None  # as large as a model's memory, and not needed any more
+        tokenized.saved = None  # it is as large as a model's state, and not needed any more
         sampler, matcher = tokenized.sampler, tokenized.matcher
-        asked, scored = request.speculative, _is_scored(request)
+        speculative, scored = request.speculative, _wants_logprobs(request)
         drafter = pair.drafter_of(lane)
-        drawn = drafter is not None and asked.kind in ("auto", drafter.kind)
-        reject = rejects(asked, sampler, matcher, drawn=drawn, scored=scored)
-        given = Resources(asked, reject, matcher, tokenized.lookup, drafter, lane.slots)
+        can_draw_drafts = drafter is not None and speculative.kind in ("auto", drafter.kind)
+        reject = rejects(
+            speculative, sampler, matcher, can_draw_drafts=can_draw_drafts, scored=scored
+        )
+        resources = Resources(speculative, reject, matcher, tokenized.lookup, drafter, lane.slots)
         sequence = Sequence(
             tokenized,
             slot,
             pair.vocab,
             room=pair.n_ctx - len(tokenized.tokens),
             drafting=Drafting.of(
-                given,
+                resources,
                 pair.learned.calibrations,
                 pair.settings.depth,
                 pair.no_rollback,
-                pair.why_no_drafts(asked.kind),
+                pair.why_no_drafts(speculative.kind),
             ),
             verifier=Verifier(sampler, matcher, reject),
         )
         self._started += 1
         sequence.number = self._started
-        self._enter(lane, sequence)
+        self._activate(lane, sequence)
         return sequence
 
-    def _go_on(self, lane: Lane, sequence: Sequence) -> None:
-        """One that had given way gets a slot again, and its text is read where it is not kept."""
+    def _resume(self, lane: Lane, sequence: Sequence) -> None:
+        """Give a preempted sequence a slot again; what is no longer cached of its text is read again."""
         reuse = sequence.request.cache_prompt and not sequence.scoring
         slot = lane.slots.acquire(sequence.tokens, reuse)
         sequence.go_on_in(slot)
-        self._enter(lane, sequence)
+        self._activate(lane, sequence)
 
-    def _enter(self, lane: Lane, sequence: Sequence) -> None:
+    def _activate(self, lane: Lane, sequence: Sequence) -> None:
         slot, prompt = sequence.slot, sequence.tokens[: sequence.n_prompt]
         slot.conversation = owner(sequence.request)
         slot.passing = after_cursor(self._pair.vocab.fim, prompt)
-        verifier, scored = sequence.verifier, _is_scored(sequence.request)
+        verifier, scored = sequence.verifier, _wants_logprobs(sequence.request)
         on_device = self._pair.chooses_on_device and not lane.exact
         verifier.likeliest = verifier.needs_no_logits(scored=scored)
         verifier.on_device = lane.context.choose_on_device(
@@ -207,213 +225,226 @@ class Scheduler:
     # ------------------------------------------------------------------------ schedule
 
     def schedule(self, lane: Lane) -> list[Sequence]:
-        """Every sequence that decodes, and a bounded chunk of prompts: editors first, then short ones.
+        """Return the sequences of the next pass, each with its `step` of this round.
 
+        These are all sequences that decode and a bounded chunk of prompts: editors first, then short ones.
         A sequence whose grammar has not answered yet sits the round out.
-
-        Each has its `step` of this round.
         """
         if lane.exact:
             ready = [sequence for sequence in lane.active if not sequence.guide_busy]
-            chosen = [self.alone(lane, sequence) for sequence in ready[:1]]
-            decoding = [each for each in chosen if not each.prefilling]
+            scheduled = [self.alone(lane, sequence) for sequence in ready[:1]]
+            decoding = [sequence for sequence in scheduled if not sequence.prefilling]
         else:
-            waits = sum(each.guide_busy for each in lane.active)
-            decoding = [each for each in lane.active if not (each.prefilling or each.guide_busy)]
+            n_guide_busy = sum(sequence.guide_busy for sequence in lane.active)
+            decoding = [seq for seq in lane.active if not (seq.prefilling or seq.guide_busy)]
             for sequence in decoding:
-                sequence.step = _step(sequence, sequence.slot.unread)
-            chosen = decoding
-            if len(decoding) + waits < len(lane.active):
-                chosen = decoding + self._prefill(lane, len(decoding))
-        # Most rounds of a text that nothing can be drafted for end here: what drafts may take is not asked.
-        if looking := [one for one in decoding if one.drafting.drafters and one.drafting.looks()]:
-            self._limit_drafts(lane, chosen, len(decoding), looking)
-        return chosen
+                sequence.step = _make_step(sequence, sequence.slot.unread)
+            scheduled = decoding
+            if len(decoding) + n_guide_busy < len(lane.active):
+                scheduled = decoding + self._schedule_prompts(lane, len(decoding))
+        # Most rounds of a text for which nothing can be drafted skip the limits, which take time.
+        if drafting := [seq for seq in decoding if seq.drafting.drafters and seq.drafting.looks()]:
+            self._limit_drafts(lane, scheduled, len(decoding), drafting)
+        return scheduled
 
     def alone(self, lane: Lane, sequence: Sequence) -> Sequence:
-        """Give it a step of a pass that it has for itself."""
+        """Give a sequence the step of a pass that it has to itself."""
         prefilling = sequence.prefilling
-        most = min(lane.most_rows, _outputs(lane)) if sequence.scoring else lane.most_rows
-        read = _chunk(lane, sequence, most) if prefilling else sequence.slot.unread
-        sequence.step = _step(sequence, read)
+        max_tokens = (
+            min(lane.most_rows, _max_prompt_outputs(lane)) if sequence.scoring else lane.most_rows
+        )
+        chunk = _next_chunk(lane, sequence, max_tokens) if prefilling else sequence.slot.unread
+        sequence.step = _make_step(sequence, chunk)
         return sequence
 
-    def _prefill(self, lane: Lane, decoding: int) -> list[Sequence]:
-        """Those whose prompts are read beside so many that decode.
+    def _schedule_prompts(self, lane: Lane, decoding: int) -> list[Sequence]:
+        """Return the sequences whose prompts are read beside `decoding` others that decode.
 
-        What is only to be read waits while an editor's suggestion is written: each of its tokens would come
-        as late as a pass over a part of a prompt.
+        A request that only reads its prompt waits while an editor's suggestion is decoded, because each
+        token of that would be as late as the pass over the prompt.
         """
-        busy = any(suggests(each.request) for each in lane.active if not each.prefilling)
+        editor_decodes = any(suggests(seq.request) for seq in lane.active if not seq.prefilling)
         prompts = [
-            each
-            for each in lane.active
-            if each.prefilling and not each.guide_busy and not (busy and each.only_read)
+            seq
+            for seq in lane.active
+            if seq.prefilling and not seq.guide_busy and not (editor_decodes and seq.only_read)
         ]
         if not prompts:
             return []
-        prompts.sort(key=lambda s: s.turn)
+        prompts.sort(key=lambda sequence: sequence.turn)
         budget = lane.batch.capacity - (MAX_LIMIT + 1) * decoding
         if decoding:
             budget = min(budget, lane.batch.capacity // 2)
-        beside = lane.rows_beside(decoding)
-        wide = not self._writing and not prompts[0].yields
-        wide = wide and (self._running == 1 or lane.ends_early)
-        budget = min(budget, lane.most_rows if wide else beside)
-        chosen: list[Sequence] = []
-        rows, outputs = 0, _outputs(lane)
-        # Those that one pass could hold, were nobody to wait for it, end together: each that ends before
-        # has the others wait for what it writes. Longer ones would only all end as late as the last.
-        together = sum(len(each.slot.unread) for each in prompts) <= lane.batch.capacity
-        ordered = not together or prompts[0].request.priority == "editor"
-        for left, sequence in zip(range(len(prompts), 0, -1), prompts, strict=True):
-            whole = not together or sequence.request.priority == "editor"
-            if chosen and ordered:  # who is first does not wait for much of the others'
-                budget = min(budget, beside)
-            most = budget - rows if whole else max((budget - rows) // left, 1)
-            most = min(most, budget - rows)
+        budget_beside = lane.rows_beside(decoding)
+        wide = not self._is_decoding and not prompts[0].yields
+        wide = wide and (self._n_running == 1 or lane.ends_early)
+        budget = min(budget, lane.most_rows if wide else budget_beside)
+        scheduled: list[Sequence] = []
+        rows, outputs = 0, _max_prompt_outputs(lane)
+        # Prompts that fit into one pass together share it and end together, because one that ended earlier
+        # would make the others wait for the tokens it decodes. Longer prompts are read one after another,
+        # because sharing would only make all of them end as late as the last.
+        fits_one_pass = sum(len(seq.slot.unread) for seq in prompts) <= lane.batch.capacity
+        ordered = not fits_one_pass or prompts[0].request.priority == "editor"
+        for n_remaining, sequence in zip(range(len(prompts), 0, -1), prompts, strict=True):
+            takes_all = not fits_one_pass or sequence.request.priority == "editor"
+            if scheduled and ordered:  # the first one must not wait long for the others
+                budget = min(budget, budget_beside)
+            max_tokens = budget - rows if takes_all else max((budget - rows) // n_remaining, 1)
+            max_tokens = min(max_tokens, budget - rows)
             if sequence.scoring and rows < budget:
-                most = min(lane.scored_rows(most), outputs)
-            read = _chunk(lane, sequence, most) if rows < budget and most > 0 else []
-            if not read:
+                max_tokens = min(lane.scored_rows(max_tokens), outputs)
+            chunk = (
+                _next_chunk(lane, sequence, max_tokens) if rows < budget and max_tokens > 0 else []
+            )
+            if not chunk:
                 break
             if sequence.scoring:
-                outputs -= len(read)
-            rows += lane.plain_rows(len(read)) if sequence.scoring else len(read)
-            sequence.step = _step(sequence, read)
-            chosen.append(sequence)
-        return chosen
+                outputs -= len(chunk)
+            rows += lane.plain_rows(len(chunk)) if sequence.scoring else len(chunk)
+            sequence.step = _make_step(sequence, chunk)
+            scheduled.append(sequence)
+        return scheduled
 
     def _limit_drafts(
-        self, lane: Lane, sequences: list[Sequence], decoding: int, looking: list[Sequence]
+        self, lane: Lane, sequences: list[Sequence], decoding: int, drafting: list[Sequence]
     ) -> None:
-        """How many drafts each may bring of those that are `looking` for some, among so many that decode:
-        rows of the pass, room, tokens that may come.
+        """Set how many drafts each of the `drafting` sequences may bring, among `decoding` that decode.
+
+        The limits are the rows of the pass, the room in the context, and the tokens still to generate.
         """
-        rows = sum(len(each.step.read) for each in sequences)
-        outputs = sum(len(each.step.read) if each.scoring else 1 for each in sequences)
-        spare = min(lane.context.n_outputs - outputs, lane.batch.capacity - rows)
-        if self._running > 1 or self._waiting:
-            spare = min(spare, drafts_beside(lane, sequences, decoding))
-        most = min(spare // decoding, MAX_LIMIT)
+        rows = sum(len(sequence.step.read) for sequence in sequences)
+        outputs = sum(len(sequence.step.read) if sequence.scoring else 1 for sequence in sequences)
+        spare_rows = min(lane.context.n_outputs - outputs, lane.batch.capacity - rows)
+        if self._n_running > 1 or self._waiting:
+            spare_rows = min(spare_rows, drafts_beside(lane, sequences, decoding))
+        max_drafts = min(spare_rows // decoding, MAX_LIMIT)
         if lane.max_depth is not None:
-            most = min(most, lane.max_depth)
-        if lane.alike and len(sequences) > 1:  # each has rows for the drafts of the others
-            held = sum(len(sequence.tokens) for sequence in lane.active)
-            most = min(most, (self._pair.n_ctx - held) // decoding)
+            max_drafts = min(max_drafts, lane.max_depth)
+        if (
+            lane.alike and len(sequences) > 1
+        ):  # each sequence has as many rows as the one with most drafts
+            n_tokens = sum(len(sequence.tokens) for sequence in lane.active)
+            max_drafts = min(max_drafts, (self._pair.n_ctx - n_tokens) // decoding)
             if len(sequences) > decoding:
-                most = 0  # nobody has as many rows as a prompt
-        for sequence in looking:
-            room = self._pair.n_ctx - len(sequence.tokens) - 1
-            sequence.step.drafts.limit = min(sequence.left - 1, room, most)
+                max_drafts = 0  # no sequence can have as many rows as a prompt's chunk
+        for sequence in drafting:
+            max_tokens = self._pair.n_ctx - len(sequence.tokens) - 1
+            sequence.step.drafts.limit = min(sequence.left - 1, max_tokens, max_drafts)
             sequence.step.drafts.hurried = len(sequences) > decoding
 
     def make_way(self, lane: Lane, sequences: list[Sequence]) -> None:
-        """Drafts take the place of a prompt's tokens where the pass would get longer than it may be."""
-        decoding = sum(not each.prefilling for each in sequences)
+        """Shorten prompt chunks in favour of drafts where the pass would become too long."""
+        decoding = sum(not sequence.prefilling for sequence in sequences)
         if decoding in (0, len(sequences)):
             return
-        whole = lane.rows_beside(decoding) + decoding
-        over = sum(each.step.rows for each in sequences) - whole
+        max_rows = lane.rows_beside(decoding) + decoding
+        excess = sum(sequence.step.rows for sequence in sequences) - max_rows
         for sequence in reversed(sequences):
-            if over > 0 and sequence.reads_on:
+            if excess > 0 and sequence.reads_on:
                 step = sequence.step
-                before = len(step.read)
-                step.read = _chunk(lane, sequence, max(before - over, 1))
-                over -= before - len(step.read)
+                n_before = len(step.read)
+                step.read = _next_chunk(lane, sequence, max(n_before - excess, 1))
+                excess -= n_before - len(step.read)
 
     # ------------------------------------------------------------------------ the pass
 
     def fill(self, lane: Lane, sequences: list[Sequence]) -> bool:
-        """Put the rows of all steps into the lane's batch. True: no prompt is among them."""
+        """Fill the lane's batch with the rows of all steps. Return True if no prompt is among them."""
         batch = lane.batch
         batch.clear()
         decoding_only = all(not sequence.prefilling for sequence in sequences)
-        rows = {each.slot.id: each.step.rows for each in sequences}
+        rows = {sequence.slot.id: sequence.step.rows for sequence in sequences}
         if lane.alike and decoding_only:
-            rows = dict.fromkeys(rows, self._rows_alike(lane, sequences))
+            rows = dict.fromkeys(rows, self._equal_rows(lane, sequences))
         lane.slots.begin_pass(rows)
         for sequence in sequences:
             slot, step = sequence.slot, sequence.step
             last_chunk = slot.n_past + len(step.read) == len(slot.tokens)
             position = slot.n_past
             step.read_row = batch.rows
-            for at, token in enumerate(step.read, start=1):
-                wants = last_chunk and at == len(step.read)
-                row = batch.add(token, position, slot.id, wants or sequence.wants_logits(position))
+            for count, token in enumerate(step.read, start=1):
+                is_last = last_chunk and count == len(step.read)
+                row = batch.add(
+                    token, position, slot.id, is_last or sequence.wants_logits(position)
+                )
                 position += 1
             step.first_row = row if last_chunk else -1
             for token in step.drafts.tokens:
                 batch.add(token, position, slot.id, True)
                 position += 1
-            for _ in range(rows[slot.id] - step.rows):  # as many as the others have
+            for _ in range(rows[slot.id] - step.rows):  # padding, where all must have as many rows
                 batch.add(step.read[-1], position, slot.id, False)
                 position += 1
         if (decoding_only and not lane.alike) or (len(sequences) == 1 and lane.exact):
             self._pad(lane, sequences[-1], len(sequences))
         return decoding_only
 
-    def _rows_alike(self, lane: Lane, sequences: list[Sequence]) -> int:
-        """How many each gets: as many as who has most, or more where that is cheaper and there is room."""
-        most, count = max(each.step.rows for each in sequences), len(sequences)
-        wider = lane.pad_to(most * count, count) // count
+    def _equal_rows(self, lane: Lane, sequences: list[Sequence]) -> int:
+        """Return the number of rows that each sequence gets where all must have as many.
+
+        It is that of the longest step, or more where a wider pass is cheaper and there is room.
+        """
+        max_rows, count = max(sequence.step.rows for sequence in sequences), len(sequences)
+        padded_rows = lane.pad_to(max_rows * count, count) // count
         slots = lane.slots if count > 1 else [sequences[0].slot]
-        held = sum(slot.n_past for slot in slots)
-        return wider if held + wider * count <= self._pair.n_ctx else most
+        used_cells = sum(slot.n_past for slot in slots)
+        return padded_rows if used_cells + padded_rows * count <= self._pair.n_ctx else max_rows
 
     def _pad(self, lane: Lane, sequence: Sequence, sequences: int) -> None:
-        """Rows whose results nobody reads, where a wider pass is cheaper or the width is fixed."""
+        """Add rows whose results nobody reads, where a wider pass is cheaper or the width is fixed."""
         batch = lane.batch
         if sequence.prefilling and lane.exact:
-            return  # a prompt's chunks are the same in every run as they are
+            return  # the chunks of a prompt are the same in every run without padding
         filler = sequence.step.read[-1]
         position = sequence.slot.n_past + sequence.step.rows
-        held = sum(slot.n_past for slot in lane.slots) if sequences > 1 else 0
-        room = self._pair.n_ctx - max(position, held + batch.rows)  # nobody is to leave for them
-        for _ in range(min(lane.pad_to(batch.rows, sequences) - batch.rows, max(room, 0))):
+        used_cells = sum(slot.n_past for slot in lane.slots) if sequences > 1 else 0
+        # Padding must not force another sequence out of the context.
+        free_cells = self._pair.n_ctx - max(position, used_cells + batch.rows)
+        for _ in range(min(lane.pad_to(batch.rows, sequences) - batch.rows, max(free_cells, 0))):
             batch.add(filler, position, sequence.slot.id, True)
             position += 1
 
     def ends_for(self, lane: Lane, sequences: list[Sequence]) -> tuple[list[int], float]:
-        """Whose leaving ends the pass on its way, and how many seconds long it ends for one that comes."""
-        return ends_for(lane, sequences, self._writing)
+        """Return whose withdrawal interrupts the pass, and for how many seconds a new request does."""
+        return ends_for(lane, sequences, self._is_decoding)
 
     def stopped(self, lane: Lane, sequences: list[Sequence], made_room: bool) -> None:
-        """A pass was ended on its way: nobody has read anything. made_room: for one that comes."""
-        spent = time.perf_counter() - lane.began
-        # It ends at the end of a step of its own, a moment after it was told to.
-        begun = spent <= 2 * lane.begins_s and all(each.patient for each in sequences)
+        """Take back a pass that was interrupted. made_room: it was interrupted for a new request."""
+        spent_s = time.perf_counter() - lane.began
+        # A pass ends only between two steps of its computation, a moment after it was interrupted.
+        had_just_begun = spent_s <= 2 * lane.begins_s and all(seq.patient for seq in sequences)
         for sequence in sequences:
             lane.slots.stopped(sequence.slot)
-            if made_room and begun:
-                sequence.has_waited(spent)
+            if made_room and had_just_begun:
+                sequence.has_waited(spent_s)
             elif made_room:
-                sequence.has_lost(spent)
+                sequence.has_lost(spent_s)
 
     # ------------------------------------------------------------------------ leaving a slot
 
     def make_room(self, lane: Lane) -> Sequence | None:
-        """The context is full of running requests: the newest gives way until there is room again.
+        """Preempt the newest request because the context is full.
 
-        So the oldest always goes on, whatever comes after it. Returns one that has to end instead.
+        The oldest always goes on, whatever comes after it. Returns a request that has to end instead.
         """
         for sequence in lane.active:
             lane.slots.commit(sequence.slot, 0)
         newest = max(lane.active, key=lambda sequence: sequence.number)
-        if len(lane.active) == 1:  # its limit leaves room for it alone; llama.cpp sees it otherwise
+        if len(lane.active) == 1:  # should not happen: its limit keeps it within the context
             return newest
         newest.gave_way = lane.ended
-        self._give_way(lane, newest)
+        self._preempt(lane, newest)
         return None
 
-    def _give_way(self, lane: Lane, sequence: Sequence) -> None:
-        """Leave the slot, which keeps its text as any idle one does, as long as there is room."""
+    def _preempt(self, lane: Lane, sequence: Sequence) -> None:
+        """Take a sequence out of its slot and queue it. The slot keeps the text while there is room."""
         lane.active.remove(sequence)
         lane.slots.release(sequence.slot)
         self._waiting.appendleft(sequence)
 
     def leave(self, lane: Lane, sequence: Sequence) -> None:
-        """A request is over; its slot keeps its text."""
+        """Release the slot of a request that is over; the slot keeps its text as a cache."""
         if lane.exact:  # only whole chunks of a prompt are the same in every run
             chunks = sequence.n_prompt // EXACT_CHUNK * EXACT_CHUNK
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
@@ -424,7 +455,7 @@ class Scheduler:
         lane.ended += 1
 
     def drop(self, lane: Lane, sequence: Sequence) -> None:
-        """A request has failed; nothing of its slot is trusted any more."""
+        """Remove a request that has failed, and clear its slot, which is not trusted any more."""
         if sequence in lane.active:
             lane.active.remove(sequence)
             lane.ended += 1
@@ -432,21 +463,21 @@ class Scheduler:
             lane.slots.release(sequence.slot)
 
     def separate(self, lane: Lane) -> None:
-        """Forget all that the lane holds, and have those that run read again, one after another."""
-        for sequence in sorted(lane.active, key=lambda each: -each.number):
+        """Clear the lane, and queue its sequences to be read again, one after another."""
+        for sequence in sorted(lane.active, key=lambda sequence: -sequence.number):
             sequence.alone = True
-            self._give_way(lane, sequence)
+            self._preempt(lane, sequence)
         self.forget_slots(lane)
 
     def forget_slots(self, lane: Lane) -> None:
-        """Whatever was read into this lane's context is not trusted any more."""
+        """Clear all slots of a lane whose context is not trusted any more."""
         for slot in lane.slots:
             lane.slots.clear(slot)
         lane.context.clear()
         self._pair.prefixes.clear()
 
 
-def _step(sequence: Sequence, read: list[int]) -> SequenceStep:
+def _make_step(sequence: Sequence, tokens: list[int]) -> SequenceStep:
     verifier, generated = sequence.verifier, sequence.generated
     drafts = DraftRequest(
         sequence.slot,
@@ -455,32 +486,32 @@ def _step(sequence: Sequence, read: list[int]) -> SequenceStep:
         generated=generated,
         left=sequence.limit - generated,
     )
-    return SequenceStep(read, drafts, sequence.drafting, verifier)
+    return SequenceStep(tokens, drafts, sequence.drafting, verifier)
 
 
-def _is_scored(request: Generate) -> bool:
-    """Does anybody look at logits for the sake of log-probabilities?"""
+def _wants_logprobs(request: Generate) -> bool:
+    """Whether the request needs logits for log-probabilities."""
     return request.top_logprobs is not None or request.prompt_logprobs is not None
 
 
-def _outputs(lane: Lane) -> int:
-    """How many rows of prompts may have logits in a pass: half of all, the others are for drafts.
+def _max_prompt_outputs(lane: Lane) -> int:
+    """Return how many rows of prompts may have logits in a pass: half of all, the others are for drafts.
 
-    So no pass holds more than a few rows of the vocabulary's size, however long a prompt is.
+    This bounds the rows of the vocabulary's size that a pass holds, however long a prompt is.
     """
     return max(lane.context.n_outputs // 2 - len(lane.active), 1)
 
 
-def _chunk(lane: Lane, sequence: Sequence, most: int) -> list[int]:
-    """What of its prompt a sequence reads next, `most` tokens of it."""
+def _next_chunk(lane: Lane, sequence: Sequence, max_tokens: int) -> list[int]:
+    """Return the tokens of its prompt that a sequence reads next, at most `max_tokens`."""
     slot = sequence.slot
-    left = slot.unread
-    count = lane.chunk(slot.n_past, len(left), most)
-    return left[: lane.slots.prefill_chunk(slot, count)] if count else []
+    unread = slot.unread
+    count = lane.chunk(slot.n_past, len(unread), max_tokens)
+    return unread[: lane.slots.prefill_chunk(slot, count)] if count else []
 
 
-def _clean(lane: Lane) -> None:
-    """A request failed while it got its slot: what no running one holds is not trusted any more."""
+def _clear_unused_slots(lane: Lane) -> None:
+    """Clear the slots that no running request holds, after a request failed while it got its slot."""
     for slot in lane.slots:
         if all(sequence.slot is not slot for sequence in lane.active):
             lane.slots.clear(slot)

@@ -1,4 +1,4 @@
-"""One request on its way through the engine: its tokens, its place in a slot, and what it has shown."""
+"""A request on its way through the engine: its tokens, its slot, and the text it has shown."""
 
 from __future__ import annotations
 
@@ -20,18 +20,23 @@ from localspec.engine.statistics import Tally, listed
 from localspec.protocol.frames import ANYONE, Delta, Done, Generate, TokenLogprob
 from localspec.protocol.visibility import Regions
 
-SHORT_S = 1.0  # who types has asked again by then
-PATIENCE_S = 0.05  # that a prompt waits, all in all, for others that come with it
+# After an interrupted pass a prompt is read in short passes for at least this time: somebody who types has
+# sent the next request by then.
+MIN_SHORT_PASSES_S = 1.0
+# How long a prompt may wait in total for passes that begin again with a request that came just after.
+MAX_RESTART_WAIT_S = 0.05
 
 
 def suggests(request: Generate) -> bool:
-    """Does an editor wait for its text? A prompt that is only to be read keeps nobody waiting."""
+    """Whether an editor waits for the text of the request. One that only reads its prompt does not."""
     return request.priority == "editor" and request.max_tokens != 0
 
 
 def owner(request: Generate) -> str | None:
-    """Whose text is saved: a conversation's, or that of anyone who does not mind; an editor's changes
-    with each key.
+    """Return the conversation as which a request's text is saved; None if it is not saved.
+
+    A request without a conversation is saved for anyone unless it is private. An editor's is not, because
+    its text changes with each key.
     """
     if request.private or not request.cache_prompt or request.priority == "editor":
         return request.conversation
@@ -40,7 +45,7 @@ def owner(request: Generate) -> str | None:
 
 @dataclass(slots=True, eq=False)
 class TokenizedRequest:
-    """A request whose prompt is tokens and whose grammar is compiled: ready for a slot."""
+    """A request whose prompt is tokenized and whose grammar is compiled, ready for a slot."""
 
     request: Generate
     tokens: list[int]
@@ -49,16 +54,16 @@ class TokenizedRequest:
     lookup: NgramIndex = field(default_factory=NgramIndex)
     shown: frozenset[int] = frozenset()  # control tokens whose text belongs to the answer
     tail: str = ""  # the last characters of a chat's prompt
-    saved: Prefix | None = None  # what was saved of its conversation
-    note: str = ""  # what of the request cannot be had
-    regions: Regions | None = None  # where stop strings hold; None: in all of the text
+    saved: Prefix | None = None  # the state of its conversation, read from disk
+    note: str = ""  # which wishes of the request cannot be met
+    regions: Regions | None = None  # where stop strings apply; None: in all of the text
 
 
 class Sequence:
-    """A request that has had a slot. `tokens` is the text so far: prompt, then what was generated.
+    """A request that has had a slot. `tokens` is the text so far: the prompt, then what was generated.
 
-    While it runs, its slot's tokens are that very list. It may give its slot up and go on in another:
-    what is left of it then is here. `step` is its part of the present round.
+    While the sequence runs, `tokens` is the same list as its slot's. A preempted sequence keeps its tokens
+    and its state here, and goes on in another slot. `step` is its part of the present round.
     """
 
     step: SequenceStep
@@ -73,17 +78,17 @@ class Sequence:
         drafting: Drafting,
         verifier: Verifier,
     ) -> None:
-        """room: tokens that fit into the context after the prompt."""
+        """room: the tokens that fit into the context after the prompt."""
         self.request = tokenized.request
         self.id = tokenized.request.id
         self.slot = slot
         self.tokens = slot.tokens
         self.drafting = drafting
         self.verifier = verifier
-        asked = self.request.max_tokens
-        self.limit = room if asked is None else min(asked, room)
-        # Does the context end it where nothing else does?
-        self._cut_short = asked is None or asked > room
+        max_tokens = self.request.max_tokens
+        self.limit = room if max_tokens is None else min(max_tokens, room)
+        # Whether the context ends the answer where nothing else does.
+        self._ends_at_context = max_tokens is None or max_tokens > room
         self.n_prompt = len(tokenized.tokens)
         self.tally = Tally(
             self.n_prompt, cached=slot.reused, moved=slot.moved, exact=slot.reused_exact
@@ -94,104 +99,105 @@ class Sequence:
         self._vocab = vocab
         self._stream = TextStream(self.request.stop, tokenized.regions)
         self._stop_tokens = frozenset(self.request.stop_token_ids)
-        self._cut = False  # the rules about lines have ended the text
+        self._cut = False  # whether the line rules have ended the text
         self._shown = tokenized.shown
         self._lines = LineRules(self.request.single_line_indent, self.request.max_predict_ms)
         self._report = TokenReport(all_tokens=self.request.prompt_logprobs is not None)
-        self.n_scored = 0  # tokens of the prompt whose log-probabilities are known
-        self._n_bytes = 0  # of the tokens so far
-        self._ids: list[int] = []  # of tokens whose text was not shown yet
+        self.n_scored = 0  # prompt tokens whose log-probabilities are known
+        self._n_bytes = 0  # bytes of the answer so far
+        self._ids: list[int] = []  # ids of tokens whose text was not shown yet
         self.number = 0  # its place in the order of first starts
-        self.alone = False  # it is to run without company
-        self.guide_busy = False  # it sits rounds out until its grammar has answered
-        self._short_until = -math.inf  # it is read in short passes (perf_counter)
-        self._waited_s = 0.0  # for passes that began once more
-        self.gave_way = -1  # how many had left its lane when it gave up its slot
+        self.alone = False  # whether it must have every pass to itself
+        self.guide_busy = False  # whether it sits rounds out until its grammar has answered
+        self._short_until = (
+            -math.inf
+        )  # its prompt is read in short passes until then (perf_counter)
+        self._waited_s = 0.0  # time lost to passes that began again
+        self.gave_way = -1  # how many requests had ended in its lane when it was preempted
 
     @property
     def yields(self) -> bool:
-        """Is it read in short passes, after a long one that was ended for one that came?"""
+        """Whether its prompt is read in short passes, because a long one was interrupted."""
         return time.perf_counter() < self._short_until
 
     def has_lost(self, seconds: float) -> None:
-        """A pass was ended, after so long, for one that came: short ones for at least four times as long.
+        """Read the prompt in short passes for a while, after a pass of `seconds` was interrupted.
 
-        So whoever comes again and again costs it a fifth of its time at most.
+        They last at least four times as long as the lost pass, so that interruptions again and again cost
+        at most a fifth of the time.
         """
-        self._short_until = time.perf_counter() + max(4 * seconds, SHORT_S)
+        self._short_until = time.perf_counter() + max(4 * seconds, MIN_SHORT_PASSES_S)
 
     @property
     def patient(self) -> bool:
-        """May a pass that reads it begin once more for one that comes?"""
-        return self._waited_s < PATIENCE_S
+        """Whether a pass that reads its prompt may begin again with a request that comes just after."""
+        return self._waited_s < MAX_RESTART_WAIT_S
 
     def has_waited(self, seconds: float) -> None:
-        """A pass had just begun, and begins once more with one that came."""
+        """Count the time of a pass that had just begun, and begins again with a new request."""
         self._waited_s += seconds
 
     @property
     def turn(self) -> tuple[bool, bool, int]:
-        """When its prompt is read among several: an editor's first, of them one that is only to be read last,
-        then the short ones.
-        """
+        """The sort key of prompts to read: editors first, then those that generate, then short ones."""
         return self.request.priority != "editor", self.only_read, len(self.slot.unread)
 
     @property
     def only_read(self) -> bool:
-        """Is nothing to be written after its prompt?"""
+        """Whether nothing is to be generated after the prompt."""
         return self.request.max_tokens == 0
 
     def begin_round(self) -> None:
-        """Note whether its grammar can answer in the round that begins.
+        """Note whether the grammar can answer in the round that begins.
 
         Raises:
-            GrammarRejected: the grammar has failed.
+            GrammarRejected: The grammar has failed.
         """
         guide = self.verifier.matcher
         self.guide_busy = guide is not None and not guide.begin_round()
 
     def await_guide(self, seconds: float) -> None:
-        """Wait for its grammar, where nothing else is to be done."""
+        """Wait for the grammar, when there is nothing else to do."""
         guide = self.verifier.matcher
         if guide is not None:
             guide.wait(seconds)
 
     @property
     def scoring(self) -> bool:
-        """Are log-probabilities of its prompt still to be computed?"""
+        """Whether log-probabilities of the prompt are still to be computed."""
         return self.request.prompt_logprobs is not None and self.n_scored < self.n_prompt
 
     def wants_logits(self, position: int) -> bool:
-        """Does a token of the prompt at this position say what the next one's log-probability is?"""
+        """Whether the logits at this position of the prompt give the next token's log-probability."""
         return self.scoring and position + 1 < self.n_prompt
 
     def score_prompt(self, context: Context) -> list[TokenLogprob]:
-        """Return the log-probabilities of those tokens of the prompt that the last pass has told.
+        """Return the log-probabilities of the prompt tokens that the last pass allows to compute.
 
-        The pass's logits are still there, and what it has read is not committed yet. What was scored
-        before, and is read once more in another slot, is passed over.
+        The logits of the pass are still valid, and what it has read is not committed yet. Tokens that were
+        scored before, and are read again in another slot, are skipped.
 
         Raises:
-            NotFinite: the logits are no numbers.
+            NotFinite: The logits are NaN or infinite.
         """
-        most, start = self.request.prompt_logprobs, self.slot.n_past
-        if most is None or not self.scoring:
+        n_top, start = self.request.prompt_logprobs, self.slot.n_past
+        if n_top is None or not self.scoring:
             return []
-        found: list[TokenLogprob] = []
+        scores: list[TokenLogprob] = []
         if not self.n_scored:
-            found.append(TokenLogprob(self.tokens[0], self._prompt_piece(self.tokens[0]), 0.0))
+            scores.append(TokenLogprob(self.tokens[0], self._prompt_piece(self.tokens[0]), 0.0))
             self.n_scored = 1
-        for at in range(len(self.step.read)):
-            place = start + at + 1
-            if place == self.n_scored < self.n_prompt:
-                row = context.finite(self.step.read_row + at)
-                token = self.tokens[place]
-                found.append(sampler.prompt_logprob(row, token, most, self._prompt_piece))
+        for offset in range(len(self.step.read)):
+            position = start + offset + 1
+            if position == self.n_scored < self.n_prompt:
+                row = context.finite(self.step.read_row + offset)
+                token = self.tokens[position]
+                scores.append(sampler.prompt_logprob(row, token, n_top, self._prompt_piece))
                 self.n_scored += 1
-        return found
+        return scores
 
     def _prompt_piece(self, token: int) -> bytes:
-        """Return a token's bytes; in a prompt control tokens have text, too."""
+        """Return the bytes of a token. In a prompt, control tokens have text, too."""
         return self._vocab.piece(token, special=True)
 
     @property
@@ -200,53 +206,54 @@ class Sequence:
 
     @property
     def prefilling(self) -> bool:
-        """Is there text left to read besides the last token?"""
+        """Whether text is left to read besides the last token."""
         return len(self.tokens) - self.slot.n_past > 1
 
     @property
     def reads_on(self) -> bool:
-        """Is there more of its prompt than it reads in this round?"""
+        """Whether the prompt goes on behind what is read in this round."""
         return self.prefilling and len(self.step.read) < len(self.slot.unread)
 
     @property
     def left(self) -> int:
-        """Tokens that may still be generated."""
+        """How many tokens may still be generated."""
         return self.limit - self.generated
 
     def finish(self, reason: str) -> None:
-        """Nothing more is generated: "stop", "length", "cancelled"."""
+        """End the answer. reason: "stop", "length" or "cancelled"."""
         self.finished, self.finish_reason = True, reason
 
     def go_on_in(self, slot: Slot) -> None:
-        """Take another slot, which was given this text."""
+        """Continue in another slot, which holds this text."""
         self.slot = slot
         slot.tokens = self.tokens
 
-    def append(self, tokens: list[int], began: float) -> tuple[int, Delta | None]:
-        """Append what a round kept, up to the end of the answer; all but the last came from a draft.
+    def append(self, tokens: list[int], began_at: float) -> tuple[int, Delta | None]:
+        """Append the tokens that a round kept, up to the end of the answer.
 
-        began: when their pass did. Returns how many were kept and the text to show, if any.
+        All but the last came from a draft. began_at: when their pass began. Returns how many were appended,
+        and the text to show, if any.
         """
-        logprobs = self._scored(tokens)
-        self.tally.wrote(len(tokens), began)
+        logprobs = self._answer_logprobs(tokens)
+        self.tally.wrote(len(tokens), began_at)
         text = ""
         spans: list[tuple[int, int]] = []
         count = 0
-        for at, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             self.tokens.append(token)
             count += 1
             if self.request.return_tokens:
                 self._ids.append(token)
             if logprobs:
-                self._report.add(self._n_bytes, logprobs[at])
+                self._report.add(self._n_bytes, logprobs[index])
             if self._vocab.is_eog(token) or token in self._stop_tokens:
                 self.finish("stop")
                 break
             piece = self._vocab.piece(token, special=token in self._shown)
             self._n_bytes += len(piece)
-            chunk = self._within_lines(self._stream.push(piece, at < len(tokens) - 1))
+            chunk = self._within_lines(self._stream.push(piece, index < len(tokens) - 1))
             self._report.show(chunk.ends)
-            spans += [(a + len(text), b + len(text)) for a, b in chunk.drafted]
+            spans += [(start + len(text), end + len(text)) for start, end in chunk.drafted]
             text += chunk.text
             if self.finished:
                 break
@@ -259,25 +266,25 @@ class Sequence:
         self.tally.produced += count
         return count, self._delta(text, spans)
 
-    def _scored(self, tokens: list[int]) -> list[TokenLogprob]:
-        """Log-probabilities of the tokens just verified, where they were asked for."""
-        most = self.request.top_logprobs
-        if most is None:
+    def _answer_logprobs(self, tokens: list[int]) -> list[TokenLogprob]:
+        """Return the log-probabilities of the tokens just verified, [] if the request wants none."""
+        n_top = self.request.top_logprobs
+        if n_top is None:
             return []
         piece = self._vocab.piece
         if not self.request.post_sampling:
             rows = zip(self.verifier.rows, tokens, strict=True)
-            return [sampler.logprob(row, token, most, piece) for row, token in rows]
-        drawn = self.verifier.sampler.distribution
+            return [sampler.logprob(row, token, n_top, piece) for row, token in rows]
+        distribution = self.verifier.sampler.distribution
         return [
-            sampler.drawn_logprob(drawn(row, place), token, most, piece)
-            for place, (row, token) in enumerate(
+            sampler.drawn_logprob(distribution(row, position), token, n_top, piece)
+            for position, (row, token) in enumerate(
                 zip(self.verifier.adjusted, tokens, strict=True), start=self.generated
             )
         ]
 
     def _within_lines(self, chunk: Chunk) -> Chunk:
-        """The part of `chunk` before the rules about lines end the answer."""
+        """Return `chunk` up to where the line rules end the answer."""
         if not self._lines.active or not chunk.text:
             return chunk
         end = self._lines.cut(chunk.text, self.tally.since_first_ms())
@@ -290,7 +297,7 @@ class Sequence:
     def _delta(
         self, text: str, spans: list[tuple[int, int]], *, complete: bool = False
     ) -> Delta | None:
-        """Return the next part of the answer, if there is any. complete: its text ends, and was not cut."""
+        """Return the next part of the answer, if there is any. complete: the text ends, and was not cut."""
         logprobs = self._report.take(complete=complete)
         if not text and not logprobs and not (self.finished and self._ids):
             return None
@@ -306,7 +313,7 @@ class Sequence:
         )
 
     def last_text(self) -> Delta | None:
-        """What was held back, once the answer is over."""
+        """Return the text that was held back until the answer was over, if any."""
         if self._cut:
             return None
         chunk = self._within_lines(self._stream.flush())
@@ -317,7 +324,7 @@ class Sequence:
         return self._delta(chunk.text, chunk.drafted, complete=complete)
 
     def done(self, exact: bool) -> Done:
-        """The closing frame."""
+        """Return the closing frame."""
         tally = self.tally
         rule = "rejection" if self.verifier.reject else "match"
         return Done(
@@ -333,7 +340,7 @@ class Sequence:
                 exact,
             ),
             self._stream.stopped,
-            truncated=self.finish_reason == "length" and self._cut_short and self.left <= 0,
+            truncated=self.finish_reason == "length" and self._ends_at_context and self.left <= 0,
             depths=listed(tally.depths),
             accepts=listed(tally.accepts),
             trace=tally.trace or [],

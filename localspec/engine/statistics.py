@@ -1,4 +1,4 @@
-"""What is counted and timed of one request, and what its last frame says of it."""
+"""Counts and times of one request, and what its last frame reports of them."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from localspec.protocol.frames import Speculation, Timings, Verified
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and times of one request. Milliseconds; points in time are time.perf_counter's.
+    """Counts and times of one request. Durations are in milliseconds; points in time are perf_counter's.
 
-    plain_ms: what the same tokens would have cost by plain decoding beside the same company.
+    plain_ms: what the same tokens would have cost by plain decoding beside the same other sequences.
     """
 
     n_prompt: int
     cached: int = 0
-    moved: int = 0  # of `cached`, from another place of the text
-    exact: int = 0  # of `cached`, before the first that was ever moved
+    moved: int = 0  # tokens of `cached` that were moved from another place of the text
+    exact: int = 0  # tokens of `cached` before the first one that was ever moved
     drafted: int = 0
     accepted: int = 0
     produced: int = 0
-    produced_timed: int = 0  # of `produced`, already looked at by the accounting
+    produced_timed: int = 0  # tokens of `produced` that the accounting has seen
     timed: int = 0  # tokens that came from timed rounds
     rounds: int = 0
     round_ms: float = 0.0
@@ -34,29 +34,29 @@ class Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     depths: Counter[int] = field(default_factory=Counter)
     accepts: Counter[int] = field(default_factory=Counter)
-    trace: list[Verified] | None = None  # where nobody asked
+    trace: list[Verified] | None = None  # None unless the request wants timings
     started: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     last_token: float = 0.0
 
-    def wrote(self, count: int, began: float) -> None:
-        """A pass that began at `began` has just brought so many tokens, or 0: none."""
+    def wrote(self, count: int, began_at: float) -> None:
+        """Note that a pass that began at `began_at` has just produced `count` tokens, possibly 0."""
         now = self.last_token = time.perf_counter()
         if self.first_token is None:
-            # The first of several tokens of a pass has come when its share of the pass was over.
-            self.first_token = now - (now - began) * (1 - 1 / max(count, 1))
+            # The first of several tokens counts as produced when its share of the pass was over.
+            self.first_token = now - (now - began_at) * (1 - 1 / max(count, 1))
 
     def since_start_ms(self) -> float:
         return (time.perf_counter() - self.started) * 1e3
 
     def since_first_ms(self) -> float:
-        """Since the first token came; before it has, since the request started."""
+        """Return the time since the first token came, or since the request started if none has."""
         return (time.perf_counter() - (self.first_token or self.started)) * 1e3
 
     def verified(self, step: SequenceStep, accepted: int) -> None:
-        """So many drafts of a step were accepted."""
+        """Count the drafts of a step, of which `accepted` were accepted."""
         drafted = len(step.drafts.tokens)
-        if len(step.read) == 1:  # else it was mostly there to read a prompt
+        if len(step.read) == 1:  # any other pass mostly read a prompt
             self.depths[drafted] += 1
             self.accepts[accepted] += 1
             if self.trace is not None:
@@ -71,33 +71,33 @@ class Tally:
                 self.predicted_rejected += drafted - accepted
 
     def round_over(self, round_ms: float, plain_ms: float) -> int:
-        """A round that only wrote is over; returns the tokens since the last such round.
+        """Book a round that only decoded, and return the tokens produced since the last such round.
 
-        plain_ms: for one token by plain decoding.
+        plain_ms: what one token would have cost by plain decoding.
         """
-        made, self.produced_timed = self.produced - self.produced_timed, self.produced
+        n_new, self.produced_timed = self.produced - self.produced_timed, self.produced
         self.rounds += 1
-        self.timed += made
+        self.timed += n_new
         self.round_ms += round_ms
-        self.plain_ms += plain_ms * made
-        return made
+        self.plain_ms += plain_ms * n_new
+        return n_new
 
     def timings(self, generated: int) -> Timings:
-        """In llama-server's names, once the answer is over."""
+        """Return the times of the answer under llama-server's names."""
         first = self.first_token or time.perf_counter()
         prompt_ms = (first - self.started) * 1e3
-        # As llama-server counts: from the first token to the last, which is one token less.
+        # llama-server counts from the first token to the last, which is one token less.
         predicted_ms = max(self.last_token - first, 0.0) * 1e3
         steps = max(generated - 1, 0) if predicted_ms > 0 else 0
-        read = self.n_prompt - self.cached
+        n_read = self.n_prompt - self.cached
         return Timings(
             cache_n=self.cached,
             cache_shift_n=self.moved,
             cache_exact_n=self.exact,
-            prompt_n=read,
+            prompt_n=n_read,
             prompt_ms=prompt_ms,
-            prompt_per_token_ms=prompt_ms / max(read, 1),
-            prompt_per_second=1e3 * read / max(prompt_ms, 1e-6),
+            prompt_per_token_ms=prompt_ms / max(n_read, 1),
+            prompt_per_second=1e3 * n_read / max(prompt_ms, 1e-6),
             predicted_n=generated,
             predicted_ms=predicted_ms,
             predicted_per_token_ms=predicted_ms / steps if steps else 0.0,
@@ -109,12 +109,14 @@ class Tally:
     def speculation(
         self, generated: int, reason: str | None, verification: str | None, exact: bool
     ) -> Speculation:
-        """What speculation did. reason: why no drafts were possible at all, if so."""
+        """Return what speculation did. reason: why drafting was impossible, if it was."""
         active = self.drafted > 0
         kind = max(self.kinds, key=lambda k: self.kinds[k]) if self.kinds else None
         if not active and reason is None:
-            short = generated <= 2
-            reason = "the answer was too short" if short else "drafting would not have been faster"
+            is_short = generated <= 2
+            reason = (
+                "the answer was too short" if is_short else "drafting would not have been faster"
+            )
         measured = self.rounds > 0 and self.plain_ms > 0 and self.round_ms > 0
         return Speculation(
             active=active,
@@ -134,5 +136,5 @@ class Tally:
 
 
 def listed(counts: Counter[int]) -> list[int]:
-    """Counts of 0, 1, … up to the largest there is."""
-    return [counts[at] for at in range(max(counts, default=-1) + 1)]
+    """Return the counts of 0, 1, … up to the largest key."""
+    return [counts[value] for value in range(max(counts, default=-1) + 1)]

@@ -1,9 +1,9 @@
 """The worker process: frames in, one engine, frames out.
 
-Four threads. The reader takes frames off the socket and answers pings; two preparers turn requests
-into tokens, one of them those that take long, so that nobody else waits for them; the main thread runs
-the step loop and everything that touches a context. When the daemon goes, its end of the socket closes
-and this process ends too.
+It has four threads. The reader takes frames off the socket and answers pings. Two preparers turn requests
+into tokens; one of them takes the requests that need long, so that the others need not wait for them. The
+main thread runs the step loop and everything that touches a context. When the daemon ends, its end of the
+socket closes and this process ends, too.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ from localspec.protocol.frames import (
 )
 
 Tokenized = TokenizedRequest | TokenizedInputs
-Asked = Generate | Embed | Rerank | Tokenize | Detokenize | ApplyTemplate | CountTokens
+PreparedFrame = Generate | Embed | Rerank | Tokenize | Detokenize | ApplyTemplate | CountTokens
 
 # How long a thread that prepares requests may hold the interpreter while the step loop waits for it. The loop
-# needs it a dozen times in a round, and Python's own 5 ms made rounds beside four busy threads 0.3 s long.
+# needs it a dozen times per round; with Python's default of 5 ms, rounds beside four busy threads took 0.3 s.
 SWITCH_INTERVAL_S = 0.0005
-SAVE_EVERY = 50  # answers between two savings of what was learned
-# Seconds of text sent at once, what a film takes for a picture: each time costs the daemon and its client
-# a turn, for each text that is written, on cores that the next pass wants for itself.
-TOGETHER_S = 0.03
+ANSWERS_PER_SAVE = 50  # what was learned is saved after this many answers
+# Text of this many seconds is sent together, about the time of one picture of a film. Every frame costs the
+# daemon and its client processor time, on cores that the next pass needs.
+FLUSH_INTERVAL_S = 0.03
 
 
 class Worker:
@@ -78,25 +78,27 @@ class Worker:
         self._socket = sock
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Frame | Tokenized] = queue.SimpleQueue()
-        self._preparers: Preparers[Tokenized] = Preparers(self.send, self._prepared)
+        self._preparers: Preparers[Tokenized] = Preparers(self.send, self._enqueue_prepared)
         self._engine: Engine | Encoder | None = None
         self._renderers: list[TemplateRenderer] = []
         self._grammars: Grammars | None = None
         self._turns = Turns(None, 0.0)
-        self._finished = 0
-        self._resting = True  # nothing to do: no step is waited for
-        self._unsent: dict[int, Delta] = {}  # by request: its text that goes with the next frames
-        self._sent = 0.0  # when the last went (monotonic)
-        self._silent: set[int] = set()  # requests that have started and said nothing yet
+        self._finished = 0  # answers since what was learned was last saved
+        self._idle = True  # no step is running or due
+        self._unsent: dict[int, Delta] = {}  # per request, the text that goes with the next frames
+        self._sent = 0.0  # when text was last sent (time.monotonic)
+        self._awaiting_first_text: set[int] = (
+            set()
+        )  # requests that have started and sent no text yet
 
     def run(self) -> None:
-        """The step loop. Returns on Shutdown."""
+        """Run the step loop until Shutdown comes."""
         threading.Thread(target=self._read, name="reader", daemon=True).start()
         self._preparers.start()
         while True:
             engine = self._engine
             busy = engine is not None and engine.active
-            self._resting = not busy
+            self._idle = not busy
             if not busy:
                 self._turns.rest()
             if engine is not None:
@@ -106,23 +108,23 @@ class Worker:
             except queue.Empty:
                 item = None
             llama.beat()
-            self._resting = False
+            self._idle = False
             if item is not None:
-                self._flush()  # what comes may make the next pass a long one
+                self._flush()  # the new request may make the next pass a long one
                 if isinstance(item, Shutdown):
                     break
                 self._handle(item)
-                continue  # everything that waits is heard before the next step
+                continue  # the inbox is emptied before the next step
             assert engine is not None
             with self._turns.one(engine.hurries):
                 engine.step()
-            if not engine.active or time.monotonic() - self._sent >= TOGETHER_S:
+            if not engine.active or time.monotonic() - self._sent >= FLUSH_INTERVAL_S:
                 self._flush()
-            self._keep_learned(engine)
+            self._save_learned(engine)
         self._close()
 
     def send(self, frame: Frame) -> None:
-        """Send one frame; the daemon being gone is noticed by the reader."""
+        """Send one frame. If the daemon is gone, this process ends."""
         self._send(frames.encode(frame))
 
     def _send(self, data: bytes | bytearray) -> None:
@@ -133,31 +135,31 @@ class Worker:
                 os._exit(0)
 
     def _emit(self, frame: Frame) -> None:
-        """The engine's frames, in their order; text may wait a moment for more, but nobody's first."""
+        """Send a frame of the engine, in order. Text may wait for more, except the first of an answer."""
         match frame:
-            case Delta() if frame.id not in self._silent:
-                before = self._unsent.get(frame.id)
-                self._unsent[frame.id] = frame if before is None else before.and_then(frame)
+            case Delta() if frame.id not in self._awaiting_first_text:
+                unsent = self._unsent.get(frame.id)
+                self._unsent[frame.id] = frame if unsent is None else unsent.and_then(frame)
                 return
             case frames.Started():
-                self._silent.add(frame.id)
+                self._awaiting_first_text.add(frame.id)
             case frames.Done():
                 self._finished += 1
-                self._silent.discard(frame.id)
+                self._awaiting_first_text.discard(frame.id)
             case Delta() | Failed():
-                self._silent.discard(frame.id)
+                self._awaiting_first_text.discard(frame.id)
         self._flush(frame)
 
-    def _flush(self, *last: Frame) -> None:
-        """Send the text that waits, and then `last`."""
-        if self._unsent or last:
-            self._send(b"".join(map(frames.encode, (*self._unsent.values(), *last))))
+    def _flush(self, *frames_after: Frame) -> None:
+        """Send the text that waits, and then `frames_after`."""
+        if self._unsent or frames_after:
+            self._send(b"".join(map(frames.encode, (*self._unsent.values(), *frames_after))))
             self._unsent.clear()
             self._sent = time.monotonic()
 
-    def _keep_learned(self, engine: Engine | Encoder) -> None:
-        """Now and then; not being able to is nobody's trouble."""
-        if self._finished < SAVE_EVERY:
+    def _save_learned(self, engine: Engine | Encoder) -> None:
+        """Save what was learned after every few answers. A failure is logged and otherwise ignored."""
+        if self._finished < ANSWERS_PER_SAVE:
             return
         self._finished = 0
         try:
@@ -180,10 +182,12 @@ class Worker:
             except msgspec.DecodeError as error:
                 sys.stderr.write(f"a frame from the daemon cannot be read: {error}\n")
                 os._exit(2)
-            if isinstance(frame, Asked):
+            if isinstance(frame, PreparedFrame):
                 self._preparers.put(frame)
-            elif isinstance(frame, Ping):  # a pass may take longer than the daemon waits
-                still_s = 0.0 if self._resting else time.monotonic() - llama.last_beat()
+            elif isinstance(
+                frame, Ping
+            ):  # answered here: a pass may take longer than the daemon waits
+                still_s = 0.0 if self._idle else time.monotonic() - llama.last_beat()
                 self.send(Pong(frame.id, still_s))
             else:
                 if isinstance(frame, Forget):
@@ -192,23 +196,26 @@ class Worker:
                 if isinstance(frame, Cancel) and (engine := self._engine) is not None:
                     engine.interruption.left(frame.id)
 
-    def _prepared(self, tokenized: Tokenized) -> None:
-        """In a preparer's thread."""
+    def _enqueue_prepared(self, tokenized: Tokenized) -> None:
+        """Put a prepared request into the inbox; called in a preparer's thread."""
         self._inbox.put(tokenized)
         if (engine := self._engine) is not None:
             engine.interruption.came()
 
     def _forget(self, frame: Forget) -> None:
-        """Out of the files at once: the loop may be deep in a pass, or saving before it ends."""
+        """Delete a conversation's files at once.
 
-        def forgotten() -> None:
+        The step loop does the rest later: it may be deep in a pass, or saving before the process ends.
+        """
+
+        def confirm() -> None:
             self.send(frames.Forgotten(frame.id))
 
         engine = self._engine
         if engine is None:
-            forgotten()  # nothing of any conversation has come yet, or all is closed
+            confirm()  # no model is loaded, so nothing of a conversation is held
         else:
-            engine.forget_saved(frame.conversation, forgotten)
+            engine.forget_saved(frame.conversation, confirm)
 
     # ------------------------------------------------------------------------ main thread
 
@@ -223,8 +230,8 @@ class Worker:
                 if not known:
                     self._preparers.cancel(item.id)
             case frames.Spare():
-                room = 0 if self._engine is None else self._engine.spare(item.most)
-                self.send(frames.Spared(item.id, room))
+                n_bytes = 0 if self._engine is None else self._engine.spare(item.most)
+                self.send(frames.Spared(item.id, n_bytes))
             case Forget():
                 if self._engine is not None:
                     self._engine.forget(item.conversation)
@@ -243,44 +250,44 @@ class Worker:
 
     def _load(self, load: Load) -> None:
         self._close()
-        last = [0.0]
+        last_fraction = [0.0]
 
         def progress(stage: str, fraction: float) -> None:
-            if fraction in (0.0, 1.0) or abs(fraction - last[0]) >= 0.02:
-                last[0] = fraction
+            if fraction in (0.0, 1.0) or abs(fraction - last_fraction[0]) >= 0.02:
+                last_fraction[0] = fraction
                 self.send(Loading(stage, fraction))
             llama.beat()
 
         on_cpu = llama.backend() == "cpu" or not load.settings.n_gpu_layers
         file = Path(load.settings.turns) if load.settings.turns and on_cpu else None
         self._turns = Turns(file, load.settings.gap_s)
-        open_it = self._embedding_model if load.pair.pooling else self._pair
+        load_model = self._load_embedding_model if load.pair.pooling else self._load_pair
         try:
-            info = open_it(load, progress)
+            info = load_model(load, progress)
         except LocalspecError as error:
             self.send(LoadError(error.message))
         else:
             self.send(info)
 
-    def _pair(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
-        """Load what writes. Raises LoadFailed."""
+    def _load_pair(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
+        """Load a pair of models that write text. Raises LoadFailed."""
         notice = lambda text: self.send(frames.Notice(text))  # noqa: E731
         turn = partial(self._turns.one, False)
         pair = load_pair(load.pair, load.settings, progress, notice, turn)
         vocab = pair.vocab
         texts = pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
         self._engine = Engine(pair, self._emit)
-        # One for each thread: a template may take seconds over a long chat.
+        # Each thread gets its own renderer: a template may take seconds over a long chat.
         self._renderers = [TemplateRenderer(*texts)]
         self._renderers += [TemplateRenderer(*texts, eager=False) for _ in range(SLOW_THREADS)]
         self._grammars = grammars = Grammars(vocab, isolated=True)
         special = SpecialTokens(vocab, pair.chat_template)
-        quick, *slow = (Preparer(pair, each, grammars, special) for each in self._renderers)
+        quick, *slow = (Preparer(pair, renderer, grammars, special) for renderer in self._renderers)
         self._preparers.use(quick, slow)
         return pair.info()
 
-    def _embedding_model(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
-        """Load what turns texts into numbers. Raises LoadFailed."""
+    def _load_embedding_model(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
+        """Load a model that embeds or reranks texts. Raises LoadFailed."""
         model = load_embedding_model(load.pair, load.settings, progress)
         self._engine = Encoder(model, self._emit)
         slow = [InputPreparer(model) for _ in range(SLOW_THREADS)]
@@ -301,8 +308,10 @@ class Worker:
 
 
 def main(descriptor: int) -> None:
-    """Serve the socket `descriptor`, inherited from the daemon."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client; the daemon ends us
+    """Serve the socket `descriptor`, which is inherited from the daemon."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the client; the daemon ends this process
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.dup2(2, 1)  # llama.cpp's libraries may print; frames never travel on stdout
     sock = socket.socket(fileno=descriptor)

@@ -162,7 +162,7 @@ def test_a_state_that_half_a_pass_went_into_is_not_gone_on_from(
 @pytest.fixture
 def no_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pass is under way as soon as it runs."""
-    monkeypatch.setattr(lane, "BEGINS_S", 0.0)
+    monkeypatch.setattr(lane, "MAX_START_S", 0.0)
 
 
 @HEEDED
@@ -204,16 +204,16 @@ def test_all_who_come_as_a_pass_begins_are_read_in_one(
     interruption = contextual.engine.interruption
     ids = [contextual.start(prompts[0], 8)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane, "BEGINNING", 1e6)
-        patch.setattr(lane, "BEGINS_S", 1e3)
-        patch.setattr(sequence, "PATIENCE_S", 1e6)
+        patch.setattr(lane, "START_SHARE", 1e6)
+        patch.setattr(lane, "MAX_START_S", 1e3)
+        patch.setattr(sequence, "MAX_RESTART_WAIT_S", 1e6)
         for place, prompt in zip(places, prompts[1:], strict=True):
             patch.setattr(interruption, "stop", StopAfter(place, interruption.came))
             contextual.engine.step()
             assert contextual.sequence(ids[0]).slot.n_past == 0
             ids.append(contextual.start(prompt, 8))
             interruption.heard()
-        patch.setattr(sequence, "PATIENCE_S", 0.0)
+        patch.setattr(sequence, "MAX_RESTART_WAIT_S", 0.0)
         patch.setattr(interruption, "stop", StopAfter(1, interruption.came))
         contextual.engine.step()
         assert not any(contextual.sequence(each).prefilling for each in ids)
