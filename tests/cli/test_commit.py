@@ -692,6 +692,6 @@ IMPATIENT = """
 import sys
 from localspec import cli
 from localspec.cli.commands.shell import commit
-commit._PATIENCE = 1
+commit._HOOK_TIMEOUT_S = 1
 sys.exit(cli.main())
 """

@@ -10,7 +10,7 @@ from localspec.cli import suggest, templates
 from localspec.cli.app import Group
 from localspec.cli.terminal import render
 
-_BEGINNING = 160  # characters of a prompt
+_MAX_PROMPT_CHARS = 160  # shown of a prompt in the list
 
 
 @click.group(
@@ -24,36 +24,36 @@ _BEGINNING = 160  # characters of a prompt
 @click.pass_context
 def command(context: click.Context) -> int:
     if context.invoked_subcommand is None:
-        return _listed(as_json=False)
+        return _print_list(as_json=False)
     return 0
 
 
-def _listed(*, as_json: bool) -> int:
-    found = templates.listed()
+def _print_list(*, as_json: bool) -> int:
+    entries = templates.listed()
     if as_json:
-        render.record(found)
+        render.record(entries)
         return 0
     rows = [["NAME", "FROM", "PARAMETERS", "PROMPT"]]
-    for each in found:
-        prompt = each["template"].get("prompt") or each["template"].get("system") or ""
+    for entry in entries:
+        prompt = entry["template"].get("prompt") or entry["template"].get("system") or ""
         text = (
             "(see below)"
-            if each["problem"]
-            else textwrap.shorten(prompt, _BEGINNING, placeholder=" …")
+            if entry["problem"]
+            else textwrap.shorten(prompt, _MAX_PROMPT_CHARS, placeholder=" …")
         )
-        origin = "yours" if each["file"] else "localspec"
-        rows.append([each["name"], origin, ", ".join(each["parameters"]), text])
+        origin = "yours" if entry["file"] else "localspec"
+        rows.append([entry["name"], origin, ", ".join(entry["parameters"]), text])
     render.table(rows)
-    for each in found:
-        if each["problem"]:
-            render.line(each["problem"])
+    for entry in entries:
+        if entry["problem"]:
+            render.line(entry["problem"])
     return 0
 
 
 @command.command("list", help="List the templates.", epilog="Example: localspec templates list")
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def listed(as_json: bool) -> int:
-    return _listed(as_json=as_json)
+    return _print_list(as_json=as_json)
 
 
 @command.command(help="Print a template's file.", epilog="Example: localspec templates show review")

@@ -1,4 +1,4 @@
-"""`localspec cmd`: one shell command for what is described."""
+"""`localspec cmd`: propose one shell command for a description."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def _run(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
     if not words:
         raise UsageError('Describe the command, as in: localspec cmd "count the lines in *.py"')
     text = ask.asked({**values, "words": list(words)})
-    used = shells.named(shell) if shell else shells.current()
-    known = {"shell": used.language, "system": shells.system()}
+    target_shell = shells.named(shell) if shell else shells.current()
+    variables = {"shell": target_shell.language, "system": shells.system()}
 
-    said = {**values, "files": [], "about": ask.clean(" ".join(words))}
-    answer = asking.whole("cmd", said, asking.everything(text), known)
+    template_options = {**values, "files": [], "about": ask.clean(" ".join(words))}
+    answer = asking.whole("cmd", template_options, asking.everything(text), variables)
     command = answers.command(answer.text)
     if answer.cut_off:
         raise LocalspecError(
@@ -51,9 +51,9 @@ def _run(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
 
     def explain(command: str) -> None:
         fenced = f"```\n{command}\n```"
-        asking.shown("cmd-explain", {**values, "files": []}, asking.everything(fenced), known)
+        asking.shown("cmd-explain", {**values, "files": []}, asking.everything(fenced), variables)
 
-    return proposal.settle(command, used, explain)
+    return proposal.settle(command, target_shell, explain)
 
 
 command = click.Command(
