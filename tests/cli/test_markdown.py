@@ -35,7 +35,7 @@ def shown(
     with (
         patch.object(sys, "stdout", out),
         patch.object(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines))),
-        patch.object(screen, "_REDRAW", 0.0),
+        patch.object(screen, "_REDRAW_INTERVAL_S", 0.0),
     ):
         printer = render.Drawn(begun)
         for start, end in itertools.pairwise(places):
