@@ -221,7 +221,7 @@ def _split_words_and_files(options: dict[str, Any]) -> dict[str, Any]:
     """
     words = [word for word in options["words"] if word != "-"]
     files = ["-"] * ("-" in options["words"]) + options["files"]
-    file_words = [word for word in words if word not in files and os.path.isfile(word)]  # noqa: PTH113 - pathlib is an import more
+    file_words = [word for word in words if word not in files and os.path.isfile(word)]  # noqa: PTH113 - pathlib would be one more import
     if file_words:
         from localspec.cli import inputs
 
@@ -401,12 +401,12 @@ def _stdin_name() -> str:
     if not _is_piped():
         return ""
     try:
-        name = os.readlink("/proc/self/fd/0")  # noqa: PTH115 - pathlib is an import more
+        name = os.readlink("/proc/self/fd/0")  # noqa: PTH115 - pathlib would be one more import
     except OSError:
         return "Piped text"
-    if os.path.isfile(name):  # noqa: PTH113 - pathlib is an import more
-        return os.path.basename(name)  # noqa: PTH119 - pathlib is an import more
-    return "" if os.path.exists(name) else "Piped text"  # noqa: PTH110 - pathlib is an import more
+    if os.path.isfile(name):  # noqa: PTH113 - pathlib would be one more import
+        return os.path.basename(name)  # noqa: PTH119 - pathlib would be one more import
+    return "" if os.path.exists(name) else "Piped text"  # noqa: PTH110 - pathlib would be one more import
 
 
 def _is_piped() -> bool:

@@ -205,9 +205,8 @@ def _check_folders(paths: Paths) -> Iterator[Finding]:
 
 def _nearest_existing(folder: Path) -> Path:
     """Return the folder, or the nearest existing folder above it."""
-    exists = (
-        os.path.exists
-    )  # Path.exists raises for folders without permission and for names that are too long
+    # Path.exists raises for folders without permission and for names that are too long.
+    exists = os.path.exists
     return next(path for path in (folder, *folder.parents) if exists(path))
 
 
@@ -320,9 +319,8 @@ def _check_daemon(system: Machine, rebuild_command: str) -> Iterator[Finding]:
         if problem.endswith("TCP is not served."):
             yield Finding("tcp", "bad", problem, "localspec config unset listen")
         elif problem.startswith((str(system.paths.config_file), "LOCALSPEC_")):
-            if (
-                problem not in known_problems
-            ):  # from the daemon's environment, or from an earlier state of the file
+            # The problem is in the daemon's environment, or in an earlier state of the file.
+            if problem not in known_problems:
                 yield Finding("daemon", "bad", problem, "localspec stop && localspec start")
         else:
             yield Finding("files", "bad", problem, "correct the file; it is reloaded automatically")

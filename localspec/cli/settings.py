@@ -162,22 +162,22 @@ def _refuse_conflicts(
 ) -> None:
     """Check that the changed file means what was intended.
 
-    Raises UsageError if a value conflicts with others, or if the file is written so that the change had
-    another effect.
+    Raises UsageError if a value conflicts with others, or if the file is written in a form that this program
+    cannot change line by line.
     """
     old_reasons = {problem.reason for problem in old_config.problems}
     new_reasons = [
-        item.reason
-        for item in new_config.problems
-        if item.conflict and item.reason not in old_reasons
+        problem.reason
+        for problem in new_config.problems
+        if problem.conflict and problem.reason not in old_reasons
     ]
     if new_reasons:
         reason = new_reasons[0]
         raise UsageError(f"{reason[:1].upper()}{reason[1:]}.")
-    other_keys = [item for item in config.KEYS if item != key]
-    if any(getattr(old_config, item) != getattr(new_config, item) for item in other_keys) or (
-        value is not None and getattr(new_config, key) != value
-    ):
+    other_keys = [other_key for other_key in config.KEYS if other_key != key]
+    if any(
+        getattr(old_config, other_key) != getattr(new_config, other_key) for other_key in other_keys
+    ) or (value is not None and getattr(new_config, key) != value):
         raise UsageError(
             f"{file} cannot be changed automatically; edit it by hand: localspec config edit"
         )

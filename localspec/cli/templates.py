@@ -355,9 +355,8 @@ def _ask_to_replace(name: str, text: str) -> None:
 def _write(file: Path, text: str) -> None:
     """Write a file in one step, so that a full disk does not damage the old one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    files.write_whole(
-        file.resolve(), text.encode()
-    )  # a link, for example into dotfiles, stays a link
+    # The path is resolved, so that a link, for example into dotfiles, stays a link.
+    files.write_whole(file.resolve(), text.encode())
 
 
 def edit(name: str) -> None:

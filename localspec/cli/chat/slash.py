@@ -46,9 +46,8 @@ class Chat:
         if self._template is not None and not self.talk.messages:
             old_system = self._template.options["system"]
             question = self._template.question(question)
-            if (
-                self._template.options["system"] != old_system
-            ):  # the template's system message names $input
+            # The template's system message names $input, so it depends on the question.
+            if self._template.options["system"] != old_system:
                 self.talk.system = self._template.options["system"]
             render.dim(question)
         self.ask(question, text)

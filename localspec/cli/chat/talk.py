@@ -218,9 +218,8 @@ class Talk:
         n_messages, self._is_outdated = len(self.messages), True
         try:
             self._load(self.client.conversation(self.id, wait=True))
-        except (
-            NotFound
-        ):  # no part of the first answer arrived, or somebody removed the conversation
+        except NotFound:
+            # No part of the first answer arrived, or somebody removed the conversation.
             unsaved_turn = self._unsaved_turn
             self.renew()
             self._unsaved_turn = unsaved_turn

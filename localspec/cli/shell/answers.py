@@ -81,9 +81,8 @@ def _strip_decoration(lines: list[str]) -> str:
     if lines and _PROMPT.match(lines[0]):
         lines = _drop_output(lines)
     text = "\n".join(lines).strip()
-    return (
-        "" if text.startswith("-") else text
-    )  # a list item, which a shell would take for an option of its own
+    # Text that begins with a dash is a list item, which a shell would take for an option of its own.
+    return "" if text.startswith("-") else text
 
 
 def _drop_output(lines: list[str]) -> list[str]:

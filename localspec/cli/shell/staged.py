@@ -137,9 +137,8 @@ _GENERATED_MARK = re.compile(
 )
 _MARK_SEARCH_LINES = 20  # generators put their mark into the first lines of a file
 _MAX_PROSE_LINE_CHARS = 500  # only prose has longer lines that people wrote
-_MIN_DISTINCT_CHARS = (
-    10  # encoded data has at least so many different characters; a ruled line has one or two
-)
+# Encoded data has at least so many different characters; a ruled line has one or two.
+_MIN_DISTINCT_CHARS = 10
 _ENCODED = re.compile(r"[A-Za-z0-9+/_=\\-]{56,}[,\"']*")  # base64 and hexadecimal digits, in lines
 
 

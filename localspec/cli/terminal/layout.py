@@ -20,9 +20,8 @@ _COMMENT = re.compile(r" +# (?=[^'\"]*$)")  # a shell comment after a command
 _QUOTED = re.compile(r""" "[^"]*"|'[^']*' """.strip())
 _LINE_CONTINUATION = " \\"  # in a shell
 _GLUE = "\0"  # replaces blanks at which no line may end; printed text never contains it
-_MIN_COLUMN_CELLS = (
-    24  # a longer text is not wrapped into a narrower column, but goes below its row
-)
+# A longer text is not wrapped into a narrower column, but goes below its row.
+_MIN_COLUMN_CELLS = 24
 # Words that stay in one piece for copying: code between backquotes, and a command that ends a line.
 _WORD = re.compile(
     r"(?:(?<=: )|(?<=→ )|^)localspec [^;\n]+$|[^\s`]*(?:`[^`\n]+`[^\s`]*)+|\S+", re.MULTILINE
@@ -143,9 +142,8 @@ class Flow:
         self._column = 0  # cells of the current line that are shown
         self._line = ""  # the current line as it was generated
         self._fenced = False
-        self._gap: list[
-            tuple[str, str]
-        ] = []  # blanks before the held word, as pairs of text and style
+        # Blanks before the held word, as pairs of text and style.
+        self._gap: list[tuple[str, str]] = []
         self._word: list[tuple[str, str]] = []
 
     def text(self, piece: str, style: str = "") -> str:

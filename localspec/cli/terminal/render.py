@@ -55,9 +55,8 @@ class Tinted(Printer):
             printed = end
 
     def close(self) -> None:
-        _print_answer(
-            f"{self._flow.word()}\n"
-        )  # the last piece ends with an escape code, so the line end is always printed here
+        # The last piece ends with an escape code, so the line end is always printed here.
+        _print_answer(f"{self._flow.word()}\n")
         style_name = "Underlined" if self._style == "4" else "Green"
         dim(f"{style_name}: tokens proposed by the draft.")
 

@@ -30,9 +30,8 @@ def _listen_flags() -> list[str]:
     client = Client(autostart=False)
     try:
         origin, address = client.configure()["origin"], client.status()["listen"]
-    except (
-        LocalspecError
-    ):  # no daemon is running, or it does not respond; it is stopped and restarted either way
+    except LocalspecError:
+        # No daemon is running, or it does not respond. The next one starts without options then.
         return []
     if origin.get("listen") != "flag" or not address:
         return []

@@ -111,9 +111,8 @@ def command(names: tuple[str, ...], **options: Any) -> int:
     if len(names) > 1 and not extra_drafts:
         raise UsageError(f"One pair at a time, not {len(names)}: {', '.join(names)}.")
     if options["html"]:
-        _check_page(
-            Path(options["html"]).expanduser()
-        )  # fail before minutes are spent on measuring
+        # Fail before minutes are spent on measuring.
+        _check_page(Path(options["html"]).expanduser())
     drafts, plan = (*options["drafts"], *extra_drafts), _make_plan(options)
     with plan.stopping.watching():
         report_data = _measure(names[0] if names else "", drafts, plan)

@@ -138,9 +138,10 @@ def _commonmark_roles(run: str, previous_char: str, next_char: str) -> tuple[boo
     )
     if "*" in run:
         return left_flanking, right_flanking
-    return left_flanking and (
-        not right_flanking or _is_punctuation(previous_char)
-    ), right_flanking and (not left_flanking or _is_punctuation(next_char))
+    return (
+        left_flanking and (not right_flanking or _is_punctuation(previous_char)),
+        right_flanking and (not left_flanking or _is_punctuation(next_char)),
+    )
 
 
 def _continues_word(run: str, neighbour: str) -> bool:
