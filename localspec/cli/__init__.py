@@ -68,7 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         arguments = command_names.expand(arguments)
     if arguments[:1] in (["ask"], ["chat"], ["explain"]):
-        arguments = options.with_files(arguments)
+        arguments = options.expand_file_arguments(arguments)
     if arguments[:1] == ["ask"]:
         plain = options.parse(options.ASK, arguments[1:])
         if plain is not None:
@@ -112,7 +112,7 @@ def _describe_error(error: BaseException) -> tuple[int, str]:
 
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, ""
-    if isinstance(error, streams.Unread):
+    if isinstance(error, streams.OutputClosed):
         return 0, ""  # `| head -1` has read all the lines that it needs
     if isinstance(error, LocalspecError):
         return error.exit_code, error.message

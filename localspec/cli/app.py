@@ -11,7 +11,7 @@ import click
 
 import localspec
 from localspec.cli import command_names
-from localspec.cli.options import ALIASES, COMMANDS, GROUPS, divided
+from localspec.cli.options import ALIASES, COMMANDS, GROUPS, separate_words
 from localspec.cli.terminal.formatter import Formatter
 
 click.Context.formatter_class = Formatter  # used by every command
@@ -105,7 +105,7 @@ class Texts(click.Command):
         if not ctx.resilient_parsing:  # Tab completes a line that is still incomplete
             click_options = [param for param in self.params if isinstance(param, click.Option)]
             flags = {flag: not param.is_flag for param in click_options for flag in param.opts}
-            args = divided(flags, args)
+            args = separate_words(flags, args)
         return super().parse_args(ctx, args)
 
 

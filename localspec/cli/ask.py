@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from localspec.cli.options import EXCLUSIVE, fields
+from localspec.cli.options import EXCLUSIVE, request_fields
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed, UsageError
@@ -45,7 +45,7 @@ def run(options: dict[str, Any]) -> int:
     if options["query"]:
         from localspec.cli import inputs
 
-        options = inputs.chosen(options)
+        options = inputs.resolve_query(options)
     if options["save"] is not None:
         from localspec.cli import templates
 
@@ -60,7 +60,7 @@ def run(options: dict[str, Any]) -> int:
         template = templates.Template(options)
         options = template.options
         _check_exclusive(options)
-        question = template.question(asked(options))
+        question = template.question(read_question(options))
     else:
         question = _build_question(options)
     request = request_for(options, question)
@@ -75,10 +75,10 @@ def run(options: dict[str, Any]) -> int:
             raise
         from localspec.cli import inputs
 
-        longer = inputs.longer_pair(client, error.n_prompt_tokens or 0)
+        longer = inputs.find_longer_pair(client, error.n_prompt_tokens or 0)
         stdin_alone = _is_piped() and not options["files"]
         raise ContextExceeded(
-            inputs.what_fits(error, question, stdin_alone=stdin_alone, longer=longer)
+            inputs.describe_too_long(error, question, stdin_alone=stdin_alone, longer=longer)
         ) from error
     return _finish(client, response, request, options)
 
@@ -98,10 +98,10 @@ def _complete_with_base_model(
     """
     from localspec.cli import base_models
 
-    name = base_models.name_of(client, request.get("model", ""))
+    name = base_models.base_model_name(client, request.get("model", ""))
     if not name:
         raise error
-    text = base_models.text_of(name, options, question)
+    text = base_models.completion_text(name, options, question)
     request = base_models.request_for(request)
     completion_client = base_models.CompletionClient(client, text)
     return _print_answer(completion_client, request, {**options, "plain": True}, ""), request
@@ -130,11 +130,11 @@ def _print_last_answer(options: dict[str, Any]) -> int:
     client = ConversationsClient(autostart=not options["no_daemon_start"])
     conversation = client.conversation("last")
     if options["extract"] or options["extract_last"]:
-        text = extract.kept_code(conversation, last=options["extract_last"])
+        text = extract.last_code(conversation, last=options["extract_last"])
         render.text(text)
         render.end_of_text()
     else:
-        text = extract.kept_answer(conversation)
+        text = extract.last_answer(conversation)
         printer = render.printer(plain=options["plain"])
         printer.text(text, [])
         printer.close()
@@ -149,7 +149,7 @@ def _finish(
     client: Client, response: dict[str, Any], request: dict[str, Any], options: dict[str, Any]
 ) -> int:
     """Print the notes that follow an answer and return the exit code."""
-    tell(response)
+    print_notes(response)
     cut_off = _report_if_cut_off(response, request)
     if options["usage"]:
         from localspec.cli.terminal import figures
@@ -158,7 +158,7 @@ def _finish(
     if response.get("model") == "builtin" and sys.stderr.isatty() and not options["json"]:
         from localspec.cli.terminal import hints
 
-        hints.real_pair(client)
+        hints.suggest_real_pair(client)
     if options["copy"]:
         from localspec.cli.terminal import clipboard
 
@@ -187,12 +187,12 @@ def _report_if_cut_off(response: dict[str, Any], request: dict[str, Any]) -> boo
         return False
     from localspec.cli.terminal import hints
 
-    saved = keeps(request) and not response["localspec"].get("not_kept")
-    hints.cut_off(response, "localspec ask -c" if saved else "")
+    saved = is_saved(request) and not response["localspec"].get("not_kept")
+    hints.print_cut_off(response, "localspec ask -c" if saved else "")
     return True
 
 
-def tell(response: dict[str, Any]) -> None:
+def print_notes(response: dict[str, Any]) -> None:
     """Print the notes that a response carries beside its answer."""
     extension = response.get("localspec") or {}
     if extension.get("news"):
@@ -225,7 +225,7 @@ def _split_words_and_files(options: dict[str, Any]) -> dict[str, Any]:
     if file_words:
         from localspec.cli import inputs
 
-        files = files + file_words if inputs.wanted(file_words) else files
+        files = files + file_words if inputs.confirm_files(file_words) else files
     return {**options, "words": words, "files": files}
 
 
@@ -248,7 +248,7 @@ def _print_answer(
         completion = client.chat(request)
         message = completion["choices"][0]["message"]
         message["content"] = beginning + (message["content"] or "")
-        saved = keeps(request) and not completion["localspec"].get("not_kept")
+        saved = is_saved(request) and not completion["localspec"].get("not_kept")
         try:
             completion["said"] = extract.code(completion, last=options["extract_last"], saved=saved)
         except LocalspecError:
@@ -322,7 +322,7 @@ def stream(
 
 def _close(chunks: Generator[dict[str, Any], None, None], printer: render.Printer) -> None:
     chunks.close()  # the daemon notices the closed connection and stops generating
-    render.end_of_thought()  # the answer may have consisted of reasoning alone
+    render.end_reasoning()  # the answer may have consisted of reasoning alone
     printer.close()
 
 
@@ -356,13 +356,13 @@ def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
     messages = [{"role": "user", "content": question}] if question else []
     if options["system"] is not None:
         messages.insert(0, {"role": "system", "content": clean(options["system"])})
-    request = {**wanted(options), "messages": messages}
+    request = {**sampling_request(options), "messages": messages}
     if not question:
         request["continue_final_message"] = True
     if options["schema"] is not None:
         from localspec.cli import inputs
 
-        request["json_schema"] = inputs.schema(options["schema"])
+        request["json_schema"] = inputs.load_schema(options["schema"])
     conversation = "last" if options["last"] else options["conversation"]
     if options["no_log"]:
         if conversation:
@@ -378,7 +378,7 @@ def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
     return request
 
 
-def keeps(request: dict[str, Any]) -> bool:
+def is_saved(request: dict[str, Any]) -> bool:
     """Return whether the history keeps the question and the answer."""
     return "conversation" in request.get("localspec", {})
 
@@ -413,13 +413,13 @@ def _is_piped() -> bool:
     return sys.stdin is not None and not sys.stdin.isatty()
 
 
-def wanted(options: dict[str, Any]) -> dict[str, Any]:
+def sampling_request(options: dict[str, Any]) -> dict[str, Any]:
     """Return the request fields that choose the pair and its parameters. `chat` has these options too."""
-    request = fields(options)
+    request = request_fields(options)
     if options["model"]:
         from localspec.cli import inputs
 
-        request["model"] = inputs.pair(options["model"])
+        request["model"] = inputs.resolve_pair(options["model"])
     if options["exact"]:
         request["exact"] = True
     if (depth := options["draft"]) is not None:
@@ -431,7 +431,7 @@ def wanted(options: dict[str, Any]) -> dict[str, Any]:
 
 def _build_question(options: dict[str, Any]) -> str:
     """Return the question, which is empty when an answer that was cut off is to be continued."""
-    question = asked(options)
+    question = read_question(options)
     continues = (options["last"] or options["conversation"]) and options["system"] is None
     if not question and not continues:
         raise UsageError(
@@ -440,7 +440,7 @@ def _build_question(options: dict[str, Any]) -> str:
     return question
 
 
-def asked(options: dict[str, Any], *, labelled: bool = True) -> str:
+def read_question(options: dict[str, Any], *, labelled: bool = True) -> str:
     """Return stdin, the files and the words, separated by empty lines; empty if there is none of them.
 
     Unless `labelled` is false, every file has its name above it and fences around it.
@@ -457,7 +457,7 @@ def _read_context(options: dict[str, Any], *, labelled: bool) -> str:
 
     stdin = "" if set(inputs.STDIN) & set(options["files"]) else _read_stdin()
     return "\n\n".join(
-        part for part in [stdin, inputs.files(options["files"], labelled=labelled)] if part
+        part for part in [stdin, inputs.read_files(options["files"], labelled=labelled)] if part
     )
 
 

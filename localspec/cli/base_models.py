@@ -18,7 +18,7 @@ _CONFIGURED_PAIR = "default"
 _CHAT_FIELDS = ("messages", "continue_final_message")
 
 
-def name_of(client: Client, model: str) -> str:
+def base_model_name(client: Client, model: str) -> str:
     """Return the name of the pair that `model` means if it is a base model, else an empty string.
 
     An empty `model` means the configured pair.
@@ -31,12 +31,12 @@ def name_of(client: Client, model: str) -> str:
     return str(view["name"]) if "text" in view["roles"] else ""
 
 
-def explained(client: Client, model: str, error: TemplateFailed) -> LocalspecError:
+def explain_error(client: Client, model: str, error: TemplateFailed) -> LocalspecError:
     """Return the error to show where only a chat is possible.
 
     For a base model it says what the model can do instead; otherwise it is `error`.
     """
-    name = name_of(client, model)
+    name = base_model_name(client, model)
     if not name:
         return error
     return LocalspecError(
@@ -45,7 +45,7 @@ def explained(client: Client, model: str, error: TemplateFailed) -> LocalspecErr
     )
 
 
-def text_of(name: str, options: dict[str, Any], question: str) -> str:
+def completion_text(name: str, options: dict[str, Any], question: str) -> str:
     """Return the text that the base model `name` is to complete.
 
     Files are inserted as they are, without their names and fences.
@@ -66,7 +66,7 @@ def text_of(name: str, options: dict[str, Any], question: str) -> str:
             )
     if not options["files"] or options["template"] is not None:
         return question
-    return ask.asked(options, labelled=False)
+    return ask.read_question(options, labelled=False)
 
 
 class CompletionClient(Client):

@@ -1,4 +1,4 @@
-"""The checks of `localspec doctor`. A finding names its cure, and a `Machine` is the outside world."""
+"""The checks of `localspec doctor`. A finding names its cure, and a `CheckedMachine` is the outside world."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _raise_no_daemon() -> NoReturn:
 
 
 @dataclass(frozen=True)
-class Machine:
+class CheckedMachine:
     """The machine that is checked, as fields and functions that a test can replace."""
 
     host: machine.Host
@@ -63,7 +63,7 @@ class Machine:
     costs: Callable[[], list[str]] = _raise_no_daemon  # the daemon's notes on the configuration
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> CheckedMachine:
         """Return the machine that this process runs on."""
         return cls(
             machine.Host.here(),
@@ -87,7 +87,7 @@ def built_architectures(venv: Path) -> str:
     return match[1] if match else ""
 
 
-def findings(system: Machine) -> Iterator[Finding]:
+def findings(system: CheckedMachine) -> Iterator[Finding]:
     """Yield every finding, in the order in which problems usually occur."""
     compiler = machine.compiler(system.host)
     build_plan = machine.plan_build(system.host, compiler) if compiler else None
@@ -100,7 +100,7 @@ def findings(system: Machine) -> Iterator[Finding]:
 
 
 def _check_build(
-    system: Machine, compiler: machine.Compiler | None, plan: machine.Plan | None
+    system: CheckedMachine, compiler: machine.Compiler | None, plan: machine.Plan | None
 ) -> Iterator[Finding]:
     """Check compiler, GPU and AMX, and whether the installed build suits this machine."""
     rebuild_command = machine.rebuild(plan)
@@ -126,7 +126,9 @@ def _check_build(
             yield from _check_gpu(system, plan, reason)
 
 
-def _check_gpu(system: Machine, plan: machine.Plan, reason: machine.Reason) -> Iterator[Finding]:
+def _check_gpu(
+    system: CheckedMachine, plan: machine.Plan, reason: machine.Reason
+) -> Iterator[Finding]:
     """Check whether the build uses the best backend of this machine, and say why not."""
     rebuild_command, best_backend = machine.rebuild(plan), plan.backend
     if system.built not in (None, best_backend):
@@ -147,7 +149,7 @@ def _check_gpu(system: Machine, plan: machine.Plan, reason: machine.Reason) -> I
         yield from _check_gpu_settings(system)
 
 
-def _check_cuda(system: Machine, rebuild_command: str) -> Iterator[Finding]:
+def _check_cuda(system: CheckedMachine, rebuild_command: str) -> Iterator[Finding]:
     """Check driver and toolkit, whether the build runs on these GPUs, and their free memory."""
     host = system.host
     gpus, toolkit = machine.nvidia_gpus(host), machine.cuda_toolkit(host)
@@ -172,7 +174,7 @@ def _check_cuda(system: Machine, rebuild_command: str) -> Iterator[Finding]:
             yield Finding("GPU", "ok", message)
 
 
-def _check_gpu_settings(system: Machine) -> Iterator[Finding]:
+def _check_gpu_settings(system: CheckedMachine) -> Iterator[Finding]:
     """Check for settings that keep a GPU unused."""
     if machine.hidden(system.host):
         message = "CUDA_VISIBLE_DEVICES hides every GPU."
@@ -210,7 +212,7 @@ def _nearest_existing(folder: Path) -> Path:
     return next(path for path in (folder, *folder.parents) if exists(path))
 
 
-def _check_settings(system: Machine, config: Config) -> Iterator[Finding]:
+def _check_settings(system: CheckedMachine, config: Config) -> Iterator[Finding]:
     """Check the configuration for errors, and for values that are too large for this machine."""
     for problem in config.problems:
         yield Finding("config", "bad", problem.what, problem.cure)
@@ -244,7 +246,7 @@ def _unset_command(config: Config, key: str) -> str:
     return f"unset {origin}" if origin.startswith("LOCALSPEC_") else f"localspec config unset {key}"
 
 
-def _why_unavailable(system: Machine, pair: str) -> tuple[str, bool] | None:
+def _why_unavailable(system: CheckedMachine, pair: str) -> tuple[str, bool] | None:
     """Return why the configured pair cannot answer, and whether pulling it would help.
 
     Returns None if nothing is wrong with it.
@@ -280,7 +282,7 @@ def _catalogue_names(paths: Paths) -> Iterator[str]:
             yield from (name, *entry.get("aliases", ()))
 
 
-def _check_daemon(system: Machine, rebuild_command: str) -> Iterator[Finding]:
+def _check_daemon(system: CheckedMachine, rebuild_command: str) -> Iterator[Finding]:
     try:
         status = system.status()
     except NoDaemon as error:
@@ -326,7 +328,7 @@ def _check_daemon(system: Machine, rebuild_command: str) -> Iterator[Finding]:
             yield Finding("files", "bad", problem, "correct the file; it is reloaded automatically")
 
 
-def _check_disk(system: Machine) -> Iterator[Finding]:
+def _check_disk(system: CheckedMachine) -> Iterator[Finding]:
     paths = system.paths
     full_folders = [
         folder
@@ -350,7 +352,7 @@ def _check_disk(system: Machine) -> Iterator[Finding]:
         yield Finding("disk", "ok", f"{size(free_bytes)} free in {folder}")
 
 
-def _check_network(system: Machine) -> Iterator[Finding]:
+def _check_network(system: CheckedMachine) -> Iterator[Finding]:
     """Check the variables of the environment that concern downloads. Nothing is sent."""
     env = system.host.env
     hub = hf_cache(env)
@@ -362,7 +364,7 @@ def _check_network(system: Machine) -> Iterator[Finding]:
         yield Finding("network", "note", message, f"unset {offline[0]}")
 
 
-def run(system: Machine, *, as_json: bool) -> int:
+def run(system: CheckedMachine, *, as_json: bool) -> int:
     """Print the findings and return the exit code, which is 1 if one of them is bad."""
     results = []
     for finding in findings(system):

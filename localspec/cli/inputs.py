@@ -48,7 +48,7 @@ def absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path))
 
 
-def pair(name: str) -> str:
+def resolve_pair(name: str) -> str:
     """Return a pair's name for the daemon: names as they are, paths of files made absolute.
 
     Two files are separated by a comma. A name of a model in Ollama stays as it is.
@@ -61,7 +61,7 @@ def pair(name: str) -> str:
     return ",".join(absolute(part) if is_path(part) else part for part in parts)
 
 
-def chosen(options: dict[str, Any]) -> dict[str, Any]:
+def resolve_query(options: dict[str, Any]) -> dict[str, Any]:
     """Return the options with `model` set to the pair that -q names, if -q was given.
 
     Raises:
@@ -88,7 +88,7 @@ def is_path(name: str) -> bool:
     return "/" in name and os.path.isfile(name)
 
 
-def model_file(name: str) -> str:
+def resolve_model(name: str) -> str:
     """Return the path of a model file, or a model's name in Ollama with its tag.
 
     For arguments that cannot be the name of a pair.
@@ -119,7 +119,7 @@ def stdin() -> str:
             f"Standard input is UTF-16, not UTF-8. Convert it first: iconv -f {encoding} -t utf8"
         )
     if b"\0" in data or data.startswith(_PDF):
-        raise UsageError(f"Standard input is not text but {kind(data)}.")
+        raise UsageError(f"Standard input is not text but {describe_kind(data)}.")
     return _decode_leniently(data).rstrip("\r\n")
 
 
@@ -175,7 +175,7 @@ def _guess_utf16(data: bytes) -> str:
     return "" if any(char < " " and not char.isspace() for char in text) else encoding
 
 
-def wanted(names: list[str]) -> bool:
+def confirm_files(names: list[str]) -> bool:
     """Return whether files that are named by words of a question are to be included.
 
     Without a person at the terminal to ask, a note says how to include them.
@@ -199,7 +199,7 @@ def wanted(names: list[str]) -> bool:
     return False
 
 
-def files(patterns: list[str], *, labelled: bool = True) -> str:
+def read_files(patterns: list[str], *, labelled: bool = True) -> str:
     """Return the text of every file, in the given order; `-` is stdin.
 
     A file that is named twice is included once. It has its name above it and fences around it, unless
@@ -209,13 +209,13 @@ def files(patterns: list[str], *, labelled: bool = True) -> str:
         UsageError: nothing matches a pattern, or a file is a folder, cannot be read or is not text.
     """
     read = _read_labelled if labelled else lambda name: read_text(name).rstrip("\r\n")
-    parts = [stdin() if name == "-" else read(name) for name in named(patterns)]
+    parts = [stdin() if name == "-" else read(name) for name in expand_patterns(patterns)]
     if sum(map(len, parts)) > MAX_INPUT:
         raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB, which is the limit.")
     return "\n\n".join(parts)
 
 
-def named(patterns: Sequence[str]) -> list[str]:
+def expand_patterns(patterns: Sequence[str]) -> list[str]:
     """Return the names of all files that match the patterns, without duplicates.
 
     The order is that of the patterns. "-" stands for stdin.
@@ -304,12 +304,12 @@ def read_text(name: str) -> str:
         if b"\0" not in data:
             return _convert_notebook(name, data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        if kind(data) == _UNKNOWN_KIND:
+        if describe_kind(data) == _UNKNOWN_KIND:
             raise UsageError(
                 f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}. If it is "
                 f"Latin-1: iconv -f latin1 -t utf8 {shlex.quote(name)} | localspec ask …"
             ) from error
-    raise UsageError(f"{name} is not text but {kind(data)}.")
+    raise UsageError(f"{name} is not text but {describe_kind(data)}.")
 
 
 _UNKNOWN_KIND = "binary data (it contains NUL bytes)"
@@ -324,7 +324,7 @@ def _convert_notebook(name: str, text: str) -> str:
     return notebooks.text(name, text)
 
 
-def kind(data: bytes) -> str:
+def describe_kind(data: bytes) -> str:
     """Return what kind of file `data` seems to be, judged by its first bytes."""
     for magic, name in _FILE_SIGNATURES:
         if data.startswith(magic):
@@ -332,7 +332,7 @@ def kind(data: bytes) -> str:
     return _UNKNOWN_KIND
 
 
-def schema(name: str) -> dict[str, Any]:
+def load_schema(name: str) -> dict[str, Any]:
     """Return a JSON schema from a file, or from the argument itself if that begins with a brace.
 
     Raises:
@@ -348,7 +348,7 @@ def schema(name: str) -> dict[str, Any]:
     return value
 
 
-def edited(
+def edit_text(
     text: str, problem: Callable[[str], str], unchanged_message: str, extension: str = ".toml"
 ) -> str | None:
     """Let a person edit `text` in $EDITOR until `problem` finds nothing wrong, and return the result.
@@ -379,7 +379,7 @@ def edited(
         text = result
 
 
-def what_fits(
+def describe_too_long(
     error: ContextExceeded, question: str, *, stdin_alone: bool = False, longer: str = ""
 ) -> str:
     """Return an error message for a prompt that is too long, with the remedies that apply.
@@ -410,13 +410,13 @@ def what_fits(
     )
 
 
-def what_fits_in_chat(error: ContextExceeded, client: Client) -> str:
+def describe_chat_too_long(error: ContextExceeded, client: Client) -> str:
     """Return an error message for a conversation that has become too long, with the remedies."""
     tokens, n_ctx = error.n_prompt_tokens, error.n_ctx
     if not tokens or n_ctx is None:
         return error.message
     remedies = "Shorten the message, or begin a new conversation with /new"
-    if longer := longer_pair(client, tokens):
+    if longer := find_longer_pair(client, tokens):
         remedies += f", or go on with a pair that has a longer context: /pair {longer}"
     return (
         f"With this message the conversation has {tokens} tokens, and this pair's context holds "
@@ -424,7 +424,7 @@ def what_fits_in_chat(error: ContextExceeded, client: Client) -> str:
     )
 
 
-def longer_pair(client: Client, tokens: int) -> str:
+def find_longer_pair(client: Client, tokens: int) -> str:
     """Return the smallest installed chat pair whose context holds `tokens` and an answer.
 
     Returns an empty string if there is none.

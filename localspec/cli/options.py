@@ -281,12 +281,12 @@ CHAT = tuple(
 )
 
 
-def named(*names: str) -> tuple[Option, ...]:
+def select_options(*names: str) -> tuple[Option, ...]:
     """Return some of the options of `ask`, for other commands that send a question."""
     return tuple(option for option in ASK if option.name in names)
 
 
-def fields(values: dict[str, Any]) -> dict[str, Any]:
+def request_fields(values: dict[str, Any]) -> dict[str, Any]:
     """Return the request fields that were given as options.
 
     They have the option's name, except for --tokens, which has OpenAI's name.
@@ -305,7 +305,7 @@ def defaults(table: tuple[Option, ...]) -> dict[str, Any]:
     }
 
 
-def with_files(arguments: list[str]) -> list[str]:
+def expand_file_arguments(arguments: list[str]) -> list[str]:
     """Return the arguments with `-f a.py b.py` replaced by `-f a.py -f b.py`.
 
     A shell turns an unquoted `-f *.py` into that. A note on stderr says which files were added.
@@ -384,7 +384,7 @@ def is_word(argument: str, takes_value: Mapping[str, bool]) -> bool:
     return not takes_value.get(argument[:2])
 
 
-def divided(takes_value: Mapping[str, bool], arguments: list[str]) -> list[str]:
+def separate_words(takes_value: Mapping[str, bool], arguments: list[str]) -> list[str]:
     """Return the arguments in the order: all options with their values, "--", all words.
 
     click needs them separated, because it takes every argument with a dash for an option.
@@ -419,10 +419,10 @@ def _needs_value(argument: str, takes_value: Mapping[str, bool]) -> bool:
 
 
 def _read_value(option: Option, text: str) -> str | int | float | None:
-    return None if text.startswith("-") and text != "-" else read(option, text)
+    return None if text.startswith("-") and text != "-" else parse_value(option, text)
 
 
-def read(option: Option, text: str) -> str | int | float | None:
+def parse_value(option: Option, text: str) -> str | int | float | None:
     """Return the value of an option with this text, or None if the text is not valid for it."""
     if option.kind is str:
         return text

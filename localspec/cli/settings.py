@@ -63,7 +63,7 @@ def use(name: str) -> None:
     Raises:
         LocalspecError: it is not installed, or the daemon cannot be reached; nothing was changed.
     """
-    name = inputs.pair(name)
+    name = inputs.resolve_pair(name)
     # For a file the daemon would read its whole header, and `change` checks it anyway.
     if not name.startswith("/"):
         name = PairsClient().pair(name)["name"]
@@ -146,7 +146,7 @@ def _parse_value(key: str, text: str) -> Any:
         )
     value = _validate(key, text)
     if key in config.PAIRS and value:
-        value = _validate(key, inputs.pair(value))
+        value = _validate(key, inputs.resolve_pair(value))
         _check_pair(value)
     return value
 
@@ -349,7 +349,7 @@ def edit() -> None:
     file = default_paths().config_file
     old = _read_bytes(file)
     text = config.as_text(old).encode("utf-8", "replace").decode() or _FILE_HEADER + _defaults()
-    edited = inputs.edited(text, partial(_problem, file), f"{file} was not changed.")
+    edited = inputs.edit_text(text, partial(_problem, file), f"{file} was not changed.")
     if edited is None or edited == text:
         render.line("No changes.")
         return

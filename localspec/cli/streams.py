@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class Unread(Exception):
+class OutputClosed(Exception):
     """Raised where the program that read the output has ended, as `head` does."""
 
 
@@ -29,7 +29,7 @@ class _StandardOutput(io.BufferedWriter):
     def write(self, data: ReadableBuffer, /) -> int:
         """Write data.
 
-        Raises Unread if nobody reads, and LocalspecError if it cannot be written.
+        Raises OutputClosed if nobody reads, and LocalspecError if it cannot be written.
         """
         try:
             return super().write(data)
@@ -44,10 +44,10 @@ class _StandardOutput(io.BufferedWriter):
             raise _translate_error(error) from error
 
 
-def _translate_error(error: OSError) -> Unread | LocalspecError:
+def _translate_error(error: OSError) -> OutputClosed | LocalspecError:
     """Return the exception that stands for an error of stdout."""
     if isinstance(error, BrokenPipeError):
-        return Unread()
+        return OutputClosed()
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
     return LocalspecError(f"Standard output cannot be written: {reason}.")
 
@@ -80,7 +80,7 @@ def drop_output() -> None:
     """Discard what could not be written to stdout, so that Python does not try again at exit."""
     try:
         sys.stdout.flush()
-    except (Unread, LocalspecError):
+    except (OutputClosed, LocalspecError):
         _open_null_as(os.O_WRONLY, 1)
 
 

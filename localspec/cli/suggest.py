@@ -53,7 +53,7 @@ def _list_pairs(*, everything: bool) -> Iterable[tuple[str, str]]:
 
 pairs = _make_completer(lambda: _list_pairs(everything=False))
 catalogue = _make_completer(lambda: _list_pairs(everything=True))
-saved = _make_completer(lambda: [(name, "") for name in templates.names()])
+saved_templates = _make_completer(lambda: [(name, "") for name in templates.names()])
 keys = _make_completer(lambda: [(key, config.about(key).text) for key in config.KEYS])
 
 

@@ -26,10 +26,10 @@ from localspec.errors import LocalspecError, UsageError
 _RUN_OPTIONS = {
     *("last", "conversation", "template", "save", "replace", "no_daemon_start", "debug"),
 }
-KEPT = {option.name: option for option in table.ASK if option.name not in _RUN_OPTIONS}
+SAVED_OPTIONS = {option.name: option for option in table.ASK if option.name not in _RUN_OPTIONS}
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _TYPE_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-INPUT = "input"  # the variable that stands for stdin, files and words
+INPUT_VARIABLE = "input"  # the variable that stands for stdin, files and words
 _NEW_FILE = """\
 # A template; use it with: localspec ask -t {name} WORDS
 # $input is what is asked about; give other names with -p NAME=VALUE, and write $$ for a dollar sign.
@@ -97,12 +97,12 @@ def read(name: str) -> dict[str, Any]:
     """
     data = _read_bytes(name)
     try:
-        return parsed(data, str(folder() / f"{name}.toml"))
+        return parse(data, str(folder() / f"{name}.toml"))
     except UsageError as error:
         raise UsageError(f"{error.message} To edit it: localspec templates edit {name}") from None
 
 
-def parsed(data: bytes, file_name: str) -> dict[str, Any]:
+def parse(data: bytes, file_name: str) -> dict[str, Any]:
     """Return the keys of the template in `data`, the contents of the file `file_name`.
 
     Raises:
@@ -129,9 +129,9 @@ def parsed(data: bytes, file_name: str) -> dict[str, Any]:
 
 def _find_problem(key: str, value: object) -> str:
     """Return why a template cannot have this value, or an empty string if it can."""
-    option = KEPT.get(key)
+    option = SAVED_OPTIONS.get(key)
     if option is None and key != "prompt":
-        return f"unknown key '{key}'; the keys are prompt, {', '.join(KEPT)}."
+        return f"unknown key '{key}'; the keys are prompt, {', '.join(SAVED_OPTIONS)}."
     if option is not None and option.many:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             return f"'{key}' must be a list of strings, as in {key} = [\"…\"]."
@@ -155,7 +155,7 @@ def _is_assignment(text: str) -> bool:
 def parameters(keys: dict[str, Any]) -> list[str]:
     """Return the names of a template's parameters, to which `-p` gives values, in the order of the text."""
     variables = _variables(keys.get("system", "")) + _variables(keys.get("prompt", ""))
-    return [name for name in dict.fromkeys(variables) if name != INPUT]
+    return [name for name in dict.fromkeys(variables) if name != INPUT_VARIABLE]
 
 
 def _variables(text: str) -> list[str]:
@@ -166,7 +166,9 @@ def usage(name: str, keys: dict[str, Any]) -> str:
     """Return a command line that uses the template. Words in capitals are placeholders."""
     values = _parse_values(keys.get("values", []))
     missing = [f"-p {parameter}=VALUE" for parameter in parameters(keys) if parameter not in values]
-    words = ["WORDS"] if INPUT in _variables(keys.get("prompt", f"${INPUT}")) else []
+    words = (
+        ["WORDS"] if INPUT_VARIABLE in _variables(keys.get("prompt", f"${INPUT_VARIABLE}")) else []
+    )
     return " ".join(["localspec ask -t", name, *missing, *words])
 
 
@@ -182,7 +184,7 @@ def _parse_values(values: list[str]) -> dict[str, str]:
             raise UsageError(
                 f"-p {assignment}: must be NAME=VALUE, for example: -p language=German"
             )
-        if name == INPUT:
+        if name == INPUT_VARIABLE:
             raise UsageError(
                 "$input is what is asked about; give it as words, with -f or on stdin."
             )
@@ -232,14 +234,14 @@ class Template:
             UsageError: the question would be empty, or there is nothing for $input.
         """
         prompt_variables = _variables(self._prompt)
-        if INPUT in prompt_variables + _variables(self._system or "") and not text.strip():
+        if INPUT_VARIABLE in prompt_variables + _variables(self._system or "") and not text.strip():
             raise UsageError(
                 f"Template '{self._name}' needs something to ask about ($input): words, -f FILE "
                 f"or standard input. For example: localspec ask -t {self._name} WORDS"
             )
-        values = {**self._values, INPUT: text}
+        values = {**self._values, INPUT_VARIABLE: text}
         question = Dollars(self._prompt).substitute(values)
-        if text.strip() and INPUT not in prompt_variables:
+        if text.strip() and INPUT_VARIABLE not in prompt_variables:
             question = f"{question}\n\n{text}" if question else text
         if not question.strip():
             raise UsageError(f"No question given; for example: localspec ask -t {self._name} WORDS")
@@ -266,7 +268,7 @@ def _merge_options(options: dict[str, Any], keys: dict[str, Any]) -> dict[str, A
     return merged
 
 
-def applied(
+def apply_template(
     options: dict[str, Any], text: str, known: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], str]:
     """Return the options, completed by the template's, and the question about `text`."""
@@ -288,7 +290,7 @@ def save(options: dict[str, Any]) -> None:
     name = options["save"]
     _check_name(name)
     keys: dict[str, Any] = {"prompt": " ".join(options["words"])} if options["words"] else {}
-    keys |= {key: options[key] for key in KEPT if not _is_unset(options[key])}
+    keys |= {key: options[key] for key in SAVED_OPTIONS if not _is_unset(options[key])}
     if not keys:
         raise UsageError(
             f"There is nothing to save; for example: localspec ask --save {name} 'Explain $input'"
@@ -331,7 +333,7 @@ def _make_permanent(key: str, value: Any) -> Any:
     if key == "files":
         return [file if file == "-" else _make_permanent("schema", file) for file in value]
     if key == "model":
-        value = inputs.pair(value)
+        value = inputs.resolve_pair(value)
     elif key == "schema" and not value.lstrip().startswith("{"):
         value = inputs.absolute(value)
     elif isinstance(value, str):
@@ -367,24 +369,24 @@ def edit(name: str) -> None:
     """
     _check_name(name)
     file = folder() / f"{name}.toml"
-    keys = ", ".join(key for key in KEPT if key != "system")
+    keys = ", ".join(key for key in SAVED_OPTIONS if key != "system")
     old = text(name) if name in names() else ""
 
     def problem(text: str) -> str:
         try:
-            parsed(text.encode(), f"{name}.toml")
+            parse(text.encode(), f"{name}.toml")
         except UsageError as error:
             return error.message
         return ""
 
-    edited = inputs.edited(
+    edited = inputs.edit_text(
         old or _NEW_FILE.format(name=name, keys=keys), problem, f"{file} was not changed."
     )
     if edited is None or edited == old:
         render.line("No changes.")
         return
     _write(file, edited)
-    render.line(f"Saved {file}. Use it with: {usage(name, parsed(edited.encode(), name))}")
+    render.line(f"Saved {file}. Use it with: {usage(name, parse(edited.encode(), name))}")
 
 
 def remove(template_names: list[str]) -> None:
@@ -402,7 +404,7 @@ def remove(template_names: list[str]) -> None:
 # ---------------------------------------------------------------------------- listing templates
 
 
-def listed() -> list[dict[str, Any]]:
+def list_templates() -> list[dict[str, Any]]:
     """Return all templates: `name`, `file`, `parameters`, `template` (its keys) and `problem`.
 
     `file` is None for a built-in template, and `problem` is None for a valid one.

@@ -13,7 +13,7 @@ from localspec.cli import base_models, inputs
 from localspec.cli.chat import slash
 from localspec.cli.chat.slash import Chat
 from localspec.cli.chat.talk import Talk
-from localspec.cli.chat.typed import complete, meant
+from localspec.cli.chat.typed import is_complete, parse_line
 from localspec.cli.options import SETTABLE
 from localspec.cli.templates import Template
 from localspec.cli.terminal import render
@@ -36,7 +36,7 @@ def run(options: dict[str, Any]) -> int:
     """
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError("A chat needs a terminal; in a pipe, use: localspec ask")
-    options = inputs.chosen(options)
+    options = inputs.resolve_query(options)
     template = Template(options) if options["template"] is not None else None
     if template is None and options["values"]:
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
@@ -67,7 +67,7 @@ def _greet(chat: Chat) -> None:
 
 def _handle_line(chat: Chat, line: str) -> None:
     """Handle one line that a person typed. Errors are printed, and the chat continues."""
-    kind, text = meant(line)
+    kind, text = parse_line(line)
     try:
         if kind == "command":
             slash.run(chat, text)
@@ -81,11 +81,11 @@ def _handle_line(chat: Chat, line: str) -> None:
         render.dim("Stopped.")
     except TemplateFailed as error:
         talk = chat.talk
-        render.error(base_models.explained(talk.client, talk.model, error).message)
+        render.error(base_models.explain_error(talk.client, talk.model, error).message)
     except ContextExceeded as error:
         from localspec.cli import inputs
 
-        render.error(inputs.what_fits_in_chat(error, chat.talk.client))
+        render.error(inputs.describe_chat_too_long(error, chat.talk.client))
     except LocalspecError as error:
         render.error(error.message)
     except OSError as error:
@@ -165,7 +165,7 @@ def _make_key_bindings() -> KeyBindings:
         buffer = event.current_buffer
         if buffer.complete_state and buffer.complete_state.current_completion:
             buffer.complete_state = None  # Enter accepts the selected completion
-        elif complete(buffer.text):
+        elif is_complete(buffer.text):
             buffer.validate_and_handle()
         else:
             buffer.newline(copy_margin=False)

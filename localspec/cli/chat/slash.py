@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from localspec.cli import inputs, options
 from localspec.cli.chat.talk import Talk
-from localspec.cli.chat.typed import as_typed
+from localspec.cli.chat.typed import quote_message
 from localspec.cli.command_names import closest
 from localspec.cli.templates import Template
 from localspec.cli.terminal import clipboard, extract, figures, history, render
@@ -103,11 +103,11 @@ def _help(chat: Chat, argument: str) -> None:
 
 
 def _edit(chat: Chat, argument: str) -> None:
-    text = inputs.edited(argument, lambda _: "", "", extension=".md")
+    text = inputs.edit_text(argument, lambda _: "", "", extension=".md")
     if text is None or not text.strip():
         render.line("No text was entered.")
         return
-    chat.draft = as_typed(text)
+    chat.draft = quote_message(text)
 
 
 def _file(chat: Chat, argument: str) -> None:
@@ -126,7 +126,7 @@ def attach(chat: Chat, names: list[str]) -> None:
     """
     if "-" in names:
         raise UsageError("In a chat standard input is the keyboard; name a file.")
-    text = inputs.files(names)
+    text = inputs.read_files(names)
     chat.attached.append(text)
     render.line(f"{size(len(text.encode()))} will be included in your next question.")
 
@@ -205,7 +205,7 @@ def _parse_value(option: options.Option, text: str) -> Any:
     flag = option.kind is bool
     if text == _DEFAULT:
         return False if flag else None
-    value = SWITCH.get(text.lower()) if flag else options.read(option, text)
+    value = SWITCH.get(text.lower()) if flag else options.parse_value(option, text)
     if value is None:
         kind = {int: "a whole number", float: "a number"}.get(option.kind)
         allowed = "on or off" if flag else f"{kind} {option.limits}, or '{_DEFAULT}'"
@@ -256,7 +256,7 @@ def _regen(chat: Chat, argument: str) -> None:
         chat.ask(question)
     finally:
         if len(chat.talk.messages) == n_messages:
-            chat.draft = as_typed(question)
+            chat.draft = quote_message(question)
 
 
 def _undo(chat: Chat, argument: str) -> None:

@@ -138,9 +138,9 @@ class Talk:
             raise
         finally:
             extension = self.last.get("localspec") or {}
-            ask.tell(self.last)
+            ask.print_notes(self.last)
             if extension.get("limit"):
-                hints.cut_off(self.last, "/continue")
+                hints.print_cut_off(self.last, "/continue")
             if extension.get("not_kept"):
                 self._saving_failed = True
                 render.error("What follows is not saved either; /save FILE writes everything.")
@@ -186,7 +186,7 @@ class Talk:
             answer["reasoning_content"] = answer.get("reasoning_content", "") + reasoning
 
     def _build_request(self, question: str) -> dict[str, Any]:
-        request = ask.wanted(self.options)
+        request = ask.sampling_request(self.options)
         messages = [{"role": "user", "content": question}] if question else []
         if not question:
             request["continue_final_message"] = True
@@ -313,7 +313,7 @@ class Talk:
         parts = [str(self.last.get("model") or self.model or self.configured)]
         if used is not None:
             parts.append(f"{used}/{self.context} tokens" if self.context else f"{used} tokens")
-        if tokens_per_second := figures.rate_of(timings):
+        if tokens_per_second := figures.format_rate_of(timings):
             parts.append(f"{tokens_per_second} tokens/s")
         if spec.get("drafted"):
             parts.append(f"{figures.share(spec['accepted'] / spec['drafted'])} accepted")

@@ -16,7 +16,7 @@ _EXIT_WORDS = ("exit", "quit")
 Kind = Literal["message", "command", "leave"]
 
 
-def meant(line: str) -> tuple[Kind, str]:
+def parse_line(line: str) -> tuple[Kind, str]:
     """Return the kind of a line, and its text."""
     text = line.strip()
     if not line[:1].isspace():
@@ -29,15 +29,15 @@ def meant(line: str) -> tuple[Kind, str]:
     return "message", text
 
 
-def complete(line: str) -> bool:
+def is_complete(line: str) -> bool:
     """Return whether Enter ends the input, which it does except within three quotes."""
     text = line.strip()
     quoted = text.startswith(_QUOTES) and not line[:1].isspace()
     return not quoted or (len(text) >= 6 and text.endswith(_QUOTES))
 
 
-def as_typed(message: str) -> str:
+def quote_message(message: str) -> str:
     """Return a line that means this message when it is typed."""
     message = message.strip()
-    plain = meant(message) == ("message", message) and complete(message)
+    plain = parse_line(message) == ("message", message) and is_complete(message)
     return message if plain else f" {message}"

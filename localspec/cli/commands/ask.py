@@ -12,7 +12,7 @@ from localspec.cli.app import Limited, Texts
 _COMPLETERS = {
     "model": suggest.pairs,
     "conversation": suggest.conversations,
-    "template": suggest.saved,
+    "template": suggest.saved_templates,
     "files": suggest.files,
     "schema": suggest.files,
 }

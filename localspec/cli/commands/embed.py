@@ -54,11 +54,11 @@ def command(
 ) -> int:
     request: dict[str, Any] = {"truncate": truncate}
     if model:
-        request["model"] = inputs.pair(model)
+        request["model"] = inputs.resolve_pair(model)
     if dimensions:
         request["dimensions"] = dimensions
     client = Client()
-    for names, texts in _make_batches(inputs.named(files or ("-",))):
+    for names, texts in _make_batches(inputs.expand_patterns(files or ("-",))):
         try:
             response = client.embeddings({**request, "input": texts})
         except ContextExceeded as error:

@@ -104,7 +104,7 @@ def command(
         raise UsageError(
             "--nodes needs --host: the name by which the others reach the first machine."
         )
-    exported = _with_weights(_load_pair(inputs.pair(name)), weights, draft_weights)
+    exported = _with_weights(_load_pair(inputs.resolve_pair(name)), weights, draft_weights)
     if form == "compose":
         render.verbatim(compose.compose(exported, location, engine or "vllm").removesuffix("\n"))
     else:

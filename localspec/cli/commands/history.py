@@ -110,10 +110,10 @@ def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> in
     if as_json:
         render.record(conversation)
     elif first or final:
-        render.text(extract.kept_code(conversation, last=final))
+        render.text(extract.last_code(conversation, last=final))
         render.end_of_text()
     elif answer:
-        history.answer(extract.kept_answer(conversation))
+        history.answer(extract.last_answer(conversation))
     else:
         history.conversation(conversation)
     return 0

@@ -29,7 +29,7 @@ def command(context: click.Context) -> int:
 
 
 def _print_list(*, as_json: bool) -> int:
-    entries = templates.listed()
+    entries = templates.list_templates()
     if as_json:
         render.record(entries)
         return 0
@@ -57,7 +57,7 @@ def listed(as_json: bool) -> int:
 
 
 @command.command(help="Print a template's file.", epilog="Example: localspec templates show review")
-@click.argument("name", shell_complete=suggest.saved)
+@click.argument("name", shell_complete=suggest.saved_templates)
 def show(name: str) -> int:
     render.text(templates.text(name))
     render.end_of_text()
@@ -69,14 +69,16 @@ def show(name: str) -> int:
     help="Edit a template in $EDITOR, or create one. Mistakes are reported and can be edited again.",
     epilog="Example: localspec templates edit review",
 )
-@click.argument("name", shell_complete=suggest.saved)
+@click.argument("name", shell_complete=suggest.saved_templates)
 def edit(name: str) -> int:
     templates.edit(name)
     return 0
 
 
 @command.command(help="Remove templates.", epilog="Example: localspec templates rm review")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggest.saved)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggest.saved_templates
+)
 def rm(names: tuple[str, ...]) -> int:
     templates.remove(list(names))
     return 0
@@ -86,7 +88,7 @@ def rm(names: tuple[str, ...]) -> int:
     help="Print the path of the templates' folder, or of one template's file.",
     epilog='Example: ls "$(localspec templates path)"',
 )
-@click.argument("name", required=False, shell_complete=suggest.saved)
+@click.argument("name", required=False, shell_complete=suggest.saved_templates)
 def path(name: str | None) -> int:
     render.path(templates.folder() if name is None else templates.path(name))
     return 0

@@ -30,7 +30,7 @@ _INVISIBLE = re.compile(
 )
 
 
-def command(answer: str) -> str:
+def extract_command(answer: str) -> str:
     """Return the first command in an answer, which may have several lines; empty if there is none."""
     text = re.sub(r"\r\n?", "\n", answer)
     blocks = [block for block in extract.blocks(_FENCE_PREFIX.sub("", text)) if block.strip()]
@@ -98,7 +98,7 @@ def _drop_output(lines: list[str]) -> list[str]:
     return typed_lines
 
 
-def unseen(command: str) -> str:
+def find_invisible(command: str) -> str:
     """Return the first character that a terminal would not show as itself; empty if there is none."""
     for char in command:
         if char not in "\n\t" and (not char.isprintable() or _INVISIBLE.match(char)):
@@ -117,7 +117,7 @@ _TITLE = re.compile(r"(?i)^\**(?:(?:git )?commit message|subject|title|message|b
 _BULLET = re.compile(r"^(\s*(?:[-*+]|\d+[.)])\s+|\s*)")
 
 
-def message(answer: str) -> str:
+def extract_message(answer: str) -> str:
     """Return a commit message: a subject, and perhaps a body after an empty line.
 
     Returns an empty string if there is none.
@@ -135,10 +135,10 @@ def message(answer: str) -> str:
     subject = _subject(lines[0])
     body = [wrapped for line in lines[1:] for wrapped in _wrapped(_TITLE.sub("", line))]
     text = "\n".join(body).strip("\n")
-    return f"{subject}\n\n{text}".strip() if subject else message("\n".join(lines[1:]))
+    return f"{subject}\n\n{text}".strip() if subject else extract_message("\n".join(lines[1:]))
 
 
-def repeats(message: str, subjects: str) -> bool:
+def repeats_subject(message: str, subjects: str) -> bool:
     """Return whether a message begins with one of the earlier subjects, which are one per line.
 
     Small models copy what the prompt shows them.

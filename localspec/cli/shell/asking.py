@@ -30,7 +30,7 @@ class Cut(NamedTuple):
     left_out: str = ""
 
 
-class Answer(NamedTuple):
+class ShellAnswer(NamedTuple):
     """An answer: its text, whether a token limit cut it off, and the pair that gave it."""
 
     text: str
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     model: str = ""
 
 
-class Collected(render.Printer):
+class CollectingPrinter(render.Printer):
     """A printer that collects the answer instead of showing it."""
 
     def __init__(self) -> None:
@@ -82,7 +82,7 @@ class _ReadingClock:
             raise _TooSlow(expected)
 
 
-def answered(
+def ask_template(
     template: str,
     options: dict[str, Any],
     cut: Callable[[int], Cut],
@@ -146,7 +146,7 @@ def _stream_answer(
     except TemplateFailed as error:
         from localspec.cli import base_models
 
-        raise base_models.explained(client, request.get("model", ""), error) from error
+        raise base_models.explain_error(client, request.get("model", ""), error) from error
 
 
 def _build_request(
@@ -156,9 +156,9 @@ def _build_request(
     template_name = options.get("template") or template
     all_options = {**table.defaults(table.ASK), "words": [], **options, "template": template_name}
     title = all_options.pop("about", "")
-    merged, question = templates.applied(all_options, text, variables)
+    merged, question = templates.apply_template(all_options, text, variables)
     request = ask.request_for(merged, question)
-    if ask.keeps(request):
+    if ask.is_saved(request):
         kind = template.partition("-")[0]
         request["localspec"]["kind"] = kind
         request["localspec"]["title"] = f"{kind}: {title}" if title else kind
@@ -167,7 +167,7 @@ def _build_request(
 
 def _print_notes(client: Client, response: dict[str, Any], *, usage: bool) -> None:
     """Print the notes that follow an answer."""
-    ask.tell(response)
+    ask.print_notes(response)
     if usage:
         from localspec.cli.terminal import figures
 
@@ -175,40 +175,40 @@ def _print_notes(client: Client, response: dict[str, Any], *, usage: bool) -> No
     if response.get("model") == "builtin" and sys.stderr.isatty():
         from localspec.cli.terminal import hints
 
-        hints.real_pair(client)
+        hints.suggest_real_pair(client)
 
 
-def whole(
+def ask_for_text(
     template: str,
     options: dict[str, Any],
     cut: Callable[[int], Cut],
     variables: dict[str, str],
     *,
     reading_s: float = math.inf,
-) -> Answer:
-    """Ask like `answered`, but return the answer instead of printing it.
+) -> ShellAnswer:
+    """Ask like `ask_template`, but return the answer instead of printing it.
 
     Raises:
         LocalspecError: the built-in pair answered, which cannot know anything about the question.
     """
-    printer = Collected()
-    response = answered(template, options, cut, variables, printer, reading_s=reading_s)
+    printer = CollectingPrinter()
+    response = ask_template(template, options, cut, variables, printer, reading_s=reading_s)
     if response.get("model") == "builtin":
         raise LocalspecError(
             "The built-in demo pair knows only Python's standard library. Use a real one: localspec catalogue"
         )
     cut_off = response.get("finish_reason") == "length"
-    return Answer(printer.answer, cut_off, str(response.get("model", "")))
+    return ShellAnswer(printer.answer, cut_off, str(response.get("model", "")))
 
 
-def shown(
+def ask_and_print(
     template: str, options: dict[str, Any], cut: Callable[[int], Cut], variables: dict[str, str]
 ) -> None:
-    """Ask like `answered` and print the answer as `ask` does."""
-    answered(template, options, cut, variables, render.printer(plain=options["plain"]))
+    """Ask like `ask_template` and print the answer as `ask` does."""
+    ask_template(template, options, cut, variables, render.printer(plain=options["plain"]))
 
 
-def everything(text: str) -> Callable[[int], Cut]:
+def uncut(text: str) -> Callable[[int], Cut]:
     """Return a `cut` for a text that is never shortened. If it is too long, the daemon refuses it."""
     return lambda max_chars: Cut(text)
 

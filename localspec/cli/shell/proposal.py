@@ -31,15 +31,15 @@ def at_terminal() -> bool:
     return all(stream is not None and stream.isatty() for stream in streams)
 
 
-def checked(command: str) -> str:
+def require_visible(command: str) -> str:
     """Return the command if all of its characters are visible.
 
     Raises:
         LocalspecError: a character would be invisible, look different, or control the terminal.
     """
-    if unseen_char := answers.unseen(command):
+    if unseen_char := answers.find_invisible(command):
         escaped = "".join(
-            f"<U+{ord(char):04X}>" if answers.unseen(char) else char for char in command
+            f"<U+{ord(char):04X}>" if answers.find_invisible(char) else char for char in command
         )
         raise LocalspecError(
             f"The command contains an invisible character (U+{ord(unseen_char):04X}) and was refused: "
@@ -48,7 +48,7 @@ def checked(command: str) -> str:
     return command
 
 
-def settle(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
+def decide(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
     """Let the person at the terminal decide what happens to `command`.
 
     Returns the exit code if it is not run. If it is run, this process becomes the shell and does not return.
@@ -64,7 +64,7 @@ def settle(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
                 edited = _edit(command)
                 if edited is None:
                     break
-                command = checked(edited)
+                command = require_visible(edited)
                 _run(command, shell)
             case "x" | "?":
                 render.line("")

@@ -57,17 +57,17 @@ def _read_process(pid: int) -> Process | None:
         return None
 
 
-def current() -> Shell:
+def current_shell() -> Shell:
     """Return the nearest shell among our ancestors, or else that of $SHELL, or else sh."""
     for process in ancestors():
         if process.name in LANGUAGES:
             return Shell(LANGUAGES[process.name], _find_program(process))
     program = os.environ.get("SHELL", "")
     name = Path(program).name
-    return Shell(LANGUAGES[name], program) if name in LANGUAGES else named("sh")
+    return Shell(LANGUAGES[name], program) if name in LANGUAGES else shell_for("sh")
 
 
-def named(language: str) -> Shell:
+def shell_for(language: str) -> Shell:
     """Return the shell of a language."""
     return Shell(language, shutil.which(language) or f"/bin/{language}")
 
@@ -83,7 +83,7 @@ def _find_program(process: Process) -> str:
         program = Path()
     if program.name == process.name:
         return str(program)
-    return shutil.which(process.name) or named(LANGUAGES[process.name]).program
+    return shutil.which(process.name) or shell_for(LANGUAGES[process.name]).program
 
 
 def system() -> str:

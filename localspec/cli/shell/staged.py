@@ -89,7 +89,7 @@ def _patch(text: str) -> Patch:
     return Patch(header.partition(" b/")[2] or header, text)
 
 
-def begun() -> str:
+def operation_in_progress() -> str:
     """Return the operation that git is about to conclude (merge, cherry-pick, revert), or an empty string."""
     for reference, operation in _OPERATIONS.items():
         if _read_output("rev-parse", "--verify", "--quiet", reference):
@@ -170,7 +170,7 @@ def _is_data(line: str) -> bool:
     return 9 * bare.count(" ") < len(bare) and 3 * n_non_ascii < len(bare)
 
 
-def cut(patches: list[Patch], max_chars: int) -> Cut:
+def shorten_patches(patches: list[Patch], max_chars: int) -> Cut:
     """Return the patches shortened to `max_chars` characters, and a description of what was left out.
 
     Generated files are left out first, unless there are no other ones. Of the others the longest are cut to a

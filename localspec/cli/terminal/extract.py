@@ -7,7 +7,7 @@ from typing import Any
 from localspec.cli.terminal.markdown.fences import blocks
 from localspec.errors import LocalspecError
 
-__all__ = ["blocks", "code", "kept_answer", "kept_code"]
+__all__ = ["blocks", "code", "last_answer", "last_code"]
 
 
 def code(answer: dict[str, Any], *, last: bool, saved: bool) -> str:
@@ -29,7 +29,7 @@ def code(answer: dict[str, Any], *, last: bool, saved: bool) -> str:
     raise LocalspecError(f"The answer has no code block{explanation}; {remedy}")
 
 
-def kept_answer(conversation: dict[str, Any]) -> str:
+def last_answer(conversation: dict[str, Any]) -> str:
     """Return the last answer of a saved conversation.
 
     Raises LocalspecError if there is none.
@@ -40,12 +40,12 @@ def kept_answer(conversation: dict[str, Any]) -> str:
     raise LocalspecError(f"Conversation {conversation['id']} has no answer.")
 
 
-def kept_code(conversation: dict[str, Any], *, last: bool) -> str:
+def last_code(conversation: dict[str, Any], *, last: bool) -> str:
     """Return the first or last code block of the last answer of a saved conversation.
 
     Raises LocalspecError if there is none.
     """
-    found_blocks = blocks(kept_answer(conversation))
+    found_blocks = blocks(last_answer(conversation))
     if not found_blocks:
         raise LocalspecError(
             "The last answer has no code block; to read it: "

@@ -39,7 +39,7 @@ def rate(tokens: int, seconds: float, per_second: float | None) -> str:
     return f"{per_second:.1f}" if is_reliable else ""
 
 
-def rate_of(timings: dict[str, Any]) -> str:
+def format_rate_of(timings: dict[str, Any]) -> str:
     """Return the rate of an answer from its `timings`, in the form of `rate`."""
     seconds = timings.get("predicted_ms", 0.0) / 1000
     return rate(timings.get("predicted_n", 0), seconds, timings.get("predicted_per_second"))
@@ -76,7 +76,7 @@ def _format_rate(timings: dict[str, Any]) -> str:
     summary = (
         f"{count} token{'s' * (count != 1)} in {duration(timings.get('predicted_ms', 0.0) / 1000)}"
     )
-    tokens_per_second = rate_of(timings)
+    tokens_per_second = format_rate_of(timings)
     return f"{tokens_per_second} tokens/s: {summary}" if tokens_per_second else summary
 
 
@@ -159,7 +159,7 @@ def _format_tcp(value: dict[str, Any]) -> str:
 
 def _activity(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield what the daemon does beside requests, and its problems."""
-    yield "hashing", hashing(value)
+    yield "hashing", format_hashing(value)
     yield "pulls", f"{value['pulls']} running; see: localspec pulls" if value["pulls"] else ""
     yield from (("problem", problem) for problem in value["problems"])
 
@@ -180,7 +180,7 @@ def _pair_rows(value: dict[str, Any], details: list[tuple[str, Any]]) -> Iterato
             yield from details
 
 
-def queue(ahead: dict[str, Any]) -> str:
+def format_queue(ahead: dict[str, Any]) -> str:
     """Return what is ahead of a request, as in "3 other requests, about 14 s"."""
     count = ahead["requests"]
     text = f"{count} other request{'s' * (count != 1)}"
@@ -192,7 +192,7 @@ def _format_queue(ahead: dict[str, Any]) -> str:
         return ""
     tokens = ahead["prompt_tokens"]
     unread = f", {tokens:,} prompt tokens to be read" if tokens else ""
-    return f"a new request waits for {queue(ahead)}{unread}"
+    return f"a new request waits for {format_queue(ahead)}{unread}"
 
 
 def _round_duration(seconds: int) -> str:
@@ -200,7 +200,7 @@ def _round_duration(seconds: int) -> str:
     return f"{seconds} s" if seconds < 20 else duration(-(-seconds // 10) * 10)
 
 
-def hashing(value: dict[str, Any]) -> str:
+def format_hashing(value: dict[str, Any]) -> str:
     """Return the progress of hashing as in "target.gguf 43%", or an empty string."""
     progress = value.get("hashing")
     return (
@@ -279,7 +279,7 @@ def _format_plan(plan: dict[str, Any] | None) -> str:
         return ""
     from localspec.cli.terminal import pairs  # imported here, because `ask` does not need it
 
-    return f"{pairs.plan(plan)}; {pairs.size(plan['free'])} were free"
+    return f"{pairs.format_plan(plan)}; {pairs.size(plan['free'])} were free"
 
 
 def _format_counts(counts: dict[str, Any]) -> str:

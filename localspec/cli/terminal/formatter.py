@@ -30,7 +30,7 @@ class Formatter(click.HelpFormatter):
         for paragraph in re.split(r"\n\s*\n", text):
             begin, _, lines = paragraph.partition("\n")
             paragraph_text = lines if begin.strip() == "\b" else " ".join(paragraph.split())
-            paragraphs.append("\n".join(layout.wrapped(paragraph_text, self.width, indent, indent)))
+            paragraphs.append("\n".join(layout.wrap(paragraph_text, self.width, indent, indent)))
         self.write("\n\n".join(paragraphs) + "\n")
 
     def write_dl(
@@ -45,7 +45,7 @@ class Formatter(click.HelpFormatter):
         for name, text in rows:
             prefix = f"{indent}{name:{column_cells}}"
             if len(name) > column_cells - col_spacing:
-                self.write("\n".join(layout.wrapped(name, self.width, indent, margin)) + "\n")
+                self.write("\n".join(layout.wrap(name, self.width, indent, margin)) + "\n")
                 prefix = margin
             description = " ".join(text.split())
-            self.write("\n".join(layout.wrapped(description, self.width, prefix, margin)) + "\n")
+            self.write("\n".join(layout.wrap(description, self.width, prefix, margin)) + "\n")

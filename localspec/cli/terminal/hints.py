@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_CPU_BYTES = 3 << 30
 
 
-def real_pair(client: Client) -> None:
+def suggest_real_pair(client: Client) -> None:
     """Print how to get a real pair, at most once a day. Prints nothing if the daemon cannot be asked."""
     from localspec.client.pairs import PairsClient
     from localspec.paths import default_paths
@@ -76,7 +76,7 @@ def _is_small(entry: dict[str, Any]) -> bool:
     return 0 < (entry["size"] or 0) <= _MAX_CPU_BYTES
 
 
-def cut_off(response: dict[str, Any], continue_command: str) -> None:
+def print_cut_off(response: dict[str, Any], continue_command: str) -> None:
     """Print why an answer was cut off, and the command that continues it, if it can be continued."""
     tokens = (response.get("usage") or {}).get("completion_tokens", 0)
     if response["localspec"]["limit"] == "context":

@@ -53,7 +53,7 @@ def _char_cells(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
-def wrapped(
+def wrap(
     text: str, max_cells: int | None, first_prefix: str = "", other_prefix: str = ""
 ) -> list[str]:
     """Return `text` as lines, beginning with `first_prefix`, or `other_prefix` after the first one.
@@ -232,16 +232,16 @@ def _wrap_last_column(
     row: Sequence[str], widths: Sequence[int], max_cells: int, indent_cells: int
 ) -> list[str]:
     prefix = _align_row([*row[:-1], "."], [*widths[:-1], 1]).removesuffix(".")
-    return wrapped(row[-1], max_cells, prefix, " " * indent_cells)
+    return wrap(row[-1], max_cells, prefix, " " * indent_cells)
 
 
 def _put_last_below(row: Sequence[str], widths: Sequence[int], max_cells: int) -> list[str]:
     lines = [_align_row(row[:-1], widths[:-1])]
-    return [*lines, *wrapped(row[-1], max_cells, _BELOW, _BELOW)] if row[-1] else lines
+    return [*lines, *wrap(row[-1], max_cells, _BELOW, _BELOW)] if row[-1] else lines
 
 
 def _put_first_above(row: Sequence[str], widths: Sequence[int], max_cells: int) -> list[str]:
-    return [*wrapped(row[0], max_cells), _BELOW + _align_row(row[1:], widths[1:])]
+    return [*wrap(row[0], max_cells), _BELOW + _align_row(row[1:], widths[1:])]
 
 
 def _make_block(heads: Sequence[str], row: Sequence[str], max_cells: int) -> list[str]:
@@ -250,11 +250,11 @@ def _make_block(heads: Sequence[str], row: Sequence[str], max_cells: int) -> lis
         for index, (head, cell) in enumerate(zip(heads, row, strict=True))
         if cell and 0 < index < (len(row) - _needs_no_heading(row[-1]))
     ]
-    lines = wrapped(row[0], max_cells)
+    lines = wrap(row[0], max_cells)
     if details := ", ".join(part.replace(" ", _GLUE) for part in labelled_cells):
-        lines += [part.replace(_GLUE, " ") for part in wrapped(details, max_cells, _BELOW, _BELOW)]
+        lines += [part.replace(_GLUE, " ") for part in wrap(details, max_cells, _BELOW, _BELOW)]
     if len(row) > 1 and _needs_no_heading(row[-1]):
-        lines += wrapped(row[-1], max_cells, _BELOW, _BELOW)
+        lines += wrap(row[-1], max_cells, _BELOW, _BELOW)
     return lines
 
 
@@ -270,7 +270,7 @@ def fields(rows: Sequence[tuple[str, str]], max_cells: int | None) -> list[str]:
     return [
         line
         for name, text in rows
-        for line in wrapped(text, max_cells, name + indent[cells(name) :], indent)
+        for line in wrap(text, max_cells, name + indent[cells(name) :], indent)
     ]
 
 

@@ -43,7 +43,7 @@ def size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def span(seconds: float) -> str:
+def format_span(seconds: float) -> str:
     """Return a time in seconds in a readable form, rounded up so that it is rarely exceeded."""
     rounded = int(seconds) + 1
     if rounded < 90:
@@ -94,7 +94,7 @@ def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
     render.table(rows)
 
 
-def memory(listed: dict[str, Any]) -> str:
+def format_memory(listed: dict[str, Any]) -> str:
     """Return the free memory by which the column FITS? was computed."""
     gpu = f"{size(listed['vram'])} of GPU memory and " if listed["vram"] else ""
     return f"{gpu}{size(listed['ram'])} of memory free"
@@ -138,7 +138,7 @@ def pair(view: dict[str, Any]) -> None:
         rows += [("", _format_context(option)) for option in view["contexts"]]
     rows.append(("here", _format_fit(view["fit"], view["kind"])))
     if view["fit"]:
-        rows.append(("", plan(view["fit"])))
+        rows.append(("", format_plan(view["fit"])))
     rows += [("", note) for note in view["fit_notes"]]
     render.fields([(name, text) for name, text in rows if text])
 
@@ -232,7 +232,7 @@ def _format_fit(fit: dict[str, Any] | None, kind: str) -> str:
     )
 
 
-def plan(fit: dict[str, Any]) -> str:
+def format_plan(fit: dict[str, Any]) -> str:
     """Return how the memory of a loaded pair is divided."""
     target, draft = fit["target"], fit["drafting"]
     parts = [
@@ -244,7 +244,7 @@ def plan(fit: dict[str, Any]) -> str:
     return f"{size(fit['needed'])} in all: {', '.join(parts)}"
 
 
-def first_use(name: str, roles: Sequence[str]) -> str:
+def format_first_use(name: str, roles: Sequence[str]) -> str:
     """Return what a person can do with a pair that was just installed."""
     if "rerank" in roles:
         return f'It ranks documents: POST /v1/rerank with "model": "{name}"'
@@ -258,7 +258,7 @@ def first_use(name: str, roles: Sequence[str]) -> str:
     return f'Try: localspec ask -m {name} "…"'
 
 
-def add_line(name: str, target: str, draft: str | None) -> str:
+def format_add_command(name: str, target: str, draft: str | None) -> str:
     """Return the command that creates a pair of these files, quoted for a shell."""
     words = ["localspec", "add", name, "--target", target, *(["--draft", draft] if draft else [])]
     return render.harmless(shlex.join(words), lines=False)
@@ -293,7 +293,7 @@ def drafts(report: dict[str, Any]) -> None:
     if matching:
         render.line("\nTo create a pair with one of them:")
     for draft in matching:
-        render.line(f"  {add_line(report['pair'], report['file'], draft['file'])}")
+        render.line(f"  {format_add_command(report['pair'], report['file'], draft['file'])}")
     for draft in report["drafts"]:
         if not draft["matched"]:
             render.line(f"cannot use {draft['name']} ({draft['origin']}): {draft['reason']}")
@@ -310,7 +310,7 @@ def _format_gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
     return accepted, speed_up, str(gain["depth"])
 
 
-def retrying(retry: dict[str, Any]) -> str:
+def format_retry(retry: dict[str, Any]) -> str:
     """Return that a request is repeated, when and why."""
     when = f"{retry['seconds']:.0f} s" if retry["seconds"] >= 1 else "a moment"
     return f"retrying in {when}: {retry['cause']} (attempt {retry['attempt']} of {retry['tries']})"
@@ -323,7 +323,7 @@ def pulls(states: list[dict[str, Any]]) -> None:
         done = state["hashed" if state["state"] == "verifying" else "done"]
         share = f"{100 * done // state['size']}%" if state["size"] else ""
         rate = f"{size(state['rate'])}/s" if state["rate"] else ""
-        time_left = span(state["seconds_left"]) if state["seconds_left"] else ""
+        time_left = format_span(state["seconds_left"]) if state["seconds_left"] else ""
         total = size(state["size"]) if state["size"] else ""
         rows.append([state["name"], state["state"], share, total, rate, time_left])
     render.table(rows)
@@ -331,7 +331,7 @@ def pulls(states: list[dict[str, Any]]) -> None:
         if state["message"]:
             render.line(f"{state['name']}: {state['message']}")
         elif state["retry"]:
-            render.line(f"{state['name']}: {retrying(state['retry'])}")
+            render.line(f"{state['name']}: {format_retry(state['retry'])}")
 
 
 def offers(repository: str, quantizations: list[dict[str, Any]]) -> None:

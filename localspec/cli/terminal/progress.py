@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from localspec.cli.terminal import layout
-from localspec.cli.terminal.pairs import retrying, size, span
+from localspec.cli.terminal.pairs import format_retry, format_span, size
 from localspec.cli.terminal.render import harmless, is_drawn_on, stderr
 
 _MAX_BAR_CELLS = 24
@@ -53,7 +53,7 @@ class Progress:
         """
         parts = self._make_parts(doing, done, total, rate, seconds_left)
         if waiting:
-            parts = [parts[0], harmless(retrying(waiting), lines=False), *parts[2:]]
+            parts = [parts[0], harmless(format_retry(waiting), lines=False), *parts[2:]]
         if self._terminal:
             columns = (layout.width(sys.stderr) or 80) - 1
             bar_cells = min(_MAX_BAR_CELLS, columns - len("  ".join(parts)) - 2)
@@ -83,5 +83,5 @@ class Progress:
         if rate:
             parts.append(f"{size(rate)}/s")
         if seconds_left:
-            parts.append(f"{span(seconds_left)} left")
+            parts.append(f"{format_span(seconds_left)} left")
         return [harmless(part, lines=False) for part in parts]

@@ -38,7 +38,7 @@ class Printer:
         end_of_text()
 
 
-class Tinted(Printer):
+class DraftPrinter(Printer):
     """A printer that colours text proposed by the draft, or underlines it if NO_COLOR is set."""
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Tinted(Printer):
         dim(f"{style_name}: tokens proposed by the draft.")
 
 
-class Drawn(Printer):
+class MarkdownPrinter(Printer):
     """A printer that draws Markdown while it is being generated."""
 
     def __init__(self, beginning: str = "") -> None:
@@ -72,7 +72,7 @@ class Drawn(Printer):
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         del drafted
-        end_of_thought()
+        end_reasoning()
         self._screen.text(harmless(piece))
 
     def close(self) -> None:
@@ -87,10 +87,10 @@ def printer(*, plain: bool = False, tinted: bool = False, beginning: str = "") -
     if not is_drawn_on(sys.stdout):
         return Printer()
     if tinted:
-        return Tinted()
+        return DraftPrinter()
     if plain:
         return Printer()
-    return Drawn(beginning)
+    return MarkdownPrinter(beginning)
 
 
 def reasoning(piece: str) -> None:
@@ -101,7 +101,7 @@ def reasoning(piece: str) -> None:
         stderr(_dim_text(harmless(piece)) if sys.stderr.isatty() else piece)
 
 
-def end_of_thought() -> None:
+def end_reasoning() -> None:
     """Print an empty line between the reasoning and the answer."""
     global _last_reasoning_char
     if _last_reasoning_char != "\n":
@@ -137,7 +137,7 @@ def _fit_to_terminal(stream: TextIO, message: str) -> str:
         return safe_message
     from localspec.cli.terminal import layout
 
-    return "\n".join(layout.wrapped(safe_message, layout.width(stream)))
+    return "\n".join(layout.wrap(safe_message, layout.width(stream)))
 
 
 def stderr(message: str) -> None:
@@ -168,7 +168,7 @@ def _print_answer(piece: str) -> None:
     if not piece:
         return
     if _last_reasoning_char != "\n":
-        end_of_thought()
+        end_reasoning()
     _last_char = piece[-1]
     _write(sys.stdout, piece)
     sys.stdout.flush()

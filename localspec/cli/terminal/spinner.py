@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from localspec.cli.terminal import layout
-from localspec.cli.terminal.figures import hashing, queue
+from localspec.cli.terminal.figures import format_hashing, format_queue
 from localspec.cli.terminal.render import harmless, stderr
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
@@ -39,7 +39,7 @@ class Spinner:
         """Set the reason for the wait from a report of the answer's stream. None: the answer has begun."""
         match progress:
             case {"state": "queued", "ahead": ahead}:
-                self._progress_text = f"waiting for {queue(ahead)}"
+                self._progress_text = f"waiting for {format_queue(ahead)}"
             case {"state": "waiting", "pair": pair}:
                 self._progress_text = f"waiting for {pair}"
             case {"state": "loading", "pair": pair, "done": done}:
@@ -79,7 +79,7 @@ class Spinner:
             pair = status["pair"]
         except (LocalspecError, KeyError):
             return "starting the daemon"
-        if progress := hashing(status):
+        if progress := format_hashing(status):
             return f"hashing {progress}"
         if pair["state"] == "loading":
             share = f" {100 * pair['progress']:.0f}%" if pair.get("progress") else ""

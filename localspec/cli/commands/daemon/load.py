@@ -22,7 +22,7 @@ def command(name: str) -> int:
     client = PairsClient()
     indicator = spinner.Spinner(client, "loading") if render.is_drawn_on(sys.stderr) else None
     try:
-        with closing(client.load(inputs.pair(name) if name else "")) as states:
+        with closing(client.load(inputs.resolve_pair(name) if name else "")) as states:
             *_, final_state = states
     finally:
         if indicator:

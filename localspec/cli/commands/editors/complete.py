@@ -72,8 +72,8 @@ def command(
         # A model that was trained to chat ends its code with a fence and then explains it.
         request["stop"] = [f"\n{_FENCE}"]
     pair_options = {"model": model, "query": list(query), "no_daemon_start": False}
-    if model := inputs.chosen(pair_options)["model"]:
-        request["model"] = inputs.pair(model)
+    if model := inputs.resolve_query(pair_options)["model"]:
+        request["model"] = inputs.resolve_pair(model)
     response = Client().infill(request)
     if as_json:
         render.record(response)

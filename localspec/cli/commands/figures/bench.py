@@ -203,7 +203,7 @@ def _measure(name: str, drafts: tuple[str, ...], plan: Plan) -> Report:
 
     live = Live()
     try:
-        pair = inputs.pair(name) if name else ""
+        pair = inputs.resolve_pair(name) if name else ""
         if drafts:
             return ranking.compare(plan, pair, drafts, live.say, live.show)
         return measured.measure(plan, pair, live.say, live.show)

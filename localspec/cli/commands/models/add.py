@@ -8,7 +8,7 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render, spinner
-from localspec.cli.terminal.pairs import first_use, size
+from localspec.cli.terminal.pairs import format_first_use, size
 from localspec.client.pairs import PairsClient
 from localspec.errors import UsageError
 
@@ -92,7 +92,7 @@ def command(
     if server_options:
         raise UsageError(f"--{next(iter(server_options)).replace('_', '-')} needs --upstream.")
     assert target is not None
-    files = inputs.model_file(target), inputs.model_file(draft) if draft else None
+    files = inputs.resolve_model(target), inputs.resolve_model(draft) if draft else None
     client = PairsClient()
     indicator = spinner.Spinner(client, "checking") if render.is_drawn_on(sys.stderr) else None
     try:
@@ -100,7 +100,7 @@ def command(
     finally:
         if indicator:
             indicator.stop()
-    advice = first_use(name, entry["roles"])
+    advice = format_first_use(name, entry["roles"])
     render.line(f"{entry['name']} is installed ({size(entry['size'])}). {advice}")
     for note in entry["notes"]:
         render.line(f"note: {note}")
@@ -115,13 +115,13 @@ def _add_upstream(
         if key in server_options:
             server_options[key] = inputs.absolute(server_options[key])
     if "fallback" in server_options:
-        server_options["fallback"] = inputs.pair(server_options["fallback"])
+        server_options["fallback"] = inputs.resolve_pair(server_options["fallback"])
     url = server_options.pop("upstream")
     entry = PairsClient().add_upstream(
         name, url, **server_options, roles=list(roles), replace=replace
     )
     render.line(f"{entry['name']} is added; {url} is contacted with its first request.")
-    render.line(first_use(name, entry["roles"]))
+    render.line(format_first_use(name, entry["roles"]))
     if url.startswith("http://") and ("key_env" in server_options or "key_file" in server_options):
         render.line("note: the key goes over the network unencrypted; use https, or a tunnel.")
     return 0

@@ -38,7 +38,7 @@ def command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
             "localspec pull OWNER/REPO"
         )
     pairs.catalogue(listed["pairs"], listed.get("configured", ""))
-    render.line(f"\n{pairs.memory(listed)}. To download one: localspec pull NAME")
+    render.line(f"\n{pairs.format_memory(listed)}. To download one: localspec pull NAME")
     pairs.problems(listed)
     return 0
 

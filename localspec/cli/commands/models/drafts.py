@@ -28,7 +28,7 @@ from localspec.client.pairs import PairsClient
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
     client = PairsClient()
-    pair, paths = inputs.pair(target), [inputs.absolute(folder) for folder in folders]
+    pair, paths = inputs.resolve_pair(target), [inputs.absolute(folder) for folder in folders]
     report: dict[str, Any] = {}
     with Progress(target) as progress:
         for report in client.drafts(pair, paths, measure=measure):

@@ -9,7 +9,7 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import add_line, first_use, size
+from localspec.cli.terminal.pairs import format_add_command, format_first_use, size
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError
@@ -71,7 +71,7 @@ def show(report: dict[str, Any]) -> None:
     if report["pairs"]:
         render.line("\nTo create pairs from them (or use --add):")
         for pair in report["pairs"]:
-            render.line(f"  {add_line(pair['name'], pair['target'], pair['draft'])}")
+            render.line(f"  {format_add_command(pair['name'], pair['target'], pair['draft'])}")
 
 
 def _count(number: int, noun: str) -> str:
@@ -88,7 +88,7 @@ def _add(pairs: list[dict[str, Any]]) -> int:
             entry = PairsClient().add(
                 pair["name"], pair["target"], pair["draft"], ["chat"], hash_now=False
             )
-            advice = first_use(pair["name"], entry["roles"])
+            advice = format_first_use(pair["name"], entry["roles"])
             render.line(f"{pair['name']} is installed. {advice}")
         except LocalspecError as error:
             exit_code = 1

@@ -211,5 +211,5 @@ def _print_installed(state: dict[str, Any]) -> None:
     for note in state["notes"]:
         render.line(f"note: {note}")
     name = state["name"]
-    advice = pairs.first_use(name, PairsClient().pair(name)["roles"])
+    advice = pairs.format_first_use(name, PairsClient().pair(name)["roles"])
     render.line(f"{name} is installed ({size(state['size'])}). {advice}")

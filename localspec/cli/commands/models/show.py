@@ -27,7 +27,7 @@ from localspec.client.pairs import PairsClient
 @click.option("--template", is_flag=True, help="Print only the target's chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(name: str, context: int, template: bool, as_json: bool) -> int:
-    view = PairsClient().pair(inputs.pair(name), context)
+    view = PairsClient().pair(inputs.resolve_pair(name), context)
     if template:
         chat_template = view["target"]["template"]
         if chat_template is None and view["kind"] == "upstream":

@@ -21,7 +21,7 @@ from localspec.client.pairs import PairsClient
 def command(name: str, as_json: bool) -> int:
     event: dict[str, Any] = {}
     with Progress(name) as progress:
-        for event in PairsClient().verify(inputs.pair(name)):
+        for event in PairsClient().verify(inputs.resolve_pair(name)):
             if event["files"] is None and not as_json:
                 progress.show("hashing", event["done"], event["size"])
     files = event["files"]

@@ -21,7 +21,7 @@ from localspec.cli.shell import answers, asking, message_editor, proposal, shell
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, ModelNotFound
 
-_OPTIONS = options.named(
+_OPTIONS = options.select_options(
     *("model", "system", "tokens", "files", "template", "hide_reasoning", "usage"),
     *("no_log", "no_daemon_start", "debug"),
 )
@@ -47,12 +47,12 @@ def _run(words: tuple[str, ...], **values: Any) -> int:
         del values["print_only"], values["everything"]
         return _prepare(list(words), values)
     only_print, everything = values.pop("print_only"), values.pop("everything")
-    if operation := staged.begun():
+    if operation := staged.operation_in_progress():
         raise LocalspecError(
             f"A {operation} is in progress and git already has a message for it; run: git commit"
         )
     files = values.pop("files")
-    parts = [ask.clean(" ".join(words)), inputs.files(list(files)) if files else ""]
+    parts = [ask.clean(" ".join(words)), inputs.read_files(list(files)) if files else ""]
     hint = "\n\n".join(filter(None, parts))
     try:
         message, pair = _propose_message(hint, values, everything=everything)
@@ -87,18 +87,18 @@ def _propose_message(
     patches = staged.patches(everything=everything)
 
     def cut(max_chars: int) -> asking.Cut:
-        text, left_out = staged.cut(patches, max_chars)
+        text, left_out = staged.shorten_patches(patches, max_chars)
         return asking.Cut(f"{hint}\n\n{text}" if hint else text, left_out)
 
     subjects = staged.subjects(_STYLE_SUBJECTS)
-    variables = {"shell": shells.current().language, "system": shells.system()}
+    variables = {"shell": shells.current_shell().language, "system": shells.system()}
     # Small models sometimes repeat an earlier subject. Then the second attempt shows none of them.
     for recent in dict.fromkeys([subjects or _NO_SUBJECTS, _NO_SUBJECTS]):
-        answer = asking.whole(
+        answer = asking.ask_for_text(
             "commit", values, cut, {**variables, "recent": recent}, reading_s=_MAX_READING_S
         )
-        message = answers.message(answer.text)
-        if not answers.repeats(message, subjects):
+        message = answers.extract_message(answer.text)
+        if not answers.repeats_subject(message, subjects):
             break
     if not message:
         raise LocalspecError(f"The answer contains no commit message: {answer.text.strip()}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from localspec.cli.terminal.markdown.inline import CODE, DIM, Text, painted, styled
+from localspec.cli.terminal.markdown.inline import CODE, DIM, Text, paint, styled
 
 # Lines before a new one that are parsed again with it, because its colours depend on them (for example in
 # a multi-line string).
@@ -39,9 +39,9 @@ class Highlighter:
         if self._plain:
             return line
         if self._lexer is None:
-            return painted(styled(line, CODE))
+            return paint(styled(line, CODE))
         self._lines = [*self._lines[1 - _CONTEXT_LINES :], line]
-        return painted(self._coloured(line))
+        return paint(self._coloured(line))
 
     def _coloured(self, line: str) -> Text:
         text = "\n".join(self._lines)

@@ -63,7 +63,7 @@ class _Run(NamedTuple):
     might_close: bool
 
 
-def read(source: str, style: str = "") -> Text:
+def parse_inline(source: str, style: str = "") -> Text:
     """Return the drawn text of a source line, without the marks that are drawn as styles.
 
     `style` applies to all of it.
@@ -221,7 +221,7 @@ def _join_styles(*styles: str) -> str:
 # ---------------------------------------------------------------------------- rows
 
 
-def painted(text: Text, start: int = 0, end: int | None = None) -> str:
+def paint(text: Text, start: int = 0, end: int | None = None) -> str:
     """Return characters `start` to `end` with their escape codes."""
     end = len(text.plain) if end is None else end
     pieces = []
@@ -248,12 +248,12 @@ def wrapped(text: Text, width: int, *, start: int = 0, hang: int = 0) -> list[st
         word_cells = cells(word[0])
         # A word that is too wide for any row goes to the beginning of a row.
         if not word[0].isspace() and column + word_cells > width and column > hang:
-            rows.append(painted(text, begin, end))
+            rows.append(paint(text, begin, end))
             column, begin = hang, word.start()
         column += word_cells
         if not word[0].isspace() or word.end() == len(text.plain):
             end = word.end()
-    rows.append(painted(text, begin, end))
+    rows.append(paint(text, begin, end))
     return [rows[0], *(" " * hang + row for row in rows[1:])]
 
 
@@ -268,7 +268,7 @@ def bare_text(text: str) -> str:
     return _ESCAPES.sub("", text) if "\x1b" in text else text
 
 
-def laid(text: str, columns: int, start: int = 0) -> tuple[int, int]:
+def cursor_after(text: str, columns: int, start: int = 0) -> tuple[int, int]:
     """Return where a terminal's cursor is after `text`: the number of rows down, and the column.
 
     The terminal wraps the text at `columns`. A cursor in column `columns` waits for the next character
@@ -292,7 +292,7 @@ def tab_width(column: int, columns: int) -> int:
     return stop - column if stop < columns else 1
 
 
-def tabs(text: str, columns: int) -> str:
+def replace_lost_tabs(text: str, columns: int) -> str:
     """Return `text` with blanks for those tabs that a terminal would lose, at the end of a row."""
     if "\t" not in text:
         return text
@@ -300,7 +300,7 @@ def tabs(text: str, columns: int) -> str:
     for char in text:
         is_lost = char == "\t" and tab_width(column, columns) == 1
         result += " " if is_lost else char
-        _, column = laid(char, columns, column)
+        _, column = cursor_after(char, columns, column)
     return result
 
 

@@ -32,7 +32,7 @@ class Line(NamedTuple):
     apart: bool = False
 
 
-class Reader:
+class LineParser:
     """A line-by-line parser of Markdown."""
 
     def __init__(self) -> None:

@@ -13,8 +13,15 @@ import time
 
 from localspec.cli.terminal.markdown import tables
 from localspec.cli.terminal.markdown.highlight import Highlighter
-from localspec.cli.terminal.markdown.inline import laid, painted, read, styled, tabs, wrapped
-from localspec.cli.terminal.markdown.lines import Line, Reader
+from localspec.cli.terminal.markdown.inline import (
+    cursor_after,
+    paint,
+    parse_inline,
+    replace_lost_tabs,
+    styled,
+    wrapped,
+)
+from localspec.cli.terminal.markdown.lines import Line, LineParser
 
 WIDEST = 100  # columns; longer lines are hard to read
 _REDRAW_INTERVAL_S = 0.05  # between two drawings of the same line
@@ -26,7 +33,7 @@ class Screen:
 
     def __init__(self, beginning: str = "") -> None:
         """Create a screen. `beginning` is earlier text, which is not drawn, but whose last line continues."""
-        self._reader = Reader()
+        self._reader = LineParser()
         self._highlighter = Highlighter("")
         self._line = ""  # the line that is being generated
         self._table: list[str] = []  # lines that are a table, or may become one
@@ -110,12 +117,12 @@ class Screen:
     def _line_rows(self, line: Line, *, complete: bool) -> list[str]:
         text, width = line.text[self._n_fixed :], self._max_columns()
         if line.kind == "code":
-            text = tabs(text, shutil.get_terminal_size().columns)
+            text = replace_lost_tabs(text, shutil.get_terminal_size().columns)
             return [self._highlighter.whole(text) if complete else text]
         if line.kind == "rule":
-            return [painted(styled("─" * width, line.style))]
+            return [paint(styled("─" * width, line.style))]
         hang = min(line.hang, width // 2)
-        drawn = styled(text, line.style) if line.kind == "label" else read(text, line.style)
+        drawn = styled(text, line.style) if line.kind == "label" else parse_inline(text, line.style)
         if not self._n_fixed:
             mark = line.first.lstrip(" ")
             drawn = styled(mark.rjust(min(len(line.first), max(hang, len(mark))))) + drawn
@@ -124,7 +131,7 @@ class Screen:
 
     def _draw_table(self) -> None:
         def rows() -> list[str]:
-            table_rows = tables.drawn(self._table, shutil.get_terminal_size().columns - 1)
+            table_rows = tables.draw_table(self._table, shutil.get_terminal_size().columns - 1)
             return [row for line in table_rows[self._n_fixed :] for row in line]
 
         if not self._draw(rows()):
@@ -157,7 +164,7 @@ class Screen:
     def _continue_below(self) -> None:
         """Leave the drawn rows of the line unchanged, and draw its remainder at the cursor."""
         start = self._column if len(self._rows) == 1 else 0
-        _, self._column = laid(self._rows[-1], shutil.get_terminal_size().columns, start)
+        _, self._column = cursor_after(self._rows[-1], shutil.get_terminal_size().columns, start)
         self._rows = []
         self._n_fixed = self._n_shown
 
@@ -197,7 +204,9 @@ class Screen:
         size = shutil.get_terminal_size()
         starts = [self._column, *[0] * (len(self._rows) - 1)]
         rows_and_starts = zip(self._rows[first:], starts[first:], strict=True)
-        rows_up = sum(laid(row, size.columns, start)[0] + 1 for row, start in rows_and_starts) - 1
+        rows_up = (
+            sum(cursor_after(row, size.columns, start)[0] + 1 for row, start in rows_and_starts) - 1
+        )
         if rows_up >= size.lines - 1:
             return False
         columns_right = starts[first]

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import re
 
-from localspec.cli.terminal.markdown.inline import BOLD, DIM, Text, cells, painted, read, styled
+from localspec.cli.terminal.markdown.inline import (
+    BOLD,
+    DIM,
+    Text,
+    cells,
+    paint,
+    parse_inline,
+    styled,
+)
 from localspec.cli.terminal.markdown.inline import wrapped as wrap
 
 _DELIMITER = re.compile(r"^\s*\|(?:\s*:?-+:?\s*\|)*\s*:?-+:?\s*\|?\s*$")
@@ -22,7 +30,7 @@ def is_table(lines: list[str]) -> bool:
     return len(lines) > 1 and bool(_DELIMITER.match(lines[1]))
 
 
-def drawn(lines: list[str], width: int) -> list[list[str]]:
+def draw_table(lines: list[str], width: int) -> list[list[str]]:
     """Return the drawn rows for each line of a table.
 
     No row is wider than `width` columns unless a single word is.
@@ -30,7 +38,7 @@ def drawn(lines: list[str], width: int) -> list[list[str]]:
     rows = [_split_cells(line) for line in lines]
     alignments = [cell.strip() for cell in rows[1]]
     texts = [
-        [read(cell.replace("\\|", "|").strip(), BOLD if index == 0 else "") for cell in row]
+        [parse_inline(cell.replace("\\|", "|").strip(), BOLD if index == 0 else "") for cell in row]
         for index, row in enumerate(rows)
     ]
     del texts[1]
@@ -41,7 +49,7 @@ def drawn(lines: list[str], width: int) -> list[list[str]]:
     ]
     if sum(widths) + len(_SEPARATOR) * (count - 1) <= width:
         rule = "─┼─".join("─" * column_width for column_width in widths)
-        drawn_lines = [[painted(_align_row(row, widths, alignments))] for row in texts]
+        drawn_lines = [[paint(_align_row(row, widths, alignments))] for row in texts]
     else:
         rule = "─" * width
         drawn_lines = [wrap(_join_cells(row), width, hang=_HANG_COLUMNS) for row in texts]
