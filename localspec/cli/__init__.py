@@ -1,34 +1,34 @@
 """The command line. The program `localspec` calls `main`, and the program `ask` calls `short`.
 
-A plain `ask` takes a short way that imports neither click nor anything else it can do without:
-every import is time before the first word. Whatever that way does not understand goes to click, so
-that there is one behaviour.
+A plain `ask` takes a fast path that imports neither click nor any other module it can do without,
+because every import delays the first word of the answer. Command lines that the fast path does not
+understand go to click. Both paths run the same code, so there is only one behaviour.
 
-ask.py        one question, one answer: options → request → what is printed
-options.py    the names of the commands, and the options of `ask`, for the short way and for click
-inputs.py     what a command line names or is given: stdin, files, schemas
+ask.py        one question, one answer: options → request → printed answer
+options.py    the names of the commands, and the options of `ask`, for the fast path and for click
+inputs.py     the inputs of a command line: stdin, files, schemas
 templates.py  saved prompts
-prompts.py    those that come with localspec
+prompts.py    the built-in templates
 app.py        click: help, usage errors, the table of commands
-command_names.py  synonyms of commands, and what a mistyped one may mean
-documents/    folders, notebooks and PDF documents, as text
+command_names.py  synonyms of commands, and corrections of mistyped ones
+documents/    folders, notebooks and PDF documents, converted to text
 commands/     one click command per file
 chat/         the conversation at a terminal
-shell/        what `cmd`, `commit` and `explain` consist of
-editors/      what `editor` writes and prints
+shell/        the parts of `cmd`, `commit` and `explain`
+editors/      the files and settings that `editor` writes and prints
 acp/          a chat in an editor's agent panel
 lsp/          the language server
-stats/        what `stats` shows
-bench/        what `bench` measures and shows
-terminal/     all that is drawn
-suggest.py    what Tab offers
-settings.py   config.toml, read and changed with its comments kept
-doctor.py     what keeps localspec from working well here
-services.py   the daemon as a service of the system
-streams.py    stdin, stdout and stderr, whatever the shell made of them
+stats/        the report of `stats`
+bench/        the measurements and the report of `bench`
+terminal/     everything that is drawn
+suggest.py    completions for the Tab key
+settings.py   reading and changing config.toml while keeping its comments
+doctor.py     checks for problems on this machine
+services.py   the daemon as a service of the operating system
+streams.py    stdin, stdout and stderr, also where the shell closed them
 
-It speaks to a daemon by `localspec.client` alone. Here only the files import `terminal/`; `commands/`,
-`chat/` and `shell/` import both.
+The command line talks to the daemon through `localspec.client` only. In this folder only the files
+import `terminal/`. `commands/`, `chat/` and `shell/` import both.
 """
 
 from __future__ import annotations
@@ -41,19 +41,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-INTERRUPTED = 130
+INTERRUPTED = 130  # exit code, as shells report a program that Ctrl-C ended
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; the exit code is 0, 1, 2 (usage), 3 (no daemon) or 130 (interrupted)."""
+    """Run one command and return its exit code.
+
+    The code is 0, 1, 2 (usage error), 3 (no daemon) or 130 (interrupted).
+    """
     streams.prepare()
     arguments = sys.argv[1:] if argv is None else argv
     debug = "--debug" in arguments
-    return _guarded(lambda: _dispatch(arguments), debug=debug)
+    return _run_guarded(lambda: _dispatch(arguments), debug=debug)
 
 
 def short() -> int:
-    """Run `localspec ask`, which the program `ask` is, whatever its first word is."""
+    """Run `localspec ask` for the program `ask`, whatever its first word is."""
     return main(["ask", *sys.argv[1:]])
 
 
@@ -65,7 +68,7 @@ def _dispatch(arguments: list[str]) -> int:
 
         arguments = command_names.expand(arguments)
     if arguments[:1] in (["ask"], ["chat"], ["explain"]):
-        arguments = options.with_files(arguments)
+        arguments = options.expand_file_arguments(arguments)
     if arguments[:1] == ["ask"]:
         plain = options.parse(options.ASK, arguments[1:])
         if plain is not None:
@@ -82,8 +85,11 @@ def _dispatch(arguments: list[str]) -> int:
     return app.run(arguments)
 
 
-def _guarded(command: Callable[[], int], *, debug: bool) -> int:
-    """`command`'s exit code; errors become one sentence, an interrupt or a closed pipe nothing."""
+def _run_guarded(command: Callable[[], int], *, debug: bool) -> int:
+    """Run `command` and return its exit code.
+
+    An error is printed as one sentence. An interrupt or a closed pipe prints nothing.
+    """
     try:
         code = command()
         sys.stdout.flush()
@@ -91,7 +97,7 @@ def _guarded(command: Callable[[], int], *, debug: bool) -> int:
     except (Exception, KeyboardInterrupt) as error:
         from localspec.cli.terminal import render
 
-        code, message = _explained(error)
+        code, message = _describe_error(error)
         streams.drop_output()
         if message and debug:
             render.traceback()
@@ -100,14 +106,14 @@ def _guarded(command: Callable[[], int], *, debug: bool) -> int:
         return code
 
 
-def _explained(error: BaseException) -> tuple[int, str]:
-    """The exit code of a command that ended so, and what a person is told."""
+def _describe_error(error: BaseException) -> tuple[int, str]:
+    """Return the exit code and the message for a command that ended with `error`."""
     from localspec.errors import LocalspecError
 
     if isinstance(error, KeyboardInterrupt):
         return INTERRUPTED, ""
-    if isinstance(error, streams.Unread):
-        return 0, ""  # `| head -1` has what it wants
+    if isinstance(error, streams.OutputClosed):
+        return 0, ""  # `| head -1` has read all the lines that it needs
     if isinstance(error, LocalspecError):
         return error.exit_code, error.message
     if isinstance(error, OSError):

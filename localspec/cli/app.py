@@ -11,20 +11,20 @@ import click
 
 import localspec
 from localspec.cli import command_names
-from localspec.cli.options import ALIASES, COMMANDS, GROUPS, divided
+from localspec.cli.options import ALIASES, COMMANDS, GROUPS, separate_words
 from localspec.cli.terminal.formatter import Formatter
 
-click.Context.formatter_class = Formatter  # of every command
+click.Context.formatter_class = Formatter  # used by every command
 
-# Synonyms that work in every group that has the command.
+# Synonyms that work in every group that has a command of this name.
 INNER_SYNONYMS = {"delete": ("rm",), "remove": ("rm",), "ls": ("list",)}
 
-_QUESTIONS = frozenset("what how why who where when which is are can does do".split())
-_NOT_ASKED = "A question is not a command. To ask it: localspec ask"
+_QUESTION_WORDS = frozenset("what how why who where when which is are can does do".split())
+_QUESTION_HINT = "A question is not a command. To ask it: localspec ask"
 
 
 class Group(click.Group):
-    """A group of commands that runs synonyms, and suggests a command for a mistyped one."""
+    """A group of commands that runs synonyms and suggests a command for a mistyped one."""
 
     aliases: ClassVar[dict[str, str]] = {}
     hints: ClassVar[dict[str, tuple[str, ...]]] = {}
@@ -32,78 +32,85 @@ class Group(click.Group):
     def __init__(
         self, *args: Any, synonyms: dict[str, tuple[str, ...]] | None = None, **attrs: Any
     ) -> None:
-        """Take a click group's arguments, and words with the arguments that each stands for."""
+        """Create a click group with synonyms: words, each with the arguments that it stands for."""
         super().__init__(*args, **attrs)
         self.synonyms = INNER_SYNONYMS | (synonyms or {})
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Return the command that the first argument names, also by an alias or a synonym.
+        """Return the command that the first argument names, which may be an alias or a synonym.
 
         Raises click.UsageError if there is no such command.
         """
-        word, *rest = args
+        word, *remaining_args = args
         if self.get_command(ctx, word) is None:
-            meant = (self.aliases[word],) if word in self.aliases else self.synonyms.get(word, ())
-            if meant and meant[0] in self.list_commands(ctx):
-                return super().resolve_command(ctx, [*meant, *rest])
+            replacement = (
+                (self.aliases[word],) if word in self.aliases else self.synonyms.get(word, ())
+            )
+            if replacement and replacement[0] in self.list_commands(ctx):
+                return super().resolve_command(ctx, [*replacement, *remaining_args])
             if not word.startswith("-"):
-                ctx.fail(self._unknown(ctx, word, rest))
+                ctx.fail(self._unknown_command_message(ctx, word, remaining_args))
         return super().resolve_command(ctx, args)
 
     def shell_complete(
         self, ctx: click.Context, incomplete: str
     ) -> list[click.shell_completion.CompletionItem[str]]:
-        """As click's, with descriptions that are whole."""
+        """Return the completions that click offers, with complete descriptions."""
         from click.shell_completion import CompletionItem
 
         names = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
-        offered = [CompletionItem(name, help=self.summary(name)) for name in names]
-        return offered + click.Command.shell_complete(self, ctx, incomplete)
+        completions = [CompletionItem(name, help=self.summary(name)) for name in names]
+        return completions + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click's, with sentences that are whole."""
+        """Write the list of commands as click does, without shortening the sentences."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, self.summary(name)) for name in self.list_commands(ctx)])
 
     def summary(self, name: str) -> str:
-        """What a command does, in a sentence."""
+        """Return one sentence that says what a command does."""
         return self.commands[name].get_short_help_str(200)
 
-    def _unknown(self, ctx: click.Context, word: str, rest: list[str]) -> str:
-        """Return what is wrong with a word that is no command, and which one may be meant."""
-        if meant := self._meant(ctx, word):
-            return f"No such command '{word}'; did you mean {meant}?"
+    def _unknown_command_message(
+        self, ctx: click.Context, word: str, remaining_args: list[str]
+    ) -> str:
+        """Return the error message for an unknown command, with a suggestion if there is one."""
+        if suggestion := self._guess_command(ctx, word):
+            return f"No such command '{word}'; did you mean {suggestion}?"
         return f"No such command '{word}'; see: {ctx.command_path} --help"
 
-    def _meant(self, ctx: click.Context, word: str) -> str:
-        """Return the command that a word probably means; empty if none is near."""
+    def _guess_command(self, ctx: click.Context, word: str) -> str:
+        """Return the command that a word probably means, or an empty string if none is close."""
         names = self.list_commands(ctx)
-        habit = self.hints.get(word) or self.synonyms.get(word)
-        if habit and (habit[0] in names or habit[0].startswith("-")):
-            return " ".join(habit)
+        known_words = self.hints.get(word) or self.synonyms.get(word)
+        if known_words and (known_words[0] in names or known_words[0].startswith("-")):
+            return " ".join(known_words)
         if word in command_names.WITHOUT_COUNTERPART:
             return ""
-        others = [alias for alias, name in self.aliases.items() if name in names]
-        meant = command_names.closest(word, [*names, *others])
-        return self.aliases.get(meant, meant)
+        aliases = [alias for alias, name in self.aliases.items() if name in names]
+        match = command_names.closest(word, [*names, *aliases])
+        return self.aliases.get(match, match)
 
 
 class Texts(click.Command):
-    """A command whose arguments are text: a number or a quoted text that begins with a dash is one."""
+    """A command whose arguments are text.
+
+    A number, or a quoted text that begins with a dash, is an argument and not an option.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments as click does, but texts with a dash as arguments."""
-        if not ctx.resilient_parsing:  # which completes a line that is not whole
-            known = [param for param in self.params if isinstance(param, click.Option)]
-            flags = {flag: not param.is_flag for param in known for flag in param.opts}
-            args = divided(flags, args)
+        """Parse the arguments as click does, except that text with a dash is an argument."""
+        if not ctx.resilient_parsing:  # Tab completes a line that is still incomplete
+            click_options = [param for param in self.params if isinstance(param, click.Option)]
+            flags = {flag: not param.is_flag for param in click_options for flag in param.opts}
+            args = separate_words(flags, args)
         return super().parse_args(ctx, args)
 
 
 class Limited(click.Option):
-    """A number whose limits are said in words, where they say something."""
+    """A numeric option whose limits are shown in words, unless the type itself is the only limit."""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
         from localspec.cli.options import UNLIMITED
@@ -120,15 +127,15 @@ class Limited(click.Option):
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         try:
             return super().type_cast_value(ctx, value)
-        except click.BadParameter as wrong:
+        except click.BadParameter as error:
             limits = self.get_help_extra(ctx).get("range")
             number = "a number" if isinstance(self.type, click.FloatRange) else "a whole number"
-            said = f"must be {number}{f' ({limits})' if limits else ''}, not '{value}'."
-            raise click.BadParameter(said, ctx=ctx, param=self) from wrong
+            problem = f"must be {number}{f' ({limits})' if limits else ''}, not '{value}'."
+            raise click.BadParameter(problem, ctx=ctx, param=self) from error
 
 
 class Commands(Group):
-    """A group that reads `COMMANDS` instead of importing every command for its help."""
+    """The top-level group, which reads `COMMANDS` instead of importing every command for its help."""
 
     aliases = ALIASES
     hints = command_names.HINTS
@@ -145,16 +152,22 @@ class Commands(Group):
     def summary(self, name: str) -> str:
         return COMMANDS[name][1]
 
-    def _unknown(self, ctx: click.Context, word: str, rest: list[str]) -> str:
-        """As of any group; of what is a question, how to ask it."""
+    def _unknown_command_message(
+        self, ctx: click.Context, word: str, remaining_args: list[str]
+    ) -> str:
+        """Return the error message for an unknown command; for a question, how to ask it."""
         import shlex
 
         if " " in word or "?" in word:
-            return f"{_NOT_ASKED} {shlex.join([word, *rest])}"
-        begins = word.lower() in _QUESTIONS or not self._meant(ctx, word)
-        if rest and begins and not any(each.startswith("-") for each in rest):
-            return f"{_NOT_ASKED} {shlex.quote(' '.join([word, *rest]))}"
-        return super()._unknown(ctx, word, rest)
+            return f"{_QUESTION_HINT} {shlex.join([word, *remaining_args])}"
+        may_be_question = word.lower() in _QUESTION_WORDS or not self._guess_command(ctx, word)
+        if (
+            remaining_args
+            and may_be_question
+            and not any(arg.startswith("-") for arg in remaining_args)
+        ):
+            return f"{_QUESTION_HINT} {shlex.quote(' '.join([word, *remaining_args]))}"
+        return super()._unknown_command_message(ctx, word, remaining_args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands by group, with the aliases at the end."""
@@ -175,20 +188,26 @@ class Commands(Group):
 @click.version_option(localspec.__version__, prog_name="localspec", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show a traceback on errors.")
 def app(debug: bool) -> None:
-    del debug  # `cli.main` looks for it before click does
+    del debug  # `cli.main` has already looked for it in the arguments
 
 
-def _not_opposite(option: str, possibilities: Iterable[str]) -> list[str]:
-    """Return the suggestions for a wrong option without its opposite: "--no-log" for "--log"."""
-    bare = option.removeprefix("--no-")
-    if bare == option:
-        bare = option.removeprefix("--")
-        return [each for each in possibilities if not each.startswith("--no-")]
-    return [each for each in possibilities if each.startswith("--no-")]
+def _drop_opposites(option: str, possibilities: Iterable[str]) -> list[str]:
+    """Return the suggestions for a mistyped option without its opposite.
+
+    "--no-log" is not suggested for "--log", nor the other way round.
+    """
+    name = option.removeprefix("--no-")
+    if name == option:
+        name = option.removeprefix("--")
+        return [candidate for candidate in possibilities if not candidate.startswith("--no-")]
+    return [candidate for candidate in possibilities if candidate.startswith("--no-")]
 
 
 def run(arguments: list[str]) -> int:
-    """Run a command line; click's own errors print themselves."""
+    """Run a command line with click and return its exit code.
+
+    Usage errors are printed here and do not propagate.
+    """
     try:
         code = app.main(arguments, prog_name="localspec", standalone_mode=False)
     except click.exceptions.Abort:
@@ -199,10 +218,10 @@ def run(arguments: list[str]) -> int:
         from localspec.cli.terminal import render
 
         if isinstance(error, click.NoSuchOption) and error.possibilities:
-            near = _not_opposite(error.option_name, error.possibilities)
-            error = click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx)
-        shown = io.StringIO()
-        error.show(shown)
-        render.usage(shown.getvalue())
+            suggestions = _drop_opposites(error.option_name, error.possibilities)
+            error = click.NoSuchOption(error.option_name, possibilities=suggestions, ctx=error.ctx)
+        output = io.StringIO()
+        error.show(output)
+        render.usage(output.getvalue())
         return error.exit_code
     return code if isinstance(code, int) else 0

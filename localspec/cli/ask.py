@@ -1,7 +1,7 @@
 """`localspec ask`: one question, one answer.
 
-Whatever a plain question does not need (files, templates, Markdown, a spinner) is imported where it
-is used.
+Modules that a plain question does not need (files, templates, Markdown, a spinner) are imported where
+they are used, because every import delays the first word of the answer.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from localspec.cli.options import EXCLUSIVE, fields
+from localspec.cli.options import EXCLUSIVE, request_fields
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed, UsageError
@@ -27,103 +27,114 @@ EXAMPLE = """\
   localspec ask -x > dates.py    # the code of the last answer
   localspec ask -c "and with time zones?"
 """
-# A question this long did not come from a keyboard: say how much of it would fit.
-_LONG = 2000  # characters
-_LONG_TITLE = 1000  # characters; the daemon takes no more, and keeps the first line's beginning
+# A longer question was not typed by hand, so an error about its length says how much of it would fit.
+_MIN_PIPED_CHARS = 2000
+_MAX_TITLE_CHARS = 1000  # the daemon's limit, of which it keeps the beginning of the first line
 
 
 def run(options: dict[str, Any]) -> int:
-    """Ask and print. `options` as `options.ASK` names them, and `words`.
+    """Ask a question, print the answer and return the exit code.
+
+    `options` are those of `options.ASK` by name, and `words`.
 
     Raises:
-        UsageError: there is nothing to ask, or options that exclude each other.
-        LocalspecError: no daemon, or what it answered.
+        UsageError: there is nothing to ask, or options exclude each other.
+        LocalspecError: no daemon is running, or it answered with an error.
     """
-    _check(options)
+    _check_exclusive(options)
     if options["query"]:
         from localspec.cli import inputs
 
-        options = inputs.chosen(options)
+        options = inputs.resolve_query(options)
     if options["save"] is not None:
         from localspec.cli import templates
 
         templates.save(options)
         return 0
-    options = _with_files(options)
+    options = _split_words_and_files(options)
     if _is_about_last(options):
-        return _last(options)
+        return _print_last_answer(options)
     if options["template"] is not None:
         from localspec.cli import templates
 
         template = templates.Template(options)
         options = template.options
-        _check(options)
-        question = template.question(asked(options))
+        _check_exclusive(options)
+        question = template.question(read_question(options))
     else:
-        question = _question(options)
+        question = _build_question(options)
     request = request_for(options, question)
     client = Client(autostart=not options["no_daemon_start"])
-    begun = "" if question else _begun(client, request)
+    beginning = "" if question else _load_unfinished_answer(client, request)
     try:
-        last = _answered(client, request, options, begun)
+        response = _print_answer(client, request, options, beginning)
     except TemplateFailed as error:
-        last, request = _completed(client, request, options, question, error)
+        response, request = _complete_with_base_model(client, request, options, question, error)
     except ContextExceeded as error:
-        if len(question) < _LONG:
+        if len(question) < _MIN_PIPED_CHARS:
             raise
         from localspec.cli import inputs
 
-        longer = inputs.longer_pair(client, error.n_prompt_tokens or 0)
-        alone = _is_piped() and not options["files"]
+        longer = inputs.find_longer_pair(client, error.n_prompt_tokens or 0)
+        stdin_alone = _is_piped() and not options["files"]
         raise ContextExceeded(
-            inputs.what_fits(error, question, stdin_alone=alone, longer=longer)
+            inputs.describe_too_long(error, question, stdin_alone=stdin_alone, longer=longer)
         ) from error
-    return _after(client, last, request, options)
+    return _finish(client, response, request, options)
 
 
-def _completed(
+def _complete_with_base_model(
     client: Client,
     request: dict[str, Any],
     options: dict[str, Any],
     question: str,
     error: TemplateFailed,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Let a base model complete what was asked; what `_answered` returns, and the request.
+    """Let a base model complete the question; return the response and the request.
 
     Raises:
-        TemplateFailed: `error`, if the pair is no base model. UsageError: an option needs a chat.
+        TemplateFailed: `error`, if the pair is no base model.
+        UsageError: an option only makes sense in a chat.
     """
     from localspec.cli import base_models
 
-    name = base_models.name_of(client, request.get("model", ""))
+    name = base_models.base_model_name(client, request.get("model", ""))
     if not name:
         raise error
-    text = base_models.text_of(name, options, question)
+    text = base_models.completion_text(name, options, question)
     request = base_models.request_for(request)
-    completing = base_models.CompletionClient(client, text)
-    return _answered(completing, request, {**options, "plain": True}, ""), request
+    completion_client = base_models.CompletionClient(client, text)
+    return _print_answer(completion_client, request, {**options, "plain": True}, ""), request
 
 
 def _is_about_last(options: dict[str, Any]) -> bool:
-    """Whether code or a copy is wanted and nothing asked; a pipe asks, and may be empty by mistake."""
-    wants = options["extract"] or options["extract_last"] or options["copy"]
-    asks = ("words", "files", "system", "template", "last", "conversation")
-    return bool(wants) and not any(options[name] for name in asks) and not _is_piped()
+    """Return whether the command line is about the last answer instead of a new question.
+
+    That is so where it requests code or a copy and contains no question. A pipe always counts as a
+    question, because it may be empty by mistake.
+    """
+    uses_answer = options["extract"] or options["extract_last"] or options["copy"]
+    question_options = ("words", "files", "system", "template", "last", "conversation")
+    return (
+        bool(uses_answer)
+        and not any(options[name] for name in question_options)
+        and not _is_piped()
+    )
 
 
-def _last(options: dict[str, Any]) -> int:
+def _print_last_answer(options: dict[str, Any]) -> int:
     """Print the last answer of the history, or its code."""
     from localspec.cli.terminal import extract
     from localspec.client.conversations import ConversationsClient
 
     client = ConversationsClient(autostart=not options["no_daemon_start"])
-    found = client.conversation("last")
+    conversation = client.conversation("last")
     if options["extract"] or options["extract_last"]:
-        text = extract.kept_code(found, last=options["extract_last"])
+        text = extract.last_code(conversation, last=options["extract_last"])
         render.text(text)
         render.end_of_text()
     else:
-        text = extract.kept_answer(found)
+        text = extract.last_answer(conversation)
         printer = render.printer(plain=options["plain"])
         printer.text(text, [])
         printer.close()
@@ -134,122 +145,132 @@ def _last(options: dict[str, Any]) -> int:
     return 0
 
 
-def _after(
-    client: Client, last: dict[str, Any], request: dict[str, Any], options: dict[str, Any]
+def _finish(
+    client: Client, response: dict[str, Any], request: dict[str, Any], options: dict[str, Any]
 ) -> int:
-    """What follows an answer; the exit code."""
-    tell(last)
-    cut = _tell_if_cut(last, request)
+    """Print the notes that follow an answer and return the exit code."""
+    print_notes(response)
+    cut_off = _report_if_cut_off(response, request)
     if options["usage"]:
         from localspec.cli.terminal import figures
 
-        figures.statistics(last)
-    if last.get("model") == "builtin" and sys.stderr.isatty() and not options["json"]:
+        figures.statistics(response)
+    if response.get("model") == "builtin" and sys.stderr.isatty() and not options["json"]:
         from localspec.cli.terminal import hints
 
-        hints.real_pair(client)
+        hints.suggest_real_pair(client)
     if options["copy"]:
         from localspec.cli.terminal import clipboard
 
-        clipboard.copy(last["said"])
-    return 1 if cut and options["schema"] is not None else 0
+        clipboard.copy(response["said"])
+    return 1 if cut_off and options["schema"] is not None else 0
 
 
-def _begun(client: Client, request: dict[str, Any]) -> str:
-    """What was said of the answer that goes on; `request` names its conversation by its id then."""
+def _load_unfinished_answer(client: Client, request: dict[str, Any]) -> str:
+    """Return the beginning of the answer that is being continued.
+
+    It also replaces the conversation in `request` by its id, so that another conversation that is started
+    meanwhile cannot become the "last" one.
+    """
     from localspec.client.conversations import ConversationsClient
 
-    kept = ConversationsClient(client.socket_path, autostart=client.autostart)
-    found = kept.conversation(request["localspec"]["conversation"])
-    request["localspec"]["conversation"] = found["id"]
-    last = found["messages"][-1] if found["messages"] else {}
-    return str(last["content"]) if last.get("role") == "assistant" else ""
+    conversations = ConversationsClient(client.socket_path, autostart=client.autostart)
+    conversation = conversations.conversation(request["localspec"]["conversation"])
+    request["localspec"]["conversation"] = conversation["id"]
+    last_message = conversation["messages"][-1] if conversation["messages"] else {}
+    return str(last_message["content"]) if last_message.get("role") == "assistant" else ""
 
 
-def _tell_if_cut(last: dict[str, Any], request: dict[str, Any]) -> bool:
-    """Say that the answer was cut off, and how it goes on; whether it was."""
-    if not (last.get("localspec") or {}).get("limit"):
+def _report_if_cut_off(response: dict[str, Any], request: dict[str, Any]) -> bool:
+    """Print that the answer was cut off and how to continue it; return whether it was."""
+    if not (response.get("localspec") or {}).get("limit"):
         return False
     from localspec.cli.terminal import hints
 
-    kept = keeps(request) and not last["localspec"].get("not_kept")
-    hints.cut_off(last, "localspec ask -c" if kept else "")
+    saved = is_saved(request) and not response["localspec"].get("not_kept")
+    hints.print_cut_off(response, "localspec ask -c" if saved else "")
     return True
 
 
-def tell(last: dict[str, Any]) -> None:
-    """What a person should know beside an answer, of which `last` has what it ended with."""
-    ours = last.get("localspec") or {}
-    if ours.get("news"):
-        render.error(ours["news"])
-    if ours.get("not_kept"):
-        render.error(f"The answer was not saved in the history. {ours['not_kept']}")
+def print_notes(response: dict[str, Any]) -> None:
+    """Print the notes that a response carries beside its answer."""
+    extension = response.get("localspec") or {}
+    if extension.get("news"):
+        render.error(extension["news"])
+    if extension.get("not_kept"):
+        render.error(f"The answer was not saved in the history. {extension['not_kept']}")
 
 
-def _check(options: dict[str, Any]) -> None:
-    """Refuse options that ask for two things at once."""
+def _check_exclusive(options: dict[str, Any]) -> None:
+    """Raise UsageError if options exclude each other."""
     for group in EXCLUSIVE:
-        given = [name for name in group if options[name]]
-        if len(given) > 1:
+        used = [name for name in group if options[name]]
+        if len(used) > 1:
             flags = {"extract_last": "--xl", "conversation": "--cid", "last": "-c", "extract": "-x"}
-            names = [flags.get(name, f"--{name}") for name in given]
+            names = [flags.get(name, f"--{name}") for name in used]
             raise UsageError(f"{' and '.join(names)} cannot be used together.")
     if options["values"] and not (options["template"] or options["save"]):
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
 
 
-def _with_files(options: dict[str, Any]) -> dict[str, Any]:
-    """Of the words, `-` is standard input, and one that is a file is asked about where a person sits."""
+def _split_words_and_files(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with files moved from the words to the files.
+
+    The word `-` is standard input. A word that names a file may be a file too, so a person at a terminal is
+    asked about it.
+    """
     words = [word for word in options["words"] if word != "-"]
     files = ["-"] * ("-" in options["words"]) + options["files"]
-    named = [word for word in words if word not in files and os.path.isfile(word)]  # noqa: PTH113 - pathlib is an import more
-    if named:
+    file_words = [word for word in words if word not in files and os.path.isfile(word)]  # noqa: PTH113 - pathlib would be one more import
+    if file_words:
         from localspec.cli import inputs
 
-        files = files + named if inputs.wanted(named) else files
+        files = files + file_words if inputs.confirm_files(file_words) else files
     return {**options, "words": words, "files": files}
 
 
-def _answered(
-    client: Client, request: dict[str, Any], options: dict[str, Any], begun: str
+def _print_answer(
+    client: Client, request: dict[str, Any], options: dict[str, Any], beginning: str
 ) -> dict[str, Any]:
-    """Print the answer, after what was `begun` of it, as the options say.
+    """Print the answer as the options request, and return its response.
 
-    Its `timings`, `localspec`, `usage` and `model`, and what was `said` with its beginning; with -x the
-    code of it.
+    The response has `timings`, `localspec`, `usage`, `model` and `said`, which is `beginning` and the text
+    that followed it. With -x `said` is only the code.
     """
     if options["json"]:
-        answer = client.chat(request)
-        render.record(answer)
-        answer["said"] = begun + (answer["choices"][0]["message"]["content"] or "")
-        return answer
+        completion = client.chat(request)
+        render.record(completion)
+        completion["said"] = beginning + (completion["choices"][0]["message"]["content"] or "")
+        return completion
     if options["extract"] or options["extract_last"]:
         from localspec.cli.terminal import extract
 
-        answer = client.chat(request)
-        message = answer["choices"][0]["message"]
-        message["content"] = begun + (message["content"] or "")
-        kept = keeps(request) and not answer["localspec"].get("not_kept")
+        completion = client.chat(request)
+        message = completion["choices"][0]["message"]
+        message["content"] = beginning + (message["content"] or "")
+        saved = is_saved(request) and not completion["localspec"].get("not_kept")
         try:
-            answer["said"] = extract.code(answer, last=options["extract_last"], kept=kept)
+            completion["said"] = extract.code(completion, last=options["extract_last"], saved=saved)
         except LocalspecError:
-            _tell_if_cut(answer, request)
+            _report_if_cut_off(completion, request)
             raise
-        render.text(answer["said"])
+        render.text(completion["said"])
         render.end_of_text()
-        return answer
-    printer = render.printer(plain=options["plain"], tinted=options["show_draft"], begun=begun)
+        return completion
+    printer = render.printer(
+        plain=options["plain"], tinted=options["show_draft"], beginning=beginning
+    )
     if not options["no_stream"]:
-        last = stream(client, request, printer, hide_reasoning=options["hide_reasoning"])
-        return {**last, "said": begun + last.get("said", "")}
-    answer = client.chat(request)
-    message = answer["choices"][0]["message"]
+        response = stream(client, request, printer, hide_reasoning=options["hide_reasoning"])
+        return {**response, "said": beginning + response.get("said", "")}
+    completion = client.chat(request)
+    message = completion["choices"][0]["message"]
     if not options["hide_reasoning"]:
         render.reasoning(message.get("reasoning_content") or "")
     printer.text(message["content"] or "", [])
     printer.close()
-    answer["said"] = begun + (message["content"] or "")
-    return answer
+    completion["said"] = beginning + (message["content"] or "")
+    return completion
 
 
 def stream(
@@ -258,67 +279,68 @@ def stream(
     printer: render.Printer,
     *,
     hide_reasoning: bool = False,
-    seen: dict[str, Any] | None = None,
+    result: dict[str, Any] | None = None,
     on_progress: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Print the answer as it comes. What came: timings, localspec, usage, model, finish_reason, said.
+    """Print the answer while it arrives.
 
-    They are put into `seen` too, where an interrupt leaves what had come by then. `on_progress` gets each
-    report on what the answer waits for; if it raises, the answer is cancelled.
+    Returns timings, localspec, usage, model, finish_reason and said, as far as they arrived. They are also
+    written into `result`, which keeps them if the stream is interrupted. `on_progress` is called with every
+    report on what the answer waits for. If it raises, the answer is cancelled.
     """
-    last: dict[str, Any] = {} if seen is None else seen
+    response: dict[str, Any] = {} if result is None else result
     request = {**request, "stream_options": {"include_usage": True}}
-    waiting = _spinner(client)
-    if waiting or on_progress:
+    spinner = _start_spinner(client)
+    if spinner or on_progress:
         request["localspec"] = {**request.get("localspec", {}), "progress": True}
     chunks = client.stream_chat(request)
     try:
         for chunk in chunks:
-            _note(chunk, last)
+            _record_chunk(chunk, response)
             progress = (chunk.get("localspec") or {}).get("progress")
             if on_progress and progress:
                 on_progress(progress)
-            if waiting:
-                waiting.tell(progress)
+            if spinner:
+                spinner.tell(progress)
             for choice in chunk["choices"]:
                 delta = choice["delta"]
-                thought = "" if hide_reasoning else delta.get("reasoning_content") or ""
+                reasoning = "" if hide_reasoning else delta.get("reasoning_content") or ""
                 text = delta.get("content") or ""
-                if waiting and (text or thought):
-                    waiting.stop()
-                    waiting = None
-                render.reasoning(thought)
+                if spinner and (text or reasoning):
+                    spinner.stop()
+                    spinner = None
+                render.reasoning(reasoning)
                 if text:
-                    last["said"] = last.get("said", "") + text
+                    response["said"] = response.get("said", "") + text
                     printer.text(text, (chunk.get("localspec") or {}).get("drafted") or [])
     finally:
-        if waiting:
-            waiting.stop()
+        if spinner:
+            spinner.stop()
         _close(chunks, printer)
-    return last
+    return response
 
 
 def _close(chunks: Generator[dict[str, Any], None, None], printer: render.Printer) -> None:
-    chunks.close()  # the daemon sees it and stops generating
-    render.end_of_thought()  # there may be nothing after it
+    chunks.close()  # the daemon notices the closed connection and stops generating
+    render.end_reasoning()  # the answer may have consisted of reasoning alone
     printer.close()
 
 
-def _note(chunk: dict[str, Any], last: dict[str, Any]) -> None:
+def _record_chunk(chunk: dict[str, Any], response: dict[str, Any]) -> None:
     for key in ("timings", "usage", "model"):
         if key in chunk:
-            last[key] = chunk[key]
+            response[key] = chunk[key]
     for choice in chunk["choices"]:
-        if thought := choice["delta"].get("reasoning_content"):
-            last.setdefault("thoughts", []).append(thought)
+        if reasoning := choice["delta"].get("reasoning_content"):
+            response.setdefault("thoughts", []).append(reasoning)
         if reason := choice.get("finish_reason"):
-            last["finish_reason"] = reason
+            response["finish_reason"] = reason
     if "localspec" in chunk:
-        last["localspec"] = {**last.get("localspec", {}), **chunk["localspec"]}
+        response["localspec"] = {**response.get("localspec", {}), **chunk["localspec"]}
 
 
-def _spinner(client: Client) -> Any:
-    """Something that turns on stderr until `stop()`; None where nobody would see it."""
+def _start_spinner(client: Client) -> Any:
+    """Start a spinner on stderr; return None if stderr is no terminal that can draw one."""
     if not render.is_drawn_on(sys.stderr):
         return None
     from localspec.cli.terminal import spinner
@@ -327,16 +349,20 @@ def _spinner(client: Client) -> Any:
 
 
 def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
+    """Return the request that asks `question` with these options.
+
+    An empty question continues the last answer of the conversation.
+    """
     messages = [{"role": "user", "content": question}] if question else []
     if options["system"] is not None:
         messages.insert(0, {"role": "system", "content": clean(options["system"])})
-    request = {**wanted(options), "messages": messages}
+    request = {**sampling_request(options), "messages": messages}
     if not question:
         request["continue_final_message"] = True
     if options["schema"] is not None:
         from localspec.cli import inputs
 
-        request["json_schema"] = inputs.schema(options["schema"])
+        request["json_schema"] = inputs.load_schema(options["schema"])
     conversation = "last" if options["last"] else options["conversation"]
     if options["no_log"]:
         if conversation:
@@ -348,48 +374,52 @@ def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
     else:
         request["localspec"] = {"conversation": conversation or "new", "kind": "ask"}
         if not conversation:
-            request["localspec"]["title"] = _title(options)
+            request["localspec"]["title"] = _make_title(options)
     return request
 
 
-def keeps(request: dict[str, Any]) -> bool:
-    """Does the history keep question and answer?"""
+def is_saved(request: dict[str, Any]) -> bool:
+    """Return whether the history keeps the question and the answer."""
     return "conversation" in request.get("localspec", {})
 
 
-def _title(options: dict[str, Any]) -> str:
-    """What the history calls a question: its words, else what it is about; never what that says."""
+def _make_title(options: dict[str, Any]) -> str:
+    """Return the title of a question in the history.
+
+    It is the words of the question, or else the names of its files. The contents of files and of stdin are
+    never part of a title.
+    """
     if words := clean(" ".join(options["words"])).strip():
-        return words[:_LONG_TITLE]
+        return words[:_MAX_TITLE_CHARS]
     names = ", ".join(name for name in options["files"] if name != "-")
-    parts = [options["template"], clean(names or _name_of_stdin())]
-    return ": ".join(part for part in parts if part)[:_LONG_TITLE]
+    parts = [options["template"], clean(names or _stdin_name())]
+    return ": ".join(part for part in parts if part)[:_MAX_TITLE_CHARS]
 
 
-def _name_of_stdin() -> str:
-    """The file it is, where the system tells; else that something is piped, if something is."""
+def _stdin_name() -> str:
+    """Return the name of the file that stdin reads, "Piped text" for a pipe, else an empty string."""
     if not _is_piped():
         return ""
     try:
-        name = os.readlink("/proc/self/fd/0")  # noqa: PTH115 - pathlib is an import more
+        name = os.readlink("/proc/self/fd/0")  # noqa: PTH115 - pathlib would be one more import
     except OSError:
         return "Piped text"
-    if os.path.isfile(name):  # noqa: PTH113 - pathlib is an import more
-        return os.path.basename(name)  # noqa: PTH119 - pathlib is an import more
-    return "" if os.path.exists(name) else "Piped text"  # noqa: PTH110 - pathlib is an import more
+    if os.path.isfile(name):  # noqa: PTH113 - pathlib would be one more import
+        return os.path.basename(name)  # noqa: PTH119 - pathlib would be one more import
+    return "" if os.path.exists(name) else "Piped text"  # noqa: PTH110 - pathlib would be one more import
 
 
 def _is_piped() -> bool:
     return sys.stdin is not None and not sys.stdin.isatty()
 
 
-def wanted(options: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request that say who is to answer, and how; `chat` has these options too."""
-    request = fields(options)
+def sampling_request(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the request fields that choose the pair and its parameters. `chat` has these options too."""
+    request = request_fields(options)
     if options["model"]:
         from localspec.cli import inputs
 
-        request["model"] = inputs.pair(options["model"])
+        request["model"] = inputs.resolve_pair(options["model"])
     if options["exact"]:
         request["exact"] = True
     if (depth := options["draft"]) is not None:
@@ -399,40 +429,40 @@ def wanted(options: dict[str, Any]) -> dict[str, Any]:
     return request
 
 
-def _question(options: dict[str, Any]) -> str:
-    """What is asked; nothing where an answer goes on that was cut off."""
-    question = asked(options)
-    goes_on = (options["last"] or options["conversation"]) and options["system"] is None
-    if not question and not goes_on:
+def _build_question(options: dict[str, Any]) -> str:
+    """Return the question, which is empty when an answer that was cut off is to be continued."""
+    question = read_question(options)
+    continues = (options["last"] or options["conversation"]) and options["system"] is None
+    if not question and not continues:
         raise UsageError(
             f"No question given. For example:\n{EXAMPLE.rstrip()}\nAll options: localspec ask --help"
         )
     return question
 
 
-def asked(options: dict[str, Any], *, labelled: bool = True) -> str:
-    """Return stdin, the files and the words, with empty lines between; empty if there is none of them.
+def read_question(options: dict[str, Any], *, labelled: bool = True) -> str:
+    """Return stdin, the files and the words, separated by empty lines; empty if there is none of them.
 
-    Each file has its name above it and fences around it, unless `labelled` is false.
+    Unless `labelled` is false, every file has its name above it and fences around it.
     """
-    parts = [_given(options, labelled=labelled), clean(" ".join(options["words"]))]
+    parts = [_read_context(options, labelled=labelled), clean(" ".join(options["words"]))]
     return "\n\n".join(part for part in parts if part.strip())
 
 
-def _given(options: dict[str, Any], *, labelled: bool) -> str:
-    """What is asked about: stdin, unless a file named `-` is, and the files."""
+def _read_context(options: dict[str, Any], *, labelled: bool) -> str:
+    """Return the text that the question is about: the files, and stdin unless `-` is one of them."""
     if not options["files"]:
-        return _piped()
+        return _read_stdin()
     from localspec.cli import inputs
 
-    piped = "" if set(inputs.STDIN) & set(options["files"]) else _piped()
+    stdin = "" if set(inputs.STDIN) & set(options["files"]) else _read_stdin()
     return "\n\n".join(
-        part for part in [piped, inputs.files(options["files"], labelled=labelled)] if part
+        part for part in [stdin, inputs.read_files(options["files"], labelled=labelled)] if part
     )
 
 
-def _piped() -> str:
-    """All of stdin, unless a person sits there or it is closed."""
+def _read_stdin() -> str:
+    """Return all of stdin, or an empty string if it is a terminal or closed."""
     if not _is_piped():
         return ""
     from localspec.cli import inputs
@@ -441,5 +471,8 @@ def _piped() -> str:
 
 
 def clean(text: str) -> str:
-    """Arguments that are not UTF-8 arrive with lone surrogates, which no JSON may carry."""
+    """Return an argument with bytes that are not UTF-8 replaced.
+
+    Python represents such bytes as lone surrogates, which JSON cannot carry.
+    """
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Base models: they complete text, and have no chat template to be asked a question with."""
+"""Base models, which complete text and have no chat template for a question."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ from localspec.errors import LocalspecError, TemplateFailed, UsageError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-# A base model rarely ends its text by itself, so there is a limit where none was given.
+# Limit where the command line has none, because a base model rarely ends its text by itself.
 DEFAULT_TOKENS = 256
-_CONFIGURED = "default"
-_ONE_OF_CHAT = ("messages", "continue_final_message")
+_CONFIGURED_PAIR = "default"
+_CHAT_FIELDS = ("messages", "continue_final_message")
 
 
-def name_of(client: Client, model: str) -> str:
+def base_model_name(client: Client, model: str) -> str:
     """Return the name of the pair that `model` means if it is a base model, else an empty string.
 
     An empty `model` means the configured pair.
     """
     pairs = PairsClient(client.socket_path, autostart=False)
     try:
-        view = pairs.pair(model or _CONFIGURED)
+        view = pairs.pair(model or _CONFIGURED_PAIR)
     except LocalspecError:
-        return ""  # the error that led here says enough
+        return ""  # the error that led here is reported instead
     return str(view["name"]) if "text" in view["roles"] else ""
 
 
-def explained(client: Client, model: str, error: TemplateFailed) -> LocalspecError:
-    """Return the error to show where only a chat would do: of a base model what it can do instead."""
-    name = name_of(client, model)
+def explain_error(client: Client, model: str, error: TemplateFailed) -> LocalspecError:
+    """Return the error to show where only a chat is possible.
+
+    For a base model it says what the model can do instead; otherwise it is `error`.
+    """
+    name = base_model_name(client, model)
     if not name:
         return error
     return LocalspecError(
@@ -42,28 +45,28 @@ def explained(client: Client, model: str, error: TemplateFailed) -> LocalspecErr
     )
 
 
-def text_of(name: str, options: dict[str, Any], question: str) -> str:
+def completion_text(name: str, options: dict[str, Any], question: str) -> str:
     """Return the text that the base model `name` is to complete.
 
-    Files stand in it as they are, without their names and fences.
+    Files are inserted as they are, without their names and fences.
 
     Raises:
         UsageError: an option makes sense in a chat only.
     """
-    refused = {
+    chat_options = {
         "-s": options["system"] is not None,
         "-c": options["last"],
         "--cid": options["conversation"] is not None,
     }
-    for flag, given in refused.items():
-        if given:
+    for flag, used in chat_options.items():
+        if used:
             raise UsageError(
                 f"{flag} cannot be used with '{name}': it is a base model, which completes one text and "
                 "has no conversation."
             )
     if not options["files"] or options["template"] is not None:
         return question
-    return ask.asked(options, labelled=False)
+    return ask.read_question(options, labelled=False)
 
 
 class CompletionClient(Client):
@@ -74,16 +77,16 @@ class CompletionClient(Client):
         self._text = text
 
     def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return the whole completion."""
-        body = {**self._completion(request), "stream": False}
-        answer = self._json("POST", "/v1/completions", body)
-        for choice in answer["choices"]:
+        """Return the complete answer, in the shape of a chat completion."""
+        body = {**self._completion_body(request), "stream": False}
+        response = self._json("POST", "/v1/completions", body)
+        for choice in response["choices"]:
             choice["message"] = {"role": "assistant", "content": choice.pop("text")}
-        return answer
+        return response
 
     def stream_chat(self, request: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Yield the chunks of the completion as they arrive."""
-        body = {**self._completion(request), "stream": True}
+        body = {**self._completion_body(request), "stream": True}
         chunks = self._events("POST", "/v1/completions", body)
         try:
             for chunk in chunks:
@@ -93,14 +96,14 @@ class CompletionClient(Client):
         finally:
             chunks.close()
 
-    def _completion(self, request: dict[str, Any]) -> dict[str, Any]:
-        kept = {key: value for key, value in request.items() if key not in _ONE_OF_CHAT}
-        return {"max_tokens": DEFAULT_TOKENS, **kept, "prompt": self._text}
+    def _completion_body(self, request: dict[str, Any]) -> dict[str, Any]:
+        fields = {key: value for key, value in request.items() if key not in _CHAT_FIELDS}
+        return {"max_tokens": DEFAULT_TOKENS, **fields, "prompt": self._text}
 
 
 def request_for(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the request without a conversation: completions are not kept in the history."""
-    ours = dict(request.get("localspec", {}))
+    """Return the request without a conversation, because the history keeps no completions."""
+    extension = dict(request.get("localspec", {}))
     for key in ("conversation", "title"):
-        ours.pop(key, None)
-    return {**request, "localspec": ours}
+        extension.pop(key, None)
+    return {**request, "localspec": extension}

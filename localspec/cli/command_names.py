@@ -1,6 +1,6 @@
-"""The words that people type for a command: synonyms that run, habits that get a hint, typing errors.
+"""Other words for commands: synonyms that run, words that get a hint, and typing errors.
 
-Nothing is imported here, because the short way of `ask` may come through.
+This module imports nothing, because the fast path of `ask` may use it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# What users of ollama, llm, LM Studio's lms, git, gh, docker and pip type for the same thing. Each word
-# runs as the arguments that it stands for. A word belongs here only if it cannot mean anything else.
+# Words of ollama, llm, LM Studio's lms, git, gh, docker and pip for the same command. A word runs as the
+# arguments that it stands for. A word belongs here only if it cannot mean anything else.
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "ls": ("list",),
     "installed": ("list",),
@@ -75,8 +75,8 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     "version": ("--version",),
 }
 
-# Words that may have meant a command, but that are not run: what they ask for is unclear, or it is not
-# quite what the command does.
+# Words that may mean a command but do not run it, because the request is unclear or not quite what the
+# command does.
 HINTS: dict[str, tuple[str, ...]] = {
     "daemon": ("status",),
     "server": ("start",),
@@ -119,14 +119,14 @@ HINTS: dict[str, tuple[str, ...]] = {
     "options": ("config",),
 }
 
-# Commands of other programs that have no counterpart here. Whatever is spelled like them does
-# something else, so nothing is suggested.
+# Commands of other programs that have no counterpart here. A command that is spelled similarly would do
+# something else, so none is suggested.
 WITHOUT_COUNTERPART = frozenset(
     {"push", "upload", "cp", "copy", "mv", "rename", "keys", "key", "login", "signin", "logout"}
     | {"signout", "reload", "pause", "resume", "whoami", "publish", "tag", "plugins", "aliases"}
 )
 
-# Of two opposites none is suggested to whoever may have meant the other.
+# A command is not suggested for a word that may just as well be a mistyped opposite of it.
 OPPOSITES = (
     ("start", "stop"),
     ("load", "unload"),
@@ -138,14 +138,14 @@ OPPOSITES = (
 )
 
 
-# In LM Studio's lms and in Docker the server is a group of commands: `lms server start`.
-_SERVER = ("server", "daemon")
-_OF_SERVER = frozenset({"start", "stop", "restart", "status", "logs"})
+# LM Studio's lms and Docker have a group of commands for the server: `lms server start`.
+_SERVER_GROUPS = ("server", "daemon")
+_SERVER_COMMANDS = frozenset({"start", "stop", "restart", "status", "logs"})
 
 
 def expand(arguments: list[str]) -> list[str]:
-    """Return the arguments with a synonym in their first place replaced by what it stands for."""
-    if len(arguments) > 1 and arguments[0] in _SERVER and arguments[1] in _OF_SERVER:
+    """Return the arguments with a synonym in the first place replaced by what it stands for."""
+    if len(arguments) > 1 and arguments[0] in _SERVER_GROUPS and arguments[1] in _SERVER_COMMANDS:
         return arguments[1:]
     if arguments and arguments[0] in SYNONYMS:
         return [*SYNONYMS[arguments[0]], *arguments[1:]]
@@ -155,26 +155,26 @@ def expand(arguments: list[str]) -> list[str]:
 def closest(word: str, names: Iterable[str]) -> str:
     """Return the name that a mistyped word probably means; empty if none is near enough.
 
-    A word of two letters or more also means the shortest name that it begins. A name is never returned
-    for a word that its opposite is as near to.
+    A word of two letters or more also means the shortest name that begins with it. A name is never returned
+    for a word that is just as close to the opposite of the name.
     """
     known = list(names)
-    begun = [name for name in known if len(word) > 1 and name.startswith(word)]
-    near = sorted(begun, key=len)
-    if not near:
+    completions = [name for name in known if len(word) > 1 and name.startswith(word)]
+    candidates = sorted(completions, key=len)
+    if not candidates:
         distances = {name: _distance(word, name) for name in known}
         possible = [name for name in known if _is_near(word, name, distances[name])]
-        # Of names that are equally near, the one with the same first letter comes first: people
-        # rarely mistype that one.
-        near = sorted(possible, key=lambda name: (distances[name], name[:1] != word[:1]))
-    return next((name for name in near if not _may_be_opposite(word, name)), "")
+        # Of equally close names the one with the same first letter wins, because people rarely mistype
+        # the first letter.
+        candidates = sorted(possible, key=lambda name: (distances[name], name[:1] != word[:1]))
+    return next((name for name in candidates if not _may_be_opposite(word, name)), "")
 
 
 def _is_near(word: str, name: str, distance: int) -> bool:
-    """Return whether so few typing errors lie between a word and a name that it can be meant.
+    """Return whether a word is close enough to a name to be a mistyped form of it.
 
-    In a name of up to three letters only an extra letter or two swapped ones count: one letter less
-    or another one makes it a different word.
+    For names of up to three letters only an extra letter or two swapped ones count, because one letter less
+    or a different letter makes it a different word.
     """
     if len(name) <= 3:
         return distance == 1 and (len(word) > len(name) or sorted(word) == sorted(name))
@@ -184,33 +184,33 @@ def _is_near(word: str, name: str, distance: int) -> bool:
 def _may_be_opposite(word: str, name: str) -> bool:
     """Return whether a word may just as well be a mistyped opposite of a name.
 
-    A name that its opposite contains ("load" in "unload") needs a distance of more than two from
-    that, because a letter lost or mistyped in the prefix leaves a word that is nearer to the name.
+    If the opposite contains the name ("load" in "unload"), its distance must be more than two. A letter that
+    is lost or mistyped in the prefix would otherwise leave a word that is closer to the name.
     """
-    own = _distance(word, name)
+    name_distance = _distance(word, name)
     for pair in OPPOSITES:
         if name in pair:
-            other = pair[1 - pair.index(name)]
-            if _distance(word, other) <= (2 if name in other else own):
+            opposite = pair[1 - pair.index(name)]
+            if _distance(word, opposite) <= (2 if name in opposite else name_distance):
                 return True
     return False
 
 
-def _distance(first: str, second: str) -> int:
-    """Return the number of letters to insert, delete, replace or swap with their neighbours between two
-    words (optimal string alignment).
+def _distance(word: str, name: str) -> int:
+    """Return the edit distance of two words (optimal string alignment).
 
-    difflib's ratio does not see a swap as one error, and rates "cp" and "acp" as near as "histroy"
+    It is the number of letters to insert, delete, replace or swap with a neighbour. difflib's ratio is not
+    used, because it does not count a swap as one error, and it rates "cp" and "acp" as close as "histroy"
     and "history".
     """
-    before: list[int] = []
-    previous = list(range(len(second) + 1))
-    for i, a in enumerate(first, 1):
+    row_before_last: list[int] = []
+    last_row = list(range(len(name) + 1))
+    for i, a in enumerate(word, 1):
         row = [i]
-        for j, b in enumerate(second, 1):
-            cost = min(previous[j] + 1, row[j - 1] + 1, previous[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == second[j - 2] and first[i - 2] == b:
-                cost = min(cost, before[j - 2] + 1)
+        for j, b in enumerate(name, 1):
+            cost = min(last_row[j] + 1, row[j - 1] + 1, last_row[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == name[j - 2] and word[i - 2] == b:
+                cost = min(cost, row_before_last[j - 2] + 1)
             row.append(cost)
-        before, previous = previous, row
-    return previous[-1]
+        row_before_last, last_row = last_row, row
+    return last_row[-1]

@@ -1,4 +1,4 @@
-"""What `localspec doctor` looks at. Each finding names its cure; the outside world is a `Machine`."""
+"""The checks of `localspec doctor`. A finding names its cure, and a `CheckedMachine` is the outside world."""
 
 from __future__ import annotations
 
@@ -24,17 +24,20 @@ from localspec.config import Config, load_config
 from localspec.errors import LocalspecError, NoAnswer, NoDaemon
 from localspec.paths import Paths, check_socket_path, default_paths, hf_cache, model_files
 
-# A small pair has 2 GB, a usual one 10; less than this is trouble at the next pull.
+# A small pair takes 2 GB and a usual one 10 GB, so with less free space the next pull may fail.
 LOW_DISK = 10 << 30  # bytes
-# With less there is no room for a conversation, or a file that replaces another.
+# With less free space neither a conversation nor a file that replaces another one can be saved.
 FULL = 1 << 20  # bytes
-# With less of a GPU free, not even a small draft finds room.
+# With less free GPU memory not even a small draft model fits.
 LOW_GPU_MIB = 1024
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`state`: ok, note (works, could be better) or bad (something does not work)."""
+    """One result of a check.
+
+    `state`: ok, note (works, but could be better) or bad (something does not work).
+    """
 
     about: str
     state: Literal["ok", "note", "bad"]
@@ -42,25 +45,26 @@ class Finding:
     cure: str = ""
 
 
-def _nobody() -> NoReturn:
+def _raise_no_daemon() -> NoReturn:
     raise NoDaemon("No daemon is running.")
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What is asked, so that a test can pose as any machine."""
+class CheckedMachine:
+    """The machine that is checked, as fields and functions that a test can replace."""
 
     host: machine.Host
     paths: Paths
-    built: str | None  # the backend of the installed llama.cpp; None: not installed
-    architectures: str  # CMAKE_CUDA_ARCHITECTURES of that build; "" where nobody knows
-    free: Callable[[Path], int]  # bytes on the disk of a folder that exists
+    built: str | None  # backend of the installed llama.cpp; None if it is not installed
+    architectures: str  # CMAKE_CUDA_ARCHITECTURES of that build; "" if unknown
+    free: Callable[[Path], int]  # free bytes on the disk of an existing folder
     status: Callable[[], dict[str, Any]]
-    pairs: Callable[[], dict[str, Any]] = _nobody  # with the catalogue's
-    costs: Callable[[], list[str]] = _nobody  # of the configuration, as the daemon counts them
+    pairs: Callable[[], dict[str, Any]] = _raise_no_daemon  # those of the catalogue included
+    costs: Callable[[], list[str]] = _raise_no_daemon  # the daemon's notes on the configuration
 
     @classmethod
-    def here(cls) -> Machine:
+    def here(cls) -> CheckedMachine:
+        """Return the machine that this process runs on."""
         return cls(
             machine.Host.here(),
             default_paths(),
@@ -74,41 +78,44 @@ class Machine:
 
 
 def built_architectures(venv: Path) -> str:
-    """As scripts/setup wrote down with what it built."""
+    """Return the CUDA architectures that scripts/setup recorded for its build, or an empty string."""
     try:
         stamp = (venv / "localspec.stamp").read_text(encoding="utf-8")
     except OSError:
         return ""
-    found = re.search(r"-DCMAKE_CUDA_ARCHITECTURES=([\w;-]+)", stamp)
-    return found[1] if found else ""
+    match = re.search(r"-DCMAKE_CUDA_ARCHITECTURES=([\w;-]+)", stamp)
+    return match[1] if match else ""
 
 
-def findings(here: Machine) -> Iterator[Finding]:
-    """Every finding, in the order in which things go wrong."""
-    compiler = machine.compiler(here.host)
-    plan = machine.plan_build(here.host, compiler) if compiler else None
-    yield from _build(here, compiler, plan)
-    yield from _folders(here.paths)
-    yield from _settings(here, load_config(here.paths.config_file, here.host.env))
-    yield from _daemon(here, machine.rebuild(plan))
-    yield from _disk(here)
-    yield from _network(here)
+def findings(system: CheckedMachine) -> Iterator[Finding]:
+    """Yield every finding, in the order in which problems usually occur."""
+    compiler = machine.compiler(system.host)
+    build_plan = machine.plan_build(system.host, compiler) if compiler else None
+    yield from _check_build(system, compiler, build_plan)
+    yield from _check_folders(system.paths)
+    yield from _check_settings(system, load_config(system.paths.config_file, system.host.env))
+    yield from _check_daemon(system, machine.rebuild(build_plan))
+    yield from _check_disk(system)
+    yield from _check_network(system)
 
 
-def _build(
-    here: Machine, compiler: machine.Compiler | None, plan: machine.Plan | None
+def _check_build(
+    system: CheckedMachine, compiler: machine.Compiler | None, plan: machine.Plan | None
 ) -> Iterator[Finding]:
-    """Compiler, GPU, AMX, and whether what is installed is what this machine could have."""
-    again = machine.rebuild(plan)
-    if here.built is None:
-        yield Finding("engine", "bad", "llama-cpp-python is not installed.", again)
+    """Check compiler, GPU and AMX, and whether the installed build suits this machine."""
+    rebuild_command = machine.rebuild(plan)
+    if system.built is None:
+        yield Finding("engine", "bad", "llama-cpp-python is not installed.", rebuild_command)
     else:
-        yield Finding("engine", "ok", f"llama.cpp is built for {here.built}.")
+        yield Finding("engine", "ok", f"llama.cpp is built for {system.built}.")
     if compiler is None or plan is None:
-        hint = machine.install_hint(here.host, "compiler")
-        state: Literal["note", "bad"] = "bad" if here.built is None else "note"
+        hint = machine.install_hint(system.host, "compiler")
+        state: Literal["note", "bad"] = "bad" if system.built is None else "note"
         yield Finding(
-            "compiler", state, "There is no working C++ compiler.", f"{hint}, then {again}"
+            "compiler",
+            state,
+            "There is no working C++ compiler.",
+            f"{hint}, then {rebuild_command}",
         )
         return
     yield Finding("compiler", "ok", compiler.version)
@@ -116,63 +123,69 @@ def _build(
         if reason.about == "AMX":
             yield Finding("AMX", "note" if reason.cure else "ok", reason.what, reason.cure)
         else:
-            yield from _gpu(here, plan, reason)
+            yield from _check_gpu(system, plan, reason)
 
 
-def _gpu(here: Machine, plan: machine.Plan, reason: machine.Reason) -> Iterator[Finding]:
-    """What this machine could use, what is used, and why not more."""
-    again, could = machine.rebuild(plan), plan.backend
-    if here.built not in (None, could):
-        yield Finding("GPU", "note", f"{reason} But llama.cpp is built for {here.built}.", again)
+def _check_gpu(
+    system: CheckedMachine, plan: machine.Plan, reason: machine.Reason
+) -> Iterator[Finding]:
+    """Check whether the build uses the best backend of this machine, and say why not."""
+    rebuild_command, best_backend = machine.rebuild(plan), plan.backend
+    if system.built not in (None, best_backend):
+        yield Finding(
+            "GPU", "note", f"{reason} But llama.cpp is built for {system.built}.", rebuild_command
+        )
         return
     cure = reason.cure
-    if could == "vulkan" and machine.nvidia_gpus(here.host):
-        first = machine.install_hint(here.host, "cuda")
-        cure = f"{first}, then {again if machine.CHECKOUT else 'localspec doctor'}"
+    if best_backend == "vulkan" and machine.nvidia_gpus(system.host):
+        install_command = machine.install_hint(system.host, "cuda")
+        cure = (
+            f"{install_command}, then {rebuild_command if machine.CHECKOUT else 'localspec doctor'}"
+        )
     yield Finding("GPU", "note" if cure else "ok", reason.what, cure)
-    if could == "cuda":
-        yield from _cuda(here, again)
-    if could != "cpu":
-        yield from _gpu_settings(here)
+    if best_backend == "cuda":
+        yield from _check_cuda(system, rebuild_command)
+    if best_backend != "cpu":
+        yield from _check_gpu_settings(system)
 
 
-def _cuda(here: Machine, again: str) -> Iterator[Finding]:
-    """Driver and toolkit, what the build holds for these GPUs, and their memory."""
-    host = here.host
+def _check_cuda(system: CheckedMachine, rebuild_command: str) -> Iterator[Finding]:
+    """Check driver and toolkit, whether the build runs on these GPUs, and their free memory."""
+    host = system.host
     gpus, toolkit = machine.nvidia_gpus(host), machine.cuda_toolkit(host)
-    runs = machine.driver_cuda(host)
+    driver_limit = machine.driver_cuda(host)
     if toolkit and gpus:
-        limit = f" runs CUDA up to {runs}" if runs else ""
-        what = f"Driver {gpus[0].driver or '(old)'}{limit}; nvcc is CUDA {toolkit.version}."
-        yield Finding("CUDA", "ok", what)
-    for gpu in gpus if here.built == "cuda" and here.architectures else []:
-        if not machine.runs_on(here.architectures, gpu.capability):
-            what = (
-                f"llama.cpp is built for architecture {here.architectures}, but {gpu.name} is "
+        limit = f" runs CUDA up to {driver_limit}" if driver_limit else ""
+        message = f"Driver {gpus[0].driver or '(old)'}{limit}; nvcc is CUDA {toolkit.version}."
+        yield Finding("CUDA", "ok", message)
+    for gpu in gpus if system.built == "cuda" and system.architectures else []:
+        if not machine.runs_on(system.architectures, gpu.capability):
+            message = (
+                f"llama.cpp is built for architecture {system.architectures}, but {gpu.name} is "
                 f"{gpu.capability.replace('.', '')}, so it cannot run there."
             )
-            yield Finding("GPU", "bad", what, again)
-    for each in machine.nvidia_memory(host):
-        what = f"{each.name}: {each.free / 1024:.1f} of {each.total / 1024:.1f} GiB free."
-        if each.free < LOW_GPU_MIB:
+            yield Finding("GPU", "bad", message, rebuild_command)
+    for memory in machine.nvidia_memory(host):
+        message = f"{memory.name}: {memory.free / 1024:.1f} of {memory.total / 1024:.1f} GiB free."
+        if memory.free < LOW_GPU_MIB:
             cure = "run nvidia-smi to see which programs use it, or localspec unload"
-            yield Finding("GPU", "note", f"{what} A pair will run on the CPU.", cure)
+            yield Finding("GPU", "note", f"{message} A pair will run on the CPU.", cure)
         else:
-            yield Finding("GPU", "ok", what)
+            yield Finding("GPU", "ok", message)
 
 
-def _gpu_settings(here: Machine) -> Iterator[Finding]:
-    """What a person has set, and that keeps a GPU unused."""
-    if machine.hidden(here.host):
-        what = "CUDA_VISIBLE_DEVICES hides every GPU."
-        yield Finding("GPU", "note", what, "unset CUDA_VISIBLE_DEVICES, then localspec stop")
-    if load_config(here.paths.config_file, here.host.env).gpu_layers == 0:
-        what = "gpu_layers is 0, so the GPU is not used."
-        yield Finding("GPU", "note", what, "localspec config set gpu_layers -1")
+def _check_gpu_settings(system: CheckedMachine) -> Iterator[Finding]:
+    """Check for settings that keep a GPU unused."""
+    if machine.hidden(system.host):
+        message = "CUDA_VISIBLE_DEVICES hides every GPU."
+        yield Finding("GPU", "note", message, "unset CUDA_VISIBLE_DEVICES, then localspec stop")
+    if load_config(system.paths.config_file, system.host.env).gpu_layers == 0:
+        message = "gpu_layers is 0, so the GPU is not used."
+        yield Finding("GPU", "note", message, "localspec config set gpu_layers -1")
 
 
-def _folders(paths: Paths) -> Iterator[Finding]:
-    """Socket path, permissions."""
+def _check_folders(paths: Paths) -> Iterator[Finding]:
+    """Check the length of the socket's path and the permissions of the folders."""
     try:
         check_socket_path(paths.socket)
         yield Finding("socket", "ok", str(paths.socket))
@@ -181,91 +194,99 @@ def _folders(paths: Paths) -> Iterator[Finding]:
     try:
         mode = paths.runtime.stat().st_mode & 0o777
     except OSError:
-        mode = 0o700  # made when the daemon starts
+        mode = 0o700  # it will be created with this mode when the daemon starts
     if mode & 0o077:
         cure = f"chmod 700 {paths.runtime}"
         yield Finding("socket", "bad", f"{paths.runtime} is open to other users.", cure)
     folders = (paths.config, paths.data, paths.state)
-    for nearest in dict.fromkeys(map(_existing, folders)):
+    for nearest in dict.fromkeys(map(_nearest_existing, folders)):
         if not os.access(nearest, os.W_OK | os.X_OK):
             cure = f"chmod u+rwx {nearest}, or export LOCALSPEC_HOME=ANOTHER-FOLDER"
             yield Finding("folders", "bad", f"{nearest} cannot be written.", cure)
 
 
-def _existing(folder: Path) -> Path:
-    """The folder, or the one it will be made in."""
-    there = os.path.exists  # Path's raises where one may not look, or of a name that is too long
-    return next(each for each in (folder, *folder.parents) if there(each))
+def _nearest_existing(folder: Path) -> Path:
+    """Return the folder, or the nearest existing folder above it."""
+    # Path.exists raises for folders without permission and for names that are too long.
+    exists = os.path.exists
+    return next(path for path in (folder, *folder.parents) if exists(path))
 
 
-def _settings(here: Machine, config: Config) -> Iterator[Finding]:
-    """What is set, and wrong, or too much for this machine."""
+def _check_settings(system: CheckedMachine, config: Config) -> Iterator[Finding]:
+    """Check the configuration for errors, and for values that are too large for this machine."""
     for problem in config.problems:
         yield Finding("config", "bad", problem.what, problem.cure)
     if config.threads > (cores := settings.usable_cores()):
-        what = (
+        message = (
             f"threads is {config.threads}, but this machine has only {cores} cores; {cores} "
             "are used."
         )
-        yield Finding("config", "note", what, _unset(config, "threads"))
+        yield Finding("config", "note", message, _unset_command(config, "threads"))
     with contextlib.suppress(LocalspecError):
-        for cost in here.costs():
-            cure = _unset(config, "context") if config.context else "localspec catalogue --fits"
+        for cost in system.costs():
+            cure = (
+                _unset_command(config, "context")
+                if config.context
+                else "localspec catalogue --fits"
+            )
             yield Finding("config", "note", cost, cure)
     if not config.problems:
         yield Finding("config", "ok", "The configuration is valid.")
     try:
-        if missing := _missing(here, config.pair):
-            what, pullable = missing
-            cure = f"localspec pull {config.pair}" if pullable else _unset(config, "pair")
-            yield Finding("pair", "bad", what, cure)
+        if missing := _why_unavailable(system, config.pair):
+            reason, pullable = missing
+            cure = f"localspec pull {config.pair}" if pullable else _unset_command(config, "pair")
+            yield Finding("pair", "bad", reason, cure)
     except LocalspecError as error:
-        yield Finding("pair", "bad", error.message, _unset(config, "pair"))
+        yield Finding("pair", "bad", error.message, _unset_command(config, "pair"))
 
 
-def _unset(config: Config, key: str) -> str:
-    where = config.origin.get(key, "")
-    return f"unset {where}" if where.startswith("LOCALSPEC_") else f"localspec config unset {key}"
+def _unset_command(config: Config, key: str) -> str:
+    origin = config.origin.get(key, "")
+    return f"unset {origin}" if origin.startswith("LOCALSPEC_") else f"localspec config unset {key}"
 
 
-def _missing(here: Machine, pair: str) -> tuple[str, bool] | None:
-    """Why the configured pair cannot answer, and whether pulling it will help."""
+def _why_unavailable(system: CheckedMachine, pair: str) -> tuple[str, bool] | None:
+    """Return why the configured pair cannot answer, and whether pulling it would help.
+
+    Returns None if nothing is wrong with it.
+    """
     for name in model_files(pair):
         if name.startswith(("/", "~")) and not Path(name).expanduser().is_file():
             return f"The configured pair's file {name} is not there.", False
     if pair == "builtin" or "/" in pair or ":" in pair:
         return None
     try:
-        entries = here.pairs()["pairs"]
-        known = {name: each for each in entries for name in (each["name"], *each["aliases"])}
+        entries = system.pairs()["pairs"]
+        known = {name: entry for entry in entries for name in (entry["name"], *entry["aliases"])}
         if known.get(pair, {}).get("here"):
             return None
     except NoDaemon:
-        if (here.paths.store / "pairs" / f"{pair}.json").is_file():
+        if (system.paths.store / "pairs" / f"{pair}.json").is_file():
             return None
-        known = {name: {} for name in _catalogue(here.paths)}
+        known = {name: {} for name in _catalogue_names(system.paths)}
     if pair in known:
         return f"The configured pair '{pair}' is not pulled yet.", True
     return f"The configured pair '{pair}' does not exist.", False
 
 
-def _catalogue(paths: Paths) -> Iterator[str]:
-    """The names in both files of models, read without a daemon."""
+def _catalogue_names(paths: Paths) -> Iterator[str]:
+    """Yield the names and aliases in all files of models, which are read without a daemon."""
     package = Path(localspec.__file__).parent
     for file in (package / "models.toml", package.parent / "models.toml", paths.user_catalogue):
         try:
             pairs = tomllib.loads(file.read_text(encoding="utf-8")).get("pairs", {})
         except (OSError, ValueError):
             continue
-        for name, each in pairs.items():
-            yield from (name, *each.get("aliases", ()))
+        for name, entry in pairs.items():
+            yield from (name, *entry.get("aliases", ()))
 
 
-def _daemon(here: Machine, again: str) -> Iterator[Finding]:
+def _check_daemon(system: CheckedMachine, rebuild_command: str) -> Iterator[Finding]:
     try:
-        status = here.status()
+        status = system.status()
     except NoDaemon as error:
-        if here.paths.socket.exists() and isinstance(error, NoAnswer):
+        if system.paths.socket.exists() and isinstance(error, NoAnswer):
             yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
         else:
             yield Finding("daemon", "ok", "Not running; the next question starts it.")
@@ -274,76 +295,84 @@ def _daemon(here: Machine, again: str) -> Iterator[Finding]:
         yield Finding("daemon", "bad", error.message, "localspec stop && localspec start")
         return
     if status["version"] != localspec.__version__:
-        what = f"The daemon is localspec {status['version']}, but this is {localspec.__version__}."
-        yield Finding("daemon", "note", what, "localspec stop && localspec start")
+        message = (
+            f"The daemon is localspec {status['version']}, but this is {localspec.__version__}."
+        )
+        yield Finding("daemon", "note", message, "localspec stop && localspec start")
     else:
-        asked = status["counts"]["requests"]
-        what = f"pid {status['pid']}, {asked} request{'s' * (asked != 1)}."
-        yield Finding("daemon", "ok", what)
+        count = status["counts"]["requests"]
+        message = f"pid {status['pid']}, {count} request{'s' * (count != 1)}."
+        yield Finding("daemon", "ok", message)
     pair = status["pair"]
     if pair["state"] == "set_aside":
-        what = f"The pair {pair['name']} is set aside: its engine crashed repeatedly."
-        yield Finding("pair", "bad", what, "localspec start --reset")
+        message = f"The pair {pair['name']} is set aside: its engine crashed repeatedly."
+        yield Finding("pair", "bad", message, "localspec start --reset")
     if status["safe_mode"]:
-        what = (
+        message = (
             "The engine runs in safe mode, because it crashed at its first decode with the "
             "faster code."
         )
-        # What pip built took no flags for this machine; scripts/setup has tried what it built.
-        cure = f"a newer compiler, then {again}" if machine.CHECKOUT else again
-        yield Finding("engine", "note", what, cure)
-    known = {each.what for each in load_config(here.paths.config_file).problems}
+        # A build by pip used no flags for this machine, so rebuilding may help. scripts/setup has already
+        # tested its own build, so only a newer compiler may help there.
+        cure = f"a newer compiler, then {rebuild_command}" if machine.CHECKOUT else rebuild_command
+        yield Finding("engine", "note", message, cure)
+    known_problems = {problem.what for problem in load_config(system.paths.config_file).problems}
     for problem in status.get("problems", []):
         if problem.endswith("TCP is not served."):
             yield Finding("tcp", "bad", problem, "localspec config unset listen")
-        elif problem.startswith((str(here.paths.config_file), "LOCALSPEC_")):
-            if problem not in known:  # of the daemon's environment, or of what the file was
+        elif problem.startswith((str(system.paths.config_file), "LOCALSPEC_")):
+            # The problem is in the daemon's environment, or in an earlier state of the file.
+            if problem not in known_problems:
                 yield Finding("daemon", "bad", problem, "localspec stop && localspec start")
         else:
             yield Finding("files", "bad", problem, "correct the file; it is reloaded automatically")
 
 
-def _disk(here: Machine) -> Iterator[Finding]:
-    paths = here.paths
-    full = [each for each in map(_existing, (paths.config, paths.state)) if here.free(each) < FULL]
-    for folder in dict.fromkeys(full):
-        what = (
-            f"The disk of {folder} is full ({size(here.free(folder))} free): answers are not saved in the "
+def _check_disk(system: CheckedMachine) -> Iterator[Finding]:
+    paths = system.paths
+    full_folders = [
+        folder
+        for folder in map(_nearest_existing, (paths.config, paths.state))
+        if system.free(folder) < FULL
+    ]
+    for folder in dict.fromkeys(full_folders):
+        message = (
+            f"The disk of {folder} is full ({size(system.free(folder))} free): answers are not saved in the "
             "history, and the configuration cannot be changed."
         )
-        yield Finding("disk", "bad", what, "delete files, or: localspec gc")
-    if full:
+        yield Finding("disk", "bad", message, "delete files, or: localspec gc")
+    if full_folders:
         return
-    folder = _existing(here.paths.store)
-    free = here.free(folder)
-    if free < LOW_DISK:
-        what = f"Only {size(free)} free in {folder}; a pair may need more."
-        yield Finding("disk", "note", what, "localspec gc, or localspec rm NAME")
+    folder = _nearest_existing(system.paths.store)
+    free_bytes = system.free(folder)
+    if free_bytes < LOW_DISK:
+        message = f"Only {size(free_bytes)} free in {folder}; a pair may need more."
+        yield Finding("disk", "note", message, "localspec gc, or localspec rm NAME")
     else:
-        yield Finding("disk", "ok", f"{size(free)} free in {folder}")
+        yield Finding("disk", "ok", f"{size(free_bytes)} free in {folder}")
 
 
-def _network(here: Machine) -> Iterator[Finding]:
-    """Only what the environment says: nothing is sent."""
-    env = here.host.env
+def _check_network(system: CheckedMachine) -> Iterator[Finding]:
+    """Check the variables of the environment that concern downloads. Nothing is sent."""
+    env = system.host.env
     hub = hf_cache(env)
-    found = "Models there are used in place" if hub.is_dir() else "It does not exist yet"
-    yield Finding("cache", "ok", f"Hugging Face cache. {found}: {hub}")
+    note = "Models there are used in place" if hub.is_dir() else "It does not exist yet"
+    yield Finding("cache", "ok", f"Hugging Face cache. {note}: {hub}")
     offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if env.get(name)]
     if offline and env[offline[0]].upper() in ("1", "ON", "YES", "TRUE"):
-        what = f"{offline[0]} is set: pulls use only what is in the cache."
-        yield Finding("network", "note", what, f"unset {offline[0]}")
+        message = f"{offline[0]} is set: pulls use only what is in the cache."
+        yield Finding("network", "note", message, f"unset {offline[0]}")
 
 
-def run(here: Machine, *, as_json: bool) -> int:
-    """Print the findings; exit code 1 when one is bad."""
-    found = []
-    for each in findings(here):
-        found.append(each)
+def run(system: CheckedMachine, *, as_json: bool) -> int:
+    """Print the findings and return the exit code, which is 1 if one of them is bad."""
+    results = []
+    for finding in findings(system):
+        results.append(finding)
         if not as_json:
-            mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[each.state]
-            cure = [("", f"→ {each.cure}")] if each.cure else []
-            render.fields([(f"{mark}  {each.about:8}", each.what), *cure])
+            mark = {"ok": "ok  ", "note": "note", "bad": "BAD "}[finding.state]
+            cure = [("", f"→ {finding.cure}")] if finding.cure else []
+            render.fields([(f"{mark}  {finding.about:8}", finding.what), *cure])
     if as_json:
-        render.record([asdict(each) for each in found])
-    return int(any(each.state == "bad" for each in found))
+        render.record([asdict(finding) for finding in results])
+    return int(any(finding.state == "bad" for finding in results))

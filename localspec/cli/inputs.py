@@ -1,9 +1,9 @@
-"""What a command line names or is given: stdin, files and schemas; how much of a long question fits.
+"""The inputs of a command line: stdin, files and schemas, and how much of a long question fits.
 
-Files are named from here, and the daemon lives elsewhere: a name becomes a path from the root on.
+The daemon runs in another folder than the command, so names of files become absolute paths.
 """
 
-# ruff: noqa: PTH100, PTH110, PTH111, PTH113 - pathlib would cost `ask -m` and a pipe its import
+# ruff: noqa: PTH100, PTH110, PTH111, PTH113 - importing pathlib would delay `ask -m` and pipes
 from __future__ import annotations
 
 import codecs
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from localspec.client.api import Client
 
-# Requests may have 10 MiB, of which a character may take six bytes; no context holds so much.
+# A request may have 10 MiB, and one character may take six bytes of JSON. No context holds this much text.
 MAX_INPUT = 4 << 20  # bytes
 
-# Names of standard input, which can be read once.
+# Names of standard input, which can only be read once.
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
 _PDF = b"%PDF-"
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-# What a file is when it is no text, by how it begins.
-_KINDS = (
+_UTF16_BYTE_ORDER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+# First bytes of files that are not text, with a description for the error message.
+_FILE_SIGNATURES = (
     (b"\x89PNG", "a PNG image"),
     (b"\xff\xd8\xff", "a JPEG image"),
     (b"GIF8", "a GIF image"),
@@ -44,24 +44,29 @@ _KINDS = (
 
 
 def absolute(path: str) -> str:
+    """Return the absolute path of a file, with `~` expanded."""
     return os.path.abspath(os.path.expanduser(path))
 
 
-def pair(name: str) -> str:
-    """A pair's name as it is, and one of Ollama's; a file, and two with a comma, from the root on."""
+def resolve_pair(name: str) -> str:
+    """Return a pair's name for the daemon: names as they are, paths of files made absolute.
+
+    Two files are separated by a comma. A name of a model in Ollama stays as it is.
+    """
     parts = [name]
     if "," in name:
         from localspec.paths import model_files
 
         parts = model_files(name)
-    return ",".join(absolute(each) if is_path(each) else each for each in parts)
+    return ",".join(absolute(part) if is_path(part) else part for part in parts)
 
 
-def chosen(options: dict[str, Any]) -> dict[str, Any]:
-    """The options with `model` as -q means it, where -q was given.
+def resolve_query(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options with `model` set to the pair that -q names, if -q was given.
 
     Raises:
-        UsageError: -m was given too. ModelNotFound: no installed pair has such a name.
+        UsageError: -m was given too.
+        ModelNotFound: no installed pair has such a name.
     """
     if not options["query"]:
         return options
@@ -74,14 +79,20 @@ def chosen(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_path(name: str) -> bool:
-    """Whether it means a file here. A pair's name has no slash, and one of Ollama's leads nowhere."""
+    """Return whether a name means a file.
+
+    Names of pairs have no slash, and names of models in Ollama do not name an existing file.
+    """
     if name.lower().endswith(".gguf") or name.startswith(("/", "~", "./", "../")):
         return True
     return "/" in name and os.path.isfile(name)
 
 
-def model_file(name: str) -> str:
-    """Where only a file can be meant: its path, else a name of Ollama's with its tag."""
+def resolve_model(name: str) -> str:
+    """Return the path of a model file, or a model's name in Ollama with its tag.
+
+    For arguments that cannot be the name of a pair.
+    """
     if is_path(name) or os.path.exists(name) or "," in name:
         return absolute(name)
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
@@ -90,37 +101,37 @@ def model_file(name: str) -> str:
 def stdin() -> str:
     """Return all of standard input as text.
 
-    Bytes that are not UTF-8 are replaced, because a diff or a log may have some, and a note says how many.
+    Bytes that are not UTF-8 are replaced, because a diff or a log may have some. A note says how many.
 
     Raises:
-        UsageError: it is no text, or so much that no context holds it.
+        UsageError: it is not text, or larger than the limit.
     """
     try:
-        data = _bytes_of(sys.stdin)
+        data = _read_bytes(sys.stdin)
     except OSError as error:
         raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
     if len(data) > MAX_INPUT:
         raise UsageError(f"Standard input has more than {MAX_INPUT >> 20} MiB, which is the limit.")
-    if data.startswith(_UTF16_MARKS):
+    if data.startswith(_UTF16_BYTE_ORDER_MARKS):
         return data.decode("utf-16", "replace").rstrip("\r\n")
-    if encoding := _utf16(data):
+    if encoding := _guess_utf16(data):
         raise UsageError(
             f"Standard input is UTF-16, not UTF-8. Convert it first: iconv -f {encoding} -t utf8"
         )
     if b"\0" in data or data.startswith(_PDF):
-        raise UsageError(f"Standard input is not text but {kind(data)}.")
-    return _lenient(data).rstrip("\r\n")
+        raise UsageError(f"Standard input is not text but {describe_kind(data)}.")
+    return _decode_leniently(data).rstrip("\r\n")
 
 
 @cache
-def _bytes_of(stream: TextIO) -> bytes:
-    """Read a stream once, and at most one byte more than the limit; it may be asked for again."""
+def _read_bytes(stream: TextIO) -> bytes:
+    """Read a stream, at most one byte more than the limit. The result is cached for later calls."""
     return stream.buffer.read(MAX_INPUT + 1)
 
 
 @cache
-def _lenient(data: bytes) -> str:
-    """Decode UTF-8; a note says how many bytes were replaced."""
+def _decode_leniently(data: bytes) -> str:
+    """Decode UTF-8 and print a note about replaced bytes, if there are any."""
     data = data.removeprefix(codecs.BOM_UTF8)
     replaced = 0
 
@@ -135,77 +146,94 @@ def _lenient(data: bytes) -> str:
     if replaced:
         from localspec.cli.terminal import render
 
-        were = "byte was" if replaced == 1 else "bytes were"
+        verb = "byte was" if replaced == 1 else "bytes were"
         render.note(
-            f"Standard input is not UTF-8: {replaced:,} {were} replaced. If it is Latin-1, convert it "
+            f"Standard input is not UTF-8: {replaced:,} {verb} replaced. If it is Latin-1, convert it "
             "first: iconv -f latin1 -t utf8"
         )
     return text
 
 
-def _utf16(data: bytes) -> str:
-    """Return the name of the UTF-16 that text without a byte order mark seems to be, if any."""
+def _guess_utf16(data: bytes) -> str:
+    """Return the encoding's name if the data seems to be UTF-16 without a byte order mark.
+
+    Otherwise the result is an empty string.
+    """
     pairs = len(data) // 2
     zeros = data[: 2 * pairs : 2].count(0), data[1 : 2 * pairs : 2].count(0)
-    few, many = min(zeros), max(zeros)
-    # Most letters of most texts have a zero byte, always on the same side.
-    if pairs < 4 or (len(data) % 2 and len(data) <= MAX_INPUT) or few or 2 * many < pairs:
+    fewer_zeros, more_zeros = min(zeros), max(zeros)
+    # In UTF-16 most letters of most languages have a zero byte, always on the same side.
+    if (
+        pairs < 4
+        or (len(data) % 2 and len(data) <= MAX_INPUT)
+        or fewer_zeros
+        or 2 * more_zeros < pairs
+    ):
         return ""
     encoding = "utf-16be" if zeros[0] else "utf-16le"
     text = data[: 2 * pairs].decode(encoding, "replace")
-    return "" if any(each < " " and not each.isspace() for each in text) else encoding
+    return "" if any(char < " " and not char.isspace() for char in text) else encoding
 
 
-def wanted(names: list[str]) -> bool:
-    """Whether the files that words of a question name belong to it; said where nobody can answer."""
+def confirm_files(names: list[str]) -> bool:
+    """Return whether files that are named by words of a question are to be included.
+
+    Without a person at the terminal to ask, a note says how to include them.
+    """
     from localspec.cli.terminal import render
 
-    shown = ", ".join(names)
+    listing = ", ".join(names)
     if sys.stdin.isatty() and sys.stderr.isatty():
         import click
 
-        which = (
+        phrase = (
             "is a file here; include its text"
             if len(names) == 1
             else "are files here; include them"
         )
         return click.confirm(
-            f"{render.harmless(shown, lines=False)} {which}?", default=True, err=True
+            f"{render.harmless(listing, lines=False)} {phrase}?", default=True, err=True
         )
-    which = "is a file, and its text is" if len(names) == 1 else "are files, and their text is"
-    render.note(f"{shown} {which} not included; -f {names[0]} includes it.")
+    phrase = "is a file, and its text is" if len(names) == 1 else "are files, and their text is"
+    render.note(f"{listing} {phrase} not included; -f {names[0]} includes it.")
     return False
 
 
-def files(patterns: list[str], *, labelled: bool = True) -> str:
-    """Return the text of every file, in the order given, each once; `-` is stdin.
+def read_files(patterns: list[str], *, labelled: bool = True) -> str:
+    """Return the text of every file, in the given order; `-` is stdin.
 
-    Each has its name above it and fences around it, unless `labelled` is false.
+    A file that is named twice is included once. It has its name above it and fences around it, unless
+    `labelled` is false.
 
     Raises:
-        UsageError: nothing matches, it is a folder, cannot be read or is no text.
+        UsageError: nothing matches a pattern, or a file is a folder, cannot be read or is not text.
     """
-    read = _labelled if labelled else lambda name: read_text(name).rstrip("\r\n")
-    parts = [stdin() if name == "-" else read(name) for name in named(patterns)]
+    read = _read_labelled if labelled else lambda name: read_text(name).rstrip("\r\n")
+    parts = [stdin() if name == "-" else read(name) for name in expand_patterns(patterns)]
     if sum(map(len, parts)) > MAX_INPUT:
         raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB, which is the limit.")
     return "\n\n".join(parts)
 
 
-def named(patterns: Sequence[str]) -> list[str]:
-    """Every file that these name, in the order given, each once; "-" is stdin.
+def expand_patterns(patterns: Sequence[str]) -> list[str]:
+    """Return the names of all files that match the patterns, without duplicates.
+
+    The order is that of the patterns. "-" stands for stdin.
 
     Raises:
         UsageError: nothing matches, or a folder has no texts.
     """
     names: dict[str, None] = {}
     for pattern in patterns:
-        names.update(dict.fromkeys(["-"] if pattern in STDIN else _matching(pattern)))
+        names.update(dict.fromkeys(["-"] if pattern in STDIN else _expand_pattern(pattern)))
     return list(names)
 
 
-def _matching(pattern: str) -> list[str]:
-    """The file of that name, else those of the pattern: a name may have a [ in it. A folder's files."""
+def _expand_pattern(pattern: str) -> list[str]:
+    """Return the file of this name, the texts in a folder, or else the files that match a pattern.
+
+    The exact name comes first, because the name of a file may have a [ in it.
+    """
     import glob
     from pathlib import Path
 
@@ -226,25 +254,25 @@ def _matching(pattern: str) -> list[str]:
     if not any(sign in path for sign in "*?["):
         return [path]
     names = glob.glob(path, recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-    found = sorted(name for name in names if Path(name).is_file())
-    if not found:
+    matches = sorted(name for name in names if Path(name).is_file())
+    if not matches:
         raise UsageError(f"No file matches '{pattern}'.")
-    return found
+    return matches
 
 
-def _labelled(name: str) -> str:
+def _read_labelled(name: str) -> str:
     text = read_text(name)
     fence = "```"
-    while fence in text:  # a file that has fences itself
+    while fence in text:  # the file has fences of its own
         fence += "`"
     return f"{name}:\n{fence}\n{text.rstrip()}\n{fence}"
 
 
 def read_text(name: str) -> str:
-    """A file's text: UTF-8, or UTF-16 that says so.
+    """Return the text of a file, which may be UTF-8, UTF-16 with a byte order mark, or a PDF document.
 
     Raises:
-        UsageError: why not.
+        UsageError: the file cannot be read, or is not text.
     """
     import shlex
     from pathlib import Path
@@ -265,30 +293,30 @@ def read_text(name: str) -> str:
         from localspec.cli.documents import pdf
 
         return pdf.text(name)
-    if data.startswith(_UTF16_MARKS):
+    if data.startswith(_UTF16_BYTE_ORDER_MARKS):
         return data.decode("utf-16", "replace")
-    if encoding := _utf16(data):
+    if encoding := _guess_utf16(data):
         raise UsageError(
             f"{name} is UTF-16 without a byte order mark, not UTF-8. Convert it first: "
             f"iconv -f {encoding} -t utf8 {shlex.quote(name)} | localspec ask …"
         )
     try:
         if b"\0" not in data:
-            return _told(name, data.decode("utf-8-sig"))
+            return _convert_notebook(name, data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        if kind(data) == _UNKNOWN:
+        if describe_kind(data) == _UNKNOWN_KIND:
             raise UsageError(
                 f"{name} is not UTF-8: byte {error.start} is 0x{data[error.start]:02x}. If it is "
                 f"Latin-1: iconv -f latin1 -t utf8 {shlex.quote(name)} | localspec ask …"
             ) from error
-    raise UsageError(f"{name} is not text but {kind(data)}.")
+    raise UsageError(f"{name} is not text but {describe_kind(data)}.")
 
 
-_UNKNOWN = "binary data (it contains NUL bytes)"
+_UNKNOWN_KIND = "binary data (it contains NUL bytes)"
 
 
-def _told(name: str, text: str) -> str:
-    """What a file says: of a notebook its cells."""
+def _convert_notebook(name: str, text: str) -> str:
+    """Return the text of a file; for a notebook, its cells."""
     if not name.endswith(".ipynb"):
         return text
     from localspec.cli.documents import notebooks
@@ -296,19 +324,19 @@ def _told(name: str, text: str) -> str:
     return notebooks.text(name, text)
 
 
-def kind(data: bytes) -> str:
-    """What `data` is, as far as its beginning tells."""
-    for magic, name in _KINDS:
+def describe_kind(data: bytes) -> str:
+    """Return what kind of file `data` seems to be, judged by its first bytes."""
+    for magic, name in _FILE_SIGNATURES:
         if data.startswith(magic):
             return name
-    return _UNKNOWN
+    return _UNKNOWN_KIND
 
 
-def schema(name: str) -> dict[str, Any]:
-    """The JSON schema in a file, or given as it is when it begins with a brace.
+def load_schema(name: str) -> dict[str, Any]:
+    """Return a JSON schema from a file, or from the argument itself if that begins with a brace.
 
     Raises:
-        UsageError: it cannot be read, or is no JSON object.
+        UsageError: it cannot be read, or is not a JSON object.
     """
     text = name if name.lstrip().startswith("{") else read_text(name)
     try:
@@ -320,15 +348,16 @@ def schema(name: str) -> dict[str, Any]:
     return value
 
 
-def edited(
-    text: str, problem: Callable[[str], str], left: str, extension: str = ".toml"
+def edit_text(
+    text: str, problem: Callable[[str], str], unchanged_message: str, extension: str = ".toml"
 ) -> str | None:
-    """`text` as a person leaves it in $EDITOR, opened again until `problem` has nothing to say of it.
+    """Let a person edit `text` in $EDITOR until `problem` finds nothing wrong, and return the result.
 
-    None: it was closed without being saved.
+    `problem` returns an error message or an empty string. Returns None if the editor was closed without
+    saving.
 
     Raises:
-        UsageError: the editor does not run, or the person gave up: `left` says what that means.
+        UsageError: the editor does not run, or the person gave up; then with `unchanged_message`.
     """
     import click
 
@@ -336,73 +365,84 @@ def edited(
 
     while True:
         try:
-            found = click.edit(text, extension=extension)
+            result = click.edit(text, extension=extension)
         except click.ClickException as error:
             raise UsageError(
                 f"{error.format_message()}. $EDITOR names the editor to use."
             ) from error
-        said = "" if found is None else problem(found)
-        if found is None or not said:
-            return found
-        render.error(said)
+        message = "" if result is None else problem(result)
+        if result is None or not message:
+            return result
+        render.error(message)
         if not click.confirm("Edit it again?", default=True, err=True):
-            raise UsageError(left)
-        text = found
+            raise UsageError(unchanged_message)
+        text = result
 
 
-def what_fits(
+def describe_too_long(
     error: ContextExceeded, question: str, *, stdin_alone: bool = False, longer: str = ""
 ) -> str:
-    """Return the engine's refusal of a long prompt, and the ways out that apply.
+    """Return an error message for a prompt that is too long, with the remedies that apply.
 
-    `stdin_alone`: it came from there without files. `longer`: an installed pair that holds it.
+    `stdin_alone`: the prompt came from stdin without files. `longer`: an installed pair whose context holds
+    the prompt.
     """
     from localspec.cli.terminal.pairs import size
 
-    tokens, room = error.n_prompt_tokens, error.n_ctx
-    if not tokens or room is None:
+    tokens, n_ctx = error.n_prompt_tokens, error.n_ctx
+    if not tokens or n_ctx is None:
         return error.message
-    whole = len(question.encode())
-    # A fifth is left for the answer.
-    fits = whole * room * 4 // (tokens * 5)
+    n_bytes = len(question.encode())
+    # A fifth of the context is left for the answer.
+    fitting_bytes = n_bytes * n_ctx * 4 // (tokens * 5)
     if longer:
-        way_out = f"Use a pair with a longer context: -m {longer}"
+        remedy = f"Use a pair with a longer context: -m {longer}"
     else:
-        less = f"a part of it (head -c {fits})" if stdin_alone else "fewer or shorter files"
-        way_out = f"Ask about {less}, or pull a pair with a longer context: localspec catalogue"
+        shorter_input = (
+            f"a part of it (head -c {fitting_bytes})" if stdin_alone else "fewer or shorter files"
+        )
+        remedy = (
+            f"Ask about {shorter_input}, or pull a pair with a longer context: localspec catalogue"
+        )
     return (
-        f"The question is too long: {size(whole)}, {tokens} tokens. This pair's context "
-        f"holds {room} tokens, about {size(fits)} of such text plus an answer. {way_out}"
+        f"The question is too long: {size(n_bytes)}, {tokens} tokens. This pair's context "
+        f"holds {n_ctx} tokens, about {size(fitting_bytes)} of such text plus an answer. {remedy}"
     )
 
 
-def what_fits_in_chat(error: ContextExceeded, client: Client) -> str:
-    """Return the engine's refusal of a conversation that has become too long, and the ways out."""
-    tokens, room = error.n_prompt_tokens, error.n_ctx
-    if not tokens or room is None:
+def describe_chat_too_long(error: ContextExceeded, client: Client) -> str:
+    """Return an error message for a conversation that has become too long, with the remedies."""
+    tokens, n_ctx = error.n_prompt_tokens, error.n_ctx
+    if not tokens or n_ctx is None:
         return error.message
-    ways = "Shorten the message, or begin a new conversation with /new"
-    if longer := longer_pair(client, tokens):
-        ways += f", or go on with a pair that has a longer context: /pair {longer}"
+    remedies = "Shorten the message, or begin a new conversation with /new"
+    if longer := find_longer_pair(client, tokens):
+        remedies += f", or go on with a pair that has a longer context: /pair {longer}"
     return (
         f"With this message the conversation has {tokens} tokens, and this pair's context holds "
-        f"{room}. {ways}."
+        f"{n_ctx}. {remedies}."
     )
 
 
-def longer_pair(client: Client, tokens: int) -> str:
-    """Return the smallest installed chat pair whose context holds so many tokens and an answer, if any."""
+def find_longer_pair(client: Client, tokens: int) -> str:
+    """Return the smallest installed chat pair whose context holds `tokens` and an answer.
+
+    Returns an empty string if there is none.
+    """
     from localspec.client.pairs import PairsClient
 
     pairs = PairsClient(client.socket_path, autostart=False)
     try:
-        listed = [each for each in pairs.pairs()["pairs"] if "chat" in each["roles"]]
-        for each in sorted(listed, key=lambda each: each["size"] or 0)[:_LOOKED_AT]:
-            if each["kind"] != "upstream" and 5 * tokens <= 4 * pairs.pair(each["name"])["context"]:
-                return str(each["name"])
+        entries = [entry for entry in pairs.pairs()["pairs"] if "chat" in entry["roles"]]
+        for entry in sorted(entries, key=lambda entry: entry["size"] or 0)[:_MAX_CHECKED_PAIRS]:
+            if (
+                entry["kind"] != "upstream"
+                and 5 * tokens <= 4 * pairs.pair(entry["name"])["context"]
+            ):
+                return str(entry["name"])
     except LocalspecError:
-        pass  # the refusal is worth more than this hint
+        pass  # this is only a hint for an error message, which is shown without it
     return ""
 
 
-_LOOKED_AT = 12  # pairs, whose files are read for it
+_MAX_CHECKED_PAIRS = 12  # the daemon reads the files of each pair that is checked

@@ -1,4 +1,4 @@
-"""The commands' names, and the options of `ask`: for click and for the short way without it."""
+"""The names of the commands and the options of `ask`, for click and for the fast path without it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Commands by what they are for, as the help lists them: name → (module, what it does). A command is
-# imported when it is run or asked for help.
-_GROUPED = {
+# The commands by group, as the help lists them: name → (module, summary). A command's module is only
+# imported when the command runs or its help is shown.
+_COMMANDS_BY_GROUP = {
     "Ask": {
         "ask": ("ask", "Ask one question."),
         "chat": ("chat", "Chat in the terminal."),
@@ -67,23 +67,24 @@ _GROUPED = {
         "help": ("help", "Show help for a command."),
     },
 }
-GROUPS = {title: tuple(commands) for title, commands in _GROUPED.items()}
+GROUPS = {title: tuple(commands) for title, commands in _COMMANDS_BY_GROUP.items()}
 COMMANDS = {
     name: (f"localspec.cli.commands.{module}", summary)
-    for commands in _GROUPED.values()
+    for commands in _COMMANDS_BY_GROUP.values()
     for name, (module, summary) in commands.items()
 }
 
-# Names that work beside the commands' own.
+# Additional names of commands.
 ALIASES = {"ps": "status", "models": "list"}
 
-UNLIMITED = (1 << 31) - 1  # of what has no other limit
+UNLIMITED = (1 << 31) - 1  # upper limit of numbers that have no other one
 
 
 class Option:
-    """`kind` is bool for a flag, else what the value is read as; a number may be `low` to `high`.
+    """An option of `ask`.
 
-    With `many` it may be given again, and its value is a list.
+    `kind` is bool for a flag, otherwise the type of the value. A number must be from `low` to `high`. An
+    option with `many` may be repeated, and its value is a list.
     """
 
     __slots__ = ("flags", "help", "high", "kind", "low", "many", "metavar", "name")
@@ -111,11 +112,11 @@ class Option:
 
     @property
     def limits(self) -> str:
-        """As in "from 0 to 100"."""
+        """Return the limits in words, as in "from 0 to 100"."""
         return f"from {self.low} to {self.high}"
 
 
-# Each is the field of the request of that name, with the limits it has there (protocol/sampling.py).
+# These have the name and the limits of a field of the request (protocol/sampling.py).
 SAMPLING = (
     Option(
         "temperature",
@@ -254,160 +255,175 @@ ASK = (
 )
 
 
-# Of each group one at most.
+# Groups of options of which at most one may be given.
 EXCLUSIVE = (
     ("extract", "extract_last", "json"),
     ("last", "conversation", "save"),
     ("save", "template"),
 )
 
-# Those that `/set` changes in a chat.
+# The options that `/set` changes in a chat.
 SETTABLE = {
     option.name: option
     for option in ASK
     if option in SAMPLING
     or option.name in ("tokens", "draft", "exact", "plain", "show_draft", "hide_reasoning", "usage")
 }
-_IN_CHAT = (
+_CHAT_OPTION_NAMES = (
     *("model", "query", "system", "last", "conversation", "files", "template", "values", *SETTABLE),
     *("no_log", "no_daemon_start", "debug"),
 )
-_CONTINUE = Option("last", ("-c", "--continue"), bool, "Continue the last conversation.")
+_CHAT_CONTINUE = Option("last", ("-c", "--continue"), bool, "Continue the last conversation.")
 CHAT = tuple(
-    _CONTINUE if option.name == "last" else option for option in ASK if option.name in _IN_CHAT
+    _CHAT_CONTINUE if option.name == "last" else option
+    for option in ASK
+    if option.name in _CHAT_OPTION_NAMES
 )
 
 
-def named(*names: str) -> tuple[Option, ...]:
-    """Some of the options of `ask`, for commands that ask something of their own."""
+def select_options(*names: str) -> tuple[Option, ...]:
+    """Return some of the options of `ask`, for other commands that send a question."""
     return tuple(option for option in ASK if option.name in names)
 
 
-def fields(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a request that were given as options, by the same name or, for --tokens, OpenAI's."""
-    named = {"max_tokens": "tokens", **{each.name: each.name for each in SAMPLING}}
-    return {field: values[name] for field, name in named.items() if values.get(name) is not None}
+def request_fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the request fields that were given as options.
+
+    They have the option's name, except for --tokens, which has OpenAI's name.
+    """
+    option_names = {"max_tokens": "tokens", **{option.name: option.name for option in SAMPLING}}
+    return {
+        field: values[name] for field, name in option_names.items() if values.get(name) is not None
+    }
 
 
 def defaults(table: tuple[Option, ...]) -> dict[str, Any]:
+    """Return the value of every option in a table when it is not given."""
     return {
         option.name: [] if option.many else False if option.kind is bool else None
         for option in table
     }
 
 
-def with_files(arguments: list[str]) -> list[str]:
-    """`-f a.py b.py`, which a shell makes of `-f *.py`, as `-f a.py -f b.py`; said on stderr."""
+def expand_file_arguments(arguments: list[str]) -> list[str]:
+    """Return the arguments with `-f a.py b.py` replaced by `-f a.py -f b.py`.
+
+    A shell turns an unquoted `-f *.py` into that. A note on stderr says which files were added.
+    """
     if not {"-f", "--file"} & set(arguments):
         return arguments
     import os
 
     result: list[str] = []
-    taken: list[str] = []
-    after = False  # a file
-    rest = iter(arguments)
-    for argument in rest:
-        after = after and not argument.startswith("-") and os.path.exists(argument)  # noqa: PTH110 - pathlib is an import more
-        if after:
-            taken.append(argument)
+    added_files: list[str] = []
+    follows_file = False
+    remaining = iter(arguments)
+    for argument in remaining:
+        follows_file = follows_file and not argument.startswith("-") and os.path.exists(argument)  # noqa: PTH110 - pathlib would be one more import
+        if follows_file:
+            added_files.append(argument)
             result.append("-f")
         result.append(argument)
         if argument in ("-f", "--file"):
-            result += [value for value in [next(rest, None)] if value is not None]
-            after = True
+            result += [value for value in [next(remaining, None)] if value is not None]
+            follows_file = True
         elif argument == "--":
-            result += rest
-    if taken:
+            result += remaining
+    if added_files:
         from localspec.cli.terminal import render
 
-        more = f" and {len(taken) - 3} more" if len(taken) > 3 else ""
-        render.note(f"Also included, as files named after -f: {', '.join(taken[:3])}{more}.")
+        more = f" and {len(added_files) - 3} more" if len(added_files) > 3 else ""
+        render.note(f"Also included, as files named after -f: {', '.join(added_files[:3])}{more}.")
     return result
 
 
 def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | None:
-    """The values by name, and `words`; None for anything but whole flags and good values.
+    """Return the values by name, and `words`; None if the arguments need click.
 
-    None is no error: click reads the arguments again, and says what is wrong where something is.
+    Only complete flags with valid values are parsed here. None is no error: click then parses the arguments
+    again and reports what is wrong, if anything is.
     """
-    known = {flag: option for option in table for flag in option.flags}
-    takes_value = {flag: option.kind is not bool for flag, option in known.items()}
+    options_by_flag = {flag: option for option in table for flag in option.flags}
+    takes_value = {flag: option.kind is not bool for flag, option in options_by_flag.items()}
     values = defaults(table)
     words: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
+    remaining = iter(arguments)
+    for argument in remaining:
         if argument == "--":
-            words.extend(rest)
+            words.extend(remaining)
         elif is_word(argument, takes_value):
             words.append(argument)
-        elif argument not in known:
+        elif argument not in options_by_flag:
             return None
-        elif known[argument].kind is bool:
-            values[known[argument].name] = True
+        elif options_by_flag[argument].kind is bool:
+            values[options_by_flag[argument].name] = True
         else:
-            value = _read(known[argument], next(rest, "--"))
+            value = _read_value(options_by_flag[argument], next(remaining, "--"))
             if value is None:
                 return None
-            if known[argument].many:
-                values[known[argument].name].append(value)
+            if options_by_flag[argument].many:
+                values[options_by_flag[argument].name].append(value)
             else:
-                values[known[argument].name] = value
+                values[options_by_flag[argument].name] = value
     values["words"] = words
     return values
 
 
 def is_word(argument: str, takes_value: Mapping[str, bool]) -> bool:
-    """Return whether an argument is a word of a question, and not an option.
+    """Return whether an argument is a word of a question and not an option.
 
-    `takes_value` says of each known option whether it has a value. A word may begin with a dash: a number
-    does ("-5"), and text that was quoted, which has a blank in it and does not begin with a known option
-    and its value.
+    `takes_value` says for every known option whether it has a value. A word may begin with a dash if it is
+    a number ("-5"), or quoted text: that has a blank in it and does not begin with a known option and its
+    value.
     """
     if not argument.startswith("-") or argument == "-" or argument[1].isdigit():
         return True
-    blank = any(char.isspace() for char in argument)
-    if not blank or argument.partition("=")[0] in takes_value:
+    has_blank = any(char.isspace() for char in argument)
+    if not has_blank or argument.partition("=")[0] in takes_value:
         return False
     return not takes_value.get(argument[:2])
 
 
-def divided(takes_value: Mapping[str, bool], arguments: list[str]) -> list[str]:
-    """Return the arguments with all options and their values first, then "--", then all words.
+def separate_words(takes_value: Mapping[str, bool], arguments: list[str]) -> list[str]:
+    """Return the arguments in the order: all options with their values, "--", all words.
 
-    A parser that takes everything with a dash for an option needs them apart.
+    click needs them separated, because it takes every argument with a dash for an option.
     """
     options: list[str] = []
     words: list[str] = []
-    rest = iter(arguments)
-    for argument in rest:
+    remaining = iter(arguments)
+    for argument in remaining:
         if argument == "--":
-            words.extend(rest)
+            words.extend(remaining)
         elif is_word(argument, takes_value):
             words.append(argument)
         else:
             options.append(argument)
             if _needs_value(argument, takes_value):
-                options += [value for value in [next(rest, None)] if value is not None]
+                options += [value for value in [next(remaining, None)] if value is not None]
     return [*options, "--", *words]
 
 
 def _needs_value(argument: str, takes_value: Mapping[str, bool]) -> bool:
-    """Return whether the value of an option, or of the last one of "-xm", is the next argument."""
+    """Return whether the next argument is the value of this option.
+
+    For joined short options such as "-xm" that depends on the last one.
+    """
     if argument in takes_value or argument.startswith("--"):
         return takes_value.get(argument, False)
-    for at, char in enumerate(argument[1:], 2):
+    for end, char in enumerate(argument[1:], 2):
         takes = takes_value.get(f"-{char}")
-        if takes is not False:  # it is unknown, or what follows it is its value
-            return takes is True and at == len(argument)
+        if takes is not False:  # an unknown option, or one whose value follows directly
+            return takes is True and end == len(argument)
     return False
 
 
-def _read(option: Option, text: str) -> str | int | float | None:
-    return None if text.startswith("-") and text != "-" else read(option, text)
+def _read_value(option: Option, text: str) -> str | int | float | None:
+    return None if text.startswith("-") and text != "-" else parse_value(option, text)
 
 
-def read(option: Option, text: str) -> str | int | float | None:
-    """The value that `text` is for an option that has one; None where it is none."""
+def parse_value(option: Option, text: str) -> str | int | float | None:
+    """Return the value of an option with this text, or None if the text is not valid for it."""
     if option.kind is str:
         return text
     try:

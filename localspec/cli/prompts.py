@@ -1,7 +1,7 @@
 """The templates that come with localspec.
 
-They are worded for small models too: an example is answered with the example, so there is none, and what is
-to be done stands last.
+The wording suits small models too. There are no examples, because small models repeat an example as their
+answer, and the task comes last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The daemon as a service of the system: units for systemd, an agent for launchd.
+"""The daemon as a service of the operating system: units for systemd, an agent for launchd.
 
-With systemd the socket is there from login on and the daemon is started by the first request. launchd
-has no such hand-over for a plain program, so there the daemon itself is started at login.
+systemd creates the socket at login and starts the daemon at the first request. launchd cannot hand a socket
+to a plain program, so it starts the daemon itself at login.
 """
 
 from __future__ import annotations
@@ -20,39 +20,45 @@ from localspec.files import write_whole
 
 LABEL = "org.localspec.daemon"
 _COMMAND = (sys.executable, "-P", "-m", "localspec.daemon")
-# Where things are: the manager does not know what a login shell was told.
-_PLACES = (
+# Variables that locate localspec's folders. The service manager does not read the files of a login shell.
+_PATH_VARIABLES = (
     "LOCALSPEC_HOME",
     "XDG_CONFIG_HOME",
     "XDG_DATA_HOME",
     "XDG_STATE_HOME",
     "XDG_CACHE_HOME",
 )
-_PATIENCE = 60.0  # seconds; `enable --now` waits for a drain at worst
+_TIMEOUT_S = 60.0  # `enable --now` may wait until a running daemon has finished its answers
 
 
 class Manager(Protocol):
-    """What starts the daemon here."""
+    """The service manager of the operating system."""
 
     def files(self) -> Mapping[Path, str]:
-        """What it needs to know, by the path where it looks for it."""
+        """Return the contents of the service's files by path."""
 
     def require(self) -> None:
-        """Raise LocalspecError when it does not run here; before anything is changed."""
+        """Raise LocalspecError if the manager is not available. Called before anything is changed."""
 
     def install(self) -> None:
-        """Write the files and use them."""
+        """Write the files and start the service."""
 
     def uninstall(self) -> bool:
-        """Stop and forget the service; False when there was none."""
+        """Stop and remove the service; return False if there was none."""
 
     def state(self) -> str:
-        """One line for a person."""
+        """Return one line for a person that says whether the service is installed and active."""
 
 
 def manager(socket: Path, *, always: bool) -> Manager:
-    """This system's. `socket` is where the daemon listens; `always`: do not wait for a request."""
-    environment = {name: os.environ[name] for name in _PLACES if os.environ.get(name)}
+    """Return the service manager of this operating system.
+
+    `socket` is the daemon's socket. With `always` the daemon starts at once and not at the first request.
+
+    Raises:
+        UsageError: a path has characters that no service file can hold.
+    """
+    environment = {name: os.environ[name] for name in _PATH_VARIABLES if os.environ.get(name)}
     if "LOCALSPEC_HOME" in environment:
         environment["LOCALSPEC_HOME"] = str(Path(environment["LOCALSPEC_HOME"]).absolute())
     for text in (str(socket), *_COMMAND, *environment.values()):
@@ -67,7 +73,7 @@ def manager(socket: Path, *, always: bool) -> Manager:
 
 @dataclass(frozen=True)
 class Systemd:
-    """Two user units: a socket that is always there, and the daemon behind it."""
+    """Two user units: a socket that always exists, and the daemon behind it."""
 
     socket: Path
     environment: Mapping[str, str]
@@ -81,12 +87,14 @@ class Systemd:
 
     def files(self) -> Mapping[Path, str]:
         return {
-            self.folder / "localspec.socket": _SOCKET.format(path=_literal(str(self.socket))),
-            self.folder / "localspec.service": _SERVICE.format(
-                # In a command, but not in Environment=, a dollar is the beginning of a variable.
-                command=" ".join(_quoted(word).replace("$", "$$") for word in _COMMAND),
+            self.folder / "localspec.socket": _SOCKET_UNIT.format(
+                path=_escape_percent(str(self.socket))
+            ),
+            self.folder / "localspec.service": _SERVICE_UNIT.format(
+                # A dollar begins a variable in a command, but not in Environment=.
+                command=" ".join(_quote_word(word).replace("$", "$$") for word in _COMMAND),
                 environment="".join(
-                    f"Environment={_quoted(f'{name}={value}')}\n"
+                    f"Environment={_quote_word(f'{name}={value}')}\n"
                     for name, value in self.environment.items()
                 ),
             ),
@@ -104,19 +112,19 @@ class Systemd:
         self._systemctl("enable", "--now", *units)
 
     def uninstall(self) -> bool:
-        there = [path for path in self.files() if path.exists()]
-        if there:
-            self._systemctl("disable", "--now", *(path.name for path in there))
-            for path in there:
+        existing = [path for path in self.files() if path.exists()]
+        if existing:
+            self._systemctl("disable", "--now", *(path.name for path in existing))
+            for path in existing:
                 path.unlink()
             self._systemctl("daemon-reload")
-        return bool(there)
+        return bool(existing)
 
     def state(self) -> str:
         if not any(path.exists() for path in self.files()):
             return "Not installed. To install it: localspec service install"
         states = [
-            f"{path.name} is {_output('systemctl', '--user', 'is-active', path.name)}"
+            f"{path.name} is {_read_output('systemctl', '--user', 'is-active', path.name)}"
             for path in self.files()
         ]
         return f"Installed in {self.folder}: {', '.join(states)}."
@@ -139,7 +147,7 @@ class Launchd:
         agent = {
             "Label": LABEL,
             "ProgramArguments": list(_COMMAND),
-            "WorkingDirectory": "/",  # `-m` would import from the folder it is started in
+            "WorkingDirectory": "/",  # `-m` would import modules from the current folder
             "EnvironmentVariables": dict(self.environment),
             "RunAtLoad": True,
             "KeepAlive": {"SuccessfulExit": False},
@@ -154,32 +162,32 @@ class Launchd:
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text.encode())
-        if self._known:
+        if self._is_loaded:
             _run("launchctl", "bootout", f"{self._domain}/{LABEL}")
         _run("launchctl", "bootstrap", self._domain, str(self.file))
 
     def uninstall(self) -> bool:
-        there = self.file.exists()
-        if self._known:
+        existed = self.file.exists()
+        if self._is_loaded:
             _run("launchctl", "bootout", f"{self._domain}/{LABEL}")
         self.file.unlink(missing_ok=True)
-        return there
+        return existed
 
     def state(self) -> str:
         if not self.file.exists():
             return "Not installed. To install it: localspec service install"
-        return f"Installed as {self.file}: {'loaded' if self._known else 'not loaded'}."
+        return f"Installed as {self.file}: {'loaded' if self._is_loaded else 'not loaded'}."
 
     @property
     def _domain(self) -> str:
         return f"gui/{os.getuid()}"
 
     @property
-    def _known(self) -> bool:
-        return bool(_output("launchctl", "print", f"{self._domain}/{LABEL}"))
+    def _is_loaded(self) -> bool:
+        return bool(_read_output("launchctl", "print", f"{self._domain}/{LABEL}"))
 
 
-_SOCKET = """\
+_SOCKET_UNIT = """\
 # Written by `localspec service install`.
 [Unit]
 Description=Socket of localspec, a local assistant
@@ -193,9 +201,9 @@ DirectoryMode=0700
 WantedBy=sockets.target
 """
 
-# mixed: the daemon lets answers finish, so the engine must not be told to end beside it.
-# OOMPolicy: the kernel may end the engine; the daemon starts another one.
-_SERVICE = """\
+# KillMode=mixed: the daemon lets answers finish, so the engine must not get its own signal to end.
+# OOMPolicy=continue: if the kernel kills the engine, the daemon starts another one.
+_SERVICE_UNIT = """\
 # Written by `localspec service install`.
 [Unit]
 Description=localspec, a local assistant
@@ -217,22 +225,25 @@ Also=localspec.socket
 """
 
 
-def _literal(text: str) -> str:
-    """Without meaning to systemd, which puts values in for %i and the like."""
+def _escape_percent(text: str) -> str:
+    """Return the text with percent signs escaped, with which systemd begins specifiers such as %i."""
     return text.replace("%", "%%")
 
 
-def _quoted(word: str) -> str:
-    """One word, as systemd reads it."""
-    inner = _literal(word).replace("\\", "\\\\").replace('"', '\\"')
+def _quote_word(word: str) -> str:
+    """Return a word quoted for systemd."""
+    inner = _escape_percent(word).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{inner}"'
 
 
 def _run(*command: str) -> None:
-    """Run a manager's program; what it says when it fails is the reason."""
+    """Run a program of the service manager.
+
+    Raises LocalspecError with the last line of its output if it fails.
+    """
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
         )
     except FileNotFoundError:
         raise LocalspecError(
@@ -241,20 +252,20 @@ def _run(*command: str) -> None:
         ) from None
     except subprocess.TimeoutExpired:
         raise LocalspecError(
-            f"`{' '.join(command)}` did not finish within {_PATIENCE:.0f} s."
+            f"`{' '.join(command)}` did not finish within {_TIMEOUT_S:.0f} s."
         ) from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
-        reason = said[-1] if said else f"exit status {done.returncode}"
+    if process.returncode:
+        output_lines = (process.stderr or process.stdout).strip().splitlines()
+        reason = output_lines[-1] if output_lines else f"exit status {process.returncode}"
         raise LocalspecError(f"`{' '.join(command)}` failed: {reason}")
 
 
-def _output(*command: str) -> str:
-    """What a manager's program says about a state, whatever its exit status; "" without one."""
+def _read_output(*command: str) -> str:
+    """Return the output of a manager's program whatever its exit status, or an empty string."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE
+        process = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT_S
         )
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip()
+    return process.stdout.strip()

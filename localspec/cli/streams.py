@@ -1,4 +1,4 @@
-"""The three standard streams, whatever the shell made of them: closed, a full disk, a pipe nobody reads."""
+"""The standard streams, and how they fail: closed, on a full disk, or a pipe without a reader."""
 
 from __future__ import annotations
 
@@ -14,57 +14,62 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class Unread(Exception):
-    """Whoever read the output has left, as `head` does."""
+class OutputClosed(Exception):
+    """Raised where the program that read the output has ended, as `head` does."""
 
 
-class _Out(io.BufferedWriter):
-    """Standard output, whose errors are told from those of other files.
+class _StandardOutput(io.BufferedWriter):
+    """Standard output, whose errors can be distinguished from those of other files.
 
-    They are told here and not by the file: Ctrl-C between its write and the end of a method around that
-    would leave in the buffer what is written already, and a word would be shown twice.
+    The methods of this buffer are wrapped, not those of the raw file below it. Ctrl-C between the write
+    of the raw file and the end of a wrapper would leave written data in the buffer, which would then be
+    shown twice.
     """
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Raises Unread; LocalspecError: why it cannot be written."""
+        """Write data.
+
+        Raises OutputClosed if nobody reads, and LocalspecError if it cannot be written.
+        """
         try:
             return super().write(data)
         except OSError as error:
-            raise _told(error) from error
+            raise _translate_error(error) from error
 
     def flush(self) -> None:
-        """Raises as `write` does."""
+        """Flush the buffer. Raises the same errors as `write`."""
         try:
             super().flush()
         except OSError as error:
-            raise _told(error) from error
+            raise _translate_error(error) from error
 
 
-def _told(error: OSError) -> Unread | LocalspecError:
+def _translate_error(error: OSError) -> OutputClosed | LocalspecError:
+    """Return the exception that stands for an error of stdout."""
     if isinstance(error, BrokenPipeError):
-        return Unread()
-    why = "it is closed" if error.errno == errno.EBADF else error.strerror
-    return LocalspecError(f"Standard output cannot be written: {why}.")
+        return OutputClosed()
+    reason = "it is closed" if error.errno == errno.EBADF else error.strerror
+    return LocalspecError(f"Standard output cannot be written: {reason}.")
 
 
 def prepare() -> None:
-    """Let each of the three be a stream, and errors of stdout be ours.
+    """Make sure that all three streams exist, and translate the errors of stdout.
 
-    One that is closed (`>&-`) is None in Python, and the first socket would get its number. Then there
-    is nothing to read on stdin, what is said on stderr is lost, and stdout fails like a closed one.
+    A stream that the shell closed (`>&-`) is None in Python, and the first socket would get its file
+    number. Such a stdin is empty, text for such a stderr is lost, and such a stdout fails when written.
     """
     if sys.stdin is None:
-        _put(os.O_RDONLY, 0)
-        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - to stay open
+        _open_null_as(os.O_RDONLY, 0)
+        sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays open
     if sys.stdout is None:
-        _put(os.O_RDONLY, 1)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - to stay open
+        _open_null_as(os.O_RDONLY, 1)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays open
     if sys.stderr is None:
-        _put(os.O_WRONLY, 2)
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - to stay open
-    if sys.stdout is sys.__stdout__ or sys.__stdout__ is None:  # else somebody's own, as a test's
+        _open_null_as(os.O_WRONLY, 2)
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - it stays open
+    if sys.stdout is sys.__stdout__ or sys.__stdout__ is None:  # otherwise a test has replaced it
         sys.stdout = io.TextIOWrapper(
-            _Out(io.FileIO(1, "w", closefd=False)),
+            _StandardOutput(io.FileIO(1, "w", closefd=False)),
             sys.stdout.encoding,
             sys.stdout.errors,
             line_buffering=bool(sys.stdout.line_buffering),
@@ -72,16 +77,16 @@ def prepare() -> None:
 
 
 def drop_output() -> None:
-    """What was not written of stdout is not tried again, by Python at exit."""
+    """Discard what could not be written to stdout, so that Python does not try again at exit."""
     try:
         sys.stdout.flush()
-    except (Unread, LocalspecError):
-        _put(os.O_WRONLY, 1)
+    except (OutputClosed, LocalspecError):
+        _open_null_as(os.O_WRONLY, 1)
 
 
-def _put(flags: int, number: int) -> None:
-    """Nothing, and nowhere, as file `number`."""
-    opened = os.open(os.devnull, flags)
-    if opened != number:
-        os.dup2(opened, number)
-        os.close(opened)
+def _open_null_as(flags: int, number: int) -> None:
+    """Open the null device as file descriptor `number`."""
+    descriptor = os.open(os.devnull, flags)
+    if descriptor != number:
+        os.dup2(descriptor, number)
+        os.close(descriptor)

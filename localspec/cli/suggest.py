@@ -1,6 +1,6 @@
-"""What a shell offers for an option's or an argument's value.
+"""Completions for the values of options and arguments.
 
-Tab must never wait, fail or start anything: without a running daemon nothing is offered.
+The Tab key must never wait, fail or start a daemon, so without a running daemon nothing is offered.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from localspec.client.conversations import ConversationsClient
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, visible
 
-# What click calls to complete a parameter.
+# The type of the functions that click calls to complete a parameter.
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
-def _offered(values: Callable[[], Iterable[tuple[str, str]]]) -> Suggest:
-    """Those of `values` (what to type, what it is) that begin with what was typed."""
+def _make_completer(values: Callable[[], Iterable[tuple[str, str]]]) -> Suggest:
+    """Return a completer for `values`, which yields pairs of a value and its description."""
 
     def suggest(
         context: click.Context, parameter: click.Parameter, typed: str
@@ -29,9 +29,10 @@ def _offered(values: Callable[[], Iterable[tuple[str, str]]]) -> Suggest:
         del context, parameter
         try:
             return [
-                CompletionItem(v, help=visible(about, lines=False))
-                for v, about in values()
-                if v.startswith(typed) and v == visible(v, lines=False)  # else nobody can type it
+                CompletionItem(value, help=visible(description, lines=False))
+                for value, description in values()
+                # A value with invisible characters could not be typed.
+                if value.startswith(typed) and value == visible(value, lines=False)
             ]
         except LocalspecError:
             return []
@@ -40,37 +41,39 @@ def _offered(values: Callable[[], Iterable[tuple[str, str]]]) -> Suggest:
 
 
 def files(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """The shell's own."""
+    """Let the shell complete names of files."""
     del context, parameter
     return [CompletionItem(typed, type="file")]
 
 
-def _pairs(*, everything: bool) -> Iterable[tuple[str, str]]:
-    listed = PairsClient(autostart=False).pairs(everything=everything)["pairs"]
-    return [(each["name"], each["summary"] or "") for each in listed]
+def _list_pairs(*, everything: bool) -> Iterable[tuple[str, str]]:
+    entries = PairsClient(autostart=False).pairs(everything=everything)["pairs"]
+    return [(entry["name"], entry["summary"] or "") for entry in entries]
 
 
-pairs = _offered(lambda: _pairs(everything=False))
-catalogue = _offered(lambda: _pairs(everything=True))
-saved = _offered(lambda: [(name, "") for name in templates.names()])
-keys = _offered(lambda: [(key, config.about(key).text) for key in config.KEYS])
+pairs = _make_completer(lambda: _list_pairs(everything=False))
+catalogue = _make_completer(lambda: _list_pairs(everything=True))
+saved_templates = _make_completer(lambda: [(name, "") for name in templates.names()])
+keys = _make_completer(lambda: [(key, config.about(key).text) for key in config.KEYS])
 
 
 def values(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Of the setting that was named before."""
+    """Complete a value of the configuration key that precedes it on the command line."""
     key = config.key_of(context.params.get("key") or "")
     if key in config.PAIRS:
         return pairs(context, parameter, typed)
-    known = config.values(key) if key in config.KEYS else ()
-    return _offered(lambda: [(each, "") for each in known])(context, parameter, typed)
+    allowed_values = config.values(key) if key in config.KEYS else ()
+    return _make_completer(lambda: [(value, "") for value in allowed_values])(
+        context, parameter, typed
+    )
 
 
-conversations = _offered(
+conversations = _make_completer(
     lambda: [
         ("last", "the last conversation"),
         *(
-            (each["id"], each["title"])
-            for each in ConversationsClient(autostart=False).conversations(50)
+            (conversation["id"], conversation["title"])
+            for conversation in ConversationsClient(autostart=False).conversations(50)
         ),
     ]
 )

@@ -1,8 +1,8 @@
-"""Saved prompts with the options they are asked with: TOML files in the config folder, with $variables.
+"""Templates: saved prompts with $variables and their options, as TOML files in the config folder.
 
-Some come with localspec (prompts.py); a file of the same name comes before each. A file's keys are `prompt`
-and the names that `options.ASK` has. Paths in it are absolute when `--save` wrote them; a relative one in a
-file that a person wrote is read from the folder of the command that uses it.
+Some are built in (prompts.py). A file of the same name overrides a built-in one. The keys of a file are
+`prompt` and the names of `options.ASK`. `--save` writes absolute paths. A relative path in a file that a
+person wrote is relative to the folder of the command that uses it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from localspec.cli.prompts import BUILTIN
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 
-# Options of one run, which no template holds.
-_OF_ONE_RUN = {
+# Options that only make sense for one run, so no template holds them.
+_RUN_OPTIONS = {
     *("last", "conversation", "template", "save", "replace", "no_daemon_start", "debug"),
 }
-KEPT = {each.name: each for each in table.ASK if each.name not in _OF_ONE_RUN}
+SAVED_OPTIONS = {option.name: option for option in table.ASK if option.name not in _RUN_OPTIONS}
 _NAME = re.compile(r"\w[\w.-]{0,63}")
-_WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
-INPUT = "input"  # the variable for what is asked about: stdin, files and words
-_NEW = """\
+_TYPE_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
+INPUT_VARIABLE = "input"  # the variable that stands for stdin, files and words
+_NEW_FILE = """\
 # A template; use it with: localspec ask -t {name} WORDS
 # $input is what is asked about; give other names with -p NAME=VALUE, and write $$ for a dollar sign.
 prompt = "Explain $input"
@@ -40,24 +40,25 @@ prompt = "Explain $input"
 
 
 def folder() -> Path:
+    """Return the folder of the template files."""
     return paths.default_paths().config / "templates"
 
 
 def names() -> list[str]:
-    """Those that `-t` takes."""
-    found = {each.stem for each in folder().glob("*.toml") if _NAME.fullmatch(each.stem)}
-    return sorted({*BUILTIN, *found})
+    """Return the names of all templates, the built-in ones included."""
+    own_names = {file.stem for file in folder().glob("*.toml") if _NAME.fullmatch(file.stem)}
+    return sorted({*BUILTIN, *own_names})
 
 
 def path(name: str) -> Path:
-    """The file of the template of that name.
+    """Return the file of a template.
 
     Raises:
-        UsageError: there is no such template, or no file of it because it comes with localspec.
+        UsageError: there is no such template, or it is built in and has no file.
     """
-    found = folder() / f"{name}.toml"
-    if _NAME.fullmatch(name) and found.exists():
-        return found
+    file = folder() / f"{name}.toml"
+    if _NAME.fullmatch(name) and file.exists():
+        return file
     if name in BUILTIN:
         raise UsageError(
             f"Template '{name}' is built in and has no file. To override it: localspec "
@@ -70,15 +71,15 @@ def path(name: str) -> Path:
 
 
 def text(name: str) -> str:
-    """A template as its file has it, whether right or wrong.
+    """Return the text of a template's file, whether it is valid or not.
 
     Raises:
         UsageError: there is no such template, or its file cannot be read.
     """
-    return _data(name).decode(errors="replace")
+    return _read_bytes(name).decode(errors="replace")
 
 
-def _data(name: str) -> bytes:
+def _read_bytes(name: str) -> bytes:
     if name in BUILTIN and not (folder() / f"{name}.toml").exists():
         return BUILTIN[name].encode()
     file = path(name)
@@ -89,56 +90,56 @@ def _data(name: str) -> bytes:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The keys of a template.
+    """Return the keys of a template.
 
     Raises:
-        UsageError: there is no such template, or its file is wrong: which, in what line, and the cure.
+        UsageError: there is no such template, or its file is wrong; with the line and a remedy.
     """
-    data = _data(name)
+    data = _read_bytes(name)
     try:
-        return parsed(data, str(folder() / f"{name}.toml"))
+        return parse(data, str(folder() / f"{name}.toml"))
     except UsageError as error:
         raise UsageError(f"{error.message} To edit it: localspec templates edit {name}") from None
 
 
-def parsed(data: bytes, where: str) -> dict[str, Any]:
-    """The keys of a file that is called `where`.
+def parse(data: bytes, file_name: str) -> dict[str, Any]:
+    """Return the keys of the template in `data`, the contents of the file `file_name`.
 
     Raises:
-        UsageError: it is no template; the message begins with `where` and the line.
+        UsageError: it is not a template. The message begins with the file's name and the line.
     """
     try:
         text = data.decode()
-        found = tomllib.loads(text)
+        keys = tomllib.loads(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{where}, line {line}: not UTF-8.") from error
+        raise UsageError(f"{file_name}, line {line}: not UTF-8.") from error
     except tomllib.TOMLDecodeError as error:
-        message, _, place = str(error).rpartition(" (at ")
-        line_ = re.match(r"line (\d+)", place)
-        number = int(line_[1]) if line_ else text.count("\n") + 1
-        raise UsageError(f"{where}, line {number}: {message or error}.") from error
-    for key, value in found.items():
-        if problem := _problem(key, value):
-            at = re.search(rf"^[ \t\[]*[\"']?{re.escape(key)}\b", text, re.MULTILINE)
-            number = text.count("\n", 0, at.start()) + 1 if at else 1
-            raise UsageError(f"{where}, line {number}: {problem}")
-    return found
+        message, _, position = str(error).rpartition(" (at ")
+        line_match = re.match(r"line (\d+)", position)
+        number = int(line_match[1]) if line_match else text.count("\n") + 1
+        raise UsageError(f"{file_name}, line {number}: {message or error}.") from error
+    for key, value in keys.items():
+        if problem := _find_problem(key, value):
+            match = re.search(rf"^[ \t\[]*[\"']?{re.escape(key)}\b", text, re.MULTILINE)
+            number = text.count("\n", 0, match.start()) + 1 if match else 1
+            raise UsageError(f"{file_name}, line {number}: {problem}")
+    return keys
 
 
-def _problem(key: str, value: object) -> str:
-    """Why a template cannot have this; nothing where it can."""
-    option = KEPT.get(key)
+def _find_problem(key: str, value: object) -> str:
+    """Return why a template cannot have this value, or an empty string if it can."""
+    option = SAVED_OPTIONS.get(key)
     if option is None and key != "prompt":
-        return f"unknown key '{key}'; the keys are prompt, {', '.join(KEPT)}."
+        return f"unknown key '{key}'; the keys are prompt, {', '.join(SAVED_OPTIONS)}."
     if option is not None and option.many:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             return f"'{key}' must be a list of strings, as in {key} = [\"…\"]."
-        wrong = [each for each in value if not _is_pair(each)] if key == "values" else []
-        return f"'{wrong[0]}' in 'values' must be NAME=VALUE." if wrong else ""
+        invalid = [item for item in value if not _is_assignment(item)] if key == "values" else []
+        return f"'{invalid[0]}' in 'values' must be NAME=VALUE." if invalid else ""
     kind = str if option is None else option.kind
     if type(value) is not kind and not (kind is float and type(value) is int):
-        return f"'{key}' must be {_WORDS[kind]}, not {value!r}."
+        return f"'{key}' must be {_TYPE_NAMES[kind]}, not {value!r}."
     if option is not None and isinstance(value, int | float) and kind is not bool:
         return "" if option.low <= value <= option.high else f"'{key}' must be {option.limits}."
     if key in ("prompt", "system") and not Dollars(str(value)).is_valid():
@@ -146,15 +147,15 @@ def _problem(key: str, value: object) -> str:
     return ""
 
 
-def _is_pair(text: str) -> bool:
+def _is_assignment(text: str) -> bool:
     name, equals, _ = text.partition("=")
     return bool(equals) and name.isidentifier()
 
 
 def parameters(keys: dict[str, Any]) -> list[str]:
-    """What `-p` gives values to, in the order of the text."""
-    found = _variables(keys.get("system", "")) + _variables(keys.get("prompt", ""))
-    return [each for each in dict.fromkeys(found) if each != INPUT]
+    """Return the names of a template's parameters, to which `-p` gives values, in the order of the text."""
+    variables = _variables(keys.get("system", "")) + _variables(keys.get("prompt", ""))
+    return [name for name in dict.fromkeys(variables) if name != INPUT_VARIABLE]
 
 
 def _variables(text: str) -> list[str]:
@@ -162,75 +163,85 @@ def _variables(text: str) -> list[str]:
 
 
 def usage(name: str, keys: dict[str, Any]) -> str:
-    """How the template is used: a command line whose words in capitals are to be filled in."""
-    given = _given(keys.get("values", []))
-    missing = [f"-p {each}=VALUE" for each in parameters(keys) if each not in given]
-    words = ["WORDS"] if INPUT in _variables(keys.get("prompt", f"${INPUT}")) else []
+    """Return a command line that uses the template. Words in capitals are placeholders."""
+    values = _parse_values(keys.get("values", []))
+    missing = [f"-p {parameter}=VALUE" for parameter in parameters(keys) if parameter not in values]
+    words = (
+        ["WORDS"] if INPUT_VARIABLE in _variables(keys.get("prompt", f"${INPUT_VARIABLE}")) else []
+    )
     return " ".join(["localspec ask -t", name, *missing, *words])
 
 
-def _given(values: list[str]) -> dict[str, str]:
-    """By name. Raises UsageError: one has no name, or is for what is asked about."""
-    found = {}
-    for each in values:
-        name, _, value = each.partition("=")
-        if not _is_pair(each):
-            raise UsageError(f"-p {each}: must be NAME=VALUE, for example: -p language=German")
-        if name == INPUT:
+def _parse_values(values: list[str]) -> dict[str, str]:
+    """Return the values of `-p NAME=VALUE` by name.
+
+    Raises UsageError if one has no name, or is for $input.
+    """
+    values_by_name = {}
+    for assignment in values:
+        name, _, value = assignment.partition("=")
+        if not _is_assignment(assignment):
+            raise UsageError(
+                f"-p {assignment}: must be NAME=VALUE, for example: -p language=German"
+            )
+        if name == INPUT_VARIABLE:
             raise UsageError(
                 "$input is what is asked about; give it as words, with -f or on stdin."
             )
-        found[name] = value
-    return found
+        values_by_name[name] = value
+    return values_by_name
 
 
-# ---------------------------------------------------------------------------- used
+# ---------------------------------------------------------------------------- using a template
 
 
 class Template:
-    """A template in use. `options` are those given, with the template's where none was."""
+    """A template in use. `options` are those of the command line, completed by the template's."""
 
     def __init__(self, options: dict[str, Any], known: Mapping[str, str] | None = None) -> None:
-        """`options["template"]` names it, and `options["values"]` are for its parameters.
+        """Load the template `options["template"]` with the values `options["values"]` for its parameters.
 
-        `known`: parameters that have a value by themselves, whether the template uses them or not.
+        `known` has values for parameters that need none on the command line, whether or not the template uses
+        them.
 
         Raises:
-            UsageError: there is no such template, it is wrong, or the parameters are not its own.
+            UsageError: there is no such template, it is wrong, or it has no such parameters.
         """
         self._name = options["template"]
         keys = read(self._name)
         self._prompt: str = keys.pop("prompt", "")
         self._system: str | None = keys.get("system") if options["system"] is None else None
-        its = parameters({**keys, "prompt": self._prompt})
-        if unused := [each for each in _given(options["values"]) if each not in its]:
-            has = f"it has ${', $'.join(its)}" if its else "it has none"
-            raise UsageError(f"Template '{self._name}' has no parameter ${unused[0]}; {has}.")
-        values = _given([*keys.pop("values", []), *options["values"]])
+        own_parameters = parameters({**keys, "prompt": self._prompt})
+        if unknown := [
+            name for name in _parse_values(options["values"]) if name not in own_parameters
+        ]:
+            listing = f"it has ${', $'.join(own_parameters)}" if own_parameters else "it has none"
+            raise UsageError(f"Template '{self._name}' has no parameter ${unknown[0]}; {listing}.")
+        values = _parse_values([*keys.pop("values", []), *options["values"]])
         self._values = {**(known or {}), **values}
-        used = parameters({"prompt": self._prompt, "system": self._system or ""})
-        if missing := [each for each in used if each not in self._values]:
-            cure = " ".join(f"-p {each}=VALUE" for each in missing)
+        used_parameters = parameters({"prompt": self._prompt, "system": self._system or ""})
+        if missing := [name for name in used_parameters if name not in self._values]:
+            cure = " ".join(f"-p {name}=VALUE" for name in missing)
             raise UsageError(f"Template '{self._name}' needs ${', $'.join(missing)}; add {cure}")
-        self.options = _merged(options, keys)
+        self.options = _merge_options(options, keys)
 
     def question(self, text: str) -> str:
-        """The prompt about `text`, which it is followed by where it does not name $input.
+        """Return the prompt with `text` in the place of $input, or followed by it without $input.
 
-        `options` get the system message, which may name $input too.
+        It also sets the system message of `options`, which may name $input too.
 
         Raises:
-            UsageError: nothing would be asked, or nothing stand in the place of $input.
+            UsageError: the question would be empty, or there is nothing for $input.
         """
-        asked = _variables(self._prompt)
-        if INPUT in asked + _variables(self._system or "") and not text.strip():
+        prompt_variables = _variables(self._prompt)
+        if INPUT_VARIABLE in prompt_variables + _variables(self._system or "") and not text.strip():
             raise UsageError(
                 f"Template '{self._name}' needs something to ask about ($input): words, -f FILE "
                 f"or standard input. For example: localspec ask -t {self._name} WORDS"
             )
-        values = {**self._values, INPUT: text}
+        values = {**self._values, INPUT_VARIABLE: text}
         question = Dollars(self._prompt).substitute(values)
-        if text.strip() and INPUT not in asked:
+        if text.strip() and INPUT_VARIABLE not in prompt_variables:
             question = f"{question}\n\n{text}" if question else text
         if not question.strip():
             raise UsageError(f"No question given; for example: localspec ask -t {self._name} WORDS")
@@ -239,66 +250,70 @@ class Template:
         return question
 
 
-def _merged(options: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """What was given comes first, also before what excludes it; of lists the template's part does."""
+def _merge_options(options: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of the command line, completed by the template's keys.
+
+    Options of the command line win, also over keys that they exclude. Of lists the template's items come
+    first.
+    """
     merged = dict(options)
     for group in table.EXCLUSIVE:
-        if any(options.get(each) for each in group):
+        if any(options.get(name) for name in group):
             keys = {key: value for key, value in keys.items() if key not in group}
     for key in keys.keys() & options.keys():
         if isinstance(options[key], list):
             merged[key] = [*keys[key], *options[key]]
-        elif _left_out(options[key]):
+        elif _is_unset(options[key]):
             merged[key] = keys[key]
     return merged
 
 
-def applied(
-    options: dict[str, Any], given: str, known: Mapping[str, str] | None = None
+def apply_template(
+    options: dict[str, Any], text: str, known: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], str]:
-    """The options with the template's where none was given, and the question about `given`."""
+    """Return the options, completed by the template's, and the question about `text`."""
     template = Template(options, known)
-    return template.options, template.question(given)
+    return template.options, template.question(text)
 
 
-# ---------------------------------------------------------------------------- changed
+# ---------------------------------------------------------------------------- changing templates
 
 
 def save(options: dict[str, Any]) -> None:
     """Write the words and options as the template `options["save"]`.
 
     Raises:
-        UsageError: the name is none, there is nothing to save, something of it cannot be, or there is
-            such a template and nobody to ask.
+        UsageError: the name is not valid, there is nothing to save, some option cannot be saved, or such a
+            template exists and there is no terminal to ask at.
         LocalspecError: the person at the terminal does not want it replaced.
     """
     name = options["save"]
     _check_name(name)
     keys: dict[str, Any] = {"prompt": " ".join(options["words"])} if options["words"] else {}
-    keys |= {key: options[key] for key in KEPT if not _left_out(options[key])}
+    keys |= {key: options[key] for key in SAVED_OPTIONS if not _is_unset(options[key])}
     if not keys:
         raise UsageError(
             f"There is nothing to save; for example: localspec ask --save {name} 'Explain $input'"
         )
-    keys = {key: _lasting(key, value) for key, value in keys.items()}
+    keys = {key: _make_permanent(key, value) for key, value in keys.items()}
     for key, value in keys.items():
-        if problem := _problem(key, value):
+        if problem := _find_problem(key, value):
             raise UsageError(f"--save {name}: {problem}")
-    if unused := _given(keys.get("values", [])).keys() - set(parameters(keys)):
+    if unused := _parse_values(keys.get("values", [])).keys() - set(parameters(keys)):
         raise UsageError(f"The prompt has no ${min(unused)}; leave out -p {min(unused)}=…")
     try:
-        written = "".join(f"{key} = {literals.toml(value)}\n" for key, value in keys.items())
+        text = "".join(f"{key} = {literals.toml(value)}\n" for key, value in keys.items())
     except ValueError:
         raise UsageError(f"--save {name}: what is saved must be text; this is not UTF-8.") from None
     file = folder() / f"{name}.toml"
     if name in names() and not options["replace"]:
-        _ask_to_replace(name, written)
-    _write(file, written)
+        _ask_to_replace(name, text)
+    _write(file, text)
     render.line(f"Saved {file}. Use it with: {usage(name, keys)}")
 
 
-def _left_out(value: object) -> bool:
-    """Whether an option was not given. Zero is not False: `--temperature 0` was."""
+def _is_unset(value: object) -> bool:
+    """Return whether an option was not given. A zero was: `--temperature 0`."""
     return value is None or value is False or value == []
 
 
@@ -309,27 +324,27 @@ def _check_name(name: str) -> None:
         )
 
 
-def _lasting(key: str, value: Any) -> Any:
-    """Files are named from the folder where the template was made.
+def _make_permanent(key: str, value: Any) -> Any:
+    """Return an option's value with absolute paths and clean text.
 
     Raises:
-        UsageError: a file's name is not UTF-8, which a template is.
+        UsageError: the name of a file is not UTF-8, which a template must be.
     """
     if key == "files":
-        return [each if each == "-" else _lasting("schema", each) for each in value]
+        return [file if file == "-" else _make_permanent("schema", file) for file in value]
     if key == "model":
-        value = inputs.pair(value)
+        value = inputs.resolve_pair(value)
     elif key == "schema" and not value.lstrip().startswith("{"):
         value = inputs.absolute(value)
     elif isinstance(value, str):
         return ask.clean(value)
-    if isinstance(value, str) and value != (shown := ask.clean(value)):
-        raise UsageError(f"{shown}: a template cannot name this file, whose name is not UTF-8.")
+    if isinstance(value, str) and value != (cleaned := ask.clean(value)):
+        raise UsageError(f"{cleaned}: a template cannot name this file, whose name is not UTF-8.")
     return value
 
 
-def _ask_to_replace(name: str, new: str) -> None:
-    if _data(name) == new.encode():
+def _ask_to_replace(name: str, text: str) -> None:
+    if _read_bytes(name) == text.encode():
         return
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"A template '{name}' already exists; --force replaces it.")
@@ -340,69 +355,70 @@ def _ask_to_replace(name: str, new: str) -> None:
 
 
 def _write(file: Path, text: str) -> None:
-    """In one step: a full disk leaves what was there."""
+    """Write a file in one step, so that a full disk does not damage the old one."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    files.write_whole(file.resolve(), text.encode())  # a link into somebody's dotfiles stays one
+    # The path is resolved, so that a link, for example into dotfiles, stays a link.
+    files.write_whole(file.resolve(), text.encode())
 
 
 def edit(name: str) -> None:
-    """Edit a copy; it becomes the template when it is right.
+    """Let a person edit a copy, which becomes the template when it is valid.
 
     Raises:
-        UsageError: the name is none, or it was left as it is because the copy is wrong.
+        UsageError: the name is not valid, or the copy is wrong and the template was not changed.
     """
     _check_name(name)
     file = folder() / f"{name}.toml"
-    keys = ", ".join(key for key in KEPT if key != "system")
+    keys = ", ".join(key for key in SAVED_OPTIONS if key != "system")
     old = text(name) if name in names() else ""
 
     def problem(text: str) -> str:
         try:
-            parsed(text.encode(), f"{name}.toml")
+            parse(text.encode(), f"{name}.toml")
         except UsageError as error:
             return error.message
         return ""
 
-    edited = inputs.edited(
-        old or _NEW.format(name=name, keys=keys), problem, f"{file} was not changed."
+    edited = inputs.edit_text(
+        old or _NEW_FILE.format(name=name, keys=keys), problem, f"{file} was not changed."
     )
     if edited is None or edited == old:
         render.line("No changes.")
         return
     _write(file, edited)
-    render.line(f"Saved {file}. Use it with: {usage(name, parsed(edited.encode(), name))}")
+    render.line(f"Saved {file}. Use it with: {usage(name, parse(edited.encode(), name))}")
 
 
-def remove(wanted: list[str]) -> None:
-    """Delete templates, all or none.
+def remove(template_names: list[str]) -> None:
+    """Delete all of these templates, or none.
 
     Raises:
-        UsageError: there is none of one of the names.
+        UsageError: one of them does not exist.
     """
-    found = [path(name) for name in dict.fromkeys(wanted)]
-    for file in found:
+    template_files = [path(name) for name in dict.fromkeys(template_names)]
+    for file in template_files:
         file.unlink()
         render.line(f"Removed {file.stem}.")
 
 
-# ---------------------------------------------------------------------------- shown
+# ---------------------------------------------------------------------------- listing templates
 
 
-def listed() -> list[dict[str, Any]]:
-    """All of them, right or wrong: `name`, `file`, `parameters`, `template` (its keys) and `problem`.
+def list_templates() -> list[dict[str, Any]]:
+    """Return all templates: `name`, `file`, `parameters`, `template` (its keys) and `problem`.
 
-    `file` is None for what comes with localspec, `problem` for what is right.
+    `file` is None for a built-in template, and `problem` is None for a valid one.
     """
-    found = []
-    own = {each.stem for each in folder().glob("[!.]*.toml")}
-    for name in sorted({*BUILTIN, *own}):
+    entries = []
+    names_of_files = {template_file.stem for template_file in folder().glob("[!.]*.toml")}
+    for name in sorted({*BUILTIN, *names_of_files}):
         keys, problem = {}, None
         try:
             _check_name(name)
             keys = read(name)
         except UsageError as error:
             problem = error.message
-        file = str(folder() / f"{name}.toml") if name in own else None
+        file = str(folder() / f"{name}.toml") if name in names_of_files else None
         entry = {"name": name, "file": file, "parameters": parameters(keys)}
-        found.append({**entry, "template": keys, "problem": problem})
-    return found
+        entries.append({**entry, "template": keys, "problem": problem})
+    return entries

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.terminal.pairs import first_use
+from localspec.cli.terminal.pairs import format_first_use
 from localspec.registry.store.records import Part, Record, StoredModel
 from tests.support.daemons import Home, temporary_home
 from tests.support.pairs import cycle_pair
@@ -119,4 +119,4 @@ def test_only_a_template_makes_a_chat_of_a_model_that_writes(
     assert ("chat" in record.purposes) == ("chat" in roles and bool(template))
     assert ("text" in record.purposes) == ("chat" in roles and not template)
     assert ("fim" in record.purposes) == ("fim" in roles)
-    assert ("base model" in first_use("a", record.purposes)) == ("text" in record.purposes)
+    assert ("base model" in format_first_use("a", record.purposes)) == ("text" in record.purposes)

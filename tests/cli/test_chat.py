@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from localspec.cli import inputs
 from localspec.cli.chat import slash
-from localspec.cli.chat.typed import as_typed, complete, meant
+from localspec.cli.chat.typed import is_complete, parse_line, quote_message
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded
 from tests.support.daemons import Home, wait_for
@@ -529,8 +529,8 @@ def test_a_pipe_is_no_place_for_a_chat(warm: Home) -> None:
     ],
 )
 def test_what_a_line_means(typed: str, whole: bool, kind: str, text: str) -> None:
-    assert complete(typed) is whole
-    assert meant(typed) == (kind, text)
+    assert is_complete(typed) is whole
+    assert parse_line(typed) == (kind, text)
 
 
 @given(
@@ -540,18 +540,18 @@ def test_what_a_line_means(typed: str, whole: bool, kind: str, text: str) -> Non
     )
 )
 def test_every_message_can_be_typed(text: str) -> None:
-    typed = as_typed(text)
-    assert meant(typed) == ("message", text.strip())
-    assert complete(typed)
+    typed = quote_message(text)
+    assert parse_line(typed) == ("message", text.strip())
+    assert is_complete(typed)
 
 
 @pytest.mark.parametrize("longer", ["", "real"])
 def test_a_conversation_that_is_too_long_says_what_helps(
     monkeypatch: pytest.MonkeyPatch, longer: str
 ) -> None:
-    monkeypatch.setattr(inputs, "longer_pair", lambda client, tokens: longer)
+    monkeypatch.setattr(inputs, "find_longer_pair", lambda client, tokens: longer)
     error = ContextExceeded("too long", n_prompt_tokens=9000, n_ctx=1024)
-    text = inputs.what_fits_in_chat(error, Client(autostart=False))
+    text = inputs.describe_chat_too_long(error, Client(autostart=False))
     assert "9000 tokens" in text
     assert "1024" in text
     assert "/new" in text

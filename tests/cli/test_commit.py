@@ -114,7 +114,7 @@ def says(home: Home, answer: str) -> None:
 SUBJECT = (
     st.text("abc DEF.,()/'\"`$", min_size=1, max_size=60)
     .map(str.strip)
-    .filter(lambda s: s.strip("\"'`") == s != "" and answers.message(s) == s)
+    .filter(lambda s: s.strip("\"'`") == s != "" and answers.extract_message(s) == s)
 )
 
 
@@ -127,12 +127,12 @@ SUBJECT = (
 )
 def test_a_message_is_found(subject: str, body: str, form: str, intro: str, title: str) -> None:
     answer = intro + form.format(title.format(subject) + body)
-    assert answers.message(answer) == subject + body
+    assert answers.extract_message(answer) == subject + body
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("#`*:\n\r -'")), max_size=200))
 def test_every_message_is_one_that_git_takes_as_it_is(answer: str) -> None:
-    found = answers.message(answer)
+    found = answers.extract_message(answer)
     assert found == found.strip()
     assert all(char in "\n\t" or char.isprintable() for char in found)
     subject, *rest = found.split("\n")
@@ -142,7 +142,9 @@ def test_every_message_is_one_that_git_takes_as_it_is(answer: str) -> None:
 
 def test_long_lines_of_the_body_are_wrapped() -> None:
     words = " ".join(["word"] * 40)
-    lines = answers.message(f"Add it\n\n{words}\n- {words}\nhttps://{'x' * 100}").split("\n")
+    lines = answers.extract_message(f"Add it\n\n{words}\n- {words}\nhttps://{'x' * 100}").split(
+        "\n"
+    )
     assert lines[:2] == ["Add it", ""]
     assert all(len(line) <= 72 or "https" in line for line in lines)
     assert [line[:6] for line in lines if line[0:1] in "- "][-3:] == ["- word", "  word", "  word"]
@@ -231,8 +233,8 @@ def test_a_subject_with_other_signs_is_repeated_all_the_same(
 ) -> None:
     said = f"{signs}{subject.replace(' ', f'{signs} ').upper()}{signs}{more}"
     letters = sum(each.isalnum() for each in subject.casefold())
-    assert answers.repeats(said, f"- Other words than these\n- {subject}") == (letters >= 8)
-    assert not answers.repeats("", f"- {subject}")
+    assert answers.repeats_subject(said, f"- Other words than these\n- {subject}") == (letters >= 8)
+    assert not answers.repeats_subject("", f"- {subject}")
 
 
 def test_whatever_git_is_configured_to_show_the_diff_is_plain(repository: Repository) -> None:
@@ -294,7 +296,7 @@ def test_a_cut_diff_has_its_length_and_says_what_is_missing() -> None:
         patches = made(random_)
         whole = "\n".join(each.text for each in patches)
         room = random_.randrange(1, len(whole) + 200)
-        text, left_out = staged.cut(patches, room)
+        text, left_out = staged.shorten_patches(patches, room)
         if len(whole) < room:
             assert (text, left_out) == (whole, "")
             continue
@@ -340,7 +342,7 @@ def test_generated_files_are_left_out_before_anything_else() -> None:
         room = sum(len(each.text) + 1 for each in written)
         mixed = [*written, *generated]
         random_.shuffle(mixed)
-        text, left_out = staged.cut(mixed, room)
+        text, left_out = staged.shorten_patches(mixed, room)
         for patch in written:
             assert patch.text in text
         assert all(patch.text not in text for patch in generated)
@@ -391,7 +393,7 @@ def test_what_people_write_is_not_generated(line: str) -> None:
 
 def test_only_generated_files_are_shortened_as_others_are() -> None:
     patch = staged.Patch("uv.lock", "diff --git a/uv.lock b/uv.lock\n" + "+a\n" * 500)
-    text, left_out = staged.cut([patch], 300)
+    text, left_out = staged.shorten_patches([patch], 300)
     assert text.startswith("diff --git a/uv.lock")
     assert "lines of uv.lock" in left_out
 
@@ -692,6 +694,6 @@ IMPATIENT = """
 import sys
 from localspec import cli
 from localspec.cli.commands.shell import commit
-commit._PATIENCE = 1
+commit._HOOK_TIMEOUT_S = 1
 sys.exit(cli.main())
 """

@@ -15,7 +15,7 @@ import pytest
 import localspec
 from localspec import machine
 from localspec.cli import doctor
-from localspec.cli.doctor import Finding, Machine
+from localspec.cli.doctor import CheckedMachine, Finding
 from localspec.errors import NoAnswer, NoDaemon
 from localspec.paths import Paths
 from tests.support.daemons import Home
@@ -45,7 +45,7 @@ def a_host(**changes: Any) -> machine.Host:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Machine:
+def here(tmp_path: Path) -> CheckedMachine:
     """A machine where all is well."""
     folders = [tmp_path / name for name in ("run", "config", "data", "state", "cache")]
     for folder in folders:
@@ -54,7 +54,7 @@ def here(tmp_path: Path) -> Machine:
     def nobody() -> dict[str, Any]:
         raise NoDaemon("No daemon is running; start one with: localspec start")
 
-    return Machine(a_host(), Paths(*folders), "cpu", "", lambda folder: 1 << 40, nobody)
+    return CheckedMachine(a_host(), Paths(*folders), "cpu", "", lambda folder: 1 << 40, nobody)
 
 
 SAFE_MODE = {
@@ -66,17 +66,17 @@ SAFE_MODE = {
 }
 
 
-def found(here: Machine, about: str) -> Finding:
+def found(here: CheckedMachine, about: str) -> Finding:
     """The worst finding about something."""
     order = {"ok": 0, "note": 1, "bad": 2}
     return max((f for f in doctor.findings(here) if f.about == about), key=lambda f: order[f.state])
 
 
-def test_where_all_is_well_nothing_has_a_cure(here: Machine) -> None:
+def test_where_all_is_well_nothing_has_a_cure(here: CheckedMachine) -> None:
     assert [each for each in doctor.findings(here) if each.state != "ok" or each.cure] == []
 
 
-def test_without_a_compiler_it_names_the_command_that_installs_one(here: Machine) -> None:
+def test_without_a_compiler_it_names_the_command_that_installs_one(here: CheckedMachine) -> None:
     bare = replace(here, host=a_host(tools={"apt-get": "/usr/bin/apt-get"}))
     assert found(bare, "compiler").state == "note"  # what is installed works on
     assert "sudo apt-get install build-essential" in found(bare, "compiler").cure
@@ -84,7 +84,7 @@ def test_without_a_compiler_it_names_the_command_that_installs_one(here: Machine
     assert found(replace(bare, built=None), "engine").cure == "scripts/setup --again"
 
 
-def test_the_amx_trap_has_its_own_finding(here: Machine) -> None:
+def test_the_amx_trap_has_its_own_finding(here: CheckedMachine) -> None:
     flags = "model name\t: Xeon\nflags\t\t: amx_tile amx_int8\n"
     told = {"probe": machine.Ran(0, "")}
     good = replace(here, host=a_host(cpuinfo=flags, told=told))
@@ -116,7 +116,7 @@ GPU = {
 TOOLS = {"c++": "c++", "nvidia-smi": "nvidia-smi", "nvcc": "nvcc", "apt-get": "apt-get"}
 
 
-def test_a_gpu_that_is_not_used_is_said_with_the_cure(here: Machine) -> None:
+def test_a_gpu_that_is_not_used_is_said_with_the_cure(here: CheckedMachine) -> None:
     gpu = replace(here, host=a_host(told=GPU, tools=TOOLS))
     assert found(gpu, "GPU") == Finding(
         "GPU",
@@ -128,7 +128,7 @@ def test_a_gpu_that_is_not_used_is_said_with_the_cure(here: Machine) -> None:
 
 
 def test_what_pip_installed_is_built_anew_by_pip(
-    here: Machine, monkeypatch: pytest.MonkeyPatch
+    here: CheckedMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """There is no scripts/setup beside it, and pip has to be told the flags for this machine."""
     monkeypatch.setattr(machine, "CHECKOUT", False)
@@ -147,7 +147,7 @@ def test_what_pip_installed_is_built_anew_by_pip(
     assert safe.cure.startswith("CMAKE_ARGS='-DLLAVA_BUILD=OFF -DGGML_RPC=ON")
 
 
-def test_a_gpu_without_its_compiler(here: Machine) -> None:
+def test_a_gpu_without_its_compiler(here: CheckedMachine) -> None:
     tools = {name: tool for name, tool in TOOLS.items() if name != "nvcc"}
     gpu = found(replace(here, host=a_host(told=GPU, tools=tools)), "GPU")
     assert gpu.state == "note"
@@ -156,7 +156,7 @@ def test_a_gpu_without_its_compiler(here: Machine) -> None:
 
 
 def test_folders_open_to_others_and_not_writable(
-    here: Machine, monkeypatch: pytest.MonkeyPatch
+    here: CheckedMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for mode in (0o755, 0o710, 0o701):
         here.paths.runtime.chmod(mode)
@@ -173,7 +173,7 @@ def test_folders_open_to_others_and_not_writable(
 
 
 def test_a_folder_that_cannot_be_written_is_named_once(
-    here: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    here: CheckedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "home"  # the others would be made in it
     home.mkdir()
@@ -184,20 +184,20 @@ def test_a_folder_that_cannot_be_written_is_named_once(
     assert [each.what for each in bad] == [f"{home} cannot be written."]
 
 
-def test_a_socket_path_that_is_too_long(here: Machine, tmp_path: Path) -> None:
+def test_a_socket_path_that_is_too_long(here: CheckedMachine, tmp_path: Path) -> None:
     far = replace(here, paths=here.paths._replace(runtime=tmp_path / ("x" * 100)))
     assert found(far, "socket").state == "bad"
     assert "LOCALSPEC_HOME" in found(far, "socket").cure
 
 
-def test_a_configuration_that_cannot_be_read(here: Machine) -> None:
+def test_a_configuration_that_cannot_be_read(here: CheckedMachine) -> None:
     here.paths.config_file.write_text("parallel = 0\n")
     config = found(here, "config")
     assert (config.state, config.cure) == ("bad", "localspec config unset parallel")
     assert "'parallel' must be between 1 and 64" in config.what
 
 
-def test_little_disk_and_no_network(here: Machine) -> None:
+def test_little_disk_and_no_network(here: CheckedMachine) -> None:
     low = replace(here, free=lambda folder: 1 << 30, host=a_host(env={"HF_HUB_OFFLINE": "1"}))
     assert (found(low, "disk").state, "localspec gc" in found(low, "disk").cure) == ("note", True)
     assert found(low, "network").cure == "unset HF_HUB_OFFLINE"
@@ -213,7 +213,7 @@ def test_little_disk_and_no_network(here: Machine) -> None:
     ],
 )
 def test_what_a_running_daemon_tells(
-    here: Machine, changes: dict[str, Any], about: str, said: str
+    here: CheckedMachine, changes: dict[str, Any], about: str, said: str
 ) -> None:
     status: dict[str, Any] = {
         "version": localspec.__version__,
@@ -231,7 +231,7 @@ def test_what_a_running_daemon_tells(
     assert finding.cure
 
 
-def test_a_daemon_that_says_nothing_is_not_taken_for_none(here: Machine) -> None:
+def test_a_daemon_that_says_nothing_is_not_taken_for_none(here: CheckedMachine) -> None:
     def silent() -> dict[str, Any]:
         raise NoAnswer("It says nothing.")
 
@@ -255,13 +255,15 @@ def test_the_command_for_people_and_for_programs(home: Home) -> None:
 FREE = "nvidia-smi --query-gpu=name,memory.free,memory.total --format=csv,noheader,nounits"
 
 
-def gpu_machine(here: Machine, built: str = "cuda", arch: str = "90-real", **told: str) -> Machine:
+def gpu_machine(
+    here: CheckedMachine, built: str = "cuda", arch: str = "90-real", **told: str
+) -> CheckedMachine:
     """A machine with an H200, CUDA 12.8 and this build; `told` replaces what a command says."""
     answers = {**GPU, **{line: machine.Ran(0, text) for line, text in told.items()}}
     return replace(here, host=a_host(told=answers, tools=TOOLS), built=built, architectures=arch)
 
 
-def test_a_gpu_in_use_is_told_with_driver_toolkit_and_memory(here: Machine) -> None:
+def test_a_gpu_in_use_is_told_with_driver_toolkit_and_memory(here: CheckedMachine) -> None:
     gpu = gpu_machine(here, **{FREE: "NVIDIA H200, 100000, 143771\n"})
     said = [(each.about, each.state, each.what) for each in doctor.findings(gpu)]
     assert ("CUDA", "ok", "Driver 570.1 runs CUDA up to 12.8; nvcc is CUDA 12.8.") in said
@@ -269,7 +271,7 @@ def test_a_gpu_in_use_is_told_with_driver_toolkit_and_memory(here: Machine) -> N
     assert found(gpu, "GPU").state == "ok"
 
 
-def test_a_build_without_the_gpus_architecture_is_named_with_its_cure(here: Machine) -> None:
+def test_a_build_without_the_gpus_architecture_is_named_with_its_cure(here: CheckedMachine) -> None:
     assert found(gpu_machine(here, arch="89-real"), "GPU") == Finding(
         "GPU",
         "bad",
@@ -279,7 +281,7 @@ def test_a_build_without_the_gpus_architecture_is_named_with_its_cure(here: Mach
     assert found(gpu_machine(here, arch="80-virtual"), "GPU").state == "ok"
 
 
-def test_a_driver_too_old_for_the_toolkit(here: Machine) -> None:
+def test_a_driver_too_old_for_the_toolkit(here: CheckedMachine) -> None:
     old = gpu_machine(here, "cpu", **{"nvidia-smi -q": "CUDA Version : 11.4\n"})
     gpu = found(old, "GPU")
     assert (gpu.state, gpu.what) == (
@@ -289,14 +291,14 @@ def test_a_driver_too_old_for_the_toolkit(here: Machine) -> None:
     assert gpu.cure.startswith("Update the driver or install a CUDA 11.4 toolkit")
 
 
-def test_a_driver_that_does_not_answer(here: Machine) -> None:
+def test_a_driver_that_does_not_answer(here: CheckedMachine) -> None:
     told = {"nvidia-smi -L": machine.Ran(9, "NVIDIA-SMI has failed.\n")}
     gpu = found(replace(here, host=a_host(told=told, tools=TOOLS)), "GPU")
     assert "nvidia-smi says `NVIDIA-SMI has failed.`" in gpu.what
     assert gpu.cure.startswith("Restart the machine or reinstall NVIDIA's driver")
 
 
-def test_a_gpu_that_is_full_hidden_or_switched_off(here: Machine) -> None:
+def test_a_gpu_that_is_full_hidden_or_switched_off(here: CheckedMachine) -> None:
     full = gpu_machine(here, **{FREE: "NVIDIA H200, 300, 143771\n"})
     assert "0.3 of 140.4 GiB free. A pair will run on the CPU." in found(full, "GPU").what
     gpu = gpu_machine(here)
@@ -317,7 +319,7 @@ VULKAN = {
 VULKAN_TOOLS = {"c++": "c++", "vulkaninfo": "vulkaninfo", "glslc": "glslc", "apt-get": "apt-get"}
 
 
-def test_vulkan_where_there_is_a_gpu_and_no_cuda(here: Machine) -> None:
+def test_vulkan_where_there_is_a_gpu_and_no_cuda(here: CheckedMachine) -> None:
     radeon = replace(here, host=a_host(told=VULKAN, tools=VULKAN_TOOLS))
     assert found(radeon, "GPU").what == (
         "Vulkan for AMD Radeon RX 7900. But llama.cpp is built for cpu."
@@ -329,7 +331,7 @@ def test_vulkan_where_there_is_a_gpu_and_no_cuda(here: Machine) -> None:
     assert "sudo apt-get install libvulkan-dev glslc spirv-headers" in lacking.cure
 
 
-def test_vulkan_headers_that_are_too_old_are_told_from_none(here: Machine) -> None:
+def test_vulkan_headers_that_are_too_old_are_told_from_none(here: CheckedMachine) -> None:
     """Debian 12's are: its build ends after minutes, and what to install is not its package."""
     host = a_host(told=VULKAN, tools=VULKAN_TOOLS)
 
@@ -346,7 +348,7 @@ def test_vulkan_headers_that_are_too_old_are_told_from_none(here: Machine) -> No
     assert "apt-get" not in gpu.cure
 
 
-def test_vulkan_stands_in_for_cuda_without_its_compiler(here: Machine) -> None:
+def test_vulkan_stands_in_for_cuda_without_its_compiler(here: CheckedMachine) -> None:
     tools = {**VULKAN_TOOLS, "nvidia-smi": "nvidia-smi"}
     host = a_host(told={**GPU, **VULKAN}, tools=tools)
     gpu = found(replace(here, host=host, built="vulkan"), "GPU")
@@ -383,7 +385,7 @@ def test_doctor_asks_the_tools_on_the_path(home: Home, tmp_path: Path) -> None:
 @pytest.mark.parametrize("free", [0, 4096, (1 << 20) - 1])
 @pytest.mark.parametrize("which", ["config", "state"])
 def test_a_full_disk_is_bad_where_history_and_configuration_lie(
-    here: Machine, free: int, which: str
+    here: CheckedMachine, free: int, which: str
 ) -> None:
     for each in (here.paths.config, here.paths.state):
         each.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.cli.documents import notebooks
-from localspec.cli.options import with_files
+from localspec.cli.options import expand_file_arguments
 from localspec.errors import UsageError
 from tests.support.daemons import Home
 from tests.support.terminal import terminal
@@ -111,8 +111,8 @@ def test_only_what_follows_a_file_and_is_one_becomes_one(
         ["--", "-f", "a.py", "b.py"],
         ["-f"],
     ):
-        assert with_files(line) == line
-    assert with_files(["-f", "a.py", "b.py", "q"]) == ["-f", "a.py", "-f", "b.py", "q"]
+        assert expand_file_arguments(line) == line
+    assert expand_file_arguments(["-f", "a.py", "b.py", "q"]) == ["-f", "a.py", "-f", "b.py", "q"]
 
 
 def test_a_word_that_is_a_file_is_asked_about_on_a_terminal(warm: Home, folder: Path) -> None:

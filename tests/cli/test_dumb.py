@@ -67,9 +67,9 @@ def test_the_line_about_the_small_pair_comes_once_a_day(
     file = tmp_path / "state" / "hint"
     today, tomorrow = "2026-11-22", "2026-11-23"
     monkeypatch.setattr("time.strftime", lambda _: today)
-    assert [hints._said_today(file) for _ in range(3)] == [False, True, True]
+    assert [hints._was_shown_today(file) for _ in range(3)] == [False, True, True]
     monkeypatch.setattr("time.strftime", lambda _: tomorrow)
-    assert [hints._said_today(file) for _ in range(2)] == [False, True]
+    assert [hints._was_shown_today(file) for _ in range(2)] == [False, True]
     file.write_bytes(b"\xff")
-    assert hints._said_today(file)
-    assert hints._said_today(tmp_path / "state" / "hint" / "below")
+    assert hints._was_shown_today(file)
+    assert hints._was_shown_today(tmp_path / "state" / "hint" / "below")

@@ -243,7 +243,7 @@ def test_a_template_that_cannot_be_used_is_named(home: Home, words: list[str], s
 def test_a_template_that_comes_with_localspec_is_whole_and_a_file_overrides_it(
     warm: Home, name: str
 ) -> None:
-    its = templates.parameters(templates.parsed(prompts.BUILTIN[name].encode(), name))
+    its = templates.parameters(templates.parse(prompts.BUILTIN[name].encode(), name))
     values = [word for each in its for word in ("-p", f"{each}=Linux")]
     assert "$(x)" in warm.run("ask", "-t", name, *values, "$(x)").stdout.splitlines()
     file = warm.root / "config" / "templates" / f"{name}.toml"

@@ -17,7 +17,7 @@ import click
 import pytest
 
 from localspec.cli.app import app
-from localspec.cli.terminal.render import Drawn
+from localspec.cli.terminal.render import MarkdownPrinter
 from localspec.errors import visible
 from tests.support.daemons import Home, UnixConnection, scripted_home, temporary_home
 from tests.support.many import Job, in_a_terminal, in_pipes
@@ -359,7 +359,7 @@ def test_markdown_in_pieces(capsys: pytest.CaptureFixture[str], size: int) -> No
     text = (
         f"# A {POISON[:200]}\n\n- `{POISON}`\n\n```\n{POISON}\n```\n\n&#8238;x&#x2066; [a](b)\n\n"
     )
-    printer = Drawn()
+    printer = MarkdownPrinter()
     for at in range(0, len(text), size):
         printer.text(text[at : at + size], [])
     printer.close()

@@ -18,7 +18,7 @@ def test_what_the_draft_proposed_is_tinted(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    printer = render.Tinted()
+    printer = render.DraftPrinter()
     printer.text("The answer is", [[4, 10]])
     printer.close()
     assert capsys.readouterr().out == "The \x1b[32manswer\x1b[0m is\n"
@@ -28,7 +28,7 @@ def test_without_colours_it_is_underlined(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    printer = render.Tinted()
+    printer = render.DraftPrinter()
     printer.text("ab", [[0, 1]])
     printer.close()
     assert capsys.readouterr().out == "\x1b[4ma\x1b[0mb\n"
@@ -78,18 +78,18 @@ def test_the_hint_names_what_fits_here(pairs: list[dict[str, Any]], vram: int, a
 
 def test_a_question_that_is_too_long_says_what_fits() -> None:
     refused = ContextExceeded("It is too long.", n_prompt_tokens=1_000_000, n_ctx=8192)
-    said = inputs.what_fits(refused, "x" * 5_000_000, stdin_alone=True)
+    said = inputs.describe_too_long(refused, "x" * 5_000_000, stdin_alone=True)
     assert "The question is too long: 4.8 MiB, 1000000 tokens." in said
     assert "holds 8192 tokens, about 32 KiB of such text" in said
     assert "head -c 32768" in said
-    of_files = inputs.what_fits(refused, "x" * 5_000_000)
+    of_files = inputs.describe_too_long(refused, "x" * 5_000_000)
     assert "Ask about fewer or shorter files" in of_files
     assert "head" not in of_files
     for stdin_alone in (True, False):
-        told = inputs.what_fits(refused, "x", stdin_alone=stdin_alone, longer="real")
+        told = inputs.describe_too_long(refused, "x", stdin_alone=stdin_alone, longer="real")
         assert told.endswith("Use a pair with a longer context: -m real")
         assert "head" not in told
-    assert inputs.what_fits(ContextExceeded("something else"), "x") == "something else"
+    assert inputs.describe_too_long(ContextExceeded("something else"), "x") == "something else"
 
 
 def test_the_spinner_says_what_is_waited_for(

@@ -92,7 +92,9 @@ def value_of(option: options.Option) -> st.SearchStrategy[Any]:
     return st.none() | st.floats(low, high)
 
 
-KEPT = st.fixed_dictionaries({name: value_of(each) for name, each in templates.KEPT.items()})
+KEPT = st.fixed_dictionaries(
+    {name: value_of(each) for name, each in templates.SAVED_OPTIONS.items()}
+)
 
 
 @given(KEPT, st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
@@ -226,7 +228,7 @@ def test_a_wrong_file_is_named_with_its_line_and_stops_nothing_else(
 @given(
     st.binary(max_size=40)
     | st.lists(
-        st.sampled_from([*templates.KEPT, "prompt", "x"]).flatmap(
+        st.sampled_from([*templates.SAVED_OPTIONS, "prompt", "x"]).flatmap(
             lambda key: st.sampled_from(
                 [
                     "1",
@@ -249,14 +251,14 @@ def test_a_wrong_file_is_named_with_its_line_and_stops_nothing_else(
 )
 def test_whatever_is_in_a_file_it_is_read_or_named(away: Home, data: bytes) -> None:
     file = written(away, "any", data)
-    [entry] = [each for each in templates.listed() if each["name"] == "any"]
+    [entry] = [each for each in templates.list_templates() if each["name"] == "any"]
     if entry["problem"]:
         assert re.match(rf"{re.escape(str(file))}, line \d+: ", entry["problem"])
         with pytest.raises(UsageError):
             templates.read("any")
     else:
         assert entry["template"] == templates.read("any")
-        assert entry["template"].keys() <= {*templates.KEPT, "prompt"}
+        assert entry["template"].keys() <= {*templates.SAVED_OPTIONS, "prompt"}
     file.unlink()
 
 
@@ -360,7 +362,7 @@ def test_a_new_one_begins_with_what_can_be_kept(home: Home) -> None:
     home.environment["EDITOR"] = str(program)
     assert home.run("templates", "edit", "new").stdout == "No changes.\n"
     skeleton = (home.root / "seen").read_bytes()
-    assert templates.parsed(skeleton, "new")["prompt"] == "Explain $input"
+    assert templates.parse(skeleton, "new")["prompt"] == "Explain $input"
     assert b"temperature" in skeleton
 
 
@@ -398,5 +400,5 @@ def test_hints_with_a_variable_keep_it_in_every_shell(home: Home, shell: str) ->
         )
         assert done.returncode == 0, (hint, done.stderr)
         [file] = (home.root / "config" / "templates").glob("*.toml")
-        assert "$input" in templates.parsed(file.read_bytes(), "it")["prompt"], hint
+        assert "$input" in templates.parse(file.read_bytes(), "it")["prompt"], hint
         file.unlink()

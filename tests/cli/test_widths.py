@@ -141,7 +141,7 @@ TEXTS = st.lists(WORDS, max_size=40).map(" ".join)
 def test_a_wrapped_text_has_its_words_in_their_order_and_fits(
     text: str, room: int, indent: int
 ) -> None:
-    lines = layout.wrapped(text, room, "- ", " " * indent)
+    lines = layout.wrap(text, room, "- ", " " * indent)
     assert not [line for line in lines if too_wide(line, room)]
     assert "".join("".join(lines).split()) == "-" + "".join(text.split())
     assert len(lines) == 1 or all(line.strip() for line in lines)
@@ -225,7 +225,7 @@ def test_columns_are_aligned_wrapped_or_put_below_as_there_is_room() -> None:
 
 def test_what_is_copied_from_several_lines_is_one_command() -> None:
     line = "  localspec add mine --target /models/large.gguf --draft /models/small.gguf"
-    shown = layout.wrapped(line, 44)
+    shown = layout.wrap(line, 44)
     assert shown == [
         "  localspec add mine --target \\",
         "      /models/large.gguf --draft \\",
@@ -233,17 +233,17 @@ def test_what_is_copied_from_several_lines_is_one_command() -> None:
     ]
     assert shlex.split("\n".join(shown).replace("\\\n", "")) == shlex.split(line)
     quoted = "  git diff | localspec ask -f 'src/*.py' \"is it complete, and is it right?\""
-    shown = layout.wrapped(quoted, 44)
+    shown = layout.wrap(quoted, 44)
     assert shown == [
         "  git diff | localspec ask -f 'src/*.py' \\",
         '      "is it complete, and is it right?"',
     ]
     noted = "  localspec ask -x > dates.py  # the code of the last answer"
-    assert layout.wrapped(noted, 44) == [
+    assert layout.wrap(noted, 44) == [
         "  # the code of the last answer",
         "  localspec ask -x > dates.py",
     ]
     hook = '  eval "$(localspec completion bash --hook)"'
-    assert layout.wrapped(hook, 42) == ["  eval \\", '"$(localspec completion bash --hook)"']
+    assert layout.wrap(hook, 42) == ["  eval \\", '"$(localspec completion bash --hook)"']
     told = "They were found on this disk: localspec list --all"
-    assert layout.wrapped(told, 44) == ["They were found on this disk:", "localspec list --all"]
+    assert layout.wrap(told, 44) == ["They were found on this disk:", "localspec list --all"]

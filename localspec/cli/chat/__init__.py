@@ -1,7 +1,7 @@
-"""`localspec chat`: it imports the rest of the command line, and nothing but its command imports it.
+"""`localspec chat`. It may import the rest of the command line, and only its command imports it.
 
-chat.py    the terminal: lines, keys, completion, what happens at Ctrl-C
-typed.py   what a typed line means
-slash.py   the commands
+chat.py    the terminal: lines, keys, completion, Ctrl-C
+typed.py   the meaning of a typed line
+slash.py   the commands that begin with a slash
 talk.py    the conversation with the daemon
 """

@@ -1,4 +1,4 @@
-"""`localspec chat`: reading lines, asking, and going on whatever happens."""
+"""The loop of `localspec chat`: read a line, send it, and continue after errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localspec.cli import base_models, inputs
 from localspec.cli.chat import slash
 from localspec.cli.chat.slash import Chat
 from localspec.cli.chat.talk import Talk
-from localspec.cli.chat.typed import complete, meant
+from localspec.cli.chat.typed import is_complete, parse_line
 from localspec.cli.options import SETTABLE
 from localspec.cli.templates import Template
 from localspec.cli.terminal import render
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def run(options: dict[str, Any]) -> int:
-    """Talk until Ctrl-D or /exit.
+    """Chat until Ctrl-D or /exit.
 
     Raises:
-        UsageError: stdin or stdout is no terminal; a file or template is of no use.
-        LocalspecError: the conversation to go on with is not there.
+        UsageError: stdin or stdout is no terminal, or a file or template cannot be used.
+        LocalspecError: the conversation to continue does not exist.
     """
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError("A chat needs a terminal; in a pipe, use: localspec ask")
-    options = inputs.chosen(options)
+    options = inputs.resolve_query(options)
     template = Template(options) if options["template"] is not None else None
     if template is None and options["values"]:
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
@@ -44,7 +44,7 @@ def run(options: dict[str, Any]) -> int:
     chat = Chat(Talk(dict(options)), template)
     if options["files"]:
         slash.attach(chat, options["files"])
-    session = _session(chat)
+    session = _make_session(chat)
     _greet(chat)
     while not chat.ended:
         draft, chat.draft = chat.draft, ""
@@ -54,7 +54,7 @@ def run(options: dict[str, Any]) -> int:
             continue  # Ctrl-C empties the line, as in a shell
         except EOFError:
             break
-        _turn(chat, line)
+        _handle_line(chat, line)
     return 0
 
 
@@ -65,9 +65,9 @@ def _greet(chat: Chat) -> None:
     render.dim("/help lists the commands, Ctrl-D exits.")
 
 
-def _turn(chat: Chat, line: str) -> None:
-    """One line of the person. Whatever goes wrong, the chat goes on."""
-    kind, text = meant(line)
+def _handle_line(chat: Chat, line: str) -> None:
+    """Handle one line that a person typed. Errors are printed, and the chat continues."""
+    kind, text = parse_line(line)
     try:
         if kind == "command":
             slash.run(chat, text)
@@ -76,24 +76,24 @@ def _turn(chat: Chat, line: str) -> None:
         elif text:
             chat.say(text)
         if not chat.ended:
-            _look(chat.talk)
+            _update_context(chat.talk)
     except KeyboardInterrupt:
         render.dim("Stopped.")
     except TemplateFailed as error:
         talk = chat.talk
-        render.error(base_models.explained(talk.client, talk.model, error).message)
+        render.error(base_models.explain_error(talk.client, talk.model, error).message)
     except ContextExceeded as error:
         from localspec.cli import inputs
 
-        render.error(inputs.what_fits_in_chat(error, chat.talk.client))
+        render.error(inputs.describe_chat_too_long(error, chat.talk.client))
     except LocalspecError as error:
         render.error(error.message)
     except OSError as error:
         render.error(f"{error.filename or ''}: {error.strerror or error}.".removeprefix(": "))
 
 
-def _look(talk: Talk) -> None:
-    """How large the context is: for the line at the bottom."""
+def _update_context(talk: Talk) -> None:
+    """Fetch the pair's context length, which the line at the bottom shows."""
     if talk.last:
         talk.context = talk.client.status()["pair"].get("n_ctx") or 0
 
@@ -101,18 +101,18 @@ def _look(talk: Talk) -> None:
 # ---------------------------------------------------------------------------- prompt_toolkit
 
 
-def _session(chat: Chat) -> PromptSession[str]:
+def _make_session(chat: Chat) -> PromptSession[str]:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.history import InMemoryHistory
 
     history: History = InMemoryHistory()
     if not chat.talk.keeps_nothing:
-        history = _typed_lines(paths.default_paths().typed_lines)
+        history = _open_typed_lines(paths.default_paths().typed_lines)
     return PromptSession(
         history=history,
-        multiline=True,  # our Enter decides
-        key_bindings=_keys(),
-        completer=_completer(chat.talk),
+        multiline=True,  # our key binding for Enter decides
+        key_bindings=_make_key_bindings(),
+        completer=_make_completer(chat.talk),
         complete_while_typing=False,
         bottom_toolbar=lambda: render.harmless(chat.talk.state(), lines=False),
         prompt_continuation="  ",
@@ -120,25 +120,31 @@ def _session(chat: Chat) -> PromptSession[str]:
     )
 
 
-def _typed_lines(file: Path) -> History:
-    """What was typed in earlier chats. The daemon removes what is removed from the history."""
+def _open_typed_lines(file: Path) -> History:
+    """Return the lines that were typed in earlier chats.
+
+    The daemon removes lines from this file when their conversation is removed from the history.
+    """
     from prompt_toolkit.application import run_in_terminal
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class Private(FileHistory):
-        """Made anew for its owner alone when `history rm --all` has deleted it meanwhile."""
+        """A history file that only its owner can read.
 
-        said = False
+        `history rm --all` may delete it during a chat, and then it is created again with this mode.
+        """
+
+        was_reported = False
 
         def store_string(self, string: str) -> None:
             try:
                 file.touch(mode=0o600)
                 super().store_string(string)
-            except OSError as error:  # a full disk is no reason to end a chat
-                if not self.said:
-                    why = f"Input history is not saved: {file}: {error.strerror}."
-                    run_in_terminal(lambda: render.error(why))
-                self.said = True
+            except OSError as error:  # a full disk must not end a chat
+                if not self.was_reported:
+                    message = f"Input history is not saved: {file}: {error.strerror}."
+                    run_in_terminal(lambda: render.error(message))
+                self.was_reported = True
 
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -149,7 +155,7 @@ def _typed_lines(file: Path) -> History:
     return Private(str(file))
 
 
-def _keys() -> KeyBindings:
+def _make_key_bindings() -> KeyBindings:
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -158,8 +164,8 @@ def _keys() -> KeyBindings:
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.complete_state and buffer.complete_state.current_completion:
-            buffer.complete_state = None  # Enter takes the completion that is shown
-        elif complete(buffer.text):
+            buffer.complete_state = None  # Enter accepts the selected completion
+        elif is_complete(buffer.text):
             buffer.validate_and_handle()
         else:
             buffer.newline(copy_margin=False)
@@ -171,14 +177,14 @@ def _keys() -> KeyBindings:
     return keys
 
 
-def _completer(talk: Talk) -> Any:
+def _make_completer(talk: Talk) -> Any:
     from prompt_toolkit.completion import Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
 
     files = PathCompleter(expanduser=True)
 
     class Commands(Completer):
-        """Commands, their files, their pairs."""
+        """Completes commands, and the files and pairs that are their arguments."""
 
         def get_completions(
             self, document: Document, complete_event: CompleteEvent
@@ -186,48 +192,51 @@ def _completer(talk: Talk) -> Any:
             line = document.text_before_cursor
             if not line.startswith("/") or "\n" in line:
                 return
-            name, blank, argument = line.partition(" ")
-            if not blank:
-                for command, each in slash.COMMANDS.items():
+            name, space, argument = line.partition(" ")
+            if not space:
+                for command, entry in slash.COMMANDS.items():
                     if command.startswith(name):
-                        yield Completion(command, -len(name), display_meta=each.help)
+                        yield Completion(command, -len(name), display_meta=entry.help)
             elif name == "/file":
-                last = Document(argument.rpartition(" ")[2])
-                found = files.get_completions(last, complete_event)
-                yield from (each for each in found if _can_be_shown(each.text))
+                last_word = Document(argument.rpartition(" ")[2])
+                completions = files.get_completions(last_word, complete_event)
+                yield from (item for item in completions if _can_be_shown(item.text))
             elif name == "/save":
-                found = files.get_completions(Document(argument), complete_event)
-                yield from (each for each in found if _can_be_shown(each.text))
+                completions = files.get_completions(Document(argument), complete_event)
+                yield from (item for item in completions if _can_be_shown(item.text))
             elif slash.ALIASES.get(name, name) == "/pair":
-                yield from _pairs(talk, argument)
+                yield from _complete_pair(talk, argument)
             elif name == "/set":
-                yield from _settings(argument)
+                yield from _complete_setting(argument)
 
     return Commands()
 
 
 def _can_be_shown(text: str) -> bool:
-    """A completion becomes what is typed, so it cannot be made harmless first."""
+    """Return whether a completion is harmless as it is.
+
+    It becomes the typed text, so it cannot be made harmless first.
+    """
     return text == render.harmless(text, lines=False)
 
 
-def _settings(typed: str) -> Iterator[Completion]:
-    """Names, and after one its values where they can be listed."""
+def _complete_setting(typed: str) -> Iterator[Completion]:
+    """Yield the names of settings, and after a name its values where there are only a few."""
     from prompt_toolkit.completion import Completion
 
-    name, blank, value = typed.partition(" ")
+    name, space, value = typed.partition(" ")
     option = SETTABLE.get(name)
-    if not blank:
-        for each in SETTABLE.values():
-            if each.name.startswith(name):
-                yield Completion(each.name, -len(name), display_meta=each.help)
+    if not space:
+        for setting in SETTABLE.values():
+            if setting.name.startswith(name):
+                yield Completion(setting.name, -len(name), display_meta=setting.help)
     elif option is not None:
         for word in ("on", "off") if option.kind is bool else ("default",):
             if word.startswith(value):
                 yield Completion(word, -len(value))
 
 
-def _pairs(talk: Talk, beginning: str) -> Iterator[Completion]:
+def _complete_pair(talk: Talk, beginning: str) -> Iterator[Completion]:
     from prompt_toolkit.completion import Completion
 
     try:

@@ -1,4 +1,4 @@
-"""What can be typed in a chat instead of a question. A command is one small function."""
+"""The commands of a chat, which begin with a slash. Every command is one small function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from localspec.cli import inputs, options
 from localspec.cli.chat.talk import Talk
-from localspec.cli.chat.typed import as_typed
+from localspec.cli.chat.typed import quote_message
 from localspec.cli.command_names import closest
 from localspec.cli.templates import Template
 from localspec.cli.terminal import clipboard, extract, figures, history, render
@@ -22,10 +22,13 @@ SWITCH = {"on": True, "off": False, "true": True, "false": False, "yes": True, "
 
 
 class Chat:
-    """What commands change: the talk, what goes with the next question, what the prompt begins with."""
+    """The state that commands change: the conversation, attached files and the prefilled prompt."""
 
     def __init__(self, talk: Talk, template: Template | None = None) -> None:
-        """`template`: the first question of each conversation is asked with it."""
+        """Create the state of a chat.
+
+        `template`: used for the first question of each conversation.
+        """
         self.talk = talk
         self.attached: list[str] = []
         self.draft = ""
@@ -33,7 +36,7 @@ class Chat:
         self._template = template
 
     def say(self, text: str) -> None:
-        """Ask what a person wrote, with the attached files before it; they are used up.
+        """Send the text that a person wrote, after the attached files, which are attached only once.
 
         Raises:
             LocalspecError: there is nothing to ask, or no answer.
@@ -41,34 +44,37 @@ class Chat:
         parts, self.attached = [*self.attached, text], []
         question = "\n\n".join(parts)
         if self._template is not None and not self.talk.messages:
-            before = self._template.options["system"]
+            old_system = self._template.options["system"]
             question = self._template.question(question)
-            if self._template.options["system"] != before:  # it names $input
+            # The template's system message names $input, so it depends on the question.
+            if self._template.options["system"] != old_system:
                 self.talk.system = self._template.options["system"]
             render.dim(question)
         self.ask(question, text)
 
     def ask(self, question: str, title: str = "") -> bool:
-        """Ask the question as it is; whether any answer came."""
-        came = self.talk.say(question, title)
+        """Send the question as it is, and return whether any part of an answer arrived."""
+        answered = self.talk.say(question, title)
         render.line("")
         if self.talk.options["usage"] and self.talk.last.get("timings"):
             figures.statistics(self.talk.last)
-        return came
+        return answered
 
 
 class Slash(NamedTuple):
+    """A command: its function, and its argument and description for the help."""
+
     run: Callable[[Chat, str], None]
     argument: str
     help: str
 
 
 def run(chat: Chat, line: str) -> None:
-    """Run "/name argument".
+    """Run a line such as "/name argument".
 
     Raises:
         UsageError: there is no such command.
-        LocalspecError: what it met.
+        LocalspecError: the command failed.
     """
     name, argument = (*line.split(None, 1), "")[:2]
     name = ALIASES.get(name, name)
@@ -81,27 +87,27 @@ def run(chat: Chat, line: str) -> None:
     COMMANDS[name].run(chat, argument.strip())
 
 
-def _suggestion(wrong: str, right: list[str], otherwise: str) -> str:
-    """As in "did you mean /regen?"."""
-    meant = closest(wrong, right)
-    return f"did you mean {meant}?" if meant else otherwise
+def _suggestion(word: str, known_words: list[str], fallback: str) -> str:
+    """Return a suggestion such as "did you mean /regen?", or `fallback` if nothing is close."""
+    match = closest(word, known_words)
+    return f"did you mean {match}?" if match else fallback
 
 
 def _help(chat: Chat, argument: str) -> None:
     del chat, argument
-    commands = [(f"{name} {each.argument}", each.help) for name, each in COMMANDS.items()]
-    render.fields([(f"  {what}", meaning) for what, meaning in (*commands, *KEYS)])
+    commands = [(f"{name} {entry.argument}", entry.help) for name, entry in COMMANDS.items()]
+    render.fields([(f"  {name}", meaning) for name, meaning in (*commands, *KEYS)])
 
 
 # ---------------------------------------------------------------------------- the next question
 
 
 def _edit(chat: Chat, argument: str) -> None:
-    written = inputs.edited(argument, lambda _: "", "", extension=".md")
-    if written is None or not written.strip():
+    text = inputs.edit_text(argument, lambda _: "", "", extension=".md")
+    if text is None or not text.strip():
         render.line("No text was entered.")
         return
-    chat.draft = as_typed(written)
+    chat.draft = quote_message(text)
 
 
 def _file(chat: Chat, argument: str) -> None:
@@ -113,14 +119,14 @@ def _file(chat: Chat, argument: str) -> None:
 
 
 def attach(chat: Chat, names: list[str]) -> None:
-    """Let files go with the next question.
+    """Attach files to the next question.
 
     Raises:
         UsageError: one cannot be read.
     """
     if "-" in names:
         raise UsageError("In a chat standard input is the keyboard; name a file.")
-    text = inputs.files(names)
+    text = inputs.read_files(names)
     chat.attached.append(text)
     render.line(f"{size(len(text.encode()))} will be included in your next question.")
 
@@ -138,8 +144,8 @@ def _pair(chat: Chat, argument: str) -> None:
         chat.talk.model = argument
         render.line(f"Now using {argument}.")
         return
-    listed = _listed_pairs(chat.talk)
-    names = [each["name"] for each in listed["pairs"]]
+    listed = _fetch_pairs(chat.talk)
+    names = [entry["name"] for entry in listed["pairs"]]
     if argument and argument not in names:
         raise UsageError(f"No pair '{argument}' is installed; installed pairs: {', '.join(names)}.")
     if argument:
@@ -152,22 +158,25 @@ def _pair(chat: Chat, argument: str) -> None:
         )
 
 
-def _listed_pairs(talk: Talk) -> dict[str, Any]:
+def _fetch_pairs(talk: Talk) -> dict[str, Any]:
     return PairsClient(talk.client.socket_path, autostart=talk.client.autostart).pairs()
 
 
 def pair_names(talk: Talk) -> list[str]:
     """Return the names of the installed pairs."""
-    return [each["name"] for each in _listed_pairs(talk)["pairs"]]
+    return [entry["name"] for entry in _fetch_pairs(talk)["pairs"]]
 
 
 def _set(chat: Chat, argument: str) -> None:
-    """`/set parameter NAME VALUE`, as Ollama has it, is understood too."""
+    """Show or change settings. `/set parameter NAME VALUE`, as in Ollama, is understood too."""
     words = argument.removeprefix("parameter ").split()
     values = chat.talk.options
     if not words:
         rows = [["NAME", "VALUE", "MEANING"]]
-        rows += [[name, _shown(values[name]), each.help] for name, each in options.SETTABLE.items()]
+        rows += [
+            [name, _format_value(values[name]), option.help]
+            for name, option in options.SETTABLE.items()
+        ]
         render.table(rows)
         return
     name = words[0].lstrip("-").replace("-", "_").lower()
@@ -176,27 +185,27 @@ def _set(chat: Chat, argument: str) -> None:
         COMMANDS["/pair" if name == "model" else "/system"].run(chat, " ".join(words[1:]))
         return
     if name not in options.SETTABLE:
-        meant = _suggestion(name, list(options.SETTABLE), "/set alone lists what can be set.")
-        raise UsageError(f"'{words[0]}' cannot be set; {meant}")
+        suggestion = _suggestion(name, list(options.SETTABLE), "/set alone lists what can be set.")
+        raise UsageError(f"'{words[0]}' cannot be set; {suggestion}")
     if len(words) == 1:
-        render.line(f"{name} is {_shown(values[name])}. {options.SETTABLE[name].help}")
+        render.line(f"{name} is {_format_value(values[name])}. {options.SETTABLE[name].help}")
         return
-    values[name] = _value(options.SETTABLE[name], " ".join(words[1:]))
-    render.line(f"{name} is {_shown(values[name])} from the next question.")
+    values[name] = _parse_value(options.SETTABLE[name], " ".join(words[1:]))
+    render.line(f"{name} is {_format_value(values[name])} from the next question.")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return _DEFAULT if value is None else str(value)
 
 
-def _value(option: options.Option, text: str) -> Any:
-    """Raises UsageError: the option cannot have this value."""
+def _parse_value(option: options.Option, text: str) -> Any:
+    """Return the value of an option. Raises UsageError if the option cannot have it."""
     flag = option.kind is bool
     if text == _DEFAULT:
         return False if flag else None
-    value = SWITCH.get(text.lower()) if flag else options.read(option, text)
+    value = SWITCH.get(text.lower()) if flag else options.parse_value(option, text)
     if value is None:
         kind = {int: "a whole number", float: "a number"}.get(option.kind)
         allowed = "on or off" if flag else f"{kind} {option.limits}, or '{_DEFAULT}'"
@@ -204,7 +213,7 @@ def _value(option: options.Option, text: str) -> Any:
     return value
 
 
-# ---------------------------------------------------------------------------- what was said
+# ---------------------------------------------------------------------------- the conversation
 
 
 def _new(chat: Chat, argument: str) -> None:
@@ -232,18 +241,22 @@ def _history(chat: Chat, argument: str) -> None:
 
 
 def _regen(chat: Chat, argument: str) -> None:
-    """Where no other answer comes, the question stands in the next prompt: it is not said any more."""
+    """Answer the last question again.
+
+    If no other answer arrives, the question is put into the next prompt, because it is removed from the
+    conversation first.
+    """
     del argument
     chat.talk.catch_up()
     if not chat.talk.questions:
         raise NotFound("There is no question to answer again.")
     question = chat.talk.undo()
-    before = len(chat.talk.messages)
+    n_messages = len(chat.talk.messages)
     try:
         chat.ask(question)
     finally:
-        if len(chat.talk.messages) == before:
-            chat.draft = as_typed(question)
+        if len(chat.talk.messages) == n_messages:
+            chat.draft = quote_message(question)
 
 
 def _undo(chat: Chat, argument: str) -> None:
@@ -258,8 +271,10 @@ def _continue(chat: Chat, argument: str) -> None:
 
 
 def _copy(chat: Chat, argument: str) -> None:
-    """The last answer, or a code block: 1 is the last one of the conversation, 2 the one before."""
-    answers = [str(each["content"]) for each in chat.talk.messages if each["role"] == "assistant"]
+    """Copy the last answer, or the N-th code block counted from the end of the conversation."""
+    answers = [
+        str(message["content"]) for message in chat.talk.messages if message["role"] == "assistant"
+    ]
     if not answers:
         raise NotFound("There is no answer to copy.")
     if not argument:

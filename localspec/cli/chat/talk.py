@@ -1,7 +1,7 @@
-"""A conversation with the daemon, without the terminal around it.
+"""A conversation with the daemon, independent of the terminal.
 
-What was said is what the daemon keeps, and is read from there after every answer: an answer that was
-interrupted, one of thoughts alone, and a question that was refused are then the same on both sides.
+The daemon's copy of the conversation is authoritative and is read after every answer. Interrupted
+answers, answers that are only reasoning, and refused questions are then the same on both sides.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ from localspec.config import load_config
 from localspec.errors import LocalspecError, NoDaemon, NotFound
 from localspec.paths import default_paths
 
-# Of a kept message, what a request's messages have too.
-_SENT = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
-_NEW = "new"
+# The fields of a saved message that are sent back in a request.
+_MESSAGE_FIELDS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+_NEW_ID = "new"
 
 
-class _Listening(render.Printer):
-    """Prints as another printer does, and remembers; at the end `rest` of what was said is printed too."""
+class _RecordingPrinter(render.Printer):
+    """A printer that also records the text.
 
-    def __init__(self, printer: render.Printer, rest: Callable[[str], str]) -> None:
+    When it closes, it also prints what `missing_text` returns for the recorded text, which is the part
+    of the answer that the stream did not deliver.
+    """
+
+    def __init__(self, printer: render.Printer, missing_text: Callable[[str], str]) -> None:
         self.said = ""
         self._printer = printer
-        self._rest = rest
+        self._missing_text = missing_text
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         self.said += piece
@@ -36,14 +40,14 @@ class _Listening(render.Printer):
 
     def close(self) -> None:
         try:
-            if rest := self._rest(self.said):
-                self.text(rest, [])
+            if remainder := self._missing_text(self.said):
+                self.text(remainder, [])
         finally:
             self._printer.close()
 
 
 class Talk:
-    """What was said. The daemon keeps it too, unless `options["no_log"]`.
+    """A conversation, which the daemon saves unless `options["no_log"]` is set.
 
     `options` are those of `chat`, and may be changed between questions.
     """
@@ -51,25 +55,24 @@ class Talk:
     def __init__(self, options: dict[str, Any]) -> None:
         self.client = ConversationsClient(autostart=not options["no_daemon_start"])
         self.options = options
-        self.id = _NEW
+        self.id = _NEW_ID
         self.messages: list[dict[str, Any]] = []  # without the system message
         self.last: dict[str, Any] = {}  # statistics of the last answer
         self.context = 0
         self.configured = load_config(default_paths().config_file).pair
-        self._lost = False  # the daemon could not keep an answer
-        self._behind = False  # what the daemon kept of the last answer could not be read
-        self._lost_turn: list[
-            dict[str, Any]
-        ] = []  # a question and its answer whose daemon was killed
-        self._lost_place = 0  # how many questions came before it
-        self._titles: dict[str, str] = {}  # of questions: their words without files
-        self._said_system: str | None = None
-        wanted = "last" if options["last"] else options["conversation"]
-        if wanted:
-            found = self.client.conversation(wanted)
-            self._take(found)
-            self.model = self.model or found["model"]
-            self.system = self.system or self._said_system
+        self._saving_failed = False  # the daemon could not save an answer
+        self._is_outdated = False  # the daemon's copy could not be read after the last answer
+        # A question and its partial answer whose daemon was killed before it could save them.
+        self._unsaved_turn: list[dict[str, Any]] = []
+        self._n_questions_before_unsaved = 0
+        self._titles: dict[str, str] = {}  # question → its words without files
+        self._saved_system: str | None = None
+        conversation_id = "last" if options["last"] else options["conversation"]
+        if conversation_id:
+            conversation = self.client.conversation(conversation_id)
+            self._load(conversation)
+            self.model = self.model or conversation["model"]
+            self.system = self.system or self._saved_system
 
     @property
     def model(self) -> str:
@@ -81,7 +84,7 @@ class Talk:
 
     @property
     def system(self) -> str | None:
-        """The system message from the next question on."""
+        """The system message for the next questions."""
         system: str | None = self.options["system"]
         return system
 
@@ -91,189 +94,200 @@ class Talk:
 
     @property
     def keeps_nothing(self) -> bool:
-        """Whether all that was said goes with every question: the daemon keeps none of it."""
-        return bool(self.options["no_log"]) or self._lost
+        """Whether the daemon saves nothing, so that every request has to carry all messages."""
+        return bool(self.options["no_log"]) or self._saving_failed
 
     @property
     def questions(self) -> list[str]:
-        return [str(each["content"]) for each in self.messages if each["role"] == "user"]
+        return [str(message["content"]) for message in self.messages if message["role"] == "user"]
 
-    # ------------------------------------------------------------------ said
+    # ------------------------------------------------------------------ asking
 
     def say(self, question: str, title: str = "") -> bool:
-        """Ask, and print the answer; whether anything came, which is then part of the conversation.
+        """Send a question and print the answer.
 
-        Without a question the last answer goes on. Ctrl-C ends the answer alone. `title` is what the
-        history calls the conversation where this is the first question: its words without files.
+        Returns whether any part of an answer arrived, which is then part of the conversation. An empty
+        question continues the last answer. Ctrl-C only ends the answer. `title` names a new conversation
+        in the history: the words of the question without files.
 
         Raises:
             LocalspecError: why there is no answer, or no more of it.
         """
         self.catch_up()
-        before, stopped = len(self.messages), False
-        begun = "" if question else self._begun()
+        n_messages, stopped = len(self.messages), False
+        beginning = "" if question else self._unfinished_answer()
         self._titles.setdefault(question, title)
         plain, tinted = self.options["plain"], self.options["show_draft"]
-        printer = _Listening(
-            render.printer(plain=plain, tinted=tinted, begun=begun),
-            lambda said: self._settled(begun + said, begun=bool(begun)),
+        printer = _RecordingPrinter(
+            render.printer(plain=plain, tinted=tinted, beginning=beginning),
+            lambda printed: self._refresh(beginning + printed, continued=bool(beginning)),
         )
         self.last = {}
         try:
             ask.stream(
                 self.client,
-                self._request(question),
+                self._build_request(question),
                 printer,
                 hide_reasoning=bool(self.options["hide_reasoning"]),
-                seen=self.last,
+                result=self.last,
             )
         except KeyboardInterrupt:
             stopped = True
         except NoDaemon:
-            self._note_lost(question, printer.said)
+            self._remember_unsaved(question, printer.said)
             raise
         finally:
-            ours = self.last.get("localspec") or {}
-            ask.tell(self.last)
-            if ours.get("limit"):
-                hints.cut_off(self.last, "/continue")
-            if ours.get("not_kept"):
-                self._lost = True
+            extension = self.last.get("localspec") or {}
+            ask.print_notes(self.last)
+            if extension.get("limit"):
+                hints.print_cut_off(self.last, "/continue")
+            if extension.get("not_kept"):
+                self._saving_failed = True
                 render.error("What follows is not saved either; /save FILE writes everything.")
-            came_here = printer.said or self.last.get("thoughts") or self.last.get("timings")
-            if self.keeps_nothing and came_here:
-                self._add(question, printer.said)
-        came = len(self.messages) > before or bool(begun and printer.said)
+            received = printer.said or self.last.get("thoughts") or self.last.get("timings")
+            if self.keeps_nothing and received:
+                self._add_turn(question, printer.said)
+        answered = len(self.messages) > n_messages or bool(beginning and printer.said)
         if stopped:
-            _say_where_it_stopped(came=came, goes_on=bool(begun))
-        return came
+            _print_stopped(answered=answered, continued=bool(beginning))
+        return answered
 
-    def _note_lost(self, question: str, answer: str) -> None:
-        """Remember a turn whose daemon was killed before it could keep the turn."""
+    def _remember_unsaved(self, question: str, answer: str) -> None:
+        """Remember a question and its answer whose daemon was killed before it could save them."""
         if self.keeps_nothing or not answer:
             return
         if not question:
-            return  # the answer that was going on is kept as far as it was before
-        self._lost_place = len(self.questions)
-        self._lost_turn = [
+            return  # the daemon has saved the answer as far as it was before it was continued
+        self._n_questions_before_unsaved = len(self.questions)
+        self._unsaved_turn = [
             {"role": "user", "content": question},
             {"role": "assistant", "content": answer},
         ]
 
-    def _begun(self) -> str:
-        """What the last answer has said.
+    def _unfinished_answer(self) -> str:
+        """Return the text of the last answer.
 
         Raises:
             NotFound: there is none.
         """
-        said = [*self.messages, *self._lost_turn]
-        if not said or said[-1]["role"] != "assistant":
+        messages = [*self.messages, *self._unsaved_turn]
+        if not messages or messages[-1]["role"] != "assistant":
             raise NotFound("There is no answer to continue.")
-        return str(said[-1]["content"])
+        return str(messages[-1]["content"])
 
-    def _add(self, question: str, said: str) -> None:
-        """As the daemon would have kept it."""
+    def _add_turn(self, question: str, text: str) -> None:
+        """Append a turn to the messages in the same form in which the daemon would have saved it."""
         if question:
-            asked = {"role": "user", "content": question}
-            self.messages += [asked, {"role": "assistant", "content": ""}]
+            user_message = {"role": "user", "content": question}
+            self.messages += [user_message, {"role": "assistant", "content": ""}]
         answer = self.messages[-1]
-        answer["content"] += said
-        if thoughts := "".join(self.last.get("thoughts") or []):
-            answer["reasoning_content"] = answer.get("reasoning_content", "") + thoughts
+        answer["content"] += text
+        if reasoning := "".join(self.last.get("thoughts") or []):
+            answer["reasoning_content"] = answer.get("reasoning_content", "") + reasoning
 
-    def _request(self, question: str) -> dict[str, Any]:
-        request = ask.wanted(self.options)
+    def _build_request(self, question: str) -> dict[str, Any]:
+        request = ask.sampling_request(self.options)
         messages = [{"role": "user", "content": question}] if question else []
         if not question:
             request["continue_final_message"] = True
-        kept = not self.keeps_nothing
-        if kept:
-            messages = [*self._lost_turn, *messages]
+        is_saved = not self.keeps_nothing
+        if is_saved:
+            messages = [*self._unsaved_turn, *messages]
             request["localspec"] = {"conversation": self.id, "kind": "chat"}
-            if self.id == _NEW and self._titles.get(question):
+            if self.id == _NEW_ID and self._titles.get(question):
                 request["localspec"]["title"] = self._titles[question][:1000]
         else:
             messages = [*self.messages, *messages]
             if self.options["no_log"]:
                 request["localspec"] = {"private": True}
-        told = kept and (not question or self.system == self._said_system)
-        if self.system and not told:
+        # The daemon already has the system message if it saved the same one.
+        knows_system = is_saved and (not question or self.system == self._saved_system)
+        if self.system and not knows_system:
             messages.insert(0, {"role": "system", "content": ask.clean(self.system)})
         request["messages"] = messages
         return request
 
-    def _settled(self, printed: str = "", *, begun: bool = False) -> str:
-        """Read what the daemon has kept; of the last answer what came after `printed`.
+    def _refresh(self, printed: str = "", *, continued: bool = False) -> str:
+        """Read the daemon's copy, and return the part of the last answer that comes after `printed`.
 
-        `begun`: that answer was there before.
+        `continued`: that answer existed before and was continued.
         """
         self.id = (self.last.get("localspec") or {}).get("conversation", self.id)
-        if self.keeps_nothing or self.id == _NEW:
+        if self.keeps_nothing or self.id == _NEW_ID:
             return ""
-        before, self._behind = len(self.messages), True
+        n_messages, self._is_outdated = len(self.messages), True
         try:
-            self._take(self.client.conversation(self.id, wait=True))
-        except NotFound:  # nothing of the first answer came, or somebody removed all of it
-            lost = self._lost_turn
+            self._load(self.client.conversation(self.id, wait=True))
+        except NotFound:
+            # No part of the first answer arrived, or somebody removed the conversation.
+            unsaved_turn = self._unsaved_turn
             self.renew()
-            self._lost_turn = lost
+            self._unsaved_turn = unsaved_turn
         except LocalspecError:
-            return ""  # there is an error to tell already, and another time to ask
-        self._behind = False
-        answer = str(self.messages[-1]["content"]) if len(self.messages) > before - begun else ""
+            return ""  # an error is already being reported, and the next question reads it again
+        self._is_outdated = False
+        answer = (
+            str(self.messages[-1]["content"]) if len(self.messages) > n_messages - continued else ""
+        )
         return answer[len(printed) :] if answer.startswith(printed) else ""
 
     def catch_up(self) -> None:
-        """Have what the daemon keeps, where that could not be read after the last answer."""
-        if self._behind:
-            self._settled()
+        """Read the daemon's copy if that failed after the last answer."""
+        if self._is_outdated:
+            self._refresh()
 
-    def _take(self, found: dict[str, Any]) -> None:
-        """Make a kept conversation this one."""
-        self.id = found["id"]
-        system = [each["content"] for each in found["messages"] if each["role"] == "system"]
-        self._said_system = system[0] if system else None
-        self.messages = [
-            {key: each[key] for key in _SENT if each.get(key) is not None}
-            for each in found["messages"]
-            if each["role"] != "system"
+    def _load(self, conversation: dict[str, Any]) -> None:
+        """Replace the messages with those of a saved conversation."""
+        self.id = conversation["id"]
+        system = [
+            message["content"]
+            for message in conversation["messages"]
+            if message["role"] == "system"
         ]
-        if self._lost_turn and len(self.questions) > self._lost_place:
-            self._lost_turn = []  # it has been kept with the next one, or after all
+        self._saved_system = system[0] if system else None
+        self.messages = [
+            {key: message[key] for key in _MESSAGE_FIELDS if message.get(key) is not None}
+            for message in conversation["messages"]
+            if message["role"] != "system"
+        ]
+        if self._unsaved_turn and len(self.questions) > self._n_questions_before_unsaved:
+            self._unsaved_turn = []  # it has been saved with the next turn, or was saved in time
 
-    # ------------------------------------------------------------------ changed
+    # ------------------------------------------------------------------ changing the conversation
 
     def renew(self) -> None:
         """Begin a new conversation; the settings stay."""
-        self.id, self.messages, self._said_system, self._lost = _NEW, [], None, False
-        self._lost_turn = []
+        self.id, self.messages, self._saved_system, self._saving_failed = _NEW_ID, [], None, False
+        self._unsaved_turn = []
 
     def undo(self) -> str:
-        """Take back the last question and its answer; the question.
+        """Remove the last question and its answer, and return the question.
 
         Raises:
-            NotFound: nothing was said.
+            NotFound: there is no question.
         """
         self.catch_up()
-        if self._lost_turn:
-            lost, self._lost_turn = self._lost_turn, []
-            return str(lost[0]["content"])
+        if self._unsaved_turn:
+            unsaved_turn, self._unsaved_turn = self._unsaved_turn, []
+            return str(unsaved_turn[0]["content"])
         if not self.questions:
             raise NotFound("There is no question to remove.")
         question = self.questions[-1]
         if self.keeps_nothing:
-            asked = [at for at, each in enumerate(self.messages) if each["role"] == "user"]
-            self.messages = self.messages[: asked[-1]]
+            question_positions = [
+                index for index, message in enumerate(self.messages) if message["role"] == "user"
+            ]
+            self.messages = self.messages[: question_positions[-1]]
         else:
             question = self.client.undo(self.id)
-            self._settled()
+            self._refresh()
         return question
 
-    # ------------------------------------------------------------------ shown
+    # ------------------------------------------------------------------ showing the conversation
 
     def kept(self) -> dict[str, Any]:
-        """The conversation in the form of the history."""
-        if not self.keeps_nothing and self.id != _NEW:
+        """Return the conversation in the form of the history."""
+        if not self.keeps_nothing and self.id != _NEW_ID:
             return self.client.conversation(self.id, wait=True)
         system = [{"role": "system", "content": self.system}] if self.system else []
         return {
@@ -284,35 +298,35 @@ class Talk:
         }
 
     def markdown(self) -> str:
-        """Everything that was said, as a document."""
+        """Return the conversation as a Markdown document."""
         parts = [f"> {self.system}\n"] if self.system else []
         for message in self.messages:
-            who = "You" if message["role"] == "user" else "Answer"
-            parts.append(f"## {who}\n\n{message['content'].rstrip()}\n")
+            heading = "You" if message["role"] == "user" else "Answer"
+            parts.append(f"## {heading}\n\n{message['content'].rstrip()}\n")
         return "\n".join(parts)
 
     def state(self) -> str:
-        """One line: pair, context, speed, drafts."""
+        """Return one line with pair, context, speed and drafts."""
         timings = self.last.get("timings") or {}
         spec = (self.last.get("localspec") or {}).get("speculation") or {}
         used = (self.last.get("usage") or {}).get("total_tokens")
         parts = [str(self.last.get("model") or self.model or self.configured)]
         if used is not None:
             parts.append(f"{used}/{self.context} tokens" if self.context else f"{used} tokens")
-        if told := figures.rate_of(timings):
-            parts.append(f"{told} tokens/s")
+        if tokens_per_second := figures.format_rate_of(timings):
+            parts.append(f"{tokens_per_second} tokens/s")
         if spec.get("drafted"):
             parts.append(f"{figures.share(spec['accepted'] / spec['drafted'])} accepted")
-        if faster := figures.speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
-            parts.append(faster)
+        if speed_up := figures.speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
+            parts.append(speed_up)
         return " · ".join(parts)
 
 
-def _say_where_it_stopped(*, came: bool, goes_on: bool) -> None:
-    """Say what has become of an answer that Ctrl-C ended. goes_on: it had begun before."""
-    if came:
+def _print_stopped(*, answered: bool, continued: bool) -> None:
+    """Print what happened to an answer that Ctrl-C ended. `continued`: it had begun before."""
+    if answered:
         render.dim("Stopped; the partial answer is part of the conversation.")
-    elif goes_on:
+    elif continued:
         render.dim("Stopped before anything was added to the answer.")
     else:
         render.dim("Stopped before the answer began; the question is not part of the conversation.")

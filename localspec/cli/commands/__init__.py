@@ -1,12 +1,14 @@
-"""One click command per file, each named `command`; `options.COMMANDS` lists them. No command knows another.
+"""The click commands, one per file, where the command is named `command`. `options.COMMANDS` lists them.
+
+Commands do not import each other, except for parts that two of them share.
 
 ask.py         `ask` as click sees it, and options for click
 chat.py        `chat`
-run.py         a chat with a pair or a question to it, as in ollama
+run.py         a chat with a pair or a question to it, as `ollama run`
 help.py        help, and man pages
-embed.py       texts as numbers
+embed.py       embeddings of texts
 export.py      a pair for another engine
-history.py     what was asked and answered
+history.py     past conversations
 templates.py   saved prompts
 config.py      show and change the configuration
 completion.py  completion for bash, zsh and fish

@@ -9,7 +9,7 @@ from localspec.cli.commands.ask import Asking, click_option
 def _run(**values: object) -> int:
     from localspec.cli.chat import chat
 
-    lists = {key: list(each) for key, each in values.items() if isinstance(each, tuple)}
+    lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
     return chat.run({**values, **lists})
 
 

@@ -6,9 +6,10 @@ import click
 
 from localspec.cli.terminal import render
 
-# click's scripts, and what they lack. A description may hold the comma that a fish script is split at;
-# a start-up file of zsh may be read before compinit, which forgets what was registered before it.
-_MENDED = {
+# Corrections of click's scripts, as pairs of old and new text. In fish a description may contain a comma,
+# at which click's script splits. In zsh the start-up file may register the completion before compinit runs,
+# which forgets earlier registrations.
+_CORRECTIONS = {
     "fish": (('string split "," $completion', 'string split -m 1 "," $completion'),),
     "zsh": (
         (
@@ -26,9 +27,9 @@ _MENDED = {
     ),
 }
 
-# The program `ask` is completed as `localspec ask`: the same function gets the line with these two words
-# in place of its first. It asks `localspec` and never runs `ask`, which may be a program of another package.
-_ASK = {
+# The program `ask` is completed as `localspec ask`: the same function gets the line with its first word
+# replaced by these two. The scripts only run `localspec`, because `ask` may be a program of another package.
+_ASK_SCRIPTS = {
     "bash": """
 %(func)s_ask() {
     local program=localspec
@@ -90,15 +91,16 @@ def command(shell: str, hook: bool) -> int:
 
 
 def _script(shell: str) -> str:
+    """Return the completion script for a shell."""
     from click.shell_completion import get_completion_class
 
     from localspec.cli.app import app
 
-    found = get_completion_class(shell)
-    assert found is not None
-    chosen = found(app, {}, "localspec", "_LOCALSPEC_COMPLETE")
-    script = chosen.source()
-    for old, new in _MENDED.get(shell, ()):
-        names = {"func": chosen.func_name}
+    completion_class = get_completion_class(shell)
+    assert completion_class is not None
+    completion = completion_class(app, {}, "localspec", "_LOCALSPEC_COMPLETE")
+    script = completion.source()
+    for old, new in _CORRECTIONS.get(shell, ()):
+        names = {"func": completion.func_name}
         script = script.replace(old % names, new % names)
-    return script + _ASK[shell] % {"func": chosen.func_name}
+    return script + _ASK_SCRIPTS[shell] % {"func": completion.func_name}

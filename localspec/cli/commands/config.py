@@ -1,4 +1,4 @@
-"""`localspec config`: what is set, where it comes from, and changing it."""
+"""`localspec config`: show and change the configuration."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def get(key: str) -> int:
     help="Set a value in the configuration file; without a value, restore the default. A running "
     "daemon uses it from the next question.",
     epilog="Examples:\n\n\b\n  localspec config set context 16384\n  localspec config set depth -1",
-    context_settings={"ignore_unknown_options": True},  # -1 is a value
+    context_settings={"ignore_unknown_options": True},  # a value may be -1
 )
 @click.argument("key", shell_complete=suggest.keys)
 @click.argument("value", required=False, shell_complete=suggest.values)

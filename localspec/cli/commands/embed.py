@@ -1,4 +1,4 @@
-"""`localspec embed`: texts as numbers, for search and comparison."""
+"""`localspec embed`: embeddings of texts, for search and comparison."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, UsageError
 
-_TEXTS, _CHARACTERS = 256, 1 << 20  # of one request
-_SHOWN = 4  # numbers of a vector
+# Limits of one request.
+_MAX_BATCH_TEXTS = 256
+_MAX_BATCH_CHARS = 1 << 20
+_SHOWN_NUMBERS = 4  # of a vector, where it is not printed as JSON
 
 
 @click.command(
@@ -52,28 +54,28 @@ def command(
 ) -> int:
     request: dict[str, Any] = {"truncate": truncate}
     if model:
-        request["model"] = inputs.pair(model)
+        request["model"] = inputs.resolve_pair(model)
     if dimensions:
         request["dimensions"] = dimensions
     client = Client()
-    for names, texts in _batches(inputs.named(files or ("-",))):
+    for names, texts in _make_batches(inputs.expand_patterns(files or ("-",))):
         try:
-            answer = client.embeddings({**request, "input": texts})
+            response = client.embeddings({**request, "input": texts})
         except ContextExceeded as error:
-            raise UsageError(_too_long(error, names)) from None
-        for name, each in zip(names, answer["data"], strict=True):
-            _show(name, answer["model"], each["embedding"], as_json)
+            raise UsageError(_describe_too_long(error, names)) from None
+        for name, item in zip(names, response["data"], strict=True):
+            _print_vector(name, response["model"], item["embedding"], as_json)
     return 0
 
 
-def _batches(names: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
-    """Names and texts, as many as one request should have."""
+def _make_batches(names: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the names and texts of the files in batches, each of which fits into one request."""
     batch, texts, size = list[str](), list[str](), 0
     for name in names:
         text = inputs.stdin() if name == "-" else inputs.read_text(name)
         if not text.strip():
             raise UsageError(f"{'Standard input' if name == '-' else name} has no text.")
-        if batch and (len(batch) == _TEXTS or size + len(text) > _CHARACTERS):
+        if batch and (len(batch) == _MAX_BATCH_TEXTS or size + len(text) > _MAX_BATCH_CHARS):
             yield batch, texts
             batch, texts, size = [], [], 0
         batch.append(name)
@@ -82,19 +84,19 @@ def _batches(names: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]:
     yield batch, texts
 
 
-def _too_long(error: ContextExceeded, names: Sequence[str]) -> str:
-    """The daemon says which input it is by its number."""
-    said = error.message.replace("send `truncate`: true", "use --truncate")
-    number = said.removeprefix("Input ").partition(" ")[0]
+def _describe_too_long(error: ContextExceeded, names: Sequence[str]) -> str:
+    """Return the daemon's error message with the name of the file instead of the number of the input."""
+    message = error.message.replace("send `truncate`: true", "use --truncate")
+    number = message.removeprefix("Input ").partition(" ")[0]
     if not number.isdecimal() or not 0 < int(number) <= len(names):
-        return said
-    return said.replace(f"Input {number}", names[int(number) - 1], 1)
+        return message
+    return message.replace(f"Input {number}", names[int(number) - 1], 1)
 
 
-def _show(name: str, model: str, vector: list[float], as_json: bool) -> None:
+def _print_vector(name: str, model: str, vector: list[float], as_json: bool) -> None:
     if as_json:
         render.record({"file": name, "model": model, "embedding": vector})
         return
-    numbers = " ".join(f"{each:.4f}" for each in vector[:_SHOWN])
-    more = " …" if len(vector) > _SHOWN else ""
-    render.line(f"{name}: {len(vector)} numbers, {numbers}{more}")
+    numbers = " ".join(f"{number:.4f}" for number in vector[:_SHOWN_NUMBERS])
+    ellipsis = " …" if len(vector) > _SHOWN_NUMBERS else ""
+    render.line(f"{name}: {len(vector)} numbers, {numbers}{ellipsis}")

@@ -19,7 +19,7 @@ from localspec.errors import UsageError
 
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_EVER = 10_000  # days
+_ALL_DAYS = 10_000  # days of statistics, which is more than any history has
 
 
 @click.command(
@@ -97,47 +97,65 @@ def command(
 ) -> int:
     if engine and form != "compose":
         raise UsageError("--engine is for --to compose.")
-    where = Place(**place, port=port or 0, context=context or 0)
-    if where.host and not _HOST.fullmatch(where.host):
+    location = Place(**place, port=port or 0, context=context or 0)
+    if location.host and not _HOST.fullmatch(location.host):
         raise UsageError("--host must be the name or address of a machine, without a port.")
-    if where.nodes > 1 and not where.host:
+    if location.nodes > 1 and not location.host:
         raise UsageError(
             "--nodes needs --host: the name by which the others reach the first machine."
         )
-    found = _named(_pair(inputs.pair(name)), weights, draft_weights)
+    exported = _with_weights(_load_pair(inputs.resolve_pair(name)), weights, draft_weights)
     if form == "compose":
-        render.verbatim(compose.compose(found, where, engine or "vllm").removesuffix("\n"))
+        render.verbatim(compose.compose(exported, location, engine or "vllm").removesuffix("\n"))
     else:
-        render.verbatim(script.script(found, where, ENGINES[form](found, where)).removesuffix("\n"))
+        render.verbatim(
+            script.script(exported, location, ENGINES[form](exported, location)).removesuffix("\n")
+        )
     return 0
 
 
-def _pair(name: str) -> pair.Pair:
-    """As the daemon has it, or the catalogue."""
+def _load_pair(name: str) -> pair.Pair:
+    """Return a pair as the daemon has it installed, or else as the catalogue describes it."""
     client = PairsClient()
-    listed = client.pairs(everything=True)["pairs"]
-    wanted = name.strip().lower()
-    called = [each for each in listed if wanted in (each["name"], *each["aliases"])]
-    entry = called[0] if called else {}
-    view = None if called and not entry["here"] else client.pair(entry.get("name", name))
+    entries = client.pairs(everything=True)["pairs"]
+    lowered = name.strip().lower()
+    matches = [
+        listed_pair
+        for listed_pair in entries
+        if lowered in (listed_pair["name"], *listed_pair["aliases"])
+    ]
+    entry = matches[0] if matches else {}
+    view = None if matches and not entry["here"] else client.pair(entry.get("name", name))
     if view and view["name"] != entry.get("name"):
-        entry = next((each for each in listed if each["name"] == view["name"]), {})
-    told = str((view or entry)["name"])
-    return pair.read(name, entry, view, ConversationsClient().statistics(_EVER, told)["total"])
+        entry = next(
+            (listed_pair for listed_pair in entries if listed_pair["name"] == view["name"]), {}
+        )
+    pair_name = str((view or entry)["name"])
+    return pair.read(
+        name, entry, view, ConversationsClient().statistics(_ALL_DAYS, pair_name)["total"]
+    )
 
 
-def _named(found: pair.Pair, target: str | None, draft: str | None) -> pair.Pair:
-    """With the original weights that were named, whose vocabularies nobody has compared."""
+def _with_weights(exported: pair.Pair, target: str | None, draft: str | None) -> pair.Pair:
+    """Return the pair with the original weights that the command line names.
+
+    Their vocabulary counts as unknown, because nobody has compared it.
+    """
     if target:
-        found = replace(found, target=replace(found.target, original=_place(target), vocabulary=0))
+        exported = replace(
+            exported, target=replace(exported.target, original=_check_weights(target), vocabulary=0)
+        )
     if draft:
-        if not found.draft:
-            raise UsageError(f"'{found.name}' has no draft in a file of its own.")
-        found = replace(found, draft=replace(found.draft, original=_place(draft), vocabulary=0))
-    return found
+        if not exported.draft:
+            raise UsageError(f"'{exported.name}' has no draft in a file of its own.")
+        exported = replace(
+            exported, draft=replace(exported.draft, original=_check_weights(draft), vocabulary=0)
+        )
+    return exported
 
 
-def _place(weights: str) -> str:
+def _check_weights(weights: str) -> str:
+    """Return a folder's absolute path, or a repository's name. Raises UsageError for anything else."""
     if weights.startswith((".", "/", "~")):
         return inputs.absolute(weights)
     if not _REPO.fullmatch(weights):

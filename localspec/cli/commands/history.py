@@ -1,4 +1,4 @@
-"""`localspec history`: what was asked and answered."""
+"""`localspec history`: list, show, search, remove and export past conversations."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError
 
-_JSON = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
-_LIMIT = click.option(
+_json_option = click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+_limit_option = click.option(
     "-n",
     "--limit",
     cls=Limited,
@@ -35,21 +35,21 @@ _LIMIT = click.option(
     "  localspec history show last\n  localspec history search copytree\n"
     "  localspec history rm 1f3a",
 )
-@_LIMIT
-@_JSON
+@_limit_option
+@_json_option
 @click.pass_context
 def command(context: click.Context, limit: int, as_json: bool) -> int:
-    return 0 if context.invoked_subcommand else _listed(limit, as_json=as_json)
+    return 0 if context.invoked_subcommand else _print_list(limit, as_json=as_json)
 
 
-def _listed(limit: int, *, as_json: bool) -> int:
-    found = ConversationsClient().conversations(limit)
+def _print_list(limit: int, *, as_json: bool) -> int:
+    conversations = ConversationsClient().conversations(limit)
     if as_json:
-        render.record(found)
-    elif not found:
+        render.record(conversations)
+    elif not conversations:
         render.dim("The history is empty.")
     else:
-        history.listing(found)
+        history.listing(conversations)
     return 0
 
 
@@ -58,10 +58,10 @@ def _listed(limit: int, *, as_json: bool) -> int:
     help="List the newest conversations.",
     epilog="Example: localspec history list -n 100",
 )
-@_LIMIT
-@_JSON
+@_limit_option
+@_json_option
 def listed(limit: int, as_json: bool) -> int:
-    return _listed(limit, as_json=as_json)
+    return _print_list(limit, as_json=as_json)
 
 
 @command.command(
@@ -71,16 +71,16 @@ def listed(limit: int, as_json: bool) -> int:
     epilog="Example: localspec history search copytree",
 )
 @click.argument("words", nargs=-1, required=True, metavar="TEXT...")
-@_LIMIT
-@_JSON
+@_limit_option
+@_json_option
 def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
     text = " ".join(words)
-    found = ConversationsClient().conversations(limit, text)
+    conversations = ConversationsClient().conversations(limit, text)
     if as_json:
-        render.record(found)
-    elif found:
-        history.matches(found)
-    if not found:
+        render.record(conversations)
+    elif conversations:
+        history.matches(conversations)
+    if not conversations:
         raise LocalspecError(f"No conversation contains '{text}'.")
     return 0
 
@@ -102,20 +102,20 @@ def search(words: tuple[str, ...], limit: int, as_json: bool) -> int:
 @click.option(
     "--xl", "--extract-last", "final", is_flag=True, help="Print only its last code block."
 )
-@_JSON
+@_json_option
 def show(name: str, answer: bool, first: bool, final: bool, as_json: bool) -> int:
     if answer + first + final + as_json > 1:
         raise click.UsageError("Use only one of --last, -x, --xl and --json.")
-    found = ConversationsClient().conversation(name)
+    conversation = ConversationsClient().conversation(name)
     if as_json:
-        render.record(found)
+        render.record(conversation)
     elif first or final:
-        render.text(extract.kept_code(found, last=final))
+        render.text(extract.last_code(conversation, last=final))
         render.end_of_text()
     elif answer:
-        history.answer(extract.kept_answer(found))
+        history.answer(extract.last_answer(conversation))
     else:
-        history.conversation(found)
+        history.conversation(conversation)
     return 0
 
 
@@ -131,9 +131,9 @@ def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
         raise click.UsageError("Name conversations to remove, or use --all.")
     client = ConversationsClient()
     if not everything:
-        return _each(names, lambda name: f"Removed {client.forget(name)}.")
-    asks = not yes and sys.stdin.isatty()
-    if asks and not click.confirm("Remove all conversations permanently?", err=True):
+        return _remove_all(names, lambda name: f"Removed {client.forget(name)}.")
+    must_confirm = not yes and sys.stdin.isatty()
+    if must_confirm and not click.confirm("Remove all conversations permanently?", err=True):
         render.line("Nothing was removed.")
         return 1
     removed = client.forget_all()
@@ -141,16 +141,16 @@ def rm(names: tuple[str, ...], everything: bool, yes: bool) -> int:
     return 0
 
 
-def _each(names: tuple[str, ...], remove: Callable[[str], str]) -> int:
-    """All that can be done is done; 1 if something could not."""
-    failed = 0
+def _remove_all(names: tuple[str, ...], remove: Callable[[str], str]) -> int:
+    """Remove conversations by name, and continue after a failure. Returns the exit code."""
+    exit_code = 0
     for name in dict.fromkeys(names):
         try:
             render.line(remove(name))
         except LocalspecError as error:
             render.error(error.message)
-            failed = error.exit_code
-    return failed
+            exit_code = error.exit_code
+    return exit_code
 
 
 @command.command(
@@ -159,6 +159,6 @@ def _each(names: tuple[str, ...], remove: Callable[[str], str]) -> int:
 )
 def export() -> int:
     client = ConversationsClient()
-    for each in reversed(client.conversations(10_000)):
-        render.record(client.conversation(each["id"]))
+    for conversation in reversed(client.conversations(10_000)):
+        render.record(client.conversation(conversation["id"]))
     return 0

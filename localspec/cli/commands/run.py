@@ -1,4 +1,4 @@
-"""`localspec run`: a chat with a pair, or one question to it, as people of ollama type it."""
+"""`localspec run`: a chat with a pair, or one question to it, like `ollama run`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ import click
 from localspec.cli import options, suggest
 from localspec.cli.commands.ask import Asking, click_option
 
-_OPTIONS = tuple(each for each in options.CHAT if each.name not in ("model", "query"))
+_OPTIONS = tuple(option for option in options.CHAT if option.name not in ("model", "query"))
 
 
 def _run(pair: str, words: tuple[str, ...], **values: object) -> int:
-    given = {**options.defaults(options.ASK), **values, "model": pair, "words": list(words)}
-    given = {key: list(each) if isinstance(each, tuple) else each for key, each in given.items()}
+    all_values = {**options.defaults(options.ASK), **values, "model": pair, "words": list(words)}
+    all_values = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in all_values.items()
+    }
     if words or not sys.stdin.isatty():
         from localspec.cli import ask
 
-        return ask.run(given)
+        return ask.run(all_values)
     from localspec.cli.chat import chat
 
-    return chat.run(given)
+    return chat.run(all_values)
 
 
 command = Asking(

@@ -10,7 +10,7 @@ from localspec.cli import suggest, templates
 from localspec.cli.app import Group
 from localspec.cli.terminal import render
 
-_BEGINNING = 160  # characters of a prompt
+_MAX_PROMPT_CHARS = 160  # shown of a prompt in the list
 
 
 @click.group(
@@ -24,40 +24,40 @@ _BEGINNING = 160  # characters of a prompt
 @click.pass_context
 def command(context: click.Context) -> int:
     if context.invoked_subcommand is None:
-        return _listed(as_json=False)
+        return _print_list(as_json=False)
     return 0
 
 
-def _listed(*, as_json: bool) -> int:
-    found = templates.listed()
+def _print_list(*, as_json: bool) -> int:
+    entries = templates.list_templates()
     if as_json:
-        render.record(found)
+        render.record(entries)
         return 0
     rows = [["NAME", "FROM", "PARAMETERS", "PROMPT"]]
-    for each in found:
-        prompt = each["template"].get("prompt") or each["template"].get("system") or ""
+    for entry in entries:
+        prompt = entry["template"].get("prompt") or entry["template"].get("system") or ""
         text = (
             "(see below)"
-            if each["problem"]
-            else textwrap.shorten(prompt, _BEGINNING, placeholder=" …")
+            if entry["problem"]
+            else textwrap.shorten(prompt, _MAX_PROMPT_CHARS, placeholder=" …")
         )
-        origin = "yours" if each["file"] else "localspec"
-        rows.append([each["name"], origin, ", ".join(each["parameters"]), text])
+        origin = "yours" if entry["file"] else "localspec"
+        rows.append([entry["name"], origin, ", ".join(entry["parameters"]), text])
     render.table(rows)
-    for each in found:
-        if each["problem"]:
-            render.line(each["problem"])
+    for entry in entries:
+        if entry["problem"]:
+            render.line(entry["problem"])
     return 0
 
 
 @command.command("list", help="List the templates.", epilog="Example: localspec templates list")
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def listed(as_json: bool) -> int:
-    return _listed(as_json=as_json)
+    return _print_list(as_json=as_json)
 
 
 @command.command(help="Print a template's file.", epilog="Example: localspec templates show review")
-@click.argument("name", shell_complete=suggest.saved)
+@click.argument("name", shell_complete=suggest.saved_templates)
 def show(name: str) -> int:
     render.text(templates.text(name))
     render.end_of_text()
@@ -69,14 +69,16 @@ def show(name: str) -> int:
     help="Edit a template in $EDITOR, or create one. Mistakes are reported and can be edited again.",
     epilog="Example: localspec templates edit review",
 )
-@click.argument("name", shell_complete=suggest.saved)
+@click.argument("name", shell_complete=suggest.saved_templates)
 def edit(name: str) -> int:
     templates.edit(name)
     return 0
 
 
 @command.command(help="Remove templates.", epilog="Example: localspec templates rm review")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggest.saved)
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=suggest.saved_templates
+)
 def rm(names: tuple[str, ...]) -> int:
     templates.remove(list(names))
     return 0
@@ -86,7 +88,7 @@ def rm(names: tuple[str, ...]) -> int:
     help="Print the path of the templates' folder, or of one template's file.",
     epilog='Example: ls "$(localspec templates path)"',
 )
-@click.argument("name", required=False, shell_complete=suggest.saved)
+@click.argument("name", required=False, shell_complete=suggest.saved_templates)
 def path(name: str | None) -> int:
     render.path(templates.folder() if name is None else templates.path(name))
     return 0

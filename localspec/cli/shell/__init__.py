@@ -1,9 +1,10 @@
-"""What `cmd`, `commit` and `explain` consist of; nothing here imports click.
+"""The parts of `cmd`, `commit` and `explain`. Nothing here imports click.
 
-shells.py    which shell a command was typed in, and the processes between
+shells.py    the shell in which a command was typed, and our ancestor processes
 failures.py  the hook by which a shell records its last failed command, and reading that record
-asking.py    a template is asked, about as much of a long text as fits
-answers.py   what a model wrote → one command, or a commit message
-proposal.py  a command is shown, and explained, edited, run or dropped, by one key
-staged.py    what git has staged, cut to a length; the hook that git runs
+asking.py    send a template about as much of a long text as fits
+answers.py   extract one command or a commit message from the text of a model
+proposal.py  show a command, then explain, edit, run or drop it by one key
+staged.py    the changes that git has staged, shortened to a length
+message_editor.py  git's editor with a proposed message in it
 """

@@ -1,4 +1,4 @@
-"""A template is asked, about as much of a long text as the pair's context holds."""
+"""Send the question of a template, about as much of a long text as the pair's context holds."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed
 
-_FIRST = 400_000  # characters; what is longer is cut before anybody counts its tokens
-_ATTEMPTS = 4
-# Of the context; the rest is for the template and the answer. The cut parts may have more tokens a character.
-_SHARE = 0.7
-_LEAST = 1000  # characters; less is not worth a second try
-_TOLERANCE = 1.25  # forecasts of reading are that far from right
+_MAX_CHARS = 400_000  # a longer text is cut before its tokens are counted
+_MAX_ATTEMPTS = 4
+# Share of the context for the text. The remainder is for the template and the answer. It also covers
+# remaining parts that have more tokens per character than the whole text.
+_CONTEXT_SHARE = 0.7
+_MIN_CHARS = 1000  # a text is not cut to less than that
+_FORECAST_TOLERANCE = 1.25  # forecasts of the reading time may be off by this factor
 
 
 class Cut(NamedTuple):
-    """A text of a wanted length, and what was left out of it, for a person; nothing if nothing was."""
+    """A text shortened to a given length, and a description of what was left out, which may be empty."""
 
     text: str
     left_out: str = ""
 
 
-class Answer(NamedTuple):
+class ShellAnswer(NamedTuple):
     """An answer: its text, whether a token limit cut it off, and the pair that gave it."""
 
     text: str
@@ -37,22 +38,22 @@ class Answer(NamedTuple):
     model: str = ""
 
 
-class Collected(render.Printer):
-    """An answer that is not shown but used."""
+class CollectingPrinter(render.Printer):
+    """A printer that collects the answer instead of showing it."""
 
     def __init__(self) -> None:
-        self.whole = ""
+        self.answer = ""
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         del drafted
-        self.whole += piece
+        self.answer += piece
 
     def close(self) -> None:
-        """It ends no line on the screen."""
+        """Do nothing, because no line on the screen has to be ended."""
 
 
 class _TooSlow(Exception):
-    """Reading the prompt would take `seconds`."""
+    """Raised if reading the prompt would take `seconds`, which is too long."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(seconds)
@@ -60,9 +61,10 @@ class _TooSlow(Exception):
 
 
 class _ReadingClock:
-    """Watches how long a prompt is read, from the daemon's forecasts.
+    """Checks how long the reading of a prompt takes, from the daemon's forecasts.
 
-    These come from the pair's measured costs, so a prompt that is too long is known before it is read.
+    The forecasts come from the pair's measured costs, so they show that a prompt is too long before it has
+    been read.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -70,150 +72,160 @@ class _ReadingClock:
         self._began: float | None = None
 
     def watch(self, progress: dict[str, Any]) -> None:
-        """Take in a report of progress. Raises _TooSlow: it will take clearly longer than the limit."""
+        """Check a progress report. Raises _TooSlow if reading will clearly exceed the limit."""
         if progress["state"] != "reading":
             return
         now = time.monotonic()
         self._began = now if self._began is None else self._began
         expected = now - self._began + progress.get("seconds", 0)
-        if expected > _TOLERANCE * self._limit_s:
+        if expected > _FORECAST_TOLERANCE * self._limit_s:
             raise _TooSlow(expected)
 
 
-def answered(
+def ask_template(
     template: str,
     options: dict[str, Any],
     cut: Callable[[int], Cut],
-    known: dict[str, str],
+    variables: dict[str, str],
     printer: render.Printer,
     *,
     reading_s: float = math.inf,
 ) -> dict[str, Any]:
-    """Ask `template` about what `cut` makes of a number of characters, less of it where that is too long.
+    """Ask `template` about a text, print the answer and return what `ask.stream` returns.
 
-    `options` are some of `options.ASK`, by name, and `about`, what the history calls it; `known` the
-    template's variables. What is asked about is also cut to what the pair reads in `reading_s` seconds.
-    What `ask.stream` returns.
+    `cut` returns the text shortened to a number of characters. It is called again with fewer characters if
+    the text does not fit into the context, or takes longer to read than `reading_s` seconds. `options` are
+    some of `options.ASK` by name, and `about`, the title in the history. `variables` has the values of the
+    template's variables.
 
     Raises:
-        UsageError: the template is wrong. LocalspecError: no daemon, or what it answered.
+        UsageError: the template is wrong.
+        LocalspecError: no daemon is running, or it answered with an error.
     """
     client = Client(autostart=not options["no_daemon_start"])
-    room, reason = _FIRST, ""
-    for attempt in range(_ATTEMPTS):
-        text, left_out = cut(room)
-        request, merged = _request(template, options, text, known)
+    max_chars, reason = _MAX_CHARS, ""
+    for attempt in range(_MAX_ATTEMPTS):
+        text, left_out = cut(max_chars)
+        request, merged = _build_request(template, options, text, variables)
         clock = _ReadingClock(reading_s)
-        guarded = attempt < _ATTEMPTS - 1 and len(text) > _LEAST and reading_s < math.inf
+        is_limited = attempt < _MAX_ATTEMPTS - 1 and len(text) > _MIN_CHARS and reading_s < math.inf
         try:
-            last = _streamed(client, request, merged, printer, clock.watch if guarded else None)
+            response = _stream_answer(
+                client, request, merged, printer, clock.watch if is_limited else None
+            )
             break
         except _TooSlow as error:
-            room = max(_LEAST, int(min(len(text), room) * reading_s / error.seconds))
+            max_chars = max(_MIN_CHARS, int(min(len(text), max_chars) * reading_s / error.seconds))
             reason = f"Too long to read in {reading_s:.0f} seconds"
         except ContextExceeded as error:
             tokens, context = error.n_prompt_tokens, error.n_ctx
-            if attempt == _ATTEMPTS - 1 or not tokens or not context:
+            if attempt == _MAX_ATTEMPTS - 1 or not tokens or not context:
                 raise
-            room = int(min(len(text), room) * _SHARE * min(1, context / tokens))
+            max_chars = int(min(len(text), max_chars) * _CONTEXT_SHARE * min(1, context / tokens))
             reason = "Too long for the pair's context"
     if left_out:
         render.note(f"{reason or 'Too long'}; left out: {left_out}")
-    _after(client, last, usage=bool(options.get("usage")))
-    return last
+    _print_notes(client, response, usage=bool(options.get("usage")))
+    return response
 
 
-def _streamed(
+def _stream_answer(
     client: Client,
     request: dict[str, Any],
     options: dict[str, Any],
     printer: render.Printer,
     on_progress: Callable[[dict[str, Any]], None] | None,
 ) -> dict[str, Any]:
-    """Print the answer; what `ask.stream` returns. Raises LocalspecError: of a base model, what it is."""
+    """Print the answer and return what `ask.stream` returns.
+
+    Raises LocalspecError, which for a base model says what it can do instead.
+    """
     hide = options["hide_reasoning"]
     try:
         return ask.stream(client, request, printer, hide_reasoning=hide, on_progress=on_progress)
     except TemplateFailed as error:
         from localspec.cli import base_models
 
-        raise base_models.explained(client, request.get("model", ""), error) from error
+        raise base_models.explain_error(client, request.get("model", ""), error) from error
 
 
-def _request(
-    template: str, options: dict[str, Any], text: str, known: dict[str, str]
+def _build_request(
+    template: str, options: dict[str, Any], text: str, variables: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the request that asks `template` about a text, and the options with the template's."""
-    used = options.get("template") or template
-    given = {**table.defaults(table.ASK), "words": [], **options, "template": used}
-    about = given.pop("about", "")
-    merged, question = templates.applied(given, text, known)
+    """Return the request that asks `template` about a text, and the merged options."""
+    template_name = options.get("template") or template
+    all_options = {**table.defaults(table.ASK), "words": [], **options, "template": template_name}
+    title = all_options.pop("about", "")
+    merged, question = templates.apply_template(all_options, text, variables)
     request = ask.request_for(merged, question)
-    if ask.keeps(request):
+    if ask.is_saved(request):
         kind = template.partition("-")[0]
         request["localspec"]["kind"] = kind
-        request["localspec"]["title"] = f"{kind}: {about}" if about else kind
+        request["localspec"]["title"] = f"{kind}: {title}" if title else kind
     return request, merged
 
 
-def _after(client: Client, last: dict[str, Any], *, usage: bool) -> None:
-    """Print what a person should know beside an answer."""
-    ask.tell(last)
+def _print_notes(client: Client, response: dict[str, Any], *, usage: bool) -> None:
+    """Print the notes that follow an answer."""
+    ask.print_notes(response)
     if usage:
         from localspec.cli.terminal import figures
 
-        figures.statistics(last)
-    if last.get("model") == "builtin" and sys.stderr.isatty():
+        figures.statistics(response)
+    if response.get("model") == "builtin" and sys.stderr.isatty():
         from localspec.cli.terminal import hints
 
-        hints.real_pair(client)
+        hints.suggest_real_pair(client)
 
 
-def whole(
+def ask_for_text(
     template: str,
     options: dict[str, Any],
     cut: Callable[[int], Cut],
-    known: dict[str, str],
+    variables: dict[str, str],
     *,
     reading_s: float = math.inf,
-) -> Answer:
-    """The answer as a text; the rest as `answered`.
+) -> ShellAnswer:
+    """Ask like `ask_template`, but return the answer instead of printing it.
 
     Raises:
-        LocalspecError: it is of a pair that cannot know what is asked.
+        LocalspecError: the built-in pair answered, which cannot know anything about the question.
     """
-    printer = Collected()
-    last = answered(template, options, cut, known, printer, reading_s=reading_s)
-    if last.get("model") == "builtin":
+    printer = CollectingPrinter()
+    response = ask_template(template, options, cut, variables, printer, reading_s=reading_s)
+    if response.get("model") == "builtin":
         raise LocalspecError(
             "The built-in demo pair knows only Python's standard library. Use a real one: localspec catalogue"
         )
-    cut_off = last.get("finish_reason") == "length"
-    return Answer(printer.whole, cut_off, str(last.get("model", "")))
+    cut_off = response.get("finish_reason") == "length"
+    return ShellAnswer(printer.answer, cut_off, str(response.get("model", "")))
 
 
-def shown(
-    template: str, options: dict[str, Any], cut: Callable[[int], Cut], known: dict[str, str]
+def ask_and_print(
+    template: str, options: dict[str, Any], cut: Callable[[int], Cut], variables: dict[str, str]
 ) -> None:
-    """Print the answer as `ask` does; the rest as `answered`."""
-    answered(template, options, cut, known, render.printer(plain=options["plain"]))
+    """Ask like `ask_template` and print the answer as `ask` does."""
+    ask_template(template, options, cut, variables, render.printer(plain=options["plain"]))
 
 
-def everything(text: str) -> Callable[[int], Cut]:
-    """For a text that is not to be cut: what is too long is refused."""
-    return lambda room: Cut(text)
+def uncut(text: str) -> Callable[[int], Cut]:
+    """Return a `cut` for a text that is never shortened. If it is too long, the daemon refuses it."""
+    return lambda max_chars: Cut(text)
 
 
 def middle_left_out(text: str) -> Callable[[int], Cut]:
-    """Of a log the end says most, and the beginning what it was."""
+    """Return a `cut` for a log, which leaves out the middle.
 
-    def cut(room: int) -> Cut:
-        if len(text) <= room:
+    The end usually matters most, and the beginning shows what ran.
+    """
+
+    def cut(max_chars: int) -> Cut:
+        if len(text) <= max_chars:
             return Cut(text)
-        head, tail = text[: room // 4], text[len(text) - room + room // 4 :]
+        head, tail = text[: max_chars // 4], text[len(text) - max_chars + max_chars // 4 :]
         head, tail = head.rpartition("\n")[0] or head, tail.partition("\n")[2] or tail
         lines = text[len(head) : len(text) - len(tail)].strip("\n").count("\n") + 1
-        said = f"{lines} line{'s' * (lines > 1)} in the middle"
-        return Cut(f"{head}\n[… {said} left out …]\n{tail}", f"{said}.")
+        omission = f"{lines} line{'s' * (lines > 1)} in the middle"
+        return Cut(f"{head}\n[… {omission} left out …]\n{tail}", f"{omission}.")
 
     return cut

@@ -1,8 +1,8 @@
 """The last command that failed in a shell: the hook by which the shell records it, and the record.
 
-A record is a file of the runtime folder, for its owner alone, named by the shell's process so that two
-terminals have two: the exit code, a line end, the command line. What a shell keeps out of its own history
-because it begins with a blank is not recorded.
+A record is a file in the runtime folder that only its owner can read. It is named after the shell's
+process, so that every terminal has its own. It has the exit code, a newline and the command line. Commands
+that begin with a blank are not recorded, because shells keep them out of their history.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import NamedTuple
 from localspec import paths
 from localspec.cli.shell import shells
 
-_NAME = "failed-"
-_LONGEST = 1 << 16  # bytes; longer commands are files that somebody pasted
+_RECORD_PREFIX = "failed-"
+_MAX_RECORD_BYTES = 1 << 16  # a longer command is a file that somebody pasted
 
-# 130 and 148 are Ctrl-C and Ctrl-Z. FILE is quoted for the shell; the shell adds its process number.
+# 130 and 148 are Ctrl-C and Ctrl-Z. FILE is quoted for the shell, which adds its process number.
 #
-# Bash tells a hook nothing of the line that was typed, so it is taken from the history, which need not
-# have it: lines that begin with a blank, that repeat the one before, or that HISTIGNORE names are kept out,
-# and lines of other shells may come in. So the newest line and its number are remembered at each prompt, and
-# a command is recorded only if exactly one line was added since. PS0 is expanded where a command runs, and
-# not at an empty line, which leaves the exit code of the command before; bash has it from 4.4 on.
+# Bash does not pass the typed line to a hook, so the hook takes it from the history. The history may lack
+# it: lines that begin with a blank, that repeat the previous line, or that match HISTIGNORE are left out.
+# It may also have lines of other shells. So the hook remembers the newest line and its number at each
+# prompt, and records a command only if exactly one line was added since then. An empty line leaves the exit
+# code of the previous command. PS0 (bash 4.4 and later) distinguishes it, because bash expands PS0 only
+# before it runs a command.
 _BASH = r"""
 __localspec_newest() {
   local line
@@ -127,33 +128,37 @@ _HOOKS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
 class Failure(NamedTuple):
+    """A failed command and its exit code."""
+
     command: str
     code: int
 
 
 def hook(shell: str) -> str:
-    """What bash, zsh or fish evaluates at its start to record failures. Records of ended shells go.
+    """Return the code that bash, zsh or fish evaluates at its start to record failures.
+
+    Records of shells that have ended are removed.
 
     Raises:
-        UnsafePath: there is no runtime folder of ours.
+        UnsafePath: the runtime folder is not a private one of this user.
     """
     folder = paths.private_directory(paths.default_paths().runtime)
-    _sweep(folder)
-    file = str(folder / _NAME)
+    _remove_old_records(folder)
+    file = str(folder / _RECORD_PREFIX)
     quoted = shlex.quote(file)
     if shell == "fish":
         quoted = "'" + file.replace("\\", "\\\\").replace("'", "\\'") + "'"
     return _HOOKS[shell].replace("FILE", quoted)
 
 
-def _sweep(folder: Path) -> None:
-    for record in folder.glob(f"{_NAME}*"):
+def _remove_old_records(folder: Path) -> None:
+    for record in folder.glob(f"{_RECORD_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):
-            if not _alive(int(record.name.removeprefix(_NAME))):
+            if not _is_alive(int(record.name.removeprefix(_RECORD_PREFIX))):
                 record.unlink()
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -164,18 +169,20 @@ def _alive(pid: int) -> bool:
 
 
 def last() -> Failure | None:
-    """What failed last in the nearest of our shells that has a record."""
+    """Return the last failure of the nearest ancestor shell that has a record, or None."""
     folder = paths.default_paths().runtime
-    for each in shells.ancestors():
+    for process in shells.ancestors():
         with contextlib.suppress(OSError, ValueError):
-            data = paths.read_file(folder / f"{_NAME}{each.pid}", os.O_NOFOLLOW)[:_LONGEST]
+            data = paths.read_file(folder / f"{_RECORD_PREFIX}{process.pid}", os.O_NOFOLLOW)[
+                :_MAX_RECORD_BYTES
+            ]
             code, _, command = data.decode(errors="replace").partition("\n")
             return Failure(command.strip("\n"), int(code))
     return None
 
 
 def meaning(code: int) -> str:
-    """What an exit code says by itself, for every program: a word in brackets, or nothing."""
+    """Return the general meaning of an exit code in brackets, or an empty string."""
     if code == 126:
         return " (found, but not executable)"
     if code == 127:

@@ -1,9 +1,10 @@
 """git's editor with a proposed commit message in it: `python -m localspec.cli.shell.message_editor`.
 
-git commits what a file holds after the editor has ended, saved or not. A person who leaves the editor without
-saving does not want a message that a model wrote, so the file is emptied then, and git aborts.
+git commits the contents of the file when the editor has ended, whether it was saved or not. A person who
+closes the editor without saving does not want the message of a model, so the file is then emptied, and git
+aborts the commit.
 
-Arguments: the sign of git's comments, a comment for the message, the editor's command, the file.
+Arguments: git's comment sign, a comment for the message, the editor's command, the file.
 """
 
 from __future__ import annotations
@@ -18,9 +19,22 @@ from pathlib import Path
 
 from localspec.cli.terminal import render
 
-# These save an unchanged file too, with :wq. Others do not, or do not easily, and end without a question.
-_VI = ("vi", "vim", "nvim", "vim.basic", "vim.tiny", "vim.nox", "elvis", "nvi", "vis", "ex", "view")
-_EARLIER_NS = 10_000_000_000  # so that a save in the same tick of the clock is seen
+# Editors that also save an unchanged file, with :wq. Most others do not, and end without a question.
+_VI_EDITORS = (
+    "vi",
+    "vim",
+    "nvim",
+    "vim.basic",
+    "vim.tiny",
+    "vim.nox",
+    "elvis",
+    "nvi",
+    "vis",
+    "ex",
+    "view",
+)
+# The file's time is set back by this much, so that a save within the same tick of the clock is noticed.
+_BACKDATE_NS = 10_000_000_000
 
 
 def command(sign: str, pair: str, editor: str) -> str:
@@ -36,24 +50,24 @@ def _is_vi(editor: str) -> bool:
         words = shlex.split(editor)
     except ValueError:
         return False
-    return any(os.path.basename(word) in _VI for word in words)  # noqa: PTH119 - a name, no path
+    return any(os.path.basename(word) in _VI_EDITORS for word in words)  # noqa: PTH119 - a name, no path
 
 
 def main(arguments: list[str]) -> int:
-    """Edit the message, and empty the file if it is to be committed in no form."""
+    """Edit the message, and empty the file if the message is not to be committed."""
     sign, comment, editor, name = arguments
     file, line = Path(name), f"{sign} {comment}\n".encode()
     file.write_bytes(_with_line(file.read_bytes(), line, sign.encode()))
-    earlier = time.time_ns() - _EARLIER_NS
-    os.utime(file, ns=(earlier, earlier))
-    before = _state(file)
-    # Ctrl-C is for the editor, which would inherit it if it were ignored here.
+    backdated = time.time_ns() - _BACKDATE_NS
+    os.utime(file, ns=(backdated, backdated))
+    old_state = _file_state(file)
+    # Ctrl-C is meant for the editor, which would inherit SIG_IGN, but not this handler.
     signal.signal(signal.SIGINT, lambda *_: None)
     code = subprocess.run(["sh", "-c", f'{editor} "$@"', editor, name], check=False).returncode
     if code:
         render.error("The editor ended with an error; nothing is committed.")
         file.write_bytes(b"")
-    elif _state(file) == before and not _wanted_unsaved(editor):
+    elif _file_state(file) == old_state and not _confirm_unsaved(editor):
         render.error("The message was not saved; nothing is committed.")
         file.write_bytes(b"")
     else:
@@ -62,20 +76,26 @@ def main(arguments: list[str]) -> int:
 
 
 def _with_line(message: bytes, line: bytes, sign: bytes) -> bytes:
-    """Return the message with a line of ours before git's comments."""
+    """Return the message with a line inserted before git's comments."""
     lines = message.splitlines(keepends=True)
-    at = next((at for at, each in enumerate(lines) if each.startswith(sign)), len(lines))
-    return b"".join([*lines[:at], line, *lines[at:]])
+    index = next(
+        (index for index, message_line in enumerate(lines) if message_line.startswith(sign)),
+        len(lines),
+    )
+    return b"".join([*lines[:index], line, *lines[index:]])
 
 
-def _state(file: Path) -> tuple[int, int, int]:
-    """Return what changes when an editor saves the file, whether it writes in place or renames."""
-    found = file.stat()
-    return found.st_mtime_ns, found.st_ino, found.st_size
+def _file_state(file: Path) -> tuple[int, int, int]:
+    """Return what changes when an editor saves the file, whether it writes in place or renames a copy."""
+    status = file.stat()
+    return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-def _wanted_unsaved(editor: str) -> bool:
-    """Ask whether to commit a message that was not saved; not after Vi, which saves with :wq."""
+def _confirm_unsaved(editor: str) -> bool:
+    """Ask whether to commit a message that was not saved.
+
+    Returns False without asking for Vi, which saves with :wq, and without a terminal.
+    """
     if _is_vi(editor) or not sys.stdin.isatty():
         return False
     render.stderr("The message was not saved. Commit with it as it is? [y/N] ")

@@ -1,4 +1,4 @@
-"""A proposed command: shown exactly as it would run, and then explained, edited, run or dropped by a key."""
+"""Show a proposed command exactly as it would run, then explain, edit, run or drop it by a key."""
 
 from __future__ import annotations
 
@@ -19,45 +19,52 @@ from localspec.errors import LocalspecError
 if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
-CANCELLED = 130
+CANCELLED = 130  # exit code, as after Ctrl-C
 
 
 def at_terminal() -> bool:
-    """Whether a person sees what is shown and types what is read, and the command gets the same."""
+    """Return whether all three streams are terminals.
+
+    Only then a person sees and answers, and the command that runs gets the same terminal.
+    """
     streams = (sys.stdin, sys.stdout, sys.stderr)
-    return all(each is not None and each.isatty() for each in streams)
+    return all(stream is not None and stream.isatty() for stream in streams)
 
 
-def checked(command: str) -> str:
-    """`command`, when all of it can be seen.
+def require_visible(command: str) -> str:
+    """Return the command if all of its characters are visible.
 
     Raises:
-        LocalspecError: a character of it would show nothing, something else, or command the terminal.
+        LocalspecError: a character would be invisible, look different, or control the terminal.
     """
-    if char := answers.unseen(command):
-        shown = "".join(f"<U+{ord(c):04X}>" if answers.unseen(c) else c for c in command)
+    if unseen_char := answers.find_invisible(command):
+        escaped = "".join(
+            f"<U+{ord(char):04X}>" if answers.find_invisible(char) else char for char in command
+        )
         raise LocalspecError(
-            f"The command contains an invisible character (U+{ord(char):04X}) and was refused: "
-            f"{shown}"
+            f"The command contains an invisible character (U+{ord(unseen_char):04X}) and was refused: "
+            f"{escaped}"
         )
     return command
 
 
-def settle(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
-    """Ask the person at the terminal what becomes of `command`; does not return when it is run.
+def decide(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
+    """Let the person at the terminal decide what happens to `command`.
+
+    Returns the exit code if it is not run. If it is run, this process becomes the shell and does not return.
 
     Raises:
-        LocalspecError: it was edited into one that cannot be seen whole.
+        LocalspecError: it was edited into a command that is not completely visible.
     """
     while True:
-        match _key(partial(_show, command, shell)):
+        match _read_key(partial(_show, command, shell)):
             case "\r" | "\n":
                 _run(command, shell)
             case "e":
-                edited = _edited(command)
+                edited = _edit(command)
                 if edited is None:
                     break
-                command = checked(edited)
+                command = require_visible(edited)
                 _run(command, shell)
             case "x" | "?":
                 render.line("")
@@ -70,34 +77,37 @@ def settle(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
 
 
 def _show(command: str, shell: Shell) -> None:
-    """The command begins and ends its lines, so that it can be copied; the terminal breaks it."""
+    """Print the command on lines of its own, so that it can be copied. The terminal breaks the lines."""
     render.verbatim(command)
     lines = command.count("\n") + 1
-    what = f"all {lines} lines" if lines > 1 else "it"
+    subject = f"all {lines} lines" if lines > 1 else "it"
     render.dim(
-        f"Enter runs {what} in {shell.language}, e edits, x explains, any other key cancels."
+        f"Enter runs {subject} in {shell.language}, e edits, x explains, any other key cancels."
     )
 
 
-def _key(show: Callable[[], None]) -> str:
-    """What one key sends after `show`. What was typed before is dropped: it was meant for something else."""
+def _read_key(show: Callable[[], None]) -> str:
+    """Call `show` and return what one key sends after that.
+
+    Earlier input is dropped, because it was not meant as an answer.
+    """
     keyboard = sys.stdin.fileno()
-    before = termios.tcgetattr(keyboard)
+    old_settings = termios.tcgetattr(keyboard)
     try:
         tty.setcbreak(keyboard, termios.TCSAFLUSH)
         show()
         return os.read(keyboard, 1024).decode(errors="replace")
     finally:
-        termios.tcsetattr(keyboard, termios.TCSAFLUSH, before)
+        termios.tcsetattr(keyboard, termios.TCSAFLUSH, old_settings)
 
 
-def _edited(command: str) -> str | None:
-    """What a person made of it; None if they left by Ctrl-C, Ctrl-D, or with nothing."""
+def _edit(command: str) -> str | None:
+    """Let a person edit the command. Returns None after Ctrl-C, Ctrl-D, or an empty result."""
     from prompt_toolkit import PromptSession
 
     render.dim("Enter runs it, Alt-Enter adds a line, Ctrl-C cancels.")
     session: PromptSession[str] = PromptSession(
-        multiline=True, key_bindings=_keys(), enable_open_in_editor=True
+        multiline=True, key_bindings=_make_key_bindings(), enable_open_in_editor=True
     )
     try:
         return session.prompt("", default=command).strip("\n") or None
@@ -105,8 +115,8 @@ def _edited(command: str) -> str | None:
         return None
 
 
-def _keys() -> KeyBindings:
-    """As in a chat: Enter ends, Alt-Enter begins a line."""
+def _make_key_bindings() -> KeyBindings:
+    """Return the same keys as in a chat: Enter ends, Alt-Enter begins a new line."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -123,16 +133,15 @@ def _keys() -> KeyBindings:
 
 
 def _run(command: str, shell: Shell) -> NoReturn:
-    """Become the shell that runs it: its exit code, its signals and its terminal are its own.
+    """Replace this process by the shell that runs the command, with its exit code and terminal.
 
     Raises:
         LocalspecError: there is no such shell.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.signal(
-        signal.SIGPIPE, signal.SIG_DFL
-    )  # Python ignores it, and the shell would inherit that
+    # Python ignores SIGPIPE, and the shell would inherit that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
         os.execv(shell.program, [shell.language, "-c", command])
     except (OSError, ValueError) as error:

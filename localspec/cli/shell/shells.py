@@ -1,4 +1,4 @@
-"""Which shell a command was typed in, found among the processes that led here."""
+"""Find the shell in which a command was typed, among the ancestors of this process."""
 
 from __future__ import annotations
 
@@ -10,78 +10,84 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# What a shell's program is called → the language it speaks.
+# Name of a shell's program → name of its language.
 LANGUAGES = {
     **{name: name for name in ("bash", "zsh", "fish", "sh")},
     **dict.fromkeys(("dash", "ash", "ksh", "mksh"), "sh"),
 }
-_FAR = 32  # processes; nobody sits deeper
+_MAX_ANCESTORS = 32  # a limit, which no real chain of processes reaches
 
 
 class Process(NamedTuple):
+    """A process, with the id of its parent and the name of its program."""
+
     pid: int
     parent: int
     name: str
 
 
 class Shell(NamedTuple):
-    """`language`: bash, zsh, fish or sh; `program`: the file to run it with."""
+    """A shell. `language` is bash, zsh, fish or sh, and `program` is the file to run."""
 
     language: str
     program: str
 
 
 def ancestors() -> Iterator[Process]:
-    """Our parent, its parent and so on, as far as we may look."""
+    """Yield our parent, its parent and so on, as far as the system lets us read them."""
     pid = os.getppid()
-    for _ in range(_FAR):
-        if pid <= 1 or (found := _process(pid)) is None:
+    for _ in range(_MAX_ANCESTORS):
+        if pid <= 1 or (process := _read_process(pid)) is None:
             return
-        yield found
-        pid = found.parent
+        yield process
+        pid = process.parent
 
 
-def _process(pid: int) -> Process | None:
+def _read_process(pid: int) -> Process | None:
     try:
         if sys.platform == "linux":
-            before, _, after = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
-            return Process(pid, int(after.split()[1]), before.partition("(")[2].lstrip("-"))
-        asked = ["ps", "-o", "ppid=,comm=", "-p", str(pid)]
-        shown = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split(
+            head, _, tail = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+            return Process(pid, int(tail.split()[1]), head.partition("(")[2].lstrip("-"))
+        command = ["ps", "-o", "ppid=,comm=", "-p", str(pid)]
+        fields = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
             None, 1
         )
-        return Process(pid, int(shown[0]), Path(shown[1].strip()).name.lstrip("-"))
+        return Process(pid, int(fields[0]), Path(fields[1].strip()).name.lstrip("-"))
     except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
         return None
 
 
-def current() -> Shell:
-    """The nearest shell among our ancestors, else $SHELL, else sh."""
-    for each in ancestors():
-        if each.name in LANGUAGES:
-            return Shell(LANGUAGES[each.name], _program(each))
+def current_shell() -> Shell:
+    """Return the nearest shell among our ancestors, or else that of $SHELL, or else sh."""
+    for process in ancestors():
+        if process.name in LANGUAGES:
+            return Shell(LANGUAGES[process.name], _find_program(process))
     program = os.environ.get("SHELL", "")
     name = Path(program).name
-    return Shell(LANGUAGES[name], program) if name in LANGUAGES else named("sh")
+    return Shell(LANGUAGES[name], program) if name in LANGUAGES else shell_for("sh")
 
 
-def named(language: str) -> Shell:
+def shell_for(language: str) -> Shell:
+    """Return the shell of a language."""
     return Shell(language, shutil.which(language) or f"/bin/{language}")
 
 
-def _program(process: Process) -> str:
-    """The file that runs it. One program may have many names (busybox), which we do not call by its own."""
+def _find_program(process: Process) -> str:
+    """Return the file of a shell's process.
+
+    If one program has many names (busybox), the file is looked up by the name of the process.
+    """
     try:
         program = Path(f"/proc/{process.pid}/exe").readlink()
     except OSError:
         program = Path()
     if program.name == process.name:
         return str(program)
-    return shutil.which(process.name) or named(LANGUAGES[process.name]).program
+    return shutil.which(process.name) or shell_for(LANGUAGES[process.name]).program
 
 
 def system() -> str:
-    """What to call this system in a prompt, as in "Debian GNU/Linux 12"."""
+    """Return the name of this operating system for a prompt, such as "Debian GNU/Linux 12"."""
     import platform
 
     if sys.platform == "darwin":

@@ -1,15 +1,15 @@
-"""How things look on a terminal and in a pipe, and not what they are.
+"""The presentation of everything, on a terminal and in a pipe.
 
-render.py    the answer on stdout, all else on stderr; nothing harmful reaches a terminal
-layout.py    text in lines that fit, and in columns
-clipboard.py what is copied
-formatter.py how help is laid out
-extract.py   code blocks out of answers
-figures.py   figures of an answer and of the daemon, in lines
+render.py    prints answers to stdout and everything else to stderr; nothing harmful reaches a terminal
+layout.py    wraps text into lines that fit, and into columns
+clipboard.py copies text into the clipboard
+formatter.py lays out click's help
+extract.py   extracts code blocks from answers
+figures.py   figures of an answer and of the daemon, as lines
 pairs.py     pairs, files, drafts and pulls, as tables
 history.py   conversations
-hints.py     what would do better here
-progress.py  how far something is
-spinner.py   what is waited for
-markdown/    Markdown drawn while it is being written
+hints.py     one-line hints, for example on a better pair
+progress.py  a progress bar
+spinner.py   shows what the command is waiting for
+markdown/    draws Markdown while it is being generated
 """

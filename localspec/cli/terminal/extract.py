@@ -1,4 +1,4 @@
-"""Code blocks out of answers."""
+"""Extract code blocks from answers."""
 
 from __future__ import annotations
 
@@ -7,39 +7,48 @@ from typing import Any
 from localspec.cli.terminal.markdown.fences import blocks
 from localspec.errors import LocalspecError
 
-__all__ = ["blocks", "code", "kept_answer", "kept_code"]
+__all__ = ["blocks", "code", "last_answer", "last_code"]
 
 
-def code(answer: dict[str, Any], *, last: bool, kept: bool) -> str:
-    """The first or last block of a chat completion, as it is.
+def code(answer: dict[str, Any], *, last: bool, saved: bool) -> str:
+    """Return the first or last block of a chat completion, as it is.
+
+    `saved`: whether the history has the answer, for the error message.
 
     Raises:
-        LocalspecError: there is none. `kept`: whether the history has the answer.
+        LocalspecError: there is no block.
     """
     text = answer["choices"][0]["message"]["content"] or ""
-    found = blocks(text)
-    if found:
-        return found[-1 if last else 0]
-    where = "to read it: localspec history show last" if kept else f"the answer was:\n{text}"
-    why = ""
+    found_blocks = blocks(text)
+    if found_blocks:
+        return found_blocks[-1 if last else 0]
+    remedy = "to read it: localspec history show last" if saved else f"the answer was:\n{text}"
+    explanation = ""
     if answer.get("model") == "builtin":
-        why = " (the built-in demo pair writes code only when asked for an example)"
-    raise LocalspecError(f"The answer has no code block{why}; {where}")
+        explanation = " (the built-in demo pair writes code only when asked for an example)"
+    raise LocalspecError(f"The answer has no code block{explanation}; {remedy}")
 
 
-def kept_answer(found: dict[str, Any]) -> str:
-    """The last answer of a conversation of the history. Raises LocalspecError: there is none."""
-    for message in reversed(found["messages"]):
+def last_answer(conversation: dict[str, Any]) -> str:
+    """Return the last answer of a saved conversation.
+
+    Raises LocalspecError if there is none.
+    """
+    for message in reversed(conversation["messages"]):
         if message["role"] == "assistant":
             return str(message["content"])
-    raise LocalspecError(f"Conversation {found['id']} has no answer.")
+    raise LocalspecError(f"Conversation {conversation['id']} has no answer.")
 
 
-def kept_code(found: dict[str, Any], *, last: bool) -> str:
-    """Its first or last block of code. Raises LocalspecError: there is none."""
-    found_blocks = blocks(kept_answer(found))
+def last_code(conversation: dict[str, Any], *, last: bool) -> str:
+    """Return the first or last code block of the last answer of a saved conversation.
+
+    Raises LocalspecError if there is none.
+    """
+    found_blocks = blocks(last_answer(conversation))
     if not found_blocks:
         raise LocalspecError(
-            f"The last answer has no code block; to read it: localspec history show {found['id']} --last"
+            "The last answer has no code block; to read it: "
+            f"localspec history show {conversation['id']} --last"
         )
     return found_blocks[-1 if last else 0]

@@ -1,4 +1,4 @@
-"""Figures in lines: of an answer, as `-u` shows them, and of the daemon, as `status` does."""
+"""Figures as lines: those of an answer for `-u`, and those of the daemon for `status`."""
 
 from __future__ import annotations
 
@@ -12,53 +12,54 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# Of fewer tokens, or in less time, a rate says how exact a clock is.
-_FEWEST = 10
-_SHORTEST = 0.05  # seconds
-# Over fewer tokens the speed-up of two identical runs differs by more than drafting usually gains.
+# A rate over fewer tokens or a shorter time mostly depends on the precision of the clock.
+_MIN_RATE_TOKENS = 10
+_MIN_RATE_S = 0.05
+# Over fewer tokens two identical runs differ by more than drafting usually gains.
 MIN_SPEED_UP_TOKENS = 200
 
 
 def statistics(response: dict[str, Any]) -> None:
-    """What `-u` shows, from a response's `timings`, `usage` and `localspec`."""
+    """Print the figures of a response for `-u`, from its `timings`, `usage` and `localspec`."""
     timings = response.get("timings") or {}
-    ours = response.get("localspec") or {}
+    extension = response.get("localspec") or {}
     usage = response.get("usage") or {}
     lines = [
-        _rate(timings),
-        _speculation(ours.get("speculation") or {}, timings),
-        _prompt(timings, usage),
+        _format_rate(timings),
+        _format_speculation(extension.get("speculation") or {}, timings),
+        _format_prompt(timings, usage),
     ]
-    lines.append(ours.get("note") or "")
+    lines.append(extension.get("note") or "")
     render.note("\n".join(line for line in lines if line))
 
 
 def rate(tokens: int, seconds: float, per_second: float | None) -> str:
-    """As in "21.3", of tokens per second; nothing where they are too few, or came too soon, to tell."""
-    told = tokens >= _FEWEST and seconds >= _SHORTEST and per_second
-    return f"{per_second:.1f}" if told else ""
+    """Return tokens per second as in "21.3", or an empty string if tokens or time are too few to tell."""
+    is_reliable = tokens >= _MIN_RATE_TOKENS and seconds >= _MIN_RATE_S and per_second
+    return f"{per_second:.1f}" if is_reliable else ""
 
 
-def rate_of(timings: dict[str, Any]) -> str:
-    """The same, of an answer's `timings`."""
+def format_rate_of(timings: dict[str, Any]) -> str:
+    """Return the rate of an answer from its `timings`, in the form of `rate`."""
     seconds = timings.get("predicted_ms", 0.0) / 1000
     return rate(timings.get("predicted_n", 0), seconds, timings.get("predicted_per_second"))
 
 
 def speed_up(ratio: float | None, tokens: float) -> str:
-    """Return a speed-up as in "1.42×"; empty if it was not measured, or over too few tokens to mean
-    anything.
+    """Return a speed-up as in "1.42×".
+
+    Returns an empty string if it was not measured, or over too few tokens to mean anything.
     """
     return f"{ratio:.2f}×" if ratio is not None and tokens >= MIN_SPEED_UP_TOKENS else ""
 
 
 def share(part: float) -> str:
-    """As in "71%"."""
+    """Return a fraction as a percentage, as in "71%"."""
     return f"{100 * part:.0f}%"
 
 
 def duration(seconds: float) -> str:
-    """As in "0.35 s", "48 min" or "5 h 12 min"."""
+    """Return a time as in "0.35 s", "48 min" or "5 h 12 min"."""
     if seconds <= -0.005:
         return f"-{duration(-seconds)}"
     seconds = abs(seconds)
@@ -70,16 +71,16 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
-def _rate(timings: dict[str, Any]) -> str:
+def _format_rate(timings: dict[str, Any]) -> str:
     count = timings.get("predicted_n", 0)
-    took = (
+    summary = (
         f"{count} token{'s' * (count != 1)} in {duration(timings.get('predicted_ms', 0.0) / 1000)}"
     )
-    told = rate_of(timings)
-    return f"{told} tokens/s: {took}" if told else took
+    tokens_per_second = format_rate_of(timings)
+    return f"{tokens_per_second} tokens/s: {summary}" if tokens_per_second else summary
 
 
-def _speculation(spec: dict[str, Any], timings: dict[str, Any]) -> str:
+def _format_speculation(spec: dict[str, Any], timings: dict[str, Any]) -> str:
     if not spec.get("active"):
         return f"speculation: off ({spec.get('reason') or 'not used'})"
     drafted, accepted = spec.get("drafted", 0), spec.get("accepted", 0)
@@ -88,14 +89,14 @@ def _speculation(spec: dict[str, Any], timings: dict[str, Any]) -> str:
         f"speculation: drafted {drafted}, accepted {accepted}{part}",
         f"{spec.get('mean_tokens_per_pass', 0.0):.2f} tokens per target pass",
     ]
-    if told := speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
-        parts.append(f"{told} the speed of plain decoding")
+    if factor := speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
+        parts.append(f"{factor} the speed of plain decoding")
     return ", ".join(parts)
 
 
-def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
+def _format_prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    if not usage:  # /infill has llama-server's timings alone
+    if not usage:  # a response of /infill only has llama-server's timings
         cached = timings.get("cache_n", 0)
     read = usage.get("prompt_tokens", timings.get("prompt_n", 0) + cached)
     seconds = timings.get("prompt_ms", 0.0) / 1000
@@ -103,204 +104,229 @@ def _prompt(timings: dict[str, Any], usage: dict[str, Any]) -> str:
 
 
 def status(value: dict[str, Any], *, verbose: bool = False) -> None:
-    """Print `localspec status` for a person; `verbose` with everything that is known."""
+    """Print the output of `localspec status`; with `verbose`, everything that is known."""
     render.fields(rows(value, verbose=verbose))
 
 
 def rows(value: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
-    """Return the names and texts of its lines."""
-    found = _verbose(value) if verbose else _short(value)
-    return [(name, str(text)) for name, text in found if text]
+    """Return the names and texts of the lines of `localspec status`."""
+    lines = _verbose_rows(value) if verbose else _short_rows(value)
+    return [(name, str(text)) for name, text in lines if text]
 
 
-def _short(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what a person looks for: the pairs, the speed-up, the memory and what is running."""
+def _short_rows(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the most useful lines: the pairs, the speed-up, the memory and running requests."""
     pair = value["pair"]
-    yield "daemon", f"running for {_span(value['uptime'])}"
-    yield from _pairs(value, [("note", pair.get("note"))])
-    yield from (("upstream", _upstream(each)) for each in value.get("upstreams") or ())
-    yield "speed-up", _speed_up(value.get("figures") or {})
-    yield "memory", _memory(value)
+    yield "daemon", f"running for {_format_uptime(value['uptime'])}"
+    yield from _pair_rows(value, [("note", pair.get("note"))])
+    yield from (("upstream", _format_upstream(server)) for server in value.get("upstreams") or ())
+    yield "speed-up", _format_speed_up(value.get("figures") or {})
+    yield "memory", _format_memory(value)
     yield "requests", f"{value['running']} running, {value['waiting']} waiting"
-    yield "queue", _queue(value.get("ahead") or {})
-    yield "tcp", _tcp(value)
-    yield from _doing(value)
+    yield "queue", _format_queue(value.get("ahead") or {})
+    yield "tcp", _format_tcp(value)
+    yield from _activity(value)
 
 
-def _verbose(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _verbose_rows(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     pair, counts, figures = value["pair"], value["counts"], value.get("figures") or {}
-    up = _span(value["uptime"])
-    yield "daemon", f"localspec {value['version']}, pid {value['pid']}, up {up}"
+    uptime = _format_uptime(value["uptime"])
+    yield "daemon", f"localspec {value['version']}, pid {value['pid']}, up {uptime}"
     models = [("target", pair.get("target")), ("draft", pair.get("draft"))]
-    more = [("memory", _plan(pair.get("plan"))), ("note", pair.get("note"))]
-    yield from _pairs(value, [*models, *more])
-    yield from (("upstream", _upstream(each)) for each in value.get("upstreams") or ())
-    yield "requests", f"{value['running']} running, {value['waiting']} waiting, {_counts(counts)}"
-    yield "embeddings", _embeddings(counts)
-    yield "queue", _queue(value.get("ahead") or {})
-    yield "speed-up", _speed_up(figures)
-    yield "speed", _speed(figures)
-    yield "drafts", _drafts(figures)
-    yield "cache", _cache(figures)
-    yield "engine", _engine(value)
+    details = [("memory", _format_plan(pair.get("plan"))), ("note", pair.get("note"))]
+    yield from _pair_rows(value, [*models, *details])
+    yield from (("upstream", _format_upstream(server)) for server in value.get("upstreams") or ())
+    yield (
+        "requests",
+        f"{value['running']} running, {value['waiting']} waiting, {_format_counts(counts)}",
+    )
+    yield "embeddings", _format_embeddings(counts)
+    yield "queue", _format_queue(value.get("ahead") or {})
+    yield "speed-up", _format_speed_up(figures)
+    yield "speed", _format_speed(figures)
+    yield "drafts", _format_drafts(figures)
+    yield "cache", _format_cache(figures)
+    yield "engine", _format_engine(value)
     yield "socket", value["socket"]
-    yield "tcp", _tcp(value)
+    yield "tcp", _format_tcp(value)
     yield "log", value["log"]
-    yield from _doing(value)
+    yield from _activity(value)
 
 
-def _tcp(value: dict[str, Any]) -> str:
+def _format_tcp(value: dict[str, Any]) -> str:
     return f"{value['listen']}, token in {value['token_file']}" if value.get("listen") else ""
 
 
-def _doing(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield what the daemon is at beside requests, and what is wrong."""
-    yield "hashing", hashing(value)
+def _activity(value: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield what the daemon does beside requests, and its problems."""
+    yield "hashing", format_hashing(value)
     yield "pulls", f"{value['pulls']} running; see: localspec pulls" if value["pulls"] else ""
     yield from (("problem", problem) for problem in value["problems"])
 
 
-def _pairs(value: dict[str, Any], about: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield the configured pair, whether or not it is loaded, and the others that are.
+def _pair_rows(value: dict[str, Any], details: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield the configured pair, whether or not it is loaded, and the other loaded pairs.
 
-    `about` is what to yield after the pair that was used last.
+    `details` are rows to yield after the pair that was used last.
     """
     configured = value.get("configured") or value["pair"]["name"]
-    known = {each["name"]: each for each in (value["pair"], *(value.get("pairs") or ()))}
-    default = known.pop(configured, {"name": configured, "state": "unloaded"})
-    for each in (default, *known.values()):
-        yield ("pair", _pair(each)) if each is default else ("also", _beside(each))
-        if each["name"] == value["pair"]["name"]:
-            yield from about
+    pairs = {pair["name"]: pair for pair in (value["pair"], *(value.get("pairs") or ()))}
+    default = pairs.pop(configured, {"name": configured, "state": "unloaded"})
+    for pair in (default, *pairs.values()):
+        yield (
+            ("pair", _format_pair(pair)) if pair is default else ("also", _format_other_pair(pair))
+        )
+        if pair["name"] == value["pair"]["name"]:
+            yield from details
 
 
-def queue(ahead: dict[str, Any]) -> str:
-    """As in "3 other requests, about 14 s": what is before a request, and how long that takes."""
+def format_queue(ahead: dict[str, Any]) -> str:
+    """Return what is ahead of a request, as in "3 other requests, about 14 s"."""
     count = ahead["requests"]
-    told = f"{count} other request{'s' * (count != 1)}"
-    return told + (f", about {_about(ahead['seconds'])}" if ahead["seconds"] else "")
+    text = f"{count} other request{'s' * (count != 1)}"
+    return text + (f", about {_round_duration(ahead['seconds'])}" if ahead["seconds"] else "")
 
 
-def _queue(ahead: dict[str, Any]) -> str:
+def _format_queue(ahead: dict[str, Any]) -> str:
     if not ahead or ahead["seconds"] == 0 or not ahead["requests"]:
         return ""
     tokens = ahead["prompt_tokens"]
-    left = f", {tokens:,} prompt tokens to be read" if tokens else ""
-    return f"a new request waits for {queue(ahead)}{left}"
+    unread = f", {tokens:,} prompt tokens to be read" if tokens else ""
+    return f"a new request waits for {format_queue(ahead)}{unread}"
 
 
-def _about(seconds: int) -> str:
-    """In steps of ten, from twenty on."""
+def _round_duration(seconds: int) -> str:
+    """Return a time, rounded up to steps of ten seconds from twenty seconds on."""
     return f"{seconds} s" if seconds < 20 else duration(-(-seconds // 10) * 10)
 
 
-def hashing(value: dict[str, Any]) -> str:
-    """As in "target.gguf 43%"; empty where no file is hashed."""
-    found = value.get("hashing")
-    return f"{found['file']} {100 * found['done'] // (found['size'] or 1)}%" if found else ""
+def format_hashing(value: dict[str, Any]) -> str:
+    """Return the progress of hashing as in "target.gguf 43%", or an empty string."""
+    progress = value.get("hashing")
+    return (
+        f"{progress['file']} {100 * progress['done'] // (progress['size'] or 1)}%"
+        if progress
+        else ""
+    )
 
 
-def _pair(pair: dict[str, Any]) -> str:
+def _format_pair(pair: dict[str, Any]) -> str:
     state = str(pair["state"]).replace("_", " ")
     if pair["state"] == "loading":
         state += f" {pair['stage']}, {100 * pair['progress']:.0f}%"
     if pair["state"] == "ready":
         state += f", context {pair['n_ctx']}, {pair['backend']}"
-    return f"{pair['name']}: {state}{_stays(pair)}"
+    return f"{pair['name']}: {state}{_format_residence(pair)}"
 
 
-def _stays(pair: dict[str, Any]) -> str:
-    """As in ", loaded for 5 min, kept"."""
+def _format_residence(pair: dict[str, Any]) -> str:
+    """Return how long a pair has been loaded, as in ", loaded for 5 min, kept"."""
     since = pair.get("since")
-    told = f", loaded for {_span(max(time.time() - since, 0))}" if since else ""
-    return f"{told}, kept" if pair.get("keep") else told
+    text = f", loaded for {_format_uptime(max(time.time() - since, 0))}" if since else ""
+    return f"{text}, kept" if pair.get("keep") else text
 
 
-def _beside(pair: dict[str, Any]) -> str:
-    """Another pair in memory."""
-    from localspec.cli.terminal import pairs  # which `ask` has no use for
+def _format_other_pair(pair: dict[str, Any]) -> str:
+    """Return the line of a loaded pair that is not the configured one."""
+    from localspec.cli.terminal import pairs  # imported here, because `ask` does not need it
 
-    takes = f", at most {pairs.size(pair['memory'])}" if pair.get("memory") else ""
+    memory_text = f", at most {pairs.size(pair['memory'])}" if pair.get("memory") else ""
     count = pair.get("running", 0)
-    return _pair(pair) + takes + (f", {count} request{'s' * (count != 1)} running" if count else "")
-
-
-def _upstream(each: dict[str, Any]) -> str:
-    """As in "big: vLLM at http://tower:8000, 2 running, 14 requests, 71% of drafted tokens accepted"."""
-    state = f"does not answer, {each['fallback']} does" if each["away"] else ""
-    counts = f"{each['requests']} request{'s' * (each['requests'] != 1)}"
-    drafts = "acceptance not measured"
-    if each["drafted"]:
-        drafts = f"{share(each['accepted'] / each['drafted'])} of drafted tokens accepted"
-        if each["tokens_per_pass"]:
-            drafts += f", {each['tokens_per_pass']:.2f} tokens per pass"
-    server = f"{each['kind'] or 'server'} at {each['place']}"
-    parts = [server, state, f"{each['running']} running", counts, drafts]
-    if each["failed"]:
-        parts.insert(4, f"{each['failed']} failed")
-    return f"{each['name']}: {', '.join(filter(None, parts))}"
-
-
-def _memory(value: dict[str, Any]) -> str:
-    """Return what the loaded pairs take, and what it may become when many prompts are cached."""
-    from localspec.cli.terminal.pairs import size  # which `ask` has no use for
-
-    plans = [each["plan"] for each in value.get("pairs") or () if each.get("plan")]
-    most = sum(each["needed"] for each in plans)
-    least = most - sum(each["prefixes"] for each in plans)
-    if not plans:
-        return ""
-    return f"uses {size(least)}" + (
-        f", cached prompts may take up to {size(most - least)} more" if most > least else ""
+    return (
+        _format_pair(pair)
+        + memory_text
+        + (f", {count} request{'s' * (count != 1)} running" if count else "")
     )
 
 
-def _plan(plan: dict[str, Any] | None) -> str:
+def _format_upstream(entry: dict[str, Any]) -> str:
+    """Return the line of an upstream server.
+
+    As in "big: vLLM at http://tower:8000, 2 running, 14 requests, 71% of drafted tokens accepted".
+    """
+    state = f"does not answer, {entry['fallback']} does" if entry["away"] else ""
+    counts = f"{entry['requests']} request{'s' * (entry['requests'] != 1)}"
+    drafts = "acceptance not measured"
+    if entry["drafted"]:
+        drafts = f"{share(entry['accepted'] / entry['drafted'])} of drafted tokens accepted"
+        if entry["tokens_per_pass"]:
+            drafts += f", {entry['tokens_per_pass']:.2f} tokens per pass"
+    server = f"{entry['kind'] or 'server'} at {entry['place']}"
+    parts = [server, state, f"{entry['running']} running", counts, drafts]
+    if entry["failed"]:
+        parts.insert(4, f"{entry['failed']} failed")
+    return f"{entry['name']}: {', '.join(filter(None, parts))}"
+
+
+def _format_memory(value: dict[str, Any]) -> str:
+    """Return the memory of the loaded pairs now, and how much more cached prompts may take."""
+    from localspec.cli.terminal.pairs import size  # imported here, because `ask` does not need it
+
+    plans = [pair["plan"] for pair in value.get("pairs") or () if pair.get("plan")]
+    max_bytes = sum(plan["needed"] for plan in plans)
+    min_bytes = max_bytes - sum(plan["prefixes"] for plan in plans)
+    if not plans:
+        return ""
+    return f"uses {size(min_bytes)}" + (
+        f", cached prompts may take up to {size(max_bytes - min_bytes)} more"
+        if max_bytes > min_bytes
+        else ""
+    )
+
+
+def _format_plan(plan: dict[str, Any] | None) -> str:
     if plan is None:
         return ""
-    from localspec.cli.terminal import pairs  # which `ask` has no use for
+    from localspec.cli.terminal import pairs  # imported here, because `ask` does not need it
 
-    return f"{pairs.plan(plan)}; {pairs.size(plan['free'])} were free"
+    return f"{pairs.format_plan(plan)}; {pairs.size(plan['free'])} were free"
 
 
-def _counts(counts: dict[str, Any]) -> str:
-    said = f"{counts['requests']} total"
+def _format_counts(counts: dict[str, Any]) -> str:
+    text = f"{counts['requests']} total"
     if counts["drafted"]:
         accepted = share(counts["accepted"] / counts["drafted"])
-        said += f", {counts['tokens']} tokens, {accepted} of drafted tokens accepted"
-    return said
+        text += f", {counts['tokens']} tokens, {accepted} of drafted tokens accepted"
+    return text
 
 
-def _embeddings(counts: dict[str, Any]) -> str:
+def _format_embeddings(counts: dict[str, Any]) -> str:
     if not counts.get("embeddings"):
         return ""
     texts, tokens = counts["embedded_texts"], counts["embedded_tokens"]
     return f"{counts['embeddings']} total, {texts:,} texts, {tokens:,} tokens"
 
 
-def _speed(figures: dict[str, Any]) -> str:
+def _format_speed(figures: dict[str, Any]) -> str:
     parts = []
     if figures.get("prompt_per_second"):
-        first, full = figures["prompt_per_second"], figures["full_prompt_per_second"]
-        slows = f" ({full:,.0f} at full context)" if full < 0.9 * first else ""
-        parts.append(f"prompt {first:,.0f} tokens/s{slows}")
+        empty_context_rate, full_context_rate = (
+            figures["prompt_per_second"],
+            figures["full_prompt_per_second"],
+        )
+        slowdown = (
+            f" ({full_context_rate:,.0f} at full context)"
+            if full_context_rate < 0.9 * empty_context_rate
+            else ""
+        )
+        parts.append(f"prompt {empty_context_rate:,.0f} tokens/s{slowdown}")
     if figures.get("first_text_ms") is not None:
         parts.append(f"time to first token {figures['first_text_ms']:.0f} ms (median)")
     return " · ".join(parts)
 
 
-def _speed_up(figures: dict[str, Any]) -> str:
+def _format_speed_up(figures: dict[str, Any]) -> str:
     return speed_up(figures.get("speed_up"), figures.get("measured_tokens", 0))
 
 
-def _drafts(figures: dict[str, Any]) -> str:
+def _format_drafts(figures: dict[str, Any]) -> str:
     if not figures.get("accepted_at"):
         return ""
     shares = " ".join(map(share, figures["accepted_at"][:8]))
     return f"{figures['mean_depth']:.1f} per pass; accepted by position: {shares}"
 
 
-def _cache(figures: dict[str, Any]) -> str:
+def _format_cache(figures: dict[str, Any]) -> str:
     if not figures.get("prompt_tokens"):
         return ""
     cached = share(figures["cached_tokens"] / figures["prompt_tokens"])
@@ -309,13 +335,13 @@ def _cache(figures: dict[str, Any]) -> str:
     return f"{cached} of prompt tokens cached" + (f" ({places})" if places else "")
 
 
-def _engine(value: dict[str, Any]) -> str:
+def _format_engine(value: dict[str, Any]) -> str:
     running = f"pid {value['worker_pid']}" if value["worker_pid"] else "not running"
     deaths = value["counts"]["worker_deaths"]
     return running + (f", died {deaths} times" if deaths else "")
 
 
-def _span(seconds: float) -> str:
+def _format_uptime(seconds: float) -> str:
     minutes = int(seconds) // 60
     if minutes < 1:
         return f"{int(seconds)} s"

@@ -1,6 +1,6 @@
-"""One dim line about what would do better here, or about an answer that was cut off.
+"""One-line hints: on a better pair than the built-in one, and on an answer that was cut off.
 
-The second stands on the way of every short answer: what only the first needs is imported there.
+Every question to `ask` imports this module, so modules that only the first hint needs are imported there.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
     from localspec.client.api import Client
 
-# Without a GPU a token costs the time to read all weights from memory; more is no joy to wait for.
-_ON_CPU = 3 << 30  # bytes
+# Without a GPU every token takes the time to read all weights from memory. A larger model is too slow to
+# recommend.
+_MAX_CPU_BYTES = 3 << 30
 
 
-def real_pair(client: Client) -> None:
-    """Say on stderr how to get a real pair, once a day; nothing when that cannot be found out."""
+def suggest_real_pair(client: Client) -> None:
+    """Print how to get a real pair, at most once a day. Prints nothing if the daemon cannot be asked."""
     from localspec.client.pairs import PairsClient
     from localspec.paths import default_paths
 
-    if _said_today(default_paths().state / "real-pair-hint"):
+    if _was_shown_today(default_paths().state / "real-pair-hint"):
         return
     try:
         listed = PairsClient(client.socket_path, autostart=False).pairs(everything=True)
@@ -35,8 +36,11 @@ def real_pair(client: Client) -> None:
     render.dim(f"That was the small pair that comes with localspec. {_advice(listed)}")
 
 
-def _said_today(file: Path) -> bool:
-    """Whether it was; it is from now on. The file has the day. What cannot be remembered is not said."""
+def _was_shown_today(file: Path) -> bool:
+    """Return whether the hint was shown today, and record that it is.
+
+    The file has the day. If it cannot be written, the hint counts as shown.
+    """
     from localspec.files import write_whole
 
     today = time.strftime("%Y-%m-%d")
@@ -53,33 +57,37 @@ def _said_today(file: Path) -> bool:
 def _advice(listed: dict[str, Any]) -> str:
     from localspec.cli.terminal.pairs import size
 
-    others = [each for each in listed["pairs"] if each["name"] != "builtin"]
-    chat = [each for each in others if "chat" in each["roles"]]
-    here = [each for each in chat if each["here"]]
-    if here:
-        return f"To use a real one: localspec use {here[0]['name']}"
-    fitting = [each for each in chat if each["fits"] == "yes" and not each["hybrid"]]
+    real_pairs = [entry for entry in listed["pairs"] if entry["name"] != "builtin"]
+    chat_pairs = [entry for entry in real_pairs if "chat" in entry["roles"]]
+    installed = [entry for entry in chat_pairs if entry["here"]]
+    if installed:
+        return f"To use a real one: localspec use {installed[0]['name']}"
+    fitting = [entry for entry in chat_pairs if entry["fits"] == "yes" and not entry["hybrid"]]
     if not listed["vram"]:
-        fitting = [each for each in fitting if each["memory"] == "cpu" or _small(each)]
+        fitting = [entry for entry in fitting if entry["memory"] == "cpu" or _is_small(entry)]
     if not fitting:
         return "For a real one: localspec catalogue"
-    best = max(fitting, key=lambda each: each["size"] or 0)
-    how_large = f" ({size(best['size'])})" if best["size"] else ""
-    return f"A real one that fits this machine{how_large}: localspec pull {best['name']}"
+    best = max(fitting, key=lambda entry: entry["size"] or 0)
+    size_note = f" ({size(best['size'])})" if best["size"] else ""
+    return f"A real one that fits this machine{size_note}: localspec pull {best['name']}"
 
 
-def _small(each: dict[str, Any]) -> bool:
-    return 0 < (each["size"] or 0) <= _ON_CPU
+def _is_small(entry: dict[str, Any]) -> bool:
+    return 0 < (entry["size"] or 0) <= _MAX_CPU_BYTES
 
 
-def cut_off(last: dict[str, Any], going_on: str) -> None:
-    """Say why an answer was cut off; `going_on` is how to continue it, if it can be."""
-    tokens = (last.get("usage") or {}).get("completion_tokens", 0)
-    if last["localspec"]["limit"] == "context":
-        said = (
+def print_cut_off(response: dict[str, Any], continue_command: str) -> None:
+    """Print why an answer was cut off, and the command that continues it, if it can be continued."""
+    tokens = (response.get("usage") or {}).get("completion_tokens", 0)
+    if response["localspec"]["limit"] == "context":
+        message = (
             "The answer was cut off because the context is full. If the model supports a larger one: "
             "localspec config set context TOKENS."
         )
     else:
-        said = f"The answer was cut off at its limit of {tokens} token{'s' * (tokens != 1)} (-n)."
-    render.error(f"{said} To continue the answer: {going_on}" if going_on else said)
+        message = (
+            f"The answer was cut off at its limit of {tokens} token{'s' * (tokens != 1)} (-n)."
+        )
+    render.error(
+        f"{message} To continue the answer: {continue_command}" if continue_command else message
+    )

@@ -1,4 +1,4 @@
-"""How conversations look."""
+"""Print conversations of the history."""
 
 from __future__ import annotations
 
@@ -8,77 +8,78 @@ from typing import Any
 
 from localspec.cli.terminal import layout, render
 
-_WHY = {
+_FINISH_NOTES = {
     "interrupted": "(interrupted)",
     "failed": "(interrupted by an error)",
     "length": "(truncated: token limit or context)",
 }
 
 
-def listing(found: list[dict[str, Any]]) -> None:
+def listing(conversations: list[dict[str, Any]]) -> None:
+    """Print conversations as a table."""
     rows = [["ID", "WHEN", "TURNS", "QUESTION"]]
-    for each in found:
-        turns = str((each["messages"] + 1) // 2)
-        rows.append([each["id"], _when(each["updated"]), turns, each["title"]])
+    for entry in conversations:
+        turns = str((entry["messages"] + 1) // 2)
+        rows.append([entry["id"], _format_time(entry["updated"]), turns, entry["title"]])
     render.table(rows)
 
 
-def matches(found: list[dict[str, Any]]) -> None:
-    """Each with the line where it says what was searched, which a terminal highlights."""
-    room = layout.width(sys.stdout)
-    for each in found:
-        render.line(f"{each['id']}  {_when(each['updated'])}  {each['title']}")
-        match = each["match"]
-        who = f"  {'Title' if match['role'] == 'title' else _who(match['role'])}: "
-        render.highlighted(who, *_cut(match, room and room - len(who)))
+def matches(conversations: list[dict[str, Any]]) -> None:
+    """Print conversations with the line that contains the searched text, highlighted on a terminal."""
+    columns = layout.width(sys.stdout)
+    for entry in conversations:
+        render.line(f"{entry['id']}  {_format_time(entry['updated'])}  {entry['title']}")
+        match = entry["match"]
+        label = f"  {'Title' if match['role'] == 'title' else _role_title(match['role'])}: "
+        render.highlighted(label, *_shorten_match(match, columns and columns - len(label)))
 
 
-def _cut(match: dict[str, Any], room: int | None) -> tuple[str, int, int]:
-    """Of the line what fits, with what was found in it, and from and to of that."""
+def _shorten_match(match: dict[str, Any], max_cells: int | None) -> tuple[str, int, int]:
+    """Return the part of a line that fits, with the match in it, and the match's start and end."""
     line, start, end = match["line"], match["start"], match["end"]
-    left, right = 0, len(line)
-    while room is not None and left < right - 1 and layout.cells(line[left:right]) > room:
-        if start - left > room // 4:  # so much stays of what comes before
-            left += 1
+    begin, stop = 0, len(line)
+    while max_cells is not None and begin < stop - 1 and layout.cells(line[begin:stop]) > max_cells:
+        if start - begin > max_cells // 4:  # a quarter is kept for the text before the match
+            begin += 1
         else:
-            right -= 1
-    shown = line[left:right]
-    shown = f"…{shown[1:]}" if left else shown
-    shown = f"{shown[:-1]}…" if right < len(line) else shown
-    return shown, start - left, min(end, right) - left
+            stop -= 1
+    visible = line[begin:stop]
+    visible = f"…{visible[1:]}" if begin else visible
+    visible = f"{visible[:-1]}…" if stop < len(line) else visible
+    return visible, start - begin, min(end, stop) - begin
 
 
 def answer(text: str) -> None:
-    """One answer alone."""
+    """Print one answer alone."""
     printer = render.printer()
     printer.text(text, [])
     printer.close()
 
 
-def conversation(found: dict[str, Any], *, plain: bool = False) -> None:
-    """As a document; Markdown is drawn on a terminal unless it is to be `plain`."""
-    render.dim(f"{found['id']}, {_when(found['created'])}, {found['model']}")
-    for message in found["messages"]:
+def conversation(entry: dict[str, Any], *, plain: bool = False) -> None:
+    """Print a conversation as a document. Markdown is drawn on a terminal unless `plain`."""
+    render.dim(f"{entry['id']}, {_format_time(entry['created'])}, {entry['model']}")
+    for message in entry["messages"]:
         printer = render.printer(plain=plain)
-        text = f"## {_who(message['role'])}\n\n{_said(message)}"
-        why = _WHY.get(message.get("finish") or "")
-        printer.text(text + (f"\n\n*{why}*" if why else ""), [])
+        text = f"## {_role_title(message['role'])}\n\n{_format_message(message)}"
+        note = _FINISH_NOTES.get(message.get("finish") or "")
+        printer.text(text + (f"\n\n*{note}*" if note else ""), [])
         printer.close()
         render.line("")
 
 
-def _who(role: str) -> str:
+def _role_title(role: str) -> str:
     return {"user": "You", "assistant": "Answer", "system": "System"}.get(role, role)
 
 
-def _said(message: dict[str, Any]) -> str:
-    """Thoughts as a quotation, then the text, then a line for each call."""
-    thoughts = (message.get("reasoning_content") or "").strip()
-    parts = ["\n".join(f"> {line}" for line in thoughts.splitlines()), message["content"].rstrip()]
+def _format_message(message: dict[str, Any]) -> str:
+    """Return reasoning as a quotation, then the text, then one line for each tool call."""
+    reasoning = (message.get("reasoning_content") or "").strip()
+    parts = ["\n".join(f"> {line}" for line in reasoning.splitlines()), message["content"].rstrip()]
     functions = [call.get("function") or {} for call in message.get("tool_calls") or []]
-    parts += [f"    {each.get('name')}({each.get('arguments')})" for each in functions]
+    parts += [f"    {function.get('name')}({function.get('arguments')})" for function in functions]
     return "\n\n".join(part for part in parts if part)
 
 
-def _when(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))

@@ -1,7 +1,7 @@
-"""Text on a terminal of any width: wrapped between words, and in columns where they fit.
+"""Lay out text for a terminal of any width: wrap it between words, and align it in columns.
 
-Nothing here prints; `room` is a terminal's width in cells, None where there is none: in a pipe a line
-stays a line, for programs read it.
+Nothing here prints. `max_cells` is the width of a terminal in cells, or None for a pipe, where lines are not
+wrapped because programs read them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from itertools import groupby
 from typing import TextIO
 
 _GAP = "  "  # between two columns
-_BELOW = "    "  # before what stands below its row
+_BELOW = "    "  # indentation of a line that continues a row below it
 _COMMAND = re.compile(r"localspec |eval |\S.*\| localspec ")
-_COMMENT = re.compile(r" +# (?=[^'\"]*$)")  # of a shell, behind a command
+_COMMENT = re.compile(r" +# (?=[^'\"]*$)")  # a shell comment after a command
 _QUOTED = re.compile(r""" "[^"]*"|'[^']*' """.strip())
-_GOES_ON = " \\"  # a shell's sign that a command goes on in the next line
-_GLUE = "\0"  # instead of a blank where no line is to end; no text that is shown has it
-_COLUMN = 24  # cells; a text is not squeezed into less, it goes below its row
-# What is better copied in one piece: code between backquotes, and a command that ends a line.
+_LINE_CONTINUATION = " \\"  # in a shell
+_GLUE = "\0"  # replaces blanks at which no line may end; printed text never contains it
+# A longer text is not wrapped into a narrower column, but goes below its row.
+_MIN_COLUMN_CELLS = 24
+# Words that stay in one piece for copying: code between backquotes, and a command that ends a line.
 _WORD = re.compile(
     r"(?:(?<=: )|(?<=→ )|^)localspec [^;\n]+$|[^\s`]*(?:`[^`\n]+`[^\s`]*)+|\S+", re.MULTILINE
 )
 
 
 def width(stream: TextIO) -> int | None:
-    """The cells of a line of the terminal that `stream` is; None where it is none."""
+    """Return the width of the terminal `stream` in cells, or None if it is no terminal."""
     if not stream.isatty():
         return None
     if os.environ.get("COLUMNS", "").isdecimal():
@@ -40,207 +41,246 @@ def width(stream: TextIO) -> int | None:
 
 
 def cells(text: str) -> int:
-    """How wide a terminal shows a text."""
+    """Return the number of cells that a text takes on a terminal."""
     if text.isascii():
         return len(text)
-    return sum(map(_cell, text))
+    return sum(map(_char_cells, text))
 
 
-def _cell(char: str) -> int:
+def _char_cells(char: str) -> int:
     if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0
     return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
-def wrapped(text: str, room: int | None, first: str = "", rest: str = "") -> list[str]:
-    """`text` in lines, the first of which begins with `first` and every other with `rest`.
+def wrap(
+    text: str, max_cells: int | None, first_prefix: str = "", other_prefix: str = ""
+) -> list[str]:
+    """Return `text` as lines, beginning with `first_prefix`, or `other_prefix` after the first one.
 
-    Lines of `text` stay apart and keep their indentation. A word that is wider than a line is left whole,
-    for the terminal to break and a mouse to copy; one that fits with less indentation gets less. An
-    indented line that is a command stays one for whoever copies it, and its comment goes above it.
+    Lines of `text` stay separate and keep their indentation. A word that is wider than a line stays in one
+    piece, so that the terminal breaks it and it can be copied. It gets less indentation if it fits then. A
+    command on an indented line stays one command when it is copied, and its comment goes above it.
     """
     lines: list[str] = []
     for line in text.split("\n"):
         words = line.lstrip(" ")
         indent = line[: len(line) - len(words)]
-        begin = (rest if lines else first) + indent
-        if room is not None and indent and _COMMAND.match(words):
-            if cells(begin) + cells(words) > room and (comment := _COMMENT.search(words)):
-                said, words = words[comment.end() :], words[: comment.start()]
-                lines += _wrapped(f"# {said}", room, begin, f"{rest}{indent}# ")
-                begin = rest + indent
-            glued = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", _GLUE), words)
-            *some, last = _wrapped(glued, room - len(_GOES_ON), begin, f"{rest}{indent}{_BELOW}")
-            parts = [*(f"{each}{_GOES_ON}" for each in some), last]
-            lines += [each.replace(_GLUE, " ") for each in parts]
+        prefix = (other_prefix if lines else first_prefix) + indent
+        if max_cells is not None and indent and _COMMAND.match(words):
+            if cells(prefix) + cells(words) > max_cells and (comment := _COMMENT.search(words)):
+                comment_text, words = words[comment.end() :], words[: comment.start()]
+                lines += _wrap_line(
+                    f"# {comment_text}", max_cells, prefix, f"{other_prefix}{indent}# "
+                )
+                prefix = other_prefix + indent
+            glued_words = _QUOTED.sub(lambda quoted: quoted[0].replace(" ", _GLUE), words)
+            *head, tail = _wrap_line(
+                glued_words,
+                max_cells - len(_LINE_CONTINUATION),
+                prefix,
+                f"{other_prefix}{indent}{_BELOW}",
+            )
+            parts = [*(f"{part}{_LINE_CONTINUATION}" for part in head), tail]
+            lines += [part.replace(_GLUE, " ") for part in parts]
         else:
-            lines += _wrapped(words, room, begin, rest + indent)
+            lines += _wrap_line(words, max_cells, prefix, other_prefix + indent)
     return lines
 
 
-def _wrapped(text: str, room: int | None, first: str, rest: str) -> list[str]:
-    if room is None or cells(first) + cells(text) <= room:
-        return [f"{first}{text}".rstrip()]
-    lines, line, begun = [], first, False
-    for gap, word in _words(text, room - cells(rest)):
-        if begun and cells(line) + len(gap) + cells(word) > room:
+def _wrap_line(text: str, max_cells: int | None, first_prefix: str, other_prefix: str) -> list[str]:
+    if max_cells is None or cells(first_prefix) + cells(text) <= max_cells:
+        return [f"{first_prefix}{text}".rstrip()]
+    lines, line, has_words = [], first_prefix, False
+    for gap, word in _split_words(text, max_cells - cells(other_prefix)):
+        if has_words and cells(line) + len(gap) + cells(word) > max_cells:
             lines.append(line)
-            line, begun = rest, False
-        if not begun and cells(line) + cells(word) > room:
-            if line.strip():  # a label, which needs no text beside it
+            line, has_words = other_prefix, False
+        if not has_words and cells(line) + cells(word) > max_cells:
+            if line.strip():  # a label may stand on a line of its own
                 lines.append(line)
-            beside = room - cells(word)
-            line = next((" " * each for each in (cells(rest), len(_BELOW)) if each <= beside), "")
-        line += f"{gap if begun else ''}{word}"
-        begun = True
-    return [each.rstrip() for each in (*lines, line)]
+            max_indent = max_cells - cells(word)
+            line = next(
+                (
+                    " " * indent
+                    for indent in (cells(other_prefix), len(_BELOW))
+                    if indent <= max_indent
+                ),
+                "",
+            )
+        line += f"{gap if has_words else ''}{word}"
+        has_words = True
+    return [finished_line.rstrip() for finished_line in (*lines, line)]
 
 
-def _words(text: str, room: int) -> Iterator[tuple[str, str]]:
-    """What a line may be broken between, each with the blanks before it."""
+def _split_words(text: str, max_cells: int) -> Iterator[tuple[str, str]]:
+    """Yield the words between which a line may be broken, with the blanks before each of them."""
     end = 0
-    for found in _WORD.finditer(text):
-        gap, word, end = text[end : found.start()], found[0], found.end()
-        parts = [word] if cells(word) <= room or " " not in word else re.split(" +", word)
+    for match in _WORD.finditer(text):
+        gap, word, end = text[end : match.start()], match[0], match.end()
+        parts = [word] if cells(word) <= max_cells or " " not in word else re.split(" +", word)
         for part in parts:
-            for piece in _pieces(part) if cells(part) > room else [part]:
+            for piece in _split_cjk(part) if cells(part) > max_cells else [part]:
                 yield gap, piece
                 gap = ""
             gap = " "
 
 
-def _pieces(word: str) -> list[str]:
-    """Chinese and Japanese are broken between any two characters."""
+def _split_cjk(word: str) -> list[str]:
+    """Split a word where a line may be broken, which in Chinese and Japanese is after any character."""
     return re.findall(r"[^\u1100-\U0010ffff]+|.", word)
 
 
 class Flow:
-    """Text that is being written, in lines that end between words; code stays as it is.
+    """Wraps text between words while it is being generated. Code stays as it is.
 
-    Each call returns what is to be shown next. A word is held back until it is whole.
+    Every call returns what is to be shown next. A word is held back until it is complete.
     """
 
-    def __init__(self, room: int | None) -> None:
-        self._room = room
-        self._column = 0  # cells that are shown of the line
-        self._line = ""  # as it was written
+    def __init__(self, max_cells: int | None) -> None:
+        self._max_cells = max_cells
+        self._column = 0  # cells of the current line that are shown
+        self._line = ""  # the current line as it was generated
         self._fenced = False
-        self._gap: list[tuple[str, str]] = []  # before the word, with its style
+        # Blanks before the held word, as pairs of text and style.
+        self._gap: list[tuple[str, str]] = []
         self._word: list[tuple[str, str]] = []
 
     def text(self, piece: str, style: str = "") -> str:
-        """`style`: the number of an escape code."""
-        shown = []
+        """Return the text to show for the next piece. `style` is the number of an escape code."""
+        output = []
         for part in re.findall(r"\n| +|[^ \n\u1100-\U0010ffff]+|.", piece):
             if part == "\n":
-                shown.append(f"{self.word()}\n")
+                output.append(f"{self.word()}\n")
                 self._fenced ^= self._line.lstrip().startswith(("```", "~~~"))
                 self._line, self._column = "", 0
                 continue
             if self._word and (part.isspace() or part >= "\u1100"):
-                shown.append(self.word())
+                output.append(self.word())
             (self._gap if part.isspace() else self._word).append((part, style))
             self._line += part
-        return "".join(shown)
+        return "".join(output)
 
     def word(self) -> str:
-        """What was held back."""
+        """Return the word that was held back."""
         gap, word = self._gap, self._word
-        wide, before = (sum(cells(part) for part, _ in each) for each in (word, gap))
+        word_cells, gap_cells = (sum(cells(part) for part, _ in parts) for parts in (word, gap))
         verbatim = self._fenced or self._line.startswith((_BELOW, "```", "~~~"))
-        room = 0 if verbatim else self._room
-        if room and self._column and self._column + before + wide > room >= wide:
-            self._column, before, gap = 0, 0, [("\n", "")]
-        self._column += before + wide
-        if self._room and self._column > self._room:  # the terminal has broken it
-            self._column = (self._column - 1) % self._room + 1
+        max_cells = 0 if verbatim else self._max_cells
+        if (
+            max_cells
+            and self._column
+            and self._column + gap_cells + word_cells > max_cells >= word_cells
+        ):
+            self._column, gap_cells, gap = 0, 0, [("\n", "")]
+        self._column += gap_cells + word_cells
+        if self._max_cells and self._column > self._max_cells:  # the terminal has wrapped the line
+            self._column = (self._column - 1) % self._max_cells + 1
         self._gap, self._word = [], []
         return "".join(
             f"\x1b[{style}m{text}\x1b[0m" if style else text
-            for style, parts in groupby([*gap, *word], key=lambda each: each[1])
+            for style, parts in groupby([*gap, *word], key=lambda part: part[1])
             for text in ["".join(part for part, _ in parts)]
         )
 
 
-def table(rows: Sequence[Sequence[str]], room: int | None) -> list[str]:
-    """Columns under the headings of the first row; those that are empty but for it are left out.
+def table(rows: Sequence[Sequence[str]], max_cells: int | None) -> list[str]:
+    """Return rows as lines with aligned columns. The first row has the headings.
 
-    Where a row is too long for a line, the last column is wrapped in its place; where that is too narrow,
-    it goes below. Where the others do not fit either, the first one goes above them; and where they still do
-    not, they follow one another with their headings.
+    Columns without any text below the heading are left out. If a row is too long, the last column is wrapped
+    in its place, or goes below the row if its place is too narrow. If the other columns do not fit either,
+    the first one goes above them. If they still do not fit, they follow one another with their headings.
     """
-    full = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:] or rows)]
-    rows = [[row[at] for at in full] for row in rows]
+    used_columns = [
+        index for index in range(len(rows[0])) if any(row[index] for row in rows[1:] or rows)
+    ]
+    rows = [[row[index] for index in used_columns] for row in rows]
     widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    before = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
-    if room is None or before + widths[-1] <= room:
-        return [_row(row, widths) for row in rows]
-    longest = max(cells(word) for row in rows for word in row[-1].split() or [""])
-    if len(widths) > 1 and room - before >= max(min(_COLUMN, widths[-1]), longest):
-        return [line for row in rows for line in _beside(row, widths, room, before)]
-    if len(widths) > 1 and widths[-1] > _COLUMN // 2 and before - len(_GAP) <= room:
-        return [line for row in rows for line in _below(row, widths, room)]
-    if len(widths) > 2 and len(_BELOW) + sum(widths[1:]) + len(_GAP) * (len(widths) - 2) <= room:
-        return [line for row in rows for line in _above(row, widths, room)]
-    return [line for row in rows[1:] for line in _block(rows[0], row, room)]
+    other_cells = sum(widths[:-1]) + len(_GAP) * (len(widths) - 1)
+    if max_cells is None or other_cells + widths[-1] <= max_cells:
+        return [_align_row(row, widths) for row in rows]
+    longest_word = max(cells(word) for row in rows for word in row[-1].split() or [""])
+    if len(widths) > 1 and max_cells - other_cells >= max(
+        min(_MIN_COLUMN_CELLS, widths[-1]), longest_word
+    ):
+        return [
+            line for row in rows for line in _wrap_last_column(row, widths, max_cells, other_cells)
+        ]
+    if (
+        len(widths) > 1
+        and widths[-1] > _MIN_COLUMN_CELLS // 2
+        and other_cells - len(_GAP) <= max_cells
+    ):
+        return [line for row in rows for line in _put_last_below(row, widths, max_cells)]
+    if (
+        len(widths) > 2
+        and len(_BELOW) + sum(widths[1:]) + len(_GAP) * (len(widths) - 2) <= max_cells
+    ):
+        return [line for row in rows for line in _put_first_above(row, widths, max_cells)]
+    return [line for row in rows[1:] for line in _make_block(rows[0], row, max_cells)]
 
 
-def _row(row: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [cell + " " * (wide - cells(cell)) for cell, wide in zip(row, widths, strict=True)]
+def _align_row(row: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [
+        cell + " " * (column_cells - cells(cell))
+        for cell, column_cells in zip(row, widths, strict=True)
+    ]
     return _GAP.join(padded).rstrip()
 
 
-def _beside(row: Sequence[str], widths: Sequence[int], room: int, before: int) -> list[str]:
-    first = _row([*row[:-1], "."], [*widths[:-1], 1]).removesuffix(".")
-    return wrapped(row[-1], room, first, " " * before)
+def _wrap_last_column(
+    row: Sequence[str], widths: Sequence[int], max_cells: int, indent_cells: int
+) -> list[str]:
+    prefix = _align_row([*row[:-1], "."], [*widths[:-1], 1]).removesuffix(".")
+    return wrap(row[-1], max_cells, prefix, " " * indent_cells)
 
 
-def _below(row: Sequence[str], widths: Sequence[int], room: int) -> list[str]:
-    lines = [_row(row[:-1], widths[:-1])]
-    return [*lines, *wrapped(row[-1], room, _BELOW, _BELOW)] if row[-1] else lines
+def _put_last_below(row: Sequence[str], widths: Sequence[int], max_cells: int) -> list[str]:
+    lines = [_align_row(row[:-1], widths[:-1])]
+    return [*lines, *wrap(row[-1], max_cells, _BELOW, _BELOW)] if row[-1] else lines
 
 
-def _above(row: Sequence[str], widths: Sequence[int], room: int) -> list[str]:
-    return [*wrapped(row[0], room), _BELOW + _row(row[1:], widths[1:])]
+def _put_first_above(row: Sequence[str], widths: Sequence[int], max_cells: int) -> list[str]:
+    return [*wrap(row[0], max_cells), _BELOW + _align_row(row[1:], widths[1:])]
 
 
-def _block(heads: Sequence[str], row: Sequence[str], room: int) -> list[str]:
-    named = [
+def _make_block(heads: Sequence[str], row: Sequence[str], max_cells: int) -> list[str]:
+    labelled_cells = [
         f"{head.lower().rstrip('?')} {cell}"
-        for at, (head, cell) in enumerate(zip(heads, row, strict=True))
-        if cell and 0 < at < (len(row) - _is_text(row[-1]))
+        for index, (head, cell) in enumerate(zip(heads, row, strict=True))
+        if cell and 0 < index < (len(row) - _needs_no_heading(row[-1]))
     ]
-    lines = wrapped(row[0], room)
-    if about := ", ".join(each.replace(" ", _GLUE) for each in named):
-        lines += [each.replace(_GLUE, " ") for each in wrapped(about, room, _BELOW, _BELOW)]
-    if len(row) > 1 and _is_text(row[-1]):
-        lines += wrapped(row[-1], room, _BELOW, _BELOW)
+    lines = wrap(row[0], max_cells)
+    if details := ", ".join(part.replace(" ", _GLUE) for part in labelled_cells):
+        lines += [part.replace(_GLUE, " ") for part in wrap(details, max_cells, _BELOW, _BELOW)]
+    if len(row) > 1 and _needs_no_heading(row[-1]):
+        lines += wrap(row[-1], max_cells, _BELOW, _BELOW)
     return lines
 
 
-def _is_text(cell: str) -> bool:
-    """Whether it is understood without its heading."""
-    return cells(cell) > _COLUMN // 2
+def _needs_no_heading(cell: str) -> bool:
+    """Return whether a cell is a text that can be understood without its heading."""
+    return cells(cell) > _MIN_COLUMN_CELLS // 2
 
 
-def fields(rows: Sequence[tuple[str, str]], room: int | None) -> list[str]:
-    """Names in a column of their own, their texts wrapped beside it."""
-    wide = max((cells(name) for name, _ in rows), default=0) + 1
-    indent = " " * (wide + 1)
+def fields(rows: Sequence[tuple[str, str]], max_cells: int | None) -> list[str]:
+    """Return pairs of a name and a text as lines, with the names in a column of their own."""
+    name_cells = max((cells(name) for name, _ in rows), default=0) + 1
+    indent = " " * (name_cells + 1)
     return [
         line
         for name, text in rows
-        for line in wrapped(text, room, name + indent[cells(name) :], indent)
+        for line in wrap(text, max_cells, name + indent[cells(name) :], indent)
     ]
 
 
-def fitting(parts: Sequence[str], room: int, gap: str = _GAP) -> str:
-    """As many of the parts, with `gap` between, as a line holds; of the first its beginning at least."""
+def fitting(parts: Sequence[str], max_cells: int, gap: str = _GAP) -> str:
+    """Return the parts that fit into `max_cells` cells, joined by `gap`; at least a part of the first one."""
     line = parts[0]
     for part in parts[1:]:
-        if cells(line) + len(gap) + cells(part) > room:
+        if cells(line) + len(gap) + cells(part) > max_cells:
             break
         line += f"{gap}{part}"
-    while cells(line) > room:
+    while cells(line) > max_cells:
         line = line[:-1]
     return line

@@ -1,4 +1,4 @@
-"""How pairs, files and drafts look in a terminal; plain columns, the same in a pipe."""
+"""Print pairs, files, drafts and pulls as plain columns, the same on a terminal and in a pipe."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from localspec.cli.terminal import render
 
-_KINDS = {
+_DRAFT_LABELS = {
     "model": "model",
     "mtp-embedded": "MTP heads",
     "mtp-sidecar": "MTP heads",
@@ -16,7 +16,7 @@ _KINDS = {
     "none": "",
     "upstream": "there",
 }
-_DRAFTS = {
+_DRAFT_DESCRIPTIONS = {
     "model": "a draft model",
     "mtp-embedded": "the MTP heads in the target's file",
     "mtp-sidecar": "the MTP heads in the draft's file",
@@ -24,18 +24,18 @@ _DRAFTS = {
     "none": "",
     "upstream": "what the server has",
 }
-_OWN = {"mtp-embedded": " with its own MTP heads", "none": "", "upstream": ""}
-_POOLINGS = {
+_TARGET_SUFFIXES = {"mtp-embedded": " with its own MTP heads", "none": "", "upstream": ""}
+_POOLING_DESCRIPTIONS = {
     "mean": "the mean of its tokens",
     "cls": "its first token",
     "last": "its last token",
 }
-_LICENCE = 120  # characters of a licence; some files hold all of it
-_FITS = {"yes": "yes", "partly": "partly", "no": "no", None: ""}
+_MAX_LICENCE_CHARS = 120  # shown of a licence; some files contain the full text
+_FITS_LABELS = {"yes": "yes", "partly": "partly", "no": "no", None: ""}
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes in a readable form, such as "1.4 GiB"."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit != "MiB" or count >= 100 else f"{count:.1f} {unit}"
@@ -43,78 +43,82 @@ def size(count: float) -> str:
     return f"{count:.1f} GiB"
 
 
-def span(seconds: float) -> str:
-    """Seconds for people, rounded up so that it is rarely longer."""
-    whole = int(seconds) + 1
-    if whole < 90:
-        return f"{whole} s"
-    if whole < 90 * 60:
-        return f"{whole // 60 + 1} min"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+def format_span(seconds: float) -> str:
+    """Return a time in seconds in a readable form, rounded up so that it is rarely exceeded."""
+    rounded = int(seconds) + 1
+    if rounded < 90:
+        return f"{rounded} s"
+    if rounded < 90 * 60:
+        return f"{rounded // 60 + 1} min"
+    return f"{rounded // 3600} h {rounded % 3600 // 60:02} min"
 
 
 def pairs(entries: list[dict[str, Any]], configured: str = "") -> None:
     """Print the installed pairs, the `configured` one with a mark."""
     rows = [["NAME", "SIZE", "FOR", "DESCRIPTION"]]
-    for each in entries:
-        what = f"{each['summary'] or _files(each)}{_loaded(each)}"
-        mark = "(see below) " if each["problem"] else ""
-        name = _marked(each["name"], configured)
-        rows.append([name, _size(each), ",".join(each["roles"]), f"{mark}{what}"])
+    for entry in entries:
+        description = f"{entry['summary'] or _format_files(entry)}{_format_loaded(entry)}"
+        mark = "(see below) " if entry["problem"] else ""
+        name = _mark_configured(entry["name"], configured)
+        rows.append([name, _format_size(entry), ",".join(entry["roles"]), f"{mark}{description}"])
     render.table(rows)
-    for each in entries:
-        if each["problem"]:
-            render.line(f"{each['name']}: {each['problem']}")
+    for entry in entries:
+        if entry["problem"]:
+            render.line(f"{entry['name']}: {entry['problem']}")
 
 
-def _loaded(each: dict[str, Any]) -> str:
-    if not each["loaded"]:
+def _format_loaded(entry: dict[str, Any]) -> str:
+    if not entry["loaded"]:
         return ""
-    takes = f", at most {size(each['takes'])}" if each.get("takes") else ""
-    return f" (loaded{takes})"
+    memory_text = f", at most {size(entry['takes'])}" if entry.get("takes") else ""
+    return f" (loaded{memory_text})"
 
 
-def _marked(name: str, configured: str) -> str:
+def _mark_configured(name: str, configured: str) -> str:
     return f"{name} *" if name == configured else name
 
 
 def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
-    """Print what could be here, and whether this machine's memory holds it: what fits first, newest ahead."""
+    """Print the pairs that can be pulled and whether they fit into memory: fitting and new ones first."""
     rows = [["NAME", "YEAR", "SIZE", "MEMORY", "DRAFTS", "HERE?", "FITS?", "DESCRIPTION"]]
     order = {"yes": 0, "partly": 1}
-    entries = sorted(entries, key=lambda each: (order.get(each["fits"], 2), -each["year"]))
-    for each in entries:
-        here = "yes" if each["here"] else ""
-        memory = f"{each['memory']} GB" if each["memory"] not in ("", "cpu") else each["memory"]
-        what = each["summary"] or _files(each)
-        year, fits = str(each["year"] or ""), _FITS[each["fits"]]
-        kind = _KINDS[each["kind"]]
-        name = _marked(each["name"], configured)
-        rows.append([name, year, _size(each), memory, kind, here, fits, what])
+    entries = sorted(entries, key=lambda entry: (order.get(entry["fits"], 2), -entry["year"]))
+    for entry in entries:
+        installed = "yes" if entry["here"] else ""
+        memory = f"{entry['memory']} GB" if entry["memory"] not in ("", "cpu") else entry["memory"]
+        description = entry["summary"] or _format_files(entry)
+        year, fits = str(entry["year"] or ""), _FITS_LABELS[entry["fits"]]
+        kind = _DRAFT_LABELS[entry["kind"]]
+        name = _mark_configured(entry["name"], configured)
+        rows.append([name, year, _format_size(entry), memory, kind, installed, fits, description])
     render.table(rows)
 
 
-def memory(listed: dict[str, Any]) -> str:
-    """What FITS? was judged by."""
+def format_memory(listed: dict[str, Any]) -> str:
+    """Return the free memory by which the column FITS? was computed."""
     gpu = f"{size(listed['vram'])} of GPU memory and " if listed["vram"] else ""
     return f"{gpu}{size(listed['ram'])} of memory free"
 
 
-def _size(each: dict[str, Any]) -> str:
-    if each["kind"] == "upstream":
+def _format_size(entry: dict[str, Any]) -> str:
+    if entry["kind"] == "upstream":
         return "elsewhere"
-    return "?" if each["size"] is None else size(each["size"])
+    return "?" if entry["size"] is None else size(entry["size"])
 
 
-def _files(each: dict[str, Any]) -> str:
-    draft = f" with {each['draft']}" if each["draft"] else _OWN.get(each["kind"], ", no draft")
-    return f"{each['target']}{draft}"
+def _format_files(entry: dict[str, Any]) -> str:
+    draft = (
+        f" with {entry['draft']}"
+        if entry["draft"]
+        else _TARGET_SUFFIXES.get(entry["kind"], ", no draft")
+    )
+    return f"{entry['target']}{draft}"
 
 
 def pair(view: dict[str, Any]) -> None:
-    """`localspec show`."""
+    """Print the output of `localspec show`."""
     if view["kind"] == "upstream":
-        _upstream(view)
+        _print_upstream(view)
         return
     rows = [
         ("pair", view["name"] + (" (loaded)" if view["loaded"] else "")),
@@ -124,23 +128,23 @@ def pair(view: dict[str, Any]) -> None:
         ("files", view["problem"]),
     ]
     for role in ("target",) if view["kind"] == "none" else ("target", "draft"):
-        rows += _model(role, view[role])
+        rows += _model_rows(role, view[role])
     rows.append(("tool calls", view["calls"]))
-    rows.append(("tokenizers", _verdict(view)))
+    rows.append(("tokenizers", _format_match(view)))
     rows += [("note", note) for note in view["notes"]]
-    rows.append(("drafts", _DRAFTS[view["kind"]]))
+    rows.append(("drafts", _DRAFT_DESCRIPTIONS[view["kind"]]))
     rows.append(("memory", f"{size(view['needed'])} with {view['context']} tokens of context"))
     if len(view["contexts"]) > 1:
-        rows += [("", _context(each)) for each in view["contexts"]]
-    rows.append(("here", _fit(view["fit"], view["kind"])))
+        rows += [("", _format_context(option)) for option in view["contexts"]]
+    rows.append(("here", _format_fit(view["fit"], view["kind"])))
     if view["fit"]:
-        rows.append(("", plan(view["fit"])))
+        rows.append(("", format_plan(view["fit"])))
     rows += [("", note) for note in view["fit_notes"]]
     render.fields([(name, text) for name, text in rows if text])
 
 
-def _upstream(view: dict[str, Any]) -> None:
-    """A pair that another server answers for."""
+def _print_upstream(view: dict[str, Any]) -> None:
+    """Print a pair that another server answers for."""
     rows = [
         ("pair", view["name"]),
         ("summary", view["summary"]),
@@ -152,40 +156,40 @@ def _upstream(view: dict[str, Any]) -> None:
     render.fields([(name, text) for name, text in rows if text])
 
 
-def _model(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _model_rows(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]]:
     if model is None:
         return [(role, "none")]
     parameters = f"{model['parameters'] / 1e9:.2f} B parameters"
     if model["parameters"] < 1e8:
         parameters = f"{model['parameters'] / 1e6:.2f} M parameters"
-    about = [
-        f"{model['file']}, {size(model['size'])}, {_quantization(model)}",
+    lines = [
+        f"{model['file']}, {size(model['size'])}, {_format_quantization(model)}",
         f"{model['architecture']}, {parameters}, {model['layers']} layers, vocabulary "
         f"{model['vocabulary']}, context {model['context']}",
-        _abilities(model),
+        _describe_abilities(model),
         f"weights {size(model['weights'])}, KV cache {size(model['cache'])}, compute "
         f"{size(model['compute'])}",
     ]
     origin = f"{model['repo']} at {model['revision'][:12]}" if model["repo"] else model["path"]
     if model["licence"]:
-        about.append(f"licence {_short(model['licence'])}")
-    return [(role if at == 0 else "", text) for at, text in enumerate((*about, origin))]
+        lines.append(f"licence {_shorten_licence(model['licence'])}")
+    return [(role if index == 0 else "", text) for index, text in enumerate((*lines, origin))]
 
 
-def _quantization(model: dict[str, Any]) -> str:
-    """As in "Q4_K_M (Q4_K 75 %, Q6_K 25 %)"."""
-    whole = sum(model["types"].values()) or 1
-    shares = {name: round(100 * count / whole) for name, count in model["types"].items()}
+def _format_quantization(model: dict[str, Any]) -> str:
+    """Return a quantization with its parts, as in "Q4_K_M (Q4_K 75%, Q6_K 25%)"."""
+    total = sum(model["types"].values()) or 1
+    shares = {name: round(100 * count / total) for name, count in model["types"].items()}
     mix = ", ".join(f"{name} {share}%" for name, share in shares.items() if share)
     return f"{model['quantization']} ({mix})"
 
 
-def _abilities(model: dict[str, Any]) -> str:
-    """What it can be asked for, by its file."""
+def _describe_abilities(model: dict[str, Any]) -> str:
+    """Return what requests a model supports, according to its file."""
     if model["pooling"] == "rank":
         return "reranker: a score for each document"
     if model["pooling"]:
-        size, pooling = model["width"], _POOLINGS[model["pooling"]]
+        size, pooling = model["width"], _POOLING_DESCRIPTIONS[model["pooling"]]
         return f"embeddings of {size} numbers, of a text {pooling}"
     template = model["template"]
     fills = "supports fill-in-the-middle (FIM)" if model["fim"] else "no fill-in-the-middle (FIM)"
@@ -200,48 +204,48 @@ def _abilities(model: dict[str, Any]) -> str:
     )
 
 
-def _short(text: str) -> str:
+def _shorten_licence(text: str) -> str:
     line = text.strip().partition("\n")[0]
-    return line if len(line) <= _LICENCE else f"{line[:_LICENCE]}…"
+    return line if len(line) <= _MAX_LICENCE_CHARS else f"{line[:_MAX_LICENCE_CHARS]}…"
 
 
-def _context(each: dict[str, Any]) -> str:
-    fits = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}[each["fits"]]
-    return f"{size(each['needed'])} with {each['context']}{fits}"
+def _format_context(option: dict[str, Any]) -> str:
+    fits = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}[option["fits"]]
+    return f"{size(option['needed'])} with {option['context']}{fits}"
 
 
-def _verdict(view: dict[str, Any]) -> str:
+def _format_match(view: dict[str, Any]) -> str:
     if view["matched"] is None:
         return ""
     return "match" if view["matched"] else f"differ: {view['reason']}"
 
 
-def _fit(fit: dict[str, Any] | None, kind: str) -> str:
+def _format_fit(fit: dict[str, Any] | None, kind: str) -> str:
     if fit is None:
         return "does not fit"
     layers = {-1: "all on the GPU", 0: "in main memory"}.get(
         fit["gpu_layers"], f"{fit['gpu_layers']} layers on the GPU"
     )
-    draft = "" if fit["draft"] or kind in _OWN else ", without a draft"
+    draft = "" if fit["draft"] or kind in _TARGET_SUFFIXES else ", without a draft"
     return (
         f"fits with {fit['context']} tokens of context, {layers}{draft} ({size(fit['free'])} free)"
     )
 
 
-def plan(fit: dict[str, Any]) -> str:
-    """What a loaded pair's memory goes to."""
-    ours, theirs = fit["target"], fit["drafting"]
+def format_plan(fit: dict[str, Any]) -> str:
+    """Return how the memory of a loaded pair is divided."""
+    target, draft = fit["target"], fit["drafting"]
     parts = [
-        f"{size(ours[each] + theirs[each])} {name}"
-        for each, name in (("weights", "weights"), ("cache", "KV cache"), ("compute", "buffers"))
+        f"{size(target[part] + draft[part])} {name}"
+        for part, name in (("weights", "weights"), ("cache", "KV cache"), ("compute", "buffers"))
     ]
     if fit["prefixes"]:
         parts.append(f"up to {size(fit['prefixes'])} for cached prompts")
     return f"{size(fit['needed'])} in all: {', '.join(parts)}"
 
 
-def first_use(name: str, roles: Sequence[str]) -> str:
-    """What a person does with a pair that is new."""
+def format_first_use(name: str, roles: Sequence[str]) -> str:
+    """Return what a person can do with a pair that was just installed."""
     if "rerank" in roles:
         return f'It ranks documents: POST /v1/rerank with "model": "{name}"'
     if "embed" in roles:
@@ -254,44 +258,48 @@ def first_use(name: str, roles: Sequence[str]) -> str:
     return f'Try: localspec ask -m {name} "…"'
 
 
-def add_line(name: str, target: str, draft: str | None) -> str:
-    """The command that makes such a pair, as a shell takes it."""
+def format_add_command(name: str, target: str, draft: str | None) -> str:
+    """Return the command that creates a pair of these files, quoted for a shell."""
     words = ["localspec", "add", name, "--target", target, *(["--draft", draft] if draft else [])]
     return render.harmless(shlex.join(words), lines=False)
 
 
-def drafts(found: dict[str, Any]) -> None:
-    """Those that match as a table, then why the others do not."""
-    possible = [each for each in found["drafts"] if each["matched"]]
-    if not possible:
+def drafts(report: dict[str, Any]) -> None:
+    """Print the drafts that match as a table, then why the others do not match."""
+    matching = [draft for draft in report["drafts"] if draft["matched"]]
+    if not matching:
         render.line("No draft model on this disk matches the target.")
-    elif any(each["gain"] for each in possible):
+    elif any(draft["gain"] for draft in matching):
         rows = [["DRAFT", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]]
-        for each in possible:
-            rows.append([each["name"], size(each["size"]), *_gain(each["gain"]), each["origin"]])
+        for draft in matching:
+            rows.append(
+                [draft["name"], size(draft["size"]), *_format_gain(draft["gain"]), draft["origin"]]
+            )
         render.table(rows)
-        render.line(f"The target alone: {found['plain']:.1f} tokens/s.")
-        for each, before in zip(possible[1:], possible, strict=False):
-            if each["tied"]:
+        render.line(f"The target alone: {report['plain']:.1f} tokens/s.")
+        for draft, faster in zip(matching[1:], matching, strict=False):
+            if draft["tied"]:
                 render.line(
-                    f"{before['name']} and {each['name']} are equally fast within the measurement error."
+                    f"{faster['name']} and {draft['name']} are equally fast within the measurement error."
                 )
     else:
         rows = [["DRAFT", "SIZE", "TARGET IS", "WHERE"]]
-        for each in possible:
-            rows.append([each["name"], size(each["size"]), f"{each['ratio']:.1f}×", each["origin"]])
+        for draft in matching:
+            rows.append(
+                [draft["name"], size(draft["size"]), f"{draft['ratio']:.1f}×", draft["origin"]]
+            )
         render.table(rows)
         render.line("To measure the speed-up of each: add --measure")
-    if possible:
+    if matching:
         render.line("\nTo create a pair with one of them:")
-    for each in possible:
-        render.line(f"  {add_line(found['pair'], found['file'], each['file'])}")
-    for each in found["drafts"]:
-        if not each["matched"]:
-            render.line(f"cannot use {each['name']} ({each['origin']}): {each['reason']}")
+    for draft in matching:
+        render.line(f"  {format_add_command(report['pair'], report['file'], draft['file'])}")
+    for draft in report["drafts"]:
+        if not draft["matched"]:
+            render.line(f"cannot use {draft['name']} ({draft['origin']}): {draft['reason']}")
 
 
-def _gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
+def _format_gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
     if gain is None:
         return "", "not measured", ""
     low, high = gain["acceptance_low"], gain["acceptance_high"]
@@ -302,41 +310,42 @@ def _gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:
     return accepted, speed_up, str(gain["depth"])
 
 
-def retrying(retry: dict[str, Any]) -> str:
-    """That a request is tried again, when, and why."""
+def format_retry(retry: dict[str, Any]) -> str:
+    """Return that a request is repeated, when and why."""
     when = f"{retry['seconds']:.0f} s" if retry["seconds"] >= 1 else "a moment"
     return f"retrying in {when}: {retry['cause']} (attempt {retry['attempt']} of {retry['tries']})"
 
 
 def pulls(states: list[dict[str, Any]]) -> None:
+    """Print pulls as a table."""
     rows = [["PAIR", "STATE", "DONE", "SIZE", "RATE", "LEFT"]]
-    for each in states:
-        done = each["hashed" if each["state"] == "verifying" else "done"]
-        share = f"{100 * done // each['size']}%" if each["size"] else ""
-        rate = f"{size(each['rate'])}/s" if each["rate"] else ""
-        left = span(each["seconds_left"]) if each["seconds_left"] else ""
-        whole = size(each["size"]) if each["size"] else ""
-        rows.append([each["name"], each["state"], share, whole, rate, left])
+    for state in states:
+        done = state["hashed" if state["state"] == "verifying" else "done"]
+        share = f"{100 * done // state['size']}%" if state["size"] else ""
+        rate = f"{size(state['rate'])}/s" if state["rate"] else ""
+        time_left = format_span(state["seconds_left"]) if state["seconds_left"] else ""
+        total = size(state["size"]) if state["size"] else ""
+        rows.append([state["name"], state["state"], share, total, rate, time_left])
     render.table(rows)
-    for each in states:
-        if each["message"]:
-            render.line(f"{each['name']}: {each['message']}")
-        elif each["retry"]:
-            render.line(f"{each['name']}: {retrying(each['retry'])}")
+    for state in states:
+        if state["message"]:
+            render.line(f"{state['name']}: {state['message']}")
+        elif state["retry"]:
+            render.line(f"{state['name']}: {format_retry(state['retry'])}")
 
 
-def offers(repository: str, found: list[dict[str, Any]]) -> None:
-    """The quantizations of a repository, where none was named."""
+def offers(repository: str, quantizations: list[dict[str, Any]]) -> None:
+    """Print the quantizations of a repository, for a pull that named none."""
     rows = [["QUANTIZATION", "SIZE", "FITS?", ""]]
-    for each in found:
-        taken = "taken" if each["taken"] else ""
-        rows.append([each["quant"], size(each["size"]), _FITS[each["fits"]], taken])
+    for entry in quantizations:
+        chosen = "taken" if entry["taken"] else ""
+        rows.append([entry["quant"], size(entry["size"]), _FITS_LABELS[entry["fits"]], chosen])
     render.table(rows)
-    if len(found) > 1:
+    if len(quantizations) > 1:
         render.line(f"To choose another: localspec pull {repository}:QUANTIZATION")
 
 
 def problems(listed: dict[str, Any]) -> None:
-    """Files that could not be read: beside the list, not in it."""
+    """Print files that could not be read, on stderr and not in the list."""
     for problem in listed["problems"]:
         render.error(problem)

@@ -1,7 +1,8 @@
-"""Everything that draws. Answers go to stdout and nothing else does; the rest goes to stderr.
+"""Print answers and results to stdout, and everything else to stderr.
 
-What comes from elsewhere passes `harmless` on its way to a terminal. In a pipe an answer is what the
-model wrote, byte by byte; lists and messages are harmless there too, for a terminal may follow.
+Text from other sources passes `harmless` on its way to a terminal. In a pipe an answer is byte by byte
+what the model generated. Lists and messages are harmless in a pipe too, because their text may end up on
+a terminal.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ if TYPE_CHECKING:
 
 harmless = visible
 
-_last = "\n"
-_last_thought = "\n"
+_last_char = "\n"  # of the answer
+_last_reasoning_char = "\n"
 
 
 class Printer:
-    """Shows an answer as it comes; this one as it is."""
+    """A printer of an answer while it arrives. This one prints the text as it is."""
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
-        """`drafted`: from and to of what the draft proposed, in characters."""
+        """Print a piece of the answer.
+
+        `drafted` has the start and end, in characters, of each part that the draft proposed.
+        """
         del drafted
         text(piece)
 
@@ -34,8 +38,8 @@ class Printer:
         end_of_text()
 
 
-class Tinted(Printer):
-    """Colours what came from the draft; underlines it where colours are not wanted."""
+class DraftPrinter(Printer):
+    """A printer that colours text proposed by the draft, or underlines it if NO_COLOR is set."""
 
     def __init__(self) -> None:
         from localspec.cli.terminal import layout
@@ -44,206 +48,213 @@ class Tinted(Printer):
         self._flow = layout.Flow(layout.width(sys.stdout))
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
-        done = 0
+        printed = 0
         for start, end in [*drafted, [len(piece), len(piece)]]:
-            _answer(self._flow.text(harmless(piece[done:start])))
-            _answer(self._flow.text(harmless(piece[start:end]), self._style))
-            done = end
+            _print_answer(self._flow.text(harmless(piece[printed:start])))
+            _print_answer(self._flow.text(harmless(piece[start:end]), self._style))
+            printed = end
 
     def close(self) -> None:
-        _answer(f"{self._flow.word()}\n")  # a style's end hides what the last character was
-        how = "Underlined" if self._style == "4" else "Green"
-        dim(f"{how}: tokens proposed by the draft.")
+        # The last piece ends with an escape code, so the line end is always printed here.
+        _print_answer(f"{self._flow.word()}\n")
+        style_name = "Underlined" if self._style == "4" else "Green"
+        dim(f"{style_name}: tokens proposed by the draft.")
 
 
-class Drawn(Printer):
-    """Markdown, drawn while it is being written."""
+class MarkdownPrinter(Printer):
+    """A printer that draws Markdown while it is being generated."""
 
-    def __init__(self, begun: str = "") -> None:
-        """`begun` is the beginning of the text, which was shown before."""
+    def __init__(self, beginning: str = "") -> None:
+        """Create a printer. `beginning` is text that was shown before; the answer continues its last line."""
         from localspec.cli.terminal.markdown.screen import Screen
 
-        self._screen = Screen(harmless(begun))
+        self._screen = Screen(harmless(beginning))
 
     def text(self, piece: str, drafted: list[list[int]]) -> None:
         del drafted
-        end_of_thought()
+        end_reasoning()
         self._screen.text(harmless(piece))
 
     def close(self) -> None:
         self._screen.close()
 
 
-def printer(*, plain: bool = False, tinted: bool = False, begun: str = "") -> Printer:
-    """What suits stdout: Markdown is drawn on a terminal only. `begun`: as Drawn has it."""
+def printer(*, plain: bool = False, tinted: bool = False, beginning: str = "") -> Printer:
+    """Return the printer that suits stdout. Markdown is only drawn on a terminal.
+
+    `beginning` is the part of the answer that was shown before.
+    """
     if not is_drawn_on(sys.stdout):
         return Printer()
     if tinted:
-        return Tinted()
+        return DraftPrinter()
     if plain:
         return Printer()
-    return Drawn(begun)
+    return MarkdownPrinter(beginning)
 
 
 def reasoning(piece: str) -> None:
-    """What a model thinks before it answers: beside the answer, dim on a terminal."""
-    global _last_thought
+    """Print a piece of a model's reasoning on stderr, dimmed on a terminal."""
+    global _last_reasoning_char
     if piece:
-        _last_thought = piece[-1]
-        stderr(_dimmed(harmless(piece)) if sys.stderr.isatty() else piece)
+        _last_reasoning_char = piece[-1]
+        stderr(_dim_text(harmless(piece)) if sys.stderr.isatty() else piece)
 
 
-def end_of_thought() -> None:
-    """An empty line between what was thought and the answer."""
-    global _last_thought
-    if _last_thought != "\n":
-        _last_thought = "\n"
+def end_reasoning() -> None:
+    """Print an empty line between the reasoning and the answer."""
+    global _last_reasoning_char
+    if _last_reasoning_char != "\n":
+        _last_reasoning_char = "\n"
         stderr("\n\n" if sys.stderr.isatty() else "\n")
 
 
 def is_drawn_on(stream: TextIO) -> bool:
-    """Whether it is a terminal that knows escape codes."""
+    """Return whether a stream is a terminal that understands escape codes."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def _dimmed(shown: str) -> str:
-    return f"\x1b[2m{shown}\x1b[0m" if is_drawn_on(sys.stderr) else shown
+def _dim_text(text_: str) -> str:
+    return f"\x1b[2m{text_}\x1b[0m" if is_drawn_on(sys.stderr) else text_
 
 
 def dim(message: str) -> None:
-    """A line of small importance, for a person at a terminal only."""
+    """Print a less important line for a person at a terminal, and nothing in a pipe."""
     if sys.stderr.isatty():
         sys.stdout.flush()
-        stderr(f"{_dimmed(_laid_out(sys.stderr, message))}\n")
+        stderr(f"{_dim_text(_fit_to_terminal(sys.stderr, message))}\n")
 
 
 def note(message: str) -> None:
-    """A line beside the answer."""
-    stderr(f"{_laid_out(sys.stderr, message)}\n")
+    """Print a line beside the answer."""
+    stderr(f"{_fit_to_terminal(sys.stderr, message)}\n")
 
 
-def _laid_out(stream: TextIO, message: str) -> str:
-    """`message` in lines that fit the terminal; in a pipe as it is."""
-    shown = harmless(message)
+def _fit_to_terminal(stream: TextIO, message: str) -> str:
+    """Return `message` in lines that fit the terminal; for a pipe as it is."""
+    safe_message = harmless(message)
     if not stream.isatty():
-        return shown
+        return safe_message
     from localspec.cli.terminal import layout
 
-    return "\n".join(layout.wrapped(shown, layout.width(stream)))
+    return "\n".join(layout.wrap(safe_message, layout.width(stream)))
 
 
 def stderr(message: str) -> None:
-    """As it is, beside the answer. Where that cannot be written nobody can be told either."""
+    """Print a message on stderr as it is. If that fails, there is nobody left to report the error to."""
     try:
         _write(sys.stderr, message)
         sys.stderr.flush()
-    except OSError:  # a full disk, a pipe whose reader left; not tried again at exit
+    except OSError:  # a full disk, or a pipe without a reader; Python must not try again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), 2)
 
 
 def _write(stream: TextIO, text_: str) -> None:
-    """`text_`, with question marks for what the stream's encoding does not have."""
+    """Write text, with question marks for characters that the stream's encoding does not have."""
     try:
         stream.write(text_)
-    except UnicodeEncodeError:  # a terminal that is not UTF-8, or half a surrogate pair
+    except UnicodeEncodeError:  # the terminal is not UTF-8, or the text has a lone surrogate
         stream.write(text_.encode(stream.encoding, "replace").decode(stream.encoding))
 
 
 def text(piece: str) -> None:
-    """A piece of the answer, shown at once."""
-    _answer(harmless(piece) if sys.stdout.isatty() else piece)
+    """Print a piece of the answer at once."""
+    _print_answer(harmless(piece) if sys.stdout.isatty() else piece)
 
 
-def _answer(piece: str) -> None:
-    """The same with escape codes of our own in it."""
-    global _last
+def _print_answer(piece: str) -> None:
+    """Print a piece of the answer that may contain escape codes of our own."""
+    global _last_char
     if not piece:
         return
-    if _last_thought != "\n":
-        end_of_thought()
-    _last = piece[-1]
+    if _last_reasoning_char != "\n":
+        end_reasoning()
+    _last_char = piece[-1]
     _write(sys.stdout, piece)
     sys.stdout.flush()
 
 
 def end_of_text() -> None:
-    """The shell's prompt belongs on a line of its own."""
-    if _last != "\n":
+    """End the last line of an answer, because the shell's prompt belongs on a line of its own."""
+    if _last_char != "\n":
         text("\n")
 
 
 def record(value: object) -> None:
-    """One line of JSON; what is not harmless in it is written as JSON can, with its number."""
+    """Print a value as one line of JSON. Characters that are not harmless are written as JSON escapes."""
     import json
     import re
 
-    def escaped(found: re.Match[str]) -> str:
-        return f"\\u{ord(found[0]):04x}"
+    def escaped(match: re.Match[str]) -> str:
+        return f"\\u{ord(match[0]):04x}"
 
-    written = json.dumps(value, ensure_ascii=False)
+    encoded = json.dumps(value, ensure_ascii=False)
     unsafe = "[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
-    sys.stdout.write(re.sub(unsafe, escaped, written) + "\n")
+    sys.stdout.write(re.sub(unsafe, escaped, encoded) + "\n")
 
 
 def line(message: str) -> None:
-    """A result that is no answer of a model: of `start`, `stop`, `rm`."""
-    _write(sys.stdout, f"{_laid_out(sys.stdout, message)}\n")
+    """Print a line of a result that is not a model's answer."""
+    _write(sys.stdout, f"{_fit_to_terminal(sys.stdout, message)}\n")
 
 
 def verbatim(text_: str) -> None:
-    """Lines of something else, a log or a script: in a terminal of any width as they are."""
+    """Print lines of a log or a script without wrapping them."""
     _write(sys.stdout, f"{harmless(text_)}\n")
 
 
 def table(rows: Sequence[Sequence[str]]) -> None:
-    """Columns under the headings of the first row."""
+    """Print rows as aligned columns. The first row has the headings."""
     from localspec.cli.terminal import layout
 
-    shown = [[harmless(cell, lines=False) for cell in row] for row in rows]
-    for each in layout.table(shown, layout.width(sys.stdout)):
-        _write(sys.stdout, f"{each}\n")
+    safe_rows = [[harmless(cell, lines=False) for cell in row] for row in rows]
+    for line_ in layout.table(safe_rows, layout.width(sys.stdout)):
+        _write(sys.stdout, f"{line_}\n")
 
 
 def fields(rows: Sequence[tuple[str, str]]) -> None:
-    """Names with their texts beside them."""
-    for each in fields_in_lines(rows):
-        _write(sys.stdout, f"{each}\n")
+    """Print names with their texts beside them."""
+    for line_ in fields_in_lines(rows):
+        _write(sys.stdout, f"{line_}\n")
 
 
 def fields_in_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """The same, for whoever draws them in place."""
+    """Return the lines that `fields` prints, for callers that redraw them."""
     from localspec.cli.terminal import layout
 
-    shown = [(harmless(name, lines=False), harmless(text_, lines=False)) for name, text_ in rows]
-    return layout.fields(shown, layout.width(sys.stdout))
+    safe_rows = [
+        (harmless(name, lines=False), harmless(text_, lines=False)) for name, text_ in rows
+    ]
+    return layout.fields(safe_rows, layout.width(sys.stdout))
 
 
-def highlighted(before: str, text: str, start: int, end: int) -> None:
-    """A line of `before` and `text`, whose characters from `start` to `end` stand out on a terminal."""
+def highlighted(label: str, text: str, start: int, end: int) -> None:
+    """Print `label` and `text`. On a terminal the characters from `start` to `end` are highlighted."""
     text = harmless(text, lines=False)
     if is_drawn_on(sys.stdout):
         style = "4" if os.environ.get("NO_COLOR") else "1;31"
         text = f"{text[:start]}\x1b[{style}m{text[start:end]}\x1b[0m{text[end:]}"
-    _write(sys.stdout, f"{harmless(before, lines=False)}{text}\n")
+    _write(sys.stdout, f"{harmless(label, lines=False)}{text}\n")
 
 
 def path(name: object) -> None:
-    """A path alone on its line, for a program that uses it; harmless on a terminal."""
-    shown = str(name)
-    _write(sys.stdout, f"{harmless(shown) if sys.stdout.isatty() else shown}\n")
+    """Print a path alone on its line, for programs that read it. On a terminal it is made harmless."""
+    name_text = str(name)
+    _write(sys.stdout, f"{harmless(name_text) if sys.stdout.isatty() else name_text}\n")
 
 
 def error(message: str) -> None:
-    stderr(f"{_laid_out(sys.stderr, f'localspec: {message}')}\n")
+    """Print an error message."""
+    stderr(f"{_fit_to_terminal(sys.stderr, f'localspec: {message}')}\n")
 
 
 def traceback() -> None:
-    """Of the error that is being handled."""
+    """Print the traceback of the exception that is being handled."""
     import traceback as standard
 
     stderr(harmless(standard.format_exc()))
 
 
 def usage(message: str) -> None:
-    """What click says about a command line, as it is but harmless."""
-    stderr(_laid_out(sys.stderr, message))
+    """Print a message of click, made harmless."""
+    stderr(_fit_to_terminal(sys.stderr, message))

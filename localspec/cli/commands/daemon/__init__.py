@@ -1,9 +1,9 @@
-"""The commands about the daemon itself, each in the file of its name.
+"""The commands about the daemon, in files of the same names.
 
-start, stop, status, logs  what it does and says
-token                      what TCP clients need
-unload                     give loaded pairs' memory back
-service                    let the system start it
-rpc_worker                 hold layers for another machine
-doctor                     what keeps it from working well
+start, stop, restart, status, logs  control and watch the daemon
+token                               the password of TCP clients
+load, unload                        load a pair, or free its memory
+service                             let the operating system start the daemon
+rpc_worker                          hold layers for another machine
+doctor                              check for problems
 """

@@ -14,4 +14,4 @@ from localspec.cli import doctor
 )
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(as_json: bool) -> int:
-    return doctor.run(doctor.Machine.here(), as_json=as_json)
+    return doctor.run(doctor.CheckedMachine.here(), as_json=as_json)

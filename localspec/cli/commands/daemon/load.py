@@ -20,12 +20,12 @@ from localspec.client.pairs import PairsClient
 @click.argument("name", required=False, default="", shell_complete=suggest.pairs)
 def command(name: str) -> int:
     client = PairsClient()
-    turning = spinner.Spinner(client, "loading") if render.is_drawn_on(sys.stderr) else None
+    indicator = spinner.Spinner(client, "loading") if render.is_drawn_on(sys.stderr) else None
     try:
-        with closing(client.load(inputs.pair(name) if name else "")) as states:
-            *_, last = states
+        with closing(client.load(inputs.resolve_pair(name) if name else "")) as states:
+            *_, final_state = states
     finally:
-        if turning:
-            turning.stop()
-    render.line(f"{last['name']} is loaded.")
+        if indicator:
+            indicator.stop()
+    render.line(f"{final_state['name']} is loaded.")
     return 0

@@ -14,7 +14,7 @@ from localspec.cli.terminal import render
 from localspec.errors import NotFound
 from localspec.paths import default_paths
 
-_LOOK = 0.2  # seconds
+_POLL_INTERVAL_S = 0.2  # between two looks at a log that is followed
 
 
 @click.command(
@@ -41,43 +41,43 @@ def command(lines: int, follow: bool, only_path: bool) -> int:
         return 0
     if not log.exists() and not follow:
         raise NotFound(f"There is no log yet ({log}); the daemon has never been started.")
-    data, number = b"", 0
+    data, inode = b"", 0
     if log.exists():
         if not log.is_file():
             raise NotFound(f"{log} is not a file, so nothing is logged; remove it.")
         with log.open("rb") as file:
-            number, data = os.fstat(file.fileno()).st_ino, file.read()
-    last = _lines(data)
-    for each in last[-lines:] if lines else []:
-        render.verbatim(each)
+            inode, data = os.fstat(file.fileno()).st_ino, file.read()
+    log_lines = _split_lines(data)
+    for line in log_lines[-lines:] if lines else []:
+        render.verbatim(line)
     if follow:
-        _follow(log, len(data), number)
+        _follow(log, len(data), inode)
     return 0
 
 
-def _lines(data: bytes) -> list[str]:
-    """Ended by newlines alone: other ends are part of what was logged, and seen."""
+def _split_lines(data: bytes) -> list[str]:
+    """Split a log at newlines only. Other line ends are part of a logged text and are shown as such."""
     return data.decode("utf-8", "replace").removesuffix("\n").split("\n") if data else []
 
 
-def _follow(log: Path, place: int, number: int) -> None:
-    """Print what comes after byte `place` until Ctrl-C.
+def _follow(log: Path, position: int, inode: int) -> None:
+    """Print what is appended after byte `position`, until Ctrl-C.
 
-    A log that was rotated has another inode than `number` and is read from its beginning.
+    A log with another inode than `inode` has been rotated and is read from its beginning.
     """
     while True:
         sys.stdout.flush()
-        time.sleep(_LOOK)
+        time.sleep(_POLL_INTERVAL_S)
         if not log.exists():
             continue
         info = log.stat()
-        if info.st_ino != number or info.st_size < place:
-            place, number = 0, info.st_ino
-        if info.st_size > place:
+        if info.st_ino != inode or info.st_size < position:
+            position, inode = 0, info.st_ino
+        if info.st_size > position:
             with log.open("rb") as file:
-                file.seek(place)
+                file.seek(position)
                 data = file.read()
-            whole = data[: data.rfind(b"\n") + 1]
-            place += len(whole)
-            for each in _lines(whole):
-                render.verbatim(each)
+            complete_lines = data[: data.rfind(b"\n") + 1]
+            position += len(complete_lines)
+            for line in _split_lines(complete_lines):
+                render.verbatim(line)

@@ -26,11 +26,12 @@ def command() -> int:
 
 
 def _listen_flags() -> list[str]:
-    """Return the options that the running daemon was started with, to start the next one with them."""
+    """Return the options that the running daemon was started with, for the next start."""
     client = Client(autostart=False)
     try:
         origin, address = client.configure()["origin"], client.status()["listen"]
-    except LocalspecError:  # none is running, or it does not respond: stopping it is the way out
+    except LocalspecError:
+        # No daemon is running, or it does not respond. The next one starts without options then.
         return []
     if origin.get("listen") != "flag" or not address:
         return []

@@ -21,7 +21,7 @@ from localspec.cli.settings import usable_cores
 from localspec.cli.terminal import render
 from localspec.errors import UsageError
 
-PORT = 50052  # llama.cpp's usual one
+PORT = 50052  # llama.cpp's default
 _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]*")
 
 
@@ -66,7 +66,7 @@ def command(
     if ssh is not None:
         if threads or listen_insecure:
             raise UsageError("--ssh goes with --port alone.")
-        return _through_a_tunnel(ssh, port)
+        return _run_through_ssh(ssh, port)
     host = listen_insecure or "127.0.0.1"
     try:
         ipaddress.IPv4Address(host)
@@ -89,11 +89,12 @@ def command(
     return None
 
 
-def _through_a_tunnel(host: str, port: int) -> int:
-    """Run ssh, with a terminal there so that the worker ends with the connection.
+def _run_through_ssh(host: str, port: int) -> int:
+    """Start the worker on `host` by ssh, with a tunnel to it, and return ssh's exit code.
 
-    A port that ssh listens on is open to every user here. So ssh listens on a socket in our runtime folder,
-    and this process forwards to it whatever connections to the port are ours.
+    ssh gets a terminal there, so that the worker ends with the connection. A port that ssh listens on is open
+    to every user of this machine. So ssh listens on a socket in our runtime folder instead, and this process
+    forwards those connections to the port that belong to this user.
     """
     if not _HOST.fullmatch(host):
         raise UsageError("--ssh needs a host, as ssh knows it.")
@@ -106,9 +107,9 @@ def _through_a_tunnel(host: str, port: int) -> int:
             f"DANGER: every user of this machine can reach 127.0.0.1:{port}, and with it take over your "
             f"account on {host}. This system does not show whose a connection is."
         )
-        os.execv(program, _ssh(host, port, f"127.0.0.1:{port}"))
+        os.execv(program, _ssh_command(host, port, f"127.0.0.1:{port}"))
     folder = paths.private_directory(paths.default_paths().runtime)
-    end = str(folder / f"rpc-{port}.sock")
+    tunnel_path = str(folder / f"rpc-{port}.sock")
     try:
         listener = socket.create_server(("127.0.0.1", port))
     except OSError as error:
@@ -116,20 +117,20 @@ def _through_a_tunnel(host: str, port: int) -> int:
 
     def connect() -> socket.socket:
         tunnel = socket.socket(socket.AF_UNIX)
-        tunnel.connect(end)
+        tunnel.connect(tunnel_path)
         return tunnel
 
-    with listener, subprocess.Popen([program, *_ssh(host, port, end)[1:]]) as ssh:
-        for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(ending, lambda number, _: ssh.send_signal(number))
+    with listener, subprocess.Popen([program, *_ssh_command(host, port, tunnel_path)[1:]]) as ssh:
+        for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(signal_number, lambda number, _: ssh.send_signal(number))
         threading.Thread(
             target=relay.forward, args=(listener, connect, tables, {0, os.getuid()}), daemon=True
         ).start()
         return ssh.wait()
 
 
-def _ssh(host: str, port: int, end: str) -> list[str]:
-    """Return the command of a tunnel from `end`, a port or a socket of this machine."""
+def _ssh_command(host: str, port: int, end: str) -> list[str]:
+    """Return the ssh command for a tunnel from `end`, a port or a socket of this machine."""
     options = ["-tt", "-o", "ExitOnForwardFailure=yes"]
     if end.startswith("/"):
         options += ["-o", "StreamLocalBindUnlink=yes", "-o", "StreamLocalBindMask=0177"]

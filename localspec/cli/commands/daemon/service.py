@@ -26,7 +26,7 @@ def command() -> None:
 
 def _manager() -> services.Manager:
     paths = default_paths()
-    # Nobody can start it over TCP, so with `listen` it has to be there already.
+    # A TCP request cannot start the daemon, so with `listen` it has to run already.
     return services.manager(paths.socket, always=bool(load_config(paths.config_file).listen))
 
 
@@ -38,20 +38,20 @@ def _manager() -> services.Manager:
     "--print", "only_print", is_flag=True, help="Only print the files that would be written."
 )
 def install(only_print: bool) -> int:
-    chosen = _manager()
+    manager = _manager()
     if only_print:
-        for path, text in chosen.files().items():
+        for path, text in manager.files().items():
             render.verbatim(f"# {path}\n{text}")
         return 0
-    chosen.require()
+    manager.require()
     client = Client(autostart=False)
     try:
         with autostart.until_gone():
             client.shutdown()
     except NoDaemon:
         pass
-    chosen.install()
-    render.line(chosen.state())
+    manager.install()
+    render.line(manager.state())
     return 0
 
 

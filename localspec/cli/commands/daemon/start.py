@@ -30,7 +30,8 @@ def command(reset: bool, listen: str | None, listen_anywhere: bool, as_json: boo
     client = Client()
     if listen:
         flags = {"listen": listen, **({"listen_anywhere": True} if listen_anywhere else {})}
-        load_config(default_paths().config_file, flags=flags)  # a typo is told here
+        # A mistyped address is reported here, before anything starts.
+        load_config(default_paths().config_file, flags=flags)
         arguments = ["--listen", listen, *(["--listen-anywhere"] if listen_anywhere else [])]
         if not autostart.start(client.socket_path, arguments):
             raise Conflict(

@@ -16,7 +16,7 @@ from localspec.client.api import Client
 from localspec.errors import NoAnswer, NoDaemon
 from localspec.paths import default_paths
 
-_EVERY = 1.0  # seconds
+_REFRESH_INTERVAL_S = 1.0
 
 
 @click.command(
@@ -33,7 +33,7 @@ def command(verbose: bool, as_json: bool, watch: bool) -> int:
     if watch:
         _watch(client, as_json=as_json, verbose=verbose)
     else:
-        _show(_asked(client), as_json=as_json, verbose=verbose)
+        _show(_fetch_status(client), as_json=as_json, verbose=verbose)
     return 0
 
 
@@ -44,16 +44,16 @@ def _show(status: dict[str, Any], *, as_json: bool, verbose: bool) -> None:
         figures.status(status, verbose=verbose)
 
 
-def _asked(client: Client) -> dict[str, Any]:
-    """Raises NoDaemon: with how the last one ended."""
+def _fetch_status(client: Client) -> dict[str, Any]:
+    """Return the daemon's status. Raises NoDaemon, which says how the last daemon ended."""
     try:
         return client.status()
     except NoAnswer:
         raise
     except NoDaemon as error:
         paths = default_paths()
-        last = "" if autostart.held(paths.lock) else ended.told(paths.last_run)
-        raise NoDaemon(f"{error.message}\n{last}" if last else error.message) from error
+        ending = "" if autostart.held(paths.lock) else ended.told(paths.last_run)
+        raise NoDaemon(f"{error.message}\n{ending}" if ending else error.message) from error
 
 
 def _watch(client: Client, *, as_json: bool, verbose: bool) -> None:
@@ -61,7 +61,7 @@ def _watch(client: Client, *, as_json: bool, verbose: bool) -> None:
     in_place = render.is_drawn_on(sys.stdout) and not as_json
     while True:
         try:
-            status = _asked(client)
+            status = _fetch_status(client)
         except NoDaemon as error:
             status = None
             reason = error.message.replace("\n", ". ")
@@ -77,10 +77,10 @@ def _watch(client: Client, *, as_json: bool, verbose: bool) -> None:
         elif not as_json:
             render.line(reason)
         sys.stdout.flush()
-        time.sleep(_EVERY)
+        time.sleep(_REFRESH_INTERVAL_S)
 
 
 def _redraw(rows: list[str]) -> None:
-    """As many as the window holds; more would push the first ones out of it."""
-    shown = "\n".join(rows[: shutil.get_terminal_size().lines - 1])
-    sys.stdout.write(f"\x1b[H\x1b[J{shown}\n")
+    """Draw as many rows as the window holds. More would scroll the first ones out of it."""
+    text = "\n".join(rows[: shutil.get_terminal_size().lines - 1])
+    sys.stdout.write(f"\x1b[H\x1b[J{text}\n")

@@ -23,21 +23,21 @@ def command() -> int:
 
 
 def stop_daemon() -> None:
-    """Stop the daemon and print what became of it and of the pulls it was at."""
+    """Stop the daemon and print whether it stopped, and which pulls will resume."""
     client = Client(autostart=False)
     try:
         with autostart.until_gone():
             pulls = client.shutdown().get("pulls", [])
     except NoDaemon:
-        # Perhaps it hangs, or has lost its socket: then it still holds its lock.
-        ended = autostart.end_unresponsive()
+        # A daemon that hangs or has lost its socket still holds its lock.
+        was_killed = autostart.end_unresponsive()
         render.line(
-            "The daemon did not respond and was killed." if ended else "No daemon is running."
+            "The daemon did not respond and was killed." if was_killed else "No daemon is running."
         )
         return
     render.line("The daemon has stopped.")
     for name in pulls:
         render.line(f"The pull of {name} resumes when the daemon starts again: localspec start")
     if Path(client.socket_path).exists() and not autostart.held(default_paths().lock):
-        # A daemon removes its own, and no other runs.
+        # A daemon removes its own socket, so this one is systemd's.
         render.line("systemd will start it again on demand: localspec service status")

@@ -15,9 +15,9 @@ from localspec.client.pairs import PairsClient
 )
 @click.argument("name", required=False, default="", shell_complete=suggest.pairs)
 def command(name: str) -> int:
-    unloaded = PairsClient(autostart=False).unload(inputs.pair(name) if name else "")
-    for each in unloaded:
-        render.line(f"{each} has been unloaded.")
+    unloaded = PairsClient(autostart=False).unload(inputs.resolve_pair(name) if name else "")
+    for pair_name in unloaded:
+        render.line(f"{pair_name} has been unloaded.")
     if not unloaded:
         render.line(f"{name} is not loaded." if name else "No pair is loaded.")
     return 0

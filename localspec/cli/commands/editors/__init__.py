@@ -1,7 +1,7 @@
-"""Commands for those who write in an editor.
+"""The commands for people who work in an editor.
 
 acp.py       a chat in an editor's agent panel
-complete.py  fill in code at a place in a file
+complete.py  complete code at a position in a file
 editor.py    the plug-in for Vim and Neovim, and settings for other editors
 lsp.py       the language server
 """
@@ -12,7 +12,7 @@ import click
 
 from localspec.cli import suggest
 
-# Of those that work with any pair.
+# The option of commands that work with any pair.
 pair_option = click.option(
     "-m",
     "--model",

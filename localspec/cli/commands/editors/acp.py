@@ -19,5 +19,5 @@ def command(model: str | None) -> int:
     servers.require("acp")
     from localspec.cli.acp import agent
 
-    agent.serve(inputs.pair(model) if model else "")
+    agent.serve(inputs.resolve_pair(model) if model else "")
     return 0

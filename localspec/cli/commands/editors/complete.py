@@ -1,4 +1,4 @@
-"""`localspec complete`: what an editor would show at a place in a file."""
+"""`localspec complete`: the code that an editor would suggest at a position in a file."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import UsageError
 
-_PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
+_POSITION = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
 _FENCE = "```"
-_TOKENS = 64  # an editor shows a few lines
+_DEFAULT_TOKENS = 64  # enough for the few lines that an editor shows
 
 
 @click.command(
@@ -40,7 +40,7 @@ _TOKENS = 64  # an editor shows a few lines
     cls=Limited,
     type=click.IntRange(min=1),
     metavar="TOKENS",
-    default=_TOKENS,
+    default=_DEFAULT_TOKENS,
     show_default=True,
     help="Maximum number of tokens.",
 )
@@ -56,50 +56,50 @@ def command(
     usage: bool,
     as_json: bool,
 ) -> int:
-    before, after = around(place)
-    above, newline, line = before.rpartition("\n")
+    prefix, suffix = split_at(place)
+    lines_before, newline, line = prefix.rpartition("\n")
     request: dict[str, Any] = {
-        "input_prefix": above + newline,
+        "input_prefix": lines_before + newline,
         "prompt": line,
-        "input_suffix": after,
+        "input_suffix": suffix,
         "n_predict": tokens,
         "temperature": 0,
     }
     if not no_log:
         request["localspec"] = {"kind": "complete"}
-    fenced = _FENCE in before + after
-    if not fenced:
-        # A model that was trained to chat ends its code with a fence and explains it.
+    has_fence = _FENCE in prefix + suffix
+    if not has_fence:
+        # A model that was trained to chat ends its code with a fence and then explains it.
         request["stop"] = [f"\n{_FENCE}"]
-    given = {"model": model, "query": list(query), "no_daemon_start": False}
-    if model := inputs.chosen(given)["model"]:
-        request["model"] = inputs.pair(model)
-    answer = Client().infill(request)
+    pair_options = {"model": model, "query": list(query), "no_daemon_start": False}
+    if model := inputs.resolve_query(pair_options)["model"]:
+        request["model"] = inputs.resolve_pair(model)
+    response = Client().infill(request)
     if as_json:
-        render.record(answer)
+        render.record(response)
         return 0
-    printer = render.Printer()  # code, not Markdown
-    printer.text(answer["content"] if fenced else code_of(answer["content"]), [])
+    printer = render.Printer()  # prints code as it is, not as Markdown
+    printer.text(response["content"] if has_fence else code_of(response["content"]), [])
     printer.close()
     if usage:
-        figures.statistics(answer)
+        figures.statistics(response)
     return 0
 
 
 def code_of(content: str) -> str:
-    """Return the code of a completion that may stand in a fence: up to where the fence ends."""
+    """Return the code of a completion, without a fence around it and the text after that."""
     if content.lstrip().startswith(_FENCE):
         content = content.lstrip().partition("\n")[2]
     return content.split(f"\n{_FENCE}")[0]
 
 
-def around(place: str) -> tuple[str, str]:
-    """What is before and after a place in a file.
+def split_at(place: str) -> tuple[str, str]:
+    """Return the text before and after a position in a file.
 
     Raises:
-        UsageError: it is no place, or not in the file.
+        UsageError: it is not a position, or the file has no such position.
     """
-    match = _PLACE.fullmatch(place)
+    match = _POSITION.fullmatch(place)
     if not match:
         raise UsageError(
             f"'{place}' is not FILE:LINE[:COL]; for example: localspec complete src/cache.py:42:17"

@@ -39,9 +39,11 @@ _editor = click.argument("editor", type=click.Choice((*plugin.EDITORS, "emacs"))
 def install(editor: str, only_print: bool) -> int:
     if only_print:
         comment = ";;" if editor == "emacs" else '"'
-        render.verbatim(f"{comment} {_of(editor).file(editor)}\n{_of(editor).text(editor)}")
+        render.verbatim(
+            f"{comment} {_settings_module(editor).file(editor)}\n{_settings_module(editor).text(editor)}"
+        )
         return 0
-    path = _of(editor).install(editor)
+    path = _settings_module(editor).install(editor)
     render.line(f"Written: {path}")
     render.line(
         f"It takes effect when the editor starts. To undo: localspec editor uninstall {editor}"
@@ -51,8 +53,8 @@ def install(editor: str, only_print: bool) -> int:
     return 0
 
 
-def _of(editor: str) -> ModuleType:
-    """What knows its files."""
+def _settings_module(editor: str) -> ModuleType:
+    """Return the module that installs the files of an editor."""
     return emacs if editor == "emacs" else plugin
 
 
@@ -62,7 +64,7 @@ def _of(editor: str) -> ModuleType:
 )
 @_editor
 def uninstall(editor: str) -> int:
-    path = _of(editor).uninstall(editor)
+    path = _settings_module(editor).uninstall(editor)
     if path is None:
         render.line("It is not installed.")
     else:
@@ -77,8 +79,8 @@ def uninstall(editor: str) -> int:
 )
 @click.argument("name", metavar="NAME", type=click.Choice(list(settings.SETTINGS)))
 def config(name: str) -> int:
-    here = settings.machine(default_paths())
-    for each in settings.notes(name, here):
-        render.note(each)
-    render.verbatim(settings.SETTINGS[name].text(here))
+    local_settings = settings.machine(default_paths())
+    for note in settings.notes(name, local_settings):
+        render.note(note)
+    render.verbatim(settings.SETTINGS[name].text(local_settings))
     return 0

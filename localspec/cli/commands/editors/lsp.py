@@ -19,5 +19,5 @@ def command(model: str | None) -> int:
     servers.require("lsp")
     from localspec.cli.lsp import server
 
-    server.serve(inputs.pair(model) if model else "")
+    server.serve(inputs.resolve_pair(model) if model else "")
     return 0

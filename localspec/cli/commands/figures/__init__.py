@@ -1,5 +1,5 @@
-"""The commands that measure or add up, each in the file of its name.
+"""The commands that measure or sum up, in files of the same names.
 
 stats  tokens, speed and time saved over days
-bench  plain decoding beside speculation, on work of different kinds
+bench  plain decoding compared with speculation, for several kinds of work
 """

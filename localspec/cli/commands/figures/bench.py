@@ -1,4 +1,4 @@
-"""`localspec bench`: whether speculation pays here, and for what."""
+"""`localspec bench`: measure whether speculation pays on this machine, and for what."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from localspec.cli.bench.running import Plan
 
 _INTERRUPTED = 130
-_TOKENS, _QUICK_TOKENS = 128, 64
-_REPETITIONS, _QUICK_REPETITIONS = 2, 3
-_QUICK_S = 19.0  # with the load
+_DEFAULT_TOKENS, _QUICK_TOKENS = 128, 64
+_DEFAULT_REPETITIONS, _QUICK_REPETITIONS = 2, 3
+_QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
 
 
 @click.command(
@@ -40,15 +40,15 @@ _QUICK_S = 19.0  # with the load
     cls=Limited,
     type=click.IntRange(8, 100_000),
     metavar="TOKENS",
-    help=f"Maximum length of an answer (default: {_TOKENS}; with --quick {_QUICK_TOKENS}).",
+    help=f"Maximum length of an answer (default: {_DEFAULT_TOKENS}; with --quick {_QUICK_TOKENS}).",
 )
 @click.option(
     "--repetitions",
     cls=Limited,
     type=click.IntRange(1, 1000),
     metavar="N",
-    help=f"Ask each prompt N times, and those for short answers more often (default: {_REPETITIONS}; with "
-    f"--quick {_QUICK_REPETITIONS}, as far as time allows).",
+    help="Ask each prompt N times, and those for short answers more often "
+    f"(default: {_DEFAULT_REPETITIONS}; with --quick {_QUICK_REPETITIONS}, as far as time allows).",
 )
 @click.option(
     "--minutes",
@@ -107,62 +107,65 @@ def command(names: tuple[str, ...], **options: Any) -> int:
         return 0
     if names[:1] == ("compare",):
         return _compare(names[1:])
-    more = names[1:] if options["drafts"] else ()
-    if len(names) > 1 and not more:
+    extra_drafts = names[1:] if options["drafts"] else ()
+    if len(names) > 1 and not extra_drafts:
         raise UsageError(f"One pair at a time, not {len(names)}: {', '.join(names)}.")
     if options["html"]:
-        _check(Path(options["html"]).expanduser())  # before minutes are spent
-    drafts, plan = (*options["drafts"], *more), _plan(options)
+        # Fail before minutes are spent on measuring.
+        _check_page(Path(options["html"]).expanduser())
+    drafts, plan = (*options["drafts"], *extra_drafts), _make_plan(options)
     with plan.stopping.watching():
-        found = _measured(names[0] if names else "", drafts, plan)
-        _shown(found, options)
+        report_data = _measure(names[0] if names else "", drafts, plan)
+        _print_report(report_data, options)
     if plan.stopping.when is not None:
         return _INTERRUPTED
-    return 1 if found.partial else 0
+    return 1 if report_data.partial else 0
 
 
-def _check(file: Path) -> None:
-    """Raises UsageError: no page can be drawn, or written there."""
+def _check_page(file: Path) -> None:
+    """Check that a page can be drawn and written. Raises UsageError if not."""
     from localspec.cli.bench.shown import plots
 
     plots.check()
-    place = file if file.exists() else file.parent
-    if file.is_dir() or not os.access(place, os.W_OK):
-        why = "it is a folder" if file.is_dir() else "there is no such folder"
-        why = why if file.is_dir() or not place.exists() else "no permission"
-        raise UsageError(f"--html {file} cannot be written: {why}.")
+    target = file if file.exists() else file.parent
+    if file.is_dir() or not os.access(target, os.W_OK):
+        reason = "it is a folder" if file.is_dir() else "there is no such folder"
+        reason = reason if file.is_dir() or not target.exists() else "no permission"
+        raise UsageError(f"--html {file} cannot be written: {reason}.")
 
 
-def _shown(found: Report, options: dict[str, Any]) -> None:
-    """The page first: where one of the two cannot be written, there is the other.
+def _print_report(report_data: Report, options: dict[str, Any]) -> None:
+    """Write the page, then print the report.
+
+    The report is also printed when the page cannot be written.
 
     Raises:
-        LocalspecError: the page is not written.
+        LocalspecError: the page could not be written.
     """
-    failed = ""
+    failure = ""
     if options["html"]:
         from localspec.cli.bench.shown import page
 
         file = Path(options["html"]).expanduser()
         try:
-            file.write_text(page.page(found), encoding="utf-8")
+            file.write_text(page.page(report_data), encoding="utf-8")
             render.note(f"Saved {file}.")
         except OSError as error:
-            failed = f"{file} cannot be written: {error.strerror}."
+            failure = f"{file} cannot be written: {error.strerror}."
     if options["as_json"]:
         from localspec.cli.bench import report
 
-        render.record(report.as_json(found))
+        render.record(report.as_json(report_data))
     else:
         from localspec.cli.bench.shown import text
 
-        text.show(found)
-    if failed:
-        raise LocalspecError(failed)
+        text.show(report_data)
+    if failure:
+        raise LocalspecError(failure)
 
 
-def _plan(options: dict[str, Any]) -> Plan:
-    """Raises UsageError: two sources of prompts, or none in them."""
+def _make_plan(options: dict[str, Any]) -> Plan:
+    """Return the plan of the measurement. Raises UsageError for two sources of prompts, or no prompts."""
     from localspec.cli.bench.asking import Other
     from localspec.cli.bench.prompts import installed, workloads
     from localspec.cli.bench.running import Plan
@@ -181,8 +184,8 @@ def _plan(options: dict[str, Any]) -> Plan:
     minutes = options["minutes"]
     return Plan(
         works,
-        options["tokens"] or (_QUICK_TOKENS if quick else _TOKENS),
-        options["repetitions"] or (_QUICK_REPETITIONS if quick else _REPETITIONS),
+        options["tokens"] or (_QUICK_TOKENS if quick else _DEFAULT_TOKENS),
+        options["repetitions"] or (_QUICK_REPETITIONS if quick else _DEFAULT_REPETITIONS),
         seconds=minutes * 60 if minutes else _QUICK_S if quick else None,
         own=not quick,
         probe=not quick,
@@ -191,7 +194,8 @@ def _plan(options: dict[str, Any]) -> Plan:
     )
 
 
-def _measured(name: str, drafts: tuple[str, ...], plan: Plan) -> Report:
+def _measure(name: str, drafts: tuple[str, ...], plan: Plan) -> Report:
+    """Measure and return the report, while a live line shows the progress."""
     from localspec.cli import inputs
     from localspec.cli.bench import drafts as ranking
     from localspec.cli.bench import measured
@@ -199,7 +203,7 @@ def _measured(name: str, drafts: tuple[str, ...], plan: Plan) -> Report:
 
     live = Live()
     try:
-        pair = inputs.pair(name) if name else ""
+        pair = inputs.resolve_pair(name) if name else ""
         if drafts:
             return ranking.compare(plan, pair, drafts, live.say, live.show)
         return measured.measure(plan, pair, live.say, live.show)

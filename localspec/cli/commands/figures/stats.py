@@ -42,21 +42,21 @@ from localspec.errors import UsageError
 def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
     if as_json and html:
         raise UsageError("--json and --html cannot be used together.")
-    found = ConversationsClient().statistics(days, pair)
+    statistics = ConversationsClient().statistics(days, pair)
     if as_json:
-        render.record(found)
+        render.record(statistics)
     elif html == "-":
         from localspec.cli.stats import page
 
-        render.text(page.page(found))
+        render.text(page.page(statistics))
     elif html:
         from localspec.cli.stats import page
 
         file = Path(html).expanduser()
-        file.write_text(page.page(found), encoding="utf-8")
+        file.write_text(page.page(statistics), encoding="utf-8")
         render.line(f"Saved {file}.")
     else:
         from localspec.cli.stats import text
 
-        text.show(found)
+        text.show(statistics)
     return 0

@@ -1,7 +1,7 @@
-"""The commands about pairs, models and files, each in the file of its name.
+"""The commands about pairs, models and files, in files of the same names.
 
-list, catalogue, show  what is here, and what could be
-pull, pulls            fetch a pair; the pulls that run
-verify, rm, gc         check, remove, delete what nobody needs
-add, import_, drafts   pairs of models that are on this disk
+list, use, catalogue, show  installed pairs, and pairs that can be pulled
+pull, pulls                 download a pair; running pulls
+verify, rm, gc              check files, remove pairs, delete unused files
+add, import_, drafts        pairs made from models on this disk
 """

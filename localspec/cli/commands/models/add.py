@@ -8,12 +8,12 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render, spinner
-from localspec.cli.terminal.pairs import first_use, size
+from localspec.cli.terminal.pairs import format_first_use, size
 from localspec.client.pairs import PairsClient
 from localspec.errors import UsageError
 
-# As protocol/settings.py has them, which the daemon checks.
-_SERVERS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang", "tensorrt-llm")
+# The same as in protocol/settings.py, by which the daemon checks the request.
+_SERVER_KINDS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang", "tensorrt-llm")
 
 
 @click.command(
@@ -58,7 +58,7 @@ _SERVERS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang", "te
 @click.option("--upstream-model", metavar="NAME", help="The server's name for the model.")
 @click.option(
     "--upstream-kind",
-    type=click.Choice(_SERVERS),
+    type=click.Choice(_SERVER_KINDS),
     help="What server it is (default: detected).",
 )
 @click.option(
@@ -82,42 +82,46 @@ def command(
     replace: bool,
     **server: str | None,
 ) -> int:
-    said = {key: value for key, value in server.items() if value is not None}
-    if (target is None) == ("upstream" not in said):
+    server_options = {key: value for key, value in server.items() if value is not None}
+    if (target is None) == ("upstream" not in server_options):
         raise UsageError("Give either --target or --upstream.")
-    if "upstream" in said:
+    if "upstream" in server_options:
         if draft or pooling:
             raise UsageError("--draft and --pooling are for files; a server has drafts of its own.")
-        return _afar(name, said, roles, replace)
-    if said:
-        raise UsageError(f"--{next(iter(said)).replace('_', '-')} needs --upstream.")
+        return _add_upstream(name, server_options, roles, replace)
+    if server_options:
+        raise UsageError(f"--{next(iter(server_options)).replace('_', '-')} needs --upstream.")
     assert target is not None
-    files = inputs.model_file(target), inputs.model_file(draft) if draft else None
+    files = inputs.resolve_model(target), inputs.resolve_model(draft) if draft else None
     client = PairsClient()
-    turning = spinner.Spinner(client, "checking") if render.is_drawn_on(sys.stderr) else None
+    indicator = spinner.Spinner(client, "checking") if render.is_drawn_on(sys.stderr) else None
     try:
         entry = client.add(name, *files, list(roles), replace=replace, pooling=pooling)
     finally:
-        if turning:
-            turning.stop()
-    told = first_use(name, entry["roles"])
-    render.line(f"{entry['name']} is installed ({size(entry['size'])}). {told}")
+        if indicator:
+            indicator.stop()
+    advice = format_first_use(name, entry["roles"])
+    render.line(f"{entry['name']} is installed ({size(entry['size'])}). {advice}")
     for note in entry["notes"]:
         render.line(f"note: {note}")
     return 0
 
 
-def _afar(name: str, said: dict[str, str], roles: tuple[str, ...], replace: bool) -> int:
-    """A pair that another server answers for."""
+def _add_upstream(
+    name: str, server_options: dict[str, str], roles: tuple[str, ...], replace: bool
+) -> int:
+    """Add a pair that another server answers for, and return the exit code."""
     for key in ("key_file", "ca"):
-        if key in said:
-            said[key] = inputs.absolute(said[key])
-    if "fallback" in said:
-        said["fallback"] = inputs.pair(said["fallback"])
-    url = said.pop("upstream")
-    entry = PairsClient().add_upstream(name, url, **said, roles=list(roles), replace=replace)
+        if key in server_options:
+            server_options[key] = inputs.absolute(server_options[key])
+    if "fallback" in server_options:
+        server_options["fallback"] = inputs.resolve_pair(server_options["fallback"])
+    url = server_options.pop("upstream")
+    entry = PairsClient().add_upstream(
+        name, url, **server_options, roles=list(roles), replace=replace
+    )
     render.line(f"{entry['name']} is added; {url} is contacted with its first request.")
-    render.line(first_use(name, entry["roles"]))
-    if url.startswith("http://") and ("key_env" in said or "key_file" in said):
+    render.line(format_first_use(name, entry["roles"]))
+    if url.startswith("http://") and ("key_env" in server_options or "key_file" in server_options):
         render.line("note: the key goes over the network unencrypted; use https, or a tunnel.")
     return 0

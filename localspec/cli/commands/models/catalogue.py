@@ -24,10 +24,10 @@ from localspec.errors import LocalspecError
 def command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
     listed = PairsClient().pairs(everything=True)
     listed["pairs"] = [
-        each
-        for each in listed["pairs"]
-        if each["memory"] and not (fits and each["fits"] not in ("yes", "partly"))
-        if all(word.lower() in _searched_text(each) for word in words)
+        entry
+        for entry in listed["pairs"]
+        if entry["memory"] and not (fits and entry["fits"] not in ("yes", "partly"))
+        if all(word.lower() in _searched_text(entry) for word in words)
     ]
     if as_json:
         render.record(listed)
@@ -38,12 +38,12 @@ def command(words: tuple[str, ...], fits: bool, as_json: bool) -> int:
             "localspec pull OWNER/REPO"
         )
     pairs.catalogue(listed["pairs"], listed.get("configured", ""))
-    render.line(f"\n{pairs.memory(listed)}. To download one: localspec pull NAME")
+    render.line(f"\n{pairs.format_memory(listed)}. To download one: localspec pull NAME")
     pairs.problems(listed)
     return 0
 
 
 def _searched_text(entry: dict[str, Any]) -> str:
-    """Return what a search looks through: the names, the description and the repositories of a pair."""
+    """Return the text that a search looks through: names, description and repositories of a pair."""
     names = [entry["name"], *entry["aliases"], entry["target"], entry["draft"] or ""]
     return " ".join([*names, entry["summary"]]).lower()

@@ -28,11 +28,11 @@ from localspec.client.pairs import PairsClient
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(target: str, folders: tuple[str, ...], measure: bool, as_json: bool) -> int:
     client = PairsClient()
-    wanted, where = inputs.pair(target), [inputs.absolute(each) for each in folders]
-    found: dict[str, Any] = {}
+    pair, paths = inputs.resolve_pair(target), [inputs.absolute(folder) for folder in folders]
+    report: dict[str, Any] = {}
     with Progress(target) as progress:
-        for found in client.drafts(wanted, where, measure=measure):
-            if found["measuring"] and not as_json:
-                progress.show(f"measuring {found['measuring']}", 0, 0)
-    (render.record if as_json else pairs.drafts)(found)
+        for report in client.drafts(pair, paths, measure=measure):
+            if report["measuring"] and not as_json:
+                progress.show(f"measuring {report['measuring']}", 0, 0)
+    (render.record if as_json else pairs.drafts)(report)
     return 0

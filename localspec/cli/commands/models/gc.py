@@ -16,15 +16,15 @@ from localspec.client.pairs import PairsClient
 @click.option("--dry-run", is_flag=True, help="Only show what would be deleted.")
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(dry_run: bool, as_json: bool) -> int:
-    found = PairsClient().collect(dry_run=dry_run)
+    result = PairsClient().collect(dry_run=dry_run)
     if as_json:
-        render.record(found)
+        render.record(result)
         return 0
-    for file in found["files"]:
+    for file in result["files"]:
         render.line(file)
-    if not found["files"]:
+    if not result["files"]:
         render.line("Nothing to delete.")
     else:
         verb = "would be freed" if dry_run else "freed"
-        render.line(f"{size(found['freed'])} {verb}.")
+        render.line(f"{size(result['freed'])} {verb}.")
     return 0

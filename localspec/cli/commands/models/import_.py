@@ -1,4 +1,4 @@
-"""`localspec import`, and what `localspec list --disk` shows."""
+"""`localspec import`, and the output of `localspec list --disk`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import add_line, first_use, size
+from localspec.cli.terminal.pairs import format_add_command, format_first_use, size
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError
@@ -25,70 +25,72 @@ from localspec.errors import LocalspecError
 @click.option("--add", "adding", is_flag=True, help="Create these pairs; on a terminal, ask first.")
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(folders: tuple[str, ...], adding: bool, as_json: bool) -> int:
-    found = look(folders)
+    report = look(folders)
     if as_json and not adding:
-        render.record(found)
+        render.record(report)
         return 0
     if not as_json:
-        show(found)
-    return _add(found["pairs"]) if adding and found["pairs"] else 0
+        show(report)
+    return _add(report["pairs"]) if adding and report["pairs"] else 0
 
 
 def look(folders: tuple[str, ...]) -> dict[str, Any]:
-    """What is on this disk, with a line of progress while that takes its time."""
-    found: dict[str, Any] = {}
+    """Return the models on this disk. A line shows the progress while the search takes its time."""
+    report: dict[str, Any] = {}
     with Progress("import") as progress:
-        for found in PairsClient().disk([inputs.absolute(each) for each in folders]):
-            if found["models"] is None:
-                progress.show(f"reading {found['looking']}", 0, 0)
-    return found
+        for report in PairsClient().disk([inputs.absolute(folder) for folder in folders]):
+            if report["models"] is None:
+                progress.show(f"reading {report['looking']}", 0, 0)
+    return report
 
 
-def show(found: dict[str, Any]) -> None:
-    """The models, what keeps some from being used, and the commands that make pairs."""
-    usable = [each for each in found["models"] if not each["problem"]]
+def show(report: dict[str, Any]) -> None:
+    """Print the models, why some cannot be used, and the commands that create pairs from them."""
+    usable = [model for model in report["models"] if not model["problem"]]
     if usable:
-        uses: dict[str, int] = {}
-        for each in usable:
-            for draft in each["drafts"]:
-                uses[draft] = uses.get(draft, 0) + 1
+        uses_by_draft: dict[str, int] = {}
+        for model in usable:
+            for draft in model["drafts"]:
+                uses_by_draft[draft] = uses_by_draft.get(draft, 0) + 1
         rows = [["MODEL", "SIZE", "DRAFTS", "DRAFTS FOR", "WHERE"]]
-        for each in usable:
-            targets = _count(len(each["drafts"]), "draft")
-            drafts = _count(uses.get(each["path"], 0), "target")
-            rows.append([each["name"], size(each["size"]), targets, drafts, each["origin"]])
+        for model in usable:
+            drafts_text = _count(len(model["drafts"]), "draft")
+            targets_text = _count(uses_by_draft.get(model["path"], 0), "target")
+            rows.append(
+                [model["name"], size(model["size"]), drafts_text, targets_text, model["origin"]]
+            )
         render.table(rows)
     else:
         render.line("No models found. To search other folders: localspec import FOLDER")
-    for each in found["models"]:
-        if each["problem"]:
-            why = f"cannot use {each['name']} ({each['origin']}): {each['problem']}"
-            render.line(render.harmless(why, lines=False))
-    for problem in found["problems"]:
+    for model in report["models"]:
+        if model["problem"]:
+            message = f"cannot use {model['name']} ({model['origin']}): {model['problem']}"
+            render.line(render.harmless(message, lines=False))
+    for problem in report["problems"]:
         render.error(problem)
-    if found["pairs"]:
+    if report["pairs"]:
         render.line("\nTo create pairs from them (or use --add):")
-        for each in found["pairs"]:
-            render.line(f"  {add_line(each['name'], each['target'], each['draft'])}")
+        for pair in report["pairs"]:
+            render.line(f"  {format_add_command(pair['name'], pair['target'], pair['draft'])}")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}" if number else "-"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number > 1 else ''}" if number else "-"
 
 
 def _add(pairs: list[dict[str, Any]]) -> int:
     if sys.stdin.isatty() and not click.confirm(f"Create {_count(len(pairs), 'pair')}?"):
         return 0
-    failed = 0
-    for each in pairs:
+    exit_code = 0
+    for pair in pairs:
         try:
-            # What is used may never be; what is, is hashed when it is loaded first.
+            # Many of these pairs may never be used. The others are hashed when they are first loaded.
             entry = PairsClient().add(
-                each["name"], each["target"], each["draft"], ["chat"], hash_now=False
+                pair["name"], pair["target"], pair["draft"], ["chat"], hash_now=False
             )
-            told = first_use(each["name"], entry["roles"])
-            render.line(f"{each['name']} is installed. {told}")
+            advice = format_first_use(pair["name"], entry["roles"])
+            render.line(f"{pair['name']} is installed. {advice}")
         except LocalspecError as error:
-            failed = 1
-            render.error(f"{each['name']}: {error.message}")
-    return failed
+            exit_code = 1
+            render.error(f"{pair['name']}: {error.message}")
+    return exit_code

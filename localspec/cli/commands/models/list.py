@@ -21,8 +21,8 @@ def command(everything: bool, disk: bool, as_json: bool) -> int:
     if disk:
         from localspec.cli.commands.models import import_
 
-        found = import_.look(())
-        (render.record if as_json else import_.show)(found)
+        report = import_.look(())
+        (render.record if as_json else import_.show)(report)
         return 0
     listed = PairsClient().pairs(everything=everything)
     if as_json:

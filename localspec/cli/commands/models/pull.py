@@ -18,18 +18,18 @@ from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, UsageError, from_code
 
 INTERRUPTED = 130
-_RUNNING = ("checking", "downloading", "verifying")
+_RUNNING_STATES = ("checking", "downloading", "verifying")
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
 class _Rate(click.ParamType[int]):
-    """Bytes per second, with K, M or G (of 1024) behind the number or without."""
+    """A number of bytes per second, which may end with K, M or G (powers of 1024)."""
 
     name = "rate"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kmg]?)(?:i?b)?(?:/s)?", str(value).lower())
-        rate = int(float(found[1]) * _UNITS[found[2]]) if found else 0
+        match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)([kmg]?)(?:i?b)?(?:/s)?", str(value).lower())
+        rate = int(float(match[1]) * _UNITS[match[2]]) if match else 0
         if not 0 < rate <= 1 << 40:
             self.fail("not a number of bytes per second, such as 500K, 10M or 1.5M", param, ctx)
         return rate
@@ -72,39 +72,39 @@ def command(
     pulls = _Pulls(PairsClient(), as_json)
     pulls.start(names, options)
     if no_wait:
-        pulls.left()
+        pulls.print_started()
         return pulls.outcome()
     try:
         pulls.watch()
     except KeyboardInterrupt:
-        for own in pulls.waiting:
+        for pair_name in pulls.waiting:
             render.error(
-                f"The pull of {own} continues in the daemon. To watch it: localspec pull {own}; "
-                f"to cancel it: localspec pulls cancel {own}"
+                f"The pull of {pair_name} continues in the daemon. To watch it: localspec pull {pair_name}; "
+                f"to cancel it: localspec pulls cancel {pair_name}"
             )
         return INTERRUPTED
     return pulls.outcome()
 
 
-class _Watch(threading.Thread):
-    """One pull's states, as they come: what a person sees of it may be later."""
+class _PullWatcher(threading.Thread):
+    """A thread that collects the states of one pull until somebody iterates over them."""
 
-    def __init__(self, client: PairsClient, own: str) -> None:
+    def __init__(self, client: PairsClient, pair_name: str) -> None:
         super().__init__(daemon=True)
-        self._client, self._own = client, own
+        self._client, self._pair_name = client, pair_name
         self._states: queue.SimpleQueue[dict[str, Any] | Exception | None] = queue.SimpleQueue()
         self.start()
 
     def run(self) -> None:
         try:
-            for state in self._client.watch_pull(self._own):
+            for state in self._client.watch_pull(self._pair_name):
                 self._states.put(state)
             self._states.put(None)
-        except Exception as error:  # whoever waits for the next state must hear of it
+        except Exception as error:  # passed on to the thread that iterates over the states
             self._states.put(error)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Raises what the watching ended with."""
+        """Yield the states. Raises the error with which watching ended, if there was one."""
         while (state := self._states.get()) is not None:
             if isinstance(state, Exception):
                 raise state
@@ -112,17 +112,17 @@ class _Watch(threading.Thread):
 
 
 class _Pulls:
-    """The pulls of one command: all started and watched at once, and shown one after the other."""
+    """The pulls of one command, which are all started and watched at once, and shown one after another."""
 
     def __init__(self, client: PairsClient, as_json: bool) -> None:
         self._client, self._json = client, as_json
-        self._named: tuple[str, ...] = ()
-        self._states: dict[str, dict[str, Any]] = {}  # by what was named
+        self._names: tuple[str, ...] = ()
+        self._states: dict[str, dict[str, Any]] = {}  # by the name on the command line
         self._failures: dict[str, LocalspecError] = {}
 
     def start(self, names: tuple[str, ...], options: dict[str, Any]) -> None:
-        self._named = tuple(dict.fromkeys(names))
-        for name in self._named:
+        self._names = tuple(dict.fromkeys(names))
+        for name in self._names:
             try:
                 self._states[name] = self._client.start_pull(name, **options)
             except LocalspecError as error:
@@ -130,11 +130,13 @@ class _Pulls:
 
     @property
     def waiting(self) -> list[str]:
-        """The pairs that are still being pulled, as far as is known."""
-        running = [each for each in self._states.values() if each["state"] in _RUNNING]
-        return [each["name"] for each in running]
+        """The names of the pairs that are still being pulled, as far as is known."""
+        running_states = [
+            state for state in self._states.values() if state["state"] in _RUNNING_STATES
+        ]
+        return [state["name"] for state in running_states]
 
-    def left(self) -> None:
+    def print_started(self) -> None:
         for state in self._states.values():
             if self._json:
                 render.record(state)
@@ -142,10 +144,12 @@ class _Pulls:
                 render.line(f"Pulling {state['name']}; to see its progress: localspec pulls")
 
     def watch(self) -> None:
-        watched = {name: _Watch(self._client, each["name"]) for name, each in self._states.items()}
-        for name, states in watched.items():
+        watchers = {
+            name: _PullWatcher(self._client, pull["name"]) for name, pull in self._states.items()
+        }
+        for name, watcher in watchers.items():
             try:
-                self._show(name, states)
+                self._show(name, watcher)
                 state = self._states[name]
                 if state["state"] != "done":
                     raise from_code(state["code"], state["message"])
@@ -153,37 +157,37 @@ class _Pulls:
                 self._fail(name, error)
                 continue
             if not self._json:
-                _welcome(state)
+                _print_installed(state)
 
     def outcome(self) -> int:
-        """Exit code; which failed is said at the end, where several were named."""
+        """Return the exit code. Of several pulls, print which ones failed."""
         if not self._failures:
             return 0
         count = len(self._failures)
-        render.error(f"{count} of {len(self._named)} pulls failed: {', '.join(self._failures)}")
+        render.error(f"{count} of {len(self._names)} pulls failed: {', '.join(self._failures)}")
         return 1
 
     def _fail(self, name: str, error: LocalspecError) -> None:
-        if len(self._named) == 1:
+        if len(self._names) == 1:
             raise error
         self._failures[name] = error
         render.error(f"{name}: {error.message}")
 
-    def _show(self, name: str, states: _Watch) -> None:
-        """The pull until its end."""
-        own = self._states[name]["name"]
-        shown = False
-        with Progress(own) as progress:
-            for state in states:
+    def _show(self, name: str, watcher: _PullWatcher) -> None:
+        """Show the progress of a pull until it ends."""
+        pair_name = self._states[name]["name"]
+        choice_printed = False
+        with Progress(pair_name) as progress:
+            for state in watcher:
                 self._states[name] = state
                 if self._json:
                     render.record(state)
                     continue
-                if not shown and (state["offers"] or state["said"]):
-                    shown = True
+                if not choice_printed and (state["offers"] or state["said"]):
+                    choice_printed = True
                     progress.clear()
-                    _decided(name, state)
-                if state["state"] in _RUNNING:
+                    _print_choice(name, state)
+                if state["state"] in _RUNNING_STATES:
                     progress.show(
                         state["state"],
                         state["hashed" if state["state"] == "verifying" else "done"],
@@ -194,8 +198,8 @@ class _Pulls:
                     )
 
 
-def _decided(name: str, state: dict[str, Any]) -> None:
-    """What was chosen where nothing was named."""
+def _print_choice(name: str, state: dict[str, Any]) -> None:
+    """Print which files were chosen, where the command line did not name them."""
     if state["offers"]:
         pairs.offers(name, state["offers"])
     for sentence in state["said"]:
@@ -203,9 +207,9 @@ def _decided(name: str, state: dict[str, Any]) -> None:
     render.line(f"Pair name: {state['name']}")
 
 
-def _welcome(state: dict[str, Any]) -> None:
+def _print_installed(state: dict[str, Any]) -> None:
     for note in state["notes"]:
         render.line(f"note: {note}")
     name = state["name"]
-    told = pairs.first_use(name, PairsClient().pair(name)["roles"])
-    render.line(f"{name} is installed ({size(state['size'])}). {told}")
+    advice = pairs.format_first_use(name, PairsClient().pair(name)["roles"])
+    render.line(f"{name} is installed ({size(state['size'])}). {advice}")

@@ -24,13 +24,13 @@ def command(names: tuple[str, ...]) -> int:
             removed = client.remove(name)
         except NoDaemon:
             raise
-        except LocalspecError as error:  # the others can go all the same
+        except LocalspecError as error:  # continue with the other pairs
             render.error(error.message)
             code = error.exit_code
             continue
         render.line(f"Removed {removed['name']}; {size(removed['freed'])} freed.")
-        for kept in removed["kept"]:
-            render.line(f"kept: {kept}")
+        for kept_file in removed["kept"]:
+            render.line(f"kept: {kept_file}")
         if removed["name"] == configured:
             render.error(
                 f"{configured} is the configured pair, so questions fail until another one is chosen: "

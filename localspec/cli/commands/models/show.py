@@ -27,16 +27,16 @@ from localspec.client.pairs import PairsClient
 @click.option("--template", is_flag=True, help="Print only the target's chat template.")
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def command(name: str, context: int, template: bool, as_json: bool) -> int:
-    view = PairsClient().pair(inputs.pair(name), context)
+    view = PairsClient().pair(inputs.resolve_pair(name), context)
     if template:
-        found = view["target"]["template"]
-        if found is None and view["kind"] == "upstream":
+        chat_template = view["target"]["template"]
+        if chat_template is None and view["kind"] == "upstream":
             render.error(f"The chat template of '{view['name']}' is on its server.")
             return 1
-        if found is None:
+        if chat_template is None:
             render.error(f"{view['target']['file']} has no chat template.")
             return 1
-        render.verbatim(found["text"].removesuffix("\n"))
+        render.verbatim(chat_template["text"].removesuffix("\n"))
         return 0
     (render.record if as_json else pairs.pair)(view)
     return 0

@@ -21,23 +21,23 @@ from localspec.client.pairs import PairsClient
 def command(name: str, as_json: bool) -> int:
     event: dict[str, Any] = {}
     with Progress(name) as progress:
-        for event in PairsClient().verify(inputs.pair(name)):
+        for event in PairsClient().verify(inputs.resolve_pair(name)):
             if event["files"] is None and not as_json:
                 progress.show("hashing", event["done"], event["size"])
     files = event["files"]
-    bad = [each for each in files if each["problem"]]
+    damaged = [file for file in files if file["problem"]]
     if as_json:
         render.record(event)
     else:
-        render.fields([(each["role"], each["problem"] or _whole(each)) for each in files])
+        render.fields([(file["role"], file["problem"] or _describe_intact(file)) for file in files])
         if event["news"]:
             render.line(event["news"])
-    if bad:
-        render.error(f"{len(bad)} of {len(files)} files are unusable. {event['remedy']}")
-    return 1 if bad else 0
+    if damaged:
+        render.error(f"{len(damaged)} of {len(files)} files are unusable. {event['remedy']}")
+    return 1 if damaged else 0
 
 
-def _whole(file: dict[str, Any]) -> str:
+def _describe_intact(file: dict[str, Any]) -> str:
     if file["hashed"]:
         return f"{file['file']}: OK"
     return f"{file['file']}: readable; there is no checksum to compare it with"

@@ -1,6 +1,6 @@
-"""`cmd`, `commit` and `explain`: what people ask for at a shell's prompt, each by a template of its name.
+"""The commands for a shell's prompt. Each of them uses the template of its name.
 
-cmd.py      one shell command for what is described
-commit.py   a commit message for what is staged
+cmd.py      one shell command for a description
+commit.py   a commit message for the staged changes
 explain.py  the last failed command, or an error message
 """

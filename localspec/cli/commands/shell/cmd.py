@@ -1,4 +1,4 @@
-"""`localspec cmd`: one shell command for what is described."""
+"""`localspec cmd`: propose one shell command for a description."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localspec.cli.shell import answers, asking, proposal, shells
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 
-_OPTIONS = options.named(
+_OPTIONS = options.select_options(
     "model",
     "system",
     "tokens",
@@ -30,20 +30,20 @@ _OPTIONS = options.named(
 def _run(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
     if not words:
         raise UsageError('Describe the command, as in: localspec cmd "count the lines in *.py"')
-    text = ask.asked({**values, "words": list(words)})
-    used = shells.named(shell) if shell else shells.current()
-    known = {"shell": used.language, "system": shells.system()}
+    text = ask.read_question({**values, "words": list(words)})
+    target_shell = shells.shell_for(shell) if shell else shells.current_shell()
+    variables = {"shell": target_shell.language, "system": shells.system()}
 
-    said = {**values, "files": [], "about": ask.clean(" ".join(words))}
-    answer = asking.whole("cmd", said, asking.everything(text), known)
-    command = answers.command(answer.text)
+    template_options = {**values, "files": [], "about": ask.clean(" ".join(words))}
+    answer = asking.ask_for_text("cmd", template_options, asking.uncut(text), variables)
+    command = answers.extract_command(answer.text)
     if answer.cut_off:
         raise LocalspecError(
             f"The answer was cut off by the token limit; it began: {answer.text[:200]}"
         )
     if not command:
         raise LocalspecError(f"The answer contains no command: {answer.text.strip()}")
-    proposal.checked(command)
+    proposal.require_visible(command)
     if not proposal.at_terminal():
         render.text(command)
         render.end_of_text()
@@ -51,9 +51,11 @@ def _run(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
 
     def explain(command: str) -> None:
         fenced = f"```\n{command}\n```"
-        asking.shown("cmd-explain", {**values, "files": []}, asking.everything(fenced), known)
+        asking.ask_and_print(
+            "cmd-explain", {**values, "files": []}, asking.uncut(fenced), variables
+        )
 
-    return proposal.settle(command, used, explain)
+    return proposal.decide(command, target_shell, explain)
 
 
 command = click.Command(

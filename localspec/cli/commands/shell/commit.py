@@ -1,4 +1,4 @@
-"""`localspec commit`: a commit message for what is staged."""
+"""`localspec commit`: write a commit message for the staged changes."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from localspec.cli.shell import answers, asking, message_editor, proposal, shell
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, ModelNotFound
 
-_OPTIONS = options.named(
+_OPTIONS = options.select_options(
     *("model", "system", "tokens", "files", "template", "hide_reasoning", "usage"),
     *("no_log", "no_daemon_start", "debug"),
 )
-_READING_S = 20.0  # longest time for reading the diff; more of it is left out
-# Editors that accept what they get, as scripts use them: there is no person to abort.
-_ACCEPTING = ("", ":", "true", "/bin/true", "/usr/bin/true")
-_STYLE = 8  # subjects of earlier commits, for the style
-_NONE = "(none)"
-_PATIENCE = 60  # seconds that a commit waits for its message in the hook
+_MAX_READING_S = 20.0  # longest time for reading the diff; a longer diff is shortened
+# Editors that scripts set to accept every message. There is no person who could abort.
+_ACCEPTING_EDITORS = ("", ":", "true", "/bin/true", "/usr/bin/true")
+_STYLE_SUBJECTS = 8  # earlier subjects that the prompt shows for their style
+_NO_SUBJECTS = "(none)"
+_HOOK_TIMEOUT_S = 60  # longest time that the hook delays a commit
 _HOOK = """\
 #!/bin/sh
 # A prepare-commit-msg hook from `localspec commit --hook`: proposes a message when none was given.
@@ -47,25 +47,25 @@ def _run(words: tuple[str, ...], **values: Any) -> int:
         del values["print_only"], values["everything"]
         return _prepare(list(words), values)
     only_print, everything = values.pop("print_only"), values.pop("everything")
-    if what := staged.begun():
+    if operation := staged.operation_in_progress():
         raise LocalspecError(
-            f"A {what} is in progress and git already has a message for it; run: git commit"
+            f"A {operation} is in progress and git already has a message for it; run: git commit"
         )
     files = values.pop("files")
-    parts = [ask.clean(" ".join(words)), inputs.files(list(files)) if files else ""]
-    wish = "\n\n".join(filter(None, parts))
+    parts = [ask.clean(" ".join(words)), inputs.read_files(list(files)) if files else ""]
+    hint = "\n\n".join(filter(None, parts))
     try:
-        message, pair = _message(wish, values, everything=everything)
+        message, pair = _propose_message(hint, values, everything=everything)
     except ModelNotFound as error:
-        raise _misread(error, values["model"]) from error
+        raise _explain_model_option(error, values["model"]) from error
     if only_print or not proposal.at_terminal():
         render.text(f"{message}\n")
         return 0
     return _commit(message, pair, everything=everything)
 
 
-def _misread(error: ModelNotFound, model: str | None) -> ModelNotFound:
-    """Return the error; after -m, which gives git the message, with what it means here."""
+def _explain_model_option(error: ModelNotFound, model: str | None) -> ModelNotFound:
+    """Return the error; after -m with a note, because git's own -m is for the message."""
     if model is None:
         return error
     return ModelNotFound(
@@ -74,28 +74,31 @@ def _misread(error: ModelNotFound, model: str | None) -> ModelNotFound:
     )
 
 
-def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> tuple[str, str]:
-    """Return a message for what is staged, and the pair that wrote it.
+def _propose_message(
+    hint: str, values: dict[str, Any], *, everything: bool = False
+) -> tuple[str, str]:
+    """Return a message for the staged changes, and the pair that wrote it.
 
-    With `everything` it is for all changes of files that git knows.
+    With `everything` it is for all changes of tracked files.
 
     Raises:
-        LocalspecError: nothing is staged, no daemon, or no message came.
+        LocalspecError: nothing is staged, no daemon is running, or the answer has no message.
     """
-    found = staged.patches(everything=everything)
+    patches = staged.patches(everything=everything)
 
-    def cut(room: int) -> asking.Cut:
-        text, left_out = staged.cut(found, room)
-        return asking.Cut(f"{wish}\n\n{text}" if wish else text, left_out)
+    def cut(max_chars: int) -> asking.Cut:
+        text, left_out = staged.shorten_patches(patches, max_chars)
+        return asking.Cut(f"{hint}\n\n{text}" if hint else text, left_out)
 
-    subjects = staged.subjects(_STYLE)
-    known = {"shell": shells.current().language, "system": shells.system()}
-    for recent in dict.fromkeys([subjects or _NONE, _NONE]):
-        answer = asking.whole(
-            "commit", values, cut, {**known, "recent": recent}, reading_s=_READING_S
+    subjects = staged.subjects(_STYLE_SUBJECTS)
+    variables = {"shell": shells.current_shell().language, "system": shells.system()}
+    # Small models sometimes repeat an earlier subject. Then the second attempt shows none of them.
+    for recent in dict.fromkeys([subjects or _NO_SUBJECTS, _NO_SUBJECTS]):
+        answer = asking.ask_for_text(
+            "commit", values, cut, {**variables, "recent": recent}, reading_s=_MAX_READING_S
         )
-        message = answers.message(answer.text)
-        if not answers.repeats(message, subjects):
+        message = answers.extract_message(answer.text)
+        if not answers.repeats_subject(message, subjects):
             break
     if not message:
         raise LocalspecError(f"The answer contains no commit message: {answer.text.strip()}")
@@ -105,22 +108,22 @@ def _message(wish: str, values: dict[str, Any], *, everything: bool = False) -> 
 
 
 def _commit(message: str, pair: str, *, everything: bool) -> int:
-    """Let git commit with its own editor and the message in it; git's exit code."""
+    """Run git commit with the message in git's own editor, and return git's exit code."""
     environment = dict(os.environ)
     editor = staged.editor()
-    if editor not in _ACCEPTING:
+    if editor not in _ACCEPTING_EDITORS:
         sign = staged.comment_sign()
         environment["GIT_EDITOR"] = message_editor.command(sign, pair, editor)
     with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
         file = Path(folder, "COMMIT_EDITMSG")
         file.write_text(f"{message}\n", encoding="utf-8")
         words = ["git", "commit", *(["-a"] if everything else []), "-e", "-F", str(file)]
-        # Ctrl-C is for the editor and git, which would inherit it if it were ignored here.
-        before = signal.signal(signal.SIGINT, lambda *_: None)
+        # Ctrl-C is meant for the editor and git. They would inherit SIG_IGN, but not this handler.
+        old_handler = signal.signal(signal.SIGINT, lambda *_: None)
         try:
             return subprocess.run(words, env=environment, check=False).returncode
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, old_handler)
 
 
 # ------------------------------------------------------------------ the hook
@@ -130,25 +133,30 @@ def _print_hook() -> int:
     program = "localspec"
     if not shutil.which(program):
         program = f"{shlex.quote(sys.executable)} -P -m localspec"
-    render.text(_HOOK.format(program=program, patience=_PATIENCE))
-    where = '"$(git rev-parse --git-path hooks)/prepare-commit-msg"'
-    render.dim(f"To install it here:\n  localspec commit --hook > {where} && chmod +x {where}")
+    render.text(_HOOK.format(program=program, patience=_HOOK_TIMEOUT_S))
+    hook_path = '"$(git rev-parse --git-path hooks)/prepare-commit-msg"'
+    render.dim(
+        f"To install it here:\n  localspec commit --hook > {hook_path} && chmod +x {hook_path}"
+    )
     return 0
 
 
 def _prepare(arguments: list[str], values: dict[str, Any]) -> int:
-    """What the hook runs, with git's arguments: FILE [SOURCE [COMMIT]]. Whatever happens, 0."""
+    """Write a message for git's prepare-commit-msg hook and return 0, whatever happens.
+
+    `arguments` are git's: FILE [SOURCE [COMMIT]].
+    """
     file, source = Path(arguments[0]), arguments[1] if len(arguments) > 1 else ""
     try:
-        written = file.read_text(encoding="utf-8", errors="surrogateescape")
-        if source not in ("", "template") or (not source and _has_message(written)):
+        old_text = file.read_text(encoding="utf-8", errors="surrogateescape")
+        if source not in ("", "template") or (not source and _has_message(old_text)):
             return 0
-        signal.signal(signal.SIGALRM, _too_slow)
-        signal.alarm(_PATIENCE)
-        message, pair = _message("", {**values, "files": ()})
+        signal.signal(signal.SIGALRM, _raise_timeout)
+        signal.alarm(_HOOK_TIMEOUT_S)
+        message, pair = _propose_message("", {**values, "files": ()})
         signal.alarm(0)
         message += _hook_comment(pair)
-        file.write_text(f"{message}\n{written}", encoding="utf-8", errors="surrogateescape")
+        file.write_text(f"{message}\n{old_text}", encoding="utf-8", errors="surrogateescape")
     except LocalspecError as error:
         render.note(f"localspec: no commit message: {error.message}")
     except OSError as error:
@@ -157,7 +165,7 @@ def _prepare(arguments: list[str], values: dict[str, Any]) -> int:
 
 
 def _hook_comment(pair: str) -> str:
-    """Return a comment that says whose message it is, if git removes comments from messages."""
+    """Return a comment that names the author of the message, if git removes comments from messages."""
     if staged.cleanup() not in ("", "default", "strip"):
         return ""
     return (
@@ -165,15 +173,15 @@ def _hook_comment(pair: str) -> str:
     )
 
 
-def _too_slow(number: int, frame: FrameType | None) -> NoReturn:
+def _raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
     del number, frame
-    raise LocalspecError(f"no answer within {_PATIENCE} seconds.")
+    raise LocalspecError(f"no answer within {_HOOK_TIMEOUT_S} seconds.")
 
 
-def _has_message(written: str) -> bool:
-    """Whether there is more than blank lines and git's comments."""
+def _has_message(text: str) -> bool:
+    """Return whether the text has more than blank lines and git's comments."""
     sign = staged.comment_sign()
-    return any(line.strip() and not line.startswith(sign) for line in written.split("\n"))
+    return any(line.strip() and not line.startswith(sign) for line in text.split("\n"))
 
 
 command = click.Command(

@@ -13,7 +13,7 @@ from localspec.cli.shell import asking, failures, shells
 from localspec.cli.terminal import render
 from localspec.errors import UsageError
 
-_OPTIONS = options.named(
+_OPTIONS = options.select_options(
     *(
         "model",
         "system",
@@ -33,18 +33,18 @@ _OPTIONS = options.named(
 def _run(words: tuple[str, ...], **values: Any) -> int:
     if words and all(map(os.path.isfile, words)):
         values["files"], words = (*values["files"], *words), ()
-    text = ask.asked({**values, "words": list(words)}) or _last_failure()
-    known = {"shell": shells.current().language, "system": shells.system()}
-    said = {**values, "files": [], "about": ask.clean(" ".join(words))}
-    asking.shown("explain", said, asking.middle_left_out(text), known)
+    text = ask.read_question({**values, "words": list(words)}) or _last_failure()
+    variables = {"shell": shells.current_shell().language, "system": shells.system()}
+    template_options = {**values, "files": [], "about": ask.clean(" ".join(words))}
+    asking.ask_and_print("explain", template_options, asking.middle_left_out(text), variables)
     return 0
 
 
 def _last_failure() -> str:
-    """What is asked about the command that failed last in this shell.
+    """Return the text about the command that failed last in this shell.
 
     Raises:
-        UsageError: none is recorded.
+        UsageError: no failure is recorded.
     """
     failed = failures.last()
     if failed is None:

@@ -1,13 +1,13 @@
-"""Markdown on a terminal while it is being written: its marks are drawn, and no text is lost.
+"""Draw Markdown on a terminal while it is being generated, without losing any text.
 
-Only what cannot be mistaken for text is taken as a mark: headings, list bullets, rules, fences, tables,
-`code` and emphasis that stands around words. All else (HTML, links, entities, escapes, the numbers of
-lists) appears as the model wrote it, and every line stays a line.
+Only marks that cannot be mistaken for text are drawn: headings, list bullets, rules, fences, tables,
+`code` and emphasis around words. Everything else (HTML, links, entities, escapes, the numbers of lists)
+appears as the model wrote it, and every line stays a line.
 
-screen.py     pieces of text → the terminal: what is drawn again, and what has scrolled away
-lines.py      what a source line is, from the lines before it
-inline.py     emphasis and code within a line; wrapping; how wide text is
+screen.py     draws pieces of text on the terminal, and redraws rows that have not scrolled away
+lines.py      classifies a source line, depending on the lines before it
+inline.py     emphasis and code within a line, wrapping, and the width of text
 tables.py     rows of a table, aligned where they fit
-fences.py     which lines are code
+fences.py     finds the lines that are code
 highlight.py  colours of code
 """

@@ -1,4 +1,4 @@
-"""Which lines of a Markdown text are code: for the screen, `-x` and what is copied alike."""
+"""Find the lines of a Markdown text that are code, for the screen, for `-x` and for copying."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ _OPENS = re.compile(
 )
 _CLOSES = re.compile(r"^(?P<before>[ \t]*)(?P<fence>`{3,}|~{3,})\s*$")
 _ITEM = re.compile(r"^[ \t]*(?:[-*+]|\d{1,9}[.)])(?:[ \t]|$)")
-_TAB = 4  # columns of indentation that a tab stands for
-_DEEPEST = 3  # columns that a fence may be indented by; more is text, except in a list
+_TAB_COLUMNS = 4
+_MAX_FENCE_INDENT = 3  # columns; a fence with more indentation is text, except in a list
 
 
 class Fences:
-    """Reads line by line. After a line that opened a block, `before` and `info` say what stood there."""
+    """A line-by-line parser of code blocks.
+
+    After a line that opened a block, `before` and `info` are the texts before and after the fence.
+    """
 
     def __init__(self) -> None:
         self.before = ""
@@ -33,19 +36,19 @@ class Fences:
         return bool(self._fence)
 
     def take(self, line: str) -> Literal["open", "code", "close", "text"]:
-        """What the next line is."""
+        """Return what the next line is."""
         if self._fence:
-            end = _CLOSES.match(line)
-            if not end or not end["fence"].startswith(self._fence):
+            closing = _CLOSES.match(line)
+            if not closing or not closing["fence"].startswith(self._fence):
                 return "code"
-            if _width(end["before"]) > self._indent + _DEEPEST:
+            if _columns(closing["before"]) > self._indent + _MAX_FENCE_INDENT:
                 return "code"
             self._fence = ""
             return "close"
-        found = _OPENS.match(line)
-        if found and (self.in_list or _width(_indent(line)) <= _DEEPEST):
-            self.before, self.info = found["before"], found["info"].strip()
-            self._fence, self._indent = found["fence"], _width(found["before"])
+        opening = _OPENS.match(line)
+        if opening and (self.in_list or _columns(_indent(line)) <= _MAX_FENCE_INDENT):
+            self.before, self.info = opening["before"], opening["info"].strip()
+            self._fence, self._indent = opening["fence"], _columns(opening["before"])
             self.in_list = self.in_list or bool(self.before.strip())
             return "open"
         if _ITEM.match(line):
@@ -55,35 +58,35 @@ class Fences:
         return "text"
 
     def code(self, line: str) -> str:
-        """A line of the block without the indentation that the fence has too."""
+        """Return a line of the block without the indentation of its fence."""
         return without(line, self._indent)
 
 
 def without(line: str, indent: int) -> str:
-    """`line` without up to `indent` columns of blanks at its beginning."""
-    at = column = 0
-    while column < indent and line[at : at + 1] in (" ", "\t"):
-        column += _TAB - column % _TAB if line[at] == "\t" else 1
-        at += 1
-    return " " * (column - indent) + line[at:]
+    """Return `line` without up to `indent` columns of blanks at its beginning."""
+    index = column = 0
+    while column < indent and line[index : index + 1] in (" ", "\t"):
+        column += _TAB_COLUMNS - column % _TAB_COLUMNS if line[index] == "\t" else 1
+        index += 1
+    return " " * (column - indent) + line[index:]
 
 
 def _indent(line: str) -> str:
     return line[: len(line) - len(line.lstrip(" \t"))]
 
 
-def _width(text: str) -> int:
-    return len(text.expandtabs(_TAB))
+def _columns(text: str) -> int:
+    return len(text.expandtabs(_TAB_COLUMNS))
 
 
 def blocks(text: str) -> list[str]:
-    """The contents of every fenced block, as they are; one that is not closed ends with the text."""
-    found: list[list[str]] = []
+    """Return the contents of every fenced block. A block that is not closed ends with the text."""
+    lines_of_blocks: list[list[str]] = []
     fences = Fences()
     for line in text.removesuffix("\n").split("\n"):
         kind = fences.take(line)
         if kind == "open":
-            found.append([])
+            lines_of_blocks.append([])
         elif kind == "code":
-            found[-1].append(fences.code(line))
-    return ["\n".join(lines) for lines in found]
+            lines_of_blocks[-1].append(fences.code(line))
+    return ["\n".join(lines) for lines in lines_of_blocks]

@@ -1,14 +1,16 @@
-"""Colours of code, line by line while it is being written."""
+"""Colour code line by line while it is being generated."""
 
 from __future__ import annotations
 
 import os
 from typing import Any
 
-from localspec.cli.terminal.markdown.inline import CODE, DIM, Text, painted, styled
+from localspec.cli.terminal.markdown.inline import CODE, DIM, Text, paint, styled
 
-_LINES = 200  # that are read again with each new one: what a line is hangs on those before it
-# Token types of Pygments by their beginning, the longest first; colours that light and dark terminals have.
+# Lines before a new one that are parsed again with it, because its colours depend on them (for example in
+# a multi-line string).
+_CONTEXT_LINES = 200
+# Prefixes of token types of Pygments, with colours that are readable on light and dark terminals.
 _STYLES = {
     "Token.Comment": DIM,
     "Token.Keyword": "35",
@@ -25,7 +27,7 @@ _STYLES = {
 
 
 class Highlighter:
-    """Of one block; `language` is what its fence names."""
+    """Colours the lines of one block. `language` is the name after its fence."""
 
     def __init__(self, language: str) -> None:
         self._lines: list[str] = []
@@ -33,21 +35,23 @@ class Highlighter:
         self._lexer = None if self._plain else _lexer(language)
 
     def whole(self, line: str) -> str:
-        """The block's next line with escape codes."""
+        """Return the block's next complete line with escape codes."""
         if self._plain:
             return line
         if self._lexer is None:
-            return painted(styled(line, CODE))
-        self._lines = [*self._lines[1 - _LINES :], line]
-        return painted(self._coloured(line))
+            return paint(styled(line, CODE))
+        self._lines = [*self._lines[1 - _CONTEXT_LINES :], line]
+        return paint(self._coloured(line))
 
     def _coloured(self, line: str) -> Text:
         text = "\n".join(self._lines)
-        begin, styles = len(text) - len(line), [""] * len(line)
+        line_start, styles = len(text) - len(line), [""] * len(line)
         tokens: Any = self._lexer.get_tokens_unprocessed(f"{text}\n") if self._lexer else ()
-        for at, kind, value in tokens:
-            style = next((each for name, each in _STYLES.items() if str(kind).startswith(name)), "")
-            for index in range(max(at - begin, 0), min(at + len(value) - begin, len(line))):
+        for position, kind, value in tokens:
+            style = next((code for name, code in _STYLES.items() if str(kind).startswith(name)), "")
+            for index in range(
+                max(position - line_start, 0), min(position + len(value) - line_start, len(line))
+            ):
                 styles[index] = style
         return Text(line, styles)
 

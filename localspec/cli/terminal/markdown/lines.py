@@ -1,4 +1,4 @@
-"""What a line of Markdown is, from the lines before it."""
+"""Classify a line of Markdown, depending on the lines before it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _RULE = re.compile(r"^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$")
 _HEADING = re.compile(r"^ {0,3}(?P<marks>#{1,6})[ \t]+(?P<text>.*?\S)(?:[ \t]+#+)?[ \t]*$")
 _ITEM = re.compile(r"^(?P<indent> *)(?P<mark>[-*+]|\d{1,9}[.)])(?P<blank> +|$)(?P<text>.*)$")
 _QUOTE = re.compile(r"^ {0,3}(?:> ?)+")
-_CODE = 4  # columns of indentation that make a line code
+_CODE_INDENT = 4  # columns of indentation that make a line code
 _UNDERLINED = f"{BOLD};4"
 
 
 class Line(NamedTuple):
-    """`first` is drawn before `text`, and later rows begin at column `hang`; both have a style.
+    """A line to draw.
 
-    "none" is not drawn; what is "apart" has an empty line before it.
+    `first` is drawn before `text`, later rows begin at column `hang`, and both have the style. A line of kind
+    "none" is not drawn. A line that is "apart" has an empty line before it.
     """
 
     kind: Literal["text", "code", "label", "rule", "blank", "none"]
@@ -31,13 +32,13 @@ class Line(NamedTuple):
     apart: bool = False
 
 
-class Reader:
-    """Reads line by line."""
+class LineParser:
+    """A line-by-line parser of Markdown."""
 
     def __init__(self) -> None:
         self._fences = Fences()
-        self._blank = True  # the line before was, or was code
-        self._after_code = False
+        self._follows_blank = True  # the previous line was blank or code
+        self._follows_code = False
 
     @property
     def in_code(self) -> bool:
@@ -45,64 +46,68 @@ class Reader:
 
     @property
     def language(self) -> str:
-        """Of the block that was opened last."""
+        """The language of the block that was opened last."""
         return self._fences.info.partition(" ")[0].strip("{}.")
 
     def take(self, line: str) -> Line:
-        """What the next line is."""
+        """Parse the next line."""
         kind = self._fences.take(line)
         if kind == "code":
             return Line("code", self._fences.code(line))
-        after, self._after_code = self._after_code, kind == "close"
-        self._blank, blank = not line.strip(), self._blank
+        follows_code, self._follows_code = self._follows_code, kind == "close"
+        self._follows_blank, follows_blank = not line.strip(), self._follows_blank
         if kind == "close":
-            self._blank = True
+            self._follows_blank = True
             return Line("none")
         if kind == "open":
-            return _label(self._fences)
-        found = self._indented(line, blank) or _text(line.expandtabs(_CODE))
-        return found._replace(apart=found.apart or after)
+            return _make_label(self._fences)
+        parsed = self._parse_indented_code(line, follows_blank) or _parse_text_line(
+            line.expandtabs(_CODE_INDENT)
+        )
+        return parsed._replace(apart=parsed.apart or follows_code)
 
     def seen(self, line: str) -> Line:
-        """As `take`, of a line that is not whole yet."""
-        other = copy.copy(self)
-        other._fences = copy.copy(self._fences)
-        return other.take(line)
+        """Parse a line that is not complete yet, without changing the state."""
+        copied_reader = copy.copy(self)
+        copied_reader._fences = copy.copy(self._fences)
+        return copied_reader.take(line)
 
-    def _indented(self, line: str, blank: bool) -> Line | None:
-        """Code by indentation, which stands after an empty line and in no list."""
-        rest = without(line, _CODE)
-        deep = len(line.expandtabs(_CODE)) - len(rest.expandtabs(_CODE)) >= _CODE
-        if not (blank and deep and line.strip()) or self._fences.in_list:
+    def _parse_indented_code(self, line: str, follows_blank: bool) -> Line | None:
+        """Return code by indentation, which follows an empty line and is in no list, or None."""
+        code = without(line, _CODE_INDENT)
+        is_indented = (
+            len(line.expandtabs(_CODE_INDENT)) - len(code.expandtabs(_CODE_INDENT)) >= _CODE_INDENT
+        )
+        if not (follows_blank and is_indented and line.strip()) or self._fences.in_list:
             return None
-        self._blank = True
-        return Line("code", rest)
+        self._follows_blank = True
+        return Line("code", code)
 
 
-def _label(fences: Fences) -> Line:
-    """The line over a code block: what stood before the fence, and what language it names."""
+def _make_label(fences: Fences) -> Line:
+    """Return the line above a code block: the text before the fence, and the language."""
     if not fences.before.strip() and not fences.info:
         return Line("none", apart=True)
     if not fences.before.strip():
         return Line("label", fences.info, style=DIM, apart=True)
-    item = _text(f"{fences.before.expandtabs(_CODE)}x")
+    item = _parse_text_line(f"{fences.before.expandtabs(_CODE_INDENT)}x")
     return Line("label", item.text[:-1] + fences.info, item.first, item.hang, DIM)
 
 
-def _text(line: str) -> Line:
-    """A line outside of code; one that is not whole yet may still become something else."""
+def _parse_text_line(line: str) -> Line:
+    """Return a line outside of code. An incomplete line may still become a different kind."""
     if not line.strip():
         return Line("blank")
     if _RULE.match(line):
         return Line("rule", line.strip(), style=DIM)
-    if found := _HEADING.match(line):
-        return Line("text", found["text"], style=_UNDERLINED if found["marks"] == "#" else BOLD)
-    if found := _ITEM.match(line):
-        mark = found["mark"] if found["mark"][0].isdigit() else "•"
-        first = f"{found['indent']}{mark}{found['blank'][:_CODE]}"
-        return Line("text", found["text"], first, len(first))
-    if found := _QUOTE.match(line):
-        return Line("text", line[found.end() :], found[0], found.end())
+    if match := _HEADING.match(line):
+        return Line("text", match["text"], style=_UNDERLINED if match["marks"] == "#" else BOLD)
+    if match := _ITEM.match(line):
+        mark = match["mark"] if match["mark"][0].isdigit() else "•"
+        first = f"{match['indent']}{mark}{match['blank'][:_CODE_INDENT]}"
+        return Line("text", match["text"], first, len(first))
+    if match := _QUOTE.match(line):
+        return Line("text", line[match.end() :], match[0], match.end())
     text = line.lstrip(" ")
     indent = len(line) - len(text)
     return Line("text", text, " " * indent, indent)
