@@ -15,9 +15,9 @@ def main() -> None:
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--fd", type=int, help="inherited socket to serve")
     mode.add_argument("--rpc-worker", nargs=3, metavar=("HOST", "PORT", "THREADS"))
-    # A worker of tests is on the processor: RPC tells nobody which operations its device has, and
     # Tests run their worker on the processor: RPC does not report which operations a device has, and
     # llama.cpp ends the process if one is missing.
+    parser.add_argument("--device", choices=("any", "cpu"), default="any")
     arguments = parser.parse_args()
     environment.prepare()
     if arguments.rpc_worker:

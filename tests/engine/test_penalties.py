@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import localspec
 from localspec.engine import llama
 from localspec.engine.llama import Logits, Model, Vocab
-from localspec.engine.sampling.penalties import MOST, BreakerTable
+from localspec.engine.sampling.penalties import MAX_DRY_PENALTY, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.errors import InvalidRequest
@@ -102,7 +102,9 @@ def test_what_tokens_lose_is_what_llama_cpp_takes(vocab: Vocab) -> None:
         history, settings = case
         sampler = Sampler(settings, breakers=table.find(settings.dry_sequence_breakers))
         ours = sampler.adjusted(row, history)
-        wanted = np.maximum(theirs(vocab, row, history, settings), row - np.float32(MOST))
+        wanted = np.maximum(
+            theirs(vocab, row, history, settings), row - np.float32(MAX_DRY_PENALTY)
+        )
         np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-4)
 
     same()

@@ -102,7 +102,7 @@ def test_a_request_is_cancelled_while_it_waits_or_when_it_is_ready(desk: Desk) -
 
 def test_what_was_cancelled_before_its_turn_is_not_prepared(cycle: Running) -> None:
     desk = Desk(cycle)
-    desk.preparers._held.add(1)  # as if it had been put, and no thread had come to it
+    desk.preparers._pending.add(1)  # as if it had been put, and no thread had come to it
     desk.preparers.cancel(1)
     failed = desk.put(Generate(1, TextPrompt("ab")))
     assert isinstance(failed, Failed)

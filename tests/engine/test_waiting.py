@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from localspec.engine import environment
 from localspec.engine.llama import waiting
-from localspec.engine.llama.waiting import FREE, LOOK_S, WANTED, Waiting
+from localspec.engine.llama.waiting import BUSY_CORES, IDLE_CORES, POLL_INTERVAL_S, Waiting
 from localspec.protocol.frames import PairFiles
 
 pytestmark = pytest.mark.skipif(
@@ -39,7 +39,7 @@ taken = [0.0]
 ours._others = lambda: taken[0]
 ours._clock = lambda: clock[0]
 clock = [0.0]
-ours._looked = ours._seen = 0.0
+ours._last_look = ours._seen = 0.0
 def threads():
     return len(os.listdir("/proc/self/task"))
 said = []
@@ -96,7 +96,7 @@ def test_cores_that_nobody_needs_are_no_reason(teams: list[int]) -> None:
     assert not machine.passes(1.0, taken=8.2)
     assert machine.passes(1.0, taken=9.0)
     assert teams == [17]
-    assert machine.passes(1.0, taken=8.0 + (WANTED + FREE) / 2)  # neither: as it was
+    assert machine.passes(1.0, taken=8.0 + (BUSY_CORES + IDLE_CORES) / 2)  # neither: as it was
     assert not machine.passes(1.0, taken=4.0)
     assert teams == []
 
@@ -113,10 +113,10 @@ def test_it_follows_what_others_took_since_the_last_look(
         looked = seen = 0.0
         for seconds, taken in looks:
             now_short = machine.passes(seconds, taken)
-            if machine.now - looked >= LOOK_S:
+            if machine.now - looked >= POLL_INTERVAL_S:
                 share = (machine.spent - seen) / (machine.now - looked)
                 looked, seen = machine.now, machine.spent
-                short = share > WANTED or (short and share >= FREE)
+                short = share > BUSY_CORES or (short and share >= IDLE_CORES)
             assert now_short == short
 
 

@@ -82,10 +82,8 @@ class Slots:
         `saved`) where restoring that pays. At least the last prompt token stays unread, because its logits
         are needed, and reuse ends at a multiple of `align`. The caller has checked `free`.
 
-        min_move: fewest tokens of a chunk that may be moved from another place of the text, which only
-        comes near to what reading it would give; 0: none may be moved.
-        n_reread: tokens at the end of the prompt that are read in any case.
-        n_expected: tokens that are likely to be generated.
+        min_move: fewest tokens of a chunk that may be moved from another place, which is inexact; 0: none.
+        n_reread: tokens at the end of the prompt that are always read. n_expected: tokens to generate.
         """
         prompt = list(prompt)
         idle = [slot for slot in self._slots if not slot.busy]

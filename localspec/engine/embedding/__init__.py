@@ -1,5 +1,5 @@
-"""A model that turns texts into numbers, and texts made ready for it.
+"""Embedding models and rerankers.
 
-model.py   the model, loaded, and its passes
-inputs.py  from a request to rows of tokens
+model.py   load a model and run its passes
+inputs.py  turn a request into rows of tokens
 """

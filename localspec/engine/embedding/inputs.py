@@ -1,4 +1,4 @@
-"""From a request for numbers to rows of tokens."""
+"""Prepare requests for embeddings and rerankings: turn their texts into tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from localspec.protocol.frames import Detokenize, Embed, EmbeddingInput, Generat
 
 @dataclass(frozen=True, slots=True)
 class TokenizedInputs:
-    """A request, and the tokens of each text whose numbers it asks for; none is longer than fits."""
+    """A request and the tokens of each of its texts, none of which is longer than the model reads."""
 
     request: Embed | Rerank
     texts: list[list[int]]
 
 
 class InputPreparer:
-    """Prepares requests for one loaded model. Not thread-safe: each thread has its own."""
+    """A preparer of requests for one loaded model. It is not thread-safe; each thread has its own."""
 
     def __init__(self, model: EmbeddingModel) -> None:
         self._model = model
@@ -29,35 +29,41 @@ class InputPreparer:
         self._template = model.model.template("rerank") if model.pooling == "rank" else None
 
     def seconds(self, request: Generate | Embed | Rerank | Small) -> float:
-        """What preparing the request may cost."""
+        """Estimate the seconds that preparing the request takes."""
         return self._vocab.seconds("\n".join(_texts(request)))
 
     def begin(self, request: Generate | Embed | Rerank) -> TokenizedInputs:
-        """Ready for `Encoder.submit`.
+        """Return the request ready for `Encoder.submit`.
 
         Raises:
-            InvalidRequest: it has nothing to read, or tokens that there are not; ContextExceeded.
+            InvalidRequest: an input is empty or has tokens that are not in the vocabulary.
+            ContextExceeded: a text is longer than the model reads.
         """
         match request:
             case Embed():
-                if request.dimensions > (most := self._model.context.n_pooled):
+                if request.dimensions > (n_pooled := self._model.context.n_pooled):
                     raise InvalidRequest(
-                        f"`dimensions` is {request.dimensions}, but {self._model.files.name} gives {most} "
-                        "numbers.",
+                        f"`dimensions` is {request.dimensions}, but {self._model.files.name} gives "
+                        f"{n_pooled} numbers.",
                         param="dimensions",
                     )
-                found = [self._input(request, at) for at in range(len(request.inputs))]
+                texts = [
+                    self._tokenize_input(request, index) for index in range(len(request.inputs))
+                ]
             case Rerank():
-                found = [self._judged(request, at) for at in range(len(request.documents))]
+                texts = [
+                    self._tokenize_document(request, index)
+                    for index in range(len(request.documents))
+                ]
             case Generate():
                 raise InvalidRequest("This model writes no text.", param="model")
-        return TokenizedInputs(request, found)
+        return TokenizedInputs(request, texts)
 
     def answer(self, request: Small) -> dict[str, object]:
-        """Of a small request, what can be said without a pass.
+        """Return the answer to a small request, which needs no pass.
 
         Raises:
-            InvalidRequest: it is about chats.
+            InvalidRequest: the request is about chats.
         """
         if not isinstance(request, Tokenize | Detokenize):
             raise InvalidRequest("This model has no chat template: it writes no text.")
@@ -65,86 +71,89 @@ class InputPreparer:
 
     # ------------------------------------------------------------------------ embeddings
 
-    def _input(self, request: Embed, at: int) -> list[int]:
-        tokens = self._tokens(request.inputs[at])
+    def _tokenize_input(self, request: Embed, index: int) -> list[int]:
+        tokens = self._tokenize_parts(request.inputs[index])
         if not tokens:
-            raise InvalidRequest(f"Input {at + 1} is empty.", param="input")
+            raise InvalidRequest(f"Input {index + 1} is empty.", param="input")
         if request.most:
-            tokens = _beginning(tokens, request.most)
-        return self._fitting(tokens, f"Input {at + 1}", "input", request.truncate)
+            tokens = _truncate(tokens, request.most)
+        return self._fit(tokens, f"Input {index + 1}", "input", request.truncate)
 
-    def _tokens(self, asked: EmbeddingInput) -> list[int]:
-        """Of a text with what the model wants around it; ids are taken as they are."""
-        if isinstance(asked, str):
-            return self._vocab.tokenize(asked, add_special=True, parse_special=True)
-        found: list[int] = []
-        for at, part in enumerate(asked):
+    def _tokenize_parts(self, value: EmbeddingInput) -> list[int]:
+        """Return the tokens of an input. Text gets the model's special tokens; ids are not changed."""
+        if isinstance(value, str):
+            return self._vocab.tokenize(value, add_special=True, parse_special=True)
+        tokens: list[int] = []
+        for index, part in enumerate(value):
             if isinstance(part, int):
                 check_tokens(self._vocab, [part], "input")
-                found.append(part)
+                tokens.append(part)
             else:
-                found += self._vocab.tokenize(part, add_special=at == 0, parse_special=True)
-        return found
+                tokens += self._vocab.tokenize(part, add_special=index == 0, parse_special=True)
+        return tokens
 
-    def _fitting(self, tokens: list[int], what: str, param: str, cut: bool) -> list[int]:
-        most = self._model.longest
-        if len(tokens) <= most:
+    def _fit(self, tokens: list[int], subject: str, param: str, cut: bool) -> list[int]:
+        """Return tokens that the model can read at once. Raises ContextExceeded unless `cut` is set."""
+        max_tokens = self._model.longest
+        if len(tokens) <= max_tokens:
             return tokens
         if not cut:
             raise ContextExceeded(
-                f"{what} has {len(tokens)} tokens, which {EXCEEDS}: {self._model.files.name} reads at most "
-                f"{most} at once; shorten it, or send `truncate`: true to have its beginning alone read.",
+                f"{subject} has {len(tokens)} tokens, which {EXCEEDS}: {self._model.files.name} reads at "
+                f"most {max_tokens} at once; shorten it, or send `truncate`: true to have its beginning "
+                "alone read.",
                 param=param,
                 n_prompt_tokens=len(tokens),
-                n_ctx=most,
+                n_ctx=max_tokens,
             )
-        return _beginning(tokens, most)
+        return _truncate(tokens, max_tokens)
 
     # ------------------------------------------------------------------------ documents
 
-    def _judged(self, asked: Rerank, at: int) -> list[int]:
-        """A document with the query, as the model was trained to see both, or as llama-server has it."""
-        document = self._shortened(asked.documents[at], asked.most)
-        tokens = self._both(asked.query, document)
-        while asked.truncate and len(tokens) > self._model.longest and document:
+    def _tokenize_document(self, request: Rerank, index: int) -> list[int]:
+        """Return the tokens of the query and a document, in the model's layout or llama-server's."""
+        document = self._shorten(request.documents[index], request.most)
+        tokens = self._tokenize_pair(request.query, document)
+        while request.truncate and len(tokens) > self._model.longest and document:
             document = document[: len(document) * self._model.longest // len(tokens)][:-1]
-            tokens = self._both(asked.query, document)
-        return self._fitting(tokens, f"Document {at + 1}, with the query,", "documents", cut=False)
+            tokens = self._tokenize_pair(request.query, document)
+        subject = f"Document {index + 1}, with the query,"
+        return self._fit(tokens, subject, "documents", cut=False)
 
-    def _shortened(self, document: str, most: int) -> str:
-        """Return the beginning of a document that has at most so many tokens alone; 0: all of it."""
-        while most and document:
+    def _shorten(self, document: str, max_tokens: int) -> str:
+        """Return the beginning of a document with at most `max_tokens` tokens; 0 means all of it."""
+        while max_tokens and document:
             count = len(self._vocab.tokenize(document, add_special=False, parse_special=False))
-            if count <= most:
+            if count <= max_tokens:
                 break
-            document = document[: len(document) * most // count]
+            document = document[: len(document) * max_tokens // count]
         return document
 
-    def _both(self, query: str, document: str) -> list[int]:
+    def _tokenize_pair(self, query: str, document: str) -> list[int]:
         vocab = self._vocab
         if self._template:
             text = self._template.replace("{query}", query).replace("{document}", document)
             return vocab.tokenize(text, add_special=False, parse_special=True)
         first, second = (
-            vocab.tokenize(each, add_special=False, parse_special=False)
-            for each in (query, document)
+            vocab.tokenize(text, add_special=False, parse_special=False)
+            for text in (query, document)
         )
         end = [vocab.eos if vocab.eos >= 0 else vocab.sep] if vocab.add_eos else []
         between = [*end, *([vocab.sep] if vocab.add_sep else [])]
         return [*([vocab.bos] if vocab.add_bos else []), *first, *between, *second, *end]
 
 
-def _beginning(tokens: list[int], most: int) -> list[int]:
-    """Return so many tokens of a text; the last one is kept, since it may say that the text ends."""
-    return tokens if len(tokens) <= most else [*tokens[: most - 1], tokens[-1]]
+def _truncate(tokens: list[int], max_tokens: int) -> list[int]:
+    """Return at most `max_tokens` tokens, with the last one, which may mark the end of the text."""
+    return tokens if len(tokens) <= max_tokens else [*tokens[: max_tokens - 1], tokens[-1]]
 
 
 def _texts(request: Generate | Embed | Rerank | Small) -> Iterator[str]:
-    """The texts that become tokens."""
+    """Yield the texts of a request that will be tokenized."""
     match request:
         case Embed():
-            for each in request.inputs:
-                parts: Sequence[int | str] = [each] if isinstance(each, str) else each
+            for value in request.inputs:
+                parts: Sequence[int | str] = [value] if isinstance(value, str) else value
                 yield from (part for part in parts if isinstance(part, str))
         case Rerank():
             for document in request.documents:

@@ -1,6 +1,6 @@
-"""A model that turns texts into numbers: loaded, and its passes.
+"""Load an embedding model or reranker and run its passes.
 
-A pass has as many texts as its rows hold, each a sequence of its own, and nothing is kept of them.
+A pass holds as many texts as fit in its rows. Each text is a sequence of its own, and nothing is cached.
 """
 
 from __future__ import annotations
@@ -25,16 +25,19 @@ from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 from localspec.purpose import has_no_cache, reads_whole
 
-# Rows, unless one text has more and must be read at once: wider ones are no faster. Half as many where
-# the model could write: llama.cpp makes logits of each.
+# Rows of a pass, unless a longer text must be read at once. Wider passes are not faster. Models that could
+# also generate text have half as many, because llama.cpp allocates logits for each row.
 PASS = 512
-LEAST = 256  # tokens of the longest text; with less memory nothing is tried
-USUAL = 2048  # where the settings leave it to us
-TEXTS = 64  # in one pass
+LEAST = 256  # Tokens of the longest text; loading is not tried with fewer.
+USUAL = 2048  # Tokens of the longest text if the settings do not give a number.
+TEXTS = 64  # Texts in one pass.
 
 
 class EmbeddingModel:
-    """One loaded model. longest: tokens of a text. pooling: "rank" of a reranker."""
+    """A loaded embedding model or reranker.
+
+    longest: tokens of the longest text. pooling: the kind of pooling, "rank" for a reranker.
+    """
 
     def __init__(
         self,
@@ -44,10 +47,11 @@ class EmbeddingModel:
         longest: int,
         notes: Sequence[str] = (),
     ) -> None:
-        """Load it. longest: tokens, 0 where that is to be chosen.
+        """Load the model. longest: tokens of the longest text; 0 means the default.
 
         Raises:
-            OutOfMemory, LoadFailed
+            OutOfMemory: memory does not hold the model and its pass.
+            LoadFailed: the model cannot be used for embeddings.
         """
         assert files.pooling is not None
         self.files, self.pooling, self.notes = files, files.pooling, list(notes)
@@ -60,27 +64,29 @@ class EmbeddingModel:
             raise
 
     def _open(self, progress: Callable[[str, float], None], longest: int) -> None:
-        s = self._settings
+        settings = self._settings
         self.model = model = self._opened.enter_context(
             Model(
                 self.files.target,
-                n_gpu_layers=s.n_gpu_layers,
-                split_mode=s.split_mode,
-                main_gpu=s.main_gpu,
-                extra_buffers=s.extra_buffers,
+                n_gpu_layers=settings.n_gpu_layers,
+                split_mode=settings.split_mode,
+                main_gpu=settings.main_gpu,
+                extra_buffers=settings.extra_buffers,
                 progress=lambda fraction: progress("target", fraction),
             )
         )
         causal = model.metadata(f"{model.architecture}.attention.causal") != "false"
-        if model.vocab.size == 0 or model.has_encoder:  # T5's has a graph of its own
+        if (
+            model.vocab.size == 0 or model.has_encoder
+        ):  # An encoder such as T5's runs in another way.
             raise LoadFailed(f"{model.path} cannot be used for embeddings.")
         trained = model.n_ctx_train or USUAL
         self.longest = min(longest or USUAL, trained)
         self.whole = reads_whole(model.architecture, causal=causal, pooling=self.pooling)
         self.texts = TEXTS if model.takes_company else 1
-        least = PASS if has_no_cache(model.architecture) else PASS // 2
-        self.rows = max(least, self.longest) if self.whole else least
-        threads = min(s.n_threads or physical_cores(), usable_cores())
+        min_rows = PASS if has_no_cache(model.architecture) else PASS // 2
+        self.rows = max(min_rows, self.longest) if self.whole else min_rows
+        threads = min(settings.n_threads or physical_cores(), usable_cores())
         self.context = self._opened.enter_context(
             Context(
                 model,
@@ -90,45 +96,51 @@ class EmbeddingModel:
                     n_seq=self.texts,
                     n_outputs=self.rows,
                     n_threads=threads_for(model, threads),
-                    flash_attention=s.flash_attention,
+                    flash_attention=settings.flash_attention,
                     pooling=self.pooling,
                 ),
             )
         )
         self._batch = Batch(self.rows)
-        try:  # kernels that end the process do so here, and weights that are no numbers show
+        # A trial pass shows here whether a kernel ends the process or weights are not finite.
+        try:
             self.encode([[0, min(1, model.vocab.size - 1)]])
         except NotFinite as error:
             raise LoadFailed(error.message) from None
         progress("target", 1.0)
 
     def encode(self, texts: Sequence[Sequence[int]]) -> list[States]:
-        """The numbers of each text, whose tokens fit into `rows`, or are of one text alone.
+        """Return the embedding or score (n_pooled,) of each text.
+
+        All tokens must fit in `rows`, unless there is only one text.
 
         Raises:
-            NotFinite; Aborted, BadBatch, DecodeFatal: as Context.decode.
+            NotFinite: a result is not finite.
+            DecodeError: as in Context.decode.
         """
         try:
-            self._read(texts)
-            return [np.array(self.context.pooled(at)) for at in range(len(texts))]
+            self._decode_texts(texts)
+            return [np.array(self.context.pooled(sequence)) for sequence in range(len(texts))]
         finally:
-            for at in range(len(texts)):
-                self.context.remove(at, 0)
+            for sequence in range(len(texts)):
+                self.context.remove(sequence, 0)
 
-    def _read(self, texts: Sequence[Sequence[int]]) -> None:
+    def _decode_texts(self, texts: Sequence[Sequence[int]]) -> None:
         batch = self._batch
         batch.clear()
         for sequence, tokens in enumerate(texts):
-            for at, token in enumerate(tokens):
-                if batch.rows == self.rows:  # of a text that need not be read at once
+            for position, token in enumerate(tokens):
+                if (
+                    batch.rows == self.rows
+                ):  # A text that need not be read at once may take several passes.
                     self.context.decode(batch)
                     batch.clear()
-                batch.add(token, at, sequence, True)
+                batch.add(token, position, sequence, True)
         self.context.decode(batch)
         self.context.synchronize()
 
     def info(self) -> Loaded:
-        """What the daemon is told of it."""
+        """Return the description of the loaded model for the daemon."""
         vocab = self.model.vocab
         return Loaded(
             name=self.files.name,
@@ -145,17 +157,17 @@ class EmbeddingModel:
         )
 
     def close(self) -> None:
-        """Free everything."""
+        """Free the model and its context."""
         self._opened.close()
 
 
 def load_embedding_model(
     files: PairFiles, settings: EngineSettings, progress: Callable[[str, float], None]
 ) -> EmbeddingModel:
-    """Load it, for shorter texts where memory does not hold a pass of the longest.
+    """Load a model, with shorter texts if memory does not hold a pass of the longest ones.
 
     Raises:
-        LoadFailed: why it cannot be loaded.
+        LoadFailed: the model cannot be loaded.
     """
     longest, notes = settings.n_ctx, list[str]()
     while True:

@@ -1,7 +1,8 @@
-"""The only folder that touches llama_cpp: typed, thin, every return code checked, everything freed.
+"""A thin, typed layer over llama_cpp, which no other package of the engine uses.
 
-llama.cpp ends the process on input it does not expect, so what crosses into C is checked here:
-token ids against the vocabulary, rows against the batch, sequence ids against the context.
+It checks every return code and frees every resource. llama.cpp ends the process on unexpected input, so this
+layer checks what it passes to C: token ids against the vocabulary, rows against the batch, and sequence ids
+against the context.
 """
 
 from __future__ import annotations

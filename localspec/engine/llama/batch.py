@@ -1,4 +1,4 @@
-"""The rows of a pass, and how a pass can fail."""
+"""The rows of a pass, and the errors of a pass."""
 
 from __future__ import annotations
 
@@ -10,29 +10,32 @@ from localspec.errors import LocalspecError
 
 
 class DecodeError(LocalspecError):
-    """llama_decode failed; the subclass says how."""
+    """The base of errors of llama_decode."""
 
     code = "decode_failed"
 
 
 class NoKvSlot(DecodeError):
-    """Return code 1: no room in the KV cache for this batch. Nothing was changed."""
+    """Raised for return code 1: the KV cache has no room for the batch. Nothing was changed."""
 
 
 class Aborted(DecodeError):
-    """Return code 2: the pass was stopped. A cache of attention holds nothing of it, a state anything."""
+    """Raised for return code 2: the pass was stopped.
+
+    An attention cache holds nothing of the pass. A recurrent state is undefined.
+    """
 
 
 class BadBatch(DecodeError):
-    """Return code -1: llama.cpp refused the batch."""
+    """Raised for return code -1 and for invalid rows or sequences: the batch was rejected."""
 
 
 class DecodeFatal(DecodeError):
-    """Return code below -1: the context can no longer be trusted."""
+    """Raised for a return code below -1: the context can no longer be used."""
 
 
 class Batch:
-    """The rows of one pass: (token, position, sequence, wants logits). Reused, never reallocated."""
+    """The rows of one pass: (token, position, sequence, wants logits). It is reused for all passes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -60,17 +63,17 @@ class Batch:
 
     @property
     def mean_position(self) -> float:
-        """Of its rows, of which there are some."""
+        """The mean position of the rows, of which there must be at least one."""
         return sum(self._pos[: self.rows]) / self.rows
 
     def clear(self) -> None:
         self.rows = 0
 
     def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
-        """Append a row; returns its index.
+        """Append a row and return its index.
 
         Raises:
-            BadBatch: more rows than the capacity.
+            BadBatch: the batch is full.
         """
         row = self.rows
         if row >= self.capacity:

@@ -1,4 +1,4 @@
-"""Passes: rows in, logits out, and the memory of what was read."""
+"""A llama.cpp context: run passes, read logits, and manage the KV cache."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from localspec.errors import LocalspecError
 from localspec.protocol.settings import Pooling
 
 Logits = npt.NDArray[np.float32]
-State = npt.NDArray[np.uint8]  # of one sequence, as llama.cpp writes it
+State = npt.NDArray[np.uint8]  # The state of one sequence, as llama.cpp writes it.
 
 
 class NotFinite(LocalspecError):
-    """Logits that are not numbers: weights of the file are not, or become too large in a pass."""
+    """Raised for logits that are not finite, because of bad weights or an overflow in a pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContextSettings:
-    """One llama_context. n_ctx: cells shared by all sequences; n_outputs: logits rows of a pass.
+    """The settings of a llama_context.
 
-    n_batch: rows of a pass; n_ubatch: of those, how many llama.cpp computes at once, 0 for all.
-    n_rollback: recurrent snapshots asked for (read `Context.n_rollback` for what was granted).
-    chooses: sequences may have their greedy tokens chosen on the device (`choose_on_device`).
-    heads: MTP heads, which read hidden states of their target: the model's own, with a cache of their
-    own, instead of the model; or, where it is a sidecar, those that read the cache of `target`.
-    pooling: passes make one row of numbers of each sequence's rows (`pooled`).
+    n_ctx: KV cells, shared by all sequences. n_outputs: rows of a pass that may have logits.
+    n_batch: rows of a pass. n_ubatch: rows that llama.cpp computes at once; 0 means all.
+    n_rollback: requested snapshots of a recurrent state (`Context.n_rollback` has the granted number).
+    chooses: whether greedy tokens may be chosen on the device (`choose_on_device`).
+    heads: run the model's MTP heads, which read hidden states of the model, with a cache of their own.
+    target: for a sidecar of heads, the context whose cache it reads.
+    pooling: passes compute one embedding or score per sequence (`pooled`).
     """
 
     n_ctx: int
@@ -76,32 +77,34 @@ _POOLINGS: dict[Pooling, int] = {
 }
 
 
-# llama.cpp rounds up to as many, but bounds a pass by what was asked for, and ends the process where
-# a wider one comes: a measuring pass, with a context of a few tokens.
-FEWEST_CELLS = 256
+# llama.cpp rounds the number of cells up to this, but limits a pass to the requested number, and ends the
+# process for a wider pass. A measuring pass would be wider than a context of a few tokens.
+MIN_CELLS = 256
 
 
 class Context(Freed):
-    """KV memory and compute buffers of one model, for up to `n_seq` sequences (unified cache).
+    """The KV cache and compute buffers of one model, for up to `n_seq` sequences (unified cache).
 
-    heads: of MTP heads. n_state: numbers of a hidden state; 0: passes give none. borrows: its cells are
-    another context's, which alone changes them; that one is made first and empty then.
+    heads: whether it runs MTP heads. n_state: the width of hidden states, 0 if passes emit none. borrows:
+    whether it uses the cells of another context, which alone changes them. That context is created first and
+    must be empty at that time.
     """
 
     heads = borrows = False
     n_state = 0
 
     def __init__(self, model: Model, settings: ContextSettings) -> None:
-        """Create it.
+        """Create the context.
 
         Raises:
-            OutOfMemory, LoadFailed: a setting this model does not take.
+            OutOfMemory: memory does not hold it.
+            LoadFailed: the model does not support a setting.
         """
         self.handle: Any = None
-        self._choosers: dict[int, Any] = {}  # sequence → its sampler chain, which is ours to free
-        self.stop: Stop | None = None  # what ends a pass on its way
-        self._heeded: Stop | None = None
-        self._shifted = False  # positions were changed, and the keys will be in the next pass
+        self._choosers: dict[int, Any] = {}  # Sampler chains by sequence, to be freed.
+        self.stop: Stop | None = None  # The flag that stops a running pass.
+        self._current_stop: Stop | None = None  # The flag that llama.cpp checks.
+        self._shifted = False  # Positions were changed; the next pass will rotate the keys.
         params = _parameters(settings)
         self.n_outputs = int(params.n_outputs_max)
         forget_errors()
@@ -117,33 +120,34 @@ class Context(Freed):
         self.n_vocab = model.vocab.size
         self._row = ctypes.c_float * self.n_vocab
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
-        self._memory = C.llama_get_memory(self.handle)  # None: it keeps nothing of what it reads
+        self._memory = C.llama_get_memory(self.handle)  # None if the model has no cache.
         self.n_pooled = 1 if settings.pooling == "rank" else model.n_state
         self.heads, self.borrows = settings.heads, settings.target is not None
         if settings.heads:
             self.emit_states()
 
     def emit_states(self) -> None:
-        """Passes give hidden states from now on."""
+        """Make passes emit hidden states from now on."""
         self.n_state = self.model.n_state
         emit_states(self.handle, self.model, self.heads)
 
     @property
     def cuttable(self) -> bool:
-        """Can its memory be cut to fewer tokens? That of heads always, whatever the model has."""
+        """Whether the cache can be cut to fewer tokens; the cache of heads always can."""
         return self.heads or self.model.cuttable
 
     def decode(self, batch: Batch) -> None:
-        """One pass over the rows of `batch`; logits are readable until the next one.
+        """Run a pass over the rows of `batch`. Its logits are readable until the next pass.
 
         Raises:
-            NoKvSlot, Aborted, BadBatch, DecodeFatal: by llama_decode's return code.
+            DecodeError: NoKvSlot, Aborted, BadBatch or DecodeFatal, by llama_decode's return code.
         """
         if not batch.rows:
             raise BadBatch("An empty batch cannot be decoded.")
         batch.struct.n_tokens = batch.rows
-        self._heed(None if self._shifted else self.stop)  # keys that are half turned are of no use
-        if self._heeded:
+        # A pass that rotates keys must not be stopped, because half rotated keys are useless.
+        self._use_stop(None if self._shifted else self.stop)
+        if self._current_stop:
             raise Aborted("The pass was stopped before it began.")
         waiting.look()
         beat()
@@ -160,77 +164,77 @@ class Context(Freed):
             raise BadBatch(f"llama.cpp refused a batch of {batch.rows} rows{cause()}.")
         raise DecodeFatal(f"llama_decode failed with code {code}{cause()}.")
 
-    def _heed(self, stop: Stop | None) -> None:
+    def _use_stop(self, stop: Stop | None) -> None:
         expect_stop(stop)
-        if stop is self._heeded:
+        if stop is self._current_stop:
             return
-        self._heeded = stop
+        self._current_stop = stop
         if stop is None:
             heed_nothing(self.handle)
         else:
             stop.heeded_by(self.handle)
 
     def logits(self, row: int) -> Logits:
-        """A view (n_vocab,) of float32 logits of one row of the last pass; valid until the next.
+        """Return a view (n_vocab,) of the logits of a row of the last pass, valid until the next pass.
 
         Raises:
-            BadBatch: that row asked for no logits.
+            BadBatch: the row has no logits.
         """
         pointer = C.llama_get_logits_ith(self.handle, row)
         if not pointer:
             raise BadBatch(f"Row {row} has no logits{cause()}.")
         address = ctypes.addressof(pointer.contents)
-        # It takes whatever is a buffer.
+        # frombuffer accepts any buffer, although its type stubs do not say so.
         view: Logits = np.frombuffer(self._row.from_address(address), np.float32)  # type: ignore[call-overload]
         return view
 
     def finite(self, row: int) -> Logits:
-        """As `logits`. Raises NotFinite where they do not tell a highest one."""
+        """Return the logits of a row. Raises BadBatch, or NotFinite if the highest is not finite."""
         logits = self.logits(row)
         self._highest(logits)
         return logits
 
     def likeliest(self, row: int) -> int:
-        """The token of the highest logit of one row. Raises BadBatch, NotFinite, as `finite`."""
+        """Return the token with the highest logit of a row. Raises BadBatch or NotFinite as `finite`."""
         return self._highest(self.logits(row))
 
     def _highest(self, logits: Logits) -> int:
-        at = int(logits.argmax())  # of a NaN, if there is one
-        if not math.isfinite(logits[at]):
+        token = int(logits.argmax())  # The index of a NaN, if there is one.
+        if not math.isfinite(logits[token]):
             raise _not_finite(self.model)
-        return at
+        return token
 
     def states(self, row: int, count: int = 1) -> States:
-        """A view (count, n_state) of the hidden states of `count` rows of the last pass, valid until the
-        next.
+        """Return a view (count, n_state) of hidden states of the last pass, valid until the next pass.
 
         Raises:
-            BadBatch: there are none.
+            BadBatch: the row has no hidden state.
         """
-        found = states(self.handle, row, count, self.n_state) if self.n_state else None
-        if found is None:
+        view = states(self.handle, row, count, self.n_state) if self.n_state else None
+        if view is None:
             raise BadBatch(f"Row {row} has no hidden state{cause()}.")
-        return found
+        return view
 
     def pooled(self, sequence: int) -> States:
-        """The numbers (n_pooled,) of a sequence of the last pass: a view, valid until the next one.
+        """Return a view (n_pooled,) of a sequence's embedding or score, valid until the next pass.
 
         Raises:
-            BadBatch: there are none. NotFinite: they are no numbers.
+            BadBatch: the sequence has none.
+            NotFinite: it has values that are not finite.
         """
         pointer = C.llama_get_embeddings_seq(self.handle, sequence)
         if not pointer:
             raise BadBatch(f"Sequence {sequence} has no embedding{cause()}.")
-        found: States = np.ctypeslib.as_array(pointer, (self.n_pooled,))
-        if not np.isfinite(found).all():
+        view: States = np.ctypeslib.as_array(pointer, (self.n_pooled,))
+        if not np.isfinite(view).all():
             raise _not_finite(self.model)
-        return found
+        return view
 
     def choose_on_device(self, sequence: int, on: bool) -> bool:
-        """Let the greedy token of each of a sequence's rows be chosen where the logits are.
+        """Switch the choice of a sequence's greedy tokens on the device, and return whether it is on now.
 
-        Then `sampled_token` has it, and `logits` has nothing: no row of a large vocabulary crosses from a
-        GPU. Gives whether it is so now. Free where nothing changes.
+        While it is on, `sampled_token` returns the token and `logits` has nothing, so that no row of a large
+        vocabulary is copied from a GPU. The call costs nothing if it changes nothing.
         """
         self._check_sequence(sequence)
         if on == (sequence in self._choosers):
@@ -248,10 +252,10 @@ class Context(Freed):
         return True
 
     def sampled_token(self, row: int) -> int:
-        """The greedy token of a row of the last pass, of a sequence with `choose_on_device`.
+        """Return the greedy token of a row of the last pass, whose sequence has `choose_on_device` on.
 
         Raises:
-            BadBatch: that row asked for no logits, or its sequence chooses nothing.
+            BadBatch: the row has no logits, or its sequence has `choose_on_device` off.
         """
         token = int(C.llama_get_sampled_token_ith(self.handle, row))
         if token < 0:
@@ -259,49 +263,49 @@ class Context(Freed):
         return token
 
     def synchronize(self) -> None:
-        """Wait for the pass: on a GPU llama_decode returns before the work is done."""
+        """Wait until the pass has ended. On a GPU, llama_decode returns before that."""
         C.llama_synchronize(self.handle)
 
     def remove(self, sequence: int, start: int, end: int = -1) -> bool:
-        """Drop positions [start, end) of a sequence; -1 is its end. False: the model cannot."""
+        """Remove positions [start, end) of a sequence; -1 is its end. Return False if the model cannot."""
         self._check_sequence(sequence)
         return self.borrows or bool(C.llama_memory_seq_rm(self._memory, sequence, start, end))
 
     def copy(self, source: int, target: int, end: int, *, start: int = 0) -> None:
-        """Make positions [start, end) of `source` part of `target` too (cells are shared)."""
+        """Add positions [start, end) of `source` to `target`, which then shares their cells."""
         self._check_sequence(source)
         self._check_sequence(target)
         C.llama_memory_seq_cp(self._memory, source, target, start, end)
 
     @property
     def can_shift(self) -> bool:
-        """Whether positions can be changed. llama.cpp ends the process where they cannot."""
+        """Whether positions can be changed. llama.cpp ends the process on `shift` if they cannot."""
         return bool(C.llama_memory_can_shift(self._memory))
 
     def shift(self, sequence: int, start: int, end: int, by: int) -> None:
-        """Move positions [start, end) of a sequence; of cells that it shares, those of the others too."""
+        """Move positions [start, end) of a sequence, and those of sequences that share its cells."""
         self._check_sequence(sequence)
         C.llama_memory_seq_add(self._memory, sequence, start, end, by)
         self._shifted = True
 
     def length(self, sequence: int) -> int:
-        """Tokens the memory holds for a sequence (its highest position + 1)."""
+        """Return the number of tokens in the cache for a sequence (its highest position + 1)."""
         self._check_sequence(sequence)
         return int(C.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
     def first(self, sequence: int) -> int:
-        """The lowest position from which the memory holds a sequence without a gap; -1: nothing.
+        """Return the lowest position from which the cache holds a sequence without a gap, or -1 if empty.
 
-        llama.cpp gives cells that no token after a text's last one can see to whoever needs them, and
-        leaves them out of a saved state. Of a recurrent state it is the last position.
+        With a sliding window, llama.cpp may reuse cells that no later token can see, and omits them from a
+        saved state. For a recurrent state, the result is the last position.
         """
         self._check_sequence(sequence)
         return int(C.llama_memory_seq_pos_min(self._memory, sequence))
 
     def save(self, sequence: int, *, partial: bool = False) -> State:
-        """The state of one sequence, to be given to `restore`.
+        """Return the state of one sequence, for `restore`.
 
-        partial: only what cannot be cut (a recurrent state); positions read since are cut by `remove`.
+        partial: save only what cannot be cut (a recurrent state); later positions are removed by `remove`.
         """
         self._check_sequence(sequence)
         flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
@@ -313,23 +317,24 @@ class Context(Freed):
         return state[:written]
 
     def state_size(self, sequence: int, *, partial: bool = False) -> int:
-        """Bytes that `save` would give."""
+        """Return the number of bytes that `save` would return."""
         self._check_sequence(sequence)
         flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
         return int(C.llama_state_seq_get_size_ext(self.handle, sequence, flags))
 
     def restore(self, sequence: int, state: State, *, partial: bool = False) -> bool:
-        """Put a saved state in place of a sequence; False if llama.cpp refuses it."""
+        """Replace a sequence by a saved state. Return False if llama.cpp rejects the state."""
         self._check_sequence(sequence)
         flags = C.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY if partial else C.LLAMA_STATE_SEQ_FLAGS_NONE
         size = state.nbytes
-        read = int(
+        n_read = int(
             C.llama_state_seq_set_data_ext(self.handle, _bytes(state), size, sequence, flags)
         )
-        return read == size
+        return n_read == size
 
     def clear(self) -> None:
-        if not self.borrows:  # llama.cpp would empty the other's
+        """Empty the cache, unless it belongs to another context."""
+        if not self.borrows:
             C.llama_memory_clear(self._memory, True)
 
     def _check_sequence(self, sequence: int) -> None:
@@ -354,10 +359,10 @@ def _not_finite(model: Model) -> NotFinite:
 
 
 def _parameters(settings: ContextSettings) -> Any:
-    """llama.cpp's."""
+    """Return the settings as llama.cpp's llama_context_params."""
     params = C.llama_context_default_params()
-    params.n_ctx = max(settings.n_ctx, FEWEST_CELLS)
-    # llama.cpp ends the process where there are fewer rows of logits than sequences.
+    params.n_ctx = max(settings.n_ctx, MIN_CELLS)
+    # llama.cpp ends the process if there are fewer rows of logits than sequences.
     n_batch = max(settings.n_batch, settings.n_seq)
     params.n_batch = n_batch
     params.n_ubatch = max(min(settings.n_ubatch or n_batch, n_batch), settings.n_seq)
@@ -366,16 +371,18 @@ def _parameters(settings: ContextSettings) -> Any:
     params.n_threads = settings.n_threads
     params.n_threads_batch = settings.n_threads
     params.n_rs_seq = settings.n_rollback
-    params.type_k, params.type_v = (_KV_TYPES[each] for each in settings.kv_types)
-    params.kv_unified = True  # one sequence may use the whole cache, and one pass holds them all
-    # Cells outside the window stay until others need them, so that an edit above reads nothing
-    # again, and cells that two sequences share, which llama.cpp never gives to others, leave
-    # room. A small cache would need a window for each sequence and the widest pass, more than
-    # half of this one at the usual context. What is there still is for `first` to say.
+    params.type_k, params.type_v = (_KV_TYPES[name] for name in settings.kv_types)
+    params.kv_unified = (
+        True  # One sequence may use the whole cache, and one pass may hold all sequences.
+    )
+    # With a full-size cache, cells outside the sliding window stay until others need them. An edit further up
+    # then needs no second prefill, and there is room beside shared cells, which llama.cpp never reuses. A
+    # small cache would need a window for each sequence and the widest pass, which is more than half of this
+    # one at the usual context. `first` returns what is still there.
     params.swa_full = True
     params.no_perf = True
     params.flash_attn_type = _FLASH[settings.flash_attention]
-    if settings.chooses:  # by default one row per sequence may be chosen on the device
+    if settings.chooses:  # By default, only one row per sequence may be chosen on the device.
         params.n_outputs_max_per_seq = params.n_outputs_max
     if settings.pooling is not None:
         params.embeddings, params.pooling_type = True, _POOLINGS[settings.pooling]
@@ -387,5 +394,5 @@ def _parameters(settings: ContextSettings) -> Any:
 
 
 def _bytes(state: State) -> Any:
-    """A state as C's functions take it, without a copy."""
+    """Return a pointer to a state for C functions, without a copy."""
     return state.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))

@@ -1,4 +1,4 @@
-"""llama.cpp itself: its start, its log, what it was built for, and why something failed."""
+"""Initialise llama.cpp, read its log for the causes of failures, and describe its build."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from localspec.engine.llama import waiting
 from localspec.engine.llama.stop import Stop
 from localspec.errors import LoadFailed
 
-# Beside what llama.cpp says of a GPU ("cudaMalloc failed: out of memory") its words for main memory.
+# llama.cpp's messages about GPU memory ("cudaMalloc failed: out of memory") and main memory.
 _NO_MEMORY = re.compile(
     r"out of (?:device )?memory|failed to (?:re)?alloc|unable to alloc|OutOfDeviceMemory|bad_alloc"
 )
-# What follows on the reason of a failed load, and what stands before it.
-_FOLLOWS = re.compile(r"failed to load model($| from )")
-_BEFORE = re.compile(r"^llama_model_load: error loading model: (error loading model \w+: )?")
+# The message that follows the cause of a failed load, and the prefix of the cause.
+_FOLLOW_UP = re.compile(r"failed to load model($| from )")
+_PREFIX = re.compile(r"^llama_model_load: error loading model: (error loading model \w+: )?")
 
 
 class OutOfMemory(LoadFailed):
-    """The memory of a GPU or of the machine does not hold a model or a context."""
+    """Raised when the memory of a GPU or of the machine does not hold a model or a context."""
 
 
 _last_error: list[str] = []
 _beat = [0.0]
-_stop: list[Stop | None] = [None]  # what may end the present pass
-_no_memory: list[str] = []  # the first complaint about memory since a load began
+_stop: list[Stop | None] = [None]  # The flag that may stop the current pass.
+_no_memory: list[str] = []  # The first error about memory since a load began.
 
 
 @C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
 def _on_log(level: int, text: bytes, _user: object) -> None:
-    # 3 is warning, 4 error, 5 the continuation of the line before (ggml.h). Less is noise.
-    if level == 4 and not _stop[0]:  # one that was to end has not failed
+    # Level 3 is warning, 4 error, 5 the continuation of the previous line (ggml.h). Errors of a pass that was
+    # stopped on purpose are ignored.
+    if level == 4 and not _stop[0]:
         line = text.decode("utf-8", "replace").strip()
-        if not _last_error or not _FOLLOWS.search(line):
+        if not _last_error or not _FOLLOW_UP.search(line):
             _last_error[:] = [line]
         if not _no_memory and _NO_MEMORY.search(line):
             _no_memory.append(line)
@@ -47,85 +48,85 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
 
 
 def beat() -> None:
-    """A sign of life: something that takes long has come a step further."""
+    """Record a sign of life: a long operation has made progress."""
     _beat[0] = time.monotonic()
 
 
 def last_beat() -> float:
-    """When the last one was (time.monotonic), for another thread to look at."""
+    """Return the time (time.monotonic) of the last sign of life, for another thread."""
     return _beat[0]
 
 
 def initialise() -> None:
-    """Start llama.cpp once per process; its errors go to stderr, the rest nowhere."""
+    """Initialise llama.cpp, once per process. Its errors go to stderr; other messages are dropped."""
     C.llama_log_set(_on_log, ctypes.c_void_p(0))
     C.llama_backend_init()
     waiting.begin()
 
 
 def expect_stop(stop: Stop | None) -> None:
-    """A pass begins, which `stop` may end."""
+    """Note that a pass begins which `stop` may end."""
     _stop[0] = stop
 
 
 def forget_errors() -> None:
-    """A load begins."""
+    """Forget earlier errors, because a load begins."""
     _last_error.clear()
     _no_memory.clear()
 
 
 def failed(message: str) -> LoadFailed:
-    """LoadFailed, or OutOfMemory where llama.cpp complained about that."""
+    """Return LoadFailed, or OutOfMemory if llama.cpp logged an error about memory."""
     if _no_memory:
         return OutOfMemory(f"{message} ({_no_memory[0]}).")
     return LoadFailed(f"{message}{cause()}.")
 
 
 def cause() -> str:
-    """The last error in brackets, or nothing."""
-    return f" ({_BEFORE.sub('', _last_error[0])})" if _last_error else ""
+    """Return the last logged error in parentheses, or ""."""
+    return f" ({_PREFIX.sub('', _last_error[0])})" if _last_error else ""
 
 
 def llama_version() -> str:
-    """Version of llama-cpp-python, which pins llama.cpp's."""
+    """Return the version of llama-cpp-python, which determines that of llama.cpp."""
     import importlib.metadata
 
     return importlib.metadata.version("llama-cpp-python")
 
 
 def system_info() -> str:
-    """llama.cpp's own line of CPU features and backends."""
+    """Return llama.cpp's line of CPU features and backends."""
     text: bytes = C.llama_print_system_info()
     return text.decode("utf-8", "replace").strip()
 
 
 def wide_vectors() -> bool:
-    """Does llama.cpp compute with vectors of 512 bits on this CPU?"""
+    """Return whether llama.cpp computes with 512-bit vectors on this CPU."""
     return "AVX512 = 1" in system_info()
 
 
 def devices(*, gpus: bool) -> list[int]:
-    """This machine's GPUs that the build can use, or what else it has passes run on."""
+    """Return handles of this machine's GPUs that the build can use, or of its other devices."""
     lib = ggml.libggml
     lib.ggml_backend_dev_count.restype = ctypes.c_size_t
     lib.ggml_backend_dev_get.restype = ctypes.c_void_p
     lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
-    every = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
-    # 1: a GPU with memory of its own, 2: one that shares the machine's (ggml-backend.h)
-    return [each for each in every if (lib.ggml_backend_dev_type(each) in (1, 2)) == gpus]
+    handles = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
+    # Type 1 is a GPU with memory of its own, 2 one that shares the machine's (ggml-backend.h).
+    return [device for device in handles if (lib.ggml_backend_dev_type(device) in (1, 2)) == gpus]
 
 
 def gpus() -> list[str]:
-    """This machine's GPUs, as their drivers call them."""
-    described = ggml.libggml.ggml_backend_dev_description
-    described.restype, described.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    return [described(each).decode("utf-8", "replace") for each in devices(gpus=True)]
+    """Return the names of this machine's GPUs, as their drivers report them."""
+    describe = ggml.libggml.ggml_backend_dev_description
+    describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    return [describe(device).decode("utf-8", "replace") for device in devices(gpus=True)]
 
 
 def backend() -> str:
-    """What passes run on: "cuda", "metal", "vulkan", "gpu" for another, or "cpu"."""
-    if not devices(gpus=True):  # llama.cpp's own answer counts other machines' too
+    """Return what passes run on: "cuda", "metal", "vulkan", "gpu" for another GPU, or "cpu"."""
+    if not devices(gpus=True):  # llama.cpp's own function also counts the GPUs of RPC servers.
         return "cpu"
     info = system_info().lower()
     return next((name for name in ("cuda", "metal", "vulkan") if name in info), "gpu")

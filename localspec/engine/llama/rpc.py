@@ -1,7 +1,8 @@
-"""Layers on other machines: llama.cpp's RPC backend, on both ends.
+"""Run layers on other machines with llama.cpp's RPC backend: both its client and its server.
 
-llama.cpp ends the process where a server cannot be reached, speaks another version, or goes away while
-it is used. So each is asked first, with the greeting of its protocol, and answers here as an error.
+llama.cpp ends the process if a server cannot be reached, has another protocol version, or disconnects while
+it is used. Each server is therefore greeted first, with the protocol's hello message, so that problems become
+errors.
 """
 
 from __future__ import annotations
@@ -27,36 +28,37 @@ from localspec.errors import LoadFailed
 from localspec.links import noticing_cuts
 from localspec.relay import SocketTables, is_foreign
 
-GREETING_S = 5.0  # a server that serves another client greets nobody
-VERSION = (7, 0)  # of the protocol in the llama.cpp that is pinned (ggml-rpc.h)
-_HELLO = 14  # RPC_CMD_HELLO, which stays (ggml-rpc.cpp)
-_CAPABILITIES = 24  # bytes; none is asked for
-_ANSWER = 11  # bytes: the size of what follows, and the version
+GREETING_S = 5.0  # Timeout of the greeting. A server that serves another client does not reply.
+VERSION = (7, 0)  # Protocol version of the pinned llama.cpp (ggml-rpc.h).
+_HELLO = 14  # RPC_CMD_HELLO, the same in all protocol versions (ggml-rpc.cpp).
+_N_CAPABILITY_BYTES = 24  # All zero: no capabilities are requested.
+_N_REPLY_BYTES = 11  # The size of what follows, and the version.
 
-Device = Literal["any", "cpu"]  # what a worker serves
+Device = Literal["any", "cpu"]  # The devices that a worker serves.
 
-reached: dict[str, list[int]] = {}  # the devices of each server this process has used
+reached: dict[str, list[int]] = {}  # The devices of each server that this process has used.
 
 
 def silent(endpoint: str) -> str:
-    """Why a server cannot be used, as a clause; empty where it greets."""
+    """Return why a server cannot be used, as a clause; "" if it replies to the greeting."""
     host, port = endpoint.rsplit(":", 1)
     try:
         with socket.create_connection((host, int(port)), GREETING_S) as connection:
-            asked = struct.pack("<BQ", _HELLO, _CAPABILITIES) + bytes(_CAPABILITIES)
-            connection.sendall(asked)
-            answer = connection.makefile("rb").read(_ANSWER)  # it may come in parts
-            # Whoever listens there learns what is asked. A connection that its server has not accepted
-            # yet has no owner, so this is looked up after the greeting.
-            if len(answer) == _ANSWER and (foreign := _foreign_owner(connection)):
+            hello = struct.pack("<BQ", _HELLO, _N_CAPABILITY_BYTES) + bytes(_N_CAPABILITY_BYTES)
+            connection.sendall(hello)
+            # The reply may arrive in parts, which a file object joins.
+            reply = connection.makefile("rb").read(_N_REPLY_BYTES)
+            # The server would see the user's prompts, so it must not belong to another user. The owner is
+            # looked up after the greeting, because a connection has none before the server accepts it.
+            if len(reply) == _N_REPLY_BYTES and (foreign := _foreign_owner(connection)):
                 return f"belongs to another user of this machine (uid {foreign})"
     except TimeoutError:
         return "does not answer; one worker serves one pair at a time"
     except OSError as error:
         return f"cannot be reached ({error.strerror or error})"
-    if len(answer) < _ANSWER:
+    if len(reply) < _N_REPLY_BYTES:
         return "is no worker of this kind (localspec rpc-worker)"
-    _, *version = struct.unpack("<Q3B", answer)
+    _, *version = struct.unpack("<Q3B", reply)
     if version[0] != VERSION[0] or version[1] > VERSION[1]:
         theirs = ".".join(map(str, version))
         return (
@@ -75,55 +77,58 @@ def _foreign_owner(connection: socket.socket) -> int | None:
 
 
 def reach(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
-    """The devices of these servers by address, and of each that cannot be used a clause that says why.
+    """Return the devices of these servers by address, and the problem of each one that cannot be used.
 
     Raises:
         LoadFailed: this build has no RPC.
     """
-    found: dict[str, list[int]] = {}
+    devices_by_endpoint: dict[str, list[int]] = {}
     problems: list[str] = []
     add = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
     for endpoint in endpoints:
-        if why := silent(endpoint):
-            problems.append(f"{endpoint} {why}")
+        if problem := silent(endpoint):
+            problems.append(f"{endpoint} {problem}")
             continue
         if endpoint not in reached:
             reached[endpoint] = _devices_of(add(endpoint.encode()))
-        found[endpoint] = reached[endpoint]
-    return found, problems
+        devices_by_endpoint[endpoint] = reached[endpoint]
+    return devices_by_endpoint, problems
 
 
 def notice_cuts(endpoints: Iterable[str]) -> None:
-    """Have the connections to these servers end where their link was cut: llama.cpp waits for ever."""
-    ports = {int(each.rsplit(":", 1)[1]) for each in endpoints}
+    """Make the connections to these servers end if their link is cut; llama.cpp would wait for ever."""
+    ports = {int(endpoint.rsplit(":", 1)[1]) for endpoint in endpoints}
     internet = socket.AF_INET, socket.AF_INET6
     for entry in Path("/dev/fd").iterdir():
-        with contextlib.suppress(OSError):  # closed since, or not connected
+        with contextlib.suppress(
+            OSError
+        ):  # The descriptor was closed in the meantime, or is not connected.
             number = int(entry.name)
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue
-            with socket.socket(fileno=os.dup(number)) as each:
-                if each.family in internet and each.getpeername()[1] in ports:
+            with socket.socket(fileno=os.dup(number)) as connection:
+                if connection.family in internet and connection.getpeername()[1] in ports:
                     for option in noticing_cuts():
-                        each.setsockopt(*option)
+                        connection.setsockopt(*option)
 
 
 def serve(host: str, port: int, threads: int, device: Device = "any") -> None:
-    """Serve this machine's devices until the process ends: of "any" its GPUs, or its processor where it
-    has none.
+    """Serve this machine's devices until the process ends.
+
+    device: "any" serves the GPUs, or the CPU if there are none.
 
     Raises:
-        LoadFailed: this build has no RPC, or the address cannot be used (its own words are on stderr).
+        LoadFailed: this build has no RPC, or the address cannot be used; llama.cpp's reason is on stderr.
     """
     start = _function(
         "ggml_backend_rpc_start_server",
         None,
         *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p),
     )
-    here = devices(gpus=True) if device == "any" else []
-    here = here or devices(gpus=False)[:1]
-    handles = (ctypes.c_void_p * len(here))(*here)
-    start(f"{host}:{port}".encode(), None, threads, len(here), ctypes.addressof(handles))
+    served = devices(gpus=True) if device == "any" else []
+    served = served or devices(gpus=False)[:1]
+    handles = (ctypes.c_void_p * len(served))(*served)
+    start(f"{host}:{port}".encode(), None, threads, len(served), ctypes.addressof(handles))
     raise LoadFailed(f"{host}:{port} cannot be served on.")
 
 
@@ -134,8 +139,8 @@ def main(
     entrance: Entrance | None = None,
     device: Device = "any",
 ) -> int:
-    """Serve as a process of its own, to whom the entrance lets in; return the exit status."""
-    # Python would only note a Ctrl-C, and llama.cpp never returns to it.
+    """Serve as a process of its own, to clients that the entrance admits; return the exit status."""
+    # Python's handler would only set a flag for Ctrl-C, because llama.cpp never returns to Python.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     initialise()
     waiting.keep_looking(threads)
@@ -149,7 +154,7 @@ def main(
 
 
 def _devices_of(server: int | None) -> list[int]:
-    """Of a server that was added."""
+    """Return the devices of an added server."""
     if not server:
         return []
     lib = ggml.libggml
@@ -158,23 +163,23 @@ def _devices_of(server: int | None) -> list[int]:
     lib.ggml_backend_reg_dev_get.restype = ctypes.c_void_p
     lib.ggml_backend_reg_dev_get.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     count = lib.ggml_backend_reg_dev_count(server)
-    return [int(lib.ggml_backend_reg_dev_get(server, at)) for at in range(count)]
+    return [int(lib.ggml_backend_reg_dev_get(server, index)) for index in range(count)]
 
 
 def built() -> bool:
-    """Whether this build of llama.cpp has the backend."""
+    """Return whether this build of llama.cpp has the RPC backend."""
     return bool(_backend())
 
 
 def _backend() -> int | None:
     by_name = ggml.libggml.ggml_backend_reg_by_name
     by_name.restype, by_name.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
-    found: int | None = by_name(b"RPC")
-    return found
+    backend: int | None = by_name(b"RPC")
+    return backend
 
 
 def _function(name: str, result: Any, *arguments: Any) -> Any:
-    """One that only the backend knows. Raises LoadFailed: it was not built."""
+    """Return a function of the RPC backend. Raises LoadFailed if the backend was not built."""
     backend = _backend()
     if not backend:
         raise LoadFailed(

@@ -1,4 +1,4 @@
-"""A flag that ends a pass while it runs."""
+"""A flag that stops a running pass."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 import llama_cpp.llama_cpp as C
 
-# llama.cpp asks after each step of a pass, hundreds of times, on the thread that computes. Python's
-# answer would cost a decoding pass its twentieth part, and wait for whoever holds the interpreter. The
-# length of a text costs nothing: 0, which is no, until the text has a first character.
-_ask = ctypes.cast(ctypes.CDLL(None).strlen, C.ggml_abort_callback)
-_never = C.ggml_abort_callback()  # a null pointer
+# llama.cpp calls the callback after each step of a pass, hundreds of times, on the computing thread. A
+# callback in Python would make decoding 5 % slower and would wait for the interpreter lock. `strlen` of a
+# buffer costs nothing: it returns 0 ("go on") until the first byte of the buffer is set.
+_abort_if_set = ctypes.cast(ctypes.CDLL(None).strlen, C.ggml_abort_callback)
+_never_abort = C.ggml_abort_callback()  # A null pointer.
 
 
 class Stop:
-    """Any thread may set it; the pass that heeds it ends within one of its steps, a matrix product.
+    """A flag that any thread may set to stop a pass within one step, a matrix product.
 
-    On a CPU, that is: what is given to a GPU is done to its end.
+    This works on a CPU. Work that was submitted to a GPU is always completed.
     """
 
     def __init__(self) -> None:
@@ -30,10 +30,10 @@ class Stop:
         self._text[0] = b"\1" if on else b"\0"
 
     def heeded_by(self, handle: Any) -> None:
-        """The passes of this llama_context end where it is set, from now on."""
-        C.llama_set_abort_callback(handle, _ask, self._text)
+        """Make the passes of a llama_context stop when the flag is set."""
+        C.llama_set_abort_callback(handle, _abort_if_set, self._text)
 
 
 def heed_nothing(handle: Any) -> None:
-    """The passes of this llama_context go on to their end, from now on."""
-    C.llama_set_abort_callback(handle, _never, None)
+    """Make the passes of a llama_context run to their end."""
+    C.llama_set_abort_callback(handle, _never_abort, None)

@@ -1,4 +1,4 @@
-"""Text to tokens and back, and the tokens that mean something."""
+"""A model's vocabulary: convert text to tokens and back, and find special tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from localspec.errors import InvalidRequest
 if TYPE_CHECKING:
     from localspec.engine.llama.model import Model
 
-# llama_tokenize's own type: vocabulary, text, bytes, tokens, capacity, add_special, parse_special
+# The type of llama_tokenize: vocabulary, text, bytes, tokens, capacity, add_special, parse_special.
 _TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.c_int32,
     ctypes.c_void_p,
@@ -29,8 +29,9 @@ _TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.c_bool,
 )
 
-FEW = 4096  # characters that are read before they are weighed
-FORCED = 512  # bytes of what a grammar forces that are cut into tokens: no draft is as long
+FEW = 4096  # Characters; a shorter text is tokenized without an estimate of its length first.
+# Bytes of a text forced by a grammar that are tokenized. No draft is as long.
+FORCED = 512
 _LOSSLESS = (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_BPE)
 
 
@@ -57,8 +58,11 @@ class FimTokens:
 
 @dataclass(frozen=True, slots=True)
 class MarkedToken:
-    """A token that is found in a text as it is spelled. user_defined: also where control tokens are not
-    looked for. It may swallow the white space before it (`strips_left`) and behind it."""
+    """A token that llama.cpp finds in a text by its spelling.
+
+    user_defined: it is also found where control tokens are not. strips_left, strips_right: it includes the
+    white space before or after it.
+    """
 
     id: int
     text: str
@@ -68,20 +72,22 @@ class MarkedToken:
 
 
 class Vocab:
-    """Text ↔ tokens of one model. Pieces are bytes: a token may hold half a UTF-8 character."""
+    """The vocabulary of pointer model. Pieces are bytes, because a token may hold part of a character."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model  # keeps the C model alive as long as its vocabulary is used
+        self._model = model  # Keeps the C model alive as long as its vocabulary is used.
         self._handle = C.llama_model_get_vocab(model.handle)
         self.size = int(C.llama_vocab_n_tokens(self._handle))
         self.kind = int(C.llama_vocab_type(self._handle))
         self.bos = int(C.llama_vocab_bos(self._handle))
         self.eos = int(C.llama_vocab_eos(self._handle))
         turn = int(C.llama_vocab_eot(self._handle))
-        self.end = turn if turn >= 0 else self.eos  # of a turn, or else of the text
+        self.end = (
+            turn if turn >= 0 else self.eos
+        )  # The end of a turn or, without such a token, of the text.
         self.add_bos = bool(C.llama_vocab_get_add_bos(self._handle))
         self.add_eos = bool(C.llama_vocab_get_add_eos(self._handle))
-        self.sep = int(C.llama_vocab_sep(self._handle))  # between two texts; -1 where there is none
+        self.sep = int(C.llama_vocab_sep(self._handle))  # Separates two texts; -1 if there is none.
         self.add_sep = bool(C.llama_vocab_get_add_sep(self._handle))
         self.fim = FimTokens(
             prefix=int(C.llama_vocab_fim_pre(self._handle)),
@@ -90,24 +96,25 @@ class Vocab:
             repo=int(C.llama_vocab_fim_rep(self._handle)),
             separator=int(C.llama_vocab_fim_sep(self._handle)),
         )
-        # only vocabularies of this kind are cut by expressions, and of them only some
+        # Only some vocabularies of this kind are split by expressions.
         pre_tokenizer = model.metadata("tokenizer.ggml.pre") or ""
         by_expressions = self.kind == C.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in LOOPS
         self._cutter = Cutter(pre_tokenizer, self._specials) if by_expressions else None
-        self._callback: Any = None  # llguidance's way to `tokenize`
+        self._callback: Any = None  # The C callback with which llguidance tokenizes.
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
         self._control: dict[int, bool] = {}
 
     @property
     def handle(self) -> Any:
+        """The pointer to llama.cpp's vocabulary."""
         return self._handle
 
     def check(self, token: int, param: str | None = None) -> int:
-        """`token` if the vocabulary has it; `param`: the field of a request that names it.
+        """Return `token` if the vocabulary has it. param: the request field that names it.
 
         Raises:
-            InvalidRequest: out of range (llama.cpp would abort the process).
+            InvalidRequest: the token is out of range, for which llama.cpp would end the process.
         """
         if not 0 <= token < self.size:
             raise InvalidRequest(
@@ -116,11 +123,11 @@ class Vocab:
         return token
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
-        """Tokens of `text`; BOS and EOS only with `add_special` and the model's own flags.
+        """Return the tokens of `text`, with BOS and EOS if `add_special` is set and the model adds them.
 
         Raises:
-            InvalidRequest: a lone surrogate, more text than llama.cpp can count, or a run of
-                characters that its expressions cannot read.
+            InvalidRequest: the text has a lone surrogate, is too long for llama.cpp, or has a run of
+                characters that its expressions cannot split.
         """
         try:
             raw = text.encode("utf-8")
@@ -138,7 +145,7 @@ class Vocab:
             )
 
         count = self._cut(text, fill)
-        if count < 0:  # the buffer was too small; -count is what it takes
+        if count < 0:  # The buffer was too small; -count is the necessary size.
             buffer = (C.llama_token * -count)()
             count = self._cut(text, fill)
             if count < 0:
@@ -146,33 +153,39 @@ class Vocab:
         return buffer[:count]
 
     def _cut(self, text: str, work: Callable[[], Result]) -> Result:
-        """`work`, which cuts `text` into words. Raises InvalidRequest where that cannot be done."""
+        """Return what `work` returns, which splits `text` into words. Raises InvalidRequest."""
         return cut(text, work) if self._cutter is None else self._cutter.run(text, work)
 
     def seconds(self, text: str, cuts: int = 0) -> float:
-        """What tokenizing `text` may take; `cuts`: special tokens beside those in it."""
-        apart = 0.0 if self._cutter is None else self._cutter.seconds(text, cuts)
-        return len(text) * CHARACTER + apart
+        """Estimate the seconds that tokenizing `text` takes.
+
+        cuts: the number of special tokens in addition to those in the text.
+        """
+        extra_s = 0.0 if self._cutter is None else self._cutter.seconds(text, cuts)
+        return len(text) * CHARACTER + extra_s
 
     @cached_property
     def reads_all(self) -> bool:
-        """Has it tokens for any text? llama.cpp ends the process where SentencePiece's has neither a
-        character nor its bytes; those that have bytes have them among the first tokens.
+        """Whether the vocabulary has tokens for any text.
+
+        llama.cpp ends the process if a SentencePiece vocabulary has neither a character nor its bytes. A
+        vocabulary with byte tokens has them among its first tokens.
         """
         if self.kind != C.LLAMA_VOCAB_TYPE_SPM:
             return True
         return any(self.text(token) == "<0x0A>" for token in range(self.size))
 
     def tokenize_piece(self, raw: bytes) -> list[int]:
-        """Tokens of at most some hundred bytes, which may begin or end within a character."""
+        """Return the tokens of at most some hundred bytes, which may begin or end within a character."""
         buffer = (C.llama_token * (len(raw) + 8))()
         count = C.llama_tokenize(self._handle, raw, len(raw), buffer, len(buffer), False, False)
         return buffer[: max(count, 0)]
 
     def least_tokens(self, text: str) -> int:
-        """A number of tokens that `text` certainly has, known without reading it; 0 for a short one.
+        """Return a lower bound for the number of tokens of `text`, without tokenizing it.
 
-        No token stands for more bytes than the longest one, where every byte stands in some token.
+        The bound follows from the longest token, if every byte of a text is in some token. It is 0 for a
+        short text.
         """
         if len(text) < FEW or not self._longest:
             return 0
@@ -180,10 +193,10 @@ class Vocab:
 
     @cached_property
     def _longest(self) -> int:
-        """Bytes of the longest token; 0 where a text's bytes may be lost between its tokens."""
+        """The bytes of the longest token, or 0 if bytes of a text may be in none of its tokens."""
         strips = C.LLAMA_TOKEN_ATTR_LSTRIP | C.LLAMA_TOKEN_ATTR_RSTRIP
         attributes = (int(C.llama_vocab_get_attr(self._handle, t)) for t in range(self.size))
-        if self.kind not in _LOSSLESS or any(each & strips for each in attributes):
+        if self.kind not in _LOSSLESS or any(flags & strips for flags in attributes):
             return 0
         pieces = [self.piece(token, special=True) for token in range(self.size)]
         single = {piece for piece in pieces if len(piece) == 1}
@@ -191,33 +204,36 @@ class Vocab:
         return max(map(len, pieces)) if lossless else 0
 
     def _specials(self) -> list[str]:
-        """The texts that are one token each, whatever stands around them."""
-        cutting = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED
-        return [self.text(token) for token, each in self._attributes() if each & cutting]
+        """Return the texts that are always pointer token each, whatever the text around them."""
+        splitting = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED
+        return [self.text(token) for token, flags in self._attributes() if flags & splitting]
 
     def _attributes(self) -> Iterator[tuple[int, int]]:
         attributes = map(partial(C.llama_vocab_get_attr, self._handle), range(self.size))
-        yield from ((token, int(each)) for token, each in enumerate(attributes))
+        yield from ((token, int(flags)) for token, flags in enumerate(attributes))
 
     def marked_tokens(self) -> list[MarkedToken]:
-        """Return the tokens that llama.cpp looks for before it cuts a text into words: control tokens,
-        user-defined ones and those for what is unknown."""
-        found = []
-        for token, each in self._attributes():
-            defined = bool(each & C.LLAMA_TOKEN_ATTR_USER_DEFINED)
-            if defined or each & (C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN):
-                left = bool(each & C.LLAMA_TOKEN_ATTR_LSTRIP)
-                right = bool(each & C.LLAMA_TOKEN_ATTR_RSTRIP)
-                found.append(MarkedToken(token, self.text(token), defined, left, right))
-        return found
+        """Return the tokens that llama.cpp looks for before it splits a text into words.
+
+        These are control tokens, user-defined tokens and unknown tokens.
+        """
+        tokens = []
+        for token, flags in self._attributes():
+            user_defined = bool(flags & C.LLAMA_TOKEN_ATTR_USER_DEFINED)
+            if user_defined or flags & (C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_UNKNOWN):
+                strips_left = bool(flags & C.LLAMA_TOKEN_ATTR_LSTRIP)
+                strips_right = bool(flags & C.LLAMA_TOKEN_ATTR_RSTRIP)
+                text = self.text(token)
+                tokens.append(MarkedToken(token, text, user_defined, strips_left, strips_right))
+        return tokens
 
     @property
     def adds_space(self) -> bool:
-        """Whether its kind may put a space before what a text begins with (SentencePiece)."""
+        """Whether the tokenizer may add a space at the beginning of a text (SentencePiece)."""
         return bool(self.kind == C.LLAMA_VOCAB_TYPE_SPM)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Raw bytes of one token; control tokens are empty unless `special`."""
+        """Return the bytes of pointer token, which are empty for control tokens unless `special` is set."""
         key = token * 2 + special
         known = self._pieces.get(key)
         if known is not None:
@@ -235,7 +251,7 @@ class Vocab:
         return piece
 
     def is_eog(self, token: int) -> bool:
-        """Does this token end a generation?"""
+        """Return whether a token ends a generation."""
         known = self._eog.get(token)
         if known is None:
             known = bool(C.llama_vocab_is_eog(self._handle, self.check(token)))
@@ -243,7 +259,7 @@ class Vocab:
         return known
 
     def is_control(self, token: int) -> bool:
-        """Does it stand for no text, but say what the text around it is?"""
+        """Return whether a token is a control token, which stands for structure instead of text."""
         known = self._control.get(token)
         if known is None:
             attributes = int(C.llama_vocab_get_attr(self._handle, self.check(token)))
@@ -253,36 +269,40 @@ class Vocab:
 
     @cached_property
     def words(self) -> list[bytes]:
-        """Each token as it reads alone at the start of a text; control tokens too.
+        """The bytes of each token as it reads at the start of a text, including control tokens.
 
-        About 2 µs per token, once. Unlike its piece, a word has no space that a tokenizer added.
+        Takes about 2 µs per token, once. Unlike a piece, a word has no space that the tokenizer added.
         """
         buffer = ctypes.create_string_buffer(256)
         words = []
         for token in range(self.size):
-            one = C.llama_token(token)
-            count = int(C.llama_detokenize(self._handle, one, 1, buffer, len(buffer), False, True))
+            pointer = C.llama_token(token)
+            count = int(
+                C.llama_detokenize(self._handle, pointer, 1, buffer, len(buffer), False, True)
+            )
             if count < 0:
                 buffer = ctypes.create_string_buffer(-count)
-                count = int(C.llama_detokenize(self._handle, one, 1, buffer, -count, False, True))
+                count = int(
+                    C.llama_detokenize(self._handle, pointer, 1, buffer, -count, False, True)
+                )
             words.append(buffer.raw[: max(count, 0)])
         return words
 
     @cached_property
     def suppressed(self) -> list[int]:
-        """Tokens that the model's file says are never to be generated (`suppress_tokens`)."""
+        """The tokens that must never be generated, by the model's file (`suppress_tokens`)."""
         count = ctypes.c_int32()
-        found = C.llama_vocab_get_suppress_tokens(self._handle, ctypes.byref(count))
-        return list(found[: count.value]) if found and count.value else []
+        tokens = C.llama_vocab_get_suppress_tokens(self._handle, ctypes.byref(count))
+        return list(tokens[: count.value]) if tokens and count.value else []
 
     @cached_property
     def ends(self) -> list[int]:
-        """Every token that ends a generation."""
+        """The tokens that end a generation."""
         return [token for token in range(self.size) if self.is_eog(token)]
 
     @cached_property
     def special_tokens(self) -> list[int]:
-        """Tokens that no text of an answer matches: control tokens, and user-defined ones like <this>."""
+        """The tokens that no text of an answer matches: control tokens, and user-defined ones in brackets."""
         special = []
         for token in range(self.size):
             attributes = int(C.llama_vocab_get_attr(self._handle, token))
@@ -296,7 +316,7 @@ class Vocab:
 
     @cached_property
     def bracketed(self) -> dict[str, int]:
-        """Tokens whose text is in angle brackets, and that this text becomes wherever it stands."""
+        """The tokens whose text is in angle brackets and is always tokenized as that token."""
         tokens: dict[str, int] = {}
         for token in range(self.size):
             piece = self.piece(token, special=True)
@@ -309,7 +329,7 @@ class Vocab:
 
     @cached_property
     def without_text(self) -> frozenset[int]:
-        """Tokens that stand for no text, not even that of a marker."""
+        """The tokens without any text, not even that of a marker."""
         return frozenset(
             token
             for token in range(self.size)
@@ -317,7 +337,7 @@ class Vocab:
         )
 
     def guidance_tokenizer(self) -> Any:
-        """llguidance's view of this vocabulary (an LLTokenizer). About 10 µs per token, once.
+        """Return llguidance's view of this vocabulary (an LLTokenizer). Takes about 10 µs per token.
 
         Special tokens are marked with 0xff, as llguidance expects, so that text never matches them.
         """
@@ -348,13 +368,14 @@ class Vocab:
         add_special: bool,
         parse_special: bool,
     ) -> int:
-        """llama_tokenize for llguidance, which asks at every token of an answer for all that must follow.
+        """Tokenize for llguidance, which does so at every token of an answer for all forced text.
 
-        That may be as long as a grammar, so only its beginning is cut, up to the end of a character.
+        The forced text may be as long as a grammar, so only its beginning is tokenized, up to the end of a
+        character.
         """
         if size > FORCED:
-            size, begun = FORCED, ctypes.string_at(raw, FORCED + 1)
-            while size > FORCED - 3 and begun[size] & 0xC0 == 0x80:
+            size, head = FORCED, ctypes.string_at(raw, FORCED + 1)
+            while size > FORCED - 3 and head[size] & 0xC0 == 0x80:
                 size -= 1
         return int(
             C.llama_tokenize(
@@ -369,14 +390,14 @@ class Vocab:
         )
 
     def text(self, token: int) -> str:
-        """The token as written in the vocabulary, for templates (`<|im_end|>`); "" if none."""
+        """Return a token's text in the vocabulary, for templates (`<|im_end|>`), or "" if out of range."""
         return self._text(token).decode("utf-8", "replace") if 0 <= token < self.size else ""
 
     def _text(self, token: int) -> bytes:
         return C.llama_vocab_get_text(self._handle, token) or b""
 
     def tokenizer(self) -> Tokenizer:
-        """What decides whether this vocabulary fits another one's. About 0.5 µs per token."""
+        """Return what decides whether two vocabularies are compatible. Takes about 0.5 µs per token."""
         return Tokenizer(
             kind=_KINDS.get(self.kind, str(self.kind)),
             texts=[self._text(token) for token in range(self.size)],
@@ -388,6 +409,6 @@ class Vocab:
 
 
 def check_tokens(vocab: Vocab, tokens: Sequence[int], param: str) -> None:
-    """Refuse the first id outside the vocabulary (InvalidRequest)."""
+    """Raise InvalidRequest if a token is outside the vocabulary."""
     for token in tokens:
         vocab.check(token, param)

@@ -1,12 +1,13 @@
-"""How long the threads of a pass wait awake for each other, where they are GNU OpenMP's.
+"""Control how long the threads of a pass spin while they wait for each other, if they are GNU OpenMP's.
 
-Threads that wait awake go on at once: on two quiet cores a prompt is read up to 5 % faster than with threads
-that soon sleep, and what follows a rest comes in half the time. Beside somebody who wants a core for himself
-each keeps out the other that it waits for: there passes take up to five times as long.
+Spinning threads continue at once. On two otherwise idle cores, a prompt is read up to 5 % faster than with
+threads that sleep soon, and the first pass after a pause takes half the time. If another process needs a
+core, however, a spinning thread keeps the thread that it waits for off the core, and passes take up to five
+times as long.
 
-libgomp waits for as long as GOMP_SPINCOUNT says, and for 1 000 spins (10 µs) while it has more threads than
-there are processors (its manual, of OMP_WAIT_POLICY=ACTIVE). So where cores are wanted, a team of idle
-threads is held beside.
+libgomp spins for as long as GOMP_SPINCOUNT says, but only for 1 000 spins (10 µs) while it has more threads
+than there are processors (see OMP_WAIT_POLICY=ACTIVE in its manual). This module therefore keeps a team of
+idle threads while other processes need cores.
 """
 
 from __future__ import annotations
@@ -21,18 +22,20 @@ from pathlib import Path
 
 from localspec.engine import environment
 
-LOOK_S = 0.25  # between two looks at what others do
-# Cores that others take of those that the threads of a pass are on. One that computes without a pause gets
-# 0.6 to 1; beside one that takes half a core, waiting awake is no worse.
-WANTED, FREE = 0.5, 0.3
+POLL_INTERVAL_S = 0.25  # Interval between two checks of the load by other processes.
+# Load by other processes, in cores, on the cores that a pass uses. Above BUSY_CORES, threads spin shortly;
+# below IDLE_CORES, they spin long again. A process that computes without a pause gets 0.6 to 1 core. Beside
+# one that takes half a core, spinning is no worse.
+BUSY_CORES, IDLE_CORES = 0.5, 0.3
 _STAT = Path("/proc/stat")
 
 Clock = Callable[[], float]
 
 
 def others_s() -> float:
-    """Seconds that processors have spent on anything but this process, those of other virtual machines
-    among them. Raises OSError where it is not told.
+    """Return the CPU seconds spent on anything but this process, including other virtual machines.
+
+    Raises OSError where the system does not report it.
     """
     user, nice, system, _idle, _wait, irq, soft, steal = map(int, _stat().split()[1:9])
     busy = user + nice + system + irq + soft + steal
@@ -45,64 +48,66 @@ def _stat() -> bytes:
 
 
 class Waiting:
-    """Whether threads wait shortly. `look` is called before each pass."""
+    """A control of the spinning time. `look` must be called before each pass."""
 
     def __init__(self, cores: int, others: Clock = others_s, clock: Clock = time.monotonic) -> None:
         self._cores = cores
         self._others, self._clock = others, clock
         self._threads = 1
         self._team: _Team | None = None
-        self._looked = clock()
-        self._seen = others()
+        self._last_look = clock()
+        self._last_others_s = others()
 
     @property
     def short(self) -> bool:
+        """Whether threads spin only shortly."""
         return self._team is not None
 
     def expect(self, threads: int) -> None:
-        """Passes have up to so many."""
+        """Note that passes have up to `threads` threads."""
         self._threads = max(self._threads, threads)
 
     def look(self) -> None:
-        """See what others have taken since the last look, where that was a while ago."""
+        """Check the load by other processes since the last check, if that was long enough ago."""
         now = self._clock()
-        if now - self._looked < LOOK_S:
+        if now - self._last_look < POLL_INTERVAL_S:
             return
-        seen = self._others()
-        taken = (seen - self._seen) / (now - self._looked) - (self._cores - self._threads)
-        self._looked, self._seen = now, seen
-        if self._team is None and taken > WANTED:
+        others_s = self._others()
+        busy_cores = (others_s - self._last_others_s) / (now - self._last_look)
+        load = busy_cores - (self._cores - self._threads)
+        self._last_look, self._last_others_s = now, others_s
+        if self._team is None and load > BUSY_CORES:
             self._team = _Team(self._cores + 1)
-        elif self._team is not None and taken < FREE:
+        elif self._team is not None and load < IDLE_CORES:
             self._team.end()
             self._team = None
 
 
 class _Team:
-    """Idle threads of libgomp's own, which counts them. They live as long as the thread that led them."""
+    """Idle threads of libgomp, which counts them. They live as long as the thread that created them."""
 
     def __init__(self, threads: int) -> None:
         self._threads = threads
-        self._over = threading.Event()
-        self._there = threading.Event()
+        self._ended = threading.Event()
+        self._started = threading.Event()
         self._leader = threading.Thread(target=self._lead, name="idle-team", daemon=True)
         self._leader.start()
-        self._there.wait()
+        self._started.wait()
 
     def end(self) -> None:
-        self._over.set()
+        self._ended.set()
         self._leader.join()
 
     def _lead(self) -> None:
         library = ctypes.CDLL(_library())
-        nothing = ctypes.cast(library.omp_get_level, ctypes.c_void_p)
-        library.GOMP_parallel(nothing, None, ctypes.c_uint(self._threads), ctypes.c_uint(0))
-        self._there.set()
-        self._over.wait()
+        no_work = ctypes.cast(library.omp_get_level, ctypes.c_void_p)
+        library.GOMP_parallel(no_work, None, ctypes.c_uint(self._threads), ctypes.c_uint(0))
+        self._started.set()
+        self._ended.wait()
 
 
 def _library() -> str:
-    """The libgomp that llama.cpp has loaded, "" where it waits in other ways."""
+    """Return the path of the libgomp that llama.cpp has loaded, or "" if it uses none."""
     try:
         maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -111,35 +116,35 @@ def _library() -> str:
     return next((f"/{path}" for path in paths if "libgomp" in path.rpartition("/")[2]), "")
 
 
-_ours: list[Waiting] = []  # of this process, as libgomp's threads are
+_ours: list[Waiting] = []  # At most one, for this process.
 
 
 def begin() -> None:
-    """llama.cpp is loaded: heed others from now on, where it waits as we have set it."""
+    """Start the control once llama.cpp is loaded, if its spinning time was set by this package."""
     if not _ours and environment.prepared() and _library():
         with contextlib.suppress(OSError, ValueError):
             _ours.append(Waiting(len(os.sched_getaffinity(0))))
 
 
 def expect(threads: int) -> None:
-    """Passes have up to so many threads."""
-    for each in _ours:
-        each.expect(threads)
+    """Note that passes have up to `threads` threads."""
+    for control in _ours:
+        control.expect(threads)
 
 
 def look() -> None:
-    """A pass begins."""
-    for each in _ours:
-        each.look()
+    """Check the load by other processes, before a pass."""
+    for control in _ours:
+        control.look()
 
 
 def keep_looking(threads: int) -> None:
-    """For a process whose passes are not begun from Python: look beside them, as long as it lives."""
+    """Check the load regularly in a thread, for a process whose passes are not started from Python."""
     expect(threads)
 
     def keep() -> None:
         while True:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_INTERVAL_S)
             look()
 
     if _ours:

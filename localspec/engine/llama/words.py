@@ -1,9 +1,10 @@
-"""What it costs llama.cpp to cut a text into words, which it does before it looks for tokens.
+"""Split texts into words safely, which llama.cpp does before it looks for tokens.
 
-Most pre-tokenizers are loops and cost nothing beside the length. The others go through `std::regex`
-(src/unicode.cpp, unicode_regex_split_stl), whose matcher calls itself for every character of a word:
-335 bytes of stack each with GCC on x86-64, so 25 000 dashes end a thread of 8 MiB and the process with
-it. Such texts get a thread with a stack that holds them, and what no stack holds is refused.
+Most pre-tokenizers are loops, whose cost is linear in the length of the text. The others use `std::regex`
+(src/unicode.cpp, unicode_regex_split_stl), whose matcher recurses for every character of a word. With GCC on
+x86-64 it takes 335 bytes of stack per character, so that 25 000 dashes overflow a stack of 8 MiB and end
+the process. Such texts are processed in a thread with a large enough stack, and texts too long for any stack
+are rejected.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from localspec.errors import InvalidRequest
 
 Result = TypeVar("Result")
 
-FRAME = 768  # bytes of stack per character: twice what was measured, for other compilers
-MAX_STACK = 512 << 20  # bytes; touched only as deep as the text goes, and given back after it
+FRAME = 768  # Bytes of stack per character, twice the measured value to allow for other compilers.
+MAX_STACK = 512 << 20  # Bytes. Only the used part is allocated, and it is freed afterwards.
 MAX_RUN = MAX_STACK // FRAME
-LONG = 16_384  # characters that are cut before a pass beside them gets noticeably slower
-SHALLOW = 1000  # characters that fit on every thread's stack
-# Estimates on a slow core, in seconds: of a character, of a special token (the expressions are
-# compiled anew for the text after each), of a square of the characters in a row that some
-# expressions look at from each of them to the last.
-CHARACTER, _SPECIAL, _SQUARE = 3e-6, 4e-3, 1.5e-7
-PATIENCE = 20.0  # seconds that a text may cost beside its length
-# Names of `tokenizer.ggml.pre` that llama.cpp 0.3.36's own loops serve (llm_tokenizer_bpe and
-# unicode_regex_split_custom); any other may be an expression.
+LONG = 16_384  # Characters. Splitting a longer text makes a concurrent pass noticeably slower.
+SHALLOW = 1000  # Characters of a word that fit on every thread's stack.
+# Estimated seconds on a slow core: per character; per special token, after each of which the expressions are
+# compiled again; and per squared length of a run, for expressions that scan from each character of a run to
+# its end.
+CHARACTER, _SPECIAL_S, _SQUARE_S = 3e-6, 4e-3, 1.5e-7
+PATIENCE = 20.0  # Seconds that a text may take in addition to those for its length.
+# Names of `tokenizer.ggml.pre` that llama.cpp 0.3.36 implements as loops (llm_tokenizer_bpe and
+# unicode_regex_split_custom). Any other may use expressions.
 LOOPS = frozenset(
     {
         "a.x-4.0", "chatglm-bpe", "codeshell", "command-r", "dbrx", "deepseek-r1-qwen", "exaone",
@@ -42,51 +43,57 @@ LOOPS = frozenset(
         "sarvam-moe", "smaug-bpe", "smollm", "solar-open", "stablelm2", "starcoder", "trillion",
     }
 )  # fmt: skip
-# What llama.cpp takes for white space, which is not what Python does.
+# llama.cpp's white space, which differs from Python's.
 _SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
 _WORDS = re.compile(f"[^{_SPACE}]+")
 _SPACES = re.compile(f"[{_SPACE}]+")
-_BREAKS = re.compile(r"[\r\n/]+")  # the tail of a word of punctuation
+_BREAKS = re.compile(r"[\r\n/]+")  # May follow a word of punctuation.
 _LINES = re.compile(r"[^\r\n]+")
 _DIGITS = re.compile(r"\d+")
 _SQUARES = {"deepseek-llm": _SPACES, "superbpe": _DIGITS}
-_WHOLE_LINES = frozenset({"exaone-moe"})  # letters and spaces make up one word
+_WHOLE_LINES = frozenset({"exaone-moe"})  # Letters and spaces form one word.
 
-_starting = threading.Lock()  # the size of new threads' stacks is the process's
+_starting = threading.Lock()  # The stack size of new threads is a setting of the whole process.
 
 
 class Cutter:
-    """The cost of cutting texts for one vocabulary, by expressions."""
+    """A splitter of texts for one vocabulary that splits by expressions."""
 
     def __init__(self, pre_tokenizer: str, specials: Callable[[], Iterable[str]]) -> None:
-        """pre_tokenizer: the file's name for it. specials: the texts of tokens that cut a text."""
+        """Prepare for a vocabulary.
+
+        pre_tokenizer: its name in the model's file. specials: returns the texts of tokens that split a text.
+        """
         self._name = pre_tokenizer
         self._specials = specials
 
     @cached_property
-    def _cuts(self) -> list[str]:
+    def _special_texts(self) -> list[str]:
         return [text for text in self._specials() if text]
 
     @cached_property
-    def _first(self) -> frozenset[str]:
-        return frozenset(text[0] for text in self._cuts)
+    def _special_starts(self) -> frozenset[str]:
+        return frozenset(text[0] for text in self._special_texts)
 
     def depth(self, text: str) -> int:
-        """How many characters one word of `text` may have, at most."""
+        """Return an upper bound for the number of characters in a word of `text`."""
         if len(text) <= SHALLOW:
             return len(text)
         words = _LINES if self._name in _WHOLE_LINES else _WORDS
         return max(_longest(words, text) + _longest(_BREAKS, text), _longest(_SPACES, text))
 
     def seconds(self, text: str, cuts: int = 0) -> float:
-        """What `text` may cost beside its length; `cuts`: special tokens beside those in it."""
-        return cuts * _SPECIAL + self._extra(text, exact=False)
+        """Estimate the seconds for `text` beyond those for its length.
+
+        cuts: the number of special tokens in addition to those in the text.
+        """
+        return cuts * _SPECIAL_S + self._extra(text, exact=False)
 
     def run(self, text: str, work: Callable[[], Result]) -> Result:
-        """`work`, which cuts `text`, on a stack that is deep enough.
+        """Return what `work` returns, which splits `text`, on a large enough stack.
 
         Raises:
-            InvalidRequest: there is no such stack, or it would take minutes.
+            InvalidRequest: there is no such stack, or splitting would take minutes.
         """
         depth = self.depth(text)
         if depth <= SHALLOW:
@@ -96,7 +103,7 @@ class Cutter:
         if self._extra(text, exact=True) > PATIENCE:
             raise _too_long(depth, "would need minutes to read them")
         try:
-            return _apart(work, depth * FRAME)
+            return _run_in_thread(work, depth * FRAME)
         except (RuntimeError, MemoryError):
             need = (depth * FRAME >> 20) + 1
             raise _too_long(
@@ -104,39 +111,43 @@ class Cutter:
             ) from None
 
     def _extra(self, text: str, exact: bool) -> float:
-        """Seconds beside those for the length; not `exact`: whatever may begin a special token does."""
-        cuts = sum(map(text.count, self._first))
-        if exact and cuts * _SPECIAL > PATIENCE:
-            cuts = sum(map(text.count, self._cuts))
-        rows = _SQUARES.get(self._name)
-        squares = sum(len(row) ** 2 for row in rows.findall(text)) if rows else 0
-        return cuts * _SPECIAL + squares * _SQUARE
+        """Estimate the seconds beyond those for the length.
+
+        exact: count special tokens exactly; otherwise every character that may begin one counts.
+        """
+        cuts = sum(map(text.count, self._special_starts))
+        if exact and cuts * _SPECIAL_S > PATIENCE:
+            cuts = sum(map(text.count, self._special_texts))
+        pattern = _SQUARES.get(self._name)
+        squares = sum(len(run) ** 2 for run in pattern.findall(text)) if pattern else 0
+        return cuts * _SPECIAL_S + squares * _SQUARE_S
 
 
 def _longest(pattern: re.Pattern[str], text: str) -> int:
-    return max((found.end() - found.start() for found in pattern.finditer(text)), default=0)
+    """Return the length of the longest match."""
+    return max((match.end() - match.start() for match in pattern.finditer(text)), default=0)
 
 
-def _too_long(depth: int, why: str) -> InvalidRequest:
+def _too_long(depth: int, problem: str) -> InvalidRequest:
     return InvalidRequest(
         f"The text contains an unbroken run of {depth} characters, and this model's "
-        f"tokenizer {why}; add spaces or line breaks, or leave it out.",
+        f"tokenizer {problem}; add spaces or line breaks, or leave it out.",
         param="prompt",
     )
 
 
 def cut(text: str, work: Callable[[], Result]) -> Result:
-    """Return what `work` returns, which cuts `text`: in a thread of low priority where the text is long."""
-    return work() if len(text) <= LONG else _apart(work)
+    """Return what `work` returns, which splits `text`. A long text runs in a thread of low priority."""
+    return work() if len(text) <= LONG else _run_in_thread(work)
 
 
-def _apart(work: Callable[[], Result], stack: int = 0) -> Result:
-    """Return what `work` returns, in a thread of its own and of low priority.
+def _run_in_thread(work: Callable[[], Result], stack: int = 0) -> Result:
+    """Return what `work` returns, in a thread of its own with low priority.
 
-    stack: bytes that the thread needs, given back when it has ended.
+    stack: bytes of stack that the thread needs, which are freed when it ends.
 
     Raises:
-        RuntimeError: the system has no room for such a thread.
+        RuntimeError: the system has no memory for such a thread.
     """
     results: list[Result] = []
     failures: list[BaseException] = []
@@ -145,17 +156,17 @@ def _apart(work: Callable[[], Result], stack: int = 0) -> Result:
         lower_priority()
         try:
             results.append(work())
-        except BaseException as error:  # it belongs to the caller's thread
+        except BaseException as error:  # It is raised again in the caller's thread.
             failures.append(error)
 
     thread = threading.Thread(target=body, name="cutter", daemon=True)
     with _starting:
-        # A mebibyte more for Python's own frames.
-        before = threading.stack_size((stack >> 20) + 2 << 20)
+        # Adds at least a mebibyte for Python's own frames.
+        previous_size = threading.stack_size((stack >> 20) + 2 << 20)
         try:
             thread.start()
         finally:
-            threading.stack_size(before)
+            threading.stack_size(previous_size)
     thread.join()
     if failures:
         raise failures[0]

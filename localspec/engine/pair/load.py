@@ -235,10 +235,8 @@ class _LoadAttempt:
             )
             threads = n_cores
         heads = files.draft is None  # the target's own heads draft only if no other model does
-        remote_devices = self._find_remote_devices()
-        target = self._open_model(
-            "target", files.target, settings, heads=heads, devices=remote_devices
-        )
+        remote = self._find_remote_devices()
+        target = self._open_model("target", files.target, settings, heads=heads, devices=remote)
         if self._machines:
             notice_cuts(self._machines)
             settings = _settings_for_workers(target, settings)
@@ -253,9 +251,7 @@ class _LoadAttempt:
             )
         draft = None
         if files.draft:
-            draft = open_draft(
-                partial(self._open_model, "draft", files.draft), settings, remote_devices
-            )
+            draft = open_draft(partial(self._open_model, "draft", files.draft), settings, remote)
         compared = check_pair(target, draft) if draft else None
         self.n_ctx = min(self.n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
         parallel = settings.parallel if target.takes_company else 1
@@ -264,16 +260,8 @@ class _LoadAttempt:
         attention = settings.flash_attention
         if not self.on_gpu and not has_states and target.cuttable:
             attention = settings.on_cpu(self.n_ctx, wide=wide_vectors())
-        context_settings = (
-            self.n_ctx,
-            parallel,
-            threads,
-            rows,
-            self.opened,
-            attention,
-            self._machines,
-        )
-        return Models(target, draft, compared, settings, *context_settings)
+        context = self.n_ctx, parallel, threads, rows, self.opened, attention, self._machines
+        return Models(target, draft, compared, settings, *context)
 
     def _find_remote_devices(self) -> list[int]:
         """Return the devices for the target's layers if other machines have some, else [].

@@ -1,15 +1,15 @@
-"""From a request as it was asked to tokens, in threads beside the step loop.
+"""Prepare requests in threads beside the step loop: turn prompts into tokens.
 
-prepare         a request → TokenizedRequest: tokens, sampler, compiled grammar
-preparers       the two threads that do so, whatever is loaded
-infill          what stands around an editor's cursor → tokens
-template        a chat → text, by the template in the model's own file; what that wants of messages
-wordings        a conversation as a template can say it, so that nothing is lost
-marks           what opens and closes thoughts, seen in what a template makes of some
-special_tokens  which tokens are special, and a rendered prompt as tokens: only the template's are
-provenance      which characters of a prompt the template wrote, found while it is rendered
-spellings       a search for many texts at once
-template_child  the process that runs the template, and is ended where that takes too long
+prepare         turn a request into a TokenizedRequest: tokens, sampler, compiled grammar
+preparers       the threads that prepare requests
+infill          turn the text around an editor's cursor into tokens
+template        render a chat with the model's own template, and detect what the template supports
+wordings        rewrite a conversation so that the template loses nothing of it
+marks           detect the markers of thoughts from what a template renders
+special_tokens  tokenize a rendered prompt so that only the template's special tokens count as special
+provenance      track which characters of a prompt the template wrote, while it is rendered
+spellings       search for many texts at once
+template_child  the process that runs the template, which is killed if it takes too long
 
-May import `pair`, `cache`, `sampling`, `speculation.drafters`, `llama` and the sequence.
+This package may import `pair`, `cache`, `sampling`, `speculation.drafters`, `llama` and the sequence.
 """

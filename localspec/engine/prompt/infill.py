@@ -1,11 +1,11 @@
-"""Prompts for filling in the middle of a text, of a size that an editor can wait for.
+"""Build fill-in-the-middle prompts of a size that an editor can wait for.
 
-[repository] [BOS] <prefix> text before the cursor <suffix> text after it <middle>, as llama-server
-lays it out. An editor asks after every key, so what matters is that the next prompt begins as this one
-did: the text before the cursor begins at a line that stays the same while the cursor moves on, and the
-repository has the same room beside every file, were it empty: editors warm it up with no file at all. Of a
-file that begins within reach as much is taken as llama-server takes. The same request always has the same
-prompt.
+The layout is that of llama-server: [repository] [BOS] <prefix> text before the cursor <suffix> text after the
+cursor <middle>. An editor sends a request after every key, so consecutive prompts should begin alike, to
+reuse the cache. The text before the cursor therefore begins at a line that stays the same while the cursor
+moves. The repository part has the same size beside every file, even an empty one, because editors warm it up
+without a file. A file whose beginning is near the cursor is cut as in llama-server. Equal requests always
+have equal prompts.
 """
 
 from __future__ import annotations
@@ -18,47 +18,55 @@ from localspec.engine.llama import FimTokens, Vocab
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import InfillPrompt
 
-PREFILL_S = 2.0  # of reading a whole prompt: as long as an editor may wait for its first suggestion
-# Tokens around the cursor, a sixth of them after it, since a key reads those. llama-server takes as
-# many as its batch has: as editors' plug-ins recommend it 512 without a GPU, 1024 with one; 2048 by default.
-LEAST, USUAL, MOST = 512, 1024, 2048
-DEFAULT_PREDICT = 128  # tokens kept free for the completion where the request does not say
-_MARKERS = 8  # tokens of the layout, and some to spare
-_WORTH = 128  # tokens: of a longer file so many at least, or it is left out
-LONG_TOKEN = 16  # characters: more than the tokens of any real text have on average
+PREFILL_S = 2.0  # Seconds to read a whole prompt, the longest that an editor waits for its first suggestion.
+# Tokens around the cursor. A sixth of them are after it, because those are read again after every key.
+# llama-server takes as many as its batch size: editors' plug-ins recommend 512 without a GPU and 1024 with
+# one, and the default is 2048.
+MIN_NEAR_TOKENS, USUAL_NEAR_TOKENS, MAX_NEAR_TOKENS = 512, 1024, 2048
+DEFAULT_PREDICT = 128  # Tokens reserved for the completion if the request does not give a number.
+_N_LAYOUT_TOKENS = 8  # Tokens of the layout, with some to spare.
+_MIN_FILE_TOKENS = 128  # A longer file from the repository is left out if fewer of its tokens fit.
+LONG_TOKEN = 16  # Characters; more than the average token of any real text.
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
-# What is remembered as tokens: so many lines, and longer texts; characters of a line at most.
-_LINES, _WHOLES, _LINE = 2048, 32, 256
+# Cached tokenizations: a number of lines, a number of longer texts, and the longest line in characters.
+_MAX_CACHED_LINES, _MAX_CACHED_TEXTS, _MAX_LINE_CHARS = 2048, 32, 256
 Plain = Callable[[str], Sequence[int]]
 
 
 def plain_text(vocab: Vocab) -> Plain:
-    """How text becomes tokens, markers in it like any other. It remembers: nearly all that an editor sends
-    with a key it has sent with the one before.
+    """Return a tokenizer of plain text, in which markers are text like any other.
+
+    It has a cache, because nearly everything in a request was in the editor's previous request as well.
     """
 
-    def tokens(text: str) -> tuple[int, ...]:
+    def tokenize(text: str) -> tuple[int, ...]:
         return tuple(vocab.tokenize(text, add_special=False, parse_special=False))
 
-    line, whole = lru_cache(_LINES)(tokens), lru_cache(_WHOLES)(tokens)
-    return lambda text: line(text) if len(text) <= _LINE else whole(text)
+    line, long_text = (
+        lru_cache(_MAX_CACHED_LINES)(tokenize),
+        lru_cache(_MAX_CACHED_TEXTS)(tokenize),
+    )
+    return lambda text: line(text) if len(text) <= _MAX_LINE_CHARS else long_text(text)
 
 
 def prompt_budget(per_token_ms: float) -> int:
-    """Tokens of a prompt that are read in PREFILL_S: a power of two, since prompts that differ in
-    length share little, and a measurement differs a little each time. What is around the cursor, which an
-    editor has to wait for, is half of them; up to USUAL that half alone takes no longer.
+    """Return the number of prompt tokens that can be read in PREFILL_S, as a power of two.
+
+    A power of two hides small differences between measurements, because prompts of different lengths share
+    little. Half of the tokens are around the cursor, and the editor waits for those. Up to USUAL_NEAR_TOKENS,
+    only that half must be read in time.
     """
     tokens = 1 << max(int(PREFILL_S * 1e3 / per_token_ms).bit_length() - 1, 0)
-    return max(2 * min(max(tokens, LEAST), USUAL), tokens)
+    return max(2 * min(max(tokens, MIN_NEAR_TOKENS), USUAL_NEAR_TOKENS), tokens)
 
 
 def infill_tokens(
     vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int, plain: Plain | None = None
 ) -> list[int]:
-    """The prompt: `budget` tokens at most, and no more than the context has room for. plain: `plain_text` of
-    the vocabulary, kept from prompt to prompt.
+    """Return the prompt, of at most `budget` tokens and no more than the context has room for.
+
+    plain: the result of `plain_text`, to share its cache between prompts.
 
     Raises:
         InvalidRequest: the model has no fill-in-the-middle tokens.
@@ -67,63 +75,70 @@ def infill_tokens(
     if min(fim.prefix, fim.suffix, fim.middle) < 0:
         raise InvalidRequest("This model has no fill-in-the-middle tokens.", param="input_prefix")
     plain = plain or plain_text(vocab)
-    room = max(min(budget, n_ctx - _reserve(prompt.n_predict, n_ctx)) - _MARKERS, _MARKERS)
-    # With a quarter for a line being typed that is all there is, or leaves a quarter to other files.
-    most = room * 3 // 5 if prompt.extra else room * 4 // 5
-    near = min(max(LEAST, min(budget // 2, MOST)), most)
-    behind, typed = near // 6, near // 4
-    after = _beginning(prompt.suffix, behind - _MARKERS, plain)
+    room = max(
+        min(budget, n_ctx - _reserve(prompt.n_predict, n_ctx)) - _N_LAYOUT_TOKENS, _N_LAYOUT_TOKENS
+    )
+    # The current line adds a quarter to `near`. Together they fill the room, or leave a quarter of it to the
+    # other files.
+    max_near = room * 3 // 5 if prompt.extra else room * 4 // 5
+    near = min(max(MIN_NEAR_TOKENS, min(budget // 2, MAX_NEAR_TOKENS)), max_near)
+    max_after, max_line = near // 6, near // 4
+    suffix = _beginning(prompt.suffix, max_after - _N_LAYOUT_TOKENS, plain)
     line = plain(prompt.prompt)
-    left = near - behind - max(len(line) - typed, 0)  # a long line leaves less for what is above it
-    above = _whole(prompt.prefix, near - typed, plain) if len(line) <= typed else None
-    if above is not None:  # a short file: as llama-server cuts it
-        before = above
-        quarter = _tokens(prompt.suffix, typed, plain)[: max(typed - 2 - len(line), 0)]
-        after = max(after, quarter, key=len)
-    elif left > 0:
-        before = _end(prompt.prefix, left, plain)
+    # A long line leaves less room for the text above it.
+    max_before = near - max_after - max(len(line) - max_line, 0)
+    all_above = (
+        _tokenize_whole(prompt.prefix, near - max_line, plain) if len(line) <= max_line else None
+    )
+    if all_above is not None:  # The file begins near the cursor, so it is cut as in llama-server.
+        prefix = all_above
+        quarter = _first_tokens(prompt.suffix, max_line, plain)[: max(max_line - 2 - len(line), 0)]
+        suffix = max(suffix, quarter, key=len)
+    elif max_before > 0:
+        prefix = _end(prompt.prefix, max_before, plain)
     else:
-        before, line = (), _end(prompt.prompt, near - behind + typed, plain)
-    extra = _repository(vocab, prompt, plain, room - near - typed)
+        prefix, line = (), _end(prompt.prompt, near - max_after + max_line, plain)
+    extra = _repository(vocab, prompt, plain, room - near - max_line)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
-    return [*extra, *bos, fim.prefix, *before, *line, fim.suffix, *after, fim.middle]
+    return [*extra, *bos, fim.prefix, *prefix, *line, fim.suffix, *suffix, fim.middle]
 
 
 def after_cursor(fim: FimTokens, prompt: list[int]) -> int | None:
-    """Where the text after the cursor begins in a prompt that is laid out so; None: it is another."""
+    """Return where the text after the cursor begins in a prompt, or None if the layout is another."""
     if fim.middle < 0 or prompt[-1:] != [fim.middle] or fim.suffix not in prompt:
         return None
     return len(prompt) - 1 - prompt[::-1].index(fim.suffix)
 
 
 def _reserve(n_predict: int, n_ctx: int) -> int:
-    """Tokens kept free for the completion.
+    """Return the number of tokens to reserve for the completion.
 
-    Requests that only warm up predict none, and are to read what the next one needs: hence steps.
+    It is rounded up to a power of two. A request that only warms up the cache predicts no tokens, but must
+    read the same prompt as the next request.
     """
-    wanted = n_predict or DEFAULT_PREDICT
-    steps = max(1 << (wanted - 1).bit_length(), DEFAULT_PREDICT)
-    return steps if steps <= n_ctx // 4 else wanted
+    n_tokens = n_predict or DEFAULT_PREDICT
+    rounded = max(1 << (n_tokens - 1).bit_length(), DEFAULT_PREDICT)
+    return rounded if rounded <= n_ctx // 4 else n_tokens
 
 
-def _whole(text: str, limit: int, plain: Plain) -> Sequence[int] | None:
-    """All of a text's tokens; None: they are more than `limit`."""
+def _tokenize_whole(text: str, limit: int, plain: Plain) -> Sequence[int] | None:
+    """Return all tokens of a text, or None if there are more than `limit`."""
     if len(text) > limit * LONG_TOKEN:
         return None
     tokens = plain(text)
     return tokens if len(tokens) <= limit else None
 
 
-def _tokens(text: str, count: int, plain: Plain) -> Sequence[int]:
-    """The first tokens of a text, so many at most."""
+def _first_tokens(text: str, count: int, plain: Plain) -> Sequence[int]:
+    """Return at most `count` tokens of the beginning of a text."""
     return plain(text[: count * LONG_TOKEN])[:count]
 
 
 def _end(text: str, limit: int, plain: Plain) -> Sequence[int]:
-    """Tokens of the end of a text, at most `limit` and mostly more than half of that.
+    """Return tokens of the end of a text, at most `limit` and usually more than half of that.
 
-    Of the lines that it may begin with, it is the one with the smallest checksum of itself and those
-    after it. So it stays the same while text comes in at the end, until it is too far away.
+    Of the lines that the end may begin with, the one with the smallest checksum of itself and the lines after
+    it is chosen. It stays the same while the text grows at its end, until it is too far away.
     """
     tail = text[-limit * LONG_TOKEN :]
     lines = tail.splitlines(keepends=True)
@@ -135,30 +150,31 @@ def _end(text: str, limit: int, plain: Plain) -> Sequence[int]:
     if not first and len(tail) == len(text):
         return plain(text)[-limit:]
     if choices:
-        start = min(choices[::-1], key=lambda at: zlib.crc32("".join(lines[at : at + 4]).encode()))
+        start = min(choices[::-1], key=lambda i: zlib.crc32("".join(lines[i : i + 4]).encode()))
         return plain("".join(lines[start:]))[-limit:]
-    tokens = plain(tail)  # a line that is longer than all there is room for
-    places = range(max(len(tokens) - limit, 0), len(tokens) - limit // 2)
-    start = min(places, key=lambda at: zlib.crc32(repr(tokens[at : at + 4]).encode()), default=0)
+    tokens = plain(tail)  # The last line is longer than the limit, so it begins at a token.
+    starts = range(max(len(tokens) - limit, 0), len(tokens) - limit // 2)
+    start = min(starts, key=lambda i: zlib.crc32(repr(tokens[i : i + 4]).encode()), default=0)
     return tokens[start:]
 
 
 def _beginning(text: str, limit: int, plain: Plain) -> Sequence[int]:
-    """Tokens of the beginning of a text, at most `limit`; it ends with a line where that is possible."""
+    """Return at most `limit` tokens of the beginning of a text, up to the end of a line if possible."""
     limit = max(limit, 0)
     head = text[: limit * LONG_TOKEN]
-    count, kept = 0, ""
+    count, lines = 0, ""
     for line in head.splitlines(keepends=True):
         if (count := count + len(plain(line))) > limit:
             break
-        kept += line
-    return _tokens(kept or head, limit, plain)
+        lines += line
+    return _first_tokens(lines or head, limit, plain)
 
 
 def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Plain, room: int) -> list[int]:
-    """Other files: <repo> name, then <sep> file name and text for each; plain text without such tokens.
+    """Return the tokens of other files, at most `room`.
 
-    Where not all have room it is the last ones, which editors send as the most useful.
+    The layout is <repo> name, then <sep> file name and text of each file. A model without such tokens gets
+    plain text. If not all files fit, the last ones are used, because editors send the most useful ones last.
     """
     fim = vocab.fim
     head = [fim.repo, *plain("myproject\n")] if fim.repo >= 0 else []
@@ -169,11 +185,11 @@ def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Plain, room: int) -> 
     pieces: list[int] = []
     for name, text in reversed(prompt.extra):
         mark = [fim.separator, *plain(f"{name}\n")] if fim.separator >= 0 else plain(_SNIPPET)
-        left = room - len(pieces) - len(mark)
-        if left <= 0:
+        remaining = room - len(pieces) - len(mark)
+        if remaining <= 0:
             break
-        body = plain(text[-left * LONG_TOKEN :])
-        if left < min(len(body), _WORTH):
+        body = plain(text[-remaining * LONG_TOKEN :])
+        if remaining < min(len(body), _MIN_FILE_TOKENS):
             break
-        pieces = [*mark, *body[-left:], *pieces]
+        pieces = [*mark, *body[-remaining:], *pieces]
     return [*head, *pieces, *foot]

@@ -1,7 +1,7 @@
-"""How a model marks its thoughts, where it is in none of the known ways: seen in what its template makes of
-an answer whose thoughts and text are known.
+"""Detect the markers that a model puts around its thoughts, if it uses none of the known ones.
 
-What the model writes is what stands behind the prompt of such an answer.
+The module renders a conversation whose answer has known thoughts and text. What the template writes after
+the prompt is what the model writes.
 """
 
 from __future__ import annotations
@@ -10,67 +10,80 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-Marks = tuple[str, str]  # what opens thoughts and what closes them
-Render = Callable[[list[dict[str, Any]], bool], str]  # messages, and whether an answer is to follow
+Marks = tuple[str, str]  # The markers that open and close thoughts.
+Render = Callable[[list[dict[str, Any]], bool], str]  # Takes messages and `add_generation_prompt`.
 
-CHANNELS = "<|channel|>"  # of gpt-oss, whose messages are read in another way
+CHANNELS = "<|channel|>"  # A marker of gpt-oss, whose messages are parsed in another way.
 _QUESTION, _THOUGHTS, _ANSWER = "zqquestion", "zqthoughts", "zqanswer"
-_KEYS = "reasoning_content", "reasoning", "thinking"  # templates read thoughts from one of these
-_LONGEST = 80  # characters of a mark
-_AROUND = 40  # of what marks a question; before that, instructions may name the marks of thoughts
+_KEYS = (
+    "reasoning_content",
+    "reasoning",
+    "thinking",
+)  # Templates read thoughts from one of these keys.
+_MAX_MARK_CHARS = 80
+# Characters before a question that count as its own markers. Instructions before them may name the markers of
+# thoughts.
+_QUESTION_MARK_CHARS = 40
 _MARKER = re.compile(r"<[^<>\s]+>|\[[^\[\]]+\]")
 
 
 class NotSeen(Exception):
-    """The template has a place for thoughts, and what marks them there is not understood."""
+    """Raised when a template renders thoughts, but their markers cannot be detected."""
 
 
 def seen(render: Render) -> Marks | None:
-    """The marks; None where the template leaves out an answer's thoughts.
+    """Return the markers of thoughts, or None if the template leaves out an answer's thoughts.
 
     Raises:
-        NotSeen: they are marked in a way that cannot be read.
-        Whatever `render` does.
+        NotSeen: the markers cannot be detected.
+        Exception: any exception of `render`.
     """
     question = {"role": "user", "content": _QUESTION}
-    said = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_KEYS, _THOUGHTS)}
-    whole = render([question, said], False)
-    if _THOUGHTS not in whole:
+    answer = {"role": "assistant", "content": _ANSWER, **dict.fromkeys(_KEYS, _THOUGHTS)}
+    text = render([question, answer], False)
+    if _THOUGHTS not in text:
         return None
-    before, _, behind = whole.partition(_THOUGHTS)
-    closing, found, rest = behind.partition(_ANSWER)
-    asked, _, turn = before.partition(_QUESTION)
-    asked = asked.rstrip().rpartition("\n")[2][-_AROUND:]
+    head, _, tail = text.partition(_THOUGHTS)
+    closing, has_answer, end = tail.partition(_ANSWER)
+    question_mark, _, turn = head.partition(_QUESTION)
+    question_mark = question_mark.rstrip().rpartition("\n")[2][-_QUESTION_MARK_CHARS:]
     prompt = render([question], True).partition(_QUESTION)[2]
-    closing, opening = closing.strip(), _opening(turn, asked, prompt).strip()
-    if not found or not closing or not opening or max(len(opening), len(closing)) > _LONGEST:
+    closing, opening = closing.strip(), _opening(turn, question_mark, prompt).strip()
+    if not has_answer or not closing or not opening:
         raise NotSeen
-    # What also ends an answer, or stands around every message, would be taken for what it is not.
-    if opening == closing or any(each in asked + rest for each in pieces((opening, closing))):
+    if max(len(opening), len(closing)) > _MAX_MARK_CHARS:
+        raise NotSeen
+    # A marker that also ends an answer or stands around every message would be found in wrong places.
+    if opening == closing or any(
+        part in question_mark + end for part in pieces((opening, closing))
+    ):
         raise NotSeen
     return opening, closing
 
 
-def _opening(before: str, asked: str, prompt: str) -> str:
-    """What opens thoughts that stand behind `before`, where the model goes on from `prompt`."""
-    written, given = before.rstrip(), prompt.rstrip()
-    if written.startswith(given) and written != given:  # the model opens them itself
-        return written[len(given) :]
-    if (
-        given.startswith(written) and given != written
-    ):  # the prompt does, and a later one leaves it out
-        return given[len(written) :]
-    if given == written:  # the prompt does
-        return next((each for each in _ends(given) if each not in asked), "")
+def _opening(turn: str, question_mark: str, prompt: str) -> str:
+    """Return the marker that opens thoughts.
+
+    turn: the text between the question and the thoughts. prompt: the text after the question in a prompt from
+    which the model continues.
+    """
+    turn, prompt = turn.rstrip(), prompt.rstrip()
+    if turn.startswith(prompt) and turn != prompt:  # The model writes the marker itself.
+        return turn[len(prompt) :]
+    if prompt.startswith(turn) and prompt != turn:
+        # The prompt ends with the marker, which the template omits in earlier turns.
+        return prompt[len(turn) :]
+    if prompt == turn:  # The prompt ends with the marker, as do earlier turns.
+        return next((end for end in _ends(prompt) if end not in question_mark), "")
     raise NotSeen
 
 
 def _ends(text: str) -> Iterator[str]:
-    """Its ends that begin with a marker, the shortest first."""
-    for found in reversed(list(_MARKER.finditer(text))):
-        yield text[found.start() :]
+    """Yield the ends of `text` that begin with a marker, shortest first."""
+    for match in reversed(list(_MARKER.finditer(text))):
+        yield text[match.start() :]
 
 
 def pieces(marks: Marks) -> list[str]:
-    """Whatever in them may be a control token."""
-    return [*marks, *(each for mark in marks for each in _MARKER.findall(mark))]
+    """Return the markers and the parts of them that may be control tokens."""
+    return [*marks, *(part for mark in marks for part in _MARKER.findall(mark))]

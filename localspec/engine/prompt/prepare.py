@@ -1,7 +1,7 @@
-"""From a request as asked to one that can run: tokens, sampler, compiled grammar.
+"""Prepare a request for the engine: tokens, sampler, compiled grammar.
 
-Threads beside the step loop do that (`preparers`), so that a slow template or a large grammar stalls no
-answer.
+This happens in threads beside the step loop (`preparers`), so that a slow template or a large grammar delays
+no other answer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.deferred import DeferredGuide
 from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.grammars.compile import NOBODY_LEFT, Grammars, Left
+from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars, IsCancelled
 from localspec.engine.sampling.guide import Both, Guide
 from localspec.engine.sampling.infill import infill_sampler
 from localspec.engine.sampling.minimum import MinimumLength
@@ -57,15 +57,20 @@ from localspec.protocol.frames import (
 from localspec.protocol.visibility import Regions
 
 THINK, END_THINK = "<think>", "</think>"
-_UNREAD = "This model marks its thoughts in a way that is not known, so they are part of its answer's text."
+_UNKNOWN_MARKS = (
+    "This model marks its thoughts in a way that is not known, so they are part of its answer's "
+    "text."
+)
 _TWO_BOS = "The prompt begins with two BOS tokens: its own '{0}', and one that the model adds."
-TAIL = 64  # characters; enough for a marker that the template left open
-_DENSE = 8  # characters of a token, in texts that are made of long words
-_SAMPLE = 4096  # characters of a text that is not read whole, to say about how many tokens it has
+TAIL = 64  # Characters of the end of a prompt, enough for a marker that the template has opened.
+_MAX_CHARS_PER_TOKEN = 8  # Average in texts of long words.
+_SAMPLE_CHARS = (
+    4096  # Characters of a too long text that are tokenized to estimate its number of tokens.
+)
 
 
 class Preparer:
-    """Prepares requests for one loaded pair. Not thread-safe: each thread has its own."""
+    """A preparer of requests for one loaded pair. It is not thread-safe; each thread has its own."""
 
     def __init__(
         self,
@@ -74,8 +79,10 @@ class Preparer:
         grammars: Grammars | None = None,
         special: SpecialTokens | None = None,
     ) -> None:
-        """grammars: compiles in a process of its own; by default, grammars are compiled in place.
-        special: the pair's special tokens, where another preparer knows them already.
+        """Prepare for requests of `pair`.
+
+        grammars: the compiler of grammars; by default, one that compiles in this process.
+        special: the pair's special tokens, if another preparer has found them already.
         """
         self._pair = pair
         self._renderer = renderer
@@ -84,29 +91,29 @@ class Preparer:
         renderer.watch(self._special.spellings)
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
-        self._rendered = ""  # the last chat prompt
+        self._rendered = ""  # The text of the last chat prompt.
         self._infill_text = plain_text(vocab)
-        # As it was measured when the pair was loaded: prompts should not change under an editor.
+        # Uses the costs measured at loading, so that prompts do not change while an editor is in use.
         self._infill_budget = prompt_budget(pair.learned.costs.target.per_token_ms(WIDTHS[-1]))
 
     def seconds(self, request: Work | Small) -> float:
-        """What preparing the request may cost, found in a hundredth of that."""
-        return self._pair.vocab.seconds("\n".join(_texts(request)), cuts=_messages(request))
+        """Estimate the seconds that preparing the request takes, in a hundredth of that time."""
+        return self._pair.vocab.seconds("\n".join(_texts(request)), cuts=_count_messages(request))
 
     def prepare(self, request: Work) -> TokenizedRequest:
         """Return the request ready for `Engine.submit`, however long that takes.
 
         Raises:
-            InvalidRequest: and its subclasses, with the field at fault.
+            InvalidRequest: or a subclass, with the field at fault.
         """
         ready = self.begin(request)
-        return ready.finish(NOBODY_LEFT) if isinstance(ready, Unfinished) else ready
+        return ready.finish(NEVER_CANCELLED) if isinstance(ready, Unfinished) else ready
 
     def begin(self, request: Work) -> TokenizedRequest | Unfinished[TokenizedRequest]:
-        """Return the request ready for `Engine.submit`, or what is left to do where a grammar is to compile.
+        """Return the request ready for `Engine.submit`, or unfinished if a grammar must be compiled.
 
         Raises:
-            InvalidRequest: and its subclasses, with the field at fault.
+            InvalidRequest: or a subclass, with the field at fault.
         """
         if not isinstance(request, Generate):
             raise InvalidRequest(
@@ -114,12 +121,12 @@ class Preparer:
             )
         self._rendered = ""
         thoughts = list(request.thoughts)
-        unread = self._mark(request)
+        note = self._detect_marks(request)
         tokens = self.tokens(request.prompt)
-        settings = self._settings(request.sampling)
-        shown, tail = frozenset(self._control(request.shown)), self._rendered[-TAIL:]
+        settings = self._resolve_settings(request.sampling)
+        shown, tail = frozenset(self._control_tokens(request.shown)), self._rendered[-TAIL:]
         check_tokens(self._pair.vocab, request.stop_token_ids, "stop_token_ids")
-        limit = self._limit(request)
+        limit = self._thought_limit(request)
         tokenized = TokenizedRequest(
             request,
             tokens,
@@ -128,8 +135,8 @@ class Preparer:
             self._ngram_index(request.speculative, tokens),
             shown,
             tail,
-            self._saved(request, tokens),
-            " ".join(filter(None, [unread, self._second_bos(request.prompt, tokens)])),
+            self._saved_prefix(request, tokens),
+            " ".join(filter(None, [note, self._note_second_bos(request.prompt, tokens)])),
             self._regions(request, thoughts, tail),
         )
         job, _ = self._grammars.job(request, tail)
@@ -137,26 +144,28 @@ class Preparer:
             return self._with_grammar(tokenized)
         return Unfinished(partial(self._with_grammar, tokenized))
 
-    def _second_bos(self, prompt: Prompt, tokens: list[int]) -> str:
-        """Return a note on a text that begins with the BOS token which the tokenizer adds, too. Both are
-        read, as in llama-server."""
+    def _note_second_bos(self, prompt: Prompt, tokens: list[int]) -> str:
+        """Return a note if the text begins with the BOS token that the tokenizer adds as well.
+
+        Both are read, as in llama-server.
+        """
         vocab = self._pair.vocab
-        spelled = isinstance(prompt, TextPrompt | MixedPrompt) and vocab.add_bos
-        if not spelled or tokens[:2] != [vocab.bos] * 2:
+        adds_bos = isinstance(prompt, TextPrompt | MixedPrompt) and vocab.add_bos
+        if not adds_bos or tokens[:2] != [vocab.bos] * 2:
             return ""
         return _TWO_BOS.format(vocab.text(vocab.bos))
 
     def _with_grammar(
-        self, tokenized: TokenizedRequest, left: Left = NOBODY_LEFT
+        self, tokenized: TokenizedRequest, is_cancelled: IsCancelled = NEVER_CANCELLED
     ) -> TokenizedRequest:
-        """Add the request's grammar. In any thread.
+        """Add the request's grammar. May be called in any thread.
 
         Raises:
-            GrammarRejected: there is none that can be used.
-            Cancelled: `left` says that nobody waits any more.
+            GrammarRejected: the grammar cannot be used.
+            Cancelled: `is_cancelled` returned True.
         """
         guide, note = self._grammars.answer(
-            tokenized.request, tokenized.tail, tokenized.shown, left
+            tokenized.request, tokenized.tail, tokenized.shown, is_cancelled
         )
         if guide is not None:
             deferred = DeferredGuide(guide)
@@ -164,17 +173,17 @@ class Preparer:
             tokenized.matcher = deferred if limit is None else Both(limit, deferred)
         tokenized.note = " ".join(filter(None, [note, tokenized.note]))
         if tokenized.request.min_tokens:
-            least, others = self._minimum(tokenized.request), tokenized.matcher
+            minimum, guide = self._minimum(tokenized.request), tokenized.matcher
             # The other guide comes first, so that a finished constraint may still end the answer.
-            tokenized.matcher = least if others is None else Both(others, least)
+            tokenized.matcher = minimum if guide is None else Both(guide, minimum)
         return tokenized
 
     def _regions(
         self, request: Generate, thoughts: Sequence[tuple[str, str]], tail: str
     ) -> Regions | None:
-        """Return what finds an answer's visible text, in which its stop strings hold; None: all of it is.
+        """Return the finder of an answer's visible text, in which stop strings apply; None if it is all.
 
-        thoughts: the markers that any model may have, beside which this one's own are in the request.
+        thoughts: the markers of thoughts of any model; those of this one are in the request.
         """
         tools = request.tools
         if not request.stop or not (thoughts or tools):
@@ -184,21 +193,23 @@ class Preparer:
         markers = [*request.thoughts, *thoughts]
         return Regions(markers, tail, form, names, plain_calls=plain)
 
-    def _mark(self, request: Generate) -> str:
-        """Have a chat's thoughts marked as this model marks them; returns what of them cannot be read."""
+    def _detect_marks(self, request: Generate) -> str:
+        """Set the request's markers of thoughts to this model's. Return a note if they are unknown."""
         if not isinstance(request.prompt, ChatPrompt):
             return ""
         try:
             request.thoughts = self._renderer.marks(request.thoughts)
         except NotSeen:
             request.thoughts = []
-            return _UNREAD
-        request.shown = [*request.shown, *(each for m in request.thoughts for each in pieces(m))]
+            return _UNKNOWN_MARKS
+        markers = (part for marks in request.thoughts for part in pieces(marks))
+        request.shown = [*request.shown, *markers]
         return ""
 
-    def _limit(self, request: Generate) -> Guide | None:
-        """The end of thoughts that may have only so many tokens; a model whose template knows none
-        needs no end of them.
+    def _thought_limit(self, request: Generate) -> Guide | None:
+        """Return the guide that limits the length of thoughts, or None if there is no limit to enforce.
+
+        A model whose template has no thoughts needs no limit.
         """
         if request.thinking is None:
             return None
@@ -220,94 +231,97 @@ class Preparer:
         ends = [*vocab.ends, *request.stop_token_ids]
         return MinimumLength(request.min_tokens, ends, vocab.size)
 
-    def _ngram_index(self, asked: Speculative, prompt: list[int]) -> NgramIndex:
-        """What drafts are looked up in. Of a prediction, as much as an answer can be long."""
-        if not asked.enabled or not NgramDrafter.asked_for(asked):
+    def _ngram_index(self, options: Speculative, prompt: list[int]) -> NgramIndex:
+        """Return the index for n-gram drafts. A prediction is cut to the length that an answer can have."""
+        if not options.enabled or not NgramDrafter.asked_for(options):
             return NgramIndex()
-        room = self._pair.n_ctx
-        text = (asked.prediction or "")[: room * LONG_TOKEN]
+        n_ctx = self._pair.n_ctx
+        text = (options.prediction or "")[: n_ctx * LONG_TOKEN]
         predicted = self._pair.vocab.tokenize(text, add_special=False, parse_special=False)
-        return NgramIndex(predicted[:room], prompt, self._pair.memory)
+        return NgramIndex(predicted[:n_ctx], prompt, self._pair.memory)
 
-    def _settings(self, asked: Sampling) -> Settings:
-        settings = replace(resolve(asked, self._pair.defaults), logit_bias=self._bias(asked))
-        never = list(self._pair.vocab.suppressed)
-        if asked.ignore_eos:
-            # as llama-server does: an end is never the likeliest, rather than passed over when it comes
-            never += self._pair.vocab.ends
-        if not never:
+    def _resolve_settings(self, sampling: Sampling) -> Settings:
+        bias = self._resolve_bias(sampling)
+        settings = replace(resolve(sampling, self._pair.defaults), logit_bias=bias)
+        forbidden = list(self._pair.vocab.suppressed)
+        if sampling.ignore_eos:
+            # As in llama-server, tokens that end an answer are never drawn, instead of ignored when drawn.
+            forbidden += self._pair.vocab.ends
+        if not forbidden:
             return settings
         return replace(
-            settings, logit_bias={**settings.logit_bias, **dict.fromkeys(never, -math.inf)}
+            settings, logit_bias={**settings.logit_bias, **dict.fromkeys(forbidden, -math.inf)}
         )
 
-    def _bias(self, asked: Sampling) -> dict[int, float]:
-        """Of the tokens that are named, and of those of the texts."""
+    def _resolve_bias(self, sampling: Sampling) -> dict[int, float]:
+        """Return the logit bias by token, including the tokens of biased texts."""
         vocab = self._pair.vocab
-        found = dict(asked.logit_bias)
-        for token in found:
+        bias = dict(sampling.logit_bias)
+        for token in bias:
             vocab.check(token, f'logit_bias["{token}"]')
-        for text, amount in asked.text_bias.items():
+        for text, amount in sampling.text_bias.items():
             for token in vocab.tokenize(text, add_special=False, parse_special=False):
-                found[token] = found.get(token, 0.0) + amount
-        return found
+                bias[token] = bias.get(token, 0.0) + amount
+        return bias
 
     def _sampler(self, settings: Settings) -> Sampler:
         breakers: Breakers = {}
         if settings.dry_multiplier > 0.0:
             breakers = self._breakers.find(settings.dry_sequence_breakers)
-        narrowed = self._endings() if settings.infill else None
+        narrowed = self._infill_filter() if settings.infill else None
         return Sampler(settings, breakers=breakers, narrowed=narrowed)
 
-    def _endings(self) -> Callable[[Distribution], Distribution]:
+    def _infill_filter(self) -> Callable[[Distribution], Distribution]:
         vocab = self._pair.vocab
         return partial(infill_sampler, is_end=vocab.is_eog, end=vocab.end, piece=vocab.piece)
 
-    def _saved(self, request: Generate, tokens: list[int]) -> Prefix | None:
-        """What was left on disk of its beginning; the last token is always read."""
+    def _saved_prefix(self, request: Generate, tokens: list[int]) -> Prefix | None:
+        """Return the saved state of the prompt's beginning, if any; the last token is always read."""
         if not request.cache_prompt or request.priority == "editor":
             return None
         exact = self._pair.settings.exact if request.exact is None else request.exact
         return self._pair.saved(tokens[:-1], exact)
 
-    def _control(self, texts: Sequence[str]) -> Iterator[int]:
-        """Those of `texts` that are one token of this vocabulary."""
+    def _control_tokens(self, texts: Sequence[str]) -> Iterator[int]:
+        """Yield the tokens of those `texts` that are a single token of this vocabulary."""
         for text in texts:
-            found = self._pair.vocab.tokenize(text, add_special=False, parse_special=True)
-            if len(found) == 1:
-                yield found[0]
+            tokens = self._pair.vocab.tokenize(text, add_special=False, parse_special=True)
+            if len(tokens) == 1:
+                yield tokens[0]
 
     def tokens(self, prompt: Prompt, *, fits: bool = True) -> list[int]:
-        """A prompt of any kind as tokens; one that does not fit is refused where it must.
+        """Return the tokens of a prompt of any kind.
+
+        fits: whether the prompt must fit in the context.
 
         Raises:
-            InvalidRequest: it is empty, or no prompt; ContextExceeded.
+            InvalidRequest: the prompt is empty or invalid.
+            ContextExceeded: the prompt does not fit.
         """
         vocab = self._pair.vocab
         match prompt:
             case TokenPrompt(tokens):
                 check_tokens(vocab, tokens, "prompt")
-                found = tokens
             case MixedPrompt(parts):
-                found = self._mixed(parts, fits)
+                tokens = self._tokenize_mixed(parts, fits)
             case TextPrompt(text, special):
-                found = self._tokenized(text, special, fits)
+                tokens = self._tokenize_text(text, special, fits)
             case InfillPrompt():
-                found = infill_tokens(
+                tokens = infill_tokens(
                     vocab, prompt, self._pair.n_ctx, self._infill_budget, self._infill_text
                 )
             case ChatPrompt():
-                found = self._chat(prompt, fits)
-        if not found:
+                tokens = self._tokenize_chat(prompt, fits)
+        if not tokens:
             raise InvalidRequest("The prompt is empty.", param="prompt")
-        return found
+        return tokens
 
-    def _tokenized(self, text: str, special: bool, fits: bool) -> list[int]:
+    def _tokenize_text(self, text: str, special: bool, fits: bool) -> list[int]:
         if fits:
             self._check_length(text)
         return self._pair.vocab.tokenize(text, add_special=True, parse_special=special)
 
-    def _chat(self, prompt: ChatPrompt, fits: bool) -> list[int]:
+    def _tokenize_chat(self, prompt: ChatPrompt, fits: bool) -> list[int]:
         rendered = self._without_bos(self.rendered(prompt))
         if prompt.parse_special:
             rendered = RenderedPrompt(rendered.text)
@@ -315,20 +329,20 @@ class Preparer:
             self._check_length(rendered.text)
         return self._special.tokenize(rendered)
 
-    def _mixed(self, parts: Sequence[str | int], fits: bool) -> list[int]:
+    def _tokenize_mixed(self, parts: Sequence[str | int], fits: bool) -> list[int]:
         vocab = self._pair.vocab
         if fits:
             self._check_length("".join(part for part in parts if isinstance(part, str)))
-        found: list[int] = []
-        for at, part in enumerate(parts):
+        tokens: list[int] = []
+        for index, part in enumerate(parts):
             if isinstance(part, int):
-                found.append(vocab.check(part, "prompt"))
+                tokens.append(vocab.check(part, "prompt"))
             else:
-                found += vocab.tokenize(part, add_special=at == 0, parse_special=True)
-        return found
+                tokens += vocab.tokenize(part, add_special=index == 0, parse_special=True)
+        return tokens
 
     def _without_bos(self, prompt: RenderedPrompt) -> RenderedPrompt:
-        """The tokenizer adds it; twice would change the answer."""
+        """Remove the template's BOS token if the tokenizer adds one; two would change the answer."""
         vocab = self._pair.vocab
         bos = vocab.text(vocab.bos)
         if not vocab.add_bos or not bos or not prompt.text.startswith(bos):
@@ -337,27 +351,28 @@ class Preparer:
         return prompt.since(len(bos)) if written else prompt
 
     def _check_length(self, text: str) -> None:
-        """Refuse, before it is read, a text that cannot fit (ContextExceeded)."""
-        vocab, room = self._pair.vocab, self._pair.n_ctx
-        if len(text) < room * _DENSE:  # reading it costs about what one that fits may
+        """Raise ContextExceeded for a text that cannot fit, without tokenizing it."""
+        vocab, n_ctx = self._pair.vocab, self._pair.n_ctx
+        if len(text) < n_ctx * _MAX_CHARS_PER_TOKEN:
+            # Tokenizing the text costs about as much as for one that fits.
             return
-        least = vocab.least_tokens(text)
-        if least >= room:
-            sample = vocab.tokenize(text[:_SAMPLE], add_special=False, parse_special=False)
-            about = max(least, len(text) * len(sample) // _SAMPLE)
+        min_tokens = vocab.least_tokens(text)
+        if min_tokens >= n_ctx:
+            sample = vocab.tokenize(text[:_SAMPLE_CHARS], add_special=False, parse_special=False)
+            n_tokens = max(min_tokens, len(text) * len(sample) // _SAMPLE_CHARS)
             raise ContextExceeded(
-                f"The prompt has about {about} tokens, which {EXCEEDS} of {room} tokens; shorten it "
-                "or set a larger `context`.",
+                f"The prompt has about {n_tokens} tokens, which {EXCEEDS} of {n_ctx} tokens; "
+                "shorten it or set a larger `context`.",
                 param="prompt",
-                n_prompt_tokens=about,
-                n_ctx=room,
+                n_prompt_tokens=n_tokens,
+                n_ctx=n_ctx,
             )
 
     def answer(self, request: Small) -> dict[str, object]:
-        """Of a small request, without a pass.
+        """Return the answer to a small request, which needs no engine.
 
         Raises:
-            InvalidRequest
+            InvalidRequest: the request is invalid.
         """
         match request:
             case ApplyTemplate(_, prompt):
@@ -368,21 +383,23 @@ class Preparer:
                 return about_tokens(self._pair.vocab, request)
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The prompt's text after the chat template."""
+        """Return the text of a chat prompt."""
         return self.rendered(prompt).text
 
     def rendered(self, prompt: ChatPrompt) -> RenderedPrompt:
-        """Return the prompt after the chat template, with the answer's beginning.
+        """Return a rendered chat prompt, with the given beginning of the answer.
 
-        That beginning is the caller's text. Only the thoughts that it begins with stand between the
-        model's own markers, as they do where the model writes them.
+        That beginning is the caller's text. Only the markers of thoughts at its start count as special
+        tokens, as they do where the model writes them.
         """
         rendered = self._renderer.rendered(prompt)
         prefix, markers = prompt.answer_prefix, []
         text = rendered.text
         answers = prefix and prompt.continued != "reasoning_content"
         if answers and text.rstrip().endswith(THINK):
-            text += f"\n{END_THINK}\n\n"  # the template opened it; what follows is no thought
+            text += (
+                f"\n{END_THINK}\n\n"  # The template has opened thoughts, but the prefix is text.
+            )
             markers = [END_THINK]
         elif answers and prefix.lstrip().startswith(THINK):
             markers = [THINK, END_THINK]
@@ -390,27 +407,26 @@ class Preparer:
         if rendered.special is None:
             return RenderedPrompt(text + prefix)
         text += prefix
-        own = (span for span in _places(markers, text, len(rendered.text)))
+        spans = _find_in_order(markers, text, len(rendered.text))
         special = [
             *rendered.special,
-            *(each for each in own if text[slice(*each)] in self._special),
+            *(span for span in spans if text[slice(*span)] in self._special),
         ]
         return RenderedPrompt(text, special)
 
 
-def _places(markers: Sequence[str], text: str, start: int) -> Iterator[tuple[int, int]]:
-    """Yield where the first of `markers` begins and ends in `text` from `start` on, then the second
-    behind it, and so on."""
+def _find_in_order(markers: Sequence[str], text: str, start: int) -> Iterator[tuple[int, int]]:
+    """Yield the span of each of `markers` in `text`, each one after the previous one."""
     for marker in markers:
-        place = text.find(marker, start)
-        if place < 0:
+        index = text.find(marker, start)
+        if index < 0:
             return
-        start = place + len(marker)
-        yield place, start
+        start = index + len(marker)
+        yield index, start
 
 
 def _texts(request: Work | Small) -> Iterator[str]:
-    """The texts that become tokens."""
+    """Yield the texts of a request that will be tokenized."""
     match request:
         case Tokenize():
             yield request.text
@@ -434,14 +450,14 @@ def _texts_of(prompt: Prompt) -> Iterator[str]:
         case ChatPrompt(messages):
             for message in messages:
                 yield message.content or ""
-                if message.extra:  # calls and thoughts
+                if message.extra:  # Calls and thoughts.
                     yield msgspec.json.encode(message.extra).decode()
-            # an agent's tools are longer than its chat
+            # The tools of an agent are often longer than its chat.
             yield msgspec.json.encode((prompt.tools, prompt.template_kwargs)).decode()
             yield prompt.answer_prefix
 
 
-def _messages(request: Work | Small) -> int:
-    """How many messages a chat has: templates put special tokens around each."""
+def _count_messages(request: Work | Small) -> int:
+    """Return the number of messages in a chat, since templates put special tokens around each."""
     prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
     return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0

@@ -1,8 +1,8 @@
-"""The threads that make requests ready, and what they ask of whoever does it.
+"""The threads that prepare requests.
 
-One takes the short requests, some share those whose text takes long. A request whose grammar must be compiled
-gets a thread of its own for that, since nobody can say how long it takes. So none of them delays a short one,
-and none delays an answer.
+One thread takes the short requests, and some others share those whose text takes long. A request whose
+grammar must be compiled gets a thread of its own, because the time for that is unknown. None of them delays a
+short request or an answer.
 """
 
 from __future__ import annotations
@@ -33,41 +33,43 @@ from localspec.protocol.frames import (
     Tokenize,
 )
 
-QUICK = 0.05  # seconds of preparing that others may wait for
-SLOW_THREADS = 4  # a text of megabytes in one of them delays no other long prompt
-Small = Tokenize | Detokenize | ApplyTemplate | CountTokens  # answered by a preparer itself
-Work = Generate | Embed | Rerank  # what an engine does, once it is prepared
+QUICK = 0.05  # Seconds; a request that takes longer goes to the slow threads.
+SLOW_THREADS = 4  # With several, a text of megabytes does not delay every other long prompt.
+Small = (
+    Tokenize | Detokenize | ApplyTemplate | CountTokens
+)  # Requests that a preparer answers itself.
+Work = Generate | Embed | Rerank  # Requests that the engine runs once they are prepared.
 Ready_co = TypeVar("Ready_co", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Unfinished(Generic[Ready_co]):
-    """A request whose preparing may take any time from here on.
+    """A request whose remaining preparation may take any time.
 
-    finish: does the rest, in any thread. Given a function that says whether nobody waits any more; raises
-    Cancelled where that is so, and InvalidRequest.
+    finish: completes the request, in any thread. It takes a function that returns whether the request was
+    cancelled, and raises Cancelled if it was, or InvalidRequest.
     """
 
     finish: Callable[[Callable[[], bool]], Ready_co]
 
 
 class Prepares(Protocol[Ready_co]):
-    """Makes requests ready for one loaded model, in one thread."""
+    """A preparer of requests for one loaded model, used by one thread."""
 
     def seconds(self, request: Work | Small) -> float:
-        """What preparing may cost."""
+        """Estimate the seconds that preparing the request takes."""
 
     def begin(self, request: Work) -> Ready_co | Unfinished[Ready_co]:
-        """For the engine, or what is left to do. Raises InvalidRequest."""
+        """Return the request ready for the engine, or unfinished. Raises InvalidRequest."""
 
     def answer(self, request: Small) -> dict[str, object]:
-        """What needs no engine. Raises InvalidRequest."""
+        """Return the answer to a request that needs no engine. Raises InvalidRequest."""
 
 
 class Preparers(Generic[Ready_co]):
-    """The threads, and the requests that are with them.
+    """The preparing threads and their requests.
 
-    send: to the daemon, from any thread. ready: given each request that can run.
+    send: sends a frame to the daemon, from any thread. ready: receives each request that can run.
     """
 
     def __init__(self, send: Callable[[Frame], None], ready: Callable[[Ready_co], None]) -> None:
@@ -75,12 +77,13 @@ class Preparers(Generic[Ready_co]):
         self._ready = ready
         self._waiting: queue.SimpleQueue[Work | Small] = queue.SimpleQueue()
         self._slow: queue.SimpleQueue[Work | Small] = queue.SimpleQueue()
-        self._held: set[int] = set()  # requests between reader and engine
-        self._cancelled: set[int] = set()  # of those, the ones nobody waits for any more
+        self._pending: set[int] = set()  # Requests on their way from the reader to the engine.
+        self._cancelled: set[int] = set()  # Pending requests that were cancelled.
         self._quick_preparer: Prepares[Ready_co] | None = None
         self._slow_preparers: Sequence[Prepares[Ready_co]] = ()
 
     def start(self) -> None:
+        """Start the threads."""
         threading.Thread(target=self._prepare_quick, name="preparer", daemon=True).start()
         for number in range(SLOW_THREADS):
             name = f"slow preparer {number}"
@@ -89,30 +92,31 @@ class Preparers(Generic[Ready_co]):
             ).start()
 
     def use(self, quick: Prepares[Ready_co], slow: Sequence[Prepares[Ready_co]]) -> None:
-        """Prepare by these from now on: quick requests, and slow ones, in SLOW_THREADS threads."""
+        """Use these preparers from now on, `slow` with one for each of the SLOW_THREADS threads."""
         self._quick_preparer, self._slow_preparers = quick, slow
 
     def close(self) -> None:
-        """No pair is loaded any more."""
+        """Stop using the preparers, because no pair is loaded any more."""
         self._quick_preparer, self._slow_preparers = None, ()
 
     def put(self, request: Work | Small) -> None:
+        """Queue a request."""
         if isinstance(request, Work):
-            self._held.add(request.id)
+            self._pending.add(request.id)
         self._waiting.put(request)
 
     def cancel(self, request: int) -> None:
-        """Nobody waits for it any more, if it is here."""
-        if request in self._held:
+        """Cancel a request by its id, if it is pending."""
+        if request in self._pending:
             self._cancelled.add(request)
 
     def taken(self, request: int) -> None:
-        """It has come to the engine.
+        """Forget a request that has arrived at the engine, by its id.
 
         Raises:
-            Cancelled: nobody waits for it any more.
+            Cancelled: the request was cancelled in the meantime.
         """
-        self._held.discard(request)
+        self._pending.discard(request)
         if request in self._cancelled:
             self._cancelled.discard(request)
             raise Cancelled("The request was cancelled.")
@@ -158,10 +162,10 @@ class Preparers(Generic[Ready_co]):
             self._ready(ready)
 
     def _attempt(self, request: Work | Small, act: Callable[[], Any]) -> Any:
-        """Return what `act` returns; None where it failed, which the daemon has been sent then.
+        """Return what `act` returns, or None after sending its error to the daemon.
 
-        The result is handed on after the last frame about preparing: a pass that ends the process is not
-        the fault of this request's text.
+        The caller passes the result on after the last `Preparing` frame. A later crash of the process is then
+        not attributed to this request's text.
         """
         self._send(Preparing(request.id, begins=True))
         try:
@@ -172,7 +176,7 @@ class Preparers(Generic[Ready_co]):
             self._forget(request.id)
             sizes = error.n_prompt_tokens, error.n_ctx
             self._send(Failed(request.id, error.code, error.message, error.param, *sizes))
-        except Exception as error:  # a bug of ours must not end the thread and hang all requests
+        except Exception as error:  # A bug must not end the thread, which would hang all requests.
             traceback.print_exc()
             self._forget(request.id)
             message = f"Internal error while preparing the request: {error!r}."
@@ -182,12 +186,12 @@ class Preparers(Generic[Ready_co]):
         return None
 
     def _forget(self, request: int) -> None:
-        self._held.discard(request)
+        self._pending.discard(request)
         self._cancelled.discard(request)
 
 
 def about_tokens(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, object]:
-    """A text's tokens, or the text of some. Raises InvalidRequest."""
+    """Return the tokens of a text, or the text of tokens. Raises InvalidRequest."""
     match request:
         case Tokenize():
             tokens = vocab.tokenize(
@@ -195,10 +199,10 @@ def about_tokens(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, obje
                 add_special=request.add_special,
                 parse_special=request.parse_special,
             )
-            most = MOST_PIECES if request.pieces else MOST_TOKENS
-            if len(tokens) > most:
+            max_tokens = MOST_PIECES if request.pieces else MOST_TOKENS
+            if len(tokens) > max_tokens:
                 raise InvalidRequest(
-                    f"The text has {len(tokens)} tokens; at most {most} are "
+                    f"The text has {len(tokens)} tokens; at most {max_tokens} are "
                     f"returned{' with their pieces' if request.pieces else ''}.",
                     param="content",
                 )

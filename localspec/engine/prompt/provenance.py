@@ -1,12 +1,12 @@
-"""Which characters of a rendered prompt the template wrote itself, and which came from the caller.
+"""Track which characters of a rendered prompt the template wrote, and which came from the caller.
 
-A template joins its own text and the caller's into one string, in which a special token that somebody
-spelled in a message looks like one of the template's. So the constants of a template are compiled to
-`TemplateText`, a `str` that carries a second copy of itself whose characters are written in a private
-alphabet. What the template does with them keeps that copy; the caller's strings are ordinary ones. In the
-end a special token whose characters are all in the private alphabet is the template's own, and any other
-spelling is text. Where an operation is not understood the copy is lost, and the result counts as the
-caller's: a special token may become text by mistake, but never text a special token.
+A template joins its own text and the caller's into one string. A special token that a user spells in a
+message then looks like one of the template's. The constants of a template are therefore compiled to
+`TemplateText`, a `str` with a second copy of itself (`marked`) in a private alphabet. The template's
+operations keep this copy. The caller's strings are ordinary ones. In the result, a special token whose
+characters are all in the private alphabet is the template's, and any other one is text. If an operation is
+not supported, the copy is lost and the result counts as the caller's. A special token may then become text by
+mistake, but text never becomes a special token.
 """
 
 from __future__ import annotations
@@ -25,19 +25,21 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from localspec.engine.prompt.spellings import pattern_of
 
-# Lone surrogates: no valid text has them, so no caller can write in this alphabet.
-_FIRST_MARK, _MARKS = 0xD800, 0x800
-# A role such as `user` may stand inside a special token ("<|" + role + "|>"): a turn's kind is structure.
+# The private alphabet is lone surrogates. Valid text has none, so no caller can write in it.
+_FIRST_MARK, _N_MARKS = 0xD800, 0x800
+# A role such as `user` may be part of a special token ("<|" + role + "|>"), so it counts as the template's.
 _ROLE = re.compile(r"\w{1,64}", re.ASCII)
 
 
-_CONVERSION = re.compile(r"%[^A-Za-z%]*[A-Za-z%]")  # of the operator `%`
-_FIELD = re.compile(r"\{[^{}]*\}")  # of `str.format`
+_CONVERSION = re.compile(r"%[^A-Za-z%]*[A-Za-z%]")  # A placeholder of the operator `%`.
+_FIELD = re.compile(r"\{[^{}]*\}")  # A placeholder of `str.format`.
 
 
 class TemplateText(str):
-    """Text of which the template wrote at least a part. `marked` is the same text, of the same length,
-    with the template's characters in the private alphabet."""
+    """A text of which the template wrote at least a part.
+
+    `marked` is the same text, of the same length, with the template's characters in the private alphabet.
+    """
 
     __slots__ = ("marked",)
     marked: str
@@ -54,22 +56,22 @@ class TemplateText(str):
             return NotImplemented
         return _text(str.__add__(other, self), other + self.marked)
 
-    def __getitem__(self, place: SupportsIndex | slice) -> str:
-        return _text(str.__getitem__(self, place), self.marked[place])
+    def __getitem__(self, index: SupportsIndex | slice) -> str:
+        return _text(str.__getitem__(self, index), self.marked[index])
 
 
 def _text(text: str, marked: str) -> TemplateText:
-    made = str.__new__(TemplateText, text)
-    made.marked = marked
-    return made
+    result = str.__new__(TemplateText, text)
+    result.marked = marked
+    return result
 
 
 class Alphabet:
-    """The special tokens of a vocabulary, as they are spelled and in the private alphabet."""
+    """The special tokens of a vocabulary, in ordinary characters and in the private alphabet."""
 
     def __init__(self, spellings: Sequence[str]) -> None:
         characters = dict.fromkeys(c for text in spellings for c in text if not c.isspace())
-        marks = {ord(c): chr(_FIRST_MARK + at) for at, c in enumerate([*characters][:_MARKS])}
+        marks = {ord(c): chr(_FIRST_MARK + i) for i, c in enumerate([*characters][:_N_MARKS])}
         self._marks = marks
         self._characters = {ord(mark): chr(character) for character, mark in marks.items()}
         self._pattern = pattern_of(spellings)
@@ -77,11 +79,11 @@ class Alphabet:
         self._marked_pattern = pattern_of(self._spelling)
 
     def mark(self, text: str) -> str:
-        """Return `text` in the private alphabet, as far as special tokens have its characters."""
+        """Return `text` in the private alphabet, which has only the characters of special tokens."""
         return text.translate(self._marks)
 
     def unmark(self, marked: str) -> str:
-        """Return a text that is partly in the private alphabet as it reads."""
+        """Return a text that may be in the private alphabet in ordinary characters."""
         return marked.translate(self._characters)
 
     def written(self, text: str) -> str:
@@ -90,27 +92,28 @@ class Alphabet:
         return text if marked == text else _text(text, marked)
 
     def special(self, text: str, marked: str, *, always: bool) -> list[int] | None:
-        """Return where the template's own special tokens begin and end in `text`, in turns.
+        """Return the alternating starts and ends of the template's own special tokens in `text`.
 
-        None where every spelling of one in it is the template's, unless the places are wanted `always`;
-        also for a text that is not valid Unicode, which no tokenizer accepts.
+        Return None if all special tokens in the text are the template's, unless `always` is set. Also return
+        None for a text that is not valid Unicode, which no tokenizer accepts.
         """
         if not always:
-            own = self._marked_pattern.findall(marked)
-            if self._pattern.findall(text) == [*map(self._spelling.__getitem__, own)]:
+            template_tokens = self._marked_pattern.findall(marked)
+            if self._pattern.findall(text) == [*map(self._spelling.__getitem__, template_tokens)]:
                 return None
         try:
             text.encode()
         except UnicodeEncodeError:
             return None
-        return [at for match in self._marked_pattern.finditer(marked) for at in match.span()]
+        matches = self._marked_pattern.finditer(marked)
+        return [position for match in matches for position in match.span()]
 
 
 # ------------------------------------------------------------------------ the environment
 
 
 class _Generator(CodeGenerator):
-    """Compiles the template's constants to `TemplateText`, where they may come into the prompt."""
+    """A code generator that compiles constants to `TemplateText` where they may become prompt text."""
 
     environment: ProvenanceEnvironment
 
@@ -122,8 +125,11 @@ class _Generator(CodeGenerator):
             super().visit_Const(node, frame)
 
     def visit_Output(self, node: nodes.Output, frame: Frame) -> None:  # noqa: N802
-        """Write `{{ a + b }}` as `{{ a }}{{ b }}` where it joins texts: there are ten of these to a turn."""
-        parts = [part for each in node.nodes for part in _summands(each)]
+        """Compile `{{ a + b }}` as `{{ a }}{{ b }}` if it joins texts.
+
+        This avoids tracking the sum; templates have about ten of these per turn.
+        """
+        parts = [part for expression in node.nodes for part in _summands(expression)]
         super().visit_Output(nodes.Output(parts, lineno=node.lineno), frame)
 
     def _output_const_repr(self, group: Iterable[Any]) -> str:
@@ -138,21 +144,21 @@ class _Generator(CodeGenerator):
 
 
 class ProvenanceEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates remember which text is theirs. `watch` comes before any template."""
+    """A sandbox whose templates track their own text. `watch` must be called before any template."""
 
     code_generator_class = _Generator
     intercepted_binops = frozenset({"%", "*"})
     alphabet: Alphabet
 
     def watch(self, alphabet: Alphabet) -> None:
-        """Remember where the special tokens of `alphabet` come from."""
+        """Track the special tokens of `alphabet`."""
         self.alphabet = alphabet
         self.constants: list[str] = []
         for name in _TEXT_FILTERS:
             self.filters[name] = self._tracking(self.filters[name])
 
     def source(self, value: Any) -> str:
-        """Return the source code of a constant, the texts in it as text of the template."""
+        """Return the source code of a constant, with the texts in it as text of the template."""
         match value:
             case str() if (
                 type(value) is str and (text := self.alphabet.written(value)) is not value
@@ -162,32 +168,32 @@ class ProvenanceEnvironment(ImmutableSandboxedEnvironment):
             case list():
                 return f"[{', '.join(map(self.source, value))}]"
             case tuple():
-                return f"({''.join(f'{self.source(each)}, ' for each in value)})"
+                return f"({''.join(f'{self.source(item)}, ' for item in value)})"
             case dict():
-                pairs = (f"{self.source(key)}: {self.source(of)}" for key, of in value.items())
+                pairs = (f"{self.source(key)}: {self.source(item)}" for key, item in value.items())
                 return f"{{{', '.join(pairs)}}}"
         return repr(value)
 
     @staticmethod
     def concat(parts: Iterable[str]) -> str:
-        """Join what a block or a macro wrote."""
+        """Join the output of a block or a macro."""
         return joined(parts)
 
-    def _generate(self, source: nodes.Template, *args: Any, **more: Any) -> str:
+    def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         for node in source.find_all((nodes.Getitem, nodes.Compare, nodes.Test, nodes.Filter)):
-            for constant in _only_read(node):
+            for constant in _inspected_constants(node):
                 constant.only_read = True  # type: ignore[attr-defined]
-        return super()._generate(source, *args, **more)
+        return super()._generate(source, *args, **kwargs)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call, as the sandbox does, and follow a text through its methods."""
+        """Call an object as the sandbox does, and track texts through their methods."""
         if isinstance(__obj, BuiltinMethodType) and isinstance(__obj.__self__, str):
             owner, name = __obj.__self__, __obj.__name__
             if isinstance(owner, TemplateText) or name in ("replace", "join"):
-                for compilers_own in ("_loop_vars", "_block_vars"):
-                    kwargs.pop(compilers_own, None)
+                for compiler_argument in ("_loop_vars", "_block_vars"):
+                    kwargs.pop(compiler_argument, None)
                 return __self.tracked(getattr(str, name), owner, *args, **kwargs)
-            # the separator that `partition` found in the caller's text is the caller's
+            # The separator that `partition` returns comes from the caller's text.
             args = tuple(map(_plain, args))
         return super().call(__context, __obj, *args, **kwargs)
 
@@ -219,90 +225,92 @@ class ProvenanceEnvironment(ImmutableSandboxedEnvironment):
         return tracking
 
     def tracked(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return what `function` makes of texts, with the template's parts of it.
+        """Return the result of `function`, with the template's characters in it tracked.
 
-        It is called again with the private alphabet in place of as many arguments as possible; where the
-        result then reads the same, that alphabet shows in it what the template wrote.
+        The function is called again with as many arguments as possible in the private alphabet. If the result
+        is the same in ordinary characters, its private characters are those that the template wrote.
         """
-        given = [list(value) if isinstance(value, Iterator) else value for value in args]
-        if not any(map(_is_written, given)):
-            return function(*given, **kwargs)
-        real = function(*map(_plain, given), **kwargs)
-        if not isinstance(real, str | list | tuple):
-            return real
-        choices = [[_marked(value), _plain(value)] for value in given]
-        for choice in product(*[each if each[0] != each[1] else each[:1] for each in choices]):
+        values = [list(value) if isinstance(value, Iterator) else value for value in args]
+        if not any(map(_is_tracked, values)):
+            return function(*values, **kwargs)
+        result = function(*map(_plain, values), **kwargs)
+        if not isinstance(result, str | list | tuple):
+            return result
+        choices = [[_marked(value), _plain(value)] for value in values]
+        for choice in product(*[pair if pair[0] != pair[1] else pair[:1] for pair in choices]):
             try:
                 marked = function(*choice, **kwargs)
-            except Exception:  # it wants the argument as it reads
+            except Exception:  # The function may need an argument in ordinary characters.
                 continue
-            if self._reads(marked, real):
-                return _with_marks(real, marked)
-        return self._recased(given[0], real)
+            if self._reads_as(marked, result):
+                return _with_marks(result, marked)
+        return self._with_marks_of(values[0], result)
 
-    def _recased(self, before: Any, after: Any) -> Any:
-        """Return `after` with the marks of `before`, if they differ in upper and lower case alone."""
-        if not isinstance(before, TemplateText) or not isinstance(after, str):
-            return after
-        if len(before) != len(after) or str.lower(before) != after.lower():
-            return after
+    def _with_marks_of(self, source: Any, result: Any) -> Any:
+        """Return `result` with the marks of `source`, if they differ only in case."""
+        if not isinstance(source, TemplateText) or not isinstance(result, str):
+            return result
+        if len(source) != len(result) or str.lower(source) != result.lower():
+            return result
         marks = (
             self.alphabet.mark(new) if mark != old else new
-            for new, old, mark in zip(after, _plain(before), before.marked, strict=True)
+            for new, old, mark in zip(result, _plain(source), source.marked, strict=True)
         )
-        return _text(after, "".join(marks))
+        return _text(result, "".join(marks))
 
-    def _reads(self, marked: Any, real: Any) -> bool:
-        if isinstance(real, str):
-            return isinstance(marked, str) and self.alphabet.unmark(marked) == real
-        return len(marked) == len(real) and all(map(self._reads, marked, real))
+    def _reads_as(self, marked: Any, plain: Any) -> bool:
+        """Return whether `marked` is equal to `plain` in ordinary characters."""
+        if isinstance(plain, str):
+            return isinstance(marked, str) and self.alphabet.unmark(marked) == plain
+        return len(marked) == len(plain) and all(map(self._reads_as, marked, plain))
 
 
 def _summands(node: nodes.Expr) -> list[nodes.Expr]:
-    """Return the texts that `node` joins, or `node` alone where they need not be texts."""
-    spine: list[nodes.Expr] = []
-    rest = node
-    while isinstance(rest, nodes.Add):
-        spine.append(rest.right)
-        rest = rest.left
-    spine.append(rest)
-    if not any(isinstance(each, nodes.Const) and isinstance(each.value, str) for each in spine):
+    """Return the texts that `node` joins, or `node` itself if they may be other than texts."""
+    operands: list[nodes.Expr] = []
+    remaining = node
+    while isinstance(remaining, nodes.Add):
+        operands.append(remaining.right)
+        remaining = remaining.left
+    operands.append(remaining)
+    if not any(isinstance(op, nodes.Const) and isinstance(op.value, str) for op in operands):
         return [node]
-    # An operand that is no text fails as it does beside the constant.
+    # Adding an empty text to an operand that is not a text raises the same error as the sum.
     empty = nodes.Const("")
     return [
-        each if isinstance(each, nodes.Const) else nodes.Add(empty, each, lineno=node.lineno)
-        for each in reversed(spine)
+        op if isinstance(op, nodes.Const) else nodes.Add(empty, op, lineno=node.lineno)
+        for op in reversed(operands)
     ]
 
 
-# Filters that make new text of texts. Those that only choose among values need nothing.
+# Filters that make new text from texts. Those that only select values need no tracking.
 _TEXT_FILTERS = (
     *("join", "replace", "format", "indent", "title", "capitalize", "upper", "lower", "trim"),
     *("center", "wordwrap", "truncate"),
 )
-_WITH_TEXTS = {*_TEXT_FILTERS, "default", "d"}  # what they are given may come into the prompt
+# Filters whose arguments may become prompt text.
+_FILTERS_WITH_TEXTS = {*_TEXT_FILTERS, "default", "d"}
 
 
-def _only_read(node: nodes.Node) -> Iterator[nodes.Const]:
-    """Yield constants that are compared or looked up, and are no part of the prompt."""
+def _inspected_constants(node: nodes.Node) -> Iterator[nodes.Const]:
+    """Yield constants that are only compared or looked up, and never become prompt text."""
     inspected: list[nodes.Node] = []
     match node:
         case nodes.Getitem():
             inspected = [node.arg]
         case nodes.Compare():
-            inspected = [node.expr, *(operand.expr for operand in node.ops)]
-            for each in [*inspected]:
-                inspected += each.items if isinstance(each, nodes.List | nodes.Tuple) else []
+            inspected = [node.expr, *(comparison.expr for comparison in node.ops)]
+            for operand in [*inspected]:
+                inspected += operand.items if isinstance(operand, nodes.List | nodes.Tuple) else []
         case nodes.Test():
             inspected = [node.node, *node.args]
-        case nodes.Filter() if node.name not in _WITH_TEXTS:
+        case nodes.Filter() if node.name not in _FILTERS_WITH_TEXTS:
             inspected = [*node.args, *(pair.value for pair in node.kwargs)]
-    yield from (each for each in inspected if isinstance(each, nodes.Const))
+    yield from (constant for constant in inspected if isinstance(constant, nodes.Const))
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Return the parts as one text, with the template's parts of it."""
+    """Join texts, with the template's characters tracked."""
     parts = list(parts)
     text = "".join(parts)
     if any(type(part) is TemplateText for part in parts):
@@ -311,13 +319,13 @@ def joined(parts: Iterable[str]) -> str:
 
 
 def marked_of(parts: Iterable[str]) -> str:
-    """Return the parts as one text, what the template wrote of it in the private alphabet."""
+    """Join texts, with the template's characters in the private alphabet."""
     return "".join([part.marked if isinstance(part, TemplateText) else part for part in parts])
 
 
 def with_own(variables: Mapping[str, Any], alphabet: Alphabet) -> dict[str, Any]:
-    """Return the variables of a template, those that are structure as text of its own."""
-    own = {
+    """Return a template's variables, with roles and BOS and EOS tokens as text of the template."""
+    special = {
         name: alphabet.written(value)
         for name in ("bos_token", "eos_token")
         if isinstance(value := variables.get(name), str)
@@ -328,24 +336,25 @@ def with_own(variables: Mapping[str, Any], alphabet: Alphabet) -> dict[str, Any]
         if role not in roles:
             roles[role] = alphabet.written(role) if _ROLE.fullmatch(role) else role
         message["role"] = roles[role]
-    return {**variables, **own}
+    return {**variables, **special}
 
 
 def _with_plain(text: TemplateText, pattern: re.Pattern[str]) -> TemplateText:
-    """Return `text` with what `pattern` matches in it as ordinary characters."""
+    """Return `text` with every match of `pattern` in ordinary characters."""
     marks = list(text.marked)
     for match in pattern.finditer(_plain(text)):
         marks[slice(*match.span())] = match[0]
     return _text(_plain(text), "".join(marks))
 
 
-def _is_written(value: Any) -> bool:
+def _is_tracked(value: Any) -> bool:
     if isinstance(value, list | tuple):
-        return any(map(_is_written, value))
+        return any(map(_is_tracked, value))
     return isinstance(value, TemplateText)
 
 
 def _plain(value: Any) -> Any:
+    """Return a value with its texts in ordinary characters."""
     match value:
         case TemplateText():
             return str.__str__(value)
@@ -355,6 +364,7 @@ def _plain(value: Any) -> Any:
 
 
 def _marked(value: Any) -> Any:
+    """Return a value with the template's characters in the private alphabet."""
     match value:
         case TemplateText():
             return value.marked
@@ -363,7 +373,8 @@ def _marked(value: Any) -> Any:
     return value
 
 
-def _with_marks(real: Any, marked: Any) -> Any:
-    if isinstance(real, str):
-        return real if real == marked else _text(real, marked)
-    return type(real)(map(_with_marks, real, marked))
+def _with_marks(plain: Any, marked: Any) -> Any:
+    """Combine a value in ordinary characters and the same value in the private alphabet."""
+    if isinstance(plain, str):
+        return plain if plain == marked else _text(plain, marked)
+    return type(plain)(map(_with_marks, plain, marked))

@@ -1,8 +1,8 @@
-"""Special tokens in a rendered prompt: which there are, and that only the template writes them.
+"""Tokenize rendered prompts so that only the template can write special tokens.
 
-A special token says what the text around it is: where a turn begins and who speaks, where thoughts, calls
-and their results begin and end. Text of a message that spells one is read as the letters it is made of, by
-the rules of llama.cpp's own tokenizer (src/llama-vocab.cpp, tokenizer_st_partition).
+A special token marks structure: where a turn begins and who speaks, where thoughts, calls and their results
+begin and end. If the text of a message spells a special token, it is tokenized as plain text, by the rules of
+llama.cpp's own tokenizer (src/llama-vocab.cpp, tokenizer_st_partition).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from itertools import pairwise
 from localspec.engine.llama import MarkedToken, Vocab
 from localspec.engine.prompt.spellings import pattern_of
 
-_SPACE = " \t\n\v\f\r"  # what C's isspace knows
-# A private-use character, which merges with nothing: SentencePiece puts a space before what a text begins
-# with, and so before this and not before what follows.
-_NOT_THE_BEGINNING = "\ue000"
-# User-defined tokens are whatever a vocabulary's makers did not want to be cut: markers of structure such
-# as `<tool_call>`, but also runs of spaces, letters and HTML's elements, which are text like any other.
+_SPACE = " \t\n\v\f\r"  # The characters of C's isspace.
+# A private-use character, which merges with no other. SentencePiece adds a space at the beginning of a text,
+# so with this character in front it adds none before the text itself.
+_GUARD = "\ue000"
+# User-defined tokens are texts that the makers of a vocabulary did not want to be split. Some mark structure,
+# such as `<tool_call>`. Others are runs of spaces, letters or HTML elements, which are ordinary text.
 _BRACKETED = re.compile(r"[^\w\s].*\w.*[^\w\s]", re.DOTALL)
 _SYMBOL = re.compile(r"[^\w\s]")
 _HTML = re.compile(
@@ -33,18 +33,21 @@ _HTML = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """A prompt's text. `special`: where the special tokens stand that the template wrote, as pairs of
-    beginning and end; None: wherever one is spelled, for no message spells any."""
+    """The text of a prompt.
+
+    special: the spans (start, end) of the special tokens that the template wrote. None means that every
+    special token in the text is the template's, because no message spells any.
+    """
 
     text: str
     special: list[tuple[int, int]] | None = None
 
     def since(self, start: int) -> RenderedPrompt:
-        """Return the prompt from character `start` on, where no special token is cut in two."""
+        """Return the prompt from character `start` on, which must not be within a special token."""
         if self.special is None:
             return RenderedPrompt(self.text[start:])
-        places = [(a - start, b - start) for a, b in self.special if a >= start]
-        return RenderedPrompt(self.text[start:], places)
+        spans = [(a - start, b - start) for a, b in self.special if a >= start]
+        return RenderedPrompt(self.text[start:], spans)
 
     def until(self, end: int) -> RenderedPrompt:
         """Return the prompt before character `end`."""
@@ -61,7 +64,7 @@ class SpecialTokens:
         self._tokens: dict[str, MarkedToken] = {}
         for token in vocab.marked_tokens():
             text = token.text
-            # Phi-3's file calls `</s>` user-defined, which would be HTML elsewhere.
+            # In Phi-3's file, `</s>` is user-defined, although it looks like an HTML element.
             always = not token.user_defined or token.id == vocab.bos or vocab.is_eog(token.id)
             if text and (always or is_structure(text, template or "")):
                 self._tokens.setdefault(text, token)
@@ -73,7 +76,7 @@ class SpecialTokens:
         return text in self._tokens
 
     def spans_in(self, text: str) -> list[tuple[int, int]]:
-        """Return where special tokens are spelled in `text`."""
+        """Return the spans in `text` that spell special tokens."""
         return [match.span() for match in self._pattern.finditer(text)]
 
     @cached_property
@@ -81,7 +84,7 @@ class SpecialTokens:
         return pattern_of(self._tokens)
 
     def tokenize(self, prompt: RenderedPrompt) -> list[int]:
-        """Return the tokens of a prompt, BOS and EOS among them by the model's own flags.
+        """Return the tokens of a prompt, with BOS and EOS if the model adds them.
 
         Raises:
             InvalidRequest: the text cannot be tokenized.
@@ -90,19 +93,19 @@ class SpecialTokens:
         if prompt.special is None:
             return vocab.tokenize(text, add_special=True, parse_special=True)
         tokens = [vocab.bos] if vocab.add_bos else []
-        at, before = 0, None
+        position, previous = 0, None
         for start, end in [*prompt.special, (len(text), len(text))]:
-            after = self._tokens.get(text[start:end])
-            run = text[at:start]
-            run = run.lstrip(_SPACE) if before and before.strips_right else run
-            run = run.rstrip(_SPACE) if after and after.strips_left else run
+            special = self._tokens.get(text[start:end])
+            run = text[position:start]
+            run = run.lstrip(_SPACE) if previous and previous.strips_right else run
+            run = run.rstrip(_SPACE) if special and special.strips_left else run
             tokens += self.tokenize_text(run)
-            tokens += [after.id] if after else []
-            at, before = end, after
+            tokens += [special.id] if special else []
+            position, previous = end, special
         return tokens + ([vocab.eos] if vocab.add_eos else [])
 
     def tokenize_text(self, text: str) -> list[int]:
-        """Return the tokens of text in which nothing is special, as it reads behind a special token.
+        """Return the tokens of text after a special token, none of which is special.
 
         Raises:
             InvalidRequest: the text cannot be tokenized.
@@ -112,33 +115,34 @@ class SpecialTokens:
         tokens = self._vocab.tokenize(text, add_special=False, parse_special=False)
         if len(text) == 1 or self._ids.isdisjoint(tokens):
             return tokens
-        # llama.cpp finds user-defined tokens in any text, and SentencePiece may merge letters to any token.
-        head, *tail = self._cut(text)
+        # llama.cpp finds user-defined tokens in any text, and SentencePiece may merge characters into any
+        # token. Cutting the text within each special token avoids that.
+        head, *tail = self._cut_special_tokens(text)
         tokens = self.tokenize_text(head) if tail else tokens
-        return tokens + [token for piece in tail for token in self._tokenize_later(piece)]
+        return tokens + [token for piece in tail for token in self._tokenize_continuation(piece)]
 
-    def _cut(self, text: str) -> list[str]:
-        """Return `text` in pieces, so that every special token that is spelled in it is cut in two."""
-        places = [start + 1 for start, end in self.spans_in(text) if end - start > 1]
-        if not places:
-            places = [*range(1, len(text))]
-        return [text[a:b] for a, b in pairwise([0, *places, len(text)])]
+    def _cut_special_tokens(self, text: str) -> list[str]:
+        """Return `text` in pieces, with a cut within every special token that it spells."""
+        cuts = [start + 1 for start, end in self.spans_in(text) if end - start > 1]
+        if not cuts:
+            cuts = [*range(1, len(text))]
+        return [text[a:b] for a, b in pairwise([0, *cuts, len(text)])]
 
-    def _tokenize_later(self, text: str) -> list[int]:
-        """Return the tokens of text that goes on with other text."""
+    def _tokenize_continuation(self, text: str) -> list[int]:
+        """Return the tokens of text that continues other text."""
         if not self._vocab.adds_space or not self._vocab.reads_all:
             return self.tokenize_text(text)
-        before = self._vocab.tokenize(_NOT_THE_BEGINNING, add_special=False, parse_special=False)
-        text = _NOT_THE_BEGINNING + text
+        guard = self._vocab.tokenize(_GUARD, add_special=False, parse_special=False)
+        text = _GUARD + text
         if len(text) == 2:
             tokens = self._vocab.tokenize(text, add_special=False, parse_special=False)
         else:
             tokens = self.tokenize_text(text)
-        return tokens[len(before) :]
+        return tokens[len(guard) :]
 
 
 def is_structure(text: str, template: str) -> bool:
-    """Return whether a user-defined token marks structure in the prompts of a model with this template."""
+    """Return whether a user-defined token marks structure, in a model with this template."""
     if len(text) < 2 or not _SYMBOL.search(text):
         return False
     if text in template:
@@ -146,6 +150,6 @@ def is_structure(text: str, template: str) -> bool:
     return bool(_BRACKETED.fullmatch(text.strip())) and not _HTML.fullmatch(text)
 
 
-def pairs(places: Sequence[int]) -> list[tuple[int, int]]:
-    """Return a flat list of beginnings and ends as pairs."""
-    return [*zip(places[::2], places[1::2], strict=True)]
+def pairs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return a flat list of alternating starts and ends as pairs."""
+    return [*zip(positions[::2], positions[1::2], strict=True)]

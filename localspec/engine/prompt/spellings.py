@@ -1,4 +1,4 @@
-"""A search for many texts at once."""
+"""Search for many texts at once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-_END = ""  # key of a node of the trie where a text ends
+_END = ""  # Key in a node of the trie that marks the end of a text.
 
 
 def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the longest of `texts` wherever one begins, or never where there are
-    none. It is a trie: the cost of a search hardly depends on how many texts there are."""
+    """Return a pattern that matches the longest of `texts` at each position, or nothing if there are none.
+
+    The pattern is built as a trie, so that the cost of a search hardly depends on the number of texts.
+    """
     trie: dict[str, Any] = {}
     for text in texts:
         node = trie
@@ -23,7 +25,8 @@ def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
 
 
 def _alternatives(node: dict[str, Any]) -> str:
-    branches = [re.escape(c) + _alternatives(after) for c, after in node.items() if c != _END]
+    """Return the expression of a node of the trie."""
+    branches = [re.escape(c) + _alternatives(child) for c, child in node.items() if c != _END]
     if not branches:
         return ""
     if len(branches) == 1 and _END not in node:

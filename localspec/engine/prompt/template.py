@@ -1,4 +1,4 @@
-"""Chat messages → prompt text, through the template in the model's own file."""
+"""Render chat messages to prompt text with the template in the model's own file."""
 
 from __future__ import annotations
 
@@ -23,53 +23,59 @@ from localspec.engine.prompt.wordings import Messages, TemplateRaised, fitted
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 
-TIME_LIMIT = 2.0  # seconds a template may take
-START_LIMIT = 20.0  # seconds for the process to come up on a busy machine
-MARK = "zqplaceqz"  # stands for a text; no template has it
+TIME_LIMIT = 2.0  # Seconds that a template may take.
+START_LIMIT = 20.0  # Seconds that the process may take to start on a busy machine.
+MARK = "zqplaceqz"  # A placeholder for a text, which no template contains.
 _NOTHING = re.compile(r"\b(?:none|null)\b", re.IGNORECASE)
 _THOUGHT = re.compile("reasoning|thinking|thought", re.IGNORECASE)
-# By the names that families have for it.
+# Variables that turn thinking on, by the names that different families of models use.
 _THINKING = {"enable_thinking": True, "thinking": True, "reasoning_effort": "high"}
-_SKELETONS = 16  # kept; of a chat of 10,000 messages one is about a megabyte
+_MAX_SKELETONS = 16  # Cached skeletons. One of a chat of 10,000 messages takes about a megabyte.
 
 
 class TemplateRenderer:
-    """Renders in a child process, which is ended when a template takes too long. Threads take turns."""
+    """A renderer of chats in a child process, which is killed if a template takes too long.
+
+    Any thread may use it; they render one after the other.
+    """
 
     def __init__(self, template: str | None, bos: str, eos: str, *, eager: bool = True) -> None:
-        """eager: start the process now, and not with the first chat."""
+        """Prepare to render `template`. eager: start the process now, and not with the first chat."""
         self._template = template
-        # None, not missing: templates ask for both, and were written for a renderer that does so
+        # Tools and documents are None instead of missing, as in the renderer that templates are written for.
         self._always: dict[str, Any] = {"tools": None, "documents": None, "bos_token": bos}
         self._always |= {"eos_token": eos, "add_generation_prompt": False}
         self._process = _Process()
         self._capabilities = Capabilities(
             lambda chat: self._rendered({**self._always, "messages": chat})
         )
-        # chats of one shape have one skeleton, and the choices of a request the same chat
-        self._skeleton = lru_cache(_SKELETONS)(
+        # Chats of the same shape have the same skeleton, and all choices of a request have the same chat.
+        self._skeleton = lru_cache(_MAX_SKELETONS)(
             lambda variables: self._rendered(json.loads(variables))
         )
         if template is not None and eager:
-            self._process.start()  # comes up while the models load
+            self._process.start()  # It starts while the models are loaded.
 
     def watch(self, spellings: Sequence[str]) -> None:
-        """Tell special tokens of the vocabulary, spelled so, that the template writes from those that a
-        message spells. Without it none are told apart."""
+        """Distinguish the template's special tokens from those that a message spells.
+
+        spellings: the texts of the vocabulary's special tokens. Without this call, none are distinguished.
+        """
         self._process.spellings = spellings
 
     def render(self, prompt: ChatPrompt) -> str:
-        """The text of `rendered`."""
+        """Return the text of `rendered`."""
         return self.rendered(prompt).text
 
     def rendered(self, prompt: ChatPrompt) -> RenderedPrompt:
-        """Return the prompt up to where the answer begins: after the last message, or where its text
-        would stand when that is `continued`.
+        """Return the prompt up to the beginning of the answer.
+
+        The answer begins after the last message, or at the text of the last message if that is `continued`.
 
         Raises:
             InvalidRequest: the template has no place for a message, or for the tools.
             TemplateFailed: the model has no template, or the template failed, took longer than
-                TIME_LIMIT or made too much; with its own reason.
+                TIME_LIMIT or rendered too much text.
         """
         if self._template is None:
             raise TemplateFailed(
@@ -93,27 +99,28 @@ class TemplateRenderer:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
 
     def marks(self, known: Sequence[Marks]) -> list[Marks]:
-        """What thoughts are marked with: those of the known marks that are in the template, or else the
-        ones that are seen in what it makes of thoughts.
+        """Return the markers of thoughts.
+
+        These are the `known` ones that occur in the template, or else those detected in its output.
 
         Raises:
-            NotSeen: they are marked in another way.
+            NotSeen: the markers cannot be detected.
         """
         if self._template is None:
             return list(known)
-        found = [(o, c) for o, c in known if o.rstrip() in self._template or c in self._template]
-        if found or not known or CHANNELS in self._template or not _THOUGHT.search(self._template):
-            return found
-        if isinstance(self._seen, NotSeen):
-            raise self._seen
-        return [self._seen] if self._seen else []
+        marks = [(o, c) for o, c in known if o.rstrip() in self._template or c in self._template]
+        if marks or not known or CHANNELS in self._template or not _THOUGHT.search(self._template):
+            return marks
+        if isinstance(self._detected_marks, NotSeen):
+            raise self._detected_marks
+        return [self._detected_marks] if self._detected_marks else []
 
     @cached_property
-    def _seen(self) -> Marks | NotSeen | None:
-        def render(messages: Messages, asks: bool) -> str:
+    def _detected_marks(self) -> Marks | NotSeen | None:
+        def render(messages: Messages, add_generation_prompt: bool) -> str:
             worded = self._capabilities.worded(messages)
-            asked = {"messages": worded, "add_generation_prompt": asks}
-            return self._rendered({**self._always, **_THINKING, **asked})
+            variables = {"messages": worded, "add_generation_prompt": add_generation_prompt}
+            return self._rendered({**self._always, **_THINKING, **variables})
 
         try:
             return seen(render)
@@ -123,32 +130,37 @@ class TemplateRenderer:
             return None
 
     def _continued(self, prompt: ChatPrompt, messages: Messages) -> RenderedPrompt:
-        """Up to where the last message's text, or its thoughts, would stand."""
-        *before, last = messages
+        """Render the prompt up to the place of the last message's text or thoughts."""
+        *earlier, last = messages
         if prompt.continued == "reasoning_content":
             last = {**last, "content": "", "reasoning_content": MARK}
         else:
             last = {**last, "content": MARK}
         try:
-            rendered = self._text(prompt, [*before, last])
+            rendered = self._text(prompt, [*earlier, last])
         except TemplateRaised as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
-        place = rendered.text.rfind(MARK)
-        if place < 0:
+        index = rendered.text.rfind(MARK)
+        if index < 0:
             raise TemplateFailed(
                 f"This model's chat template has no place for the '{prompt.continued}' of the "
                 "last message, so it cannot be continued."
             )
-        return rendered.until(place)
+        return rendered.until(index)
 
     def _text(self, prompt: ChatPrompt, messages: Messages) -> RenderedPrompt:
-        """Raises TemplateRaised where the template itself raises, TemplateFailed where it was stopped."""
+        """Render messages, with the template's special tokens distinguished.
+
+        Raises:
+            TemplateRaised: the template itself raised an exception.
+            TemplateFailed: the template was stopped.
+        """
         variables = self._variables(prompt, messages)
         if not self._process.spellings:
             return RenderedPrompt(self._rendered(variables))
-        # What a continued answer begins with is the caller's, and may complete a special token.
-        wanted = "always" if prompt.continued or prompt.answer_prefix else "forged"
-        reply = self._reply(variables, special=wanted)
+        # The given beginning of an answer is the caller's text, which may complete a special token.
+        mode = "always" if prompt.continued or prompt.answer_prefix else "forged"
+        reply = self._reply(variables, special=mode)
         special = pairs(reply["special"]) if "special" in reply else None
         return RenderedPrompt(str(reply["text"]), special)
 
@@ -163,21 +175,25 @@ class TemplateRenderer:
         }
 
     def _today(self) -> dict[str, str]:
-        """By the names and in the forms of llama.cpp's renderer; without it Llama 3 is in July 2024."""
+        """Return the date by the names and in the formats of llama.cpp's renderer.
+
+        Without it, the template of Llama 3 uses a date in July 2024.
+        """
         today = datetime.now().astimezone()
         return {"date_string": f"{today:%d %b %Y}", "datetime": f"{today:%b %d %Y}"}
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         return str(self._reply(variables)["text"])
 
-    def _reply(self, variables: Mapping[str, Any], **more: str) -> dict[str, Any]:
-        reply = self._process.ask({"template": self._template, "variables": variables, **more})
+    def _reply(self, variables: Mapping[str, Any], **options: str) -> dict[str, Any]:
+        """Return the process's reply to a request. Raises TemplateRaised or TemplateFailed."""
+        reply = self._process.ask({"template": self._template, "variables": variables, **options})
         if "error" in reply:
             raise TemplateRaised(reply["error"])
         return reply
 
     def close(self) -> None:
-        """End the child."""
+        """Kill the child process."""
         self._process.close()
 
 
@@ -194,46 +210,48 @@ def _check_tools(tools: list[dict[str, Any]], text: str) -> None:
             )
 
 
-# ------------------------------------------------------------------------ what a template can do
+# ------------------------------------------------------------------------ template capabilities
 
 
 class Capabilities:
-    """Of one template. `render` makes text of messages, and raises TemplateRaised where the template does."""
+    """The forms of messages that one template supports, detected from what it renders."""
 
     def __init__(self, render: Callable[[Messages], str]) -> None:
+        """Detect with `render`, which raises TemplateRaised if the template raises."""
         self._render = render
 
     def worded(self, messages: Messages) -> Messages:
-        """`messages` as the template reads them; nothing that is said is changed."""
-        return [self._worded(each) for each in messages]
+        """Return `messages` in the form that the template reads, with the same content."""
+        return [self._convert(message) for message in messages]
 
-    def _worded(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _convert(self, message: dict[str, Any]) -> dict[str, Any]:
         message = dict(message)
         if message["content"] is None and not self.knows_null:
             message["content"] = ""
         if message.get("tool_calls") and self.wants_text:
             message = _with_text_arguments(message)
         if (thoughts := message.get("reasoning_content")) is not None:
-            # what gpt-oss calls them; as in transformers
+            # The name that gpt-oss uses for thoughts, as in transformers.
             message = {"thinking": thoughts, **message}
         return _in_parts(message) if self.wants_parts else message
 
     @cached_property
     def wants_parts(self) -> bool:
-        """Whether it reads a message's text in a list of parts only."""
+        """Whether the template reads a message's text only in a list of parts."""
         message = {"role": "user", "content": MARK}
         return not self._writes([message]) and self._writes([_in_parts(message)])
 
     @cached_property
     def knows_null(self) -> bool:
-        """Whether a call without text may have null for it: not where that is written, or fails.
+        """Whether a message with calls may have null as its text.
 
-        Where null is told from an empty text, the latter is a turn of its own.
+        It may not if the template then writes "null" or fails. Where it may, null is used, because some
+        templates render an empty text as a turn of its own.
         """
-        for more in ({}, {"reasoning_content": "So."}):
+        for fields in ({}, {"reasoning_content": "So."}):
             try:
                 counts = [
-                    len(_NOTHING.findall(self._render(self._calls(content, MARK, **more))))
+                    len(_NOTHING.findall(self._render(self._call_chat(content, MARK, **fields))))
                     for content in ("", None)
                 ]
             except TemplateRaised:
@@ -244,22 +262,23 @@ class Capabilities:
 
     @cached_property
     def wants_text(self) -> bool:
-        """Whether it takes the arguments of a call as their JSON only, and not as an object."""
-        chat = self._calls("", MARK)
+        """Whether the template reads the arguments of a call only as JSON text, not as an object."""
+        chat = self._call_chat("", MARK)
         return not self._writes(chat) and self._writes([*map(_with_text_arguments, chat)])
 
-    def _calls(self, content: str | None, argument: str, **more: Any) -> Messages:
-        """A question, a call and its result."""
+    def _call_chat(self, content: str | None, argument: str, **fields: Any) -> Messages:
+        """Return a chat with a question, a call and its result; fields: added to the call's message."""
         function = {"name": "look", "arguments": {"at": argument}}
         call = {"id": "abcdef123", "type": "function", "function": function}
         chat: Messages = [
             {"role": "user", "content": "Look."},
-            {"role": "assistant", "content": content, "tool_calls": [call], **more},
+            {"role": "assistant", "content": content, "tool_calls": [call], **fields},
             {"role": "tool", "content": "Seen.", "tool_call_id": call["id"], "name": "look"},
         ]
         return [*map(_in_parts, chat)] if self.wants_parts else chat
 
     def _writes(self, messages: Messages) -> bool:
+        """Return whether the template renders the text MARK."""
         try:
             return MARK in self._render(messages)
         except TemplateRaised:
@@ -267,11 +286,13 @@ class Capabilities:
 
 
 def _in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with its text in a list of parts."""
     text = message["content"]
     return message if text is None else {**message, "content": [{"type": "text", "text": text}]}
 
 
 def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message with the arguments of its calls as JSON text."""
     calls = [
         {**call, "function": {**function, "arguments": _json(function.get("arguments"))}}
         for call in message.get("tool_calls") or ()
@@ -288,19 +309,19 @@ def _json(arguments: Any) -> str:
 
 
 class _Process:
-    """The child that renders, and is ended when a template takes too long. Threads take turns."""
+    """The child process that renders. It is killed if a template takes too long."""
 
     def __init__(self) -> None:
-        self.spellings: Sequence[str] = ()  # of the vocabulary's special tokens
-        self._known: Sequence[str] = ()  # those that the child knows
+        self.spellings: Sequence[str] = ()  # The texts of the vocabulary's special tokens.
+        self._sent_spellings: Sequence[str] = ()  # Those that were sent to the current child.
         self._child: subprocess.Popen[bytes] | None = None
         self._buffer = b""
         self._ready = False
-        self._asking = threading.Lock()
+        self._lock = threading.Lock()
 
     def ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Its answer: the text, or the error that the template raised. Raises TemplateFailed."""
-        with self._asking:
+        """Return the reply: the text, or the error that the template raised. Raises TemplateFailed."""
+        with self._lock:
             return self._ask(request)
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,8 +349,9 @@ class _Process:
         self._child.stdin.flush()
 
     def start(self) -> None:
+        """Start the child without waiting for it."""
         self._buffer = b""
-        self._ready, self._known = False, ()
+        self._ready, self._sent_spellings = False, ()
         self._child = subprocess.Popen(
             [sys.executable, "-P", "-m", "localspec.engine.prompt.template_child"],
             stdin=subprocess.PIPE,
@@ -339,15 +361,16 @@ class _Process:
         )
 
     def _await_ready(self) -> None:
-        known = not self.spellings or self._known is self.spellings
-        if not self._ready or not known:
+        """Wait until the child is ready and has the special tokens. Raises TemplateFailed."""
+        has_spellings = not self.spellings or self._sent_spellings is self.spellings
+        if not self._ready or not has_spellings:
             try:
                 if not self._ready:
                     self._line(START_LIMIT)
-                if not known:
+                if not has_spellings:
                     self._write({"spellings": [*self.spellings]})
                     self._line(START_LIMIT)
-                    self._known = self.spellings
+                    self._sent_spellings = self.spellings
             except (TimeoutError, OSError, ValueError) as error:
                 self.close()
                 raise TemplateFailed(
@@ -356,14 +379,14 @@ class _Process:
             self._ready = True
 
     def _line(self, limit: float) -> dict[str, Any]:
-        """The child's next line. Raises TimeoutError, or OSError at its end."""
+        """Return the child's next line. Raises TimeoutError, or OSError if the child has ended."""
         assert self._child is not None
         assert self._child.stdout is not None
         descriptor = self._child.stdout.fileno()
         deadline = time.monotonic() + limit
         while b"\n" not in self._buffer:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([descriptor], [], [], left)[0]:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 or not select.select([descriptor], [], [], remaining)[0]:
                 raise TimeoutError
             chunk = os.read(descriptor, 1 << 16)
             if not chunk:
@@ -374,14 +397,14 @@ class _Process:
         return reply
 
     def close(self) -> None:
-        """End the child."""
+        """Kill the child."""
         if self._child is None:
             return
         self._child.kill()
         self._child.wait()
         for pipe in (self._child.stdin, self._child.stdout):
             if pipe is not None:
-                # what was still buffered has no reader any more
+                # Closing flushes the buffer, which fails because the child has ended.
                 with contextlib.suppress(OSError):
                     pipe.close()
         self._child = None

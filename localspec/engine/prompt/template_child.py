@@ -1,13 +1,14 @@
-"""Renders chat templates in a process of its own: `python -m localspec.engine.prompt.template_child`.
+"""Render chat templates in a process of its own: `python -m localspec.engine.prompt.template_child`.
 
-A template comes out of a downloaded file. jinja2's sandbox keeps it from reaching Python, but not from
-looping or allocating; this process has a memory limit and its parent a clock. Reads one JSON line per
-request on stdin ({"template", "variables"}), answers one JSON line ({"text"} or {"error"}).
+A template comes from a downloaded file. jinja2's sandbox keeps it from reaching Python, but not from looping
+or allocating memory. This process therefore has a memory limit, and its parent limits the time. It reads one
+JSON line per request on stdin ({"template", "variables"}) and replies with one JSON line ({"text"} or
+{"error"}).
 
-A line {"spellings"} names the vocabulary's special tokens. A later request with "special" is then answered
-where the template's own special tokens stand in the text: as "special", the places where they begin and
-end, in turns. With "forged" that is said only where the caller's text spells one, too; with "always" in
-any case.
+A line {"spellings"} gives the vocabulary's special tokens. The reply to a later request with "special" then
+has the positions of the template's own special tokens in the text: "special" is a list of alternating starts
+and ends. With the value "forged", it is sent only if the caller's text spells a special token, with "always"
+in any case.
 """
 
 from __future__ import annotations
@@ -34,24 +35,27 @@ from localspec.engine.prompt.provenance import (
     with_own,
 )
 
-MEMORY = 512 * 1024 * 1024  # bytes of address space beyond what start-up took
-NICENESS = 5  # an answer that is being written goes before a prompt that is being made
-MAX_OUTPUT = 8 * 1024 * 1024  # characters
+MEMORY = 512 * 1024 * 1024  # Bytes of address space in addition to those at start-up.
+NICENESS = 5  # Generating an answer has priority over rendering a prompt.
+MAX_OUTPUT = 8 * 1024 * 1024  # Characters of a rendered prompt.
 
 
 class TemplateRaised(Exception):
-    """The template itself called raise_exception."""
+    """Raised when the template calls raise_exception."""
 
 
 class _Generation(Extension):
-    """Hugging Face's {% generation %} marks the assistant's text for training; it renders its body."""
+    """Hugging Face's tag {% generation %}, which marks the assistant's text for training.
+
+    It renders its body.
+    """
 
     tags = {"generation"}  # noqa: RUF012 (jinja2's own declaration)
 
     def parse(self, parser: Any) -> Any:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # a block with a scope of its own, as transformers': what is set in it is not set behind it
+        # The block has a scope of its own, as in transformers: variables set in it are not set after it.
         return nodes.CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
 
     def _body(self, caller: Callable[[], str]) -> str:
@@ -69,7 +73,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # transformers' filter and the order of its options: no HTML escapes, real characters
+    # Matches transformers' filter and the order of its options: no HTML escapes and no ASCII escapes.
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -88,7 +92,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def watching_environment(spellings: list[str]) -> ProvenanceEnvironment:
-    """Return the same environment, in which a template remembers which special tokens it wrote."""
+    """Return the same environment, in which the template's own special tokens are tracked."""
     env = _environment(ProvenanceEnvironment)
     env.watch(Alphabet(spellings))
     return env
@@ -106,16 +110,18 @@ def _environment(kind: type[Env]) -> Env:
     return env
 
 
-@lru_cache(maxsize=2)  # one model's in both environments, rendered more than once a request
+# Each request renders a template more than once. There is one model and there are two environments.
+@lru_cache(maxsize=2)
 def _compiled(env: ImmutableSandboxedEnvironment, template: str) -> jinja2.Template:
     return env.from_string(template)
 
 
 def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]) -> str:
-    """The text, MAX_OUTPUT characters at most.
+    """Return the rendered text, of at most MAX_OUTPUT characters.
 
     Raises:
-        jinja2.TemplateError, TemplateRaised, MemoryError: and whatever the template's own mistakes are.
+        TemplateRaised: the template called raise_exception, or its text is too long.
+        Exception: any exception of jinja2 or of the template's own mistakes.
     """
     return "".join(_pieces(env, template, variables))
 
@@ -134,16 +140,17 @@ def _pieces(
 
 
 def _limit_memory() -> None:
+    """Limit this process's memory. Allocations beyond the limit raise MemoryError."""
     import resource
 
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
         used = int(pages) * resource.getpagesize()
-    except OSError:  # not Linux: the limit is on the whole
+    except OSError:  # Not Linux: the limit then includes the memory used so far.
         used = 0
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = used + MEMORY if hard == resource.RLIM_INFINITY else min(used + MEMORY, hard)
-    # macOS refuses it; the parent's clock still holds
+    # macOS refuses the limit. The parent's time limit still applies.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
@@ -151,7 +158,7 @@ def _limit_memory() -> None:
 def answer(
     env: ImmutableSandboxedEnvironment, line: str, watching: ProvenanceEnvironment | None = None
 ) -> dict[str, Any]:
-    """Return the reply to a request for a text."""
+    """Return the reply to a request. watching: the environment that tracks special tokens, if any."""
     try:
         request = json.loads(line)
         template, variables = request["template"], request["variables"]
@@ -168,13 +175,14 @@ def answer(
         return {"error": f"it tries something the sandbox forbids: {error}"}
     except MemoryError:
         return {"error": "it needs more memory than a template may have"}
-    except TemplateRaised as error:  # in the template's own words
+    except TemplateRaised as error:  # The template's own message.
         return {"error": str(error)[:500]}
-    except Exception as error:  # a template can fail in every way Python can
+    except Exception as error:  # A template can fail in every way that Python can.
         return {"error": f"{type(error).__name__}: {error}"[:500]}
 
 
 def main() -> None:
+    """Serve requests on stdin until it is closed."""
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     env, watching = environment(), None

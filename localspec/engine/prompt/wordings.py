@@ -1,10 +1,10 @@
-"""A conversation in the wordings that a chat template knows, so that nothing that was sent is lost.
+"""Rewrite a conversation in a form that the chat template supports, so that none of its content is lost.
 
-A template passes over what it has no place for without a word: a system message, a second one, a role
-it does not know, the text beside a call, the second of two calls. So a conversation's skeleton is rendered
-first, the same messages with a mark in place of each text. Where a mark does not come out, or not in its
-order, other wordings are tried, as llama-server does where a template has no system role; and if all fail,
-the request is refused.
+A template silently ignores content that it does not support: a system message, a second one, an unknown role,
+the text beside a call, the second of two calls. Therefore a skeleton of the conversation is rendered first:
+the same messages with a mark in place of each text. If a mark is missing from the result or out of order,
+other wordings of the conversation are tried, as in llama-server for a template without a system role. If all
+wordings fail, the request is rejected.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from localspec.protocol.calls import result_text, with_calls
 
 Messages = list[dict[str, Any]]
 SYSTEM, USER, ASSISTANT = "system", "user", "assistant"
-_MOST_NAMED = 12  # roles in a refusal; a conversation may have thousands
+_MAX_NAMED_ROLES = 12  # Roles that an error names; a conversation may have thousands of messages.
 
 
 class TemplateRaised(Exception):
-    """The template itself raised, as they do for roles that they do not want."""
+    """Raised when the template itself raises, as many do for roles that they do not support."""
 
 
 def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
-    """The first wording of `messages` of which `render` loses nothing; mostly they themselves.
+    """Return the first wording of `messages` that `render` renders without loss, usually the original.
 
     Raises:
-        InvalidRequest: every wording loses a message; its place and role are named.
-        TemplateFailed: the template raised, and no other wording is whole.
+        InvalidRequest: every wording loses a message; the error names its role.
+        TemplateFailed: the template raised, and every other wording fails.
     """
     first: LocalspecError | None = None
     problem: LocalspecError | None
@@ -43,55 +43,57 @@ def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
         try:
             problem = _loss(wording, render(_skeleton(wording)))
         except TemplateRaised as refusal:
-            roles = ", ".join(each["role"] for each in messages[:_MOST_NAMED])
-            more = ", …" if len(messages) > _MOST_NAMED else ""
+            roles = ", ".join(message["role"] for message in messages[:_MAX_NAMED_ROLES])
+            more = ", …" if len(messages) > _MAX_NAMED_ROLES else ""
             problem = TemplateFailed(
                 f"The model's chat template failed: {refusal} (the roles are: {roles}{more})"
             )
         if problem is None:
             return wording
-        first = first or problem  # the one of what was sent
+        first = first or problem  # The problem with the original wording is reported.
     assert first is not None
     raise first
 
 
 def _wordings(messages: Messages) -> Iterator[Messages]:
-    for each in _of_calls(messages):
-        yield from _of_systems(each)
-    # templates that want turns to alternate refuse any other chat
-    for each in _of_calls(messages):
-        yield from map(_alternating, _of_systems(each))
+    """Yield all wordings of a conversation, the original first."""
+    for wording in _reword_calls(messages):
+        yield from _reword_system(wording)
+    # Some templates reject chats whose turns do not alternate.
+    for wording in _reword_calls(messages):
+        yield from map(_alternating, _reword_system(wording))
 
 
-def _of_systems(messages: Messages) -> Iterator[Messages]:
+def _reword_system(messages: Messages) -> Iterator[Messages]:
+    """Yield wordings of a conversation with different places for its system messages."""
     yield messages
-    yield _joined(messages)
+    yield _join_system(messages)
     yield _in_questions(messages, keep_first=True)
     yield _in_questions(messages, keep_first=False)
 
 
 def _alternating(messages: Messages) -> Messages:
-    """Return questions that follow one another as one, and answers too, but for one at the end: that may
-    be continued."""
-    found: Messages = []
-    for at, message in enumerate(messages):
-        before = found[-1] if found else None
-        same = before is not None and before["role"] == message["role"]
-        answers = at + 1 < len(messages) and before is not None and _only_says(before, message)
-        if same and (message["role"] == USER or (message["role"] == ASSISTANT and answers)):
-            assert before is not None
-            found[-1] = _with_text(before, before["content"], message["content"])
+    """Join consecutive questions, and consecutive answers except the last, which may be continued."""
+    result: Messages = []
+    for index, message in enumerate(messages):
+        previous = result[-1] if result else None
+        same_role = previous is not None and previous["role"] == message["role"]
+        are_texts = previous is not None and _only_text(previous, message)
+        joinable = index + 1 < len(messages) and are_texts
+        if same_role and (message["role"] == USER or (message["role"] == ASSISTANT and joinable)):
+            assert previous is not None
+            result[-1] = _with_text(previous, previous["content"], message["content"])
         else:
-            found.append(message)
-    return found
+            result.append(message)
+    return result
 
 
-def _only_says(*messages: dict[str, Any]) -> bool:
+def _only_text(*messages: dict[str, Any]) -> bool:
     return all(message.keys() <= {"role", "content"} for message in messages)
 
 
-def _joined(messages: Messages) -> Messages:
-    """System messages that stand together as one."""
+def _join_system(messages: Messages) -> Messages:
+    """Join consecutive system messages."""
     joined: Messages = []
     for message in messages:
         if message["role"] == SYSTEM and joined and joined[-1]["role"] == SYSTEM:
@@ -102,33 +104,33 @@ def _joined(messages: Messages) -> Messages:
 
 
 def _in_questions(messages: Messages, *, keep_first: bool) -> Messages:
-    """System messages as text of the question they stand beside; `keep_first`: not those at the start."""
-    found: Messages = []
-    waiting = ""
-    for message in _joined(messages):
-        if message["role"] == SYSTEM and (found or not keep_first):
-            waiting = message["content"]
+    """Move the text of system messages to the adjacent question; keep_first: except those at the start."""
+    result: Messages = []
+    pending = ""
+    for message in _join_system(messages):
+        if message["role"] == SYSTEM and (result or not keep_first):
+            pending = message["content"]
             continue
-        if waiting and message["role"] == USER:
-            message = _with_text(message, waiting, message["content"])
-        elif waiting:
-            _say(found, waiting)
-        waiting = ""
-        found.append(message)
-    if waiting:
-        _say(found, waiting)
-    return found
+        if pending and message["role"] == USER:
+            message = _with_text(message, pending, message["content"])
+        elif pending:
+            _append_to_question(result, pending)
+        pending = ""
+        result.append(message)
+    if pending:
+        _append_to_question(result, pending)
+    return result
 
 
-def _say(messages: Messages, text: str) -> None:
-    """`text` at the end of the question that stands last, or as one."""
+def _append_to_question(messages: Messages, text: str) -> None:
+    """Add `text` to the last message if that is a question, or as a new question."""
     if messages and messages[-1]["role"] == USER:
         messages[-1] = _with_text(messages[-1], messages[-1]["content"], text)
     else:
         messages.append({"role": USER, "content": text})
 
 
-def _says(message: dict[str, Any]) -> bool:
+def _has_text(message: dict[str, Any]) -> bool:
     return bool((message["content"] or "").strip())
 
 
@@ -139,135 +141,138 @@ def _with_text(message: dict[str, Any], *texts: str) -> dict[str, Any]:
 # ------------------------------------------------------------------------ calls
 
 
-def _of_calls(messages: Messages) -> Iterator[Messages]:
-    """`messages`, then with their calls as other templates have them, and at last as text."""
+def _reword_calls(messages: Messages) -> Iterator[Messages]:
+    """Yield `messages`, then wordings of their calls that other templates need, and at last as text."""
     yield messages
-    if not any(each.get("tool_calls") or each["role"] == "tool" for each in messages):
+    if not any(message.get("tool_calls") or message["role"] == "tool" for message in messages):
         return
-    # where null is no trouble in small, it may be one beside this chat's tools
-    yield [{**each, "content": each["content"] or ""} for each in messages]
-    separate = _apart(messages)
-    in_calls = [messages, separate, _one_each(messages), _one_each(separate)]
-    yield from in_calls[1:]
-    yield from map(_with_short_ids, in_calls)
+    # A template that supports null in a small chat may not support it with the tools of this one.
+    yield [{**message, "content": message["content"] or ""} for message in messages]
+    separate = _separate_text(messages)
+    wordings = [messages, separate, _split_calls(messages), _split_calls(separate)]
+    yield from wordings[1:]
+    yield from map(_with_short_ids, wordings)
     yield _as_text(messages)
 
 
-def _apart(messages: Messages) -> Messages:
-    """Text beside calls as a message before them: some templates write only the calls."""
-    found: Messages = []
+def _separate_text(messages: Messages) -> Messages:
+    """Move text beside calls to a message before them, because some templates write only the calls."""
+    result: Messages = []
     for message in messages:
         if message.get("tool_calls") and (message["content"] or "").strip():
-            found.append({"role": message["role"], "content": message["content"]})
+            result.append({"role": message["role"], "content": message["content"]})
             message = {**message, "content": None}
-        found.append(message)
-    return found
+        result.append(message)
+    return result
 
 
-def _one_each(messages: Messages) -> Messages:
-    """Calls that were made at once as one after the other, each with its result behind it."""
-    found: Messages = []
-    at = 0
-    while at < len(messages):
-        message = messages[at]
-        at += 1
+def _split_calls(messages: Messages) -> Messages:
+    """Put parallel calls into messages of their own, each followed by its result."""
+    rewritten: Messages = []
+    index = 0
+    while index < len(messages):
+        message = messages[index]
+        index += 1
         calls = message.get("tool_calls") or []
         if len(calls) < 2:
-            found.append(message)
+            rewritten.append(message)
             continue
-        answers = list(takewhile(lambda each: each["role"] == "tool", messages[at:]))
-        at += len(answers)
+        tool_messages = list(takewhile(lambda m: m["role"] == "tool", messages[index:]))
+        index += len(tool_messages)
         results: dict[Any, Messages] = {}
-        for each in answers:
-            results.setdefault(each.get("tool_call_id"), []).append(each)
+        for tool_message in tool_messages:
+            results.setdefault(tool_message.get("tool_call_id"), []).append(tool_message)
         for call in calls:
-            found.append({**message, "tool_calls": [call]})
-            found += results.pop(call.get("id"), [])
+            rewritten.append({**message, "tool_calls": [call]})
+            rewritten += results.pop(call.get("id"), [])
             message = {"role": message["role"], "content": None}
-        found += [each for left in results.values() for each in left]
-    return found
+        rewritten += [result for unmatched in results.values() for result in unmatched]
+    return rewritten
 
 
 def _with_short_ids(messages: Messages) -> Messages:
-    """Ids of calls as Mistral's templates want them, nine letters and digits, whoever gave them."""
-    found: Messages = []
+    """Replace the ids of calls by nine letters and digits, which Mistral's templates require."""
+    result: Messages = []
     for message in messages:
         message = dict(message)
         if calls := message.get("tool_calls"):
-            message["tool_calls"] = [{**call, "id": _short(call.get("id"))} for call in calls]
+            message["tool_calls"] = [{**call, "id": _short_id(call.get("id"))} for call in calls]
         if "tool_call_id" in message:
-            message["tool_call_id"] = _short(message["tool_call_id"])
-        found.append(message)
-    return found
+            message["tool_call_id"] = _short_id(message["tool_call_id"])
+        result.append(message)
+    return result
 
 
-def _short(name: Any) -> str:
-    known = str(name)
-    short = len(known) == 9 and known.isascii() and known.isalnum()
-    return known if short else hashlib.sha256(known.encode()).hexdigest()[:9]
+def _short_id(name: Any) -> str:
+    """Return an id of nine letters and digits for any id; one that is such is not changed."""
+    text = str(name)
+    is_short = len(text) == 9 and text.isascii() and text.isalnum()
+    return text if is_short else hashlib.sha256(text.encode()).hexdigest()[:9]
 
 
 def _as_text(messages: Messages) -> Messages:
-    """Calls and results as text of answers and questions."""
-    found: Messages = []
-    last: dict[str, Any] | None = None  # what ends with a result
+    """Rewrite calls and results as text of answers and questions."""
+    rewritten: Messages = []
+    last_result: dict[str, Any] | None = None  # The last message, if it ends with a result.
     for message in messages:
-        before = found[-1] if found else None
-        result = message["role"] == "tool"
+        previous = rewritten[-1] if rewritten else None
+        is_result = message["role"] == "tool"
         if calls := message.get("tool_calls"):
             text = with_calls(message["content"], calls)
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = text
-        elif result:
+        elif is_result:
             message = {"role": "user", "content": result_text(message["content"])}
-        if before and before["role"] == message["role"] == "user" and (result or before is last):
-            # templates want the roles to alternate
-            message = {**before, "content": f"{before['content']}\n{message['content']}"}
-            found.pop()
-        found.append(message)
-        last = message if result else None
-    return found
+        same_role = previous and previous["role"] == message["role"] == "user"
+        if previous and same_role and (is_result or previous is last_result):
+            # Templates require the roles to alternate.
+            message = {**previous, "content": f"{previous['content']}\n{message['content']}"}
+            rewritten.pop()
+        rewritten.append(message)
+        last_result = message if is_result else None
+    return rewritten
 
 
 # ------------------------------------------------------------------------ the skeleton
 
 
 def _mark(index: int, part: str = "text") -> str:
-    # letters and digits that no template holds, and none the beginning of another
+    # Letters and digits that no template contains, so that no mark is the beginning of another.
     return f"zq{index}{part}qz"
 
 
 def _skeleton(messages: Messages) -> Messages:
+    """Return the messages with marks in place of their texts and calls."""
     return [_marked(message, index) for index, message in enumerate(messages)]
 
 
 def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
     marked = dict(message)
-    if _says(message):
+    if _has_text(message):
         marked["content"] = _mark(index)
-    if called := message.get("tool_calls"):
+    if calls := message.get("tool_calls"):
         marked["tool_calls"] = [
             {
                 **call,
                 "function": {
                     **call["function"],
-                    "name": _mark(index, f"call{at}name"),
-                    "arguments": {"key": _mark(index, f"call{at}value")},
+                    "name": _mark(index, f"call{number}name"),
+                    "arguments": {"key": _mark(index, f"call{number}value")},
                 },
             }
-            for at, call in enumerate(called)
+            for number, call in enumerate(calls)
         ]
     return marked
 
 
 def _loss(messages: Messages, text: str) -> InvalidRequest | None:
-    """What of the skeleton is not in `text`, or out of its order."""
-    at = 0
+    """Return the error for a mark of the skeleton that is missing in `text` or out of order, if any."""
+    position = 0
     for index, message in enumerate(messages):
         role = message["role"]
-        if _says(message):
-            at = text.find(_mark(index), at)
-            if at < 0:
+        if _has_text(message):
+            position = text.find(_mark(index), position)
+            if position < 0:
                 return InvalidRequest(
                     f"This model's chat template has no place for a message of the role '{role}' "
                     "where it stands, and would lose its text.",

@@ -1,14 +1,15 @@
-"""From a row of logits to the next token, in llama.cpp's order and meaning.
+"""Sampling: turn a row of logits into the next token, with llama.cpp's order of steps and meaning.
 
-settings      how a request is sampled: asked, over the model's file, over llama.cpp's defaults
-sampler       one request's sampler: penalties, then a distribution, then a draw; log-probabilities
-penalties     what makes repeats less likely, DRY among them
-distribution  top-k, typical, top-p, min-p, temperature: candidates; draws that know no order
-infill        llama.cpp's infill sampler: where a completion in the middle of a text ends
-grammars/     the language of an answer: structured output, tool calls, forced tokens
-guide         what says beside the logits which tokens may come: grammars, and
-thoughts      the end of thoughts that may have only so many tokens
-minimum       no end before an answer has so many tokens
+settings      a request's sampling settings, over those of the model's file, over llama.cpp's defaults
+sampler       the sampler of one request: penalties, distribution, draw; log-probabilities
+penalties     repeat, frequency and presence penalties, and DRY
+distribution  top-k, typical, top-p, min-p and temperature; draws that do not depend on candidate order
+infill        llama.cpp's infill sampler, which decides where a fill-in-the-middle completion ends
+grammars/     constraints on the text of an answer: structured output, tool calls, forced tokens
+guide         the interface of everything that masks tokens beside the logits
+deferred      a guide that runs in its own thread, so that a slow one delays no other request
+thoughts      a guide that limits how many tokens the model may spend on thinking
+minimum       a guide that forbids the end of an answer before a minimum length
 
-May import `llama`, and nothing else of the engine.
+This package may import `llama`, and nothing else of the engine.
 """

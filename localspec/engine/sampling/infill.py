@@ -1,8 +1,8 @@
-"""Where a completion in the middle of a text should end: llama.cpp's "infill" sampler.
+"""Decide where a fill-in-the-middle completion should end: llama.cpp's "infill" sampler.
 
-A model asked to fill a hole writes on when it should stop, since ends of text are rare in its data. The
-rule (`llama_sampler_infill`) lets it stop early: as soon as ending is not much less likely than the
-candidates are each on average, or no piece of text is likely.
+A model that fills a hole in a text often continues when it should stop, because end-of-text tokens are rare
+in its training data. The rule (`llama_sampler_infill`) lets it stop early: when an end is not much less
+likely than the average candidate, or when no text token is likely.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from localspec.engine.sampling.distribution import Distribution
 
-LIKELY = 0.2  # least probability of a token of text
-_MERGED = 256  # most candidates that are compared with one another; editors ask for 40
+LIKELY = 0.2  # Minimum probability of a text token to count as likely, as in llama.cpp.
+# Only this many candidates are compared with each other, because the comparison is quadratic. Editors
+# request 40.
+_MAX_COMPARED_CANDIDATES = 256
 
 
 def infill_sampler(
@@ -24,30 +26,33 @@ def infill_sampler(
     end: int,
     piece: Callable[[int], bytes],
 ) -> Distribution:
-    """The candidates that are left, of which some may end the text, each as likely as it was among them: what
-    others begin with counts for whether one is left, and not for which one is drawn, as there.
+    """Return the candidates that may come next; those that end the text may be among them.
 
-    end: the token that ends it where no text is likely. piece: a token's bytes; those of tokens that
-    show nothing are empty.
+    A token's probability is merged with that of candidates that begin with it, or that it begins with. As
+    in llama.cpp, the merged value decides which candidates remain, and the original one which is drawn.
+
+    end: the token that ends the text if no text token is likely. piece: returns a token's bytes, which are
+    empty if it shows no text.
     """
     order = np.argsort(-candidates.probs, kind="stable")
-    ids, before = candidates.ids[order], candidates.probs[order]
-    probs = before.copy()
+    ids, original_probs = candidates.ids[order], candidates.probs[order]
+    probs = original_probs.copy()
     ends = np.array([is_end(int(token)) for token in ids])
-    ending = float(probs[ends].sum())
-    if 3 * ending * len(ids) > float(probs[~ends].sum()):
-        return _kept(ids, probs, ends)
-    _merge_prefixes([piece(int(token)) for token in ids[:_MERGED]], probs)
+    end_prob = float(probs[ends].sum())
+    # llama.cpp's rule: all ends together are at least a third as likely as the average text candidate.
+    if 3 * end_prob * len(ids) > float(probs[~ends].sum()):
+        return _select(ids, probs, ends)
+    _merge_prefixes([piece(int(token)) for token in ids[:_MAX_COMPARED_CANDIDATES]], probs)
     likely = (probs >= LIKELY) & ~ends
     if not likely.any():
         return Distribution(np.array([end]), np.ones(1))
-    least = probs[likely | ends].sum() / (int(likely.sum()) + 1)
-    # One that went into another has no probability left, an end of text neither.
-    return _kept(ids, before, (probs > 0) & (ends | (likely & (probs >= least))))
+    min_prob = probs[likely | ends].sum() / (int(likely.sum()) + 1)
+    # A token merged into another has probability 0 now, also if it ends the text.
+    return _select(ids, original_probs, (probs > 0) & (ends | (likely & (probs >= min_prob))))
 
 
 def _merge_prefixes(pieces: list[bytes], probs: npt.NDArray[np.float64]) -> None:
-    """Give the probability of tokens of which one begins another to the likelier of the two, in place."""
+    """Merge tokens of which one is a prefix of the other into the likelier of the two, in place."""
     for a, shorter in enumerate(pieces):
         if not shorter:
             continue
@@ -56,13 +61,14 @@ def _merge_prefixes(pieces: list[bytes], probs: npt.NDArray[np.float64]) -> None
                 break
             if a == b or probs[b] == 0.0 or not longer.startswith(shorter):
                 continue
-            kept, gone = (a, b) if probs[a] >= probs[b] else (b, a)
-            probs[kept] += probs[gone]
-            probs[gone] = 0.0
+            likelier, merged = (a, b) if probs[a] >= probs[b] else (b, a)
+            probs[likelier] += probs[merged]
+            probs[merged] = 0.0
 
 
-def _kept(
+def _select(
     ids: npt.NDArray[np.int64], probs: npt.NDArray[np.float64], keep: npt.NDArray[np.bool_]
 ) -> Distribution:
-    left = probs[keep]
-    return Distribution(ids[keep], left / left.sum())
+    """Return the distribution of the candidates in `keep`, a boolean array (n,)."""
+    selected = probs[keep]
+    return Distribution(ids[keep], selected / selected.sum())

@@ -1,4 +1,4 @@
-"""The least length of an answer: until it has so many tokens, none that ends it may come."""
+"""A guide that enforces the minimum length of an answer (`min_tokens`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 
 class MinimumLength:
-    """A Guide that forbids the tokens in `ends` at the first `least` places of an answer."""
+    """A guide that forbids the tokens in `ends` at the first `min_tokens` places of an answer."""
 
     narrows = False
 
-    def __init__(self, least: int, ends: Iterable[int], n_vocab: int) -> None:
-        self._least = least
+    def __init__(self, min_tokens: int, ends: Iterable[int], n_vocab: int) -> None:
+        self._min_tokens = min_tokens
         self._ends = frozenset(ends)
         self._count = 0
         self._allowed = np.ones(n_vocab, dtype=np.bool_)
@@ -27,7 +27,7 @@ class MinimumLength:
         pass
 
     def mask(self) -> npt.NDArray[np.bool_] | None:
-        return self._allowed if self._count < self._least else None
+        return self._allowed if self._count < self._min_tokens else None
 
     def consume(self, token: int) -> None:
         self._count += 1
@@ -36,9 +36,9 @@ class MinimumLength:
         self._count -= count
 
     def valid(self, tokens: Sequence[int]) -> int:
-        for at, token in enumerate(tokens[: max(self._least - self._count, 0)]):
+        for index, token in enumerate(tokens[: max(self._min_tokens - self._count, 0)]):
             if token in self._ends:
-                return at
+                return index
         return len(tokens)
 
     def forced(self) -> list[int]:

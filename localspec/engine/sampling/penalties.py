@@ -1,8 +1,8 @@
-"""What makes tokens less likely that repeat what was said: repeat, frequency, presence, and DRY.
+"""Penalties on repetition: the repeat, frequency and presence penalties, and DRY.
 
-DRY (p-e-w, 2024): a token that would go on with a repeat becomes less likely the longer the repeat. As in
-llama.cpp's sampler of that name, a repeat does not reach back across a sequence breaker, which is a text
-of one or of several tokens, and a token that holds a whole breaker is spared itself.
+DRY (p-e-w, 2024) penalises a token that would extend a repeated sequence, the more the longer the sequence.
+As in llama.cpp, a repeated sequence does not reach back across a sequence breaker. A breaker is a text of
+one or more tokens, and a token that contains a whole breaker is never penalised.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from localspec.engine.llama import Logits
 from localspec.engine.sampling.settings import Settings
 from localspec.errors import InvalidRequest
 
-_LARGEST = float(np.finfo(np.float32).max)
-MAX_BYTES = 40  # of a breaker; what is beyond is left out
-MAX_TAIL = 20  # tokens of a breaker after its first
-# More would change nothing: every other token is likelier by then. A grammar may leave no other.
-MOST = 1e6
-_LOG_LARGEST = 88.7228391  # ln of the largest float32
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_LN_MAX_FLOAT32 = 88.7228391
+MAX_BREAKER_BYTES = 40  # A longer breaker is cut, as in llama.cpp.
+MAX_TAIL_TOKENS = 20  # Tokens of a breaker after its first; more are cut, as in llama.cpp.
+# A larger penalty would not matter, because every other token is likelier at this one. The bound keeps the
+# logit finite, since a grammar may allow no other token.
+MAX_DRY_PENALTY = 1e6
 
-# First token of a breaker → the tokens that may follow it, none where it holds the whole.
+# First token of a breaker → the sequences of tokens that complete it; an empty one if it is complete.
 Breakers = Mapping[int, Sequence[Sequence[int]]]
 
 
 def penalise(row: Logits, history: Sequence[int], settings: Settings, breakers: Breakers) -> None:
-    """Every penalty that the settings ask for over the tokens so far, in place."""
+    """Apply every penalty of `settings` to `row`, in place; history: the tokens so far."""
     _penalise_repeats(row, history, settings)
     if settings.dry_multiplier > 0.0:
         _penalise_sequences(row, history, settings, breakers)
 
 
 def _penalise_repeats(row: Logits, history: Sequence[int], settings: Settings) -> None:
-    """Repeat, frequency and presence penalties over the last `repeat_last_n` tokens, in place."""
+    """Apply repeat, frequency and presence penalties over the last `repeat_last_n` tokens, in place."""
     span = len(history) if settings.repeat_last_n < 0 else settings.repeat_last_n
     if span == 0:
         return
@@ -50,59 +51,67 @@ def _penalise_repeats(row: Logits, history: Sequence[int], settings: Settings) -
     )
     values -= times * settings.frequency_penalty + settings.presence_penalty
     possible = values > -np.inf
-    row[ids[possible]] = np.clip(values[possible], -_LARGEST, _LARGEST)
+    row[ids[possible]] = np.clip(values[possible], -_MAX_FLOAT32, _MAX_FLOAT32)
 
 
 def _penalise_sequences(
     row: Logits, history: Sequence[int], settings: Settings, breakers: Breakers
 ) -> None:
-    """DRY over the last `dry_penalty_last_n` tokens, in place."""
-    last = settings.dry_penalty_last_n
-    span = history if last < 0 or last >= len(history) else history[len(history) - last :]
+    """Apply DRY over the last `dry_penalty_last_n` tokens, in place."""
+    last_n = settings.dry_penalty_last_n
+    span = history if last_n < 0 or last_n >= len(history) else history[len(history) - last_n :]
     multiplier, base = settings.dry_multiplier, settings.dry_base
-    for token, lost in dry_penalties(
+    for token, penalty in dry_penalties(
         span, breakers, multiplier, base, settings.dry_allowed_length
     ).items():
-        row[token] -= lost
+        row[token] -= penalty
 
 
 class BreakerTable:
-    """Which tokens of a vocabulary begin a breaker. Reads the vocabulary once, when first asked."""
+    """An index of the tokens of a vocabulary that begin a breaker, built at its first use."""
 
     def __init__(
         self, words: Callable[[], Sequence[bytes]], tokenize: Callable[[bytes], list[int]]
     ) -> None:
-        """words: each token as it reads alone at the start of a text. tokenize: nothing added to it."""
+        """Store how to read the vocabulary, without reading it yet.
+
+        words: returns the bytes of every token, as it reads at the start of a text. tokenize: adds no
+        special tokens.
+        """
         self._words = words
         self._tokenize = tokenize
         self._backwards: list[tuple[bytes, int]] = []
         self._last: tuple[tuple[str, ...], Breakers] = ((), {})
 
     def find(self, texts: tuple[str, ...]) -> Breakers:
-        """The breakers in tokens; the last ones asked for are remembered.
+        """Return the breakers as tokens; the result of the last call is remembered.
 
         Raises:
-            InvalidRequest: one is no valid Unicode.
+            InvalidRequest: a breaker is not valid Unicode.
         """
         if texts == self._last[0]:
             return self._last[1]
-        found: dict[int, list[Sequence[int]]] = {}
+        breakers: dict[int, list[Sequence[int]]] = {}
         for text in texts:
             try:
-                # llama.cpp takes C strings
-                raw = text.encode().split(b"\0")[0][:MAX_BYTES]
+                # llama.cpp reads C strings, which end at a NUL.
+                raw = text.encode().split(b"\0")[0][:MAX_BREAKER_BYTES]
             except UnicodeEncodeError as error:
                 raise InvalidRequest(
                     f"A sequence breaker is not valid Unicode: {error.reason}.",
                     param="dry_sequence_breakers",
                 ) from error
             for token, tail in self._overlaps(raw):
-                found.setdefault(token, []).append(tail)
-        self._last = texts, found
-        return found
+                breakers.setdefault(token, []).append(tail)
+        self._last = texts, breakers
+        return breakers
 
     def _overlaps(self, breaker: bytes) -> Iterator[tuple[int, Sequence[int]]]:
-        """Tokens that hold the breaker; those that end with its beginning, and its rest as tokens."""
+        """Yield each token that contains or begins `breaker`, with the tokens that complete it.
+
+        A token that contains the whole breaker has no such tokens. One that ends with the beginning of
+        the breaker has those of the remaining text.
+        """
         if not breaker:
             return
         words = self._words()
@@ -113,9 +122,9 @@ class BreakerTable:
                 yield token, ()
         for size in range(1, len(breaker)):
             beginning = breaker[:size][::-1]
-            tail = self._tokenize(breaker[size:])[:MAX_TAIL]
-            for at in range(bisect_left(self._backwards, (beginning, 0)), len(self._backwards)):
-                word, token = self._backwards[at]
+            tail = self._tokenize(breaker[size:])[:MAX_TAIL_TOKENS]
+            for index in range(bisect_left(self._backwards, (beginning, 0)), len(self._backwards)):
+                word, token = self._backwards[index]
                 if not word.startswith(beginning):
                     break
                 if breaker not in words[token]:
@@ -125,46 +134,49 @@ class BreakerTable:
 def dry_penalties(
     history: Sequence[int], breakers: Breakers, multiplier: float, base: float, allowed: int
 ) -> dict[int, float]:
-    """What tokens lose: multiplier · base^(n - allowed), where n ≥ allowed tokens at the end of
-    `history` stood before them elsewhere in it.
+    """Return DRY's penalty for each token that would continue a repeated sequence.
+
+    The penalty is multiplier · base^(n - allowed), where the last n ≥ allowed tokens of `history` also stand
+    before an earlier occurrence of the token.
     """
     backwards = list(reversed(history))
     if len(backwards) <= allowed:
         return {}
-    limit = _limit(backwards, breakers)
+    limit = _count_since_breaker(backwards, breakers)
     if limit < allowed:
         return {}
     longest: dict[int, int] = {}
-    for at, length in enumerate(_prefix_matches(backwards)):
+    for index, length in enumerate(_prefix_matches(backwards)):
         length = min(length, limit)
-        if at and length >= allowed:
-            follower = backwards[at - 1]
+        if index and length >= allowed:
+            follower = backwards[index - 1]
             longest[follower] = max(longest.get(follower, 0), length)
-    most = int(_LOG_LARGEST / math.log(base)) if base > 1.000001 else 0
-    lost = {}
+    # Larger exponents would overflow float32. 0 means no bound, for a base of (almost) 1.
+    max_power = int(_LN_MAX_FLOAT32 / math.log(base)) if base > 1.000001 else 0
+    penalties = {}
     for token, length in longest.items():
         if any(not tail for tail in breakers.get(token, ())):
             continue
-        power = min(length - allowed, most) if most > 0 else length - allowed
-        lost[token] = min(multiplier * base**power, MOST)
-    return lost
+        power = min(length - allowed, max_power) if max_power > 0 else length - allowed
+        penalties[token] = min(multiplier * base**power, MAX_DRY_PENALTY)
+    return penalties
 
 
-def _limit(backwards: Sequence[int], breakers: Breakers) -> int:
-    """How many tokens stand after the last breaker."""
-    for at, token in enumerate(backwards):
+def _count_since_breaker(backwards: Sequence[int], breakers: Breakers) -> int:
+    """Return how many tokens follow the last breaker; backwards: the tokens so far, last one first."""
+    for index, token in enumerate(backwards):
         longest = -1
         for tail in breakers.get(token, ()):
             size = len(tail)
-            if longest < size <= at and list(tail) == backwards[at - size : at][::-1]:
+            if longest < size <= index and list(tail) == backwards[index - size : index][::-1]:
                 longest = size
         if longest >= 0:
-            return at - longest
+            return index - longest
     return len(backwards)
 
 
 def _prefix_matches(items: Sequence[int]) -> list[int]:
-    """Z-function: how many items from each place on equal those from the start."""
+    """Return the Z-function: for each place, how many items from there on equal those from the start."""
     n = len(items)
     z = [0] * n
     left = right = 0

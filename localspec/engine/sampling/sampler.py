@@ -1,10 +1,10 @@
-"""From one row of logits to a small distribution, in llama.cpp's order and meaning.
+"""Sample one token from a row of logits, with llama.cpp's order of steps and meaning.
 
-logit bias → repeat, frequency and presence penalties → DRY → top-n-sigma → top-k → typical → top-p →
-min-p → XTC → temperature, which may hang on the entropy. Everything after the penalties works on a few
-candidates: with top-k the row is scanned for its top and never sorted or exponentiated whole, so that a
-150 k vocabulary costs a fraction of a millisecond. A sampler holds no history of its own: it is given the
-tokens so far, so that a rejected draft leaves nothing behind.
+The steps are logit bias → repeat, frequency and presence penalties → DRY → top-n-sigma → top-k → typical →
+top-p → min-p → XTC → temperature, which may depend on the entropy. Everything after the penalties works on
+a few candidates. With top-k, the row is never sorted or exponentiated as a whole, so that sampling from a
+150 k vocabulary takes a fraction of a millisecond. A sampler keeps no history: callers pass the tokens so
+far, so that a rejected draft leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from localspec.protocol.frames import TokenLogprob
 
 
 class Sampler:
-    """Samples for one request: settings, randomness, and DRY's breakers in tokens.
+    """The sampler of one request, with its settings, seed and DRY breakers.
 
-    A token is drawn with randomness of its place in the answer, so that plain and speculative decoding
-    under the `match` rule draw alike. The stream of `uniform` is for drafts and the rejection rule.
+    The randomness of a token depends on its place in the answer. Plain decoding and speculative decoding
+    under the `match` rule therefore draw the same tokens. The stream of `uniform` serves drafting and the
+    rejection rule.
     """
 
     def __init__(
@@ -38,12 +39,16 @@ class Sampler:
         breakers: Breakers | None = None,
         narrowed: Callable[[Distribution], Distribution] | None = None,
     ) -> None:
-        """narrowed: what is left of the candidates, after all that the settings say but temperature 0."""
+        """Prepare sampling with `settings`.
+
+        breakers: DRY's sequence breakers as tokens.
+        narrowed: filters the candidates after every step of the settings except temperature 0.
+        """
         self.settings = settings
         self._narrowed = narrowed
-        # Is the likeliest of all what is chosen, whatever else there is?
-        self._best = settings.greedy and narrowed is None and not settings.excludes
-        # Greedy is the likeliest of what is left, so the narrowing must see more than one.
+        # Whether the result is always the highest logit of the row, so that no distribution is needed.
+        self._always_highest = settings.greedy and narrowed is None and not settings.excludes
+        # Greedy sampling picks the likeliest candidate after narrowing, so narrowing must see them all.
         self._truncation = Truncation(
             replace(settings, temperature=1.0) if settings.greedy else settings
         )
@@ -54,12 +59,16 @@ class Sampler:
         self._bias = np.fromiter(settings.logit_bias.values(), dtype=np.float32)
 
     def uniform(self) -> float:
+        """Return the next number in [0, 1) of the stream for drafts and the rejection rule."""
         return float(self._random.random())
 
     def adjusted(
         self, row: Logits, history: Sequence[int], mask: npt.NDArray[np.bool_] | None = None
     ) -> Logits:
-        """`row` after bias, penalties and a grammar's mask; the same array where none applies."""
+        """Return `row` (n_vocab,) after bias, penalties and a grammar's mask.
+
+        This is a copy, or the same array if none of them applies. history: the tokens so far.
+        """
         settings = self.settings
         if not (len(self._bias) or settings.penalised or mask is not None):
             return row
@@ -70,53 +79,58 @@ class Sampler:
             penalise(row, history, settings, self._breakers)
         if mask is not None:
             row[~mask] = -np.inf
-            if row.max() == -np.inf:  # the grammar leaves only what a bias forbids: it goes before
+            if row.max() == -np.inf:
+                # The bias forbids every token that the grammar allows. The grammar prevails.
                 row[mask] = 0.0
         return row
 
     def distribution(self, row: Logits, place: int = 0) -> Distribution:
-        """The distribution to draw from, of an adjusted row; one certain token when greedy.
+        """Return the distribution to draw from, given an adjusted row; a single token if greedy.
 
-        place: how many tokens of the answer come before. XTC is on or off by a draw for each, the same for
-        drafts and for the target: for either case what is drawn is the target's, so it is altogether.
+        place: the number of tokens of the answer before this one. Whether XTC applies is drawn once per
+        place, with the same result for draft and target. Speculative decoding is exact in both cases, and
+        so it is exact overall.
         """
-        if self._best:
+        if self._always_highest:
             return Distribution.certain(int(row.argmax()))
-        asked = self.settings
-        without = asked.excludes and chance(self.seed, place) <= asked.xtc_probability
-        found = self._truncation.distribution(row, without_top=without)
+        settings = self.settings
+        without_top = settings.excludes and chance(self.seed, place) <= settings.xtc_probability
+        candidates = self._truncation.distribution(row, without_top=without_top)
         if self._narrowed is not None:
-            found = self._narrowed(found)
-        return Distribution.certain(int(found.ids[found.probs.argmax()])) if asked.greedy else found
+            candidates = self._narrowed(candidates)
+        if not settings.greedy:
+            return candidates
+        return Distribution.certain(int(candidates.ids[candidates.probs.argmax()]))
 
     def sample(self, row: Logits, place: int) -> int:
-        """One token from an adjusted row. place: how many tokens of the answer come before it."""
-        if self._best:
+        """Draw one token from an adjusted row. place: the number of tokens of the answer before it."""
+        if self._always_highest:
             return int(row.argmax())
-        found = self.distribution(row, place)
+        candidates = self.distribution(row, place)
         if self.settings.greedy:
-            return int(found.ids[0])
-        return found.first(delays(self.seed, place, found.ids))
+            return int(candidates.ids[0])
+        return candidates.first(delays(self.seed, place, candidates.ids))
 
 
 def logprob(row: Logits, token: int, top: int, piece: Callable[[int], bytes]) -> TokenLogprob:
-    """The target's own log-probability of `token` (temperature 1, before any penalty), and the
-    `top` most probable tokens beside it.
+    """Return the target's log-probability of `token` and of the `top` most probable tokens.
+
+    The probabilities are those at temperature 1, before any penalty. piece: returns a token's bytes.
     """
     peak = float(row.max())
     log_total = peak + float(np.log(np.exp(row - np.float32(peak)).sum(dtype=np.float64)))
-    best: list[tuple[int, bytes, float]] = []
+    likeliest: list[tuple[int, bytes, float]] = []
     if top > 0:
         ids = np.argpartition(row, -top)[-top:]
         for i in ids[np.argsort(-row[ids], kind="stable")]:
-            best.append((int(i), piece(int(i)), float(row[i]) - log_total))
-    return TokenLogprob(token, piece(token), float(row[token]) - log_total, best)
+            likeliest.append((int(i), piece(int(i)), float(row[i]) - log_total))
+    return TokenLogprob(token, piece(token), float(row[token]) - log_total, likeliest)
 
 
 def prompt_logprob(
     row: Logits, token: int, top: int, piece: Callable[[int], bytes]
 ) -> TokenLogprob:
-    """Return `logprob` of a token that was given, and how many tokens are likelier than it, plus one."""
+    """Return `logprob` of a prompt token, with its rank (1 for the most probable token)."""
     entry = logprob(row, token, top, piece)
     entry.rank = int((row > row[token]).sum()) + 1
     return entry
@@ -125,11 +139,11 @@ def prompt_logprob(
 def drawn_logprob(
     drawn: Distribution, token: int, top: int, piece: Callable[[int], bytes]
 ) -> TokenLogprob:
-    """The log-probability with which `token` was drawn, and the `top` likeliest candidates of the draw."""
+    """Return the log-probability with which `token` was drawn, and the `top` likeliest candidates."""
     order = np.argsort(-drawn.probs, kind="stable")[:top]
-    best = [
-        (int(drawn.ids[at]), piece(int(drawn.ids[at])), math.log(drawn.probs[at]))
-        for at in order
-        if drawn.probs[at] > 0.0
+    likeliest = [
+        (int(drawn.ids[index]), piece(int(drawn.ids[index])), math.log(drawn.probs[index]))
+        for index in order
+        if drawn.probs[index] > 0.0
     ]
-    return TokenLogprob(token, piece(token), math.log(max(drawn.of(token), 1e-300)), best)
+    return TokenLogprob(token, piece(token), math.log(max(drawn.of(token), 1e-300)), likeliest)

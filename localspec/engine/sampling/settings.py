@@ -1,4 +1,4 @@
-"""How a request is sampled: what it asked for, over what the model's file says, over llama.cpp's defaults."""
+"""Sampling settings: those of the request, over those of the model's file, over llama.cpp's defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localspec.protocol.sampling import parameters
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Sampling as it will be done; every default is llama.cpp's."""
+    """The complete sampling settings of one request. Every default is llama.cpp's."""
 
     temperature: float = 0.8
     top_k: int = 40
@@ -42,16 +42,20 @@ class Settings:
 
     @property
     def greedy(self) -> bool:
-        """Is there nothing to draw? Of one candidate there is not, at any temperature."""
+        """Whether nothing is drawn at random. With top-k 1 this holds at any temperature."""
         return self.top_k == 1 or (self.temperature <= 0.0 and self.dynatemp_range <= 0.0)
 
     @property
     def excludes(self) -> bool:
-        """Whether XTC may pass over the likeliest tokens; above 0.5 no two are that likely."""
+        """Whether XTC can exclude the likeliest tokens.
+
+        It needs two tokens above its threshold, which cannot be if the threshold is above 0.5.
+        """
         return self.xtc_probability > 0.0 and self.xtc_threshold <= 0.5
 
     @property
     def penalised(self) -> bool:
+        """Whether any penalty on repetition applies."""
         return (
             self.repeat_penalty != 1.0
             or self.frequency_penalty != 0.0
@@ -61,35 +65,37 @@ class Settings:
 
 
 def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
-    """The settings a model's file asks for; left out is a value that no request may have either."""
-    found: dict[str, float] = {}
-    for name, kind, also in parameters():
-        text = metadata(f"general.sampling.{also.gguf}") if also.gguf else None
+    """Return the sampling defaults in a model's file, without values that a request could not have.
+
+    metadata: returns the text of a GGUF key, or None if the file does not have it.
+    """
+    defaults: dict[str, float] = {}
+    for name, kind, aliases in parameters():
+        text = metadata(f"general.sampling.{aliases.gguf}") if aliases.gguf else None
         if text is None:
             continue
         try:
             value = float(text)
-            whole = isinstance(getattr(Settings(), name), int)
-            found[name] = msgspec.convert(int(value) if whole else value, kind)
-        except (ValueError, OverflowError):  # no number, none that is finite, or beyond the limits
+            is_integer = isinstance(getattr(Settings(), name), int)
+            defaults[name] = msgspec.convert(int(value) if is_integer else value, kind)
+        except (ValueError, OverflowError):  # Not a number, not finite, or out of range.
             continue
-    return found
+    return defaults
 
 
 def unasked(defaults: Mapping[str, float]) -> dict[str, Any]:
-    """How a request is sampled that says nothing of it, in the names of requests; `defaults` are the
-    model's."""
+    """Return the settings of a request without any, by parameter name; `defaults` are the model's."""
     settings = resolve(Sampling(), defaults)
-    return {each.name: getattr(settings, each.name) for each in parameters()}
+    return {parameter.name: getattr(settings, parameter.name) for parameter in parameters()}
 
 
-def resolve(asked: Sampling, defaults: Mapping[str, float]) -> Settings:
-    """What was asked, over what the model's file says, over llama.cpp's defaults."""
-    told: dict[str, Any] = {
+def resolve(request: Sampling, defaults: Mapping[str, float]) -> Settings:
+    """Return the settings of a request, over the model's `defaults`, over llama.cpp's defaults."""
+    overrides: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name in Settings.__dataclass_fields__
-        if (value := getattr(asked, name)) is not None
+        if (value := getattr(request, name)) is not None
     }
-    if told.get("dry_base", 1.0) < 1.0:  # as llama-server
-        del told["dry_base"]
-    return replace(Settings(), **{**defaults, **told})
+    if overrides.get("dry_base", 1.0) < 1.0:  # llama-server ignores such a base as well.
+        del overrides["dry_base"]
+    return replace(Settings(), **{**defaults, **overrides})

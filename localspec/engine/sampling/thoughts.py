@@ -1,8 +1,9 @@
-"""The end of a model's thoughts where they may have only so many tokens: the marker that closes them is
-forced, as if the model had written it, and the answer follows.
+"""A guide that limits the number of tokens in a model's thoughts.
 
-A marker may be one control token or several of text, so markers are looked for in the text. Forced tokens
-take the way of a grammar's: drafts that differ are cut, and the marker itself is drafted, for nothing.
+When the limit is reached, the marker that closes the thoughts is forced, as if the model had written it, and
+the answer follows. A marker may be one control token or several text tokens, so markers are found in the
+text. Forced tokens are handled like those of a grammar: drafts that differ are cut, and the marker itself is
+drafted at no cost.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-_KEPT = 128  # states that can be gone back to; a pass brings fewer tokens
-_GRACE = 8  # tokens beyond the limit in which a character or the marker may be completed
+_MAX_STATES = 128  # States kept for `take_back`; one pass consumes fewer tokens.
+_GRACE_TOKENS = 8  # Tokens beyond the limit in which a begun character or marker may be completed.
 
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """What opens thoughts, and what closes them, as text and as tokens."""
+    """The texts that open and close thoughts. `tokens` are those of the closing text."""
 
     opening: bytes
     closing: bytes
@@ -28,8 +29,11 @@ class Marker:
 
 
 class _State(NamedTuple):
-    """text: what has come of the answer, or the last of the thoughts. spent: the thoughts' tokens so far.
-    forced: how many tokens of the marker have been forced."""
+    """The state after one token of the answer.
+
+    text: the answer so far while thoughts may still begin; later the end of the thoughts. spent: number of
+    tokens in the thoughts so far. forced: number of marker tokens that were forced.
+    """
 
     phase: Literal["before", "thinking", "over"]
     text: bytes = b""
@@ -39,7 +43,7 @@ class _State(NamedTuple):
 
 
 class Thoughts:
-    """A Guide: the thoughts of one answer, `limit` tokens of them at most."""
+    """A guide that lets the thoughts of one answer have at most `limit` tokens."""
 
     narrows = False
 
@@ -51,14 +55,17 @@ class Thoughts:
         piece: Callable[[int], bytes],
         n_vocab: int,
     ) -> None:
-        """tail: the prompt's last characters, which may have opened them. piece: a token's bytes."""
+        """Begin the answer. tail: the end of the prompt, which may open the thoughts already.
+
+        piece: returns a token's bytes.
+        """
         self._limit = limit
         self._markers = markers
         self._piece = piece
         self._n_vocab = n_vocab
-        end = tail.rstrip().encode()
-        opened = next((each for each in markers if end.endswith(each.opening.rstrip())), None)
-        self._states = [_State("thinking", marker=opened) if opened else _State("before")]
+        prompt_end = tail.rstrip().encode()
+        marker = next((m for m in markers if prompt_end.endswith(m.opening.rstrip())), None)
+        self._states = [_State("thinking", marker=marker) if marker else _State("before")]
 
     def begin_round(self) -> bool:
         return True
@@ -75,8 +82,8 @@ class Thoughts:
         return allowed
 
     def consume(self, token: int) -> None:
-        self._states.append(self._after(self._states[-1], token))
-        del self._states[:-_KEPT]
+        self._states.append(self._next_state(self._states[-1], token))
+        del self._states[:-_MAX_STATES]
 
     def take_back(self, count: int) -> None:
         if count:
@@ -84,57 +91,61 @@ class Thoughts:
 
     def valid(self, tokens: Sequence[int]) -> int:
         state = self._states[-1]
-        for at, token in enumerate(tokens):
+        for index, token in enumerate(tokens):
             forced = self._forced(state)
             if forced and forced[0] != token:
-                return at
-            state = self._after(state, token)
+                return index
+            state = self._next_state(state, token)
         return len(tokens)
 
     def forced(self) -> list[int]:
         return self._forced(self._states[-1])
 
     def _forced(self, state: _State) -> list[int]:
+        """Return the tokens of the closing marker that must follow `state`."""
         if state.phase != "thinking" or state.spent < self._limit or state.marker is None:
             return []
-        waits = _unfinished(state.text) or _begins(state.text, state.marker)
-        if waits and not state.forced and 0 < state.spent < self._limit + _GRACE:
+        incomplete = _ends_within_character(state.text) or _ends_with_part_of(
+            state.text, state.marker
+        )
+        if incomplete and not state.forced and 0 < state.spent < self._limit + _GRACE_TOKENS:
             return []
         return state.marker.tokens[state.forced :]
 
-    def _after(self, state: _State, token: int) -> _State:
-        """The state that a token leads to."""
+    def _next_state(self, state: _State, token: int) -> _State:
+        """Return the state that follows `state` after `token`."""
         if state.phase == "over":
             return state
         forced = state.forced + bool(self._forced(state))
         text = state.text + self._piece(token)
         if state.phase == "before":
-            return self._opened(text)
+            return self._open(text)
         assert state.marker is not None
         if state.marker.closing in text or forced == len(state.marker.tokens):
             return _State("over")
         text = text[-len(state.marker.closing) :]
         return _State("thinking", text, state.marker, state.spent + 1, forced)
 
-    def _opened(self, text: bytes) -> _State:
-        begun = text.lstrip()
+    def _open(self, text: bytes) -> _State:
+        """Return the state after the first text of the answer, which may open the thoughts."""
+        stripped = text.lstrip()
         for marker in self._markers:
-            if begun.startswith(marker.opening):
+            if stripped.startswith(marker.opening):
                 return _State("thinking", marker=marker)
-        waits = any(each.opening.startswith(begun) for each in self._markers)
-        return _State("before", text) if waits else _State("over")
+        may_open = any(marker.opening.startswith(stripped) for marker in self._markers)
+        return _State("before", text) if may_open else _State("over")
 
 
-def _begins(text: bytes, marker: Marker) -> bool:
-    """Does `text` end with a part of the closing marker? One that is a single token comes whole."""
+def _ends_with_part_of(text: bytes, marker: Marker) -> bool:
+    """Return whether `text` ends with part of the closing marker; a single token has no parts."""
     if len(marker.tokens) == 1:
         return False
     closing = marker.closing
     return any(text.endswith(closing[:size]) for size in range(2, len(closing)))
 
 
-def _unfinished(text: bytes) -> bool:
-    """Does it end within a character?"""
+def _ends_within_character(text: bytes) -> bool:
+    """Return whether UTF-8 `text` ends in the middle of a character."""
     for back, byte in enumerate(reversed(text[-4:]), start=1):
         if byte < 0x80:
             return False

@@ -1,15 +1,21 @@
-"""The language of an answer, through llguidance: structured output, tool calls, forced tokens.
+"""Grammars that constrain answers, through llguidance: structured output, tool calls, forced tokens.
 
-compile  compiled grammars of requests, and the cache of those that are asked again and again
-sources  which grammars hold where in a request's answer, written as llguidance reads them
-gbnf     llama.cpp's notation for grammars, parsed
-lexemes  which parts of such a grammar are read as one
-lark     such a grammar as llguidance reads it
-child    the process in which each of them is compiled once, with limits on its time and memory
-process  the worker's side of it
-matcher  what a grammar says of an answer, token by token
-gates    grammars that hold from a marker on, wherever in an answer that is
-calls    the grammar of tool calls, for every notation
-values   arguments in notations that are no JSON
-schemas  JSON Schemas closed as llama-server closes them
+compile   compile the grammars of requests, with a cache for those that come again
+sources   decide which grammars apply where in an answer, and write them in llguidance's Lark
+gbnf      parse GBNF, llama.cpp's grammar notation
+lexemes   divide a GBNF grammar into lexemes, which the lexer reads as units
+lark      write a GBNF grammar in llguidance's Lark
+child     the process that compiles each grammar once, with limits on its time and memory
+process   the worker's side of that process
+matcher   a guide that applies one grammar to a whole answer
+gates     a guide that applies grammars from a marker on, anywhere in an answer
+numbers   a guide that bounds the length of numbers in JSON
+calls     the grammar of tool calls, in every notation
+values    the grammar of arguments in notations that are not JSON
+schemas   close the objects of JSON Schemas as llama-server does
+enforced  reduce JSON Schemas to what llguidance can enforce
+disjoint  decide whether the parts of a `oneOf` exclude each other
+formats   expressions for the string formats of JSON Schema
+patterns  translate the regular expressions of JSON Schema
+pointers  resolve the references of JSON Schema
 """

@@ -1,8 +1,9 @@
-"""The grammar of tool calls, in llguidance's Lark: a call from its marker on, or an answer of calls alone.
+"""Write the grammar of tool calls in llguidance's Lark.
 
-A call's name is one of the tools', and its arguments are in that tool's schema. Schemas are reduced to what
-can be enforced before they come here. Where a notation cannot say what a schema asks, the tool's calls are
-JSON between the same markers, which every reader of that notation understands.
+The grammar describes write_marker a call from its marker on, or a whole answer that consists of calls. The
+name in a call must be that of a tool, and its arguments must fit that tool's schema, which has been reduced
+to what can be enforced. If a notation cannot express a schema, the tool's calls are JSON between the same
+markers, which every parser of that notation accepts.
 """
 
 from __future__ import annotations
@@ -15,39 +16,44 @@ from localspec.engine.sampling.grammars.enforced import for_library
 from localspec.engine.sampling.grammars.values import GemmaValues, TagValues, Unwritable
 from localspec.protocol.calls import ID, Tools
 
-# Blanks that a model may write of its own accord: bounded, for a small one goes on with them forever.
+# Blanks that a model may write between the parts of a call. Bounded, because small models may write blanks
+# forever.
 _BLANKS = r"/( |\n{1,2}[ \t]{0,20})?/"
 LOOSE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
 _COMPACT = {"whitespace_flexible": False}
 _ID = "/[a-zA-Z0-9]{9}/"
 _ANY_ID = "/[a-zA-Z0-9_-]{1,40}/"
 
-# Written as JSON instead, where llguidance judges a schema whose keywords have values of other types.
-_NOT_SO = (Unwritable, AttributeError, IndexError, KeyError, TypeError, ValueError)
+# Errors of a schema that the notation cannot express, or whose keywords have values of the wrong type. The
+# call is then written as JSON, and llguidance reports what is wrong with the schema.
+_SCHEMA_ERRORS = (Unwritable, AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 Spelled = Callable[[str], str]
 
 
-def quoted(value: str) -> str:
-    """Text as it is, for Lark."""
+def lark_string(value: str) -> str:
+    """Return a Lark string literal of `value`."""
     return json.dumps(value, ensure_ascii=False)
 
 
-def either(marker: str, spelled: Spelled) -> str:
-    """A marker, whether it is a token of its own or spelled out."""
-    return f"({' | '.join(dict.fromkeys([spelled(marker), quoted(marker)]))})"
+def write_marker(marker: str, spelled: Spelled) -> str:
+    """Return a Lark expression that matches `marker` as one special token or as plain text."""
+    return f"({' | '.join(dict.fromkeys([spelled(marker), lark_string(marker)]))})"
 
 
-def after(marker: str, spelled: Spelled) -> str:
-    """What an answer follows: the closing marker of thoughts, and the lines behind it."""
-    return f"{either(marker, spelled)} /\\n{{0,2}}/" if marker else ""
+def write_thoughts_end(marker: str, spelled: Spelled) -> str:
+    """Return a Lark expression for the closing marker of thoughts and the line breaks after it.
+
+    The expression is empty if there is no marker.
+    """
+    return f"{write_marker(marker, spelled)} /\\n{{0,2}}/" if marker else ""
 
 
 class CallGrammar:
-    """Rules for the calls of one request.
+    """The Lark rules for the calls of one request.
 
-    spelled: a marker as the vocabulary writes it, for Lark. free: tools whose arguments are any object. A
-    compact one has no blank that a model was not taught.
+    spelled: returns the Lark expression of a marker in this vocabulary. free: names of tools whose
+    arguments may be any object. compact: allow only the blanks that the model was trained to write.
     """
 
     def __init__(
@@ -63,99 +69,105 @@ class CallGrammar:
         self._rules = {"blank": _BLANKS}
 
     def opened(self, marker: str) -> str:
-        """What one marker opens, the marker included; without one, an answer that is JSON from its first
-        character, which may be no call at all.
+        """Return the grammar of what `marker` opens, including the marker.
+
+        Without a marker, it is the grammar of an answer that is JSON from its first character, which may
+        be something other than a call.
         """
         if marker:
-            first = self._either(marker)
-            return self._grammar(f"{first} {self._after_marker()}")
+            first = self._write_marker(marker)
+            return self._write_grammar(f"{first} {self._write_calls()}")
         self._rules["OTHER"] = _NO_CALL
-        return self._grammar(f"{self._json_calls('json')} | OTHER")
+        return self._write_grammar(f"{self._write_json_calls('json')} | OTHER")
 
-    def whole(self, answer: str = "", before: str = "") -> str:
-        """An answer of calls and nothing else; or one of the rule `answer`. before: what it follows."""
+    def whole(self, answer: str = "", closing_marker: str = "") -> str:
+        """Return the grammar of an answer that consists of calls, or that matches the rule `answer`.
+
+        closing_marker: the closing marker of thoughts closing_marker the answer, if any.
+        """
         format = self._format
         if format.bare:
-            calls = self._after_marker()
+            calls = self._write_calls()
         else:
             marker = self._spelled(format.opens[0])
-            calls = f"{marker} {self._after_marker()}"
+            calls = f"{marker} {self._write_calls()}"
             if self._tools.parallel and format.kind not in ("json", "mistral", "found"):
-                again = f"({quoted(format.lead) if format.lead else ''} {calls})*"
-                calls = f"{calls} {again}"
+                more = f"({lark_string(format.lead) if format.lead else ''} {calls})*"
+                calls = f"{calls} {more}"
         if answer:
             self._rules["answer"] = answer
             calls = f"(({calls}) | answer)"
-        return self._grammar(f"{after(before, self._spelled)} ({calls})")
+        return self._write_grammar(f"{write_thoughts_end(closing_marker, self._spelled)} ({calls})")
 
-    def _either(self, marker: str) -> str:
-        return either(marker, self._spelled)
+    def _write_marker(self, marker: str) -> str:
+        return write_marker(marker, self._spelled)
 
-    def _grammar(self, start: str) -> str:
+    def _write_grammar(self, start: str) -> str:
         return "\n".join([f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())])
 
     # ------------------------------------------------------------------------ after the marker
 
-    def _after_marker(self) -> str:
+    def _write_calls(self) -> str:
         format = self._format
         close = self._spelled(format.close) if format.close else ""
         match format.kind:
             case "json" | "mistral":
-                return f"{self._json_calls(format.kind)} {close}"
+                return f"{self._write_json_calls(format.kind)} {close}"
             case "hermes":
-                return f"{self._between()} {self._one_of(self._object)} {self._between()} {close}"
+                call = self._write_call(self._write_object)
+                return f"{self._write_lead()} {call} {self._write_lead()} {close}"
             case "tags":
-                return f"{self._one_of(self._tagged)} {close}"
+                return f"{self._write_call(self._write_tagged)} {close}"
             case "named":
-                return f"{self._one_of(self._named)} {close}"
+                return f"{self._write_call(self._write_named)} {close}"
             case "gemma":
-                return f"{self._one_of(self._gemma)} {close}"
+                return f"{self._write_call(self._write_gemma)} {close}"
             case "found":
-                call = self._one_of(self._found)
-                more = f"({self._literal(format.again)} {call})*" if format.again else ""
+                call = self._write_call(self._write_detected)
+                more = f"({self._write_literal(format.again)} {call})*" if format.again else ""
                 more = more if self._tools.parallel else ""
-                return f"{self._literal(format.lead)} {call} {more} {self._literal(format.close)}"
+                return f"{self._write_literal(format.lead)} {call} {more} {self._write_literal(format.close)}"
 
-    def _between(self) -> str:
-        """Between a marker and JSON."""
+    def _write_lead(self) -> str:
+        """Return the expression of what stands between a marker and JSON."""
         lead = self._format.lead
-        return (quoted(lead) if lead else "") if self._compact else "blank"
+        return (lark_string(lead) if lead else "") if self._compact else "blank"
 
-    def _json_calls(self, kind: str) -> str:
-        one = self._one_of(self._object)
+    def _write_json_calls(self, kind: str) -> str:
+        call = self._write_call(self._write_object)
         if kind == "mistral" or not self._format.bare:
-            more = f'({self._blank} "," {self._blank} {one})*' if self._tools.parallel else ""
-            return f'{self._between()} "[" {self._blank} {one} {more} {self._blank} "]"'
-        more = f'({self._blank} ";" {self._blank} {one})*' if self._tools.parallel else ""
-        return f"{self._between()} {one} {more}"
+            more = f'({self._blank} "," {self._blank} {call})*' if self._tools.parallel else ""
+            return f'{self._write_lead()} "[" {self._blank} {call} {more} {self._blank} "]"'
+        more = f'({self._blank} ";" {self._blank} {call})*' if self._tools.parallel else ""
+        return f"{self._write_lead()} {call} {more}"
 
-    def _one_of(self, written: Callable[[int, str], str]) -> str:
-        """One call of one of the tools, as `written` has it."""
+    def _write_call(self, write: Callable[[int, str], str]) -> str:
+        """Return the rule of one call of any tool; write: returns the expression of one tool's call."""
         if "call" not in self._rules:
-            self._rules["call"] = ""
-            each = [written(at, name) for at, name in enumerate(self._tools.schemas)]
-            self._rules["call"] = " | ".join(each)
+            self._rules["call"] = ""  # Keeps its place before the rules that `write` adds.
+            calls = [write(index, name) for index, name in enumerate(self._tools.schemas)]
+            self._rules["call"] = " | ".join(calls)
         return "call"
 
-    def _object(self, at: int, name: str) -> str:
+    def _write_object(self, index: int, name: str) -> str:
         key, blank = self._format.arguments, self._blank
         if self._compact:
-            # piece by piece, as in the JSON of an answer that may stand here too
-            head, middle = '"{" "\\"name\\"" ":"', f'"," {quoted(json.dumps(key))} ":"'
+            # Uses the same literals as the JSON of an answer, which may be an alternative at this place.
+            head, middle = '"{" "\\"name\\"" ":"', f'"," {lark_string(json.dumps(key))} ":"'
         else:
             head, middle = (
                 _HEAD,
-                f'{blank} "," {blank} {quoted(json.dumps(key))} {blank} ":" {blank}',
+                f'{blank} "," {blank} {lark_string(json.dumps(key))} {blank} ":" {blank}',
             )
         identity = ""
         if self._format.kind == "mistral" and not self._compact:
             identity = f'({blank} "," {blank} "\\"id\\"" {blank} ":" {blank} /"[a-zA-Z0-9]{{9}}"/)?'
-        named = quoted(json.dumps(name))
-        return f'{head} {named} {middle} {self._json(at, name)} {identity} {blank} "}}"'
+        named = lark_string(json.dumps(name))
+        return f'{head} {named} {middle} {self._write_json_arguments(index, name)} {identity} {blank} "}}"'
 
-    def _json(self, at: int, name: str) -> str:
-        """A rule for a tool's arguments as JSON."""
-        rule = f"arguments_{at}"
+    def _write_json_arguments(self, index: int, name: str) -> str:
+        """Add a rule for a tool's arguments as JSON, and return its name."""
+        rule = f"arguments_{index}"
         schema = {**for_library(self._schema(name)), "x-guidance": self._options}
         self._rules[rule] = f"%json {json.dumps(schema)}"
         return rule
@@ -166,55 +178,57 @@ class CallGrammar:
         schema: dict[str, Any] = self._tools.schemas[name]
         return schema
 
-    def _named(self, at: int, name: str) -> str:
+    def _write_named(self, index: int, name: str) -> str:
         identity = ""
         if self._format.identity and not self._compact:
             identity = f"({self._spelled(self._format.identity)} {_ID})?"
-        return (
-            f"{quoted(name)} {identity} {self._spelled(self._format.middle)} {self._json(at, name)}"
-        )
+        middle = self._spelled(self._format.middle)
+        arguments = self._write_json_arguments(index, name)
+        return f"{lark_string(name)} {identity} {middle} {arguments}"
 
-    def _literal(self, text: str) -> str:
+    def _write_literal(self, text: str) -> str:
         parts = [self._spelled(part) for part in text.split(ID)]
         return f" {_ANY_ID} ".join(parts)
 
-    def _found(self, at: int, name: str) -> str:
+    def _write_detected(self, index: int, name: str) -> str:
         format = self._format
-        head = f"{quoted(name)} {self._literal(format.middle)}"
+        head = f"{lark_string(name)} {self._write_literal(format.middle)}"
         if not format.parameter:
-            return f"{head} {self._json(at, name)}"
+            return f"{head} {self._write_json_arguments(index, name)}"
         notation = format.parameter, self._spelled
         try:
-            values = TagValues(self._schema(name), f"tag_{at}", self._options, *notation)
+            values = TagValues(self._schema(name), f"tag_{index}", self._options, *notation)
             parameters = values.arguments()
-        except _NOT_SO:
-            return self._object(at, name)
+        except _SCHEMA_ERRORS:
+            return self._write_object(index, name)
         self._rules.update(values.rules)
         return f"{head} {parameters}"
 
-    def _tagged(self, at: int, name: str) -> str:
+    def _write_tagged(self, index: int, name: str) -> str:
         blank = '"\\n"' if self._compact else "/\\n{0,2}/"
         try:
-            values = TagValues(self._schema(name), f"tag_{at}", self._options)
+            values = TagValues(self._schema(name), f"tag_{index}", self._options)
             parameters = values.arguments()
-        except _NOT_SO:
-            return f"{blank} {self._object(at, name)} {blank}"
+        except _SCHEMA_ERRORS:
+            return f"{blank} {self._write_object(index, name)} {blank}"
         self._rules.update(values.rules)
-        return f'{blank} {quoted(f"<function={name}>")} "\\n" {parameters} "</function>" {blank}'
+        return (
+            f'{blank} {lark_string(f"<function={name}>")} "\\n" {parameters} "</function>" {blank}'
+        )
 
-    def _gemma(self, at: int, name: str) -> str:
+    def _write_gemma(self, index: int, name: str) -> str:
         try:
-            values = GemmaValues(self._schema(name), f"value_{at}", self._spelled)
+            values = GemmaValues(self._schema(name), f"value_{index}", self._spelled)
             arguments = values.arguments()
-        except _NOT_SO:
-            return self._object(at, name)
+        except _SCHEMA_ERRORS:
+            return self._write_object(index, name)
         self._rules.update(values.rules)
-        return f"{quoted(f'call:{name}')} {arguments}"
+        return f"{lark_string(f'call:{name}')} {arguments}"
 
 
-# The first key of a call may be its type, as Llama writes it now and then.
+# The first key of a call may be its type, which Llama models sometimes write.
 _SPACE = r"( |\n{1,2}[ \t]{0,20})?"
 _HEAD_PATTERN = rf'\{{{_SPACE}("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?"name"'
 _HEAD = rf"/{_HEAD_PATTERN}{_SPACE}:{_SPACE}/"
-# Text that begins like JSON and is no call.
+# Text that begins like JSON and is not a call.
 _NO_CALL = rf"/{_SPACE}\{{(?s:.)*/ & ~/{_SPACE}{_HEAD_PATTERN}(?s:.)*/"

@@ -1,12 +1,12 @@
-"""Compiles grammars in processes of their own: `python -m …grammars.child FD SECONDS`.
+"""Compile grammars in processes of their own: `python -m …grammars.child FD SECONDS`.
 
-A grammar of a few hundred bytes can take minutes to compile, and nothing in llguidance ends that. This
-process compiles none itself: for each job it forks one that does, with a limit on its processor time and
-memory. It has one thread and opens no device, so forking it is safe, and a fork takes milliseconds.
+A grammar of a few hundred bytes can take minutes to compile, and llguidance offers no way to stop that. This
+process forks another one for each job, which has a limit on its CPU time and memory. Forking is safe, because
+this process has one thread and opens no device. A fork takes milliseconds.
 
-FD is a Unix socket, SECONDS the processor time of one job. On the socket comes first the vocabulary,
-then one connection for each job,
-passed as a descriptor. The process ends when the socket does.
+FD is a Unix socket, and SECONDS the CPU time limit of one job. The first message on the socket is the
+vocabulary. Each job then comes with a connection of its own, passed as a file descriptor. The process ends
+when the socket is closed.
 """
 
 from __future__ import annotations
@@ -35,20 +35,23 @@ from localspec.engine.sampling.grammars.sources import (
 )
 from localspec.errors import GrammarRejected
 
-CPU_LIMIT_S = 3.0  # for one job: 1 MiB of tools takes a fifth of it
-MEMORY_LIMIT = 1024 * 1024 * 1024  # bytes of address space for one job, beyond what start-up took
-NICENESS = 5  # an answer that is being written goes before a grammar that is being read
+CPU_LIMIT_S = 3.0  # CPU time of one job. 1 MiB of tool schemas takes a fifth of it.
+MEMORY_LIMIT_BYTES = (
+    1024 * 1024 * 1024
+)  # Bytes of address space of one job, in addition to those at start-up.
+NICENESS = 5  # Generating an answer has priority over compiling a grammar.
 
-# A mask is bounded by the fuel of one step: 0.1 s where nothing but the lexer's states is computed.
+# llguidance's fuel bounds the time of one mask: 0.1 s if it computes nothing but lexer states.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=200_000, max_lexer_states=50_000, max_grammar_size=200_000
 )
 
 
 class Vocabulary(msgspec.Struct, frozen=True):
-    """What compiling needs of a vocabulary: its size, its special tokens, and what GBNF may name.
+    """The parts of a vocabulary that compiling needs.
 
-    bracketed, unusable: as `ids` and `unusable` of a TokenTable.
+    size: the number of tokens. ids: the special tokens by their text. ends: the tokens that end an answer.
+    bracketed, unusable: `ids` and `unusable` of the TokenTable for GBNF.
     """
 
     size: int
@@ -58,15 +61,15 @@ class Vocabulary(msgspec.Struct, frozen=True):
     unusable: list[int] = []
 
     def special(self) -> SpecialTokens:
-        """Return what writing grammars needs of it."""
+        """Return the special tokens in the form that writing grammars needs."""
         table = TokenTable(self.size, self.bracketed, frozenset(self.unusable))
         return SpecialTokens(self.ids, frozenset(self.ends), table)
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What became of a job: its sources, or an error and the request's field that it concerns.
+    """The result of a job: its sources, or an error with the request field `param` that caused it.
 
-    seconds: processor time that compiling took.
+    seconds: CPU time that compiling took.
     """
 
     sources: GrammarSources | None = None
@@ -76,17 +79,17 @@ class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def send(connection: socket.socket, data: bytes) -> None:
-    """Send one message: its length in four bytes, then itself."""
+    """Send one message, preceded by its length in four bytes."""
     connection.sendall(struct.pack("<I", len(data)) + data)
 
 
 def receive(connection: socket.socket) -> bytes:
-    """Receive one message. Raises EOFError where the other side has closed."""
-    size = struct.unpack("<I", _exactly(connection, 4))[0]
-    return _exactly(connection, size)
+    """Receive one message. Raises EOFError if the other side has closed the connection."""
+    size = struct.unpack("<I", _receive_exactly(connection, 4))[0]
+    return _receive_exactly(connection, size)
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         chunk = connection.recv(min(size - len(data), 1 << 20))
@@ -97,9 +100,10 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 class _Tokens:
-    """A vocabulary of single bytes, with the special tokens where the model has them.
+    """A vocabulary of single bytes, with special tokens at the ids that they have in the model.
 
-    Whether a grammar compiles does not depend on how its text is cut into tokens.
+    It can stand in for the real vocabulary, because whether a grammar compiles does not depend on how text
+    is tokenized.
     """
 
     eos_token_id: int
@@ -119,12 +123,13 @@ class _Tokens:
         self.eos_token_id = next(iter(vocabulary.ends), 0)
 
     def __call__(self, text: str | bytes) -> list[int]:
+        """Return one token per byte of `text`."""
         data = text if isinstance(text, bytes) else text.encode()
         return [self._bytes[byte] for byte in data]
 
 
 def run_job(job: GrammarJob, special: SpecialTokens, tokenizer: LLTokenizer) -> Outcome:
-    """Build a job's grammars and compile them."""
+    """Build the grammars of a job and compile them, to see whether they are usable."""
 
     def compile(source: str, name: str) -> None:
         matcher = LLMatcher(tokenizer, source, log_level=0, limits=LIMITS)
@@ -140,28 +145,28 @@ def run_job(job: GrammarJob, special: SpecialTokens, tokenizer: LLTokenizer) -> 
         return Outcome(error="The grammar is nested too deeply.", param=job.param)
 
 
-def _limit(cpu_limit_s: float) -> None:
-    """Bound this process's time and memory: what exceeds them ends it."""
+def _limit_resources(cpu_limit_s: float) -> None:
+    """Limit this process's CPU time and memory. The system ends it if it exceeds them."""
     signal.setitimer(signal.ITIMER_PROF, cpu_limit_s)
     try:
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[0]
         used = int(pages) * resource.getpagesize()
-    except OSError:  # not Linux, where the limit is on the whole
+    except OSError:  # Not Linux: the limit then includes the memory used so far.
         used = 0
-    # macOS refuses a limit on the address space. The clock holds there all the same.
+    # macOS refuses a limit on the address space. The limit on CPU time still applies there.
     with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_LIMIT_BYTES, resource.RLIM_INFINITY))
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _serve_one(
+def _serve_job(
     connection: socket.socket,
     special: SpecialTokens,
     tokenizer: LLTokenizer,
     cpu_limit_s: float,
 ) -> None:
-    _limit(cpu_limit_s)
+    _limit_resources(cpu_limit_s)
     connection.sendall(struct.pack("<I", os.getpid()))
     job = msgspec.msgpack.decode(receive(connection), type=GrammarJob)
     outcome = run_job(job, special, tokenizer)
@@ -170,9 +175,9 @@ def _serve_one(
 
 
 def main(descriptor: int, cpu_limit_s: float) -> None:
-    """Serve the socket `descriptor` until it closes. cpu_limit_s: seconds of processor time for one job."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps what was forked
+    """Serve the socket `descriptor` until it is closed. cpu_limit_s: CPU seconds for one job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is meant for the client.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The kernel reaps the forked processes.
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     control = socket.socket(fileno=descriptor)
@@ -190,7 +195,7 @@ def main(descriptor: int, cpu_limit_s: float) -> None:
             status = 1
             try:
                 control.close()
-                _serve_one(connection, special, tokenizer, cpu_limit_s)
+                _serve_job(connection, special, tokenizer, cpu_limit_s)
                 status = 0
             finally:
                 os._exit(status)

@@ -1,7 +1,8 @@
-"""Structured output through llguidance: token masks for the target, forced tokens as free drafts.
+"""Compile the grammars of requests with llguidance, and cache them.
 
-llama.cpp's own grammar parser is never given a user's text: it ends the process on bad input. llguidance
-returns errors, its limits bound what one step may cost, and `process` bounds what compiling may.
+A compiled grammar yields token masks for the target and forced tokens, which are drafts at no cost.
+llama.cpp's grammar parser never sees a user's text, because it ends the process on bad input. llguidance
+returns errors, its limits bound the cost of one step, and `process` bounds the cost of compiling.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ from localspec.engine.sampling.guide import Guide
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import ChatPrompt, Constraint, Generate
 
-CACHED_GRAMMARS = 8  # compiled ones: an agent sends the same tools with every turn
-CACHED_REFUSALS = 256  # of grammars that took too long, so that each does so once
+CACHED_GRAMMARS = 8  # Compiled grammars kept, since an agent sends the same tools with every turn.
+CACHED_REFUSALS = 256  # Rejected grammars kept, so that a slow one costs its time only once.
 
-# Asked now and then while a grammar compiles: whether nobody waits for it any more.
-Left = Callable[[], bool]
-NOBODY_LEFT: Left = lambda: False  # noqa: E731
+# Called now and then while a grammar compiles. Returns whether the client has disconnected.
+IsCancelled = Callable[[], bool]
+NEVER_CANCELLED: IsCancelled = lambda: False  # noqa: E731
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """The grammars of an answer, ready to be copied. One of the two is there."""
+    """The compiled grammars of an answer, to be copied for each use. Either `whole` or `plan` is set."""
 
     whole: LLMatcher | None
     plan: Plan | None
@@ -58,9 +59,9 @@ class Compiled:
 
 
 class Grammars:
-    """Compiles the grammars of answers for one vocabulary. Any thread may ask.
+    """A compiler of grammars for one vocabulary, with a cache. Any thread may use it.
 
-    isolated: compile in a process of its own first, where a hostile grammar can be stopped.
+    isolated: compile first in a separate process, where a hostile grammar can be stopped.
     """
 
     def __init__(self, vocab: Vocab, *, isolated: bool = False) -> None:
@@ -69,10 +70,10 @@ class Grammars:
         self._lock = threading.RLock()
         self._compiled: OrderedDict[bytes, Compiled] = OrderedDict()
         self._refused: OrderedDict[bytes, GrammarRejected] = OrderedDict()
-        self._ended: set[bytes] = set()  # jobs whose process has ended once before they were done
+        self._ended: set[bytes] = set()  # Jobs whose process ended once before they were done.
 
     def close(self) -> None:
-        """End the process that compiles."""
+        """End the compiling process."""
         if self._process is not None:
             self._process.close()
 
@@ -91,7 +92,7 @@ class Grammars:
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
-        """llguidance's view of the vocabulary. Building it takes about 10 µs per token, once."""
+        """Return llguidance's view of the vocabulary. Building it once takes about 10 µs per token."""
         tokenizer: LLTokenizer = self._vocab.guidance_tokenizer()
         return tokenizer
 
@@ -110,7 +111,7 @@ class Grammars:
     # ------------------------------------------------------------------------ of a request
 
     def job(self, request: Generate, tail: str) -> tuple[GrammarJob | None, str]:
-        """Return what must be compiled for a request, None for nothing, and a note for the user.
+        """Return the grammars to compile for a request, or None, and a note for the user.
 
         tail: the end of the prompt, which may have opened thoughts.
         """
@@ -120,13 +121,15 @@ class Grammars:
             tools, note = None, _UNKNOWN_NOTATION
         if tools is None and constraint is None:
             return None, note
-        gated = tools is not None or bool(_opened(request, tail))
-        begun = msgspec.structs.replace(constraint, begun="") if constraint is not None else None
+        gated = tools is not None or bool(_closing_marker(request, tail))
+        # The job does not depend on the beginning of the answer, so that equal grammars share a cache entry.
+        if constraint is not None:
+            constraint = msgspec.structs.replace(constraint, begun="")
         thoughts = request.thoughts if gated else []
-        return GrammarJob(tools, begun, thoughts, gated), note
+        return GrammarJob(tools, constraint, thoughts, gated), note
 
     def ready(self, job: GrammarJob | None) -> bool:
-        """Return whether a job needs no compiling: it has been compiled or refused before."""
+        """Return whether a job needs no compiling, because it was compiled or rejected before."""
         if job is None or self._process is None:
             return True
         key = msgspec.msgpack.encode(job)
@@ -138,71 +141,75 @@ class Grammars:
         request: Generate,
         tail: str,
         shown: frozenset[int],
-        left: Left = NOBODY_LEFT,
+        is_cancelled: IsCancelled = NEVER_CANCELLED,
     ) -> tuple[Guide | None, str]:
-        """Return what holds in a request's answer, None for nothing, and a note for the user.
+        """Return the guide of a request's answer, or None without constraints, and a note for the user.
 
         tail: the end of the prompt, which may have opened the thoughts. shown: control tokens whose text
         belongs to the answer.
 
         Raises:
-            GrammarRejected: not a grammar, too large or too slow, with the reason in one line; a tool's
-                schema that must hold cannot; or the beginning of the answer is not in the language.
-            Cancelled: `left` says that nobody waits any more.
+            GrammarRejected: the grammar is invalid, too large or too slow; a strict tool schema cannot be
+                enforced; or the given beginning of the answer does not fit the grammar.
+            Cancelled: `is_cancelled` returned True.
         """
         job, note = self.job(request, tail)
         if job is None:
             return None, note
-        compiled = self._compile(job, left)
+        compiled = self._compile(job, is_cancelled)
         guide: Guide
         if compiled.plan is None:
             assert request.constraint is not None
-            guide = self._whole(compiled, request.constraint)
+            guide = self._match_whole(compiled, request.constraint)
         else:
-            guide = self._gated(compiled.plan, request, tail, shown)
+            guide = self._match_gated(compiled.plan, request, tail, shown)
         return guide, " ".join(filter(None, [compiled.note, note]))
 
     def compile(self, constraint: Constraint) -> WholeMatcher | BoundedNumbers:
-        """Return a fresh matcher of an answer that is in its language from the first token on.
+        """Return a new matcher for an answer that follows `constraint` from its first token on.
 
         Raises:
-            GrammarRejected: as `answer`.
+            GrammarRejected: for the same reasons as in `answer`.
         """
         job = GrammarJob(constraint=msgspec.structs.replace(constraint, begun=""))
-        return self._whole(self._compile(job, NOBODY_LEFT), constraint)
+        return self._match_whole(self._compile(job, NEVER_CANCELLED), constraint)
 
-    def _whole(self, compiled: Compiled, constraint: Constraint) -> WholeMatcher | BoundedNumbers:
+    def _match_whole(
+        self, compiled: Compiled, constraint: Constraint
+    ) -> WholeMatcher | BoundedNumbers:
+        """Return a matcher that applies one grammar to the whole answer."""
         assert compiled.whole is not None
         matcher = compiled.whole.deep_copy()
-        begun = self._tokenizer.greedy_tokenize(constraint.begun)
-        if matcher.try_consume_tokens(begun) < len(begun):
+        prefix_tokens = self._tokenizer.greedy_tokenize(constraint.begun)
+        if matcher.try_consume_tokens(prefix_tokens) < len(prefix_tokens):
             raise GrammarRejected(
                 f"The answer to be continued does not fit the {NAMES[constraint.kind]}; leave "
                 "that out, or ask again.",
                 param=constraint.param,
             )
-        whole = WholeMatcher(matcher, self._vocab.size)
+        guide = WholeMatcher(matcher, self._vocab.size)
         if not is_json(constraint, None):
-            return whole
-        return BoundedNumbers(whole, self._numerals, constraint.begun.encode("utf-8", "replace"))
+            return guide
+        return BoundedNumbers(guide, self._numerals, constraint.begun.encode("utf-8", "replace"))
 
-    def _gated(
+    def _match_gated(
         self, plan: Plan, request: Generate, tail: str, shown: frozenset[int]
     ) -> GatedMatcher:
+        """Return a matcher that applies the grammars of `plan` from their markers on."""
         vocab = self._vocab
-        around = Surroundings(
+        surroundings = Surroundings(
             self._pieces,
-            lambda t: vocab.piece(t, special=t in shown),
+            lambda token: vocab.piece(token, special=token in shown),
             vocab.size,
             vocab.ends,
             self._numerals if is_json(request.constraint, request.tools) else None,
         )
-        matcher = GatedMatcher(plan, around, _opened(request, tail).encode())
+        matcher = GatedMatcher(plan, surroundings, _closing_marker(request, tail).encode())
         if request.constraint is not None:
-            begun = request.constraint.begun
+            prefix = request.constraint.begun
         else:
-            begun = request.prompt.answer_prefix if isinstance(request.prompt, ChatPrompt) else ""
-        for token in self._pieces.spell(begun.encode("utf-8", "replace")):
+            prefix = request.prompt.answer_prefix if isinstance(request.prompt, ChatPrompt) else ""
+        for token in self._pieces.spell(prefix.encode("utf-8", "replace")):
             if matcher.valid([token]) < 1:
                 raise GrammarRejected(
                     "The answer to be continued does not fit what is asked of it; leave that out, "
@@ -213,8 +220,8 @@ class Grammars:
 
     # ------------------------------------------------------------------------ compiling
 
-    def _compile(self, job: GrammarJob, left: Left) -> Compiled:
-        """Return a job's grammars, from the cache where they are."""
+    def _compile(self, job: GrammarJob, is_cancelled: IsCancelled) -> Compiled:
+        """Return the compiled grammars of a job, from the cache if they are there."""
         key = msgspec.msgpack.encode(job)
         with self._lock:
             if (refusal := self._refused.get(key)) is not None:
@@ -223,10 +230,10 @@ class Grammars:
                 self._compiled.move_to_end(key)
                 return compiled
         try:
-            compiled = self._instantiate(job, self._sources(job, left))
+            compiled = self._instantiate(job, self._sources(job, is_cancelled))
         except GrammarRejected as error:
             with self._lock:
-                # The system may have ended the process for a reason of its own: the second time counts.
+                # The system may have ended the process for another reason, so only a second time counts.
                 if isinstance(error, TooComplex) and key not in self._ended:
                     if len(self._ended) >= CACHED_REFUSALS:
                         self._ended.clear()
@@ -242,15 +249,16 @@ class Grammars:
                 self._compiled.popitem(last=False)
         return compiled
 
-    def _sources(self, job: GrammarJob, left: Left) -> GrammarSources:
+    def _sources(self, job: GrammarJob, is_cancelled: IsCancelled) -> GrammarSources:
         if self._process is not None:
-            return self._process.build(job, left)
+            return self._process.build(job, is_cancelled)
         return build_sources(
             job, self._special, lambda source, name: self._matcher(source, name, job.param)
         )
 
     def _instantiate(self, job: GrammarJob, sources: GrammarSources) -> Compiled:
-        with self._lock:  # made once
+        """Compile the sources in this process, after the child has shown that they are usable."""
+        with self._lock:  # Two threads must not build the vocabulary's views twice.
             pieces, _ = self._pieces, self._tokenizer
 
         def matcher(source: str | None) -> LLMatcher | None:
@@ -259,8 +267,8 @@ class Grammars:
         def gate(source: GateSource) -> Gate:
             grammar = self._matcher(source.source, "grammar", job.param)
             marker = source.marker.encode()
-            inside = pieces.where(lambda piece: marker in piece)
-            wrong = [token for token in inside if grammar.validate_tokens([token]) < 1]
+            containing = pieces.where(lambda piece: marker in piece)
+            wrong = [token for token in containing if grammar.validate_tokens([token]) < 1]
             return Gate(marker, grammar, wrong, source.last)
 
         if sources.whole is not None:
@@ -293,7 +301,10 @@ def _begins_json(piece: bytes) -> bool:
     return piece.lstrip().startswith(b"{")
 
 
-def _opened(request: Generate, tail: str) -> str:
-    """Return what closes the thoughts that the prompt has opened; "" where it has opened none."""
+def _closing_marker(request: Generate, tail: str) -> str:
+    """Return the closing marker of the thoughts that the prompt has opened, or ""."""
     tail = tail.rstrip()
-    return next((c for o, c in request.thoughts if tail.endswith(o.rstrip())), "")
+    for opening, closing in request.thoughts:
+        if tail.endswith(opening.rstrip()):
+            return closing
+    return ""

@@ -1,9 +1,10 @@
-"""A grammar that holds from a marker on: of a call that the model opens by itself, or of what follows its
-thoughts. Before the marker everything may come.
+"""A guide that applies grammars from a marker on, and allows any text before it.
 
-A gate's grammar begins with its marker. While the text ends with a part of one, a token that completes it
-may come only if the grammar lets it, with all that it says beyond the marker; so the text behind a gate is
-in its language from the first byte, however tokens are cut, and wherever in a run of drafts that is.
+Examples are tool calls that the model opens by itself, and an answer that follows the model's thoughts. A
+gate is a marker with a grammar, which begins with the marker. While the text ends with part of a marker, a
+token that completes the marker is allowed only if the grammar also accepts the token's bytes after the
+marker. The text after a gate therefore follows the grammar from its first byte, however it is tokenized, and
+also within a run of draft tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _Inner = WholeMatcher | BoundedNumbers
 
 
 class Pieces:
-    """The bytes of every token, found by how they begin. special: tokens that no text is."""
+    """An index of tokens by their bytes. `special` are the vocabulary's special tokens."""
 
     def __init__(self, pieces: Sequence[bytes], special: SpecialTokens) -> None:
         self._pieces = pieces
@@ -34,32 +35,38 @@ class Pieces:
         self._tokens = {piece: token for token, piece in enumerate(pieces) if piece}
 
     def beginning(self, text: bytes) -> Iterator[int]:
-        """Tokens that begin with `text`."""
-        for at in range(bisect_left(self._sorted, text), len(self._sorted)):
-            if not self._sorted[at].startswith(text):
+        """Yield the tokens that begin with `text`."""
+        for index in range(bisect_left(self._sorted, text), len(self._sorted)):
+            if not self._sorted[index].startswith(text):
                 return
-            yield self._order[at]
+            yield self._order[index]
 
-    def where(self, wanted: Callable[[bytes], bool]) -> list[int]:
-        return [token for token, piece in enumerate(self._pieces) if wanted(piece)]
+    def where(self, predicate: Callable[[bytes], bool]) -> list[int]:
+        """Return the tokens whose bytes satisfy `predicate`."""
+        return [token for token, piece in enumerate(self._pieces) if predicate(piece)]
 
     def spell(self, text: bytes) -> list[int]:
-        """Tokens whose bytes these are; a grammar asks for no others."""
-        found: list[int] = []
+        """Return tokens whose bytes make up `text`, longest first; the rest is cut if there are none.
+
+        A grammar accepts any tokenization of its text, so this need not be the model's.
+        """
+        tokens: list[int] = []
         while text:
             sizes = range(len(text), 0, -1)
-            size = next((each for each in sizes if text[:each] in self._tokens), 0)
+            size = next((n for n in sizes if text[:n] in self._tokens), 0)
             if not size:
                 break
-            found.append(self._tokens[text[:size]])
+            tokens.append(self._tokens[text[:size]])
             text = text[size:]
-        return found
+        return tokens
 
 
 @dataclass(frozen=True)
 class Gate:
-    """marker: what opens it, as bytes. grammar: fresh, from the marker on. wrong: tokens that have the
-    whole marker in them, and more than the grammar lets in. last: nothing follows what it lets in.
+    """A marker and the grammar that applies from it on.
+
+    marker: the bytes that open the gate. grammar: in its initial state, before the marker. wrong: tokens that
+    contain the whole marker but do not fit the grammar. last: whether the answer ends with the grammar.
     """
 
     marker: bytes
@@ -70,12 +77,15 @@ class Gate:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where grammars hold in an answer.
+    """Where grammars apply in an answer.
 
-    thoughts: markers around thoughts at its beginning. first: holds from the beginning of the answer on;
-    `may_think` are tokens that open thoughts instead. after: by the closing marker of thoughts, a gate that
-    this marker is. gates: where nothing holds before them. bare: holds where the answer begins with one of
-    the tokens `braces`. single: the answer ends after what one gate lets in.
+    thoughts: pairs of opening and closing markers of thoughts at the beginning of the answer.
+    first: the grammar that applies from the beginning of the answer on.
+    may_think: tokens that may open thoughts instead of `first`.
+    after: for each closing marker of thoughts, the gate that it opens.
+    gates: gates that may be opened anywhere in free text.
+    bare: the grammar that applies if the answer begins with one of the tokens `braces`.
+    single: whether the answer ends after one gate.
     """
 
     thoughts: Sequence[tuple[bytes, bytes]] = ()
@@ -89,10 +99,12 @@ class Plan:
 
 
 class _State(NamedTuple):
-    """held: the end of the text as far as it may be the beginning of a marker.
+    """The state between two tokens.
 
-    first: at the beginning, where a grammar holds unless thoughts are opened. start: there, and none holds.
-    answer: after thoughts.
+    phase: "first" is the beginning of the answer, where a grammar applies unless thoughts are opened; "start"
+    is the beginning without such a grammar; "answer" is the place after thoughts; "inside" is within a
+    gate's grammar. held: the end of the text that may be the beginning of a marker. close: the marker that
+    ends the thoughts. inner: the matcher of the grammar that applies. last: whether the answer ends with it.
     """
 
     phase: Literal["first", "start", "thinking", "answer", "free", "inside", "over"]
@@ -104,8 +116,11 @@ class _State(NamedTuple):
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What gates need of a vocabulary. piece: a token's bytes as they are in the answer. numerals: where
-    the grammars are JSON's, whose numbers are bounded."""
+    """The parts of a vocabulary that gates need.
+
+    piece: returns a token's bytes as they are in the answer. numerals: set if the grammars describe JSON,
+    whose numbers are then bounded.
+    """
 
     pieces: Pieces
     piece: Callable[[int], bytes]
@@ -115,14 +130,14 @@ class Surroundings:
 
 
 class GatedMatcher:
-    """A Guide: the state of an answer before, behind and between gates."""
+    """A guide that applies the grammars of a plan from their markers on."""
 
-    def __init__(self, plan: Plan, around: Surroundings, close: bytes = b"") -> None:
-        """close: what ends the thoughts that the prompt has opened."""
+    def __init__(self, plan: Plan, surroundings: Surroundings, close: bytes = b"") -> None:
+        """Begin an answer. close: the marker that ends thoughts which the prompt has opened."""
         self.narrows = plan.first is not None
         self._plan = plan
-        self._around = around
-        self._past: list[_State] = []  # before each token
+        self._surroundings = surroundings
+        self._earlier_states: list[_State] = []  # The state before each consumed token.
         if close:
             self._state = _State("thinking", close=close)
         elif plan.first is None:
@@ -130,7 +145,7 @@ class GatedMatcher:
         elif plan.may_think:
             self._state = _State("first")
         else:
-            self._state = _State("inside", inner=self._fresh(plan.first), last=True)
+            self._state = _State("inside", inner=self._start_grammar(plan.first), last=True)
 
     def begin_round(self) -> bool:
         return True
@@ -142,34 +157,35 @@ class GatedMatcher:
         state = self._state
         if state.phase == "first":
             assert self._plan.first is not None
-            allowed = self._fresh(self._plan.first).mask().copy()
+            allowed = self._start_grammar(self._plan.first).mask().copy()
             allowed[list(self._plan.may_think)] = True
             return allowed
         if state.inner is not None and not state.inner.ended:
             return state.inner.mask()
         if state.inner is not None or state.phase == "over":
-            allowed = np.zeros(self._around.n_vocab, dtype=np.bool_)
-            allowed[list(self._around.ends)] = True
+            allowed = np.zeros(self._surroundings.n_vocab, dtype=np.bool_)
+            allowed[list(self._surroundings.ends)] = True
             return allowed
         forbidden = list(self._forbidden(state))
         if not forbidden:
             return None
-        allowed = np.ones(self._around.n_vocab, dtype=np.bool_)
+        allowed = np.ones(self._surroundings.n_vocab, dtype=np.bool_)
         allowed[forbidden] = False
         return allowed
 
     def consume(self, token: int) -> None:
-        self._past.append(self._state)
+        self._earlier_states.append(self._state)
         self._state = self._next(self._state, token)
 
     def take_back(self, count: int) -> None:
         if not count:
             return
-        back, self._past = self._past[-count:], self._past[:-count]
-        for state in reversed(back):
+        undone = self._earlier_states[-count:]
+        self._earlier_states = self._earlier_states[:-count]
+        for state in reversed(undone):
             if state.inner is not None:
                 state.inner.take_back(1)
-        self._state = back[0]
+        self._state = undone[0]
 
     def valid(self, tokens: Sequence[int]) -> int:
         count = 0
@@ -185,7 +201,7 @@ class GatedMatcher:
         inner = self._state.inner
         return [] if inner is None or inner.ended else inner.forced()
 
-    # ------------------------------------------------------------------------ what may come
+    # ------------------------------------------------------------------------ allowed tokens
 
     def _allows(self, token: int) -> bool:
         inner = self._state.inner
@@ -195,74 +211,81 @@ class GatedMatcher:
         return mask is None or bool(mask[token])
 
     def _forbidden(self, state: _State) -> Iterator[int]:
-        """Tokens that complete a marker and go on as its grammar does not."""
+        """Yield the tokens that complete a marker but do not fit its grammar."""
         for gate in self._gates(state):
             yield from gate.wrong
-            for begun in _overlaps(state.held, gate.marker):
-                rest = gate.marker[len(begun) :]
-                if completing := list(self._around.pieces.beginning(rest)):
-                    allowed = self._entered(gate, begun).mask()
+            for prefix in _overlaps(state.held, gate.marker):
+                suffix = gate.marker[len(prefix) :]
+                if completing := list(self._surroundings.pieces.beginning(suffix)):
+                    allowed = self._enter(gate, prefix).mask()
                     yield from (token for token in completing if not allowed[token])
-        if self._bare_here(state) is not None:
+        if self._bare_grammar(state) is not None:
             assert self._plan.bare is not None
-            allowed = self._fresh(self._plan.bare).mask()
+            allowed = self._start_grammar(self._plan.bare).mask()
             yield from (token for token in self._plan.braces if not allowed[token])
 
     def _gates(self, state: _State) -> Sequence[Gate]:
+        """Return the gates that can be opened in `state`."""
         if state.phase == "thinking":
             gate = self._plan.after.get(state.close)
             return [gate] if gate is not None else []
         return self._plan.gates
 
-    def _bare_here(self, state: _State) -> LLMatcher | None:
-        begins = state.phase in ("start", "answer") and not state.held
-        return self._plan.bare if begins else None
+    def _bare_grammar(self, state: _State) -> LLMatcher | None:
+        """Return the grammar of an answer that begins with a brace, if it can begin in `state`."""
+        at_start = state.phase in ("start", "answer") and not state.held
+        return self._plan.bare if at_start else None
 
-    # ------------------------------------------------------------------------ what comes
+    # ------------------------------------------------------------------------ transitions
 
-    def _fresh(self, grammar: LLMatcher) -> _Inner:
-        return self._bounded(WholeMatcher(grammar.deep_copy(), self._around.n_vocab))
+    def _start_grammar(self, grammar: LLMatcher) -> _Inner:
+        """Return a matcher at the beginning of `grammar`."""
+        return self._bound_numbers(WholeMatcher(grammar.deep_copy(), self._surroundings.n_vocab))
 
-    def _bounded(self, matcher: WholeMatcher, begun: bytes = b"") -> _Inner:
-        numerals = self._around.numerals
-        return matcher if numerals is None else BoundedNumbers(matcher, numerals, begun)
+    def _bound_numbers(self, matcher: WholeMatcher, prefix: bytes = b"") -> _Inner:
+        """Return `matcher` with bounded numbers if its grammar describes JSON."""
+        numerals = self._surroundings.numerals
+        return matcher if numerals is None else BoundedNumbers(matcher, numerals, prefix)
 
-    def _entered(self, gate: Gate, begun: bytes) -> _Inner:
-        """The gate's grammar after this beginning of its marker."""
+    def _enter(self, gate: Gate, prefix: bytes) -> _Inner:
+        """Return a matcher of the gate's grammar after `prefix`, the beginning of its marker."""
         grammar = gate.grammar.deep_copy()
-        if begun:
-            grammar.consume_tokens(self._around.pieces.spell(begun))
-        return self._bounded(WholeMatcher(grammar, self._around.n_vocab), begun)
+        if prefix:
+            grammar.consume_tokens(self._surroundings.pieces.spell(prefix))
+        return self._bound_numbers(WholeMatcher(grammar, self._surroundings.n_vocab), prefix)
 
     def _next(self, state: _State, token: int) -> _State:
+        """Return the state that follows `state` after `token`."""
         if state.phase == "over":
             return state
         if state.inner is not None:
-            return self._behind(state, state.inner, token)
-        piece = self._around.piece(token)
+            return self._advance_inner(state, state.inner, token)
+        piece = self._surroundings.piece(token)
         if state.phase == "first" and token not in self._plan.may_think:
             assert self._plan.first is not None
-            inner = self._fresh(self._plan.first)
-            return self._behind(_State("inside", inner=inner, last=True), inner, token)
+            inner = self._start_grammar(self._plan.first)
+            return self._advance_inner(_State("inside", inner=inner, last=True), inner, token)
         for gate in self._gates(state):
-            for begun in (*_overlaps(state.held, gate.marker), b""):
-                if piece.startswith(gate.marker[len(begun) :]):
-                    inner = self._entered(gate, begun)
-                    return self._behind(_State("inside", inner=inner, last=gate.last), inner, token)
-        bare = self._bare_here(state)
+            for prefix in (*_overlaps(state.held, gate.marker), b""):
+                if piece.startswith(gate.marker[len(prefix) :]):
+                    inner = self._enter(gate, prefix)
+                    inside = _State("inside", inner=inner, last=gate.last)
+                    return self._advance_inner(inside, inner, token)
+        bare = self._bare_grammar(state)
         if bare is not None and piece.lstrip().startswith(b"{"):
-            inner = self._fresh(bare)
-            return self._behind(_State("inside", inner=inner, last=True), inner, token)
+            inner = self._start_grammar(bare)
+            return self._advance_inner(_State("inside", inner=inner, last=True), inner, token)
         return self._read(state, piece)
 
-    def _behind(self, state: _State, inner: _Inner, token: int) -> _State:
+    def _advance_inner(self, state: _State, inner: _Inner, token: int) -> _State:
+        """Return the state after a token within a grammar."""
         inner.consume(token)
         if not inner.ended or state.last:
             return state
         return _State("over" if self._plan.single else "free")
 
     def _read(self, state: _State, piece: bytes) -> _State:
-        """More of a text that opens no gate."""
+        """Return the state after the text of a token that opens no gate."""
         held = state.held + piece
         if state.phase == "thinking":
             return self._in_thoughts(state.close, held)
@@ -278,24 +301,25 @@ class GatedMatcher:
         return self._free(held)
 
     def _in_thoughts(self, close: bytes, held: bytes) -> _State:
-        at = held.find(close)
-        if at < 0:
+        """Return the state after `held`, a text within thoughts that `close` ends."""
+        index = held.find(close)
+        if index < 0:
             return _State("thinking", _tail(held, [close]), close)
-        rest = held[at + len(close) :].lstrip()
-        return self._free(rest) if rest else _State("answer")
+        remaining = held[index + len(close) :].lstrip()
+        return self._free(remaining) if remaining else _State("answer")
 
     def _free(self, text: bytes) -> _State:
         return _State("free", _tail(text, [gate.marker for gate in self._plan.gates]))
 
 
 def _overlaps(text: bytes, marker: bytes) -> Iterator[bytes]:
-    """The ends of `text` that a marker begins with and is not the whole of, the longest first."""
+    """Yield the ends of `text` that are proper prefixes of `marker`, longest first."""
     for size in range(min(len(marker) - 1, len(text)), 0, -1):
         if text.endswith(marker[:size]):
             yield marker[:size]
 
 
-def _tail(text: bytes, marks: Sequence[bytes]) -> bytes:
-    """The longest end of `text` that one of the markers may begin with."""
-    found = (next(_overlaps(text, mark), b"") for mark in marks)
-    return max(found, key=len, default=b"")
+def _tail(text: bytes, markers: Sequence[bytes]) -> bytes:
+    """Return the longest end of `text` that is a proper prefix of one of the markers."""
+    overlaps = (next(_overlaps(text, marker), b"") for marker in markers)
+    return max(overlaps, key=len, default=b"")

@@ -1,16 +1,16 @@
-"""Which parts of a grammar llguidance may read as one lexeme each.
+"""Decide which parts of a grammar llguidance's lexer may read as one lexeme each.
 
-llguidance splits a text into lexemes, each as long as possible, before its parser sees any. A lexeme of one
-character is always right, but slow: with a vocabulary of 150 000 tokens, a mask within a string takes 50
-times as long as where the string is one lexeme, and may exceed llguidance's limits. A longer lexeme is right
-only where taking it as long as possible is what the grammar means: `[a-z]+ "ab"` is not one of these, since
-`[a-z]+` would swallow the "ab" behind it.
+llguidance splits a text into lexemes, each as long as possible, before its parser runs. A lexeme of one
+character is always correct, but slow. With a vocabulary of 150 000 tokens, a mask within a string takes 50
+times as long as with one lexeme for the whole string, and may exceed llguidance's limits. A longer lexeme is
+correct only if the longest match is what the grammar means. In `[a-z]+ "ab"` it is not, because `[a-z]+`
+would also match the "ab" after it.
 
-So we begin with lexemes as long as can be, look for conflicts, and split what is in conflict until there are
-none. Lexeme A is in conflict with B (which may be A) if a word of A, followed by a character that may follow
-A in the grammar, is the beginning of a word of B: the lexer would go on with B where the grammar wants A to
-end. Without such a pair, whenever the grammar wants a lexeme to end, no other one can go on, so the lexer
-finds all the splits that the grammar has. Where in doubt, there is a conflict.
+The algorithm begins with lexemes that are as long as possible, looks for conflicts, and splits lexemes in
+conflict until there are none. Lexeme A is in conflict with B (which may be A) if a word of A, followed by a
+character that may follow A in the grammar, is the beginning of a word of B. The lexer would then continue
+with B where the grammar needs A to end. Without conflicts, no other lexeme can continue wherever the grammar
+needs one to end, so the lexer finds every split that the grammar allows. Doubtful cases count as conflicts.
 """
 
 from __future__ import annotations
@@ -32,22 +32,23 @@ from localspec.engine.sampling.grammars.gbnf import (
     references,
 )
 
-MAX_WHOLE = 20_000  # characters of a grammar that is a single lexeme, each counted where it is used
-MAX_POSITIONS = 2_000  # the same for a lexeme that is one of several
-MAX_LEXEMES = 300
-MAX_STEPS = 300_000  # of looking for conflicts, in all; less than a microsecond each
-_MAX_NESTING = 40  # of rules within a lexeme, which are followed by recursion
+# Sizes count character sets, those of a rule once for each use of the rule.
+MAX_SINGLE_LEXEME_SIZE = 20_000  # Size of a grammar that is a single lexeme.
+MAX_LEXEME_SIZE = 2_000  # Size of a lexeme that is one of several.
+MAX_LEXEMES = 300  # The search for conflicts compares lexemes in pairs.
+MAX_STEPS = 300_000  # Total steps of the search for conflicts; each takes less than a microsecond.
+_MAX_NESTING = 40  # Nesting of rules within a lexeme, which are visited recursively.
 
 Items = tuple[Element, ...]
 
 
 def divide_into_lexemes(grammar: Grammar) -> Grammar:
-    """Return a grammar of the same language that is made of lexemes, as long as is certainly right."""
+    """Return an equivalent grammar made of lexemes that are as long as is certainly correct."""
     sizes = _regular_sizes(grammar.rules)
-    # Its size may be far beyond that of the source, where rules use other ones twice and these others.
-    written = sum(1 for _ in _all_characters(grammar.rules))
-    if sizes.get(grammar.root, sys.maxsize) <= max(written, MAX_WHOLE):
-        # Nothing follows it, so there is nothing that it could swallow.
+    # The size can be exponential in that of the source, if rules use other rules more than once.
+    source_size = sum(1 for _ in _all_characters(grammar.rules))
+    if sizes.get(grammar.root, sys.maxsize) <= max(source_size, MAX_SINGLE_LEXEME_SIZE):
+        # Nothing follows the root, so its lexeme cannot match too much.
         root = max(grammar.rules) + 1
         return Grammar(grammar.rules | {root: [(Lexeme((Reference(grammar.root),)),)]}, root)
     grammar = _unroll(grammar)
@@ -58,10 +59,10 @@ def divide_into_lexemes(grammar: Grammar) -> Grammar:
     while steps > 0:
         divided = divider.divide()
         conflicts = _Conflicts(grammar, divided, steps)
-        found = conflicts.find()
-        if not found:
+        conflicting = conflicts.find()
+        if not conflicting:
             return Grammar(grammar.rules | divided, grammar.root)
-        divider.split |= found
+        divider.split |= conflicting
         steps = conflicts.steps
     divider.split_all = True
     return Grammar(grammar.rules | divider.divide(), grammar.root)
@@ -76,13 +77,13 @@ def _lexemes(sequences: Iterable[Sequence[Element]]) -> Iterator[Lexeme]:
                 yield from _lexemes([item.items])
 
 
-# ------------------------------------------------------------------ what can be a lexeme
+# ------------------------------------------------------------------ candidates for lexemes
 
 
 def _regular_sizes(rules: Mapping[int, Alternatives]) -> dict[int, int]:
-    """Return how many characters a rule has, for rules without recursion and token terminals.
+    """Return the size of each rule that can be a lexeme, which has no recursion or token terminals.
 
-    Rules within it are counted wherever they are used.
+    The size counts character sets, and includes that of other rules once for each use.
     """
     sizes: dict[int, int] = {}
     nesting: dict[int, int] = {}
@@ -91,18 +92,18 @@ def _regular_sizes(rules: Mapping[int, Alternatives]) -> dict[int, int]:
         path = {} if start in done else {start: references(rules[start])}
         while path:
             symbol, pending = next(reversed(path.items()))
-            new = next((each for each in pending if each not in done), None)
-            if new is not None and new not in path:
-                path[new] = references(rules[new])
+            used = next((rule for rule in pending if rule not in done), None)
+            if used is not None and used not in path:
+                path[used] = references(rules[used])
                 continue
-            if new is None:
+            if used is None:
                 del path[symbol]
                 done.add(symbol)
                 depth = 1 + max(
-                    (nesting.get(each, 0) for each in references(rules[symbol])), default=0
+                    (nesting.get(used, 0) for used in references(rules[symbol])), default=0
                 )
                 size = _size_of_all(rules[symbol], sizes)
-                # A rule that is still open here has no size yet, so no rule of a cycle ever gets one.
+                # A rule that is still on the path has no size yet, so rules of a cycle never get one.
                 if size is not None and depth <= _MAX_NESTING:
                     sizes[symbol], nesting[symbol] = size, depth
     return sizes
@@ -119,7 +120,7 @@ def _size_of_all(alternatives: Iterable[Items], sizes: Mapping[int, int]) -> int
 
 
 def _size(items: Items, sizes: Mapping[int, int]) -> int | None:
-    """Return how many characters a sequence has, or None where it cannot be a lexeme."""
+    """Return the size of a sequence, or None if it cannot be a lexeme."""
     total = 0
     for item in items:
         match item:
@@ -138,55 +139,58 @@ def _size(items: Items, sizes: Mapping[int, int]) -> int | None:
 
 
 def _unroll(grammar: Grammar) -> Grammar:
-    """Write rules that end with themselves as repetitions: `x ::= a x | b` is `a* b`.
+    """Replace rules that end with themselves by repetitions: `x ::= a x | b` is `a* b`.
 
-    llguidance's parser takes time in the square of such a chain's length, and a repetition may be a lexeme.
+    llguidance's parser takes quadratic time for such a chain, and a repetition can be a lexeme.
     """
     rules = dict(grammar.rules)
-    fresh = count(max(rules) + 1)
+    new_symbols = count(max(rules) + 1)
     for symbol, alternatives in grammar.rules.items():
-        own = Reference(symbol)
-        again = [items[:-1] for items in alternatives if items[-1:] == (own,)]
-        rest = [items for items in alternatives if items[-1:] != (own,)]
-        if again and rest:
-            head, tail = next(fresh), next(fresh)
-            rules |= {head: again, tail: rest}
+        itself = Reference(symbol)
+        repeated = [items[:-1] for items in alternatives if items[-1:] == (itself,)]
+        final = [items for items in alternatives if items[-1:] != (itself,)]
+        if repeated and final:
+            head, tail = next(new_symbols), next(new_symbols)
+            rules |= {head: repeated, tail: final}
             rules[symbol] = [(Repeat((Reference(head),), 0, None), Reference(tail))]
     return Grammar(rules, grammar.root)
 
 
 class _Gatherer:
-    """Rewrites what is repeated and is a lexeme only in some alternatives: `(a | b)*` is `a* (b a*)*`.
+    """A rewriter of repetitions of which only some alternatives can be lexemes.
 
-    In `([^<]+ | element)*`, a lexeme for the characters could be followed by another one, so it would be
-    in conflict with itself; `[^<]+*` as a whole is not.
+    It replaces `(a | b)*` by `a* (b a*)*`, where only `a` can be a lexeme. In `([^<]+ | element)*`, a lexeme
+    of characters could be followed by another one and would be in conflict with itself. The lexeme
+    `([^<]+)*` is not.
     """
 
     def __init__(self, grammar: Grammar, sizes: Mapping[int, int]) -> None:
         self._grammar = grammar
         self._sizes = sizes
         self._rules = dict(grammar.rules)
-        self._fresh = count(max(grammar.rules) + 1)
+        self._new_symbols = count(max(grammar.rules) + 1)
         self._parts: dict[int, tuple[int, int] | None] = {}
         self._pending = list(grammar.rules.items())
 
     def gather(self) -> Grammar:
-        for symbol, alternatives in self._pending:  # which grows meanwhile
-            self._rules[symbol] = [self._rewritten(items) for items in alternatives]
+        """Return the rewritten grammar."""
+        for symbol, alternatives in self._pending:  # `_divide` appends to this list.
+            self._rules[symbol] = [self._rewrite(items) for items in alternatives]
         return Grammar(self._rules, self._grammar.root)
 
-    def _rewritten(self, items: Items) -> Items:
+    def _rewrite(self, items: Items) -> Items:
         rewritten: list[Element] = []
         for item in items:
             if isinstance(item, Repeat):
-                again = self._apart(item)
-                inner = Repeat(self._rewritten(item.items), item.low, item.high)
-                rewritten.append(inner if again is None else again)
+                separated = self._separate(item)
+                inner = Repeat(self._rewrite(item.items), item.low, item.high)
+                rewritten.append(inner if separated is None else separated)
             else:
                 rewritten.append(item)
         return tuple(rewritten)
 
-    def _apart(self, repeat: Repeat) -> Reference | None:
+    def _separate(self, repeat: Repeat) -> Reference | None:
+        """Return a rule equivalent to `repeat` with its lexemes separated, or None if there is none."""
         match repeat:
             case Repeat(items=(Reference(symbol=symbol),), low=0 | 1 as low, high=None):
                 alternatives = self._grammar.rules[symbol]
@@ -203,39 +207,39 @@ class _Gatherer:
             (Repeat((a,), 1, None), any_more),
             (Repeat((b_and_a,), 1, None),),
         ]
-        whole = next(self._fresh)
-        self._rules[whole] = [(Repeat((a,), 0, None), any_more)] if low == 0 else at_least_one
-        return Reference(whole)
+        new_symbol = next(self._new_symbols)
+        self._rules[new_symbol] = [(Repeat((a,), 0, None), any_more)] if low == 0 else at_least_one
+        return Reference(new_symbol)
 
     def _divide(self, alternatives: Alternatives) -> tuple[int, int] | None:
-        """Return rules for `a` and for `b a*`, if there are both."""
+        """Return rules for `a` and `b a*`, or None if all or none of the alternatives can be lexemes."""
         regular = [items for items in alternatives if _size(items, self._sizes) is not None]
-        others = [items for items in alternatives if _size(items, self._sizes) is None]
-        if not regular or not others:
+        irregular = [items for items in alternatives if _size(items, self._sizes) is None]
+        if not regular or not irregular:
             return None
-        a, b, b_and_a = next(self._fresh), next(self._fresh), next(self._fresh)
+        a, b, b_and_a = next(self._new_symbols), next(self._new_symbols), next(self._new_symbols)
         self._rules[a] = regular
         self._rules[b_and_a] = [(Reference(b), Repeat((Reference(a),), 0, None))]
-        self._pending.append((b, others))
+        self._pending.append((b, irregular))
         return a, b_and_a
 
 
 def _join_alternatives(grammar: Grammar, sizes: Mapping[int, int]) -> Grammar:
-    """Give those alternatives of a rule that may be lexemes a rule of their own: one lexeme for all."""
+    """Move the alternatives of a rule that can be lexemes to a rule of their own, as one lexeme."""
     rules = dict(grammar.rules)
-    fresh = count(max(rules) + 1)
+    new_symbols = count(max(rules) + 1)
     for symbol, alternatives in grammar.rules.items():
         regular = [items for items in alternatives if _size(items, sizes) is not None]
         if symbol not in sizes and len(regular) > 1:
-            joined = next(fresh)
+            joined = next(new_symbols)
             rules[joined] = regular
-            others = [items for items in alternatives if _size(items, sizes) is None]
-            rules[symbol] = [(Reference(joined),), *others]
+            irregular = [items for items in alternatives if _size(items, sizes) is None]
+            rules[symbol] = [(Reference(joined),), *irregular]
     return Grammar(rules, grammar.root)
 
 
 class _Divider:
-    """Divides rules into lexemes. split: what must not be one."""
+    """A divider of rules into lexemes. split: sequences that must not be one lexeme."""
 
     def __init__(self, grammar: Grammar, sizes: Mapping[int, int]) -> None:
         self._grammar = grammar
@@ -244,10 +248,10 @@ class _Divider:
         self.split_all = False
 
     def divide(self) -> dict[int, Alternatives]:
-        """Return the rules that are needed, made of lexemes."""
+        """Return the rules that the root uses, made of lexemes."""
         divided: dict[int, Alternatives] = {}
         queue = [self._grammar.root]
-        for symbol in queue:  # which grows meanwhile
+        for symbol in queue:  # The loop body appends to this list.
             if symbol not in divided:
                 divided[symbol] = [self._divide(items) for items in self._grammar.rules[symbol]]
                 queue += references(divided[symbol])
@@ -257,10 +261,10 @@ class _Divider:
         divided: list[Element] = []
         for regular, run in groupby(items, lambda item: _size((item,), self._sizes) is not None):
             for part in [tuple(run)] if regular else [(item,) for item in run]:
-                divided += self._split(part) if regular else self._irregular(part[0])
+                divided += self._split(part) if regular else self._divide_irregular(part[0])
         return tuple(divided)
 
-    def _irregular(self, item: Element) -> list[Element]:
+    def _divide_irregular(self, item: Element) -> list[Element]:
         if isinstance(item, Repeat):
             return [Repeat(self._divide(item.items), item.low, item.high)]
         return [item]
@@ -268,14 +272,14 @@ class _Divider:
     def _split(self, run: Items) -> list[Element]:
         """Divide a sequence that could be a lexeme."""
         size = _size(run, self._sizes) or 0
-        if run not in self.split and size <= MAX_POSITIONS and not self.split_all:
+        if run not in self.split and size <= MAX_LEXEME_SIZE and not self.split_all:
             return [Lexeme(run)]
         if len(run) > 1:
             literal = all(isinstance(item, Characters) for item in run)
             parts: list[Items] = []
-            for together, group in groupby(run, lambda item: isinstance(item, Characters)):
+            for is_literal, group in groupby(run, lambda item: isinstance(item, Characters)):
                 part = tuple(group)
-                parts += [part] if together and not literal else [(item,) for item in part]
+                parts += [part] if is_literal and not literal else [(item,) for item in part]
             return [item for part in parts for item in self._split(part)]
         [item] = run
         if isinstance(item, Repeat):
@@ -287,7 +291,7 @@ class _Divider:
 
 
 class _Alphabet:
-    """Sets of characters as bits of a number: one bit for all characters that no set tells apart."""
+    """A map from character sets to bit sets, with one bit for all characters that no set distinguishes."""
 
     def __init__(self, rules: Mapping[int, Alternatives]) -> None:
         edges = {
@@ -296,10 +300,11 @@ class _Alphabet:
             for low, high in chars.ranges
             for edge in (low, high + 1)
         }
-        self._index = {edge: at for at, edge in enumerate(sorted(edges))}
+        self._index = {edge: index for index, edge in enumerate(sorted(edges))}
         self._bits: dict[Characters, int] = {}
 
     def bits(self, chars: Characters) -> int:
+        """Return a character set as a bit set."""
         if chars not in self._bits:
             index = self._index
             ranges = ((1 << index[high + 1]) - (1 << index[low]) for low, high in chars.ranges)
@@ -309,7 +314,7 @@ class _Alphabet:
 
 def _all_characters(rules: Mapping[int, Alternatives]) -> Iterator[Characters]:
     pending: list[Element] = [item for rule in rules.values() for items in rule for item in items]
-    for item in pending:  # which grows meanwhile
+    for item in pending:  # The loop body appends to this list.
         if isinstance(item, Characters):
             yield item
         elif isinstance(item, Repeat):
@@ -318,7 +323,7 @@ def _all_characters(rules: Mapping[int, Alternatives]) -> Iterator[Characters]:
 
 @dataclass(frozen=True)
 class _Ends:
-    """Positions, as bits, that a part may begin and end with, and whether it may be empty."""
+    """The positions, as bit sets, that a part may begin and end with, and whether it may be empty."""
 
     first: int
     last: int
@@ -328,62 +333,63 @@ class _Ends:
 class _Automaton:
     """The positions of a lexeme's characters and which may follow which (Glushkov's construction).
 
-    It may accept more than the lexeme, as repetitions are not counted, but never less.
+    It may accept more than the lexeme, because it does not count repetitions, but never less.
     """
 
     def __init__(self, lexeme: Lexeme, grammar: Grammar, alphabet: _Alphabet) -> None:
         self._grammar = grammar
         self._alphabet = alphabet
-        self.chars: list[int] = []  # of each position
-        self.following: list[int] = []  # the positions behind each position, as bits
-        self.ends = self._sequence(lexeme.items)
+        self.chars: list[int] = []  # The characters of each position, as bit sets.
+        self.following: list[int] = []  # The positions that may follow each position, as bit sets.
+        self.ends = self._add_sequence(lexeme.items)
         self.first = self.chars_of(self.ends.first)
-        behind = 0
+        followers = 0
         for positions in self.following:
-            behind |= positions
-        self.tail = self.chars_of(behind)  # every character but the first ones
+            followers |= positions
+        self.tail = self.chars_of(followers)  # The characters at other places than the first.
 
     def chars_of(self, positions: int) -> int:
+        """Return the characters of a set of positions."""
         chars = 0
         for position in _bits(positions):
             chars |= self.chars[position]
         return chars
 
-    def _sequence(self, items: Items) -> _Ends:
+    def _add_sequence(self, items: Items) -> _Ends:
         ends = _Ends(0, 0, empty=True)
         for item in items:
-            part = self._part(item)
+            part = self._add_element(item)
             self._join(ends.last, part.first)
             first = ends.first | (part.first if ends.empty else 0)
             last = part.last | (ends.last if part.empty else 0)
             ends = _Ends(first, last, ends.empty and part.empty)
         return ends
 
-    def _part(self, item: Element) -> _Ends:
+    def _add_element(self, item: Element) -> _Ends:
         if isinstance(item, Characters):
             position = 1 << len(self.chars)
             self.chars.append(self._alphabet.bits(item))
             self.following.append(0)
             return _Ends(position, position, empty=False)
         if isinstance(item, Repeat):
-            inner = self._sequence(item.items)
+            inner = self._add_sequence(item.items)
             if item.high != 1:
                 self._join(inner.last, inner.first)
             return _Ends(inner.first, inner.last, inner.empty or item.low == 0)
         assert isinstance(item, Reference)
         ends = _Ends(0, 0, empty=False)
         for items in self._grammar.rules[item.symbol]:
-            part = self._sequence(items)
+            part = self._add_sequence(items)
             ends = _Ends(ends.first | part.first, ends.last | part.last, ends.empty or part.empty)
         return ends
 
-    def _join(self, before: int, behind: int) -> None:
-        for position in _bits(before):
-            self.following[position] |= behind
+    def _join(self, positions: int, followers: int) -> None:
+        for position in _bits(positions):
+            self.following[position] |= followers
 
 
 def _bits(number: int) -> Iterator[int]:
-    """Yield which bits are set."""
+    """Yield the indices of the bits that are set."""
     while number:
         low = number & -number
         yield low.bit_length() - 1
@@ -394,7 +400,7 @@ def _bits(number: int) -> Iterator[int]:
 
 
 class _Conflicts:
-    """Looks for lexemes that must not stay whole. steps: what may still be spent on it."""
+    """A search for lexemes that must be split. steps: the number of steps that it may still take."""
 
     def __init__(self, grammar: Grammar, rules: Mapping[int, Alternatives], steps: int) -> None:
         self._rules = rules
@@ -404,30 +410,30 @@ class _Conflicts:
         lexemes = dict.fromkeys(_lexemes(sequences))
         self._automata: dict[Lexeme, _Automaton] = {}
         if len(lexemes) <= MAX_LEXEMES:
-            self._automata = {each: _Automaton(each, grammar, alphabet) for each in lexemes}
+            self._automata = {lexeme: _Automaton(lexeme, grammar, alphabet) for lexeme in lexemes}
         else:
             self.steps = 0
-        self._first = dict.fromkeys(rules, 0)  # what a rule may begin with
-        self._empty = dict.fromkeys(rules, False)
-        self._behind_rule = dict.fromkeys(rules, 0)  # what may follow a rule
-        self._behind = dict.fromkeys(lexemes, 0)  # what may follow a lexeme
+        self._first = dict.fromkeys(rules, 0)  # The characters that a rule may begin with.
+        self._empty = dict.fromkeys(rules, False)  # Whether a rule may be empty.
+        self._after_rule = dict.fromkeys(rules, 0)  # The characters that may follow a rule.
+        self._after_lexeme = dict.fromkeys(lexemes, 0)  # The characters that may follow a lexeme.
 
     def find(self) -> set[Items]:
-        """Return the lexemes to split. Where `steps` end before, they are not all."""
-        self._settle(self._begin)
-        self._settle(self._follow)
-        found: set[Items] = set()
+        """Return the lexemes to split, or only some of them if `steps` do not suffice."""
+        self._iterate(self._update_first)
+        self._iterate(self._update_following)
+        conflicting: set[Items] = set()
         for longer, automaton in self._automata.items():
-            for ending, behind in self._behind.items():
+            for ending, followers in self._after_lexeme.items():
                 self.steps -= 1
-                if behind & automaton.tail and self._goes_on(ending, automaton, behind):
-                    found.add(longer.items)
+                if followers & automaton.tail and self._continues(ending, automaton, followers):
+                    conflicting.add(longer.items)
                     break
             if self.steps <= 0:
                 break
-        return found
+        return conflicting
 
-    def _settle(self, step: Callable[[int, Items], bool]) -> None:
+    def _iterate(self, step: Callable[[int, Items], bool]) -> None:
         """Apply `step` to every alternative of every rule until nothing changes."""
         changed = True
         while changed and self.steps > 0:
@@ -437,12 +443,12 @@ class _Conflicts:
                     self.steps -= 1 + len(items)
                     changed |= step(symbol, items)
 
-    def _begin(self, symbol: int, items: Items) -> bool:
+    def _update_first(self, symbol: int, items: Items) -> bool:
         first, empty = self._beginning(items)
-        before = self._first[symbol], self._empty[symbol]
+        previous = self._first[symbol], self._empty[symbol]
         self._first[symbol] |= first
         self._empty[symbol] |= empty
-        return before != (self._first[symbol], self._empty[symbol])
+        return previous != (self._first[symbol], self._empty[symbol])
 
     def _beginning(self, items: Iterable[Element]) -> tuple[int, bool]:
         """Return the characters that a sequence may begin with, and whether it may be empty."""
@@ -457,63 +463,64 @@ class _Conflicts:
                     begins, empty = self._beginning(item.items)
                     empty = empty or item.low == 0
                 case _:
-                    begins, empty = 0, False  # a token is no character
+                    begins, empty = 0, False  # A token terminal matches no character.
             first |= begins
             if not empty:
                 return first, False
         return first, True
 
-    def _follow(self, symbol: int, items: Items) -> bool:
-        return self._follow_within(items, self._behind_rule[symbol])
+    def _update_following(self, symbol: int, items: Items) -> bool:
+        return self._follow_within(items, self._after_rule[symbol])
 
-    def _follow_within(self, items: Items, behind: int) -> bool:
-        """Add what follows each part of a sequence, given what follows the sequence."""
+    def _follow_within(self, items: Items, followers: int) -> bool:
+        """Add the followers of each part of a sequence, given those of the sequence. Return any change."""
         changed = False
         for item in reversed(items):
             match item:
                 case Lexeme():
-                    changed |= _add(self._behind, item, behind)
+                    changed |= _add(self._after_lexeme, item, followers)
                 case Reference():
-                    changed |= _add(self._behind_rule, item.symbol, behind)
+                    changed |= _add(self._after_rule, item.symbol, followers)
                 case Repeat():
-                    again = self._beginning(item.items)[0] if item.high != 1 else 0
-                    changed |= self._follow_within(item.items, behind | again)
+                    repeated = self._beginning(item.items)[0] if item.high != 1 else 0
+                    changed |= self._follow_within(item.items, followers | repeated)
             first, empty = self._beginning([item])
-            behind = first | (behind if empty else 0)
+            followers = first | (followers if empty else 0)
         return changed
 
-    def _goes_on(self, ending: Lexeme, longer: _Automaton, behind: int) -> bool:
-        """Whether a word of one lexeme, with a character of `behind`, begins a word of the longer one."""
+    def _continues(self, ending: Lexeme, longer: _Automaton, followers: int) -> bool:
+        """Return whether a word of `ending` and a character of `followers` begin a word of `longer`."""
         shorter = self._automata[ending]
         if not shorter.first & longer.first:
             return False
-        by_chars: dict[int, int] = {}  # positions of the longer one by their characters
+        by_chars: dict[int, int] = {}  # The positions of the longer lexeme by their characters.
         for position, chars in enumerate(longer.chars):
             by_chars[chars] = by_chars.get(chars, 0) | 1 << position
-        reached: dict[int, int] = {}  # for positions of the shorter one, those of the longer one
+        # For each position of the shorter lexeme, the positions of the longer one after the same text.
+        reached: dict[int, int] = {}
         pending = [(position, longer.ends.first) for position in _bits(shorter.ends.first)]
-        for position, candidates in pending:  # which grows meanwhile
+        for position, candidates in pending:  # The loop body appends to this list.
             self.steps -= 1 + len(by_chars)
             if self.steps <= 0:
                 return True
-            own = shorter.chars[position]
-            meeting = sum(at for chars, at in by_chars.items() if chars & own) & candidates
-            new = meeting & ~reached.get(position, 0)
+            chars = shorter.chars[position]
+            matching = sum(bits for key, bits in by_chars.items() if key & chars) & candidates
+            new = matching & ~reached.get(position, 0)
             if not new:
                 continue
             reached[position] = reached.get(position, 0) | new
-            nexts = 0
-            for at in _bits(new):
-                nexts |= longer.following[at]
+            successors = 0
+            for index in _bits(new):
+                successors |= longer.following[index]
                 self.steps -= 1
-            if shorter.ends.last >> position & 1 and longer.chars_of(nexts) & behind:
+            if shorter.ends.last >> position & 1 and longer.chars_of(successors) & followers:
                 return True
-            pending += [(after, nexts) for after in _bits(shorter.following[position])]
+            pending += [(follower, successors) for follower in _bits(shorter.following[position])]
         return False
 
 
 def _add(table: dict[Any, int], key: object, bits: int) -> bool:
-    """Add bits to an entry. Returns whether that changes it."""
-    before = table[key]
-    table[key] = before | bits
-    return table[key] != before
+    """Add bits to an entry. Return whether that changes it."""
+    previous = table[key]
+    table[key] = previous | bits
+    return table[key] != previous

@@ -1,4 +1,4 @@
-"""What a grammar says of an answer, token by token."""
+"""A guide that applies one grammar to a whole answer."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Mask = npt.NDArray[np.bool_]
 
 
 class WholeMatcher:
-    """A Guide: the state of one answer in a language that holds from the first token on."""
+    """A guide that applies a grammar from the first token of an answer on."""
 
     narrows = True
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         self._matcher = matcher
         self._n_vocab = n_vocab
-        self._passed = 0  # tokens after the end, which the grammar has not seen
+        self._tokens_after_end = 0  # Tokens consumed after the grammar had ended.
 
     @property
     def ended(self) -> bool:
-        """It is complete, and nothing can follow."""
+        """Whether the answer is complete and nothing can follow."""
         return self._matcher.is_stopped()
 
     def begin_round(self) -> bool:
@@ -36,7 +36,7 @@ class WholeMatcher:
         pass
 
     def mask(self) -> Mask:
-        """As a Guide's; all of them once the grammar has ended.
+        """Return the mask as `Guide.mask` does, which allows all tokens once the grammar has ended.
 
         Raises:
             GrammarRejected: the grammar ran into its limits.
@@ -47,15 +47,15 @@ class WholeMatcher:
 
     def consume(self, token: int) -> None:
         if self._matcher.is_stopped():
-            self._passed += 1
+            self._tokens_after_end += 1
             return
         self._matcher.consume_token(token)
         self._check()
 
     def take_back(self, count: int) -> None:
-        seen = max(count - self._passed, 0)
-        self._passed = max(self._passed - count, 0)
-        self._matcher.rollback(seen)
+        consumed = max(count - self._tokens_after_end, 0)
+        self._tokens_after_end = max(self._tokens_after_end - count, 0)
+        self._matcher.rollback(consumed)
         self._check()
 
     def valid(self, tokens: Sequence[int]) -> int:
@@ -70,5 +70,5 @@ class WholeMatcher:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """Its error in one line."""
+    """Return the error of a matcher in one line."""
     return one_line(str(matcher.get_error()).strip())

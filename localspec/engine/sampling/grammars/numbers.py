@@ -1,8 +1,8 @@
-"""An end to JSON's numbers.
+"""A guide that bounds the length of numbers in JSON.
 
-A grammar lets a number have as many digits as the model likes, and a small model at temperature 0 likes to go
-on: an answer of thirds is then cut off and is no JSON. Here a run of digits outside of strings ends after a
-bounded count, wherever the grammar lets anything else come.
+JSON grammars allow any number of digits, and a small model at temperature 0 may never end a number such as
+1/3. The answer is then cut off and is not JSON. This guide ends a run of digits outside of strings after a
+bounded count, wherever the grammar allows anything else.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ import numpy.typing as npt
 
 from localspec.engine.sampling.grammars.matcher import Mask, WholeMatcher
 
-# Of an integer's or a fraction's digits: enough for 64-bit integers, and for any double that is written
-# without an exponent.
+# Digits of an integer or a fraction. This suffices for 64-bit integers, and for the precision of any double.
 MAX_DIGITS = 20
 MAX_EXPONENT_DIGITS = 3
 _DIGITS = frozenset(b"0123456789")
 
 
 class Numerals:
-    """What of a vocabulary concerns numbers. `leading`: the digits that each token begins with."""
+    """The digits in a vocabulary's tokens.
+
+    leading (n_vocab,): the number of digits that each token begins with. zeros (n_vocab,): whether each token
+    consists of zeros only.
+    """
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self.pieces = pieces
@@ -34,39 +37,40 @@ class Numerals:
 
 
 class _Position(NamedTuple):
-    """Where in JSON an answer is. `left`: the digits that may follow in a number."""
+    """A position within JSON text. digits_left: the number of digits that may still follow in a number."""
 
     in_string: bool = False
     escaped: bool = False
-    left: int = MAX_DIGITS
+    digits_left: int = MAX_DIGITS
 
 
 def _advance(position: _Position, piece: bytes) -> _Position:
-    in_string, escaped, left = position
+    """Return the position after the bytes of a token."""
+    in_string, escaped, digits_left = position
     for byte in piece:
         if escaped:
             escaped = False
         elif in_string:
             in_string, escaped = byte != 0x22, byte == 0x5C
         elif byte in _DIGITS:
-            left = max(left - 1, 0)
+            digits_left = max(digits_left - 1, 0)
         elif byte in b"eE":
-            left = MAX_EXPONENT_DIGITS
-        elif byte not in b"+-" or left != MAX_EXPONENT_DIGITS:
-            in_string, left = byte == 0x22, MAX_DIGITS
-    return _Position(in_string, escaped, left)
+            digits_left = MAX_EXPONENT_DIGITS
+        elif byte not in b"+-" or digits_left != MAX_EXPONENT_DIGITS:
+            in_string, digits_left = byte == 0x22, MAX_DIGITS
+    return _Position(in_string, escaped, digits_left)
 
 
 class BoundedNumbers:
-    """The state of an answer in a JSON grammar, with bounded numbers. Used as a WholeMatcher is."""
+    """A guide that applies a JSON grammar with bounded numbers."""
 
     narrows = True
 
     def __init__(self, matcher: WholeMatcher, numerals: Numerals, begun: bytes = b"") -> None:
-        """begun: what of the answer the matcher has consumed before."""
+        """Wrap `matcher`. begun: the beginning of the answer, which it has consumed before."""
         self._matcher = matcher
         self._numerals = numerals
-        self._positions = [_advance(_Position(), begun)]  # before each token, and now
+        self._positions = [_advance(_Position(), begun)]  # Before each token and now.
 
     @property
     def ended(self) -> bool:
@@ -79,8 +83,8 @@ class BoundedNumbers:
         self._matcher.wait(seconds)
 
     def mask(self) -> Mask:
-        """As a WholeMatcher's, without the digits that are too many."""
-        return self._bounded(self._matcher.mask())
+        """Return the grammar's mask without tokens that have too many digits."""
+        return self._forbid_digits(self._matcher.mask())
 
     def consume(self, token: int) -> None:
         self._matcher.consume(token)
@@ -94,36 +98,37 @@ class BoundedNumbers:
     def valid(self, tokens: Sequence[int]) -> int:
         count = self._matcher.valid(tokens)
         position = self._positions[-1]
-        for at, token in enumerate(tokens[:count]):
-            if not position.in_string and self._numerals.leading[token] > position.left:
-                return self._valid_with_masks(tokens, at)
+        for index, token in enumerate(tokens[:count]):
+            if not position.in_string and self._numerals.leading[token] > position.digits_left:
+                return self._valid_with_masks(tokens, index)
             position = _advance(position, self._numerals.pieces[token])
         return count
 
     def forced(self) -> list[int]:
         return self._matcher.forced()
 
-    def _valid_with_masks(self, tokens: Sequence[int], sure: int) -> int:
-        """As `valid`, one mask after the other behind the first `sure` tokens."""
-        for token in tokens[:sure]:
+    def _valid_with_masks(self, tokens: Sequence[int], n_valid: int) -> int:
+        """Return what `valid` does, with a mask for each token after the first `n_valid`."""
+        for token in tokens[:n_valid]:
             self.consume(token)
-        count = sure
+        count = n_valid
         while count < len(tokens) and self.mask()[tokens[count]]:
             self.consume(tokens[count])
             count += 1
         self.take_back(count)
         return count
 
-    def _bounded(self, allowed: Mask) -> Mask:
+    def _forbid_digits(self, allowed: Mask) -> Mask:
         position = self._positions[-1]
-        if position.in_string or position.left >= MAX_DIGITS:
+        if position.in_string or position.digits_left >= MAX_DIGITS:
             return allowed
         n_vocab = len(allowed)
-        ending = allowed & (self._numerals.leading[:n_vocab] <= position.left)
+        ending = allowed & (self._numerals.leading[:n_vocab] <= position.digits_left)
         if ending.any():
             return ending
-        if not position.left:  # a digit must come: zeros alone may lead to nothing else for ever
-            other = allowed & ~self._numerals.zeros[:n_vocab]
-            if other.any():
-                return other
+        if not position.digits_left:
+            # The grammar requires a digit. Only zeros could lead to the same state for ever.
+            nonzero = allowed & ~self._numerals.zeros[:n_vocab]
+            if nonzero.any():
+                return nonzero
         return allowed

@@ -1,8 +1,8 @@
-"""Regular expressions of JSON Schemas, in the dialect of the grammar library.
+"""Translate the regular expressions of JSON Schemas to llguidance's dialect.
 
-Schemas are written with JavaScript's or Python's expressions in mind. The grammar library reads Rust's and
-has no look-around. A leading look-ahead is the same as a second expression that must match as well. Any
-other assertion can only be left out, which lets more texts match and never fewer.
+Schemas are written for the dialects of JavaScript or Python. llguidance reads Rust's, without look-around. A
+leading look-ahead is equivalent to a second expression that must match as well. Any other assertion can
+only be removed, which allows more texts and never fewer.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from llguidance import LLMatcher
 
-# Expressions with look-around that widely used libraries write for their own types, and what they mean.
+# Expressions with look-around that widely used libraries write for their types, and their equivalents.
 _EQUIVALENT = {
     # Zod 4: z.iso.duration()
     r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)(\d+Y)?(\d+M)?(\d+D)?(T(?=\d)(\d+H)?(\d+M)?(\d+([.,]\d+)?S)?)?)$": (
@@ -34,13 +34,13 @@ _EQUIVALENT = {
     # pydantic 2: Decimal as text
     r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$": r"^[+-]?(\d{1,40}(\.\d{0,40})?|\.\d{1,40})$",
 }
-_ANCHORS = {r"\A": "^", r"\Z": "$", r"\z": "$"}  # Python's
+_ANCHORS = {r"\A": "^", r"\Z": "$", r"\z": "$"}  # Python's anchors.
 _LOOKAROUND = ("(?=", "(?!", "(?<=", "(?<!")
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """The expressions that a text must match, all of them. `exact`: they say what the schema's says."""
+    """The expressions that a text must all match. exact: whether they are equivalent to the original."""
 
     expressions: tuple[str, ...]
     exact: bool = True
@@ -48,7 +48,7 @@ class Pattern:
 
 @lru_cache(maxsize=1024)
 def translate_pattern(pattern: str) -> Pattern:
-    """Return a schema's expression as the library reads it. Without expressions, it cannot."""
+    """Translate a schema's expression. The result has no expressions if none can be enforced."""
     parts = _split_lookaheads(_EQUIVALENT.get(pattern, pattern))
     if all(map(_compiles, parts)):
         return Pattern(tuple(parts))
@@ -64,41 +64,42 @@ def _compiles(pattern: str) -> bool:
 
 
 def _split_lookaheads(pattern: str) -> list[str]:
-    """Return `^(?=A)B` as `^A` and `^B`, and the parts in Rust's notation."""
+    """Split `^(?=A)B` into `^A` and `^B`, in Rust's dialect."""
     tokens = _tokens(pattern)
-    found: list[str] = []
+    lookaheads: list[str] = []
     alternatives = _at_top_level(tokens, "|")
     while tokens[:1] == ["^"] and tokens[1:2] == ["(?="] and not alternatives:
-        end = _closing(tokens, 1)
-        found.append("^(" + "".join(tokens[2:end]) + ")")
+        end = _find_closing(tokens, 1)
+        lookaheads.append("^(" + "".join(tokens[2:end]) + ")")
         tokens = ["^", *tokens[end + 1 :]]
-    return [*found, "".join(tokens)]
+    return [*lookaheads, "".join(tokens)]
 
 
 def _without_assertions(pattern: str) -> str:
-    tokens, kept, at = _tokens(pattern), [], 0
-    while at < len(tokens):
-        if tokens[at] in _LOOKAROUND:
-            at = _closing(tokens, at)
-        elif tokens[at] not in (r"\b", r"\B"):
-            kept.append(tokens[at])
-        at += 1
-    return "".join(kept)
+    tokens, remaining, index = _tokens(pattern), [], 0
+    while index < len(tokens):
+        if tokens[index] in _LOOKAROUND:
+            index = _find_closing(tokens, index)
+        elif tokens[index] not in (r"\b", r"\B"):
+            remaining.append(tokens[index])
+        index += 1
+    return "".join(remaining)
 
 
-def _at_top_level(tokens: list[str], wanted: str) -> bool:
+def _at_top_level(tokens: list[str], symbol: str) -> bool:
+    """Return whether `symbol` occurs outside of all groups."""
     depth = 0
     for token in tokens:
         depth += token.startswith("(") - (token == ")")
-        if token == wanted and not depth:
+        if token == symbol and not depth:
             return True
     return False
 
 
-def _closing(tokens: list[str], at: int) -> int:
-    """Return where the group that opens at `at` closes; the end, if it does not."""
+def _find_closing(tokens: list[str], start: int) -> int:
+    """Return the index at which the group that opens at `start` closes, or the end if it does not."""
     depth = 0
-    for index in range(at, len(tokens)):
+    for index in range(start, len(tokens)):
         depth += tokens[index].startswith("(") - (tokens[index] == ")")
         if not depth:
             return index
@@ -109,7 +110,7 @@ _TOKEN = re.compile(r"\\.|\(\?(?:<?[=!]|:)|\[\^?\]?(?:\\.|[^\]\\])*\]|.", re.DOT
 
 
 def _tokens(pattern: str) -> list[str]:
-    """Split an expression into escapes, classes, openings of groups, and single characters."""
+    """Split an expression into escapes, classes, openings of groups and characters, in Rust's dialect."""
     return [_in_rust(token) for token in _TOKEN.findall(pattern)]
 
 
@@ -117,8 +118,8 @@ def _in_rust(token: str) -> str:
     if token in ("[^]", "[^]]"):
         return r"[\s\S]" + token[3:]
     if len(token) > 2 and token[0] == "[":
-        # Rust has classes in classes, intersections and differences. JavaScript takes them literally.
+        # Rust has nested classes, intersections and differences. JavaScript takes their signs literally.
         head = "[^" if token[1] == "^" else "["
-        inside = re.findall(r"\\.|.", token[len(head) : -1], re.DOTALL)
-        return head + "".join("\\" + each if each in "[&~" else each for each in inside) + "]"
+        members = re.findall(r"\\.|.", token[len(head) : -1], re.DOTALL)
+        return head + "".join("\\" + char if char in "[&~" else char for char in members) + "]"
     return _ANCHORS.get(token, token)

@@ -1,4 +1,4 @@
-"""References within a JSON Schema document."""
+"""Resolve the references within a JSON Schema document."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import unquote
 
 
 class Document:
-    """A schema and the places in it that references lead to."""
+    """A JSON Schema document whose references can be resolved."""
 
     def __init__(self, root: dict[str, Any]) -> None:
         self.root = root
 
     def target(self, reference: str) -> Any:
-        """Return what a reference leads to; None if that is not in the document, or is no schema."""
+        """Return the schema that a reference leads to, or None if the document does not have it."""
         base, _, fragment = reference.partition("#")
         start: Any = self.root
         if base and base != self.root.get("$id", self.root.get("id")):
@@ -23,50 +23,51 @@ class Document:
             return None
         if not fragment.startswith("/"):
             return start if not fragment else self._anchored.get(unquote(fragment))
-        found = start
+        node = start
         for name in fragment.split("/")[1:]:
-            found = _step(found, unquote(name).replace("~1", "/").replace("~0", "~"))
-        return found if isinstance(found, dict | bool) else None
+            node = _child(node, unquote(name).replace("~1", "/").replace("~0", "~"))
+        return node if isinstance(node, dict | bool) else None
 
     @cached_property
     def _objects(self) -> list[dict[str, Any]]:
-        """Every object of the document."""
-        found, pending = [], [self.root]
+        """Every JSON object of the document."""
+        objects, pending = [], [self.root]
         while pending:
             value: Any = pending.pop()
             if isinstance(value, dict):
-                found.append(value)
+                objects.append(value)
                 pending.extend(value.values())
             elif isinstance(value, list):
                 pending.extend(value)
-        return found
+        return objects
 
     @cached_property
     def _anchored(self) -> dict[str, Any]:
         anchors: dict[str, Any] = {}
-        for each in self._objects:
+        for schema in self._objects:
             for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
-                name = each.get(keyword)
+                name = schema.get(keyword)
                 if isinstance(name, str) and (not keyword.endswith("id") or name.startswith("#")):
-                    anchors.setdefault(name.removeprefix("#"), each)
+                    anchors.setdefault(name.removeprefix("#"), schema)
         return anchors
 
     @cached_property
     def _identified(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        schemas: dict[str, Any] = {}
         base = str(self.root.get("$id", "")).rpartition("/")[0]
-        for each in self._objects:
-            name = each.get("$id")
+        for schema in self._objects:
+            name = schema.get("$id")
             if isinstance(name, str):
-                found.setdefault(name, each)
+                schemas.setdefault(name, schema)
                 if base and name.startswith(f"{base}/"):
-                    found.setdefault(name.removeprefix(f"{base}/"), each)
-        return found
+                    schemas.setdefault(name.removeprefix(f"{base}/"), schema)
+        return schemas
 
 
-def _step(found: Any, name: str) -> Any:
-    if isinstance(found, dict):
-        return found.get(name)
-    if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-        return found[int(name)]
+def _child(node: Any, name: str) -> Any:
+    """Return the child of a JSON value under a key or index, or None."""
+    if isinstance(node, dict):
+        return node.get(name)
+    if isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+        return node[int(name)]
     return None

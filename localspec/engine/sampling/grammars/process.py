@@ -1,4 +1,4 @@
-"""The worker's side of `child`: sends jobs, waits for them, and ends those that nobody waits for."""
+"""The worker's side of `child`: send jobs, wait for them, and end those whose client has disconnected."""
 
 from __future__ import annotations
 
@@ -22,25 +22,24 @@ from localspec.engine.sampling.grammars.child import CPU_LIMIT_S, Outcome, Vocab
 from localspec.engine.sampling.grammars.sources import GrammarJob, GrammarSources
 from localspec.errors import Cancelled, GrammarRejected, Unavailable
 
-# Seconds that a job may take by the clock on the wall, however busy the machine is.
-WALL_LIMIT_S = 60.0
-POLL_S = 0.05  # how soon a job ends whose client has left
-LONG_S = 0.1  # of processor time
-LONG_WALL_S = 0.3  # after it a job gives way to everything else
+WALL_LIMIT_S = 60.0  # Wall time that a job may take, however busy the machine is.
+POLL_INTERVAL_S = 0.05  # A job ends at most this long after its client has disconnected.
+LONG_S = 0.1  # CPU time of a job after which the calling thread lowers its priority.
+LONG_WALL_S = 0.3  # Wall time after which a job's process gets a lower priority.
 _CHILD = "localspec.engine.sampling.grammars.child"
 
 
 class TooComplex(GrammarRejected):
-    """The process of a job has ended before the job: by a limit, or because the system ended it."""
+    """Raised when a job's process ended before the job, because of a limit or by the system."""
 
 
 class GrammarProcess:
-    """A process that compiles grammars, started at the first job. Any thread may send one."""
+    """A process that compiles grammars and is started at the first job. Any thread may send jobs."""
 
     def __init__(
         self, vocabulary: Callable[[], Vocabulary], cpu_limit_s: float = CPU_LIMIT_S
     ) -> None:
-        """cpu_limit_s: seconds of processor time for one job."""
+        """Prepare the process without starting it. cpu_limit_s: CPU seconds for one job."""
         self._cpu_limit_s = cpu_limit_s
         self._vocabulary = vocabulary
         self._starting = threading.Lock()
@@ -48,13 +47,13 @@ class GrammarProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def build(self, job: GrammarJob, cancelled: Callable[[], bool]) -> GrammarSources:
-        """Return the sources of a job's grammars, each of which compiles.
+        """Return the sources of a job's grammars, all of which are known to compile.
 
-        Where compiling took long, the thread gives way to others from here on: it does so once more.
+        If compiling took long, the calling thread lowers its priority, because it will compile them again.
 
         Raises:
-            GrammarRejected: a grammar is not usable; TooComplex, or takes too long to compile.
-            Cancelled: nobody waits for it any more.
+            GrammarRejected: a grammar is not usable; TooComplex if it takes too long to compile.
+            Cancelled: `cancelled` returned True.
             Unavailable: the process cannot be started, or the machine is too busy.
         """
         try:
@@ -63,7 +62,7 @@ class GrammarProcess:
             raise _unavailable(error) from error
         with ours:
             with theirs:
-                self._pass(theirs)
+                self._pass_connection(theirs)
             try:
                 send(ours, msgspec.msgpack.encode(job))
                 pid = struct.unpack("<I", self._read(ours, 4, cancelled, None))[0]
@@ -83,12 +82,12 @@ class GrammarProcess:
         return outcome.sources
 
     def close(self) -> None:
-        """End the process."""
+        """End the process, if it was started."""
         with self._starting:
             self._stop()
 
-    def _pass(self, connection: socket.socket) -> None:
-        """Hand a connection to the process, which is started where there is none."""
+    def _pass_connection(self, connection: socket.socket) -> None:
+        """Pass a connection to the process, which is started if it does not run."""
         with self._starting:
             for _ in range(2):
                 try:
@@ -97,7 +96,9 @@ class GrammarProcess:
                     assert self._control is not None
                     socket.send_fds(self._control, [b"\0"], [connection.fileno()])
                     return
-                except OSError as error:  # it has died: memory was short, say
+                except (
+                    OSError
+                ) as error:  # The process has died, for example because memory was short.
                     self._stop()
                     failure = error
         raise _unavailable(failure)
@@ -131,12 +132,12 @@ class GrammarProcess:
     def _read(
         self, connection: socket.socket, size: int, cancelled: Callable[[], bool], pid: int | None
     ) -> bytes:
-        """Read so many bytes, and end the job where nobody waits for it or it takes too long.
+        """Read `size` bytes. End the job's process `pid` if it is cancelled or takes too long.
 
         Raises:
             EOFError: the job's process has ended.
             TimeoutError: the machine is too busy.
-            Cancelled: nobody waits for it any more.
+            Cancelled: `cancelled` returned True.
         """
         start = time.monotonic()
         deadline, lowered = start + WALL_LIMIT_S, pid is None
@@ -152,7 +153,7 @@ class GrammarProcess:
             if not lowered and time.monotonic() > start + LONG_WALL_S:
                 lowered = True
                 lower_priority(pid)
-            if select.select([connection], [], [], POLL_S)[0]:
+            if select.select([connection], [], [], POLL_INTERVAL_S)[0]:
                 chunk = connection.recv(size - len(data))
                 if not chunk:
                     raise EOFError

@@ -1,7 +1,8 @@
-"""From a request's constraint and tools to the grammars of its answer, as sources for llguidance.
+"""Write the grammars of an answer as llguidance sources, from the request's constraint and tools.
 
-Pure: needs no vocabulary but its special tokens, so it runs in a process of its own (`checker`), where a
-hostile grammar or schema can be stopped. Every source is compiled there once before it is handed back.
+Of the vocabulary, this module needs only the special tokens. It can therefore run in a process of its own
+(`child`), where a hostile grammar or schema can be stopped. Every source is compiled there once before it is
+returned.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher
 
-from localspec.engine.sampling.grammars.calls import CallGrammar, after, quoted
+from localspec.engine.sampling.grammars.calls import CallGrammar, lark_string, write_thoughts_end
 from localspec.engine.sampling.grammars.enforced import (
     Enforced,
     describe,
@@ -29,10 +30,13 @@ from localspec.errors import GrammarRejected
 from localspec.protocol.calls import CallFormat, Tools
 from localspec.protocol.frames import Constraint
 
-MAX_SOURCE = 128 * 1024  # bytes of a grammar or schema: 300 KiB of alternatives took 7 s for a mask
-MAX_TOOL = 128 * 1024  # bytes of a tool's schema
-MAX_TOOLS = 1024 * 1024  # of all together; 50 of 4 KiB each take a quarter of a second
-# Between the parts of JSON: who begins lines goes on with blanks, twenty of them at a time.
+# Bytes of a grammar or schema. With 300 KiB of alternatives, a mask took 7 s.
+MAX_SOURCE = 128 * 1024
+MAX_TOOL = 128 * 1024  # Bytes of one tool's schema.
+MAX_TOOLS = (
+    1024 * 1024
+)  # Bytes of all tool schemas. 50 schemas of 4 KiB take a quarter of a second.
+# Blanks between the parts of JSON. A model that may begin new lines often goes on with blanks.
 _ONE_LINE = {"whitespace_pattern": " ?"}
 NAMES = {
     "json_object": "JSON mode",
@@ -41,17 +45,18 @@ NAMES = {
     "regex": "regular expression",
 }
 
-_NAMED_TOOLS = 5  # in a note
+_MAX_NAMED_TOOLS = 5  # Tools that a note names.
 
-# Compiles a source; the second argument is what an error calls it. Raises GrammarRejected.
+# Compiles a source. The second argument names it in errors. Raises GrammarRejected.
 Compile = Callable[[str, str], object]
 
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens of a vocabulary by their text, and those of them that end an answer.
+    """The special tokens of a vocabulary.
 
-    table: what GBNF may name, which may be other tokens too.
+    ids: the tokens by their text. ends: those that end an answer. table: the tokens that GBNF may name, which
+    may include others.
     """
 
     ids: Mapping[str, int]
@@ -59,14 +64,14 @@ class SpecialTokens:
     table: TokenTable = NO_TOKENS
 
     def spelled(self, text: str) -> str:
-        """Return a marker as the vocabulary writes it, for llguidance's Lark.
+        """Return a Lark expression for the marker `text`, with special tokens by their ids.
 
-        What ends an answer is left out: no grammar contains it.
+        Tokens that end an answer are left out, because no grammar contains them.
         """
-        within = [re.escape(special) for special in self._longest_first if special in text]
-        parts = re.split(f"({'|'.join(within)})", text) if within else [text]
+        contained = [re.escape(special) for special in self._longest_first if special in text]
+        parts = re.split(f"({'|'.join(contained)})", text) if contained else [text]
         return " ".join(
-            f"<[{self.ids[part]}]>" if part in self.ids else quoted(part)
+            f"<[{self.ids[part]}]>" if part in self.ids else lark_string(part)
             for part in parts
             if part and self.ids.get(part) not in self.ends
         )
@@ -77,10 +82,11 @@ class SpecialTokens:
 
 
 class GrammarJob(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What decides the grammars of an answer.
+    """The inputs that determine the grammars of an answer.
 
-    thoughts: markers around thoughts that may come first. gated: the constraint holds after thoughts that
-    the prompt has opened, or beside tools; otherwise from the first token on.
+    thoughts: pairs of opening and closing markers of thoughts that may come first. gated: whether the
+    constraint applies after thoughts that the prompt has opened, or beside tools; otherwise it applies from
+    the first token on.
     """
 
     tools: Tools | None = None
@@ -90,12 +96,12 @@ class GrammarJob(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def param(self) -> str | None:
-        """The request's field that an error names."""
+        """The request field that an error names."""
         return "tools" if self.constraint is None else self.constraint.param
 
 
 class GateSource(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The grammar that holds from a marker on, the marker included; last: nothing follows it."""
+    """A grammar that begins with its marker. last: whether the answer ends with it."""
 
     marker: str
     source: str
@@ -103,10 +109,10 @@ class GateSource(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GrammarSources(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The grammars of an answer as llguidance's sources, each of which compiles.
+    """The grammars of an answer as llguidance sources, each of which is known to compile.
 
-    whole: the only one, from the first token on. first, may_think, after, gates, bare: as in `gates.Plan`.
-    note: what a person should know of them.
+    whole: a single grammar that applies from the first token on. first, may_think, after, gates, bare,
+    single: as in `gates.Plan`. note: a message for the user.
     """
 
     whole: str | None = None
@@ -120,10 +126,10 @@ class GrammarSources(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def build_sources(job: GrammarJob, special: SpecialTokens, compile: Compile) -> GrammarSources:
-    """Write the grammars that a job asks for, and compile each of them once.
+    """Write the grammars of a job, and compile each of them once.
 
     Raises:
-        GrammarRejected: a grammar is not usable, or a tool's schema that must hold cannot.
+        GrammarRejected: a grammar is not usable, or the schema of a strict tool cannot be enforced.
     """
     constraint = job.constraint
     if not job.gated:
@@ -141,7 +147,7 @@ def build_sources(job: GrammarJob, special: SpecialTokens, compile: Compile) -> 
 
 
 class _Builder:
-    """Writes the grammars of an answer that may have thoughts before it, or calls in it."""
+    """A writer of grammars for an answer that may contain thoughts or calls."""
 
     def __init__(
         self, special: SpecialTokens, compile: Compile, thoughts: Sequence[tuple[str, str]]
@@ -151,46 +157,51 @@ class _Builder:
         self._thoughts = thoughts
 
     def build(self, tools: Tools | None, answer: str) -> GrammarSources:
-        """Return the sources. answer: the rule of an answer that is no call.
+        """Return the sources. answer: the rule of an answer that is not a call, or "".
 
         Raises:
-            GrammarRejected: a grammar is not usable, or a tool's schema that must hold cannot.
+            GrammarRejected: a grammar is not usable, or the schema of a strict tool cannot be enforced.
         """
         if tools is None:
-            return self._from_the_start(lambda before: self._answer(answer, before))
+            return self._build_from_start(lambda close: self._write_answer(answer, close))
         tools, invalid, dropped = enforced_tools(tools)
-        free, note = self._free(tools, invalid)
+        free, note = self._find_free_tools(tools, invalid)
         note = " ".join(filter(None, [dropped, note]))
         if tools.required or answer:
             grammar = CallGrammar(tools, self._special.spelled, free, compact=True)
-            either = "" if tools.required else answer
+            alternative = "" if tools.required else answer
             ids = [self._special.ids.get(opening) for opening, _ in self._thoughts]
             may_think = [token for token in ids if token is not None]
-            return self._from_the_start(
-                lambda before: grammar.whole(either, before), may_think, note
+            return self._build_from_start(
+                lambda close: grammar.whole(alternative, close), may_think, note
             )
-        return self._on_its_own(tools, free, note)
+        return self._build_gates(tools, free, note)
 
-    def _answer(self, rule: str, before: str) -> str:
-        return f"start: {after(before, self._special.spelled)} answer\nanswer: {rule}"
+    def _write_answer(self, rule: str, closing_marker: str) -> str:
+        prefix = write_thoughts_end(closing_marker, self._special.spelled)
+        return f"start: {prefix} answer\nanswer: {rule}"
 
     def _compiled(self, source: str, name: str) -> str:
+        """Return `source` after compiling it."""
         self._compile(source, name)
         return source
 
-    def _from_the_start(
-        self, grammar: Callable[[str], str], may_think: Sequence[int] = (), note: str = ""
+    def _build_from_start(
+        self, write: Callable[[str], str], may_think: Sequence[int] = (), note: str = ""
     ) -> GrammarSources:
-        """A language that holds from the beginning on, or after thoughts."""
+        """Return grammars that apply from the beginning of the answer, or after thoughts.
+
+        write: returns the grammar after a closing marker of thoughts, which is "" without thoughts.
+        """
         return GrammarSources(
-            first=self._compiled(grammar(""), "response format"),
+            first=self._compiled(write(""), "response format"),
             may_think=list(may_think),
-            after=[self._gate(close, grammar(close), last=True) for _, close in self._thoughts],
+            after=[self._gate(close, write(close), last=True) for _, close in self._thoughts],
             note=note,
         )
 
-    def _on_its_own(self, tools: Tools, free: Sequence[str], note: str) -> GrammarSources:
-        """Calls that the model opens, or does not."""
+    def _build_gates(self, tools: Tools, free: Sequence[str], note: str) -> GrammarSources:
+        """Return grammars of calls that the model may open in free text."""
 
         def opened(marker: str) -> str:
             return CallGrammar(tools, self._special.spelled, free).opened(marker)
@@ -206,14 +217,15 @@ class _Builder:
     def _gate(self, marker: str, source: str, *, last: bool = False) -> GateSource:
         return GateSource(marker, self._compiled(source, "tools"), last)
 
-    # ------------------------------------------------------------------------ what cannot hold
+    # ------------------------------------------------------------------------ tools without enforcement
 
-    def _free(self, tools: Tools, invalid: Mapping[str, str]) -> tuple[list[str], str]:
-        """Tools whose arguments can only be held to be an object, and that in a sentence. invalid: why
-        some tools' schemas are none.
+    def _find_free_tools(self, tools: Tools, invalid: Mapping[str, str]) -> tuple[list[str], str]:
+        """Return the tools whose schemas cannot be enforced, and a note about them.
+
+        The arguments of such a tool may be any object. invalid: the error of each invalid schema by tool.
 
         Raises:
-            GrammarRejected: one of them must hold.
+            GrammarRejected: one of these tools is strict.
         """
         sizes = {name: len(msgspec.json.encode(schema)) for name, schema in tools.schemas.items()}
         free = dict(invalid)
@@ -221,8 +233,8 @@ class _Builder:
             free = dict.fromkeys(sizes, "all together are too long")
         if not self._usable(tools, list(free)):
             for name, schema in tools.schemas.items():
-                if name not in free and (why := self._why_not(tools, name, schema)):
-                    free[name] = why
+                if name not in free and (error := self._find_error(tools, name, schema)):
+                    free[name] = error
         for name in tools.strict:
             if name in free:
                 raise GrammarRejected(
@@ -233,22 +245,22 @@ class _Builder:
         if not free:
             return [], ""
         names = ", ".join(f"'{name}'" for name in list(free)[:5]) + ", …" * (len(free) > 5)
-        [why, *_] = free.values()
-        return list(free), f"Calls of {names} are not held to their parameters: {why}"
+        [error, *_] = free.values()
+        return list(free), f"Calls of {names} are not held to their parameters: {error}"
 
     def _usable(self, tools: Tools, free: Sequence[str]) -> bool:
         try:
-            source = CallGrammar(tools, self._special.spelled, free).opened(_marker(tools))
+            source = CallGrammar(tools, self._special.spelled, free).opened(_first_marker(tools))
             self._compile(source, "tools")
         except (GrammarRejected, RecursionError, ValueError):
             return False
         return True
 
-    def _why_not(self, tools: Tools, name: str, schema: object) -> str:
-        """Why a tool's schema cannot hold; "": it can."""
-        one = Tools(tools.format, {name: schema})
+    def _find_error(self, tools: Tools, name: str, schema: object) -> str:
+        """Return why a tool's schema cannot be enforced, or "" if it can."""
+        tool = Tools(tools.format, {name: schema})
         try:
-            source = CallGrammar(one, self._special.spelled).opened(_marker(tools))
+            source = CallGrammar(tool, self._special.spelled).opened(_first_marker(tools))
             self._compile(source, "schema")
         except RecursionError:
             return "it is nested too deeply."
@@ -260,10 +272,10 @@ class _Builder:
 def enforced_tools(tools: Tools) -> tuple[Tools, dict[str, str], str]:
     """Reduce the tools' schemas to what can be enforced.
 
-    Returns the tools, why some schemas are none, and what is left out of the others, for a person.
+    Return the tools, the errors of invalid schemas by tool, and a note about keywords that are not enforced.
 
     Raises:
-        GrammarRejected: a tool is strict, and something of its schema cannot be enforced.
+        GrammarRejected: a tool is strict, and part of its schema cannot be enforced.
     """
     schemas: dict[str, Any] = {}
     invalid: dict[str, str] = {}
@@ -290,17 +302,21 @@ def enforced_tools(tools: Tools) -> tuple[Tools, dict[str, str], str]:
         schemas[name] = enforced.schema
         if enforced.dropped:
             notes.append(f"of '{name}': {describe(enforced.dropped)}")
-    note = "; ".join(notes[:_NAMED_TOOLS]) + "; …" * (len(notes) > _NAMED_TOOLS)
+    note = "; ".join(notes[:_MAX_NAMED_TOOLS]) + "; …" * (len(notes) > _MAX_NAMED_TOOLS)
     note = f"Not enforced in the parameters {note}." if notes else ""
     return msgspec.structs.replace(tools, schemas=schemas), invalid, note
 
 
-def _marker(tools: Tools) -> str:
+def _first_marker(tools: Tools) -> str:
     return tools.format.opens[0] if tools.format.opens else ""
 
 
 def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) -> str:
-    """llguidance's own form of a constraint."""
+    """Return a constraint in llguidance's own format.
+
+    Raises:
+        GrammarRejected: the constraint is too long or invalid, or strict and not fully enforceable.
+    """
     if len(constraint.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
         raise GrammarRejected(
             f"The grammar is longer than {MAX_SOURCE // 1024} KiB.", param=constraint.param
@@ -313,13 +329,13 @@ def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) ->
             lark = gbnf_to_lark(constraint.source, tokens)
             return str(LLMatcher.grammar_from_lark(lark))
         schema = for_library(_enforced_constraint(constraint).schema)
-        options: Any = _ONE_LINE  # its stubs know fewer of them than it does
+        options: Any = _ONE_LINE  # llguidance's type stubs lack this option.
         return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options))
     except GrammarRejected:
         raise
     except RecursionError:
         raise GrammarRejected(f"The {name} is nested too deeply.", param=constraint.param) from None
-    # llguidance documents ValueError, and may raise others
+    # llguidance documents ValueError, but may raise other exceptions.
     except Exception as error:
         cause = one_line(str(error).strip() or type(error).__name__)
         raise GrammarRejected(
@@ -332,7 +348,7 @@ def _enforced_constraint(constraint: Constraint) -> Enforced:
     """Reduce a constraint's schema to what can be enforced.
 
     Raises:
-        GrammarRejected: the constraint is strict, and something cannot be enforced.
+        GrammarRejected: the constraint is strict, and part of it cannot be enforced.
     """
     if constraint.kind == "json_object":
         return Enforced({"type": "object"})
@@ -347,26 +363,27 @@ def _enforced_constraint(constraint: Constraint) -> Enforced:
 
 
 def note_of(constraint: Constraint) -> str:
-    """Return what of a constraint is not enforced, for a person; "" where that is nothing."""
+    """Return a note about the parts of a constraint that are not enforced, or ""."""
     if constraint.kind != "json_schema" or len(constraint.source) > MAX_SOURCE:
         return ""
     try:
         dropped = _enforced_constraint(constraint).dropped
     except (GrammarRejected, RecursionError, ValueError):
-        return ""  # compiling it raises the same
+        return ""  # Compiling the constraint raises the same error.
     if not dropped:
         return ""
     return f"Not enforced in the schema of '{constraint.param}': {describe(dropped)}."
 
 
 def is_json(constraint: Constraint | None, tools: Tools | None) -> bool:
-    """Return whether all grammars of an answer are JSON's, so that quotes tell texts from numbers."""
+    """Return whether all grammars of an answer describe JSON, so that numbers can be found by quotes."""
     if constraint is not None and constraint.kind not in ("json_object", "json_schema"):
         return False
     return tools is None or _calls_are_json(tools.format)
 
 
 def _calls_are_json(form: CallFormat) -> bool:
+    """Return whether quotes in calls of this format are always those of JSON."""
     literals = "".join((*form.opens, form.lead, form.middle, form.again, form.close))
     return form.kind in ("hermes", "json", "mistral", "named") or (
         form.kind == "found" and not form.parameter and literals.count('"') % 2 == 0
@@ -374,7 +391,7 @@ def _calls_are_json(form: CallFormat) -> bool:
 
 
 def _constraint_rule(constraint: Constraint, tokens: TokenTable) -> str:
-    """A constraint as the body of a rule, beside others."""
+    """Return a constraint as the body of a Lark rule."""
     source = constraint_source(constraint, tokens)
     if source.startswith("{"):
         [grammar] = json.loads(source)["grammars"]
@@ -385,7 +402,10 @@ def _constraint_rule(constraint: Constraint, tokens: TokenTable) -> str:
 
 
 def one_line(text: str) -> str:
-    """Where and what: the first line, and the one that names the error under an excerpt."""
-    first, *rest = text.splitlines() or [""]
-    cause = next((line.strip() for line in rest if line.strip().startswith("error:")), "")
+    """Return an error of llguidance in one line: its first line, and the line with the cause.
+
+    The first line gives the place; the cause follows after an excerpt of the grammar.
+    """
+    first, *following = text.splitlines() or [""]
+    cause = next((line.strip() for line in following if line.strip().startswith("error:")), "")
     return f"{first} {cause}".strip()[:300]

@@ -1,7 +1,7 @@
-"""A tool's arguments in notations that are no JSON, as rules for llguidance's Lark.
+"""Write Lark rules for a tool's arguments in notations that are not JSON.
 
-What a rule lets in may be less than the schema does, and is never more: keys come in the schema's order, and
-keys that it does not name are left out. What cannot be said so raises Unwritable.
+A rule may accept fewer values than the schema, but never more. Keys come in the schema's order, and keys that
+it does not name are not allowed. A schema that cannot be expressed in a notation raises Unwritable.
 """
 
 from __future__ import annotations
@@ -16,14 +16,24 @@ from localspec.protocol.calls import types_of
 
 Schema = dict[str, Any]
 
-_SAID = frozenset("type title description default examples deprecated $schema $id $comment".split())
-_OBJECT = _SAID | {"properties", "required", "additionalProperties", "$defs", "definitions"}
-_TEXT = _SAID | {"enum", "const", "minLength", "maxLength", "pattern", "format"}
-_NUMBER = _SAID | {"enum", "const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
+_ANNOTATIONS = frozenset(
+    "type title description default examples deprecated $schema $id $comment".split()
+)
+_OBJECT = _ANNOTATIONS | {"properties", "required", "additionalProperties", "$defs", "definitions"}
+_TEXT = _ANNOTATIONS | {"enum", "const", "minLength", "maxLength", "pattern", "format"}
+_NUMBER = _ANNOTATIONS | {
+    "enum",
+    "const",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+}
 _NUMBER |= {"multipleOf", "format"}
-_ARRAY = _SAID | {"items", "minItems", "maxItems"}
+_ARRAY = _ANNOTATIONS | {"items", "minItems", "maxItems"}
 _SCALARS = ("integer", "number", "boolean", "null")
-_LONGEST = 2000  # characters that a text may be bounded by; more make a large automaton
+# Largest bound of a string's length, in characters. Larger bounds make large automata.
+_MAX_LENGTH_BOUND = 2000
 _KEY = re.compile(r"[\w.-]+", re.ASCII)
 _FORMATS = {
     "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])",
@@ -35,7 +45,7 @@ _FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
 
 
 class Unwritable(Exception):
-    """The notation has no rule for this schema."""
+    """Raised when a notation cannot express a schema."""
 
 
 def _literal(text: str) -> str:
@@ -50,112 +60,121 @@ def _json(schema: Schema) -> str:
 
 
 def text_terminal(schema: Schema, never: Sequence[str]) -> str:
-    """A terminal's expression for a text as the schema has it, without the markers `never`.
+    """Return the terminal of a string that fits the schema and contains none of the markers `never`.
 
     Raises:
-        Unwritable: it has parts that are no regular language, or none that is found here.
+        Unwritable: a keyword cannot be expressed as a regular expression.
     """
-    _only(schema, _TEXT)
+    _require_known_keywords(schema, _TEXT)
     parts = [f"({part})" for part in _text_parts(schema, never)]
-    return " & ".join([*(parts or [r"/(?s:.)*/"]), *(_without(each) for each in never)])
+    return " & ".join([*(parts or [r"/(?s:.)*/"]), *(_without(marker) for marker in never)])
 
 
 def _text_parts(schema: Schema, never: Sequence[str]) -> Iterator[str]:
+    """Yield the expressions that a string must all match."""
     values = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if values is not None:
-        texts = [each for each in values if isinstance(each, str)]
-        if not texts or any(mark in each for each in texts for mark in never):
+        texts = [value for value in values if isinstance(value, str)]
+        if not texts or any(marker in text for text in texts for marker in never):
             raise Unwritable
         yield " | ".join(map(_literal, texts))
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if max(least, most or 0) > _LONGEST:
+    min_length, max_length = schema.get("minLength", 0), schema.get("maxLength")
+    if max(min_length, max_length or 0) > _MAX_LENGTH_BOUND:
         raise Unwritable
-    if least or most is not None:
-        yield rf"/(?s:.){{{int(least)},{'' if most is None else int(most)}}}/"
+    if min_length or max_length is not None:
+        yield rf"/(?s:.){{{int(min_length)},{'' if max_length is None else int(max_length)}}}/"
     if "pattern" in schema:
         yield f"/{_pattern(schema['pattern'])}/"
     if schema.get("format") in _FORMATS:
         yield f"/{_FORMATS[schema['format']]}/"
 
 
-def _without(mark: str) -> str:
-    quoted = re.escape(mark).replace("/", r"\/").replace("\n", "n")
-    return rf"~/(?s:.)*{quoted}(?s:.)*/"
+def _without(marker: str) -> str:
+    """Return an expression that matches texts without `marker`."""
+    escaped = re.escape(marker).replace("/", r"\/").replace("\n", "n")
+    return rf"~/(?s:.)*{escaped}(?s:.)*/"
 
 
-_ODD = re.compile(r"\(\?|\\[bBAzZ1-9kpP]|[/\n]")
+# Constructs of patterns that Lark's expressions do not support.
+_UNSUPPORTED = re.compile(r"\(\?|\\[bBAzZ1-9kpP]|[/\n]")
 
 
 def _pattern(pattern: str) -> str:
-    """A schema's pattern, which is searched for, as one of the whole text."""
+    """Return a schema's pattern as an expression that matches the whole text.
+
+    JSON Schema searches for a pattern anywhere in the text.
+    """
     inner = pattern.removeprefix("^")
     closed = inner.endswith("$") and not inner.endswith(r"\$")
     inner = inner[:-1] if closed else inner
     bare = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", inner)
-    if _ODD.search(inner) or set(bare) & set("^$|"):
+    if _UNSUPPORTED.search(inner) or set(bare) & set("^$|"):
         raise Unwritable
-    before = "" if pattern.startswith("^") else "(?s:.)*"
-    return f"{before}({inner}){'' if closed else '(?s:.)*'}"
+    prefix = "" if pattern.startswith("^") else "(?s:.)*"
+    return f"{prefix}({inner}){'' if closed else '(?s:.)*'}"
 
 
-# ------------------------------------------------------------------------ what a schema says
+# ------------------------------------------------------------------------ schemas
 
 
-def _only(schema: Schema, known: frozenset[str]) -> None:
+def _require_known_keywords(schema: Schema, known: frozenset[str]) -> None:
     if not schema.keys() <= known:
         raise Unwritable
 
 
 class _Values:
-    """Rules for the arguments of one tool; `rules` are what they need."""
+    """The base of writers for the arguments of one tool; `rules` are the rules written so far."""
 
     def __init__(self, schema: Schema, prefix: str) -> None:
         self.rules: dict[str, str] = {}
         self._root = schema
         self._prefix = prefix
 
-    def _rule(self, text: str) -> str:
+    def _add_rule(self, text: str) -> str:
         name = f"{self._prefix}_{len(self.rules)}"
         self.rules[name] = text
         return name
 
-    def _terminal(self, text: str) -> str:
+    def _add_terminal(self, text: str) -> str:
         name = f"{self._prefix.upper()}_{len(self.rules)}"
         self.rules[name] = text
         return name
 
     def _target(self, schema: Any) -> Schema:
-        """The schema itself, or what it is a reference to."""
-        seen = 0
+        """Return the schema that a reference leads to, or the schema itself if it is none."""
+        n_followed = 0
         while isinstance(schema, dict) and "$ref" in schema:
-            _only(schema, _SAID | {"$ref"})
+            _require_known_keywords(schema, _ANNOTATIONS | {"$ref"})
             kind, _, name = str(schema["$ref"]).removeprefix("#/").partition("/")
-            seen += 1
-            found = self._root.get(kind) if kind in ("$defs", "definitions") else None
-            if not isinstance(found, dict) or name not in found or seen > len(found) + 1:
+            n_followed += 1
+            definitions = self._root.get(kind) if kind in ("$defs", "definitions") else None
+            if not isinstance(definitions, dict) or name not in definitions:
                 raise Unwritable
-            schema = found[name]
+            if n_followed > len(definitions) + 1:  # The references form a cycle.
+                raise Unwritable
+            schema = definitions[name]
         if not isinstance(schema, dict):
             raise Unwritable
         return schema
 
     def _object(self, schema: Schema) -> tuple[dict[str, Any], list[str]]:
-        """Its keys in order, and those that must be there."""
-        _only(schema, _OBJECT)
+        """Return the properties of an object schema in their order, and the required keys."""
+        _require_known_keywords(schema, _OBJECT)
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not properties.keys() >= set(required):
             raise Unwritable
         if not properties and schema.get("additionalProperties", True) is not False:
-            raise Unwritable  # any keys at all
+            raise Unwritable  # The object may have any keys.
         if not all(map(_KEY.fullmatch, properties)):
             raise Unwritable
         return properties, required
 
     def _alternatives(self, schema: Schema) -> list[Schema] | None:
+        """Return the schemas of which one must match, or None if the schema has no alternatives."""
         for key in ("anyOf", "oneOf"):
             if key in schema:
-                _only(schema, _SAID - {"type"} | {key})
-                return [self._target(each) for each in schema[key]]
+                _require_known_keywords(schema, _ANNOTATIONS - {"type"} | {key})
+                return [self._target(part) for part in schema[key]]
         kinds = schema.get("type")
         if isinstance(kinds, list):
             return [{**schema, "type": kind} for kind in kinds]
@@ -165,21 +184,22 @@ class _Values:
         return types_of(schema, self._root)
 
 
-# ------------------------------------------------------------------------ a parameter in tags each
+# ------------------------------------------------------------------------ one pair of tags per parameter
 
-# Qwen Coder's: what stands before a key, before a text, before another value, and behind it.
+# Qwen Coder's literals before a key, before a string value, before any other value, and after the value.
 TAGS = "<parameter=", ">\n", ">\n", "\n</parameter>\n"
-# What a reader takes for JSON; a text beside other types must not look like it.
-_LIKE_JSON = (
+# Texts that a parser does not read as JSON. A string must be one of them where other types are possible.
+_UNLIKE_JSON = (
     r"~/[ \n\t\r]*[-0-9\[{\"](?s:.)*/ & "
     r"~/[ \n\t\r]*(?i:true|false|none|null|nan|-?infinity)[ \n\t\r]*/"
 )
 
 
 class TagValues(_Values):
-    """A key, its value, and what ends it: text as it is, everything else as JSON.
+    """Rules for parameters between tags, with strings as plain text and all other values as JSON.
 
-    parameter: the literals around them, as in CallFormat. spelled: a literal as the vocabulary writes it.
+    parameter: the literals around keys and values, as in CallFormat. spelled: returns the Lark expression of
+    a literal in this vocabulary.
     """
 
     def __init__(
@@ -195,62 +215,64 @@ class TagValues(_Values):
         self._open, self._before_text, self._before_other, close = parameter
         self._spelled = spelled
         core = close.strip()
-        self._blanks, self._behind = close.split(core)
-        # A text ends with the first part of what closes it that no text has: a token of its own, or letters.
+        self._blanks, self._after_close = close.split(core)
+        # A string value ends before the closing literal. If that begins with plain text (`_stop`), the value
+        # must not contain this text. A special token cannot occur in the value.
         self._close = spelled(core)
-        self._mark, self._rest = "", self._close
+        self._stop, self._close_tail = "", self._close
         if self._close.startswith('"'):
-            self._mark, size = json.JSONDecoder().raw_decode(self._close)
-            self._rest = self._close[size:]
+            self._stop, size = json.JSONDecoder().raw_decode(self._close)
+            self._close_tail = self._close[size:]
 
     def arguments(self) -> str:
+        """Return the expression of all arguments, and add the rules that it needs."""
         properties, required = self._object(self._root)
-        written = []
+        pairs = []
         for key, schema in properties.items():
-            rule = self._rule(self._pair(key, schema))
-            written.append(rule if key in required else f"{rule}?")
-        return " ".join(written)
+            rule = self._add_rule(self._write_pair(key, schema))
+            pairs.append(rule if key in required else f"{rule}?")
+        return " ".join(pairs)
 
     @property
     def _never(self) -> list[str]:
-        return [self._mark] if self._mark else []
+        return [self._stop] if self._stop else []
 
-    def _ended(self) -> str:
-        return _literal(self._behind) if self._behind else ""
+    def _write_end(self) -> str:
+        return _literal(self._after_close) if self._after_close else ""
 
-    def _pair(self, key: str, schema: Any) -> str:
+    def _write_pair(self, key: str, schema: Any) -> str:
         schema = {} if schema is True else schema
         target = self._target(schema)
         kinds = self._kinds(target)
-        before = self._before_text
+        separator = self._before_text
         if kinds == {"string"}:
             value = self._text(self._strings(target))
         elif kinds == {"any"}:
-            _only(target, _SAID)
+            _require_known_keywords(target, _ANNOTATIONS)
             value = self._text(text_terminal({}, self._never))
         elif "string" not in kinds:
-            before = self._before_other
+            separator = self._before_other
             definitions: Schema = {
                 k: self._root[k] for k in ("$defs", "definitions") if k in self._root
             }
-            whole = with_bounded_numbers(for_library({**schema, **definitions}))
-            json_rule = self._rule(_json({**whole, "x-guidance": self._options}))
+            bounded = with_bounded_numbers(for_library({**schema, **definitions}))
+            json_rule = self._add_rule(_json({**bounded, "x-guidance": self._options}))
             blanks = _literal(self._blanks) if self._blanks else ""
             value = f"{json_rule} {blanks} {self._close}"
         elif self._before_text != self._before_other:
-            raise Unwritable  # which of two notations it is in
+            raise Unwritable  # The type decides between two notations before the value.
         else:
             value = self._text(self._mixed(target))
-        return f"{self._spelled(f'{self._open}{key}{before}')} {value} {self._ended()}"
+        return f"{self._spelled(f'{self._open}{key}{separator}')} {value} {self._write_end()}"
 
     def _text(self, terminal: str) -> str:
-        value = self._terminal(terminal)
-        line = self._terminal(f"{value} {_literal(self._blanks)}") if self._blanks else value
-        if not self._mark:
+        value = self._add_terminal(terminal)
+        line = self._add_terminal(f"{value} {_literal(self._blanks)}") if self._blanks else value
+        if not self._stop:
             return f"{line} {self._close}"
-        rule = f"{self._prefix}_{len(self.rules)}[suffix={_literal(self._mark)}]"
+        rule = f"{self._prefix}_{len(self.rules)}[suffix={_literal(self._stop)}]"
         self.rules[rule] = line
-        return f"{rule.partition('[')[0]} {self._rest}"
+        return f"{rule.partition('[')[0]} {self._close_tail}"
 
     def _strings(self, schema: Schema) -> str:
         parts = self._alternatives(schema)
@@ -259,11 +281,14 @@ class TagValues(_Values):
         return " | ".join(f"({self._strings(self._target(part))})" for part in parts)
 
     def _mixed(self, schema: Schema) -> str:
-        """Text or a value of a simple kind: one lexeme, for what begins alike must be told apart late."""
+        """Return the terminal of a string or a scalar.
+
+        It is one lexeme, because strings and scalars may begin with the same characters.
+        """
         parts = self._alternatives(schema)
-        if parts is None:  # an enumeration of several kinds
+        if parts is None:  # The schema is an enumeration of values of several types.
             values = schema.get("enum", [])
-            _only(schema, _SAID | {"enum"})
+            _require_known_keywords(schema, _ANNOTATIONS | {"enum"})
             parts = [{"const": value} for value in values]
         return " | ".join(f"({self._simple(self._target(part))})" for part in parts)
 
@@ -272,19 +297,19 @@ class TagValues(_Values):
             return self._mixed(schema)
         [kind] = self._kinds(schema)
         if kind == "string":
-            return f"{text_terminal(schema, self._never)} & {_LIKE_JSON}"
+            return f"{text_terminal(schema, self._never)} & {_UNLIKE_JSON}"
         if "const" in schema and kind in ("boolean", "null", "number"):
             return _literal(json.dumps(schema["const"]))
-        _only(schema, _SAID)
-        plain = {
+        _require_known_keywords(schema, _ANNOTATIONS)
+        terminals = {
             "null": '"null"',
             "boolean": '"true" | "false"',
             "integer": "/-?(0|[1-9][0-9]{0,17})/",
             "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
         }
-        if kind not in plain:
+        if kind not in terminals:
             raise Unwritable
-        return plain[kind]
+        return terminals[kind]
 
 
 # ------------------------------------------------------------------------ Gemma 4
@@ -293,33 +318,34 @@ _QUOTE = '<|"|>'
 
 
 class GemmaValues(_Values):
-    """Like JSON, with bare keys and <|"|> around text."""
+    """Rules for Gemma 4's notation, which is JSON with bare keys and <|"|> around strings."""
 
     def __init__(self, schema: Schema, prefix: str, spelled: Callable[[str], str]) -> None:
         super().__init__(schema, prefix)
         self._quote = spelled(_QUOTE)
-        self._known: dict[str, str] = {}
+        self._rule_of_reference: dict[str, str] = {}
 
     def arguments(self) -> str:
+        """Return the expression of all arguments, and add the rules that it needs."""
         return self._value(self._root)
 
     def _value(self, schema: Any) -> str:
         if isinstance(schema, dict) and "$ref" in schema:
             pointer = schema["$ref"]
             target = self._target(schema)
-            if pointer not in self._known:
-                self._known[pointer] = rule = self._rule("")
+            if pointer not in self._rule_of_reference:
+                self._rule_of_reference[pointer] = rule = self._add_rule("")
                 self.rules[rule] = self._value(target)
-            return self._known[pointer]
+            return self._rule_of_reference[pointer]
         if not isinstance(schema, dict):
             raise Unwritable
         parts = self._alternatives(schema)
         if parts is not None:
-            return self._rule(" | ".join(self._value(part) for part in parts))
+            return self._add_rule(" | ".join(self._value(part) for part in parts))
         kinds = self._kinds(schema)
         if len(kinds) > 1:
-            _only(schema, _SAID | {"enum"})
-            return self._rule(" | ".join(self._value({"const": v}) for v in schema["enum"]))
+            _require_known_keywords(schema, _ANNOTATIONS | {"enum"})
+            return self._add_rule(" | ".join(self._value({"const": v}) for v in schema["enum"]))
         [kind] = kinds
         if kind == "object":
             return self._braces(schema)
@@ -328,50 +354,54 @@ class GemmaValues(_Values):
         if kind == "string":
             return self._text(schema)
         if kind in _SCALARS:
-            _only(schema, _NUMBER)
-            whole = with_bounded_numbers(schema)
-            return self._rule(_json({**whole, "x-guidance": {"whitespace_flexible": False}}))
+            _require_known_keywords(schema, _NUMBER)
+            bounded = with_bounded_numbers(schema)
+            return self._add_rule(_json({**bounded, "x-guidance": {"whitespace_flexible": False}}))
         raise Unwritable
 
     def _text(self, schema: Schema) -> str:
         never = [_QUOTE, "<tool_call|>"]
-        value = self._terminal(text_terminal(schema, never))
-        if self._quote.startswith("<["):  # a token of its own, which no text has
+        value = self._add_terminal(text_terminal(schema, never))
+        if self._quote.startswith("<["):  # A special token, which no string contains.
             return f"{self._quote} {value} {self._quote}"
         rule = f"{self._prefix}_{len(self.rules)}[suffix={_literal(_QUOTE)}]"
         self.rules[rule] = value
         return f"{self._quote} {rule.partition('[')[0]}"
 
     def _braces(self, schema: Schema) -> str:
-        """The keys in their order; a comma stands before each but the first that is there."""
+        """Return the expression of an object, with keys in their order and commas between them."""
         properties, required = self._object(schema)
         pairs = [
             (f"{_literal(key + ':')} {self._value(value)}", key in required)
             for key, value in properties.items()
         ]
-        rest = ""  # what may follow a pair
-        begins: list[str] = []  # ways to begin with the pair at hand, or one after it
-        for pair, needed in reversed(pairs):
-            here = f"{pair} {rest}".strip()
-            begins = [here] if needed else [here, *begins]
-            rest = self._rule(f'("," {here})' if needed else self._optional(here, rest))
-        if not any(needed for _, needed in pairs):
-            begins.append('""')
-        inside = " | ".join(begins) or '""'
-        return f'"{{" ({inside}) "}}"'
+        following = ""  # The rule of what may follow a pair.
+        starts: list[str] = []  # The ways to begin with the current pair or a later one.
+        for pair, is_required in reversed(pairs):
+            sequence = f"{pair} {following}".strip()
+            starts = [sequence] if is_required else [sequence, *starts]
+            following = self._add_rule(
+                f'("," {sequence})' if is_required else self._optional(sequence, following)
+            )
+        if not any(is_required for _, is_required in pairs):
+            starts.append('""')
+        content = " | ".join(starts) or '""'
+        return f'"{{" ({content}) "}}"'
 
     @staticmethod
-    def _optional(here: str, rest: str) -> str:
-        return f'("," {here}) | {rest or chr(34) * 2}'
+    def _optional(sequence: str, following: str) -> str:
+        """Return the expression of a comma and `sequence`, or of `following` without them."""
+        return f'("," {sequence}) | {following or chr(34) * 2}'
 
     def _brackets(self, schema: Schema) -> str:
-        _only(schema, _ARRAY)
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if max(least, most or 0) > 100:
+        _require_known_keywords(schema, _ARRAY)
+        min_items, max_items = schema.get("minItems", 0), schema.get("maxItems")
+        if max(min_items, max_items or 0) > 100:
             raise Unwritable
-        if most == 0:
+        if max_items == 0:
             return '"[" "]"'
         item = self._value(schema.get("items"))
-        more = f'("," {item}){{{max(least - 1, 0)},{"" if most is None else most - 1}}}'
-        some = f"{item} {more}"
-        return f'"[" ({some}) "]"' if least else f'"[" ({some})? "]"'
+        max_more = "" if max_items is None else max_items - 1
+        more = f'("," {item}){{{max(min_items - 1, 0)},{max_more}}}'
+        items = f"{item} {more}"
+        return f'"[" ({items}) "]"' if min_items else f'"[" ({items})? "]"'
