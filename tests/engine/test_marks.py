@@ -124,7 +124,7 @@ def test_a_template_without_thoughts_has_no_marks(renderer: Renderers, name: str
 def test_known_marks_need_no_look(renderer: Renderers) -> None:
     found = renderer(templates.template("chatml_thinking"))
     assert found.marks(THOUGHTS) == [("<think>", "</think>")]
-    assert "_seen" not in vars(found)
+    assert "_detected_marks" not in vars(found)
 
 
 def test_a_request_is_prepared_with_the_marks_that_were_seen(

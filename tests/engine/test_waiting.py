@@ -39,7 +39,7 @@ taken = [0.0]
 ours._others = lambda: taken[0]
 ours._clock = lambda: clock[0]
 clock = [0.0]
-ours._last_look = ours._seen = 0.0
+ours._last_look = ours._last_others_s = 0.0
 def threads():
     return len(os.listdir("/proc/self/task"))
 said = []

@@ -72,7 +72,7 @@ class MarkedToken:
 
 
 class Vocab:
-    """The vocabulary of pointer model. Pieces are bytes, because a token may hold part of a character."""
+    """The vocabulary of one model. Pieces are bytes, because a token may hold part of a character."""
 
     def __init__(self, model: Model) -> None:
         self._model = model  # Keeps the C model alive as long as its vocabulary is used.
@@ -204,7 +204,7 @@ class Vocab:
         return max(map(len, pieces)) if lossless else 0
 
     def _specials(self) -> list[str]:
-        """Return the texts that are always pointer token each, whatever the text around them."""
+        """Return the texts that are always one token each, whatever the text around them."""
         splitting = C.LLAMA_TOKEN_ATTR_CONTROL | C.LLAMA_TOKEN_ATTR_USER_DEFINED
         return [self.text(token) for token, flags in self._attributes() if flags & splitting]
 
@@ -233,7 +233,7 @@ class Vocab:
         return bool(self.kind == C.LLAMA_VOCAB_TYPE_SPM)
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """Return the bytes of pointer token, which are empty for control tokens unless `special` is set."""
+        """Return the bytes of one token, which are empty for control tokens unless `special` is set."""
         key = token * 2 + special
         known = self._pieces.get(key)
         if known is not None:

@@ -1,4 +1,4 @@
-"""Decide whether the schemas of a `oneOf` exclude each b, so that `anyOf` means the same."""
+"""Decide whether the schemas of a `oneOf` exclude each other, so that `anyOf` means the same."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _differ(a: Any, b: Any, document: Document, depth: int) -> bool:
 
 
 def _require_different_keys(a: Any, b: Any) -> bool:
-    """Return whether a of two object schemas requires a key that the b does not allow."""
+    """Return whether one of two object schemas requires a key that the other does not allow."""
     if not isinstance(a, dict) or not isinstance(b, dict):
         return False
     if _types(a) | _types(b) != {"object"}:
