@@ -500,9 +500,8 @@ class Conversations:
         """Open a transaction, and clean the file afterwards so that no deleted text remains on the disk."""
         with self._db as db:
             yield db
-            db.execute(
-                "PRAGMA application_id = 0"
-            )  # marks the file as not clean, see `database.clean`
+            # The file counts as not clean until `database.clean` has run, if need be in a later process.
+            db.execute("PRAGMA application_id = 0")
         database.clean(db, self._file)
 
     # ------------------------------------------------------------------ the file

@@ -26,11 +26,8 @@ from localspec.protocol.requests import ChatMessage, ChatRequest, GenerationRequ
 
 NEW = "new"
 _MAX_TITLE_CHARS = 80
-_CONTINUABLE = (
-    "length",
-    "interrupted",
-    "failed",
-)  # finish reasons of answers that can be continued
+# Finish reasons of answers that can be continued.
+_CONTINUABLE = ("length", "interrupted", "failed")
 _STORE_TIMEOUT_S = 5.0  # A disk that hangs delays the end of an answer by at most this long.
 
 
