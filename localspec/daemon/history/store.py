@@ -303,16 +303,12 @@ class Conversations:
     ) -> None:
         """Append the messages of `addition` to its conversation, and set the conversation's pair to its pair.
 
-        Args:
-            addition: the conversation's fields and its new messages.
-            new: whether the conversation may be created.
-            cut: the last stored answer, which the new messages replace because they complete it.
-            response: the response that the last message answers. If the conversation has gone on without
-                that response, the messages go into a copy of its beginning.
+        They replace `cut`, the last stored answer, if they complete it. `response` is the response that the
+        last of them answers. If the conversation has gone on without the response that this one continues,
+        the messages go into a copy of the conversation's beginning.
 
         Raises:
-            NotFound: the conversation, the continued response or `cut` was removed while the answer was
-                being written.
+            NotFound: the conversation, the continued response or `cut` was removed in the meantime.
         """
         with self._db as db:
             continues = response and response.continues
