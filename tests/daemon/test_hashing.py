@@ -56,7 +56,7 @@ def refusing(self, record):
     put(self, record)
 Store.put = refusing
 from localspec.daemon.handlers import pulls
-pulls._CANCEL_SECONDS = 3600
+pulls._CANCEL_TIMEOUT_S = 3600
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

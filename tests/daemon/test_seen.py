@@ -174,7 +174,7 @@ def test_what_a_template_writes_of_calls_is_read_again_or_said(name: str) -> Non
 
 
 def test_a_template_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "_TIME_LIMIT", 0.3)
+    monkeypatch.setattr(seen, "_RENDER_TIMEOUT_S", 0.3)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     assert notation("{{ tools }}" + loop) == UNKNOWN
 

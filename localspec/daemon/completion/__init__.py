@@ -1,13 +1,13 @@
-"""From a request to frames for the engine, and from its frames to the answer a client reads.
+"""Translate requests into frames for the engine, and its frames into the answer that a client reads.
 
-Imports `http` and `worker` of the daemon; it does not know where answers are kept.
+This package imports `http` and `worker` of the daemon. It does not know where answers are stored.
 
-request: bodies into frames, the one place where field names of the two worlds meet
-headers: what agents change before their instructions, put where it costs no reading
-answer: what the choices have said, and how they run to their end, streamed or whole
-thinking: how long a model may think, as its template and the engine are told
-openai, llama_server: the shapes, each an answer's events as a client reads them
-takeover: an editor's newer completion ends its older one
-anthropic, ollama: their requests and answers, as translations of ours
-reply: what a model wrote, taken apart
+request: turns bodies into frames, the one place where field names of both sides meet
+headers: moves the parts of instructions that change with every request, so that the cache still hits
+answer: collects the text of every choice, and runs the choices to their end, streamed or not
+thinking: limits how long a model may think, in its template and in the engine
+openai, llama_server: the shapes, which format the events of an answer for a client
+takeover: ends an editor's older completion when a newer one arrives
+anthropic, ollama, responses: translations of other protocols into the one chat request and back
+reply: separates a model's output into reasoning, text and calls
 """

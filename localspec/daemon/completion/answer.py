@@ -1,7 +1,7 @@
-"""An answer: what a request's choices have said so far, and how they run to their end.
+"""Collect what a request's choices have generated so far, and run them to their end.
 
-A choice takes the engine's events in. A shape writes them for a client: chunk by chunk, or all in one
-object. Shapes keep nothing of the text themselves.
+A choice consumes the engine's events. A shape formats them for a client: chunk by chunk, or all in one
+object. Shapes store none of the text themselves.
 """
 
 from __future__ import annotations
@@ -39,32 +39,34 @@ from localspec.protocol.answers import (
 from localspec.protocol.requests import PING_INTERVAL, GenerationRequest
 from localspec.protocol.visibility import VISIBLE, Regions
 
-_LOOK = 0.1  # seconds between two looks at what an answer waits for
+_PROGRESS_INTERVAL_S = 0.1  # between two checks of what an answer is waiting for
 
 
 class ContentTokens:
-    """Picks the tokens of an answer's visible text: those with a character that is neither thought nor
-    call. It looks at the text alone, so the pieces in which that comes change nothing.
+    """Selects the tokens of an answer's visible text.
+
+    Those are tokens with a character that is neither reasoning nor part of a call. Only the text decides,
+    so the pieces in which it arrives make no difference.
     """
 
     def __init__(self, regions: Regions) -> None:
         self._regions = regions
-        self._kinds: list[str] = []  # of the characters from `_start` on
+        self._kinds: list[str] = []  # the region of each character from `_start` on
         self._start = 0
         self._waiting: deque[frames.TokenLogprob] = deque()
 
     def take(self, delta: frames.Delta) -> list[frames.TokenLogprob]:
-        """Return the tokens that are certain to belong to visible text, in their order."""
+        """Return the tokens that certainly belong to visible text, in their order."""
         self._waiting += delta.logprobs
-        return self._picked(self._regions.feed(delta.text), final=False)
+        return self._select_visible(self._regions.feed(delta.text), final=False)
 
     def finish(self) -> list[frames.TokenLogprob]:
-        """Return those that were left, at the end of the answer."""
-        return self._picked(self._regions.finish(), final=True)
+        """Return the remaining tokens at the end of the answer."""
+        return self._select_visible(self._regions.finish(), final=True)
 
-    def _picked(self, kinds: str, *, final: bool) -> list[frames.TokenLogprob]:
+    def _select_visible(self, kinds: str, *, final: bool) -> list[frames.TokenLogprob]:
         self._kinds += kinds
-        found = []
+        tokens = []
         while self._waiting:
             token = self._waiting[0]
             start = token.offset - self._start
@@ -73,23 +75,23 @@ class ContentTokens:
                 break
             self._waiting.popleft()
             if token.offset >= 0 and VISIBLE in self._kinds[start:end]:
-                found.append(token)
+                tokens.append(token)
         if not self._waiting:
             self._start += len(self._kinds)
             self._kinds.clear()
-        return found
+        return tokens
 
 
 @dataclass(slots=True)
 class Choice:
-    """One choice so far. Without a `parser` all that comes is content.
+    """One choice so far; without a `parser` everything that arrives is content.
 
-    `ended` is called once, when no more comes, and before any client knows.
+    `ended` is called once, when the choice is complete and before any client knows that.
     """
 
-    prompt: int  # which prompt it answers
+    prompt: int  # index of the prompt that it answers
     parser: AnswerParser | None = None
-    scored: bool = False  # log-probabilities were asked for
+    scored: bool = False  # the client wants log-probabilities
     ended: Callable[[Choice], None] | None = None
     content: str = ""
     reasoning: str = ""
@@ -100,22 +102,22 @@ class Choice:
     tokens: list[int] = field(default_factory=list)
     logit_bias: dict[int, float] = field(default_factory=dict)
     cached_tokens: int = 0
-    exact_tokens: int | None = None  # of the cached ones, as Started has it
+    exact_tokens: int | None = None  # the exactly matched part of `cached_tokens`
     prompt_tokens: int = 0
-    processed: int = 0  # tokens of the prompt that are read, the cached ones among them
-    reading_ms: float = 0.0  # since it was begun
-    note: str = ""  # what of the request could not be had
-    news: str = ""  # who answered in the place of another
-    stand_in: str = ""  # that pair's name
+    processed: int = 0  # prompt tokens that are prefilled or cached
+    reading_ms: float = 0.0  # since the prefill began
+    note: str = ""  # what the engine could not do for this request
+    news: str = ""  # says which pair answered in place of another
+    stand_in: str = ""  # the name of the pair that answered in place of another
     reasoning_tokens: int = 0
-    begun: bool = False  # something of it, be it the end, has come
+    begun: bool = False  # text or the end has arrived
     over: bool = False
     failed: bool = False
     done: frames.Done | None = None
     _content_tokens: ContentTokens | None = None
 
     def take(self, event: Event) -> Sequence[Piece]:
-        """What the event adds to what was said."""
+        """Consume an event and return the pieces that it adds."""
         pieces: Sequence[Piece] = ()
         match event:
             case frames.Started():
@@ -126,9 +128,10 @@ class Choice:
                 if self.parser is not None:
                     self.parser.begin(event.tail, event.thoughts)
                     self._content_tokens = ContentTokens(self.parser.regions(event.tail))
-            case frames.Reading():  # another engine may read it anew
+            case frames.Reading():  # After a crash another engine starts the prompt again.
                 self.processed = max(self.processed, event.processed)
-                if event.scores:  # an engine that began anew begins with the first token again
+                # An engine that started again repeats the scores of the first tokens.
+                if event.scores:
                     self.prompt_logprobs[event.scores_from :] = event.scores
                 self.reading_ms = event.ms
             case frames.Delta():
@@ -137,7 +140,7 @@ class Choice:
                 self.tokens += event.ids
                 text = Text("content", event.text)
                 pieces = [text] if self.parser is None else self.parser.push(event.text)
-                pieces = [*self._apart(event), *pieces]
+                pieces = [*self._separated(event), *pieces]
                 if self.parser is not None and self.parser.thinking:
                     self.reasoning_tokens += event.tokens
                 self._add(pieces)
@@ -155,19 +158,19 @@ class Choice:
         elif self.scored:
             self.content_logprobs += self._content_tokens.take(event)
 
-    def _apart(self, event: frames.Delta) -> Iterator[Piece]:
-        """What another server has told apart. Its calls follow those that were found in its text."""
+    def _separated(self, event: frames.Delta) -> Iterator[Piece]:
+        """Yield what another server has separated itself; its calls follow those found in its text."""
         if event.thought:
             yield Text("reasoning", event.thought)
-        before = 0 if self.parser is None else self.parser.calls
+        first_index = 0 if self.parser is None else self.parser.calls
         for part in event.calls:
             if part.name:
-                yield Call(part.id or new_call(part.name).id, part.name, before + part.index)
+                yield Call(part.id or new_call(part.name).id, part.name, first_index + part.index)
             if part.arguments:
-                yield Arguments(part.arguments, before + part.index)
+                yield Arguments(part.arguments, first_index + part.index)
 
     def end(self, *, failed: bool = False) -> Sequence[Piece]:
-        """Nothing more comes: what was held back."""
+        """End the choice, and return the pieces that the parser held back."""
         if self.over:
             return ()
         self.over, self.failed = True, failed
@@ -199,23 +202,25 @@ class Choice:
 
     @property
     def timings(self) -> frames.Timings:
-        """How long its prompt has taken so far."""
-        read = self.processed - self.cached_tokens
-        spent = self.reading_ms if read else 0.0
-        each, rate = (spent / read, 1000 * read / spent) if spent else (0.0, 0.0)
+        """The timings of the prompt so far."""
+        prefilled = self.processed - self.cached_tokens
+        prefill_ms = self.reading_ms if prefilled else 0.0
+        per_token_ms, rate = (
+            (prefill_ms / prefilled, 1000 * prefilled / prefill_ms) if prefill_ms else (0.0, 0.0)
+        )
         exact = self.cached_tokens if self.exact_tokens is None else self.exact_tokens
         return frames.Timings(
             cache_n=self.cached_tokens,
             cache_exact_n=exact,
-            prompt_n=read,
-            prompt_ms=spent,
-            prompt_per_token_ms=each,
+            prompt_n=prefilled,
+            prompt_ms=prefill_ms,
+            prompt_per_token_ms=per_token_ms,
             prompt_per_second=rate,
         )
 
     @property
     def finish(self) -> str:
-        """OpenAI's reason; of a cancelled request nobody is left to read it."""
+        """The finish reason in OpenAI's words; a cancelled request has no reader, so it counts as "stop"."""
         reason = self.done.finish_reason if self.done else "stop"
         if reason == "cancelled":
             reason = "stop"
@@ -234,7 +239,15 @@ class Answer:
         parser: Callable[[], AnswerParser | None] = lambda: None,
         ended: Callable[[Choice], None] | None = None,
     ) -> None:
-        """`requests` one per choice, `n` choices per prompt; `ended`: of the first choice."""
+        """Create the choices.
+
+        Args:
+            model: the pair's name.
+            requests: one engine request per choice.
+            n: the number of choices per prompt.
+            parser: makes the parser of a choice.
+            ended: the callback of the first choice.
+        """
         self.model = model
         self.wants_timings = requests[0].timings
         self.wants_logprobs = requests[0].top_logprobs is not None
@@ -246,67 +259,71 @@ class Answer:
 
     @property
     def done(self) -> list[frames.Done]:
-        """The ends of those that have one."""
+        """The final frames of the choices that have ended."""
         return [choice.done for choice in self.choices if choice.done]
 
     def note(self, general: str | None) -> str:
-        """What a person may want to know of how it came about; `general`: of all answers now."""
+        """Return what a person may want to know of this answer; `general` applies to all answers now."""
         return " ".join(filter(None, [general, self.choices[0].note]))
 
     def news(self, general: str = "") -> str:
-        """What a person is told in any case, as `note`."""
+        """Return what a person has to be told of this answer; `general` applies to all answers now."""
         return " ".join(filter(None, [general, self.choices[0].news]))
 
     def usage(self) -> Usage:
-        """Prompts are counted once, however many choices each has."""
-        done = [(choice, choice.done) for choice in self.choices if choice.done]
-        prompts = {choice.prompt: end.prompt_tokens for choice, end in done}
-        cached = {choice.prompt: choice.cached_tokens for choice, _ in reversed(done)}
-        written = sum(end.completion_tokens for _, end in done)
+        """Return the token counts; a prompt counts once, however many choices it has."""
+        ended_choices = [(choice, choice.done) for choice in self.choices if choice.done]
+        prompts = {choice.prompt: end.prompt_tokens for choice, end in ended_choices}
+        cached = {choice.prompt: choice.cached_tokens for choice, _ in reversed(ended_choices)}
+        completion_tokens = sum(end.completion_tokens for _, end in ended_choices)
         details = None
         if self._predicted:
             details = CompletionTokensDetails(
-                sum(end.speculation.predicted_accepted for _, end in done),
-                sum(end.speculation.predicted_rejected for _, end in done),
+                sum(end.speculation.predicted_accepted for _, end in ended_choices),
+                sum(end.speculation.predicted_rejected for _, end in ended_choices),
             )
-        read = sum(prompts.values())
+        prompt_tokens = sum(prompts.values())
         return Usage(
-            read, written, read + written, PromptTokensDetails(sum(cached.values())), details
+            prompt_tokens,
+            completion_tokens,
+            prompt_tokens + completion_tokens,
+            PromptTokensDetails(sum(cached.values())),
+            details,
         )
 
 
 class Shape(Protocol):
-    """How an answer is written for a client."""
+    """Formats an answer for a client."""
 
     answer: Answer
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
-        """Those of a stream for an event of choice `index`, which has added `pieces` to it."""
+        """Return a stream's chunks for an event of choice `index` that added `pieces` to it."""
 
     def end(self) -> Sequence[object]:
-        """What follows the choices in a stream."""
+        """Return what follows the choices in a stream."""
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
-        """How a stream ends that has begun and cannot go on."""
+        """Return the end of a stream that has begun and cannot go on."""
 
     def whole(self) -> object:
-        """Everything in one object."""
+        """Return the whole answer as one object."""
 
 
 class Reads(Protocol):
-    """A shape that can say how much of a prompt is read."""
+    """A shape that can report how much of a prompt is read."""
 
     def reading(self, index: int, now: PromptProgress) -> object: ...
 
 
 def waiting(body: GenerationRequest, shape: Reads) -> dict[str, Any]:
-    """What a request says of the time before its answer, as fields of `Run`."""
-    told = shape.reading if body.return_progress else None
-    return {"reading": told, "ping_s": body.sse_ping_interval}
+    """Return the fields of `Run` that control what is sent before the answer begins."""
+    reading = shape.reading if body.return_progress else None
+    return {"reading": reading, "ping_s": body.sse_ping_interval}
 
 
 def text_of(piece: bytes) -> str:
-    """A token's bytes as text; those that are part of a character become U+FFFD."""
+    """Return a token's bytes as text; incomplete characters become U+FFFD."""
     return piece.decode("utf-8", "replace")
 
 
@@ -315,10 +332,11 @@ def text_of(piece: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What runs, and what becomes of it; `during` is held meanwhile.
+    """The requests of an answer, and the shape that receives their events.
 
-    `progress` makes the chunk that says what a stream waits for, `reading` the one that says how much of
-    a choice's prompt is read; without them that is not said. `ping_s`: as EventStream's.
+    `during` is entered while they run. `progress` makes the chunk that says what a stream is waiting for,
+    and `reading` the one that says how much of a choice's prompt is read; if they are None, nothing is
+    sent. `ping_s` is the interval of the stream's pings in seconds.
     """
 
     supervisor: Supervisor
@@ -332,14 +350,14 @@ class Run:
     events: type[EventStream] = EventStream
 
     async def respond(self, request: Request, stream: bool) -> Response:
-        """The answer, unless the client leaves first."""
+        """Return the answer, or an empty response if the client disconnects first."""
         if stream:
             failed, ping_s = self.shape.failed, self.ping_s
             return self.events(self._streamed, done=False, failed=failed, ping_s=ping_s)
         try:
             await unless_gone(request.receive, self._run())
         except ClientGone:
-            return Response(status_code=499)  # nobody reads it; nginx's number for this
+            return Response(status_code=499)  # nginx's code for a client that has disconnected
         return answer(self.shape.whole())
 
     async def _streamed(self, emit: Emit) -> None:
@@ -347,43 +365,43 @@ class Run:
             await self._run(emit)
         else:
             jobs = [Job.of(request) for request in self.requests]
-            telling = asyncio.create_task(self._tell(emit, self.progress, jobs))
+            progress_task = asyncio.create_task(self._emit_progress(emit, self.progress, jobs))
             try:
                 await self._run(emit, jobs)
             finally:
-                telling.cancel()
-                await asyncio.gather(telling, return_exceptions=True)
+                progress_task.cancel()
+                await asyncio.gather(progress_task, return_exceptions=True)
         await emit(*self.shape.end())
 
-    async def _tell(
+    async def _emit_progress(
         self, emit: Emit, progress: Callable[[Progress], object], jobs: Sequence[Job]
     ) -> None:
-        """What it waits for, whenever that changes, until something of the answer has come."""
-        told = None
+        """Emit what the answer is waiting for whenever that changes, until its text begins."""
+        last = None
         while True:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_PROGRESS_INTERVAL_S)
             if any(choice.begun for choice in self.shape.answer.choices):
                 return
-            now = self._waits_for(jobs)
-            if now != told:
-                await emit(progress(now))
-            told = now
+            current = self._current_progress(jobs)
+            if current != last:
+                await emit(progress(current))
+            last = current
 
-    def _waits_for(self, jobs: Sequence[Job]) -> Progress:
-        name, asked = self.pair.name, self.supervisor.residents.of(self.pair.name)
+    def _current_progress(self, jobs: Sequence[Job]) -> Progress:
+        name, resident = self.pair.name, self.supervisor.residents.of(self.pair.name)
         job = next((job for job in jobs if job.placed), None)
         if job is None:
-            return Progress("queued", name, ahead=asked.admission.ahead(jobs[0]))
+            return Progress("queued", name, ahead=resident.admission.ahead(jobs[0]))
         if not job.prompt and self.pair.upstream is not None:
             return Progress("waiting", name)
         if not job.prompt:
-            return asked.waits_for(self.pair)
-        seconds = asked.forecast.reading_s(job)
-        left = UNSET if seconds is None else math.ceil(seconds)
-        return Progress("reading", name, job.read / job.prompt, UNSET, job.prompt, left)
+            return resident.waits_for(self.pair)
+        seconds = resident.forecast.reading_s(job)
+        remaining_s = UNSET if seconds is None else math.ceil(seconds)
+        return Progress("reading", name, job.read / job.prompt, UNSET, job.prompt, remaining_s)
 
     async def _run(self, emit: Emit | None = None, jobs: Sequence[Job] = ()) -> None:
-        """All choices to their end. The first error ends all."""
+        """Run all choices to their end; the first error ends all of them."""
         failed = False
         async with self.during:
             try:
@@ -411,7 +429,7 @@ class Run:
     async def _follow(self, index: int, emit: Emit | None, job: Job) -> None:
         choice = self.shape.answer.choices[index]
 
-        async def take(event: Event) -> None:
+        async def forward(event: Event) -> None:
             pieces = choice.take(event)
             if emit is None:
                 return
@@ -420,4 +438,4 @@ class Run:
             if self.reading and isinstance(event, frames.Started | frames.Reading):
                 await emit(self.reading(index, choice.progress))
 
-        await self.supervisor.generate(self.pair, self.requests[index], take, job)
+        await self.supervisor.generate(self.pair, self.requests[index], forward, job)

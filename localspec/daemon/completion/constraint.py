@@ -1,4 +1,4 @@
-"""The one language that an answer must be in, under whichever of its names a request asks for it."""
+"""Read the one constraint of an answer, under whichever of its many names a request gives it."""
 
 from __future__ import annotations
 
@@ -14,39 +14,52 @@ from localspec.protocol.requests import GenerationRequest
 
 
 def constraint(request: GenerationRequest) -> frames.Constraint | None:
-    """Return what the answer is held to; None where it is free.
+    """Return the grammar, schema or expression that the answer must match; None if it is free.
 
     Raises:
-        InvalidRequest: two constraints, or one that says nothing.
+        InvalidRequest: the request has two constraints, or an empty one.
     """
-    found = [*_response_format(request), *_own(request), *_guided(request), *_structured(request)]
-    if len(found) > 1:
-        names = " and ".join(f"'{each.param}'" for each in found)
-        raise InvalidRequest(f"{names} cannot be used together.", param=found[1].param)
-    return found[0] if found else None
+    constraints = [
+        *_response_format(request),
+        *_llama_server_fields(request),
+        *_guided_fields(request),
+        *_structured_outputs(request),
+    ]
+    if len(constraints) > 1:
+        names = " and ".join(f"'{entry.param}'" for entry in constraints)
+        raise InvalidRequest(f"{names} cannot be used together.", param=constraints[1].param)
+    return constraints[0] if constraints else None
 
 
 def _response_format(request: GenerationRequest) -> Iterator[frames.Constraint]:
-    wanted = request.response_format
-    if wanted is None or wanted.type == "text":
+    response_format = request.response_format
+    if response_format is None or response_format.type == "text":
         return
-    if wanted.type == "json_object" and wanted.schema is None:
+    if response_format.type == "json_object" and response_format.schema is None:
         yield frames.Constraint("json_object", param="response_format")
         return
-    schema = wanted.json_schema.schema if wanted.json_schema else wanted.schema
-    strict = bool(wanted.json_schema.strict if wanted.json_schema else wanted.strict)
+    schema = (
+        response_format.json_schema.schema
+        if response_format.json_schema
+        else response_format.schema
+    )
+    strict = bool(
+        response_format.json_schema.strict
+        if response_format.json_schema
+        else response_format.strict
+    )
     if schema is None:
         raise InvalidRequest(
             "'response_format.json_schema' is missing.", param="response_format.json_schema"
         )
-    # As in llama-server, a schema that says nothing means an object.
-    yield _schema("response_format", schema or {"type": "object"}, strict)
+    # As in llama-server, an empty schema means any object.
+    yield _schema_constraint("response_format", schema or {"type": "object"}, strict)
 
 
-def _own(request: GenerationRequest) -> Iterator[frames.Constraint]:
-    """Yield those of llama-server and ours, and SGLang's name for one of them."""
+def _llama_server_fields(request: GenerationRequest) -> Iterator[frames.Constraint]:
+    """Yield the constraints in the fields of llama-server and localspec, and in SGLang's `ebnf`."""
     if request.json_schema is not None:
-        yield _schema("json_schema", request.json_schema)
+        yield _schema_constraint("json_schema", request.json_schema)
     if request.grammar:
         yield frames.Constraint("grammar", request.grammar, param="grammar")
     if request.ebnf:
@@ -55,54 +68,54 @@ def _own(request: GenerationRequest) -> Iterator[frames.Constraint]:
         yield frames.Constraint("regex", request.regex, param="regex")
 
 
-def _guided(request: GenerationRequest) -> Iterator[frames.Constraint]:
-    """Yield those of vLLM's older fields."""
+def _guided_fields(request: GenerationRequest) -> Iterator[frames.Constraint]:
+    """Yield the constraints in vLLM's older fields."""
     if request.guided_json:
-        yield _schema("guided_json", _read(request.guided_json, "guided_json"))
+        yield _schema_constraint("guided_json", _decode_schema(request.guided_json, "guided_json"))
     if request.guided_regex:
         yield frames.Constraint("regex", request.guided_regex, param="guided_regex")
     if request.guided_choice:
-        yield _choice(request.guided_choice, "guided_choice")
+        yield _choice_constraint(request.guided_choice, "guided_choice")
     if request.guided_grammar:
         yield frames.Constraint("grammar", request.guided_grammar, param="guided_grammar")
 
 
-def _structured(request: GenerationRequest) -> Iterator[frames.Constraint]:
-    """Yield those of vLLM's newer field."""
-    wanted, field = request.structured_outputs, "structured_outputs"
-    if wanted is None:
+def _structured_outputs(request: GenerationRequest) -> Iterator[frames.Constraint]:
+    """Yield the constraint in vLLM's newer field."""
+    outputs, field = request.structured_outputs, "structured_outputs"
+    if outputs is None:
         return
-    if wanted.structural_tag:
+    if outputs.structural_tag:
         raise InvalidRequest(
             f"'{field}.structural_tag' is not supported: send 'regex', 'grammar' or "
             "'response_format'.",
             param=f"{field}.structural_tag",
         )
-    if wanted.json:
-        yield _schema(f"{field}.json", _read(wanted.json, f"{field}.json"))
-    if wanted.regex:
-        yield frames.Constraint("regex", wanted.regex, param=f"{field}.regex")
-    if wanted.choice:
-        yield _choice(wanted.choice, f"{field}.choice")
-    if wanted.grammar:
-        yield frames.Constraint("grammar", wanted.grammar, param=f"{field}.grammar")
-    if wanted.json_object:
+    if outputs.json:
+        yield _schema_constraint(f"{field}.json", _decode_schema(outputs.json, f"{field}.json"))
+    if outputs.regex:
+        yield frames.Constraint("regex", outputs.regex, param=f"{field}.regex")
+    if outputs.choice:
+        yield _choice_constraint(outputs.choice, f"{field}.choice")
+    if outputs.grammar:
+        yield frames.Constraint("grammar", outputs.grammar, param=f"{field}.grammar")
+    if outputs.json_object:
         yield frames.Constraint("json_object", param=f"{field}.json_object")
 
 
-def _choice(texts: Sequence[str], param: str) -> frames.Constraint:
-    """Hold an answer to one of some texts, as an expression of nothing but literals."""
+def _choice_constraint(texts: Sequence[str], param: str) -> frames.Constraint:
+    """Return an expression that matches exactly one of some texts."""
     if not all(texts):
         raise InvalidRequest(f"'{param}' contains an empty text.", param=param)
     source = "|".join(map(re.escape, dict.fromkeys(texts)))
     return frames.Constraint("regex", f"({source})", param=param)
 
 
-def _read(schema: str | dict[str, Any], param: str) -> dict[str, Any]:
-    """Return the schema; as vLLM has it, it may be the text of one.
+def _decode_schema(schema: str | dict[str, Any], param: str) -> dict[str, Any]:
+    """Return a schema, which vLLM's clients may also send as JSON text.
 
     Raises:
-        InvalidRequest: the text is no JSON object.
+        InvalidRequest: the text is not a JSON object.
     """
     if isinstance(schema, dict):
         return schema
@@ -112,6 +125,8 @@ def _read(schema: str | dict[str, Any], param: str) -> dict[str, Any]:
         raise InvalidRequest(f"'{param}' is no JSON Schema: {error}.", param=param) from None
 
 
-def _schema(param: str, schema: dict[str, Any], strict: bool = False) -> frames.Constraint:
+def _schema_constraint(
+    param: str, schema: dict[str, Any], strict: bool = False
+) -> frames.Constraint:
     source = msgspec.json.encode(schema).decode()
     return frames.Constraint("json_schema", source, param=param, strict=strict)

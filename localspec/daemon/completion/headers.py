@@ -1,6 +1,6 @@
-"""Lines that agents put before their instructions, with something else in them at each request.
+"""Move lines that agents put before their instructions and that change with every request.
 
-All that stands behind what has changed is read again, and that would be the whole prompt.
+Everything behind a changed line has to be prefilled again, and here that would be the whole prompt.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import msgspec
 
 from localspec.protocol.frames import Message
 
-_INSTRUCTIONS = ("system", "developer")
-# Numbers for a bill, and a checksum of the request: nothing that a model has a use for.
-_BILL = re.compile(r"\s*x-[a-z0-9-]*billing-header:[^\n]*(?:\n|\Z)", re.IGNORECASE)
-# A line that says what day or time it is, and nothing else.
-_CLOCK = re.compile(
+_INSTRUCTION_ROLES = ("system", "developer")
+# Figures for a bill and a checksum of the request, which are of no use to a model.
+_BILLING_HEADER = re.compile(r"\s*x-[a-z0-9-]*billing-header:[^\n]*(?:\n|\Z)", re.IGNORECASE)
+# A line that contains the current date or time and nothing else.
+_DATE_LINE = re.compile(
     r"\s*(?:the )?(?:(?:current|local|system) (?:date|time)|today(?:'s date| is))\b"
     r"(?=[^\n]*\d)(?![^\n]*[.!?][ \t]+[a-z])[^\n]{0,100}(?:\n|\Z)",
     re.IGNORECASE,
@@ -24,25 +24,26 @@ _CLOCK = re.compile(
 
 
 def stable(messages: Sequence[Message]) -> list[Message]:
-    """The messages without what changes before their instructions: a bill's header is left out, and
-    what day or time it is comes behind them.
+    """Return the messages with a stable beginning: without billing headers, and with dates moved to the end.
+
+    Only the instructions at the beginning of the conversation are changed.
     """
-    kept: list[Message] = []
-    for at, message in enumerate(messages):
-        if message.role not in _INSTRUCTIONS:
-            return [*kept, *messages[at:]]
-        text = _settled(message.content or "")
+    instructions: list[Message] = []
+    for index, message in enumerate(messages):
+        if message.role not in _INSTRUCTION_ROLES:
+            return [*instructions, *messages[index:]]
+        text = _move_dates(message.content or "")
         if text == (message.content or ""):
-            kept.append(message)
+            instructions.append(message)
         elif text:
-            kept.append(msgspec.structs.replace(message, content=text))
-    return kept or list(messages)
+            instructions.append(msgspec.structs.replace(message, content=text))
+    return instructions or list(messages)
 
 
-def _settled(text: str) -> str:
-    clocks: list[str] = []
-    while found := _BILL.match(text) or _CLOCK.match(text):
-        if found.re is _CLOCK:
-            clocks.append(found[0].strip())
-        text = text[found.end() :]
-    return "\n\n".join([text.rstrip(), *clocks]).lstrip() if clocks else text
+def _move_dates(text: str) -> str:
+    dates: list[str] = []
+    while match := _BILLING_HEADER.match(text) or _DATE_LINE.match(text):
+        if match.re is _DATE_LINE:
+            dates.append(match[0].strip())
+        text = text[match.end() :]
+    return "\n\n".join([text.rstrip(), *dates]).lstrip() if dates else text

@@ -1,4 +1,4 @@
-"""llama-server's /completion and /infill: its requests into frames, frames into its answers."""
+"""Translate llama-server's /completion and /infill into frames, and frames into its answers."""
 
 from __future__ import annotations
 
@@ -19,44 +19,52 @@ from localspec.protocol.answers import PromptProgress
 from localspec.protocol.requests import InfillRequest, NativeCompletionRequest, NativeRequest
 from localspec.protocol.sampling import parameters
 
-# Older names and the one-letter form of llama-server's --sampling-seq.
-_ALSO = {"typical_p": "typ_p", "k": "top_k", "p": "top_p", "m": "min_p", "y": "typ_p"}
-_ALSO |= {"s": "top_n_sigma", "x": "xtc", "temp": "temperature", "nucleus": "top_p", "typ": "typ_p"}
-_ALSO |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
+# Older names of samplers, and the letters of llama-server's --sampling-seq.
+_SAMPLER_ALIASES = {"typical_p": "typ_p", "k": "top_k", "p": "top_p", "m": "min_p", "y": "typ_p"}
+_SAMPLER_ALIASES |= {
+    "s": "top_n_sigma",
+    "x": "xtc",
+    "temp": "temperature",
+    "nucleus": "top_p",
+    "typ": "typ_p",
+}
+_SAMPLER_ALIASES |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
 
 
 def completion(request: NativeCompletionRequest) -> list[frames.Generate]:
-    """One Generate per prompt and choice.
+    """Return one engine request per prompt and choice.
 
     Raises:
-        InvalidRequest: as `per_choice` and `prompts`.
+        InvalidRequest: see `per_choice` and `prompts`.
     """
     _use_samplers(request)
-    wanted = per_choice(request, prompts(request.prompt), _logprobs(request), **_limits(request))
-    return _ending_early(request, wanted)
+    requests = per_choice(
+        request, prompts(request.prompt), _logprobs(request), **_shared_fields(request)
+    )
+    return _enable_infill_sampler(request, requests)
 
 
 def infill(request: InfillRequest) -> list[frames.Generate]:
-    """An editor's request: it goes ahead of chat.
+    """Return the engine requests of an editor, which have priority over chats.
 
     Raises:
-        InvalidRequest: as `per_choice`.
+        InvalidRequest: see `per_choice`.
     """
     _use_samplers(request)
     prompt = frames.InfillPrompt(
         request.input_prefix,
         request.input_suffix,
-        [(each.filename, each.text) for each in request.input_extra],
+        [(chunk.filename, chunk.text) for chunk in request.input_extra],
         request.prompt,
         max(request.n_predict or request.max_tokens or 0, 0),
     )
-    wanted = per_choice(
-        request, [prompt], _logprobs(request), priority="editor", **_limits(request)
+    requests = per_choice(
+        request, [prompt], _logprobs(request), priority="editor", **_shared_fields(request)
     )
-    return _ending_early(request, _others_drawn(request, wanted))
+    return _enable_infill_sampler(request, _sample_other_choices(request, requests))
 
 
-def _limits(request: NativeRequest) -> dict[str, Any]:
+def _shared_fields(request: NativeRequest) -> dict[str, Any]:
     return {
         "max_predict_ms": _milliseconds(request.t_max_predict_ms),
         "single_line_indent": request.n_indent or None,
@@ -72,55 +80,64 @@ def _logprobs(request: NativeRequest) -> int | None:
     return request.n_probs or None
 
 
-def _named(request: NativeRequest) -> set[str] | None:
+def _sampler_names(request: NativeRequest) -> set[str] | None:
     if request.samplers is None:
         return None
-    return {_ALSO.get(name, name) for name in request.samplers}
+    return {_SAMPLER_ALIASES.get(name, name) for name in request.samplers}
 
 
 def _use_samplers(request: NativeRequest) -> None:
-    """Switch off what `samplers` leaves out.
+    """Switch off the samplers that `samplers` leaves out.
 
-    Where "infill" comes without a temperature, as editors send it, llama-server draws from the few
-    tokens it leaves. The likeliest of them says the same thing again while somebody types; of several
-    choices the others are drawn (see _others_drawn).
+    Editors send "infill" without a temperature. llama-server then draws from the few tokens that are left.
+    localspec takes the likeliest one, so that a completion does not change while somebody types. Only
+    further choices of the same request are drawn (see _sample_other_choices).
     """
-    named = _named(request)
-    if named is None:
+    names = _sampler_names(request)
+    if names is None:
         return
-    for name, _, also in parameters():
-        if also.sampler and also.sampler not in named and also.off is not None:
-            setattr(request, name, also.off)
-    if _likeliest(named):
+    for name, _, parameter in parameters():
+        if parameter.sampler and parameter.sampler not in names and parameter.off is not None:
+            setattr(request, name, parameter.off)
+    if _is_greedy_infill(names):
         request.temperature = 0.0
 
 
-def _likeliest(named: set[str] | None) -> bool:
-    return named is not None and "infill" in named and "temperature" not in named
+def _is_greedy_infill(names: set[str] | None) -> bool:
+    return names is not None and "infill" in names and "temperature" not in names
 
 
-def _others_drawn(request: NativeRequest, wanted: list[frames.Generate]) -> list[frames.Generate]:
-    """The same where each choice but the first may be another one."""
-    if not _likeliest(_named(request)):
-        return wanted
-    first, *others = wanted
+def _sample_other_choices(
+    request: NativeRequest, requests: list[frames.Generate]
+) -> list[frames.Generate]:
+    """Return the requests with a temperature for each choice but the first, if all would be equal."""
+    if not _is_greedy_infill(_sampler_names(request)):
+        return requests
+    first, *further = requests
     replace = msgspec.structs.replace
     return [
         first,
-        *(replace(each, sampling=replace(each.sampling, temperature=1.0)) for each in others),
+        *(
+            replace(choice, sampling=replace(choice.sampling, temperature=1.0))
+            for choice in further
+        ),
     ]
 
 
-def _ending_early(request: NativeRequest, wanted: list[frames.Generate]) -> list[frames.Generate]:
-    """The same with the "infill" sampler, where it is asked for."""
-    if "infill" not in (_named(request) or ()):
-        return wanted
+def _enable_infill_sampler(
+    request: NativeRequest, requests: list[frames.Generate]
+) -> list[frames.Generate]:
+    """Return the requests with the "infill" sampler if `samplers` contains it."""
+    if "infill" not in (_sampler_names(request) or ()):
+        return requests
     replace = msgspec.structs.replace
-    return [replace(each, sampling=replace(each.sampling, infill=True)) for each in wanted]
+    return [
+        replace(generate, sampling=replace(generate.sampling, infill=True)) for generate in requests
+    ]
 
 
 class LlamaServerShape:
-    """Answers as llama-server gives them, with its paths of `response_fields` as keys."""
+    """Formats answers as llama-server does; `response_fields` selects their keys."""
 
     def __init__(
         self,
@@ -131,8 +148,10 @@ class LlamaServerShape:
         note: Callable[[], str | None],
         ignored: Sequence[str] = (),
     ) -> None:
-        """`loaded`, the pair that answers, and `note` are asked for at the end. `ignored`: what of the
-        request changed nothing.
+        """Create the shape.
+
+        `loaded` returns the pair that answers, and `note` the current note; both are called at the end.
+        `ignored` are the fields of the request that had no effect.
         """
         self.answer = answer
         self._request = request
@@ -149,7 +168,7 @@ class LlamaServerShape:
         return ()
 
     def reading(self, index: int, now: PromptProgress) -> dict[str, Any]:
-        """While the prompt of a choice is read."""
+        """Return the chunk that reports how much of a choice's prompt is read."""
         timings = self.answer.choices[index].timings if self.answer.wants_timings else None
         delta = self._delta(index, frames.Delta(0, "", timings=timings))
         return {**delta, "prompt_progress": msgspec.to_builtins(now)}
@@ -165,9 +184,9 @@ class LlamaServerShape:
         for index, choice in enumerate(self.answer.choices):
             if choice.done:
                 tokens = choice.tokens if self._request.return_tokens else []
-                said = {"content": choice.content, "tokens": tokens}
-                said |= self._probabilities(choice.logprobs)
-                answers.append(self._final(index, choice.done, **said))
+                content = {"content": choice.content, "tokens": tokens}
+                content |= self._probabilities(choice.logprobs)
+                answers.append(self._final(index, choice.done, **content))
         return answers[0] if len(answers) == 1 else answers
 
     def _delta(self, index: int, delta: frames.Delta) -> dict[str, Any]:
@@ -183,14 +202,14 @@ class LlamaServerShape:
             **self._probabilities(delta.logprobs),
         }
 
-    def _final(self, index: int, done: frames.Done, **said: Any) -> dict[str, Any]:
-        """The whole answer, or what ends a stream. `said`: what a stream has said already."""
+    def _final(self, index: int, done: frames.Done, **content: Any) -> dict[str, Any]:
+        """Return the whole answer, whose text is in `content`, or the last chunk of a stream."""
         choice = self.answer.choices[index]
         answer = {
             "index": index,
             "content": "",
             "tokens": [],
-            **said,
+            **content,
             "id_slot": 0,
             "stop": True,
             "model": self.answer.model,
@@ -212,16 +231,16 @@ class LlamaServerShape:
             answer["localspec"]["note"] = note
         if self._ignored:
             answer["localspec"]["ignored"] = self._ignored
-        wanted = self._request.response_fields
-        return answer if not wanted else _picked(answer, wanted)
+        paths = self._request.response_fields
+        return answer if not paths else _select_fields(answer, paths)
 
     def _probabilities(self, logprobs: list[frames.TokenLogprob]) -> dict[str, Any]:
         if not self._request.n_probs or not logprobs:
             return {}
-        tops = [[_probability(*top) for top in each.top] for each in logprobs]
+        tops = [[_probability(*top) for top in token.top] for token in logprobs]
         entries = [
-            {**_probability(each.id, each.piece, each.logprob), "top_logprobs": top}
-            for each, top in zip(logprobs, tops, strict=True)
+            {**_probability(token.id, token.piece, token.logprob), "top_logprobs": top}
+            for token, top in zip(logprobs, tops, strict=True)
         ]
         if self._request.post_sampling_probs:
             entries = [
@@ -236,40 +255,43 @@ def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
 
 
 def _linear(entry: dict[str, Any]) -> dict[str, Any]:
-    """With the probability itself, as llama-server has those of the draw."""
-    told = {key: entry[key] for key in ("id", "token", "bytes")}
-    return {**told, "prob": math.exp(entry["logprob"])}
+    """Replace the log-probability by the probability, as llama-server does after sampling."""
+    fields = {key: entry[key] for key in ("id", "token", "bytes")}
+    return {**fields, "prob": math.exp(entry["logprob"])}
 
 
 def settings(
     request: NativeRequest, loaded: frames.Loaded | None, logit_bias: Mapping[int, float]
 ) -> dict[str, Any]:
-    """How the answer was written, in llama-server's names: what was asked for over what the pair does
-    by itself. JSON has no infinity: a bias of null is that of a token that never comes."""
-    asked = {each.name: getattr(request, each.name) for each in parameters()}
-    predict = max_tokens(request)
-    predict = -1 if predict is None else predict
+    """Return the sampling settings of an answer in llama-server's names.
+
+    The request's values override the pair's defaults. JSON has no infinity, so a bias of null stands for a
+    token that is never generated.
+    """
+    requested = {parameter.name: getattr(request, parameter.name) for parameter in parameters()}
+    n_predict = max_tokens(request)
+    n_predict = -1 if n_predict is None else n_predict
     return {
         "n_ctx": loaded.n_ctx if loaded else 0,
-        **_ABSENT,
+        **_UNSUPPORTED_SETTINGS,
         **(loaded.sampling_defaults if loaded else {}),
-        **{name: value for name, value in asked.items() if value is not None},
+        **{name: value for name, value in requested.items() if value is not None},
         "ignore_eos": request.ignore_eos,
         "logit_bias": [{"bias": bias, "token": token} for token, bias in logit_bias.items()],
-        "max_tokens": predict,
-        "n_predict": predict,
+        "max_tokens": n_predict,
+        "n_predict": n_predict,
         "timings_per_token": request.timings_per_token,
         "post_sampling_probs": request.post_sampling_probs,
         "stream": request.stream,
         "stop": [request.stop] if isinstance(request.stop, str) else request.stop or [],
-        "samplers": list(_CHAIN if request.samplers is None else request.samplers),
+        "samplers": list(_SAMPLER_ORDER if request.samplers is None else request.samplers),
         "n_probs": request.n_probs,
         "n_indent": request.n_indent or 0,
     }
 
 
-# The order in which they work, whatever the order in which a request names them.
-_CHAIN = (
+# The order in which samplers are applied, whatever the order in the request.
+_SAMPLER_ORDER = (
     "penalties",
     "dry",
     "top_n_sigma",
@@ -280,8 +302,8 @@ _CHAIN = (
     "xtc",
     "temperature",
 )
-# What of llama-server's sampling there is not, at the values that leave it out.
-_ABSENT = {
+# Settings of llama-server that localspec does not have, with the values that switch them off.
+_UNSUPPORTED_SETTINGS = {
     "mirostat": 0,
     "adaptive_target": -1.0,
     "adaptive_decay": 0.9,
@@ -305,16 +327,16 @@ def _stop_type(done: frames.Done) -> str:
             return "none"
 
 
-def _picked(answer: dict[str, Any], paths: list[str]) -> dict[str, Any]:
-    """The values at those paths that lead somewhere; [""] is how llama.vim asks for none."""
-    found = {}
+def _select_fields(answer: dict[str, Any], paths: list[str]) -> dict[str, Any]:
+    """Return the values at the paths that exist; llama.vim sends [""] to get none."""
+    fields = {}
     for path in paths:
         value: Any = answer
         for name in path.split("/"):
             value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
         if value is not _MISSING:
-            found[path] = value
-    return found
+            fields[path] = value
+    return fields
 
 
 _MISSING = object()

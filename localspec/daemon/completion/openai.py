@@ -1,4 +1,4 @@
-"""OpenAI's two shapes: chat completions, with thoughts and tool calls, and text completions."""
+"""Format answers as OpenAI's chat completions, with reasoning and tool calls, and text completions."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ FINGERPRINT = f"localspec-{localspec.__version__}"
 
 
 class OpenAIShape(ABC):
-    """What chat and text completions share."""
+    """What chat and text completions have in common."""
 
     prefix: str
     kind: Kind
@@ -65,9 +65,17 @@ class OpenAIShape(ABC):
         ignored: Sequence[str] = (),
         functions: bool = False,
     ) -> None:
-        """`note` and `news`: what a person should know, asked for at the end; `news` is told once.
-        `conversation`: where the answer is kept; `not_kept`: why it is not, asked for when it should be.
-        `ignored`: what of the request changed nothing. `functions`: a call has OpenAI's older form.
+        """Create the shape.
+
+        Args:
+            answer: the answer to format.
+            options: the request's `stream_options`.
+            note: returns what a person may want to know, called at the end.
+            news: returns what a person has to be told once, called at the end.
+            conversation: the id of the conversation in which the answer is stored.
+            not_kept: returns why the answer was not stored, called after that was due.
+            ignored: fields of the request that had no effect.
+            functions: whether a call has OpenAI's older form.
         """
         self.answer = answer
         self.conversation = conversation or UNSET
@@ -85,40 +93,40 @@ class OpenAIShape(ABC):
 
     @abstractmethod
     def choices(self) -> Choices:
-        """Every choice, whole."""
+        """Return every choice with its whole text."""
 
     def chunk(self, choices: Choices) -> Completion:
         return self._completion(self.chunk_kind, choices)
 
-    def with_progress(self, chunk: Completion, index: int, now: PromptProgress) -> Completion:
-        """`chunk`, with how much of a prompt is read, and the time where that is asked for."""
-        chunk.prompt_progress = now
+    def with_progress(self, chunk: Completion, index: int, progress: PromptProgress) -> Completion:
+        """Add how much of a prompt is read, and the timings if the request wants them."""
+        chunk.prompt_progress = progress
         if self.answer.wants_timings:
             chunk.timings = self.answer.choices[index].timings
         return chunk
 
-    def progress(self, now: Progress) -> Completion:
-        """Before the first chunk of a choice."""
+    def progress(self, status: Progress) -> Completion:
+        """Return the chunk that says what the answer is waiting for before its first choice begins."""
         chunk = self.chunk([])
-        chunk.localspec = Extra(progress=now)
+        chunk.localspec = Extra(progress=status)
         return chunk
 
     @abstractmethod
     def reading(self, index: int, now: PromptProgress) -> Completion:
-        """While the prompt of a choice is read, as llama-server says it."""
+        """Return the chunk that reports how much of a prompt is read, as in llama-server."""
 
     def closing(self, choices: Choices, done: frames.Done) -> Completion:
-        """The last chunk of a choice."""
-        return self._ended(self.chunk(choices), [done])
+        """Return the last chunk of a choice."""
+        return self._with_summary(self.chunk(choices), [done])
 
     def end(self) -> Sequence[object]:
         last = self.chunk([])
         if self._usage:
             last.usage = self.answer.usage()
             last.timings = total([end.timings for end in self.answer.done])
-        if why := self._not_kept():
-            last.localspec = Extra(not_kept=why)
-        return [last, DONE] if self._usage or why else [DONE]
+        if reason := self._not_kept():
+            last.localspec = Extra(not_kept=reason)
+        return [last, DONE] if self._usage or reason else [DONE]
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
         return told(error)
@@ -126,15 +134,15 @@ class OpenAIShape(ABC):
     def whole(self) -> Completion:
         completion = self._completion(self.kind, self.choices())
         completion.usage = self.answer.usage()
-        return self._ended(completion, self.answer.done, self._not_kept())
+        return self._with_summary(completion, self.answer.done, self._not_kept())
 
     def _completion(self, kind: Kind, choices: Choices) -> Completion:
         return Completion(self._id, kind, self._created, self.answer.model, FINGERPRINT, choices)
 
-    def _ended(
+    def _with_summary(
         self, completion: Completion, done: list[frames.Done], not_kept: str = ""
     ) -> Completion:
-        """Add timings and our own key. Of several choices, `timings` adds up."""
+        """Add the timings and the key `localspec`; the timings of several choices are summed up."""
         completion.timings = total([end.timings for end in done])
         completion.localspec = Extra(
             speculation=done[0].speculation if len(done) == 1 else UNSET,
@@ -150,7 +158,7 @@ class OpenAIShape(ABC):
 
 
 def limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
-    """What cut an answer off, if anything did."""
+    """Return what cut an answer off: its token limit, the context, or nothing."""
     cut = [end for end in done if end.finish_reason == "length"]
     if not cut:
         return UNSET
@@ -158,7 +166,7 @@ def limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
 
 
 def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
-    """One `timings` for several choices: counts and times added up, rates from the sums."""
+    """Return the timings of several choices as one: counts and times are sums, rates follow from them."""
     if not parts:
         return UNSET
     if len(parts) == 1:
@@ -167,7 +175,7 @@ def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
     counts = "cache_n", "cache_shift_n", "prompt_n", "predicted_n", "draft_n", "draft_n_accepted"
     for name in counts:
         setattr(result, name, sum(getattr(part, name) for part in parts))
-    exact = [each for part in parts if isinstance(each := part.cache_exact_n, int)]
+    exact = [part.cache_exact_n for part in parts if isinstance(part.cache_exact_n, int)]
     if len(exact) == len(parts):
         result.cache_exact_n = sum(exact)
     for name in ("prompt", "predicted"):
@@ -181,14 +189,14 @@ def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
 
 
 def timed(chunks: Sequence[Completion], delta: frames.Delta) -> Sequence[Completion]:
-    """`chunks`, the last with how long the choice has taken so far, where that is asked for."""
+    """Add the choice's timings so far to the last of `chunks`, if the request wants them."""
     if chunks and delta.timings is not None:
         chunks[-1].timings = delta.timings
     return chunks
 
 
 def with_drafted(chunk: Completion, delta: frames.Delta) -> Completion:
-    """`chunk` with the spans of its text that came from the draft."""
+    """Add the spans of a chunk's text that came from the draft."""
     if delta.drafted:
         chunk.localspec = Extra(drafted=delta.drafted)
     return chunk
@@ -210,7 +218,9 @@ class ChatShape(OpenAIShape):
                 return self._deltas(index, event, pieces)
             case frames.Done():
                 end = ChunkChoice(index, ChatDelta(), self._finish(self.answer.choices[index]))
-                deltas = [self.chunk([ChunkChoice(index, self._of(piece))]) for piece in pieces]
+                deltas = [
+                    self.chunk([ChunkChoice(index, self._delta_for(piece))]) for piece in pieces
+                ]
                 return [*deltas, self.closing([end], event)]
         return ()
 
@@ -220,36 +230,38 @@ class ChatShape(OpenAIShape):
 
     def _opening(self, index: int) -> Completion:
         chunk = self.chunk([ChunkChoice(index, ChatDelta(role="assistant", content=""))])
-        if self.conversation:  # at once: whoever interrupts the answer can still go on with it
+        # Sent at once, so that a client that interrupts the answer can still continue it.
+        if self.conversation:
             chunk.localspec = Extra(conversation=self.conversation)
         return chunk
 
     def _deltas(
         self, index: int, event: frames.Delta, pieces: Sequence[Piece]
     ) -> Sequence[Completion]:
-        choices = [ChunkChoice(index, self._of(piece)) for piece in pieces]
+        choices = [ChunkChoice(index, self._delta_for(piece)) for piece in pieces]
         if not choices and event.logprobs:
             choices = [ChunkChoice(index, ChatDelta(content=""))]
         if choices:
             choices[0].logprobs = self._logprobs(event.logprobs)
         chunks = [self.chunk([choice]) for choice in choices]
         if len(pieces) == 1 and pieces[0] == Text("content", event.text):
-            with_drafted(chunks[0], event)  # its spans count the characters of the whole piece
+            # The spans count characters of the event's text, so they fit only an unchanged piece.
+            with_drafted(chunks[0], event)
         return timed(chunks, event)
 
     def choices(self) -> Choices:
         return [
             ChatChoice(
-                index, self._message(each), self._finish(each), self._logprobs(each.logprobs)
+                index, self._message(choice), self._finish(choice), self._logprobs(choice.logprobs)
             )
-            for index, each in enumerate(self.answer.choices)
+            for index, choice in enumerate(self.answer.choices)
         ]
 
     def _finish(self, choice: Choice) -> str:
-        finish = choice.finish
-        return "function_call" if self._functions and finish == "tool_calls" else finish
+        reason = choice.finish
+        return "function_call" if self._functions and reason == "tool_calls" else reason
 
-    def _of(self, piece: Piece) -> ChatDelta:
+    def _delta_for(self, piece: Piece) -> ChatDelta:
         """Return what a chunk adds for a piece."""
         delta = _delta(piece)
         if self._functions and delta.tool_calls:
@@ -307,15 +319,14 @@ def _delta(piece: Piece) -> ChatDelta:
 class TextShape(OpenAIShape):
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
-    echo: Sequence[str] = ()  # the prompts, where answers begin with them
-    # How many likeliest tokens stand beside each, where they were asked for: in `logprobs`, and in
-    # `prompt_logprobs`.
+    echo: Sequence[str] = ()  # the prompts, if answers have to begin with them
+    # The number of likeliest tokens to report beside each token, in `logprobs` and in `prompt_logprobs`.
     tops: int = 0
     prompt_tops: int | None = None
-    _prompts_sent: set[int]  # of streams, by choice
+    _prompts_sent: set[int]  # choices whose prompt was sent already in a stream
 
-    def __init__(self, *args: Any, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, **keywords: Any) -> None:
+        super().__init__(*args, **keywords)
         self._prompts_sent = set()
 
     @property
@@ -333,18 +344,18 @@ class TextShape(OpenAIShape):
             case frames.Delta() if event.text or event.logprobs:
                 choice = TextChoice(index, event.text, None, self._logprobs(index, event.logprobs))
                 chunk = with_drafted(self.chunk([choice]), event)
-                return timed([*self._prompt(index), chunk], event)
+                return timed([*self._prompt_chunk(index), chunk], event)
             case frames.Done():
                 finish = self.answer.choices[index].finish
                 end = self.closing([TextChoice(index, "", finish)], event)
-                return [*self._prompt(index), end]
+                return [*self._prompt_chunk(index), end]
         return ()
 
     @property
     def _waits_for_scores(self) -> bool:
         return self._scores_echo or self.prompt_tops is not None
 
-    def _prompt(self, index: int) -> Sequence[Completion]:
+    def _prompt_chunk(self, index: int) -> Sequence[Completion]:
         """Return the chunk with the prompt's log-probabilities, once, before the answer."""
         if not self._waits_for_scores or index in self._prompts_sent:
             return []
@@ -359,73 +370,73 @@ class TextShape(OpenAIShape):
         return [
             TextChoice(
                 index,
-                self._echoed(index) + each.content,
-                each.finish,
-                self._joined(index),
+                self._echoed(index) + choice.content,
+                choice.finish,
+                self._all_logprobs(index),
                 self._as_vllm(index),
             )
-            for index, each in enumerate(self.answer.choices)
+            for index, choice in enumerate(self.answer.choices)
         ]
 
     def _echoed(self, index: int) -> str:
         return self.echo[self.answer.choices[index].prompt] if self.echo else ""
 
-    def _joined(self, index: int) -> TextLogprobs | None:
-        """Return those of a whole answer: of the prompt, where it is echoed, and of the completion."""
-        found = self._logprobs(index, self.answer.choices[index].logprobs)
-        if found is None or not self._scores_echo:
-            return found
+    def _all_logprobs(self, index: int) -> TextLogprobs | None:
+        """Return the log-probabilities of a whole choice, with those of the prompt if it is echoed."""
+        completion = self._logprobs(index, self.answer.choices[index].logprobs)
+        if completion is None or not self._scores_echo:
+            return completion
         prompt = self._prompt_logprobs(index)
         return TextLogprobs(
-            prompt.tokens + found.tokens,
-            prompt.token_logprobs + found.token_logprobs,
-            prompt.top_logprobs + found.top_logprobs,
-            prompt.text_offset + found.text_offset,
+            prompt.tokens + completion.tokens,
+            prompt.token_logprobs + completion.token_logprobs,
+            prompt.top_logprobs + completion.top_logprobs,
+            prompt.text_offset + completion.text_offset,
         )
 
     def _logprobs(self, index: int, tokens: list[frames.TokenLogprob]) -> TextLogprobs | None:
         if not self.answer.wants_logprobs:
             return None
-        before = len(self._echoed(index))
-        return self._listed(tokens, [before + token.offset for token in tokens])
+        prompt_length = len(self._echoed(index))
+        return self._as_openai(tokens, [prompt_length + token.offset for token in tokens])
 
     def _prompt_logprobs(self, index: int) -> TextLogprobs:
         tokens = self.answer.choices[index].prompt_logprobs
         pieces = [token.piece for token in tokens]
-        found = self._listed(tokens, prompt_offsets(self._echoed(index), pieces))
-        if tokens:
-            found.token_logprobs[0] = found.top_logprobs[0] = None
-        return found
+        logprobs = self._as_openai(tokens, prompt_offsets(self._echoed(index), pieces))
+        if tokens:  # Nothing precedes the first token, so it has no probability.
+            logprobs.token_logprobs[0] = logprobs.top_logprobs[0] = None
+        return logprobs
 
-    def _listed(self, tokens: list[frames.TokenLogprob], offsets: list[int]) -> TextLogprobs:
-        top: list[dict[str, float] | None] = [
+    def _as_openai(self, tokens: list[frames.TokenLogprob], offsets: list[int]) -> TextLogprobs:
+        tops: list[dict[str, float] | None] = [
             {text_of(piece): value for _, piece, value in reversed(token.top[: self.tops])}
             for token in tokens
         ]
         values: list[float | None] = [token.logprob for token in tokens]
-        return TextLogprobs([text_of(token.piece) for token in tokens], values, top, offsets)
+        return TextLogprobs([text_of(token.piece) for token in tokens], values, tops, offsets)
 
     def _as_vllm(self, index: int) -> list[dict[str, PromptLogprob] | None] | UnsetType:
-        """Return `prompt_logprobs`: by their ids the likeliest tokens and the prompt's own, of each place."""
-        most = self.prompt_tops
-        if most is None:
+        """Return `prompt_logprobs`: for each position the likeliest tokens and the prompt's own, by id."""
+        max_tops = self.prompt_tops
+        if max_tops is None:
             return UNSET
-        found: list[dict[str, PromptLogprob] | None] = [None]
+        positions: list[dict[str, PromptLogprob] | None] = [None]
         for token in self.answer.choices[index].prompt_logprobs[1:]:
             entry = {
-                str(number): PromptLogprob(value, rank, text_of(piece))
-                for rank, (number, piece, value) in enumerate(token.top[:most], start=1)
+                str(token_id): PromptLogprob(value, rank, text_of(piece))
+                for rank, (token_id, piece, value) in enumerate(token.top[:max_tops], start=1)
             }
-            own = PromptLogprob(token.logprob, token.rank, text_of(token.piece))
-            found.append({**entry, str(token.id): own})
-        return found
+            actual = PromptLogprob(token.logprob, token.rank, text_of(token.piece))
+            positions.append({**entry, str(token.id): actual})
+        return positions
 
 
 def prompt_offsets(text: str, pieces: Sequence[bytes]) -> list[int]:
-    """Return in which character of the echoed `text` each of the prompt's tokens begins.
+    """Return the index in the echoed `text` at which each of the prompt's tokens begins.
 
-    What the tokens have before the text is in none of it: a token that the model's file adds at the
-    beginning, and the blank that some vocabularies put before the first word.
+    Text before `text` counts as position 0: a token that the model adds at the beginning, and the blank
+    that some vocabularies put before the first word.
     """
     joined = b"".join(pieces).decode("utf-8", "replace")
     lead = max(joined.find(text), 0)

@@ -1,8 +1,8 @@
-"""Who types now: an editor's newer completion takes over from its older one.
+"""End an editor's older completion when its newer one arrives.
 
-Only where both are known to be of one editor does that happen at once. A program's name for itself and
-its slot are the same in every window of it, and so may be the text (a file that is open twice): where
-nothing better is known, the older completion first gets the time in which it would be read.
+That happens at once only if both certainly come from the same editor. A program sends the same name and
+slot from every window, and two windows may show the same file, so those prove nothing. Without better
+evidence the older completion first gets the time in which an editor would still show it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,26 @@ from localspec.daemon.http.connection import UNIX
 from localspec.errors import Cancelled
 from localspec.protocol.requests import InfillRequest
 
-# Editors show no completion that took longer; one that nobody waits for costs no more than this.
+# Editors show no completion that took longer, so an unwanted one costs at most this much time.
 UNSURE_SECONDS = 3.0
 
 
 class Place(NamedTuple):
-    """Where somebody types. `sure`: nobody else can have the same `who`."""
+    """The position where somebody types; `sure` means that no other editor can have the same `who`."""
 
     who: Hashable
-    text: int  # a hash of what stands around the cursor's line
+    text: int  # a hash of the text around the cursor's line
     sure: bool
-    arrival: int  # among all requests: bodies may come in another order than the keys were typed
+    # The number of the request. Bodies may arrive in another order than the keys were typed.
+    arrival: int
 
 
 def place_of(request: Request, body: InfillRequest, arrival: int) -> Place:
-    """Who waits for a completion, and where: a newer one of the same makes it worthless.
+    """Return which editor waits for a completion, and where.
 
-    On the Unix socket an editor is the process at the other end, and over TCP whoever `user` names.
-    Else it is a program on a host, which may run twice: there only the same text is the same editor.
+    Over the Unix socket an editor is identified by the process at the other end, over TCP by `user`.
+    Otherwise it is a program on a host, which may run twice, so only the same text counts as the same
+    editor.
     """
     client = request.client
     text = hash((body.input_prefix, body.input_suffix))
@@ -51,54 +53,54 @@ def place_of(request: Request, body: InfillRequest, arrival: int) -> Place:
 
 
 class _Typing(NamedTuple):
-    """A completion that is made, and its time."""
+    """A completion under way, and its time limit."""
 
     place: Place
     limit: asyncio.Timeout
 
 
 class Editors:
-    """The newest completion that each editor waits for."""
+    """The newest completion that each editor is waiting for."""
 
     def __init__(self) -> None:
         self._arrivals = itertools.count()
         self._newest: dict[Hashable, _Typing] = {}
 
     def arrived(self) -> int:
-        """The number of a request whose head has just been read."""
+        """Return a number for a request whose head has just been read."""
         return next(self._arrivals)
 
     @contextlib.asynccontextmanager
     async def typing(self, place: Place) -> AsyncIterator[None]:
-        """Meanwhile a completion is made for `place`; an older one of the same editor gives way.
+        """Mark a completion for `place` as under way; an older one of the same editor is cancelled.
 
         Raises:
-            Cancelled: a newer one took over before this one's end. An answer without text would be
-                taken for a right one, and editors keep it.
+            Cancelled: a newer completion replaced this one. Editors would store an empty answer as a valid
+                completion, so this has to be an error.
         """
-        mine = _Typing(place, asyncio.timeout(None))
+        entry = _Typing(place, asyncio.timeout(None))
         try:
-            async with mine.limit:
-                self._enter(mine)
+            async with entry.limit:
+                self._enter(entry)
                 yield
         except TimeoutError:
-            if not mine.limit.expired():
+            if not entry.limit.expired():
                 raise
             raise Cancelled(
                 "A newer completion request from the same editor replaced this one."
             ) from None
         finally:
-            if self._newest.get(place.who) is mine:
+            if self._newest.get(place.who) is entry:
                 del self._newest[place.who]
 
-    def _enter(self, mine: _Typing) -> None:
-        """The older of `mine` and of what its editor waits for already is given no more time."""
-        other = self._newest.setdefault(mine.place.who, mine)
-        if other is mine:
+    def _enter(self, entry: _Typing) -> None:
+        """Register `entry`, and end the older one of it and its editor's current completion."""
+        current = self._newest.setdefault(entry.place.who, entry)
+        if current is entry:
             return
-        older, newer = sorted((other, mine), key=lambda each: each.place.arrival)
-        sure = mine.place.sure and older.place.text == newer.place.text
+        older, newer = sorted((current, entry), key=lambda typing: typing.place.arrival)
+        sure = entry.place.sure and older.place.text == newer.place.text
         older.limit.reschedule(
             asyncio.get_running_loop().time() + (0.0 if sure else UNSURE_SECONDS)
         )
-        self._newest[mine.place.who] = newer
+        self._newest[entry.place.who] = newer

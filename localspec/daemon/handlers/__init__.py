@@ -1,4 +1,4 @@
-"""One small module per group of endpoints; `routes.py` joins them in one table.
+"""Handle HTTP requests, one small module per group of endpoints; `routes.py` joins them in one table.
 
-protocols: those that other clients speak
+protocols: the endpoints of protocols that other clients speak
 """

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions and /v1/completions."""
+"""Handle POST /v1/chat/completions and /v1/completions."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ from localspec.protocol.requests import ChatRequest, CompletionRequest
 
 
 async def chat(request: Request) -> Response:
+    """Handle POST /v1/chat/completions."""
     body = await read(request, ChatRequest)
-    older = functions.as_tools(body)
+    uses_functions = functions.as_tools(body)
     daemon = state_of(request)
     turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
-    pair, wanted, answer = await ready(request, body, turn)
+    pair, requests, answer = await ready(request, body, turn)
     shape = ChatShape(
         answer,
         body.stream_options,
@@ -45,41 +46,46 @@ async def chat(request: Request) -> Response:
         conversation=turn.id if turn else None,
         not_kept=(lambda: turn.not_kept) if turn else str,
         ignored=ignored(request),
-        functions=older,
+        functions=uses_functions,
     )
-    during = turn.under_way() if turn else nullcontext()
-    told = shape.progress if body.localspec and body.localspec.progress else None
-    run = Run(daemon.supervisor, pair, wanted, shape, during, told, **waiting(body, shape))
+    context = turn.under_way() if turn else nullcontext()
+    progress = shape.progress if body.localspec and body.localspec.progress else None
+    run = Run(daemon.supervisor, pair, requests, shape, context, progress, **waiting(body, shape))
     return await run.respond(request, body.stream)
 
 
 async def ready(
     request: Request, body: ChatRequest, turn: Turn | None
 ) -> tuple[PairFiles, list[Generate], Answer]:
-    """A chat, in whatever protocol it was asked for: who answers, what the engine is asked, and the
-    answer that is to come. `turn`: where it is kept.
+    """Prepare a chat of any protocol: return its pair, one engine request per choice, and the empty answer.
+
+    `turn` says where the chat is stored.
 
     Raises:
-        InvalidRequest: as `tools.check` and `chat_frames`. As State.pair: the pair.
+        InvalidRequest: see `tools.check` and `chat_frames`.
+        LocalspecError: see `State.pair`.
     """
     daemon = state_of(request)
     if body.tools or body.tool_choice:
         tools.check(body)
-    pair, form = None, tools.TOLD
-    if uses_tools(body):  # how a call is written is the model's own matter
+    pair, call_form = None, tools.TOLD
+    if uses_tools(body):
+        # Each model has its own notation of calls, so the template is needed first.
         pair = await daemon.pair(body.model, request.receive)
-        form = await call_format(daemon, pair)
-    wanted, parser = chat_frames(body, form, turn.id if turn else None)
+        call_form = await call_format(daemon, pair)
+    requests, parser = chat_frames(body, call_form, turn.id if turn else None)
     if turn and turn.cut:
-        goes_on_in_its_language(wanted, turn.cut.content)
+        goes_on_in_its_language(requests, turn.cut.content)
     pair = pair or await daemon.pair(body.model, request.receive)
-    ended = turn.keep if turn else figures(daemon.conversations, body, pair.name)
-    return pair, wanted, Answer(pair.name, wanted, n=body.n or 1, parser=parser, ended=ended)
+    on_end = turn.keep if turn else figures(daemon.conversations, body, pair.name)
+    return pair, requests, Answer(pair.name, requests, n=body.n or 1, parser=parser, ended=on_end)
 
 
 async def call_format(daemon: State, pair: PairFiles) -> CallFormat:
-    """How the pair's model writes calls. Another server tells them apart itself, and is shown tools as
-    tools; where it leaves one in the text, it is in the notation that most models have.
+    """Return the notation in which the pair's model writes calls.
+
+    Another server separates calls from text itself and gets the tools as tools. If it leaves a call in the
+    text, that is in the notation that most models have.
     """
     if pair.upstream is not None:
         return tools.HERMES
@@ -88,14 +94,15 @@ async def call_format(daemon: State, pair: PairFiles) -> CallFormat:
 
 
 async def complete(request: Request) -> Response:
+    """Handle POST /v1/completions."""
     body = await read(request, CompletionRequest)
     daemon = state_of(request)
-    wanted = completion_frames(body)
-    # With a suffix it is an editor's.
+    requests = completion_frames(body)
+    # A suffix means that an editor asks, so its pair for fill-in-the-middle answers.
     pair = await daemon.pair(body.model, request.receive, "fim" if body.suffix else "chat")
-    ended = figures(daemon.conversations, body, pair.name)
+    on_end = figures(daemon.conversations, body, pair.name)
     shape = TextShape(
-        Answer(pair.name, wanted, n=body.n or 1, ended=ended),
+        Answer(pair.name, requests, n=body.n or 1, ended=on_end),
         body.stream_options,
         note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
@@ -103,14 +110,14 @@ async def complete(request: Request) -> Response:
     )
     shape.tops, shape.prompt_tops = body.logprobs or 0, body.prompt_logprobs
     if body.echo:
-        asked = [each.prompt for each in wanted[:: body.n or 1]]
-        shape.echo = [await _text(daemon.supervisor, pair, each) for each in asked]
-    run = Run(daemon.supervisor, pair, wanted, shape, **waiting(body, shape))
+        prompts = [generate.prompt for generate in requests[:: body.n or 1]]
+        shape.echo = [await _prompt_text(daemon.supervisor, pair, prompt) for prompt in prompts]
+    run = Run(daemon.supervisor, pair, requests, shape, **waiting(body, shape))
     return await run.respond(request, body.stream)
 
 
-async def _text(supervisor: Supervisor, pair: PairFiles, prompt: frames.Prompt) -> str:
-    """What a prompt says, token ids and all; of one with a suffix what comes before."""
+async def _prompt_text(supervisor: Supervisor, pair: PairFiles, prompt: frames.Prompt) -> str:
+    """Return the text of a prompt, with token ids decoded; of a prompt with a suffix the part before it."""
     match prompt:
         case frames.TextPrompt():
             return prompt.text
@@ -123,11 +130,11 @@ async def _text(supervisor: Supervisor, pair: PairFiles, prompt: frames.Prompt) 
         case frames.ChatPrompt():
             parts = []
     text = ""
-    for kind, found in groupby(parts, type):
-        if kind is str:
-            text += "".join(map(str, found))
+    for part_type, run in groupby(parts, type):
+        if part_type is str:
+            text += "".join(map(str, run))
         else:
-            tokens = [each for each in found if isinstance(each, int)]
+            tokens = [part for part in run if isinstance(part, int)]
             reply = await supervisor.ask(pair, frames.Detokenize(0, tokens))
             text += reply.value["content"]
     return text

@@ -1,4 +1,4 @@
-"""GET /localspec/status, POST /localspec/config, /load, /unload, /reset and /shutdown beside it."""
+"""Handle GET /localspec/status, and POST /localspec/config, /load, /unload, /reset and /shutdown."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ from localspec.protocol import frames
 from localspec.protocol.answers import Configured, PairStatus, Status
 from localspec.protocol.requests import LoadRequest
 
-_PATIENCE = 5.0  # seconds: a pair that was never looked at is hashed, which nobody waits for here
+# A pair that was never read before is hashed first, and the answer of /config does not wait longer for it.
+_COSTS_TIMEOUT_S = 5.0
 
 
 async def status(request: Request) -> Response:
+    """Handle GET /localspec/status."""
     daemon = state_of(request)
     supervisor, residents = daemon.supervisor, daemon.supervisor.residents
-    shown = residents.shown()
+    recent = residents.shown()
     configured = daemon.config.pair
-    if configured not in {each.name for each in residents.present}:  # perhaps an alias
+    if configured not in {pair.name for pair in residents.present}:  # it may be an alias
         configured = await asyncio.to_thread(daemon.registry.own_name, configured)
     return answer(
         Status(
@@ -39,16 +41,16 @@ async def status(request: Request) -> Response:
             api_version=localspec.API_VERSION,
             pid=os.getpid(),
             uptime=time.monotonic() - daemon.started,
-            pair=shown.status(),
+            pair=recent.status(),
             running=residents.running(),
             waiting=residents.waiting(),
             queue_limit=daemon.config.queue,
-            worker_pid=shown.worker.pid if shown.worker else None,
+            worker_pid=recent.worker.pid if recent.worker else None,
             safe_mode=residents.safe_mode.on,
             draining=daemon.draining,
             counts=supervisor.metrics.counts,
             figures=supervisor.figures(),
-            ahead=shown.admission.ahead(Job()),
+            ahead=recent.admission.ahead(Job()),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
             pulls=len(daemon.registry.pulling),
@@ -65,7 +67,7 @@ async def status(request: Request) -> Response:
 
 
 async def shutdown(request: Request) -> Response:
-    """Drain and end, as SIGTERM does; the answer comes first: it names the pulls that go on later."""
+    """Drain and end like SIGTERM, and name the pulls that the next daemon resumes."""
     daemon = state_of(request)
     pulls = daemon.registry.pulling
     daemon.stop()
@@ -73,14 +75,15 @@ async def shutdown(request: Request) -> Response:
 
 
 async def reset(request: Request) -> Response:
+    """Handle POST /localspec/reset."""
     state_of(request).supervisor.residents.reset()
     return answer({"status": "ok"})
 
 
 async def configure(request: Request) -> Response:
-    """Read config.toml again; whoever is answered afterwards is answered by it.
+    """Read config.toml again; requests that arrive after the answer use the new configuration.
 
-    The answer says what is wrong in it, and what it costs on this machine.
+    The answer contains the problems of the file and what the configuration costs on this machine.
     """
     daemon = state_of(request)
     await daemon.configure()
@@ -89,36 +92,36 @@ async def configure(request: Request) -> Response:
         Configured(
             problems=daemon.problems,
             notes=await _costs(daemon, request),
-            origin={key: where for key, where in config.origin.items() if _not_a_file(where)},
+            origin={key: source for key, source in config.origin.items() if _not_a_file(source)},
             listen=daemon.tcp.url if daemon.tcp else None,
             token_file=str(daemon.paths.token) if daemon.tcp else None,
         )
     )
 
 
-def _not_a_file(where: str) -> bool:
-    return where == "flag" or where.startswith("LOCALSPEC_")
+def _not_a_file(source: str) -> bool:
+    return source == "flag" or source.startswith("LOCALSPEC_")
 
 
 async def _costs(daemon: State, request: Request) -> list[str]:
-    """What of the configuration the pair does not get on this machine; nothing where that takes long."""
+    """Return which settings this machine cannot give the pair; [] if that takes too long to find out."""
     workers = daemon.supervisor.residents.pids
     settings = placement.settings(daemon.config, daemon.paths)
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_COSTS_TIMEOUT_S):
             pair = await daemon.pair("", request.receive)
             if pair.upstream is not None:
                 return []
             return await asyncio.to_thread(placement.costs, pair, settings, workers)
-    except (TimeoutError, LocalspecError):  # the next question says why
+    except (TimeoutError, LocalspecError):  # The next request for an answer reports the error.
         return []
 
 
 async def load(request: Request) -> Response:
-    """Load a pair. Where memory holds no more, others leave for it once they have answered.
+    """Load a pair; if memory is full, other pairs are unloaded once they have answered.
 
-    Events: how far it is, at once and whenever that changes, and at last that it is ready or why
-    not. What is refused before anything is tried (a pair that is not here or was set aside) has a
+    Events: the pair's status at once and whenever it changes, and at last that it is ready or why not. A
+    request that is refused before anything was tried (an unknown pair, one that was set aside) has an error
     status.
     """
     body = await read(request, LoadRequest)
@@ -132,13 +135,13 @@ async def load(request: Request) -> Response:
 async def _nothing_to_load(
     info: frames.Loaded, report: Callable[[PairStatus], Awaitable[None]]
 ) -> None:
-    """Another server answers; it is asked when there is a request for it."""
+    """Report a pair of another server as ready; that server is only contacted when a request comes."""
     target, backend = info.target_description, info.backend
     await report(PairStatus(info.name, "ready", target=target, n_ctx=info.n_ctx, backend=backend))
 
 
 async def unload(request: Request) -> Response:
-    """Give a pair's memory back now, without a name that of all; 409 while it is at work.
+    """Free the memory of one pair, or of all pairs without a name; the status is 409 while one is busy.
 
     Raises:
         ModelNotFound: there is no such pair.

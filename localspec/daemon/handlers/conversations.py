@@ -1,4 +1,4 @@
-"""/localspec/conversations: list, search, show, forget, take back; /localspec/statistics adds them up."""
+"""Handle /localspec/conversations (list, search, show, remove, undo) and /localspec/statistics."""
 
 from __future__ import annotations
 
@@ -10,43 +10,49 @@ from localspec.daemon.state import state_of
 from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import ConversationList, Forgotten
 
-_MOST = 10_000
+_MAX_NUMBER = 10_000  # of conversations in a list, and of days in statistics
 
 
 async def listed(request: Request) -> Response:
-    """?limit=N of the newest, ?search=TEXT those with that text."""
-    limit = _number(request, "limit", 50)
+    """List the newest conversations; ?limit=N of them, ?search=TEXT those that contain that text."""
+    limit = _parse_number(request, "limit", 50)
     search = request.query_params.get("search", "")
     store = state_of(request).conversations
-    return answer(ConversationList(await store.run(lambda each: each.listing(limit, search))))
+    return answer(
+        ConversationList(
+            await store.run(lambda conversations: conversations.listing(limit, search))
+        )
+    )
 
 
 async def statistics(request: Request) -> Response:
-    """?days=N that end today, ?pair=NAME of that pair alone."""
-    days = _number(request, "days", 30)
+    """Return sums over stored answers; ?days=N are the days that end today, ?pair=NAME is one pair."""
+    days = _parse_number(request, "days", 30)
     pair = request.query_params.get("pair", "")
     store = state_of(request).conversations
-    return answer(await store.run(lambda each: each.statistics(days, pair)))
+    return answer(await store.run(lambda conversations: conversations.statistics(days, pair)))
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def _parse_number(request: Request, name: str, default: int) -> int:
     text = request.query_params.get(name, str(default))
-    short = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST))
-    if not (short and 1 <= int(text) <= _MOST):
-        raise InvalidRequest(f"'{name}' must be a whole number from 1 to {_MOST}.", param=name)
+    is_short = text.isascii() and text.isdigit() and len(text) <= len(str(_MAX_NUMBER))
+    if not (is_short and 1 <= int(text) <= _MAX_NUMBER):
+        raise InvalidRequest(
+            f"'{name}' must be a whole number from 1 to {_MAX_NUMBER}.", param=name
+        )
     return int(text)
 
 
 async def show(request: Request) -> Response:
-    """?wait=true until the answers under way in it have ended."""
+    """Return a conversation; with ?wait=true only after its answers under way have ended."""
     name = request.path_params["name"]
     store = state_of(request).conversations
-    if _flag(request, "wait"):
+    if _parse_flag(request, "wait"):
         await unless_gone(request.receive, store.settled(name))
-    return answer(await store.run(lambda each: each.get(name)))
+    return answer(await store.run(lambda conversations: conversations.get(name)))
 
 
-def _flag(request: Request, name: str) -> bool:
+def _parse_flag(request: Request, name: str) -> bool:
     text = request.query_params.get(name, "false")
     if text not in ("true", "false"):
         raise InvalidRequest(f"'{name}' must be true or false.", param=name)
@@ -54,26 +60,29 @@ def _flag(request: Request, name: str) -> bool:
 
 
 async def remove(request: Request) -> Response:
+    """Remove one conversation."""
     name = request.path_params["name"]
     daemon = state_of(request)
-    removed = await daemon.conversations.run(lambda each: each.remove(name))
+    removed = await daemon.conversations.run(lambda conversations: conversations.remove(name))
     await daemon.forget_states(removed)
     return answer(Forgotten(1, removed))
 
 
 async def remove_all(request: Request) -> Response:
+    """Remove every conversation."""
     daemon = state_of(request)
-    count = await daemon.conversations.run(lambda each: each.remove_all())
+    count = await daemon.conversations.run(lambda conversations: conversations.remove_all())
     await daemon.forget_states(None)
     return answer(Forgotten(count))
 
 
 async def undo(request: Request) -> Response:
+    """Remove the last question of a conversation and everything after it."""
     name = request.path_params["name"]
     daemon = state_of(request)
     store = daemon.conversations
     await unless_gone(request.receive, store.settled(name))
-    undone = await store.run(lambda each: each.undo(name))
+    undone = await store.run(lambda conversations: conversations.undo(name))
     if not undone.left:
         await daemon.forget_states(undone.id)
     return answer(undone)

@@ -1,4 +1,4 @@
-"""GET /openapi.yaml."""
+"""Handle GET /openapi.yaml."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from starlette.responses import Response
 
 
 async def openapi(_request: Request) -> Response:
-    """What this table of endpoints takes and gives."""
+    """Return the OpenAPI description of every endpoint."""
     text = resources.files("localspec").joinpath("openapi.yaml").read_bytes()
     return Response(text, media_type="application/yaml")

@@ -1,4 +1,7 @@
-"""POST /v1/embeddings, /embedding and /v1/rerank: texts to numbers, and how well documents answer a query."""
+"""Handle POST /v1/embeddings, /embedding and /v1/rerank.
+
+Embeddings turn texts into vectors. Reranking scores how well documents answer a query.
+"""
 
 from __future__ import annotations
 
@@ -38,99 +41,104 @@ from localspec.protocol.requests import (
 
 
 async def embed(request: Request) -> Response:
-    """OpenAI's answer."""
+    """Handle POST /v1/embeddings in OpenAI's format."""
     body = await read(request, EmbeddingRequest)
-    pair, found = await _embedded(request, body)
-    plain = body.encoding_format == "float"
+    pair, result = await _compute_embeddings(request, body)
+    as_floats = body.encoding_format == "float"
 
-    def shaped() -> Response:
+    def encode() -> Response:
         data = [
-            Embedding(numbers(each) if plain else base64.b64encode(each).decode(), at)
-            for at, each in enumerate(found["vectors"])
+            Embedding(numbers(vector) if as_floats else base64.b64encode(vector).decode(), index)
+            for index, vector in enumerate(result["vectors"])
         ]
-        told = unheeded(request)
-        return answer(EmbeddingList(data, pair.name, _usage(found), localspec=told))
+        usage, extra = _usage(result), unheeded(request)
+        return answer(EmbeddingList(data, pair.name, usage, localspec=extra))
 
-    return await asyncio.to_thread(shaped)  # millions of numbers take their time
+    return await asyncio.to_thread(encode)  # An answer can have millions of numbers.
 
 
 async def native(request: Request) -> Response:
-    """llama-server's answer."""
-    _, found = await _embedded(request, await read(request, EmbeddingRequest))
+    """Handle POST /embedding in llama-server's format."""
+    _, result = await _compute_embeddings(request, await read(request, EmbeddingRequest))
 
-    def shaped() -> Response:
-        vectors = enumerate(found["vectors"])
-        rows = [NativeEmbedding(at, [numbers(each)]) for at, each in vectors]
+    def encode() -> Response:
+        vectors = enumerate(result["vectors"])
+        rows = [NativeEmbedding(index, [numbers(vector)]) for index, vector in vectors]
         for first in rows[:1]:
             first.localspec = unheeded(request)
         return answer(rows)
 
-    return await asyncio.to_thread(shaped)
+    return await asyncio.to_thread(encode)
 
 
 async def rerank(request: Request) -> Response:
-    """Jina's answer, or that of Text Embeddings Inference where it is asked in its words."""
+    """Handle POST /v1/rerank in Jina's format, or in Text Embeddings Inference's if `texts` is sent."""
     body = await read(request, RerankRequest)
     documents = [
-        each if isinstance(each, str) else each.text
-        for each in (body.texts if body.documents is None else body.documents) or ()
+        document if isinstance(document, str) else document.text
+        for document in (body.texts if body.documents is None else body.documents) or ()
     ]
     if not documents:
         raise InvalidRequest("'documents' must have at least one text.", param="documents")
     pair = await state_of(request).pair(body.model, request.receive, "rerank")
-    asked = frames.Rerank(0, body.query, documents, body.truncate, body.max_tokens_per_doc or 0)
-    found = await calculated(request, pair, asked)
-    scored = sorted(enumerate(found["scores"]), key=lambda each: -each[1])[: body.top_n]
+    frame = frames.Rerank(0, body.query, documents, body.truncate, body.max_tokens_per_doc or 0)
+    result = await calculated(request, pair, frame)
+    scored = sorted(enumerate(result["scores"]), key=lambda entry: -entry[1])[: body.top_n]
     if body.documents is None:
-        told = body.return_text
-        texts = [RankedText(at, s, documents[at] if told else None) for at, s in scored]
+        texts = [
+            RankedText(index, score, documents[index] if body.return_text else None)
+            for index, score in scored
+        ]
         for first in texts[:1]:
             first.localspec = unheeded(request)
         return answer(texts)
-    results = [Ranked(at, score) for at, score in scored]
-    for each in results if body.return_documents else ():
-        each.document = {"text": documents[each.index]}
-    return answer(RankedList(results, pair.name, _usage(found), localspec=unheeded(request)))
+    results = [Ranked(index, score) for index, score in scored]
+    for ranked in results if body.return_documents else ():
+        ranked.document = {"text": documents[ranked.index]}
+    return answer(RankedList(results, pair.name, _usage(result), localspec=unheeded(request)))
 
 
-async def _embedded(request: Request, body: EmbeddingRequest) -> tuple[PairFiles, dict[str, Any]]:
-    """Who has done it, and {"vectors", "tokens"}."""
-    wanted = _inputs(body)
+async def _compute_embeddings(
+    request: Request, body: EmbeddingRequest
+) -> tuple[PairFiles, dict[str, Any]]:
+    """Return the pair that computed the embeddings, and {"vectors", "tokens"}."""
+    inputs = _inputs(body)
     pair = await state_of(request).pair(body.model, request.receive, "embed")
-    most = body.truncate_prompt_tokens or 0
-    asked = frames.Embed(
+    truncate_tokens = body.truncate_prompt_tokens or 0
+    frame = frames.Embed(
         0,
-        wanted,
-        truncate=body.truncate or most < 0,
+        inputs,
+        truncate=body.truncate or truncate_tokens < 0,
         dimensions=body.dimensions or 0,
         normalize=body.embd_normalize,
-        most=max(most, 0),
+        most=max(truncate_tokens, 0),
     )
-    return pair, await calculated(request, pair, asked)
+    return pair, await calculated(request, pair, frame)
 
 
 async def calculated(
-    request: Request, pair: PairFiles, asked: frames.Embed | frames.Rerank
+    request: Request, pair: PairFiles, frame: frames.Embed | frames.Rerank
 ) -> dict[str, Any]:
-    """The engine's answer, in whatever protocol it was asked for. A client that leaves ends the work.
+    """Return the engine's result for a request of any protocol; a client that disconnects ends the work.
 
     Raises:
-        ClientGone; InvalidRequest: the model is none for it, an input does not fit; QueueFull: there are
-            too many requests already.
+        ClientGone: the client disconnected.
+        InvalidRequest: the model computes no such thing, or an input does not fit.
+        QueueFull: too many requests are waiting already.
     """
     daemon = state_of(request)
-    with _place(daemon):
-        reply = await unless_gone(request.receive, daemon.supervisor.ask(pair, asked))
+    with _admission(daemon):
+        reply = await unless_gone(request.receive, daemon.supervisor.ask(pair, frame))
     return reply.value
 
 
 @contextmanager
-def _place(daemon: State) -> Iterator[None]:
-    """Requests wait in the engine, where they take turns, and no more of them than may wait for answers."""
-    most = daemon.config.parallel + daemon.config.queue
-    if daemon.embedding >= most:
+def _admission(daemon: State) -> Iterator[None]:
+    """Limit the number of requests that wait in the engine to that of answers that may run and wait."""
+    limit = daemon.config.parallel + daemon.config.queue
+    if daemon.embedding >= limit:
         raise QueueFull(
-            f"{most} requests for embeddings are running or waiting already. Try again in a moment, or "
+            f"{limit} requests for embeddings are running or waiting already. Try again in a moment, or "
             "set a larger `queue` in config.toml.",
             retry_after=RETRY_AFTER,
         )
@@ -142,53 +150,53 @@ def _place(daemon: State) -> Iterator[None]:
 
 
 def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:
-    sent = body.content if body.input is None else body.input
-    if sent is None:
+    payload = body.content if body.input is None else body.input
+    if payload is None:
         raise InvalidRequest("'input' is missing: a text, or a list of texts.", param="input")
-    if isinstance(sent, str):
-        return [sent]
-    if isinstance(sent, InputObject):
-        return [_text_of(sent)]
-    given = [_text_of(each) if isinstance(each, InputObject) else each for each in sent]
-    whole = [each for each in given if isinstance(each, str | list)]
-    parts = [each for each in given if not isinstance(each, list)]
-    if len(parts) == len(given) and len(whole) < len(
-        given
-    ):  # ids are among them: they are one input
-        return [parts]
-    if len(whole) < len(given):
+    if isinstance(payload, str):
+        return [payload]
+    if isinstance(payload, InputObject):
+        return [_object_input(payload)]
+    entries = [
+        _object_input(entry) if isinstance(entry, InputObject) else entry for entry in payload
+    ]
+    inputs = [entry for entry in entries if isinstance(entry, str | list)]
+    parts = [entry for entry in entries if not isinstance(entry, list)]
+    if len(parts) == len(entries) and len(inputs) < len(entries):
+        return [parts]  # Texts and token ids in one flat list are the parts of a single input.
+    if len(inputs) < len(entries):
         raise InvalidRequest(
             "'input' mixes token ids with whole inputs; put the ids into a list of their own.",
             param="input",
         )
-    if len(whole) > MAX_INPUTS:
+    if len(inputs) > MAX_INPUTS:
         raise InvalidRequest(
-            f"'input' has {len(whole)} inputs; one request may have {MAX_INPUTS}.", param="input"
+            f"'input' has {len(inputs)} inputs; one request may have {MAX_INPUTS}.", param="input"
         )
-    return whole
+    return inputs
 
 
-def _text_of(sent: InputObject) -> EmbeddingInput:
+def _object_input(payload: InputObject) -> EmbeddingInput:
     """Return the one input that an object stands for.
 
     Raises:
-        InvalidRequest: it has images or sound, or nothing.
+        InvalidRequest: the object has images or sound, or is empty.
     """
-    if sent.multimodal_data:
+    if payload.multimodal_data:
         raise InvalidRequest(
             "'input.multimodal_data' is not supported: the models here read text only.",
             param="input.multimodal_data",
         )
-    if sent.prompt_string is not None:
-        return sent.prompt_string
-    parts = [sent.content] if isinstance(sent.content, str) else sent.content
+    if payload.prompt_string is not None:
+        return payload.prompt_string
+    parts = [payload.content] if isinstance(payload.content, str) else payload.content
     if not parts:
         raise InvalidRequest("'input' has neither 'prompt_string' nor 'content'.", param="input")
-    texts = [part if isinstance(part, str) else _part(part) for part in parts]
-    return "".join(texts)  # as in llama-server, nothing comes between two parts
+    texts = [part if isinstance(part, str) else _part_text(part) for part in parts]
+    return "".join(texts)  # As in llama-server, parts are joined without a separator.
 
 
-def _part(part: ContentPart) -> str:
+def _part_text(part: ContentPart) -> str:
     if part.type != "text" or part.text is None:
         raise InvalidRequest(
             f"'input.content' may have parts of the type 'text' only, not '{part.type[:40]}'.",
@@ -198,12 +206,13 @@ def _part(part: ContentPart) -> str:
 
 
 def numbers(vector: bytes) -> list[float]:
-    found = array("f", vector)
+    """Return a vector, sent as little-endian 32-bit floats, as numbers."""
+    values = array("f", vector)
     if sys.byteorder == "big":
-        found.byteswap()
-    return found.tolist()
+        values.byteswap()
+    return values.tolist()
 
 
-def _usage(found: dict[str, Any]) -> EmbeddingUsage:
-    tokens = sum(found["tokens"])
+def _usage(result: dict[str, Any]) -> EmbeddingUsage:
+    tokens = sum(result["tokens"])
     return EmbeddingUsage(tokens, tokens)

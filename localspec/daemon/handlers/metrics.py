@@ -1,4 +1,7 @@
-"""GET /metrics, in Prometheus' text format: our own names, then llama-server's for dashboards made for it."""
+"""Handle GET /metrics in Prometheus' text format.
+
+localspec's own names come first, then llama-server's for dashboards that were made for it.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,19 @@ from localspec.daemon.state import State, state_of
 from localspec.daemon.worker.metrics import Histogram, Metrics
 from localspec.protocol.answers import PairStatus, UpstreamStatus
 
-_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 async def show(request: Request) -> Response:
+    """Handle GET /metrics."""
     daemon = state_of(request)
-    text = "\n".join([*_lines(daemon), *_as_llama_server(daemon)])
-    began = str(int(time.time() - (time.monotonic() - daemon.started)))
-    headers = {"content-type": _TYPE, "process-start-time-unix": began}
+    text = "\n".join([*_own_lines(daemon), *_llama_server_lines(daemon)])
+    started = str(int(time.time() - (time.monotonic() - daemon.started)))
+    headers = {"content-type": _CONTENT_TYPE, "process-start-time-unix": started}
     return Response(text + "\n", media_type=None, headers=headers)
 
 
-def _lines(daemon: State) -> Iterator[str]:
+def _own_lines(daemon: State) -> Iterator[str]:
     supervisor = daemon.supervisor
     metrics, residents = supervisor.metrics, supervisor.residents
     counts, totals = metrics.counts, metrics.totals
@@ -51,7 +55,7 @@ def _lines(daemon: State) -> Iterator[str]:
         totals.cache_hits,
     )
     yield from _counter("generated_tokens_total", "Tokens generated.", counts.tokens)
-    yield from _speculation(metrics)
+    yield from _speculation_lines(metrics)
     yield from _counter(
         "embedding_requests_total", "Requests for embeddings or rankings.", counts.embeddings
     )
@@ -60,16 +64,16 @@ def _lines(daemon: State) -> Iterator[str]:
     yield from _counter("worker_starts_total", "Engine processes started.", counts.worker_starts)
     yield from _counter("worker_deaths_total", "Engine processes that died.", counts.worker_deaths)
     yield from _gauge("pair_loaded", "Whether a pair is loaded.", int(bool(residents.loaded)))
-    yield from _pairs(residents.statuses())
-    yield from _upstreams(supervisor.upstreams())
+    yield from _pair_lines(residents.statuses())
+    yield from _upstream_lines(supervisor.upstreams())
     yield from _gauge(
         "safe_mode", "Whether safe mode (slower kernels) is on.", int(residents.safe_mode.on)
     )
 
 
-def _pairs(present: list[PairStatus]) -> Iterator[str]:
-    """Of each that is in memory."""
-    loaded = {_label(each.name): each for each in present if each.state == "ready"}
+def _pair_lines(present: list[PairStatus]) -> Iterator[str]:
+    """Yield the figures of every loaded pair."""
+    loaded = {_escape_label(pair.name): pair for pair in present if pair.state == "ready"}
     yield from _gauge("pairs_loaded", "Pairs that are loaded.", len(loaded))
     figures = (
         ("pair_memory_bytes", "Memory planned for a pair.", "memory"),
@@ -77,13 +81,13 @@ def _pairs(present: list[PairStatus]) -> Iterator[str]:
         ("pair_requests_running", "A pair's requests running.", "running"),
         ("pair_requests_waiting", "A pair's generations waiting in its queue.", "waiting"),
     )
-    for name, text, key in figures:
-        values = {pair: round(getattr(each, key) or 0) for pair, each in loaded.items()}
-        yield from _counters(name, text, "pair", values, "gauge")
+    for name, description, field in figures:
+        values = {label: round(getattr(status, field) or 0) for label, status in loaded.items()}
+        yield from _counters(name, description, "pair", values, "gauge")
 
 
-def _upstreams(asked: list[UpstreamStatus]) -> Iterator[str]:
-    """Of each pair of another server that was asked. Of drafts those alone that a server has told of."""
+def _upstream_lines(upstreams: list[UpstreamStatus]) -> Iterator[str]:
+    """Yield the figures of every pair of another server that was used; drafts only if it reports them."""
     figures = (
         ("requests", "counter", "Requests for a pair of another server."),
         ("failed", "counter", "Those of them that failed."),
@@ -94,22 +98,24 @@ def _upstreams(asked: list[UpstreamStatus]) -> Iterator[str]:
         ("running", "gauge", "Requests that are running there."),
         ("away", "gauge", "Whether a server does not answer and is tried again."),
     )
-    for key, kind, text in figures:
-        values = {_label(each.name): int(getattr(each, key)) for each in asked}
-        name = f"upstream_{key}{'_total' * (kind == 'counter')}"
-        yield from _counters(name, text, "pair", values, kind)
+    for field, kind, description in figures:
+        values = {
+            _escape_label(upstream.name): int(getattr(upstream, field)) for upstream in upstreams
+        }
+        name = f"upstream_{field}{'_total' * (kind == 'counter')}"
+        yield from _counters(name, description, "pair", values, kind)
 
 
-def _label(text: str) -> str:
-    """As a label's value: a pair may be named by a path, and that may have anything in it."""
+def _escape_label(text: str) -> str:
+    """Escape a label's value, since a pair may be named by a path that contains any character."""
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _as_llama_server(daemon: State) -> Iterator[str]:
-    """llama-server's names. As there, the rates are of the time since they were last asked for."""
+def _llama_server_lines(daemon: State) -> Iterator[str]:
+    """Yield llama-server's metrics; as there, rates cover the time since the last request for them."""
     queue, metrics = daemon.supervisor.residents, daemon.supervisor.metrics
     counts, totals = metrics.counts, metrics.totals
-    found = [
+    samples = [
         ("counter", "prompt_tokens_total", "Prompt tokens processed, without cached ones.",
          totals.prompt_tokens - totals.cached_tokens + counts.embedded_tokens),
         ("counter", "prompt_tokens_cached_total", "Prompt tokens reused from a cache.",
@@ -133,7 +139,7 @@ def _as_llama_server(daemon: State) -> Iterator[str]:
         ("gauge", "n_busy_slots_per_decode", "Sequences in a target pass, on average.",
          metrics.busy / max(metrics.passes, 1)),
     ]  # fmt: skip
-    for kind, name, text, value in found:
+    for kind, name, text, value in samples:
         yield from _head(f"llamacpp:{name}", kind, text)
         yield (
             f"llamacpp:{name} {value:g}" if isinstance(value, float) else f"llamacpp:{name} {value}"
@@ -145,7 +151,7 @@ def _as_llama_server(daemon: State) -> Iterator[str]:
         yield f'{name}{{position="{int(position) - 1}"}} {count}'  # llama-server counts from 0
 
 
-def _speculation(metrics: Metrics) -> Iterator[str]:
+def _speculation_lines(metrics: Metrics) -> Iterator[str]:
     counts = metrics.counts
     yield from _counter(
         "target_passes_total", "Target passes that generated tokens.", metrics.rounds
@@ -189,7 +195,7 @@ def _gauge(name: str, text: str, value: float) -> Iterator[str]:
 def _counters(
     name: str, text: str, label: str, values: Mapping[str, int], kind: str = "counter"
 ) -> Iterator[str]:
-    """One for each value of a label; nothing where there is none."""
+    """Yield one sample for each value of a label; nothing if there is no value."""
     if values:
         yield from _head(f"localspec_{name}", kind, text)
     for value, count in values.items():
@@ -207,8 +213,8 @@ def _histogram(name: str, text: str, values: Histogram) -> Iterator[str]:
 
 
 def _by_position(counts: Counter[int]) -> dict[str, int]:
-    """Positions without a count are left out, as Prometheus likes it."""
-    return {str(at): counts[at] for at in sorted(counts) if counts[at]}
+    """Return the counts by position as strings, without zeros, as Prometheus recommends."""
+    return {str(position): counts[position] for position in sorted(counts) if counts[position]}
 
 
 def _head(name: str, kind: str, text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""GET /v1/models, /health, /props and /slots."""
+"""Handle GET /v1/models, /health, /props and /slots."""
 
 from __future__ import annotations
 
@@ -20,83 +20,84 @@ from localspec.daemon.state import State, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotOffered, Unavailable
 from localspec.protocol.answers import Model, ModelList, ModelMeta, ModelStatus
 
-_NO_SEED = (1 << 32) - 1  # llama-server's: one is drawn
+_RANDOM_SEED = (1 << 32) - 1  # llama-server's value for "draw a random seed"
 
 
 async def models(request: Request) -> Response:
-    """The configured pair first, then the shipped one, the loaded one and all that were pulled.
+    """List the configured pair first, then the built-in one, the loaded ones and all pulled ones.
 
-    In Anthropic's shape for its clients, who ask by this path, too.
+    The format is Anthropic's for its clients, which use the same path.
     """
     daemon = state_of(request)
-    created = await asyncio.to_thread(_created, daemon)
-    if _is_anthropics(request):
+    created = await asyncio.to_thread(_creation_times, daemon)
+    if _is_anthropic_client(request):
         return answer(anthropic.models(created))
 
-    statuses = _statuses(daemon)
+    statuses = _model_statuses(daemon)
 
-    def look() -> list[Model]:
-        return [_model(daemon, name, when, statuses) for name, when in created.items()]
+    def build() -> list[Model]:
+        return [_model(daemon, name, seconds, statuses) for name, seconds in created.items()]
 
-    return answer(ModelList(await asyncio.to_thread(look)))
+    return answer(ModelList(await asyncio.to_thread(build)))
 
 
 async def model(request: Request) -> Response:
-    """One of them, or a pair by another of its names.
+    """Return one model by its name, or a pair by another of its names.
 
     Raises:
-        ModelNotFound: there is none.
+        ModelNotFound: there is no such model.
     """
     daemon, name = state_of(request), request.path_params["name"]
-    created = await asyncio.to_thread(_created, daemon)
-    if name not in created:  # says what there is instead
+    created = await asyncio.to_thread(_creation_times, daemon)
+    if name not in created:  # `views.details` knows further names, and its error lists the pairs.
         created[name] = await asyncio.to_thread(
             lambda: int(views.details(daemon.registry, name, 0, daemon.config).created)
         )
-    if _is_anthropics(request):
+    if _is_anthropic_client(request):
         return answer(anthropic.models({name: created[name]}).data[0])
-    statuses = _statuses(daemon)
+    statuses = _model_statuses(daemon)
     return answer(await asyncio.to_thread(_model, daemon, name, created[name], statuses))
 
 
-def _is_anthropics(request: Request) -> bool:
+def _is_anthropic_client(request: Request) -> bool:
     return "anthropic-version" in request.headers
 
 
-def _created(daemon: State) -> dict[str, int]:
-    """Names of pairs, each with the time since when it is here."""
-    began = int(time.time() - (time.monotonic() - daemon.started))
-    loaded = [each.name for each in daemon.supervisor.residents.loaded]
-    first = [daemon.config.pair, BUILTIN, *loaded]
-    listed = daemon.registry.store.listing().records
-    first += daemon.registry.upstreams
-    return dict.fromkeys(first, began) | {each.name: int(each.created) for each in listed}
+def _creation_times(daemon: State) -> dict[str, int]:
+    """Return the names of all pairs, each with the Unix time since when it has been available."""
+    started = int(time.time() - (time.monotonic() - daemon.started))
+    loaded = [pair.name for pair in daemon.supervisor.residents.loaded]
+    pair_names = [daemon.config.pair, BUILTIN, *loaded]
+    records = daemon.registry.store.listing().records
+    pair_names += daemon.registry.upstreams
+    created = {record.name: int(record.created) for record in records}
+    return dict.fromkeys(pair_names, started) | created
 
 
 def _model(daemon: State, name: str, created: int, statuses: Mapping[str, ModelStatus]) -> Model:
-    found = Model(name, created, status=statuses.get(name, ModelStatus("unloaded")))
-    with suppress(LocalspecError):  # `localspec list` says what is wrong with it
+    entry = Model(name, created, status=statuses.get(name, ModelStatus("unloaded")))
+    with suppress(LocalspecError):  # `localspec list` reports what is wrong with the pair.
         view = views.details(daemon.registry, name, 0, daemon.config)
         info = daemon.supervisor.residents.info(view.name)
-        served = info.n_ctx if info else view.fit.context if view.fit else view.context
-        found.context_length, found.capabilities = served, view.capabilities
-        found.meta = ModelMeta(served, view.target.context, view.target.parameters, view.size)
-    return found
+        n_ctx = info.n_ctx if info else view.fit.context if view.fit else view.context
+        entry.context_length, entry.capabilities = n_ctx, view.capabilities
+        entry.meta = ModelMeta(n_ctx, view.target.context, view.target.parameters, view.size)
+    return entry
 
 
-def _statuses(daemon: State) -> dict[str, ModelStatus]:
-    """Of the pairs in memory, and of those that come."""
-    found = {}
-    for each in daemon.supervisor.residents.statuses():
-        since = UNSET if each.since is None else int(each.since)
-        memory = UNSET if each.memory is None else each.memory
-        value: Literal["loaded", "loading"] = "loaded" if each.state == "ready" else "loading"
-        found[each.name] = ModelStatus(value, since, memory)
-    return found
+def _model_statuses(daemon: State) -> dict[str, ModelStatus]:
+    """Return the status of every pair that is loaded or being loaded."""
+    statuses = {}
+    for pair in daemon.supervisor.residents.statuses():
+        since = UNSET if pair.since is None else int(pair.since)
+        memory = UNSET if pair.memory is None else pair.memory
+        value: Literal["loaded", "loading"] = "loaded" if pair.state == "ready" else "loading"
+        statuses[pair.name] = ModelStatus(value, since, memory)
+    return statuses
 
 
 async def health(request: Request) -> Response:
-    """llama-server's shape; a daemon with nothing loaded is well, it loads on demand."""
+    """Handle GET /health in llama-server's format; a daemon with nothing loaded is healthy."""
     daemon = state_of(request)
     if daemon.draining:
         return answer(_unavailable("Shutting down"), 503)
@@ -111,8 +112,10 @@ def _unavailable(message: str) -> dict[str, Any]:
 
 
 async def props(request: Request) -> Response:
-    """llama-server's /props, of the pair that was asked last. Where none is loaded the configured one is, to
-    describe it, unless it only rests.
+    """Handle GET /props in llama-server's format, for the pair that was used last.
+
+    If no pair is loaded, the configured one is loaded to describe it, unless it was used last and is only
+    idle.
     """
     daemon = state_of(request)
     residents = daemon.supervisor.residents
@@ -124,7 +127,7 @@ async def props(request: Request) -> Response:
         {
             "default_generation_settings": {
                 "n_ctx": info.n_ctx,
-                "params": {**info.sampling_defaults, "seed": _NO_SEED},
+                "params": {**info.sampling_defaults, "seed": _RANDOM_SEED},
             },
             "total_slots": daemon.config.parallel,
             "model_alias": info.name,
@@ -140,31 +143,31 @@ async def props(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """llama-server's /slots, of the pair that was asked last: `parallel` requests at once, and how many of
-    them there are now.
+    """Handle GET /slots in llama-server's format, for the pair that was used last.
 
-    No request has a slot of its own here (the longest cached prefix decides, and it may move), so there
-    is no more to be said of one; and nothing is loaded to say it.
+    The slots are `parallel`, of which as many are busy as requests are running. No request has a slot of
+    its own here (the longest cached prefix decides, and it may move), so there is nothing more to report of
+    one. No pair is loaded for this.
     """
     daemon = state_of(request)
-    shown = daemon.supervisor.residents.shown()
-    queue, info = shown.admission, shown.info
+    recent = daemon.supervisor.residents.shown()
+    queue, info = recent.admission, recent.info
     if request.query_params.get("fail_on_no_slot") == "1" and queue.running >= queue.parallel:
         raise Unavailable("No slot is idle.")
-    same = {
+    shared = {
         "n_ctx": info.n_ctx if info else 0,
         "speculative": info is not None and info.speculation is None,
     }
     return answer(
         [
-            {"id": number, **same, "is_processing": number < queue.running}
-            for number in range(queue.parallel)
+            {"id": slot_id, **shared, "is_processing": slot_id < queue.running}
+            for slot_id in range(queue.parallel)
         ]
     )
 
 
 async def slot_action(request: Request) -> Response:
-    """What llama-server does with a slot's state, as one that was started without --slot-save-path."""
+    """Refuse to save, restore or erase a slot, as llama-server does without --slot-save-path."""
     action = request.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
         raise InvalidRequest("'action' must be 'save', 'restore' or 'erase'.", param="action")

@@ -1,4 +1,4 @@
-"""POST /infill and /completion, as llama-server has them."""
+"""Handle POST /infill and /completion in llama-server's format."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from localspec.protocol.requests import InfillRequest, NativeCompletionRequest, 
 
 
 async def complete(request: Request) -> Response:
+    """Handle POST /completion."""
     body = await read(request, NativeCompletionRequest)
     return await _respond(request, body, llama_server.completion(body))
 
 
 async def infill(request: Request) -> Response:
+    """Handle POST /infill."""
     arrival = state_of(request).editors.arrived()
     body = await read(request, InfillRequest)
-    # A warm-up takes over from nobody, and a completion waits behind no warm-up.
+    # A warm-up request (n_predict 0) must not cancel the editor's completion under way.
     editor = None if body.n_predict == 0 else place_of(request, body, arrival)
     return await _respond(request, body, llama_server.infill(body), "fim", editor)
 
@@ -35,7 +37,7 @@ async def infill(request: Request) -> Response:
 async def _respond(
     request: Request,
     body: NativeRequest,
-    wanted: list[Generate],
+    requests: list[Generate],
     role: Role = "chat",
     editor: Place | None = None,
 ) -> Response:
@@ -45,7 +47,7 @@ async def _respond(
     shape = llama_server.LlamaServerShape(
         Answer(
             pair.name,
-            wanted,
+            requests,
             n=body.n or 1,
             ended=figures(daemon.conversations, body, pair.name),
         ),
@@ -54,15 +56,16 @@ async def _respond(
         note=residents.note,
         ignored=ignored(request),
     )
-    during = nullcontext() if editor is None else daemon.editors.typing(editor)
-    run = Run(daemon.supervisor, pair, wanted, shape, during, **waiting(body, shape))
+    context = nullcontext() if editor is None else daemon.editors.typing(editor)
+    run = Run(daemon.supervisor, pair, requests, shape, context, **waiting(body, shape))
     return await run.respond(request, body.stream)
 
 
 async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> PairFiles:
-    """llama-server serves one model and ignores what it is called; plug-ins send any name.
+    """Return the pair called `name`, or the default pair if there is none of that name.
 
-    `strict`: it was our own client, where a name is a wish.
+    llama-server serves one model and ignores the name in a request, so plug-ins send any name. `strict`
+    (a request of our own client) raises ModelNotFound instead.
     """
     daemon = state_of(request)
     try:

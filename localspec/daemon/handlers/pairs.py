@@ -1,4 +1,4 @@
-"""/localspec/pairs, /gc and /drafts."""
+"""Handle /localspec/pairs, /gc and /drafts."""
 
 from __future__ import annotations
 
@@ -23,24 +23,27 @@ from localspec.protocol.disk import DiskRequest, DraftsRequest
 
 
 async def listed(request: Request) -> Response:
-    """What is here; with ?all=1 the catalogue too."""
+    """List the pairs on this machine, and with ?all=1 those of the catalogue."""
     daemon = state_of(request)
-    everything = request.query_params.get("all", "0") not in ("", "0", "false")
-    found = await asyncio.to_thread(views.listing, daemon.registry, everything)
-    found.configured = await asyncio.to_thread(daemon.registry.own_name, daemon.config.pair)
-    found.problems += [each for each in daemon.problems if each not in found.problems]
-    loaded = {each.name: each for each in daemon.supervisor.residents.statuses()}
-    for entry in found.pairs:
+    with_catalogue = request.query_params.get("all", "0") not in ("", "0", "false")
+    listing = await asyncio.to_thread(views.listing, daemon.registry, with_catalogue)
+    listing.configured = await asyncio.to_thread(daemon.registry.own_name, daemon.config.pair)
+    listing.problems += [problem for problem in daemon.problems if problem not in listing.problems]
+    loaded = {status.name: status for status in daemon.supervisor.residents.statuses()}
+    for entry in listing.pairs:
         if status := loaded.get(entry.name):
             entry.takes, entry.since = status.memory, status.since
-    return answer(found)
+    return answer(listing)
 
 
 async def show(request: Request) -> Response:
-    """?context=N counts the memory for N tokens.
+    """Describe one pair; ?context=N estimates its memory for N tokens.
 
     Raises:
-        InvalidRequest: that is no number. ModelNotFound, BadGguf, StoreError: the pair.
+        InvalidRequest: `context` is not a number.
+        ModelNotFound: there is no such pair.
+        BadGguf: a file of the pair is not a valid model.
+        StoreError: a file of the pair cannot be read.
     """
     daemon = state_of(request)
     text = request.query_params.get("context", "0")
@@ -49,20 +52,21 @@ async def show(request: Request) -> Response:
     name, config = request.path_params["name"], daemon.config
     by_tcp = came_by_tcp(request.scope)
 
-    def found() -> pairs.PairView:
+    def describe() -> pairs.PairView:
         view = views.details(daemon.registry, name, int(text), config, by_tcp=by_tcp)
         preset = daemon.registry.catalogue.presets.get(view.name)
         template = view.target.template.text if view.target.template else ""
         if preset and preset.chat_template:
             template = preset.chat_template
-        writes = template and not view.target.pooling
-        view.calls = described(notation(template)) if writes else ""
+        may_call = template and not view.target.pooling
+        view.calls = described(notation(template)) if may_call else ""
         return view
 
-    return answer(await asyncio.to_thread(found))
+    return answer(await asyncio.to_thread(describe))
 
 
 async def add(request: Request) -> Response:
+    """Make a pair of files on this machine."""
     body = await read(request, pairs.AddRequest)
     daemon = state_of(request)
     registry = daemon.registry
@@ -74,10 +78,11 @@ async def add(request: Request) -> Response:
 
 
 async def add_upstream(request: Request) -> Response:
-    """A pair that another server answers for.
+    """Add a pair that another server serves.
 
     Raises:
-        Forbidden: over TCP, for it may name a file whose content goes to that server.
+        Forbidden: the request came over TCP. Such a pair may name a file whose content is sent to that
+            server.
     """
     body = await read(request, pairs.AddUpstreamRequest)
     if came_by_tcp(request.scope):
@@ -87,39 +92,45 @@ async def add_upstream(request: Request) -> Response:
 
 
 async def remove(request: Request) -> Response:
+    """Remove a pair."""
     daemon = state_of(request)
-    named = request.path_params["name"]
-    if removed := await asyncio.to_thread(upstreams.remove, daemon.registry, named):
+    requested_name = request.path_params["name"]
+    if removed := await asyncio.to_thread(upstreams.remove, daemon.registry, requested_name):
         return answer(removed)
-    name = await asyncio.to_thread(daemon.registry.removable, request.path_params["name"])
+    name = await asyncio.to_thread(daemon.registry.removable, requested_name)
     await daemon.rest(name)
     return answer(await asyncio.to_thread(daemon.registry.remove, name))
 
 
 async def verify(request: Request) -> Response:
-    """Events: bytes hashed so far, and in the last one what was found."""
+    """Hash the files of a pair; the events are the bytes hashed so far and, in the last one, the result."""
     daemon, name = state_of(request), request.path_params["name"]
     if names_files(name):
-        files = await daemon.named(name, request.receive)  # as for a load: refused, or there
+        files = await daemon.named(name, request.receive)  # refuses the same files as a load
         return EventStream(reported(daemon.errands, partial(verify_files, files)))
     return EventStream(reported(daemon.errands, partial(verify_pair, daemon.registry, name)))
 
 
 async def collect(request: Request) -> Response:
+    """Delete files and saved states that nothing uses."""
     body = await read(request, pairs.CollectRequest)
     daemon = state_of(request)
-    found = await asyncio.to_thread(daemon.registry.collect, dry_run=body.dry_run)
-    states = await daemon.conversations.run(lambda each: each.collect(dry_run=body.dry_run))
-    found.freed += sum(size for _, size in states)
-    found.files += tuple(name for name, _ in states)
-    return answer(found)
+    collected = await asyncio.to_thread(daemon.registry.collect, dry_run=body.dry_run)
+    states = await daemon.conversations.run(
+        lambda conversations: conversations.collect(dry_run=body.dry_run)
+    )
+    collected.freed += sum(size for _, size in states)
+    collected.files += tuple(name for name, _ in states)
+    return answer(collected)
 
 
 async def drafts(request: Request) -> Response:
-    """Events: what is being measured, and in the last one the list.
+    """List draft models for a target; the events are the current measurement and, in the last one, the list.
 
     Raises:
-        Forbidden: folders over TCP. Conflict: the engine is at work. As for a load: the target.
+        Forbidden: `folders` came over TCP.
+        Conflict: the engine is busy.
+        LocalspecError: the target cannot be used, see `State.named`.
     """
     body = await read(request, DraftsRequest)
     if body.folders and came_by_tcp(request.scope):
@@ -144,10 +155,10 @@ async def drafts(request: Request) -> Response:
 
 
 async def on_disk(request: Request) -> Response:
-    """Events: what is being read, and in the last one the models and the pairs worth making.
+    """Search the disk for models; the events are what is being read and, in the last one, the findings.
 
     Raises:
-        Forbidden: over TCP.
+        Forbidden: the request came over TCP.
     """
     if came_by_tcp(request.scope):
         raise Forbidden(
@@ -155,7 +166,8 @@ async def on_disk(request: Request) -> Response:
         )
     body = await read(request, DiskRequest)
     registry, errands = state_of(request).registry, state_of(request).errands
-    told = body.environment
     return EventStream(
-        reported(errands, lambda report: disk.look(registry, body.folders, told, report))
+        reported(
+            errands, lambda report: disk.look(registry, body.folders, body.environment, report)
+        )
     )

@@ -1,4 +1,4 @@
-"""/localspec/pulls: start, watch, cancel. A pull goes on whoever leaves."""
+"""Handle /localspec/pulls: start, watch and cancel pulls, which go on when their client disconnects."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ if TYPE_CHECKING:
     from localspec.registry.pulls.running import Pull
     from localspec.registry.pulls.state import PullState
 
-# What is hashed fast changes hundreds of times a second; nobody reads as fast.
-_PAUSE = 0.1  # seconds between two states
-_CANCEL_SECONDS = 5.0  # how long whoever cancels waits to be told that it is over
+# Fast hashing changes the state hundreds of times a second, more often than anybody can read.
+_STATE_INTERVAL_S = 0.1
+_CANCEL_TIMEOUT_S = 5.0  # how long the answer to a cancellation waits for the end of the pull
 
 
 async def listed(request: Request) -> Response:
+    """List all pulls."""
     registry = state_of(request).registry
     states = await asyncio.to_thread(lambda: registry.pulls.states())
     return answer({"pulls": states})
 
 
 async def start(request: Request) -> Response:
-    """202 and the pull's state; of one that runs already, that one's.
+    """Start a pull and return 202 with its state, or the state of the same pull if that runs already.
 
     Raises:
-        Forbidden: a network or endpoint over TCP. As `begin`.
+        Forbidden: the request names a network or endpoint and came over TCP.
+        LocalspecError: see `begin`.
     """
     body = await read(request, PullRequest)
     if came_by_tcp(request.scope):
@@ -47,21 +49,23 @@ async def start(request: Request) -> Response:
     return answer((await begin(request, body)).state, 202)
 
 
-async def begin(request: Request, wanted: PullRequest) -> Pull:
-    """A pull that runs now, whichever protocol asked for it.
+async def begin(request: Request, body: PullRequest) -> Pull:
+    """Start a pull for a request of any protocol, and return it.
 
     Raises:
-        Unavailable: the daemon is ending. As pairs.pulls.start.
+        Unavailable: the daemon is shutting down.
+        LocalspecError: see `pairs.pulls.start`.
     """
     daemon = state_of(request)
     if daemon.draining:
         raise Unavailable("The daemon is shutting down; try again.", retry_after=2)
-    ours = not came_by_tcp(request.scope)  # over TCP no answer tells which files there are
-    return await asyncio.to_thread(pulls.start, daemon.registry, wanted, whole_disk=ours)
+    # Over TCP no answer may reveal which files this machine has.
+    local = not came_by_tcp(request.scope)
+    return await asyncio.to_thread(pulls.start, daemon.registry, body, whole_disk=local)
 
 
 def _refuse_network(body: PullRequest) -> None:
-    """Whoever holds the token may not choose whom the daemon asks, nor which files it reads."""
+    """Refuse to let a client over TCP choose which servers the daemon contacts."""
     for name in ("endpoint", "network"):
         if getattr(body, name):
             raise Forbidden(
@@ -72,37 +76,39 @@ def _refuse_network(body: PullRequest) -> None:
 
 
 async def state(request: Request) -> Response:
+    """Return the state of a pull."""
     return answer((await _pull(request)).state)
 
 
 async def cancel(request: Request) -> Response:
+    """Cancel a pull and return its state."""
     pull = await _pull(request)
     pull.cancel()
 
-    async def unseen(_state: object) -> None:
+    async def discard(_state: object) -> None:
         pass
 
-    with suppress(TimeoutError):  # what hangs at the hub ends by itself some time
-        await asyncio.wait_for(states(pull, unseen), _CANCEL_SECONDS)
+    with suppress(TimeoutError):  # A request to the hub that hangs ends by itself later.
+        await asyncio.wait_for(states(pull, discard), _CANCEL_TIMEOUT_S)
     return answer(pull.state)
 
 
 async def events(request: Request) -> Response:
-    """Every state the pull comes to, the present one first and the final one last."""
+    """Stream every state of the pull, the present one first and the final one last."""
     return EventStream(partial(states, await _pull(request)))
 
 
 async def states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> None:
-    """Has `emit` called with every state that a pull comes to, the present one first."""
+    """Call `emit` with every state of the pull, the present one first and the final one last."""
     from localspec.registry.pulls.state import RUNNING
 
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell() -> None:
+    def notify() -> None:
         with suppress(RuntimeError):  # the loop has ended with the daemon
             loop.call_soon_threadsafe(changed.set)
 
-    with pull.watched(tell):
+    with pull.watched(notify):
         while True:
             changed.clear()
             state = pull.state
@@ -110,7 +116,7 @@ async def states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> 
             if state.state not in RUNNING:
                 return
             await changed.wait()
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_STATE_INTERVAL_S)
 
 
 async def _pull(request: Request) -> Pull:
@@ -119,7 +125,7 @@ async def _pull(request: Request) -> Pull:
 
 
 def _find(registry: Registry, name: str) -> Pull:
-    """The pull, by the pair's own name or another name the catalogue has for it."""
-    with suppress(ModelNotFound):  # it may have left the catalogue since
+    """Find the pull by the pair's own name, another name in the catalogue, or a repository."""
+    with suppress(ModelNotFound):  # The pair may have been removed from the catalogue since.
         name, _ = registry.catalogue.find(name)
     return registry.pulls.get(name) if "/" not in name else registry.pulls.of_repository(name)

@@ -1,5 +1,8 @@
-"""POST /tokenize, /detokenize, /apply-template and the counting of a chat's tokens, as llama-server has
-them. Without a `model` it is the configured pair's vocabulary and template."""
+"""Handle POST /tokenize, /detokenize, /apply-template and the counting of a chat's tokens.
+
+All of them have llama-server's format. A request without a `model` uses the configured pair's vocabulary
+and template.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +27,7 @@ from localspec.protocol.requests import (
 
 
 async def tokenize(request: Request) -> Response:
+    """Handle POST /tokenize."""
     body = await read(request, TokenizeRequest)
     daemon = state_of(request)
     reply = await daemon.supervisor.ask(
@@ -32,21 +36,20 @@ async def tokenize(request: Request) -> Response:
     )
     tokens: list[int] = reply.value["tokens"]
     if not body.with_pieces:
-        return answer({"tokens": tokens, **_unheeded(request)})
-    pieces = [_piece(piece) for piece in reply.value["pieces"]]
-    pairs = zip(tokens, pieces, strict=True)
-    shown = [{"id": token, "piece": piece} for token, piece in pairs]
-    return answer({"tokens": shown, **_unheeded(request)})
+        return answer({"tokens": tokens, **_ignored_extra(request)})
+    pieces = [_decode_piece(piece) for piece in reply.value["pieces"]]
+    entries = [{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)]
+    return answer({"tokens": entries, **_ignored_extra(request)})
 
 
-def _unheeded(request: Request) -> dict[str, Any]:
-    """Return `localspec` of the answer, where something of the request changed nothing."""
-    found = ignored(request)
-    return {"localspec": {"ignored": found}} if found else {}
+def _ignored_extra(request: Request) -> dict[str, Any]:
+    """Return the answer's key `localspec` if fields of the request had no effect, else nothing."""
+    names = ignored(request)
+    return {"localspec": {"ignored": names}} if names else {}
 
 
-def _piece(piece: bytes) -> str | list[int]:
-    """Text where it is text, else the bytes."""
+def _decode_piece(piece: bytes) -> str | list[int]:
+    """Return a token's bytes as text if they are valid UTF-8, else as a list of numbers."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -54,43 +57,45 @@ def _piece(piece: bytes) -> str | list[int]:
 
 
 async def detokenize(request: Request) -> Response:
+    """Handle POST /detokenize."""
     body = await read(request, DetokenizeRequest)
     daemon = state_of(request)
     reply = await daemon.supervisor.ask(
         await daemon.pair(body.model, request.receive), frames.Detokenize(0, body.tokens)
     )
-    return answer({"content": reply.value["content"], **_unheeded(request)})
+    return answer({"content": reply.value["content"], **_ignored_extra(request)})
 
 
 async def apply_template(request: Request) -> Response:
+    """Handle POST /apply-template."""
     body = await read(request, TemplateRequest)
     daemon = state_of(request)
     pair = await daemon.pair(body.model, request.receive)
     messages_as_tools(body)
-    form = TOLD
+    call_form = TOLD
     if uses_tools(body):
-        form = await call_format(daemon, pair)
-    prompt = template_prompt(body, form)
+        call_form = await call_format(daemon, pair)
+    prompt = template_prompt(body, call_form)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
-    return answer({"prompt": reply.value["prompt"], **_unheeded(request)})
+    return answer({"prompt": reply.value["prompt"], **_ignored_extra(request)})
 
 
 async def count(request: Request) -> Response:
-    """How many tokens a chat would be, also one that does not fit."""
+    """Count the tokens of a chat, even of one that does not fit into the context."""
     body = await read(request, ChatRequest)
     as_tools(body)
     tokens = await prompt_tokens(request, body)
-    return answer({"input_tokens": tokens, **_unheeded(request)})
+    return answer({"input_tokens": tokens, **_ignored_extra(request)})
 
 
 async def prompt_tokens(request: Request, body: ChatRequest) -> int:
-    """The length of a chat's prompt, in whatever protocol it was asked for.
+    """Return the number of tokens in the prompt of a chat of any protocol.
 
     Raises:
-        InvalidRequest: as `ready`.
+        InvalidRequest: see `ready`.
     """
-    pair, wanted, _ = await ready(request, body, None)
-    counted = frames.CountTokens(0, wanted[0].prompt)
-    reply = await state_of(request).supervisor.ask(pair, counted)
-    found: int = reply.value["tokens"]
-    return found
+    pair, requests, _ = await ready(request, body, None)
+    frame = frames.CountTokens(0, requests[0].prompt)
+    reply = await state_of(request).supervisor.ask(pair, frame)
+    count: int = reply.value["tokens"]
+    return count

@@ -1,10 +1,12 @@
-"""Conversations that clients asked to keep. Imports `completion`, `http` and `logs` of the daemon.
+"""Store the conversations that clients asked to keep.
 
-store: what is kept, read and removed, in one thread that owns the file; takes and gives plain values
-database: that file, SQLite: opened, brought up to date, cleaned of what was removed
-responses: kept responses of OpenAI's Responses API, each a turn of a conversation
-statistics: kept answers added up
-matches: where in them a text is
-turn: what is sent of a conversation that goes on, and what is kept of its answer
-typed: the lines that were typed in chats
+This package imports `completion`, `http` and `logs` of the daemon.
+
+store: writes, reads and removes conversations, in one thread that owns the file
+database: opens the SQLite file, migrates it and cleans it of removed text
+responses: stored responses of OpenAI's Responses API, each a turn of a conversation
+statistics: sums over stored answers
+matches: finds the line of a conversation that contains a text
+turn: one question and its answer: what is sent of an earlier conversation, what is stored afterwards
+typed: the lines that people typed in chats
 """

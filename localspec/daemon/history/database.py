@@ -1,4 +1,4 @@
-"""The file of kept conversations: its tables, how it is opened, brought up to date and cleaned."""
+"""Open, migrate and clean the SQLite file of stored conversations."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import sqlite3
 
 VERSION = 4
-# The file's application_id while no page of it holds remains of what was deleted.
-_CLEAN = 0x4C535043
+# The file has this application_id ("LSPC") while none of its pages holds remains of deleted rows.
+_CLEAN_APPLICATION_ID = 0x4C535043
 _TABLES = f"""
 CREATE TABLE conversations (
     id TEXT PRIMARY KEY, created REAL NOT NULL, updated REAL NOT NULL,
@@ -36,11 +36,11 @@ CREATE TABLE messages (
 
 
 def opened(file: Path) -> sqlite3.Connection:
-    """Open, or create for this user alone, and bring it up to date.
+    """Open the file, create it for this user alone if it is missing, and migrate it to `VERSION`.
 
     Raises:
-        UnsafePath: it is a link, which is refused for every file of ours.
-        Conflict: it is of a newer localspec.
+        UnsafePath: the file is a symbolic link.
+        Conflict: a newer localspec wrote the file.
     """
     import sqlite3
 
@@ -57,12 +57,12 @@ def opened(file: Path) -> sqlite3.Connection:
         db.execute("PRAGMA secure_delete = ON")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
-        db.execute("PRAGMA temp_store = MEMORY")  # writing the file anew leaves none elsewhere
+        db.execute("PRAGMA temp_store = MEMORY")  # VACUUM then writes no copy to a temporary file
         db.create_function("folded", 1, str.casefold, deterministic=True)
         if version == 0:
             db.executescript(
                 f"BEGIN;{_TABLES}PRAGMA user_version = {VERSION};"
-                f"PRAGMA application_id = {_CLEAN};COMMIT;"
+                f"PRAGMA application_id = {_CLEAN_APPLICATION_ID};COMMIT;"
             )
         if version == 1:
             _split_thoughts(db)
@@ -70,7 +70,8 @@ def opened(file: Path) -> sqlite3.Connection:
             _add_figures(db)
         if version in (1, 2, 3):
             _add_responses(db)
-        if db.execute("PRAGMA application_id").fetchone() != (_CLEAN,):
+        if db.execute("PRAGMA application_id").fetchone() != (_CLEAN_APPLICATION_ID,):
+            # An earlier run could not clean the file. If that fails again, the next run tries it.
             with contextlib.suppress(Conflict):
                 clean(db, file)
     except BaseException:
@@ -80,10 +81,12 @@ def opened(file: Path) -> sqlite3.Connection:
 
 
 def clean(db: sqlite3.Connection, file: Path) -> None:
-    """Write the file anew: balanced pages keep remains, whatever secure_delete says.
+    """Rewrite the file and empty its log, so that no deleted text remains on the disk.
+
+    `secure_delete` alone is not enough: when SQLite balances pages, copies of old rows stay behind.
 
     Raises:
-        Conflict: another program reads the file, so that its log cannot be emptied now.
+        Conflict: another program has the file open, so its log cannot be emptied now.
     """
     db.execute("VACUUM")
     (busy, _, _) = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -92,28 +95,28 @@ def clean(db: sqlite3.Connection, file: Path) -> None:
             f"It is removed, but another program has {file} open, so traces may remain "
             "until that program ends and the daemon is restarted."
         )
-    db.execute(f"PRAGMA application_id = {_CLEAN}")
+    db.execute(f"PRAGMA application_id = {_CLEAN_APPLICATION_ID}")
 
 
 def _split_thoughts(db: sqlite3.Connection) -> None:
-    """From version 1, which kept answers as the model wrote them, thoughts and all in one text."""
+    """Migrate from version 1, which stored an answer as the model wrote it, thoughts included."""
     db.execute("BEGIN IMMEDIATE")
     with db:
-        for name in ("reasoning_content", "tool_calls", "tool_call_id", "name"):
-            db.execute(f"ALTER TABLE messages ADD COLUMN {name} TEXT")
+        for column in ("reasoning_content", "tool_calls", "tool_call_id", "name"):
+            db.execute(f"ALTER TABLE messages ADD COLUMN {column} TEXT")
         answers = db.execute("SELECT rowid, content FROM messages WHERE role = 'assistant'")
-        for row, content in answers.fetchall():
+        for rowid, content in answers.fetchall():
             reasoning, text = split_thoughts(content)
             if reasoning:
                 db.execute(
                     "UPDATE messages SET content = ?, reasoning_content = ? WHERE rowid = ?",
-                    (text, reasoning, row),
+                    (text, reasoning, rowid),
                 )
         db.execute("PRAGMA user_version = 2")
 
 
 def _add_figures(db: sqlite3.Connection) -> None:
-    """From version 2, which kept no kind of an answer, and of its time the rate."""
+    """Migrate from version 2, which stored no kind of an answer, and its rate instead of its duration."""
     with db:
         db.execute("BEGIN IMMEDIATE")
         db.execute("ALTER TABLE messages ADD COLUMN kind TEXT")
@@ -127,5 +130,5 @@ def _add_figures(db: sqlite3.Connection) -> None:
 
 
 def _add_responses(db: sqlite3.Connection) -> None:
-    """From version 3, which kept no responses."""
+    """Migrate from version 3, which stored no responses."""
     db.executescript(f"BEGIN IMMEDIATE;{responses.TABLE}PRAGMA user_version = {VERSION};COMMIT;")

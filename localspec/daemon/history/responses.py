@@ -1,9 +1,9 @@
-"""Kept responses: which turn of a conversation each is, and what of it no message says.
+"""Store responses: which turn of a conversation each one is, and the JSON that no message holds.
 
-They are those of OpenAI's Responses API and the messages of Anthropic's threads: answers that a later
-request continues by their id. The beginning of an id says which of the two it is of. A response belongs
-to the message that answers it and goes with that, however that goes. Blocks, as the store does that
-calls it.
+Responses are those of OpenAI's Responses API and the messages of Anthropic's threads: answers that a
+later request continues by their id. The prefix of the id says which API it belongs to. A response belongs
+to the message that answers it and is deleted together with that message. All functions block: the
+store calls them in its own thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ CREATE INDEX responses_of ON responses (conversation, position);
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """`id` as clients know it; `body` is JSON; `continues`: the id of the response that it goes on from."""
+    """A response to store.
+
+    `id` is the client's name for it, `body` is JSON, and `continues` is the id of the response before it.
+    """
 
     id: str
     body: str
@@ -39,10 +42,10 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A kept response in its conversation.
+    """A stored response and the conversation that it is part of.
 
-    `messages` are those up to its answer, the last of them; `ids` are the responses that they answer, by
-    their index. `is_last`: no message of the conversation follows.
+    `messages` are the conversation's messages up to and including the answer. `ids` maps the index of each
+    answer among them to its response id. `is_last` is true if no message follows the answer.
     """
 
     id: str
@@ -64,41 +67,47 @@ def insert(
     )
 
 
-def place(db: sqlite3.Connection, name: str) -> tuple[str, str, int, int] | None:
-    """Body, conversation, and the positions of the first message of its turn and of its answer."""
-    found: tuple[str, str, int, int] | None = db.execute(
-        "SELECT body, conversation, first, position FROM responses WHERE id = ?", (name,)
+def place(db: sqlite3.Connection, response_id: str) -> tuple[str, str, int, int] | None:
+    """Return the response's body, its conversation, and two positions: its first message and its answer."""
+    row: tuple[str, str, int, int] | None = db.execute(
+        "SELECT body, conversation, first, position FROM responses WHERE id = ?", (response_id,)
     ).fetchone()
-    return found
+    return row
 
 
 def kept(
     db: sqlite3.Connection,
     name: str,
-    where: tuple[str, str, int, int],
+    location: tuple[str, str, int, int],
     model: str,
     messages: Sequence[StoredMessage],
 ) -> Kept:
-    """`messages`: all of its conversation, whose model is `model`."""
-    body, conversation, _, position = where
+    """Return the response `name`, whose row `place` found.
+
+    `messages` are all messages of its conversation, and `model` is the conversation's pair.
+    """
+    body, conversation, _, position = location
     rows = db.execute(
         "SELECT position FROM messages WHERE conversation = ? ORDER BY position", (conversation,)
     )
-    index = {each: at for at, (each,) in enumerate(rows)}
+    index_of = {row_position: index for index, (row_position,) in enumerate(rows)}
     ids = {
-        index[answer]: each
-        for each, answer in db.execute(
+        index_of[answer]: response_id
+        for response_id, answer in db.execute(
             "SELECT id, position FROM responses WHERE conversation = ? AND position <= ?",
             (conversation, position),
         )
     }
-    said = list(messages[: index[position] + 1])
-    is_last = len(said) == len(messages)
-    return Kept(name, body, conversation, model, said, ids, is_last)
+    included = list(messages[: index_of[position] + 1])
+    is_last = len(included) == len(messages)
+    return Kept(name, body, conversation, model, included, ids, is_last)
 
 
 def branch(db: sqlite3.Connection, conversation: str, position: int, name: str) -> None:
-    """Copy a conversation as far as `position` into a new one, `name`. No answer is counted twice."""
+    """Copy a conversation up to `position` into a new conversation called `name`.
+
+    The copy has no figures, so that no answer is counted twice in the statistics.
+    """
     db.execute(
         "INSERT INTO conversations SELECT ?, created, updated, model, title FROM conversations"
         " WHERE id = ?",

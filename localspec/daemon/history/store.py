@@ -1,10 +1,10 @@
-"""Conversations that clients asked to keep: SQLite in the data folder, one thread that owns it.
+"""Store conversations that clients asked to keep: SQLite in the data folder, one thread that owns it.
 
-A request says `"localspec": {"conversation": "new" | "last" | ID}`; its messages are added to that
-conversation's, and question and answer are stored when the answer ends, however it ends. Nothing is
-stored for a request that does not ask. The thread makes the order of writes and reads that of the
-requests, so a question that follows at once finds its conversation whole, and no answer waits for
-the disk.
+A request has `"localspec": {"conversation": "new" | "last" | ID}`. Its messages continue that
+conversation, and question and answer are stored when the answer ends, however it ends. Nothing is stored
+for a request that does not ask for it. All reads and writes run in one thread in the order of the
+requests. So a question that follows at once finds its conversation complete, and no answer waits for the
+disk.
 """
 
 from __future__ import annotations
@@ -53,71 +53,81 @@ _MESSAGE = (
     " seconds FROM messages WHERE conversation = ? ORDER BY position"
 )
 
-_DELETE_LAST = (
+_DELETE_LAST_ANSWER = (
     "DELETE FROM messages WHERE conversation = ?1 AND content = ?2 AND role = 'assistant'"
     " AND position = (SELECT max(position) FROM messages WHERE conversation = ?1)"
 )
 
 
 class Conversations:
-    """The store. Every method but `run` blocks: call it through `run`.
+    """The store of conversations.
 
-    Each of these may raise Conflict: the file is of a newer localspec, cannot be used, or (after
-    something was removed) is read by another program.
+    Methods that are not asynchronous block, so call them through `run`. Each of them may raise Conflict:
+    the file was written by a newer localspec, cannot be used, or (after a removal) is open in another
+    program.
     """
 
     def __init__(self, file: Path, states: Path, typed_lines: Path, lost: Path) -> None:
-        """`states`: where the engine saves what it remembers, in a folder for each by its id;
-        `typed_lines`: what people typed in chats (typed.py); `lost`: that an answer was not stored.
+        """Create the store without opening its file.
+
+        Args:
+            file: the SQLite file.
+            states: the folder in which the engine saves prompt states, one folder per conversation id.
+            typed_lines: the file of lines that people typed in chats, see typed.py.
+            lost: a file that holds the reason why the newest answer was not stored.
         """
         self._file = file
         self._states = states
         self._typed_lines = typed_lines
-        # Called in the thread, for an engine may have begun with a conversation after its removal.
+        # Called in the store's thread for a turn of a conversation that was removed meanwhile, since the
+        # engine may hold states of it that were made after the removal.
         self.removed_meanwhile: Callable[[str], object] = lambda _: None
-        self._under_way: dict[asyncio.Event, str] = {}  # turns that are not stored yet
+        self._under_way: dict[
+            asyncio.Event, str
+        ] = {}  # conversation or response of each unstored turn
         self._lost_file = lost
-        self._lost = ""  # why the newest turn is not stored, where it is not
+        self._lost = ""  # why the newest turn was not stored, "" if it was
         with contextlib.suppress(OSError):
             self._lost = read_file(lost).decode("utf-8", "replace")
-        self._opened: sqlite3.Connection | None = None
+        self._connection: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
     async def run(self, work: Callable[[Conversations], Result]) -> Result:
-        """`work(self)` in the thread, after everything that was asked for before.
+        """Run `work(self)` in the thread, after everything that was submitted before.
 
         Raises:
-            Conflict: the file cannot be used; and whatever `work` raises.
+            Conflict: the file cannot be used.
+            Exception: whatever `work` raises.
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._safely, work)
 
     def soon(self, work: Callable[[Conversations], object]) -> None:
-        """As `run`, with nobody waiting; a failure is in the log."""
+        """Run `work(self)` in the thread without waiting for it; a failure is logged."""
 
-        def logged() -> None:
+        def run_and_log() -> None:
             try:
                 self._safely(work)
             except LocalspecError as error:
                 log.error("a conversation was not stored: %s", error.message)
 
         with contextlib.suppress(RuntimeError):  # the daemon has ended
-            self._thread.submit(logged)
+            self._thread.submit(run_and_log)
 
     def keep(
         self,
-        said: Conversation,
+        addition: Conversation,
         *,
         new: bool,
         cut: StoredMessage | None = None,
         response: responses.Response | None = None,
     ) -> Future[str]:
-        """As `add`, with nobody who has to wait: why it could not be done, else nothing."""
+        """Submit `add` and return a future of the reason why it failed, "" if it did not."""
 
-        def kept() -> str:
+        def add_and_log() -> str:
             lost = ""
             try:
-                self._safely(lambda each: each.add(said, new=new, cut=cut, response=response))
-            except NotFound as error:  # its owner did not want it
+                self._safely(lambda store: store.add(addition, new=new, cut=cut, response=response))
+            except NotFound as error:  # its owner removed the conversation meanwhile
                 log.info("an answer was not stored: %s", error.message)
             except LocalspecError as error:
                 log.error("a conversation was not stored: %s", error.message)
@@ -126,43 +136,47 @@ class Conversations:
             return lost
 
         try:
-            return self._thread.submit(kept)
+            return self._thread.submit(add_and_log)
         except RuntimeError:  # the daemon has ended
-            ended: Future[str] = Future()
-            ended.set_result("")
-            return ended
+            nothing_lost: Future[str] = Future()
+            nothing_lost.set_result("")
+            return nothing_lost
 
-    def _remember_lost(self, why: str) -> None:
-        """Beyond the daemon's end, too, where that can be."""
-        if why != self._lost:
-            self._lost = why
+    def _remember_lost(self, reason: str) -> None:
+        """Record why the newest turn was not stored, in a file so that the next daemon knows it too."""
+        if reason != self._lost:
+            self._lost = reason
             with contextlib.suppress(OSError):
                 self._lost_file.unlink(missing_ok=True)
-                if why:
-                    write_whole(self._lost_file, why.encode())
+                if reason:
+                    write_whole(self._lost_file, reason.encode())
 
     @contextlib.asynccontextmanager
     async def answering(self, name: str) -> AsyncIterator[None]:
-        """A turn of conversation `name` is under way meanwhile; at the end it is stored or dropped."""
-        over = asyncio.Event()
-        self._under_way[over] = name
+        """Mark a turn of the conversation (or response) `name` as under way until it is stored or dropped."""
+        finished = asyncio.Event()
+        self._under_way[finished] = name
         try:
             yield
         finally:
-            del self._under_way[over]
-            over.set()
+            del self._under_way[finished]
+            finished.set()
 
     async def settled(self, name: str) -> None:
-        """Wait for the turns under way of the conversation that `name` is, or is the beginning, of.
+        """Wait for the turns under way in the conversation whose id begins with `name`.
 
-        A client knows the name with the first word of an answer. It may leave and ask again before
-        the daemon has seen it leave and stored what it got.
+        A client learns the id with the first word of an answer. It may disconnect and ask again before the
+        daemon has noticed that, and stored the part of the answer that was sent.
         """
-        while turns := [over for over, each in self._under_way.items() if each.startswith(name)]:
+        while turns := [
+            finished
+            for finished, full_name in self._under_way.items()
+            if full_name.startswith(name)
+        ]:
             await turns[0].wait()
 
     def _safely(self, work: Callable[[Conversations], Result]) -> Result:
-        """SQLite's errors as one of ours; a full disk must not look like a bug."""
+        """Run `work` and turn errors of SQLite and the file system, such as a full disk, into Conflict."""
         import sqlite3
 
         try:
@@ -170,42 +184,45 @@ class Conversations:
         except sqlite3.Error as error:
             raise Conflict(f"The history {self._file} cannot be used: {error}.") from error
         except OSError as error:
-            file = error.filename or self._file
-            raise Conflict(f"The history cannot be used: {file}: {error.strerror}.") from error
+            path = error.filename or self._file
+            raise Conflict(f"The history cannot be used: {path}: {error.strerror}.") from error
 
     def close(self) -> None:
-        """Store what is still to be stored, and close the file."""
+        """Store what is still waiting, and close the file."""
         self._thread.submit(self._close).result()
         self._thread.shutdown()
 
     def _close(self) -> None:
-        if self._opened is not None:
-            self._opened.close()
+        if self._connection is not None:
+            self._connection.close()
 
     # ------------------------------------------------------------------ reading
 
     def listing(self, limit: int = 50, search: str = "") -> list[ConversationEntry]:
-        """The newest first; with `search` those that have that text, in any case, and where."""
+        """Return the newest `limit` conversations, or those that contain `search` with its first match.
+
+        Case is ignored.
+        """
         if not self._file.exists():
             return []
-        wanted = search.casefold()
+        needle = search.casefold()
         rows = self._db.execute(
             f"{_ENTRY}WHERE ?1 = '' OR {matches.SAID} ORDER BY updated DESC, rowid DESC LIMIT ?2",
-            (wanted, limit),
+            (needle, limit),
         )
         entries = [ConversationEntry(*row) for row in rows]
-        if wanted:
+        if needle:
             for entry in entries:
-                entry.match = matches.first(self._db, entry, wanted)
+                entry.match = matches.first(self._db, entry, needle)
         return entries
 
     def get(self, name: str) -> Conversation:
-        """One conversation by its id, the beginning of it, or "last".
+        """Return a conversation by its id, a unique beginning of the id, or "last".
 
         Raises:
-            NotFound: there is none of that name.
-            InvalidRequest: more than one begins so.
-            Conflict: "last" was not stored, so that another one would be taken for it.
+            NotFound: no conversation has that name.
+            InvalidRequest: several ids begin like that.
+            Conflict: the newest answer was not stored, so "last" would mean another conversation.
         """
         entry = self._find(name)
         messages = [_from_row(row) for row in self._db.execute(_MESSAGE, (entry.id,))]
@@ -224,8 +241,8 @@ class Conversations:
                 )
             rows = self._db.execute(f"{_ENTRY}ORDER BY updated DESC, rowid DESC LIMIT 1").fetchall()
         else:
-            begins = f"{_ENTRY}WHERE substr(id, 1, length(?)) = ? LIMIT 2"
-            rows = self._db.execute(begins, (name, name)).fetchall()
+            query = f"{_ENTRY}WHERE substr(id, 1, length(?)) = ? LIMIT 2"
+            rows = self._db.execute(query, (name, name)).fetchall()
         if not rows and name == LAST:
             raise NotFound("There are no conversations yet; `localspec ask` starts one.")
         if not rows or not name:
@@ -235,38 +252,38 @@ class Conversations:
         return ConversationEntry(*rows[0])
 
     async def kept_response(self, name: str) -> responses.Kept:
-        """Return a kept response by its id, also one whose answer is only now ending.
+        """Return a stored response by its id, and wait for its answer if that is only now ending.
 
         Raises:
-            NotFound: there is none.
+            NotFound: no response has this id.
         """
         await self.settled(name)
-        return await self.run(lambda each: each.response(name))
+        return await self.run(lambda store: store.response(name))
 
     def response(self, name: str) -> responses.Kept:
-        """A kept response by its id.
+        """Return a stored response by its id.
 
         Raises:
-            NotFound: there is none.
+            NotFound: no response has this id.
         """
-        _, conversation, *_ = where = self._place(name)
-        found = self.get(conversation)
-        return responses.kept(self._db, name, where, found.model, found.messages)
+        _, conversation, *_ = location = self._place(name)
+        stored = self.get(conversation)
+        return responses.kept(self._db, name, location, stored.model, stored.messages)
 
     def _place(self, name: str) -> tuple[str, str, int, int]:
-        where = responses.place(self._db, name) if self._file.exists() else None
-        if where is None:
+        location = responses.place(self._db, name) if self._file.exists() else None
+        if location is None:
             raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
-        return where
+        return location
 
     def statistics(self, days: int, pair: str) -> Statistics:
-        """Kept answers of the `days` that end today added up; with `pair` of that pair alone."""
+        """Return sums over the answers of the last `days`, of `pair` alone unless that is empty."""
         return statistics.statistics(self._db if self._file.exists() else None, days, pair)
 
     # ------------------------------------------------------------------ writing
 
     def add_figures(self, answer: StoredMessage) -> None:
-        """Keep an answer's figures alone."""
+        """Store the figures of an answer that belongs to no conversation."""
         with self._db as db:
             db.execute(
                 "INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
@@ -278,61 +295,73 @@ class Conversations:
 
     def add(
         self,
-        said: Conversation,
+        addition: Conversation,
         *,
         new: bool,
         cut: StoredMessage | None = None,
         response: responses.Response | None = None,
     ) -> None:
-        """Store messages of a conversation, whose model is from now on that of `said`. They take the
-        place of `cut`, its last message. `response`: what the last of them answers; where the conversation
-        has gone on without that, they go into one that begins like it.
+        """Append the messages of `addition` to its conversation, and set the conversation's pair to its pair.
+
+        They replace `cut`, the last stored answer, if they complete it. `response` is the response that the
+        last of them answers. If the conversation has gone on without the response that this one continues,
+        the messages go into a copy of the conversation's beginning.
 
         Raises:
-            NotFound: the conversation, the answer that `response` continues, or `cut` was removed while
-                the answer was being written.
+            NotFound: the conversation, the continued response or `cut` was removed in the meantime.
         """
         with self._db as db:
             continues = response and response.continues
             continued = responses.place(db, continues) if continues else None
-            known = continued if continues else _is_known(db, said.id)
-            if not (new or known):
-                self._forget_traces(said.id)
-                raise NotFound(f"Conversation {said.id} was removed in the meantime.")
+            exists = continued if continues else _is_known(db, addition.id)
+            if not (new or exists):
+                self._forget_traces(addition.id)
+                raise NotFound(f"Conversation {addition.id} was removed in the meantime.")
             if continued:
-                said = msgspec.structs.replace(said, id=self._branch(db, said.id, continued))
+                addition = msgspec.structs.replace(
+                    addition, id=self._branch(db, addition.id, continued)
+                )
             db.execute(
                 "INSERT INTO conversations VALUES (?, ?, ?, ?, ?)"
                 " ON CONFLICT (id) DO UPDATE SET updated = excluded.updated, model = excluded.model",
-                (said.id, said.created, said.updated, said.model, said.title),
+                (addition.id, addition.created, addition.updated, addition.model, addition.title),
             )
-            if any(message.role == "system" for message in said.messages):
+            if any(message.role == "system" for message in addition.messages):
                 db.execute(
-                    "DELETE FROM messages WHERE conversation = ? AND role = 'system'", (said.id,)
+                    "DELETE FROM messages WHERE conversation = ? AND role = 'system'",
+                    (addition.id,),
                 )
-            if cut is not None and not db.execute(_DELETE_LAST, (said.id, cut.content)).rowcount:
-                raise NotFound(f"the answer to be continued in {said.id} was removed meanwhile.")
-            last = _last(db, said.id)
-            for position, message in enumerate(said.messages, last + 1):
-                # The system message comes first, whenever it was said.
-                place = 0 if message.role == "system" else position
+            if (
+                cut is not None
+                and not db.execute(_DELETE_LAST_ANSWER, (addition.id, cut.content)).rowcount
+            ):
+                raise NotFound(
+                    f"the answer to be continued in {addition.id} was removed meanwhile."
+                )
+            last = _last_position(db, addition.id)
+            for position, message in enumerate(addition.messages, last + 1):
+                # The system message is stored first, whichever turn it came with.
+                row_position = 0 if message.role == "system" else position
                 values = _to_row(message)
-                marks = ", ".join("?" * (len(values) + 2))
-                db.execute(f"INSERT INTO messages VALUES ({marks})", (said.id, place, *values))
+                placeholders = ", ".join("?" * (len(values) + 2))
+                db.execute(
+                    f"INSERT INTO messages VALUES ({placeholders})",
+                    (addition.id, row_position, *values),
+                )
             if response is not None:
-                responses.insert(db, said.id, last + 1, last + len(said.messages), response)
+                responses.insert(db, addition.id, last + 1, last + len(addition.messages), response)
 
     def _branch(
         self, db: sqlite3.Connection, name: str, continued: tuple[str, str, int, int]
     ) -> str:
-        """Return the conversation for a turn that goes on from `continued`; create it if it is a branch.
+        """Return the conversation for a turn that continues the response `continued`; create it for a branch.
 
         `name` is the conversation under which the turn was answered.
         """
         _, conversation, _, position = continued
         if name != conversation:
             responses.branch(db, conversation, position, name)
-        elif position != _last(db, name):
+        elif position != _last_position(db, name):
             # Another turn was stored while this one was answered. The prompt was logged, and its state may
             # be saved, under a conversation that the turn will not be part of and not be removed with.
             self._forget_traces(name)
@@ -341,41 +370,46 @@ class Conversations:
         return name
 
     def _forget_traces(self, name: str) -> None:
-        """Remove what the log and the engine hold of a conversation's prompts."""
+        """Remove a conversation's prompts from the log and from the engine."""
         logs.forget_prompts(name)
         self.removed_meanwhile(name)
 
     def remove(self, name: str) -> str:
-        """Forget one, with all that was written of it; its id. The engine is told apart.
+        """Remove a conversation with its states, log entries and typed lines, and return its id.
+
+        The caller has to drop what the engine holds in memory.
 
         Raises:
-            NotFound, InvalidRequest: as `get`.
+            NotFound: no conversation has that name.
+            InvalidRequest: several ids begin like that.
         """
         entry = self._find(name)
-        asked = self._asked(entry.id)
-        with contextlib.ExitStack() as also:  # each is tried, whatever goes wrong with another
-            also.callback(self.remove_states, entry.id)
-            also.callback(logs.forget_prompts, entry.id)
-            also.callback(typed.forget, self._typed_lines, asked)
+        prompts = self._read_prompts(entry.id)
+        with contextlib.ExitStack() as cleanups:  # a failure of one does not skip the others
+            cleanups.callback(self.remove_states, entry.id)
+            cleanups.callback(logs.forget_prompts, entry.id)
+            cleanups.callback(typed.forget, self._typed_lines, prompts)
             with self._deleting() as db:
                 db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
         return entry.id
 
     def remove_response(self, name: str) -> str:
-        """Forget a kept response with what was asked for it; the id of its conversation, which goes too
-        where nothing else is in it. The engine is told apart.
+        """Remove a stored response with its question, and return the id of its conversation.
+
+        A conversation that holds nothing else is removed as well. The caller has to drop what the engine
+        holds in memory.
 
         Raises:
-            NotFound: there is none.
+            NotFound: no response has this id.
         """
         _, conversation, first, last = self._place(name)
         turn = (conversation, first, last)
-        (others,) = self._db.execute(
+        (other_messages,) = self._db.execute(
             "SELECT count(*) FROM messages WHERE conversation = ? AND role != 'system'"
             " AND position NOT BETWEEN ? AND ?",
             turn,
         ).fetchone()
-        if not others:
+        if not other_messages:
             return self.remove(conversation)
         self.remove_states(conversation)
         with self._deleting() as db:
@@ -385,12 +419,15 @@ class Conversations:
         return conversation
 
     def remove_all(self) -> int:
-        """Forget everything; how many there were. The engine is told apart."""
+        """Remove every conversation and return their number.
+
+        The caller has to drop what the engine holds in memory.
+        """
         count = 0
-        with contextlib.ExitStack() as also:
-            also.callback(self.remove_states, None)
-            also.callback(logs.forget_prompts, None)
-            also.callback(typed.forget_all, self._typed_lines)
+        with contextlib.ExitStack() as cleanups:
+            cleanups.callback(self.remove_states, None)
+            cleanups.callback(logs.forget_prompts, None)
+            cleanups.callback(typed.forget_all, self._typed_lines)
             if self._file.exists():
                 with self._deleting() as db:
                     count = db.execute("DELETE FROM conversations").rowcount
@@ -398,56 +435,57 @@ class Conversations:
         return count
 
     def remove_states(self, name: str | None) -> None:
-        """Delete what the engine saved of a conversation, with None of all."""
-        for each in [self._states / name] if name else self._states.glob("*"):
-            remove_tree(each)
+        """Delete the saved prompt states of a conversation, or of all if `name` is None."""
+        for folder in [self._states / name] if name else self._states.glob("*"):
+            remove_tree(folder)
 
     def collect(self, *, dry_run: bool) -> list[tuple[str, int]]:
-        """Delete saved states of conversations that are gone; names and bytes."""
-        known = {ANYONE}
+        """Delete saved states of removed conversations, and return their names and sizes in bytes."""
+        known_ids = {ANYONE}
         if self._file.exists():
-            known |= {row[0] for row in self._db.execute("SELECT id FROM conversations")}
-        found = []
+            known_ids |= {row[0] for row in self._db.execute("SELECT id FROM conversations")}
+        orphans = []
         for path in sorted(self._states.glob("*/*")):
-            if path.parent.name not in known:
-                found.append((f"{path.parent.name}/{path.name}", path.lstat().st_size))
+            if path.parent.name not in known_ids:
+                orphans.append((f"{path.parent.name}/{path.name}", path.lstat().st_size))
                 if not dry_run:
                     path.unlink(missing_ok=True)
-        return found
+        return orphans
 
     def undo(self, name: str) -> Undone:
-        """Take back the last question and all that came after it; with the only one the conversation.
+        """Remove the last question and everything after it, and the conversation if that was its only one.
 
         Raises:
-            NotFound, InvalidRequest: as `get`; NotFound also where no question is left.
+            NotFound: no conversation has that name, or it has no question left.
+            InvalidRequest: several ids begin like that.
         """
         entry = self._find(name)
         with self._db as db:
-            row = db.execute(
+            question = db.execute(
                 "SELECT position, content FROM messages WHERE conversation = ? AND role = 'user'"
                 " ORDER BY position DESC LIMIT 1",
                 (entry.id,),
             ).fetchone()
-            if row is None:
+            if question is None:
                 raise NotFound(f"Conversation {entry.id} has no question left to remove.")
-            (left,) = db.execute(
+            (questions_left,) = db.execute(
                 "SELECT count(*) FROM messages"
                 " WHERE conversation = ? AND role = 'user' AND position < ?",
-                (entry.id, row[0]),
+                (entry.id, question[0]),
             ).fetchone()
-        if left:
+        if questions_left:
             with self._deleting() as db:
                 db.execute(
                     "DELETE FROM messages WHERE conversation = ? AND position >= ?",
-                    (entry.id, row[0]),
+                    (entry.id, question[0]),
                 )
-            typed.forget(self._typed_lines, [row[1]])
+            typed.forget(self._typed_lines, [question[1]])
         else:
             self.remove(entry.id)
-        return Undone(entry.id, row[1], left)
+        return Undone(entry.id, question[1], questions_left)
 
-    def _asked(self, name: str) -> list[str]:
-        """What people said in a conversation."""
+    def _read_prompts(self, name: str) -> list[str]:
+        """Return the contents of all messages of a conversation that are not answers."""
         rows = self._db.execute(
             "SELECT content FROM messages WHERE conversation = ? AND role != 'assistant'", (name,)
         )
@@ -455,31 +493,32 @@ class Conversations:
 
     @contextlib.contextmanager
     def _deleting(self) -> Iterator[sqlite3.Connection]:
-        """A transaction after which what it deletes is in no page of the file nor beside it."""
+        """Open a transaction, and clean the file afterwards so that no deleted text remains on the disk."""
         with self._db as db:
             yield db
-            db.execute("PRAGMA application_id = 0")  # until it is clean again, also by the next run
+            # The file counts as not clean until `database.clean` has run, if need be in a later process.
+            db.execute("PRAGMA application_id = 0")
         database.clean(db, self._file)
 
     # ------------------------------------------------------------------ the file
 
     @property
     def _db(self) -> sqlite3.Connection:
-        if self._opened is None:
-            self._opened = database.opened(self._file)
-        return self._opened
+        if self._connection is None:
+            self._connection = database.opened(self._file)
+        return self._connection
 
 
 def _is_known(db: sqlite3.Connection, name: str) -> bool:
     return bool(db.execute("SELECT 1 FROM conversations WHERE id = ?", (name,)).fetchone())
 
 
-def _last(db: sqlite3.Connection, name: str) -> int:
-    """The position of a conversation's last message."""
-    (last,) = db.execute(
+def _last_position(db: sqlite3.Connection, name: str) -> int:
+    """Return the position of a conversation's last message, 0 if it has none."""
+    (position,) = db.execute(
         "SELECT coalesce(max(position), 0) FROM messages WHERE conversation = ?", (name,)
     ).fetchone()
-    return int(last)
+    return int(position)
 
 
 def _to_row(message: StoredMessage) -> list[Any]:

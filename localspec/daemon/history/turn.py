@@ -1,4 +1,4 @@
-"""A question and its answer on their way into a kept conversation."""
+"""Prepare a question that continues a stored conversation, and store it with its answer."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ from localspec.protocol.conversations import Conversation, StoredMessage
 from localspec.protocol.requests import ChatMessage, ChatRequest, GenerationRequest, Kind
 
 NEW = "new"
-_TITLE = 80  # characters
-_CUT_OFF = ("length", "interrupted", "failed")  # how answers end that could go on
-_PATIENCE = 5.0  # seconds; a disk that hangs holds up the end of an answer no longer
+_MAX_TITLE_CHARS = 80
+# Finish reasons of answers that can be continued.
+_CONTINUABLE = ("length", "interrupted", "failed")
+_STORE_TIMEOUT_S = 5.0  # A disk that hangs delays the end of an answer by at most this long.
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One question and its answer, on their way into `store`. `kept` are the messages from before."""
+    """One question and its answer, on their way into `store`.
+
+    `asked` are the messages of the request, and `kept` those that the conversation already has.
+    """
 
     store: Conversations
     id: str
@@ -40,78 +44,79 @@ class Turn:
     kind: Kind
     asked: list[ChatMessage]
     kept: list[ChatMessage] = field(default_factory=list)
-    continues: bool = False  # a conversation that was there
-    begun: bool = False  # the last message that was sent is the beginning of the answer
-    named: str | None = None  # by the client
-    cut: StoredMessage | None = None  # the kept answer that goes on where it was cut off
-    continued: str | None = None  # the id of the response that it goes on from
+    continues: bool = False  # the conversation exists already
+    begun: bool = False  # the last message of the request is the beginning of the answer
+    named: str | None = None  # the title that the client gave
+    cut: StoredMessage | None = None  # the stored answer that was cut off and is continued
+    continued: str | None = None  # the id of the response that is continued
     began: float = field(default_factory=time.time)
     stored: list[Future[str]] = field(default_factory=list)
 
     @property
     def messages(self) -> list[ChatMessage]:
-        """What the model reads; a new system message takes the old one's place."""
+        """The messages that the model reads; a new system message replaces the stored one."""
         replaced = any(message.role == "system" for message in self.asked)
-        kept = [each for each in self.kept if not (replaced and each.role == "system")]
-        system = [each for each in (*kept, *self.asked) if each.role == "system"]
-        return system + [each for each in (*kept, *self.asked) if each.role != "system"]
+        earlier = [message for message in self.kept if not (replaced and message.role == "system")]
+        messages = [*earlier, *self.asked]
+        system = [message for message in messages if message.role == "system"]
+        return system + [message for message in messages if message.role != "system"]
 
     @property
     def title(self) -> str:
-        """The first line of what the client calls it, else of the question."""
-        asked = next((_text(each) for each in reversed(self.asked) if each.role == "user"), "")
-        line = _first_line(self.named or "") or _first_words(asked)
-        return line if len(line) <= _TITLE else f"{line[: _TITLE - 1]}…"
+        """The first line of the title that the client gave, or of the question if it gave none."""
+        questions = (_text(message) for message in reversed(self.asked) if message.role == "user")
+        line = _first_line(self.named or "") or _first_words(next(questions, ""))
+        return line if len(line) <= _MAX_TITLE_CHARS else f"{line[: _MAX_TITLE_CHARS - 1]}…"
 
     @contextlib.asynccontextmanager
     async def under_way(self, response: str | None = None) -> AsyncIterator[None]:
-        """To be held until the answer has ended: who asks for the conversation, or for the answer by its id
-        `response`, waits until then.
+        """Hold back readers of the conversation, and of the response `response`, until the answer ends.
 
-        Of an answer that is complete it is known then whether it is stored.
+        The context ends after the answer was stored, so that a complete answer can say whether it was.
         """
-        async with contextlib.AsyncExitStack() as held:
+        async with contextlib.AsyncExitStack() as stack:
             for name in filter(None, (response, self.id)):
-                await held.enter_async_context(self.store.answering(name))
+                await stack.enter_async_context(self.store.answering(name))
             yield
         if self.stored:
-            await asyncio.wait(map(asyncio.wrap_future, self.stored), timeout=_PATIENCE)
+            await asyncio.wait(map(asyncio.wrap_future, self.stored), timeout=_STORE_TIMEOUT_S)
 
     @property
     def not_kept(self) -> str:
-        """Why the answer could not be stored; nothing where it was, or is about to be."""
-        return next((each.result() for each in self.stored if each.done()), "")
+        """The reason why the answer could not be stored; "" if it was stored, or still may be."""
+        return next((future.result() for future in self.stored if future.done()), "")
 
     def keep(self, choice: Choice, response: Response | None = None) -> None:
-        """Store what was asked and what the client got of the answer, which has ended somehow.
-        `response`: what makes the answer one that later requests continue by its id.
+        """Store the question and the part of the answer that the client got, however the answer ended.
+
+        `response` makes the answer one that later requests can continue by its id.
         """
         if not choice.begun:  # a request that was refused leaves nothing
             return
-        asked = [_stored(each, self.began) for each in self.asked]
-        answer = _answer(choice, self.model, self.kind)
-        if self.begun and asked:  # stored with its beginning, where the client sent that
-            begun = asked.pop()
-            answer.content = begun.content + answer.content
-            thoughts = (begun.reasoning_content or "") + (answer.reasoning_content or "")
+        messages = [_stored_message(message, self.began) for message in self.asked]
+        answer = _stored_answer(choice, self.model, self.kind)
+        if self.begun and messages:  # stored with its beginning, where the client sent that
+            beginning = messages.pop()
+            answer.content = beginning.content + answer.content
+            thoughts = (beginning.reasoning_content or "") + (answer.reasoning_content or "")
             answer.reasoning_content = thoughts or None
         if self.cut:
-            answer = _joined(self.cut, answer)
-        added = Conversation(
-            self.id, self.title, self.model, self.began, answer.created, [*asked, answer]
+            answer = _join_answers(self.cut, answer)
+        addition = Conversation(
+            self.id, self.title, self.model, self.began, answer.created, [*messages, answer]
         )
         new = not self.continues
-        self.stored.append(self.store.keep(added, new=new, cut=self.cut, response=response))
+        self.stored.append(self.store.keep(addition, new=new, cut=self.cut, response=response))
 
     def keep_as(self, name: str, body: Callable[[Choice], str]) -> Callable[[Choice], None]:
-        """Return what stores the turn as a response of the id `name`, when its answer has ended.
+        """Return a callback that stores the turn as the response `name` when its answer has ended.
 
-        `body` makes the response's JSON of the answer.
+        `body` makes the response's JSON from the answer.
         """
         return lambda choice: self.keep(choice, Response(name, body(choice), self.continued))
 
 
-def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
+def _stored_answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
     message = StoredMessage(
         "assistant",
         choice.content,
@@ -121,55 +126,55 @@ def _answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
         tool_calls=[msgspec.to_builtins(call) for call in choice.calls] or None,
         kind=kind,
     )
-    done = choice.done
-    if done is None or done.finish_reason == "cancelled":
+    end = choice.done
+    if end is None or end.finish_reason == "cancelled":
         message.finish = "failed" if choice.failed else "interrupted"
         return message
     message.finish = choice.finish
-    message.tokens = done.completion_tokens
-    message.seconds = done.timings.predicted_ms / 1000
-    message.tokens_per_second = done.timings.predicted_per_second
-    message.drafted = done.speculation.drafted
-    message.accepted = done.speculation.accepted
-    message.speed_up = done.speculation.speed_up
+    message.tokens = end.completion_tokens
+    message.seconds = end.timings.predicted_ms / 1000
+    message.tokens_per_second = end.timings.predicted_per_second
+    message.drafted = end.speculation.drafted
+    message.accepted = end.speculation.accepted
+    message.speed_up = end.speculation.speed_up
     return message
 
 
-def _joined(first: StoredMessage, rest: StoredMessage) -> StoredMessage:
-    """An answer that was cut off and what it went on with, as one answer."""
+def _join_answers(first: StoredMessage, second: StoredMessage) -> StoredMessage:
+    """Return an answer that was cut off and its continuation as one answer."""
 
-    def both(name: str) -> Any:
-        values = [getattr(each, name) for each in (first, rest)]
+    def sum_of(name: str) -> Any:
+        values = [getattr(message, name) for message in (first, second)]
         known = [value for value in values if value is not None]
         return reduce(add, known) if known else None
 
     names = ("content", "reasoning_content", "tokens", "seconds", "drafted", "accepted")
-    joined = msgspec.structs.replace(rest, **{name: both(name) for name in names})
-    if joined.tokens and joined.seconds:
-        joined.tokens_per_second = joined.tokens / joined.seconds
-    return joined
+    answer = msgspec.structs.replace(second, **{name: sum_of(name) for name in names})
+    if answer.tokens and answer.seconds:
+        answer.tokens_per_second = answer.tokens / answer.seconds
+    return answer
 
 
 def figures(
     store: Conversations, request: GenerationRequest, model: str
 ) -> Callable[[Choice], None] | None:
-    """What keeps the answer's figures when it has ended; None where that was not asked for."""
+    """Return a callback that stores the figures of an ended answer; None if the request asks for none."""
     if request.localspec is None or request.localspec.kind is None:
         return None
     kind = kind_of(request)
 
     def keep(choice: Choice) -> None:
-        answer = _answer(choice, model, kind)
+        answer = _stored_answer(choice, model, kind)
         if answer.tokens is not None:
-            store.soon(lambda store: store.add_figures(answer))
+            store.soon(lambda conversations: conversations.add_figures(answer))
 
     return keep
 
 
 def kind_of(request: GenerationRequest) -> Kind:
-    """What an answer is for: JSON where that is its form, whoever asks for it."""
-    shape = request.response_format
-    if request.json_schema is not None or (shape and shape.type != "text"):
+    """Return the kind of work of an answer; it is "json" whenever the answer has to be JSON."""
+    response_format = request.response_format
+    if request.json_schema is not None or (response_format and response_format.type != "text"):
         return "json"
     if request.localspec and request.localspec.kind:
         return request.localspec.kind
@@ -177,35 +182,37 @@ def kind_of(request: GenerationRequest) -> Kind:
 
 
 async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn | None:
-    """The turn `request` asks for, None when it asks to keep nothing.
+    """Return the turn that `request` asks to store; None if it asks for nothing.
 
-    `model` is the configured pair's name. `request.model` is filled in from a conversation that is
-    continued, and `request.messages` with what was said before.
+    `model` is the configured pair's name. For a conversation that is continued, `request.model` is filled
+    in from it and `request.messages` is preceded by its messages.
 
     Raises:
-        NotFound: there is no such conversation.
+        NotFound: the conversation does not exist.
         Conflict: the file cannot be read.
-        InvalidRequest: an answer is to go on that cannot.
+        InvalidRequest: the request continues an answer that cannot be continued.
     """
-    wanted = request.localspec and request.localspec.conversation
-    if not wanted:
+    name = request.localspec and request.localspec.conversation
+    if not name:
         return None
-    asked = [_one_name(each) for each in request.messages]
-    goes_on_kept = not asked and wanted != NEW and bool(request.continue_final_message)
-    goes_on = not goes_on_kept and bool(continued(request))
+    messages = [_normalize_role(message) for message in request.messages]
+    continues_stored = not messages and name != NEW and bool(request.continue_final_message)
+    begun = not continues_stored and bool(continued(request))
     kind = kind_of(request)
-    if wanted == NEW:
+    if name == NEW:
         name = secrets.token_hex(4)
         title = request.localspec.title if request.localspec else None
         model = request.model or model
-        return Turn(store, name, model, kind, asked, begun=goes_on, named=title)
-    await store.settled(wanted)
-    found = await store.run(lambda each: each.get(wanted))
-    request.model = request.model or found.model
-    kept = [one_to_send(each) for each in found.messages]
-    turn = Turn(store, found.id, request.model, kind, asked, kept, continues=True, begun=goes_on)
-    if goes_on_kept:
-        turn = dataclasses.replace(turn, cut=_cut_off(found))
+        return Turn(store, name, model, kind, messages, begun=begun, named=title)
+    await store.settled(name)
+    stored = await store.run(lambda conversations: conversations.get(name))
+    request.model = request.model or stored.model
+    earlier = [one_to_send(message) for message in stored.messages]
+    turn = Turn(
+        store, stored.id, request.model, kind, messages, earlier, continues=True, begun=begun
+    )
+    if continues_stored:
+        turn = dataclasses.replace(turn, cut=_find_cut_answer(stored))
     request.messages = turn.messages
     return turn
 
@@ -219,9 +226,9 @@ def continuing(
     kind: Kind,
     begun: bool = False,
 ) -> Turn:
-    """Return the turn of a response that continues `before`; with None, of the first one.
+    """Return the turn of a response that continues `before`, or of a first response if that is None.
 
-    A turn that continues an older answer than the last goes into a conversation of its own. Whatever is
+    A turn that continues an older answer than the last one goes into a conversation of its own. Whatever is
     logged or saved of it then has that name, and is removed with it.
     """
     name = before.conversation if before and before.is_last else secrets.token_hex(4)
@@ -231,20 +238,20 @@ def continuing(
 
 
 def to_send(before: Kept | None) -> list[ChatMessage]:
-    """What was said up to a kept response."""
-    return [one_to_send(each) for each in before.messages] if before else []
+    """Return the messages up to a stored response, as a client would send them."""
+    return [one_to_send(message) for message in before.messages] if before else []
 
 
-def _cut_off(found: Conversation) -> StoredMessage:
-    """The last answer, which is not complete.
+def _find_cut_answer(conversation: Conversation) -> StoredMessage:
+    """Return the conversation's last answer, which was cut off.
 
     Raises:
-        InvalidRequest: there is none, or it is complete.
+        InvalidRequest: the last message is not an answer, or the answer is complete.
     """
-    last = found.messages[-1] if found.messages else None
-    if last is None or last.role != "assistant" or last.finish not in _CUT_OFF:
+    last = conversation.messages[-1] if conversation.messages else None
+    if last is None or last.role != "assistant" or last.finish not in _CONTINUABLE:
         raise InvalidRequest(
-            f"The last answer of conversation {found.id} is complete: there is nothing to continue. "
+            f"The last answer of conversation {conversation.id} is complete: there is nothing to continue. "
             "Ask a question instead.",
             param="messages",
         )
@@ -256,8 +263,8 @@ def _first_line(text: str) -> str:
 
 
 def _first_words(text: str) -> str:
-    """The first line that is in no fenced block, which is rather pasted than said; else the first."""
-    fence, said = "", []
+    """Return the first line outside fenced blocks, which are mostly pasted; else the first line."""
+    fence, prose = "", []
     for line in map(str.strip, text.splitlines()):
         mark = line[: len(line) - len(line.lstrip("`"))]
         if fence:
@@ -265,21 +272,21 @@ def _first_words(text: str) -> str:
         elif len(mark) >= 3:
             fence = mark
         else:
-            said.append(line)
-    return _first_line("\n".join(said)) or _first_line(text)
+            prose.append(line)
+    return _first_line("\n".join(prose)) or _first_line(text)
 
 
-def _one_name(message: ChatMessage) -> ChatMessage:
-    """OpenAI's two names of one role as one: a conversation has one such message."""
-    same = message.role != "developer"
-    return message if same else msgspec.structs.replace(message, role="system")
+def _normalize_role(message: ChatMessage) -> ChatMessage:
+    """Return the message with the role "system" instead of "developer", OpenAI's newer name of that role."""
+    is_normal = message.role != "developer"
+    return message if is_normal else msgspec.structs.replace(message, role="system")
 
 
-def _stored(message: ChatMessage, when: float) -> StoredMessage:
+def _stored_message(message: ChatMessage, created: float) -> StoredMessage:
     return StoredMessage(
         message.role,
         _text(message),
-        when,
+        created,
         reasoning_content=message.reasoning_content,
         tool_calls=message.tool_calls,
         tool_call_id=message.tool_call_id,
@@ -288,8 +295,8 @@ def _stored(message: ChatMessage, when: float) -> StoredMessage:
 
 
 def one_to_send(message: StoredMessage) -> ChatMessage:
-    """As the client would send it back; a call that was cut off in the middle is none."""
-    calls = [each for each in message.tool_calls or [] if _whole(each)]
+    """Return a stored message as the client would send it; a call that was cut off is left out."""
+    calls = [call for call in message.tool_calls or [] if _is_complete(call)]
     return ChatMessage(
         message.role,
         None if calls and not message.content else message.content,
@@ -300,7 +307,7 @@ def one_to_send(message: StoredMessage) -> ChatMessage:
     )
 
 
-def _whole(call: dict[str, object]) -> bool:
+def _is_complete(call: dict[str, object]) -> bool:
     function = call.get("function")
     arguments = function.get("arguments") if isinstance(function, dict) else None
     if not isinstance(arguments, str):

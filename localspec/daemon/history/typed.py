@@ -1,7 +1,8 @@
-"""The lines that were typed in chats, which `localspec chat` keeps for the next one (chat_history).
+"""Remove lines from chat_history, in which `localspec chat` keeps what people typed for the next chat.
 
-The file is prompt_toolkit's: of each entry a comment with its time, and its lines, each after a "+".
-What is removed from the history must not stay there, so the daemon takes it out.
+prompt_toolkit defines the format: each entry is a comment with its time, then its lines, each after
+a "+". Text that is removed from the stored conversations must not remain in this file, so the daemon
+removes it there as well.
 """
 
 from __future__ import annotations
@@ -16,47 +17,53 @@ from localspec.registry.store.files import write_whole
 
 
 def forget_all(file: Path) -> None:
-    """Raises OSError."""
-    _behind_links(file).unlink(missing_ok=True)
+    """Delete the file.
+
+    Raises:
+        OSError: the file cannot be deleted.
+    """
+    _resolve_links(file).unlink(missing_ok=True)
 
 
 def forget(file: Path, contents: Sequence[str]) -> None:
-    """Take out what is part of one of `contents`, the messages of a conversation.
+    """Remove every entry that is part of one of `contents`, the messages of a conversation.
 
-    Part of, because files may have been put before what was typed; a short line that somebody typed
-    elsewhere too is lost with it, and only for the arrow keys.
+    An entry may be only part of a message, because a chat can put files before the typed text. A short line
+    that was also typed elsewhere is lost with it, which matters to the arrow keys alone.
 
     Raises:
-        OSError, StoreError
+        OSError: the file cannot be read or written.
+        StoreError: the file cannot be replaced.
     """
-    file = _behind_links(file)
+    file = _resolve_links(file)
     try:
         data = read_file(file)
     except FileNotFoundError:
         return
-    kept: list[bytes] = []
-    for typed, lines in groupby(data.splitlines(keepends=True), lambda line: line[:1] == b"+"):
+    remaining: list[bytes] = []
+    for is_entry, lines in groupby(data.splitlines(keepends=True), lambda line: line[:1] == b"+"):
         block = list(lines)
-        if typed and any(_within(each, contents) for each in _meant(block)):
-            while kept and kept[-1][:1] in (b"#", b"\n"):  # when it was typed
-                kept.pop()
+        if is_entry and any(_is_within(candidate, contents) for candidate in _candidates(block)):
+            while remaining and remaining[-1][:1] in (b"#", b"\n"):  # its comment with the time
+                remaining.pop()
         else:
-            kept += block
-    if len(left := b"".join(kept)) < len(data):
-        write_whole(file, left)
+            remaining += block
+    if len(content := b"".join(remaining)) < len(data):
+        write_whole(file, content)
 
 
-def _behind_links(file: Path) -> Path:
-    """Where a chat's lines really are: somebody may keep them elsewhere."""
+def _resolve_links(file: Path) -> Path:
+    """Return where the file really is, since people may keep it elsewhere behind a symbolic link."""
     return Path(os.path.realpath(file))  # resolve() raises where links lead in a circle
 
 
-def _within(text: str, contents: Sequence[str]) -> bool:
+def _is_within(text: str, contents: Sequence[str]) -> bool:
     return bool(text) and any(text in content for content in contents)
 
 
-def _meant(lines: Sequence[bytes]) -> Iterator[str]:
-    """What an entry may have said: all of it, and what follows a command, without quotes around it."""
+def _candidates(lines: Sequence[bytes]) -> Iterator[str]:
+    """Yield the texts that an entry may have sent: all of it, and what follows a command, without quotes."""
     text = b"".join(line[1:] for line in lines).decode("utf-8", "replace").strip()
-    for each in (text, text.partition(" ")[2].strip() if text.startswith("/") else ""):
-        yield each.removeprefix('"""').removesuffix('"""').strip()
+    argument = text.partition(" ")[2].strip() if text.startswith("/") else ""
+    for candidate in (text, argument):
+        yield candidate.removeprefix('"""').removesuffix('"""').strip()

@@ -1,6 +1,6 @@
-"""Anthropic's Messages, as a translation of our one chat request and of its answer.
+"""Translate Anthropic's Messages into the one chat request, and its answer back.
 
-request: their request into ours; what changes nothing is told
-answer: our answer's events as theirs, streamed or whole
-threads: stored conversations, which a request continues by an answer's id
+request: translates requests, and names the fields that have no effect
+answer: formats the events of an answer, streamed or whole
+threads: translates stored conversations, which a request continues by an answer's id
 """

@@ -1,4 +1,4 @@
-"""Our answer as Anthropic's clients read it: content blocks in their order, streamed or whole, and models."""
+"""Format an answer for Anthropic's clients: content blocks in order, streamed or whole, and models."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ from localspec.protocol.clients.anthropic import (
     ToolUseBlock,
 )
 
-SIGNATURE = "localspec"  # clients drop thoughts without one, and the model is to have its own again
+# Clients drop thinking blocks without a signature, and the model needs its own reasoning again.
+SIGNATURE = "localspec"
 
 
 class MessagesShape:
-    """One answer. `hidden`: its thoughts are not shown, only that there were some."""
+    """Formats one answer; with `hidden` its thinking blocks are empty."""
 
     def __init__(
         self,
@@ -62,7 +63,11 @@ class MessagesShape:
         hidden: bool = False,
         not_kept: Callable[[], str] = str,
     ) -> None:
-        """`ignored`: what of the request changed nothing; `note`, `news` and `not_kept` as in OpenAIShape."""
+        """Create the shape.
+
+        `ignored` are fields of the request that had no effect. `note`, `news` and `not_kept` are as in
+        OpenAIShape.
+        """
         self.answer = answer
         self._ignored = ignored
         self._note = note
@@ -71,61 +76,63 @@ class MessagesShape:
         self._not_kept = not_kept
         self.id = f"msg_{secrets.token_hex(12)}"
         self._open: type[Block] | None = None  # the block that is being written
-        self._index = -1  # its number, or the last one's
+        self._index = -1  # its index, or the index of the block before
 
     # ------------------------------------------------------------------------ streamed
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         match event:
             case frames.Started():
-                return [_named(MessageStart(self._message()))]
+                return [_as_named(MessageStart(self._message()))]
             case frames.Done():
-                found = [*self._written(pieces), *self._closed()]
-                found.append(MessageDelta(self._stopped(), self._usage(), self._extra(event)))
-                return [*map(_named, found)]
+                stream_events = [*self._piece_events(pieces), *self._close_block()]
+                stream_events.append(
+                    MessageDelta(self._stop_delta(), self._usage(), self._extra(event))
+                )
+                return [*map(_as_named, stream_events)]
             case _:
-                return [*map(_named, self._written(pieces))]
+                return [*map(_as_named, self._piece_events(pieces))]
 
     def end(self) -> Sequence[object]:
-        return [_named(MessageStop())]
+        return [_as_named(MessageStop())]
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
         return [Named("error", messages_error(error))]
 
-    def _written(self, pieces: Sequence[Piece]) -> list[MessagesEvent]:
-        """The events of what was written, each block opened before its first piece."""
-        found: list[MessagesEvent] = []
+    def _piece_events(self, pieces: Sequence[Piece]) -> list[MessagesEvent]:
+        """Return the events of some pieces; each block is opened before its first piece."""
+        stream_events: list[MessagesEvent] = []
         for piece in pieces:
             match piece:
                 case Text("content"):
-                    found += self._in_block(TextBlock(""))
-                    found.append(self._delta(TextDelta(piece.text)))
+                    stream_events += self._open_block(TextBlock(""))
+                    stream_events.append(self._delta(TextDelta(piece.text)))
                 case Text():
-                    found += self._in_block(ThinkingBlock("", ""))
+                    stream_events += self._open_block(ThinkingBlock("", ""))
                     if not self._hidden:
-                        found.append(self._delta(ThinkingDelta(piece.text)))
+                        stream_events.append(self._delta(ThinkingDelta(piece.text)))
                 case Call():
-                    found += self._closed()
-                    found += self._in_block(ToolUseBlock(ID + piece.id, piece.name, {}))
+                    stream_events += self._close_block()
+                    stream_events += self._open_block(ToolUseBlock(ID + piece.id, piece.name, {}))
                 case Arguments():
-                    found.append(self._delta(InputDelta(piece.text)))
-        return found
+                    stream_events.append(self._delta(InputDelta(piece.text)))
+        return stream_events
 
-    def _in_block(self, block: Block) -> list[MessagesEvent]:
+    def _open_block(self, block: Block) -> list[MessagesEvent]:
         if self._open is type(block):
             return []
-        found = self._closed()
+        stream_events = self._close_block()
         self._open = type(block)
         self._index += 1
-        found.append(BlockStart(self._index, block))
-        return [*found, Ping()] if self._index == 0 else found
+        stream_events.append(BlockStart(self._index, block))
+        return [*stream_events, Ping()] if self._index == 0 else stream_events
 
-    def _closed(self) -> list[MessagesEvent]:
-        was, self._open = self._open, None
-        if was is None:
+    def _close_block(self) -> list[MessagesEvent]:
+        block_type, self._open = self._open, None
+        if block_type is None:
             return []
-        signed = [self._delta(SignatureDelta(SIGNATURE))] if was is ThinkingBlock else []
-        return [*signed, BlockStop(self._index)]
+        signature = [self._delta(SignatureDelta(SIGNATURE))] if block_type is ThinkingBlock else []
+        return [*signature, BlockStop(self._index)]
 
     def _delta(self, delta: Delta) -> BlockDelta:
         return BlockDelta(self._index, delta)
@@ -133,40 +140,40 @@ class MessagesShape:
     # ------------------------------------------------------------------------ whole
 
     def whole(self) -> MessagesAnswer:
-        found = self._message()
-        stopped = self._stopped()
-        found.content = self._blocks()
-        found.stop_reason, found.stop_sequence = stopped.stop_reason, stopped.stop_sequence
-        found.localspec = self._extra(self._choice.done)
-        return found
+        message = self._message()
+        stop = self._stop_delta()
+        message.content = self._blocks()
+        message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
+        message.localspec = self._extra(self._choice.done)
+        return message
 
     @property
     def _choice(self) -> Choice:
         return self.answer.choices[0]
 
     def _message(self) -> MessagesAnswer:
-        told = MessagesExtra(self._ignored) if self._ignored else UNSET
-        return MessagesAnswer(self.id, [], self.answer.model, self._usage(), localspec=told)
+        extra = MessagesExtra(self._ignored) if self._ignored else UNSET
+        return MessagesAnswer(self.id, [], self.answer.model, self._usage(), localspec=extra)
 
     def _blocks(self) -> list[Block]:
         choice = self._choice
-        found: list[Block] = []
+        blocks: list[Block] = []
         if choice.reasoning:
-            found.append(ThinkingBlock("" if self._hidden else choice.reasoning, SIGNATURE))
+            blocks.append(ThinkingBlock("" if self._hidden else choice.reasoning, SIGNATURE))
         if choice.content:
-            found.append(TextBlock(choice.content))
+            blocks.append(TextBlock(choice.content))
         for call in choice.calls:
             function = call.function
-            found.append(ToolUseBlock(ID + call.id, function.name, call_input(function.arguments)))
-        return found
+            blocks.append(ToolUseBlock(ID + call.id, function.name, call_input(function.arguments)))
+        return blocks
 
     def _usage(self) -> MessagesUsage:
         choice = self._choice
-        written = choice.done.completion_tokens if choice.done else 0
+        output_tokens = choice.done.completion_tokens if choice.done else 0
         cached = choice.cached_tokens
-        return MessagesUsage(choice.prompt_tokens - cached, cached, written)
+        return MessagesUsage(choice.prompt_tokens - cached, cached, output_tokens)
 
-    def _stopped(self) -> Stopped:
+    def _stop_delta(self) -> Stopped:
         done = self._choice.done
         assert done is not None
         return Stopped(_reason(self._choice, done), done.stop_string)
@@ -192,23 +199,23 @@ def _reason(choice: Choice, done: frames.Done) -> StopReason:
 
 
 def models(created: Mapping[str, int]) -> MessagesModelPage:
-    """The list of models, of names and the seconds since 1970 when each was made."""
+    """Return the list of models from their names, each with the Unix time when it was made."""
     data = [
-        MessagesModel(name, name, f"{datetime.fromtimestamp(when, UTC):%Y-%m-%dT%H:%M:%SZ}")
-        for name, when in created.items()
+        MessagesModel(name, name, f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}")
+        for name, seconds in created.items()
     ]
     first, last = (data[0].id, data[-1].id) if data else (None, None)
     return MessagesModelPage(data, first, last)
 
 
 def call_input(arguments: str) -> dict[str, Any]:
-    """Return a call's input, which is empty for a call that was cut off and is not JSON."""
+    """Return a call's arguments as an object, which is empty if they were cut off and are not JSON."""
     try:
-        found = msgspec.json.decode(arguments)
+        value = msgspec.json.decode(arguments)
     except (msgspec.DecodeError, RecursionError):
-        found = None
-    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+        value = None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
-def _named(event: MessagesEvent) -> Named:
+def _as_named(event: MessagesEvent) -> Named:
     return Named(str(event.__struct_config__.tag), event)

@@ -1,6 +1,6 @@
-"""Anthropic's request into ours: system, messages of content blocks, tools, thinking.
+"""Translate Anthropic's request: system, messages of content blocks, tools, thinking.
 
-What a newer client sends and nobody here knows is passed over, and named in `ignored`.
+Fields that only newer clients know are skipped and named in `ignored`.
 """
 
 from __future__ import annotations
@@ -37,55 +37,56 @@ from localspec.protocol.requests import (
 )
 from localspec.protocol.sampling import parameters
 
-# A prompt's beginning is kept by its content, and calls are held to their schemas where that is possible, so
-# the last two ask for nothing.
+# `cache_control` and `strict` need no handling: every prompt is cached by its content, and calls follow
+# their schemas wherever possible.
 _TOOL_FIELDS = {*ToolParam.__struct_fields__, "type", "cache_control", "strict"}
-ID = "toolu_"  # how ids of calls begin there; templates are shown the rest
+ID = "toolu_"  # the prefix of call ids in this protocol; templates get the ids without it
 
 
 def chat_request(
     body: CountTokensRequest, before: Sequence[ChatMessage] = (), ignored: Ignored | None = None
 ) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
-    """Return `body` as a request of ours, what of it changes nothing, and the messages that it adds.
+    """Return `body` as a chat, the fields that have no effect, and the messages that the request adds.
 
-    before: the messages of the thread that it continues. ignored: what is known to change nothing already.
+    `before` are the messages of the thread that it continues. `ignored` are fields already known to have no
+    effect.
 
     Raises:
-        BadBody: a block or a tool is not what its type wants.
-        InvalidRequest: images and documents, a choice without a name.
+        BadBody: a block or a tool does not match its type.
+        InvalidRequest: the request has images or documents, or a choice without a name.
     """
     ignored = Ignored() if ignored is None else ignored
     for name in without_effect(body):
         ignored.add(name)
-    added = _messages(body, ignored)
-    asked = ChatRequest(
+    new_messages = _messages(body, ignored)
+    chat = ChatRequest(
         model=body.model,
-        messages=_whole_turns([*before, *added]),
+        messages=_merge_assistant_turns([*before, *new_messages]),
         tools=_tools(body.offered or [], ignored) or None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    _check_last(asked.messages)
-    _choose(body, asked)
-    _think(body, asked)
-    _format(body, asked)
+    _check_last(chat.messages)
+    _choose(body, chat)
+    _think(body, chat)
+    _format(body, chat)
     if isinstance(body, MessagesRequest):
-        asked.stream, asked.max_tokens, asked.stop = (
+        chat.stream, chat.max_tokens, chat.stop = (
             body.stream,
             body.max_tokens,
             body.stop_sequences,
         )
-        asked.exact, asked.speculative = body.exact, body.speculative
-        for each in parameters():
-            setattr(asked, each.name, getattr(body, each.name))
-    return asked, ignored, added
+        chat.exact, chat.speculative = body.exact, body.speculative
+        for parameter in parameters():
+            setattr(chat, parameter.name, getattr(body, parameter.name))
+    return chat, ignored, new_messages
 
 
 # ------------------------------------------------------------------------ messages
 
 
 @dataclass
-class _Said:
-    """What one message says, its blocks taken apart."""
+class _MessageContent:
+    """The content of one message, separated by the kind of block."""
 
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
@@ -93,7 +94,7 @@ class _Said:
     results: list[ChatMessage] = field(default_factory=list)
 
     def messages(self, role: str) -> Iterator[ChatMessage]:
-        """Results first: they belong to the calls right before them."""
+        """Yield the chat messages; results come first, because they belong to the preceding calls."""
         yield from self.results
         if self.texts or self.calls or self.thoughts:
             text = "\n".join(self.texts) if self.texts else None
@@ -104,30 +105,34 @@ class _Said:
 def system_prompt(body: CountTokensRequest, ignored: Ignored | None = None) -> list[ChatMessage]:
     """Return the system prompt as a message, or no message if it has no text."""
     ignored = Ignored() if ignored is None else ignored
-    return [*_said(body.system or [], "system", "system", ignored).messages("system")]
+    return [*_read_content(body.system or [], "system", "system", ignored).messages("system")]
 
 
 def _messages(body: CountTokensRequest, ignored: Ignored) -> list[ChatMessage]:
-    """The messages of the request. Those of the role "system" are a developer's: of a system's there is
-    one, which comes first.
+    """Return the messages of the request.
+
+    Messages with the role "system" get the role "developer", because a chat has only one system message,
+    which comes first.
     """
-    found = system_prompt(body, ignored)
+    messages = system_prompt(body, ignored)
     for index, message in enumerate(body.messages):
-        said = _said(message.content, message.role, f"messages[{index}].content", ignored)
-        found += said.messages("developer" if message.role == "system" else message.role)
-    if all(each.role in ("system", "developer") for each in found):
+        content = _read_content(
+            message.content, message.role, f"messages[{index}].content", ignored
+        )
+        messages += content.messages("developer" if message.role == "system" else message.role)
+    if all(chat_message.role in ("system", "developer") for chat_message in messages):
         raise InvalidRequest("'messages' contains nothing to answer.", param="messages")
-    return _whole_turns(found)
+    return _merge_assistant_turns(messages)
 
 
-def _whole_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Messages of the assistant that follow each other are one turn there."""
-    found: list[ChatMessage] = []
-    for each in messages:
-        if each.role == "assistant" and found and found[-1].role == "assistant":
-            each = _joined(found.pop(), each)
-        found.append(each)
-    return found
+def _merge_assistant_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Merge consecutive messages of the assistant, which are one turn in this protocol."""
+    turns: list[ChatMessage] = []
+    for message in messages:
+        if message.role == "assistant" and turns and turns[-1].role == "assistant":
+            message = _join_messages(turns.pop(), message)
+        turns.append(message)
+    return turns
 
 
 def _check_last(messages: Sequence[ChatMessage]) -> None:
@@ -140,82 +145,91 @@ def _check_last(messages: Sequence[ChatMessage]) -> None:
         )
 
 
-def _joined(first: ChatMessage, second: ChatMessage) -> ChatMessage:
-    texts = [each.content for each in (first, second) if isinstance(each.content, str)]
-    thoughts = [each.reasoning_content for each in (first, second) if each.reasoning_content]
+def _join_messages(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+    texts = [message.content for message in (first, second) if isinstance(message.content, str)]
+    thoughts = [
+        message.reasoning_content for message in (first, second) if message.reasoning_content
+    ]
     calls = [*(first.tool_calls or []), *(second.tool_calls or [])]
-    said = _Said(texts, thoughts, calls)
-    return next(said.messages(first.role))
+    content = _MessageContent(texts, thoughts, calls)
+    return next(content.messages(first.role))
 
 
-def _said(content: str | Blocks, role: str, at: str, ignored: Ignored) -> _Said:
-    """The blocks of a message, or of the system prompt; `at` is their path."""
-    said = _Said()
+def _read_content(content: str | Blocks, role: str, path: str, ignored: Ignored) -> _MessageContent:
+    """Return the parsed blocks of a message or of the system prompt, whose path is `path`."""
+    parsed = _MessageContent()
     if isinstance(content, str):
-        said.texts.append(content)
-        return said
+        parsed.texts.append(content)
+        return parsed
     for index, block in enumerate(content):
-        _take(said, block, role, f"{at}[{index}]", ignored)
-    return said
+        _add_block(parsed, block, role, f"{path}[{index}]", ignored)
+    return parsed
 
 
-def _take(said: _Said, block: dict[str, Any], role: str, at: str, ignored: Ignored) -> None:
+def _add_block(
+    parsed: _MessageContent, block: dict[str, Any], role: str, path: str, ignored: Ignored
+) -> None:
     kind = block.get("type")
     match kind, role:
         case "tool_use", "assistant":
-            call = converted(block, ToolUseParam, at)
+            call = converted(block, ToolUseParam, path)
             function = {"name": call.name, "arguments": call.input}
-            said.calls.append(
+            parsed.calls.append(
                 {"id": call.id.removeprefix(ID), "type": "function", "function": function}
             )
         case "tool_result", "user":
-            result = converted(block, ToolResultParam, at)
-            text = _result(result, at, ignored)
+            result = converted(block, ToolResultParam, path)
+            text = _result_text(result, path, ignored)
             call_id = result.tool_use_id.removeprefix(ID)
-            said.results.append(ChatMessage("tool", text, None, None, call_id))
+            parsed.results.append(ChatMessage("tool", text, None, None, call_id))
         case "thinking", "assistant":
-            if thoughts := converted(block, ThinkingParam, at).thinking:
-                said.thoughts.append(thoughts)
+            if thoughts := converted(block, ThinkingParam, path).thinking:
+                parsed.thoughts.append(thoughts)
         case (("tool_use" | "tool_result" | "thinking"), _):
             raise InvalidRequest(
-                f"'{at}': a message of the role '{role}' cannot have blocks of the type '{kind}'.",
-                param=at,
+                f"'{path}': a message of the role '{role}' cannot have blocks of the type '{kind}'.",
+                param=path,
             )
         case "redacted_thinking", _:
-            pass  # nobody but Anthropic can read it
+            pass  # only Anthropic can decrypt it
         case _:
-            said.texts += _texts(block, at, ignored)
+            parsed.texts += _texts(block, path, ignored)
 
 
-def _texts(block: dict[str, Any], at: str, ignored: Ignored) -> list[str]:
-    """What there is to read in a block of text; nothing in one that is not known.
+def _texts(block: dict[str, Any], path: str, ignored: Ignored) -> list[str]:
+    """Return the texts of a block; none if its type is unknown.
 
     Raises:
-        InvalidRequest: images and documents. Without them the question would be another one.
+        InvalidRequest: the block is an image or a document. Without it the question would be another one.
     """
     match kind := block.get("type"):
         case "text":
-            return [converted(block, TextParam, at).text]
+            return [converted(block, TextParam, path).text]
         case "search_result":
-            found = converted(block, SearchResultParam, at)
-            return [found.title, found.source, *(each.text for each in found.content)]
+            search_result = converted(block, SearchResultParam, path)
+            return [
+                search_result.title,
+                search_result.source,
+                *(part.text for part in search_result.content),
+            ]
         case "image" | "document":
             raise InvalidRequest(
-                f"'{at}': {kind} input is not supported; this model reads text only.", param=at
+                f"'{path}': {kind} input is not supported; this model reads text only.", param=path
             )
         case str():
-            ignored.add(at, kind)
+            ignored.add(path, kind)
             return []
         case _:
-            raise InvalidRequest(f"'{at}.type' must be a string.", param=f"{at}.type")
+            raise InvalidRequest(f"'{path}.type' must be a string.", param=f"{path}.type")
 
 
-def _result(result: ToolResultParam, at: str, ignored: Ignored) -> str:
-    """What a tool gave back, as text; templates have no other place to say that it failed."""
+def _result_text(result: ToolResultParam, path: str, ignored: Ignored) -> str:
+    """Return the result of a tool as text; a failure is part of it, as templates have no other field."""
     content = result.content
     if isinstance(content, list):
-        blocks = enumerate(content)
-        texts = [each for i, b in blocks for each in _texts(b, f"{at}.content[{i}]", ignored)]
+        texts: list[str] = []
+        for index, block in enumerate(content):
+            texts += _texts(block, f"{path}.content[{index}]", ignored)
         content = "\n".join(texts)
     text = content or ""
     failed = result.is_error and not text.lower().startswith("error")
@@ -226,55 +240,58 @@ def _result(result: ToolResultParam, at: str, ignored: Ignored) -> str:
 
 
 def _tools(offered: Blocks, ignored: Ignored) -> list[Tool]:
-    found = []
-    for index, each in enumerate(offered):
-        at, kind = f"tools[{index}]", each.get("type")
+    tools = []
+    for index, definition in enumerate(offered):
+        path, kind = f"tools[{index}]", definition.get("type")
         if kind not in (None, "custom"):
-            ignored.add(at, kind)
+            ignored.add(path, kind)
             continue
-        tool = converted(each, ToolParam, at)
-        function = Tool(Function(tool.name, tool.description or "", tool.input_schema))
-        function.__dict__["own"] = msgspec.to_builtins(function)  # templates do not know `strict`
-        function.function.strict = tool.strict
-        for key in each.keys() - _TOOL_FIELDS:
-            ignored.add(f"{at}.{key}")
-        found.append(function)
-    return found
+        parameters = converted(definition, ToolParam, path)
+        tool = Tool(
+            Function(parameters.name, parameters.description or "", parameters.input_schema)
+        )
+        # The template gets the tool without `strict`, which is no field of its format.
+        tool.__dict__["own"] = msgspec.to_builtins(tool)
+        tool.function.strict = parameters.strict
+        for key in definition.keys() - _TOOL_FIELDS:
+            ignored.add(f"{path}.{key}")
+        tools.append(tool)
+    return tools
 
 
-def _choose(body: CountTokensRequest, asked: ChatRequest) -> None:
+def _choose(body: CountTokensRequest, chat: ChatRequest) -> None:
     choice = body.tool_choice
     if choice is None:
         return
     if choice.disable_parallel_tool_use:
-        asked.parallel_tool_calls = False
+        chat.parallel_tool_calls = False
     match choice.type:
         case "tool":
             if not choice.name:
                 raise InvalidRequest("'tool_choice.name' is missing.", param="tool_choice.name")
-            asked.tool_choice = ToolChoice(NamedFunction(choice.name))
+            chat.tool_choice = ToolChoice(NamedFunction(choice.name))
         case "any":
-            asked.tool_choice = "required"
+            chat.tool_choice = "required"
         case "auto":
-            asked.tool_choice = "auto"
+            chat.tool_choice = "auto"
         case "none":
-            asked.tool_choice = "none"
+            chat.tool_choice = "none"
 
 
-def _think(body: CountTokensRequest, asked: ChatRequest) -> None:
-    """Who does not ask for thoughts gets none: such clients read the first block as the answer."""
-    wanted = body.thinking
-    if wanted is None or wanted.type == "disabled":
-        asked.reasoning_budget_tokens = 0
-    elif wanted.type == "enabled" and wanted.budget_tokens is not None:
-        asked.reasoning_budget_tokens = wanted.budget_tokens
+def _think(body: CountTokensRequest, chat: ChatRequest) -> None:
+    """Translate `thinking`; the default is none, because clients take the first block for the answer."""
+    thinking = body.thinking
+    if thinking is None or thinking.type == "disabled":
+        chat.reasoning_budget_tokens = 0
+    elif thinking.type == "enabled" and thinking.budget_tokens is not None:
+        chat.reasoning_budget_tokens = thinking.budget_tokens
     else:
-        asked.reasoning_budget_tokens = -1
-    if body.output_config is not None and asked.reasoning_budget_tokens:
-        asked.reasoning_effort = body.output_config.effort
+        chat.reasoning_budget_tokens = -1
+    if body.output_config is not None and chat.reasoning_budget_tokens:
+        chat.reasoning_effort = body.output_config.effort
 
 
-def _format(body: CountTokensRequest, asked: ChatRequest) -> None:
-    wanted = body.output_format or (body.output_config and body.output_config.format)
-    if wanted:
-        asked.response_format = ResponseFormat("json_schema", JsonSchema(wanted.schema))
+def _format(body: CountTokensRequest, chat: ChatRequest) -> None:
+    output_format = body.output_format or (body.output_config and body.output_config.format)
+    if output_format:
+        chat.response_format = ResponseFormat("json_schema", JsonSchema(output_format.schema))

@@ -1,4 +1,4 @@
-"""Anthropic's threads: conversations that the daemon stores, so that a request sends only new messages."""
+"""Translate Anthropic's threads: stored conversations, to which a request adds only its new messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localspec.protocol.requests import ChatMessage
 
 
 class ThreadState(msgspec.Struct):
-    """What a thread keeps of its requests beside their messages. The system prompt is one of these."""
+    """What a thread stores of its requests besides their messages, of which the system prompt is one."""
 
     tools: Blocks = []
 
@@ -27,7 +27,7 @@ def encode_state(body: CountTokensRequest) -> str:
 
 
 def inherit(body: CountTokensRequest, state: str, before: Sequence[ChatMessage]) -> None:
-    """Give `body`, which continues a thread, the thread's tools, and leave the system prompt to `before`.
+    """Give `body`, which continues a thread, the thread's tools; `before` has its system prompt already.
 
     Raises:
         ThreadMismatch: the request has another system prompt or other tools than the thread.
@@ -50,7 +50,7 @@ def inherit(body: CountTokensRequest, state: str, before: Sequence[ChatMessage])
 
 
 def replay(stored: Sequence[StoredMessage]) -> list[ChatMessage]:
-    """Return stored messages as a client that stores the conversation itself would send them again."""
+    """Return stored messages as a client that stores the conversation itself would send them."""
     messages = []
     for message in stored:
         if message.role != "assistant":
@@ -62,7 +62,7 @@ def replay(stored: Sequence[StoredMessage]) -> list[ChatMessage]:
 
 
 def _assistant_turn(message: StoredMessage) -> ChatMessage | None:
-    """Return an assistant's message; None for an answer that had no content blocks at all."""
+    """Return an assistant's message; None for an answer without any content blocks."""
     thoughts = message.reasoning_content
     calls = [_with_object(call) for call in message.tool_calls or []]
     is_answer = message.kind is not None
@@ -73,7 +73,7 @@ def _assistant_turn(message: StoredMessage) -> ChatMessage | None:
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call whose arguments are an object; an empty one if the call was cut off."""
+    """Return a call whose arguments are an object, which is empty if the call was cut off."""
     function = call["function"]
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -82,7 +82,7 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_store(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return messages of a request in the form in which the history stores them: arguments as JSON."""
+    """Return messages of a request in the form in which the history stores them: arguments as JSON text."""
     return [_with_json(message) for message in messages]
 
 

@@ -1,6 +1,6 @@
-"""Ollama's API as translations: its requests into ours, answers and pairs into its.
+"""Translate Ollama's API: its requests into localspec's, answers and pairs into its formats.
 
-request: what is asked, as the chat or the completion that we have
-answer: what is written, as lines of its stream or one object
-models: pairs as its models
+request: turns its requests into a chat or a completion
+answer: formats answers as lines of a stream or as one object
+models: formats pairs as its models
 """

@@ -1,4 +1,4 @@
-"""Answers as Ollama gives them: lines of JSON, the last with `done`, or all in one object."""
+"""Format answers as Ollama does: lines of JSON, the last one with `done`, or all in one object."""
 
 from __future__ import annotations
 
@@ -28,32 +28,33 @@ from localspec.protocol.clients.ollama import (
     TokenLogprob,
 )
 
-_MILLISECOND = 1_000_000  # ns
+_NS_PER_MS = 1_000_000
 
 
 def now() -> str:
+    """Return the current time in Ollama's format."""
     return moment(time.time())
 
 
 def moment(seconds: float) -> str:
-    """A Unix time as Ollama writes one."""
+    """Return a Unix time in Ollama's format."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
-def line(model: str, *, chat: bool, text: str = "", **more: Any) -> Line:
-    """One line with nothing else than this text; `chat`: it is /api/chat's."""
-    more.setdefault("done", False)
-    thinking = more.pop("thinking", "")
+def line(model: str, *, chat: bool, text: str = "", **fields: Any) -> Line:
+    """Return one line of /api/chat if `chat` is true, else of /api/generate."""
+    fields.setdefault("done", False)
+    thinking = fields.pop("thinking", "")
     if chat:
-        said = Said(text, "assistant", thinking, more.pop("tool_calls", []))
-        return OllamaChatLine(model=model, created_at=now(), message=said, **more)
+        said = Said(text, "assistant", thinking, fields.pop("tool_calls", []))
+        return OllamaChatLine(model=model, created_at=now(), message=said, **fields)
     return OllamaGenerateLine(
-        model=model, created_at=now(), response=text, thinking=thinking or UNSET, **more
+        model=model, created_at=now(), response=text, thinking=thinking or UNSET, **fields
     )
 
 
 class OllamaShape:
-    """One choice, of /api/chat or /api/generate. A call is told when it is whole."""
+    """Formats the one choice of /api/chat or /api/generate; a call is sent once it is complete."""
 
     def __init__(
         self,
@@ -64,13 +65,16 @@ class OllamaShape:
         note: Callable[[], str | None],
         ignored: Callable[[], list[str]],
     ) -> None:
-        """`model`: as the client calls it. `note`, and what was `ignored`, are asked for at the end."""
+        """Create the shape.
+
+        `model` is the name that the client used. `note` and `ignored` are called at the end.
+        """
         self.answer = answer
         self._model = model
         self._chat = chat
         self._note = note
         self._ignored = ignored
-        self._told = 0  # calls
+        self._sent_calls = 0
         self._began = time.monotonic_ns()
 
     @property
@@ -98,44 +102,46 @@ class OllamaShape:
     def whole(self) -> object:
         choice = self._choice
         assert choice.done is not None
-        calls, rest = _read(choice.calls)
-        more = {"thinking": choice.reasoning, **self._end(choice.done)}
+        calls, incomplete_text = _decode_calls(choice.calls)
+        fields = {"thinking": choice.reasoning, **self._end(choice.done)}
         if calls:
-            more["tool_calls"] = calls
+            fields["tool_calls"] = calls
         if self.answer.wants_logprobs:
-            more["logprobs"] = _logprobs(choice.logprobs)
-        return self._line(choice.content + rest, **more)
+            fields["logprobs"] = _logprobs(choice.logprobs)
+        return self._line(choice.content + incomplete_text, **fields)
 
-    def _line(self, text: str = "", **more: Any) -> Line:
-        return line(self._model, chat=self._chat, text=text, **more)
+    def _line(self, text: str = "", **fields: Any) -> Line:
+        return line(self._model, chat=self._chat, text=text, **fields)
 
     def _piece(self, piece: Text) -> Line:
         if piece.kind == "content":
             return self._line(piece.text)
         return self._line(thinking=piece.text)
 
-    def _calls(self, whole: list[ToolCall]) -> list[Line]:
-        """A line for each of these that has had none."""
-        found = []
-        for each in whole[self._told :]:
-            calls, rest = _read([each])
-            found.append(self._line(rest, **({"tool_calls": calls} if calls else {})))
-        self._told = len(whole)
-        return found
+    def _calls(self, complete: list[ToolCall]) -> list[Line]:
+        """Return a line for each of the calls that was not sent yet."""
+        lines = []
+        for call in complete[self._sent_calls :]:
+            calls, incomplete_text = _decode_calls([call])
+            lines.append(self._line(incomplete_text, **({"tool_calls": calls} if calls else {})))
+        self._sent_calls = len(complete)
+        return lines
 
     def _end(self, done: frames.Done) -> dict[str, Any]:
-        prompt = round(done.timings.prompt_ms * _MILLISECOND)
-        written = round(done.timings.predicted_ms * _MILLISECOND)
-        total = time.monotonic_ns() - self._began
+        prompt_ns = round(done.timings.prompt_ms * _NS_PER_MS)
+        eval_ns = round(done.timings.predicted_ms * _NS_PER_MS)
+        total_ns = time.monotonic_ns() - self._began
         return {
             "done": True,
             "done_reason": "length" if done.finish_reason == "length" else "stop",
-            "total_duration": total,
-            "load_duration": max(total - prompt - written, 0),  # the queue too
+            "total_duration": total_ns,
+            "load_duration": max(
+                total_ns - prompt_ns - eval_ns, 0
+            ),  # includes the time in the queue
             "prompt_eval_count": done.prompt_tokens,
-            "prompt_eval_duration": prompt,
+            "prompt_eval_duration": prompt_ns,
             "eval_count": done.completion_tokens,
-            "eval_duration": written,
+            "eval_duration": eval_ns,
             "localspec": Extra(
                 speculation=done.speculation,
                 note=self.answer.news(self.answer.note(self._note())) or UNSET,
@@ -144,29 +150,29 @@ class OllamaShape:
         }
 
 
-def _read(calls: list[ToolCall]) -> tuple[list[Called], str]:
-    """Calls with their arguments as objects; one that was cut off in the middle is text."""
-    found, rest = [], ""
-    for each in calls:
-        name, written = each.function.name, each.function.arguments
+def _decode_calls(calls: list[ToolCall]) -> tuple[list[Called], str]:
+    """Return the calls with their arguments as objects, and those that were cut off as text."""
+    decoded, incomplete_text = [], ""
+    for call in calls:
+        name, text = call.function.name, call.function.arguments
         try:
-            arguments = json.loads(written or "{}")
+            arguments = json.loads(text or "{}")
         except ValueError:
             arguments = None
         if isinstance(arguments, dict):
-            found.append(Called(each.id, CalledFunction(name, arguments)))
+            decoded.append(Called(call.id, CalledFunction(name, arguments)))
         else:
-            rest += f'{{"name": {json.dumps(name)}, "arguments": {written}'
-    return found, rest
+            incomplete_text += f'{{"name": {json.dumps(name)}, "arguments": {text}'
+    return decoded, incomplete_text
 
 
 def _logprobs(tokens: list[frames.TokenLogprob]) -> list[Logprob]:
     return [
         Logprob(
-            text_of(each.piece),
-            each.logprob,
-            list(each.piece),
-            [TokenLogprob(text_of(raw), value, list(raw)) for _, raw, value in each.top] or UNSET,
+            text_of(token.piece),
+            token.logprob,
+            list(token.piece),
+            [TokenLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top] or UNSET,
         )
-        for each in tokens
+        for token in tokens
     ]

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask, as the chat or the text completion that we have."""
+"""Translate the requests of Ollama's clients into localspec's chats and text completions."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from localspec.protocol.requests import (
 )
 from localspec.protocol.sampling import parameters
 
-_ZERO = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
-_SAMPLED = [each.name for each in parameters()]
+_ZERO_DURATION = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
+_SAMPLING_FIELDS = [parameter.name for parameter in parameters()]
 
 
 def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
-    """The same chat as ours, of the pair `model`.
+    """Return the request as a chat with the pair `model`.
 
     Raises:
-        InvalidRequest: an image, or a format that is none.
+        InvalidRequest: the request has an image, or an invalid format.
     """
     return ChatRequest(
         messages=_messages(request.messages or []),
@@ -47,10 +47,10 @@ def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
 
 
 def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | CompletionRequest:
-    """A chat of one question, or with `raw` or a `suffix` a text that is gone on with.
+    """Return a chat of one question, or with `raw` or `suffix` a text completion.
 
     Raises:
-        InvalidRequest: as `chat`, and what is not offered here.
+        InvalidRequest: see `chat`, or a field is not supported.
     """
     _no_images(request.images, "images")
     for name in ("template", "context"):
@@ -71,32 +71,32 @@ def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | Comple
     messages = [AskedMessage("user", request.prompt)]
     if request.system:
         messages.insert(0, AskedMessage("system", request.system))
-    asked = {name: getattr(request, name) for name in Asked.__struct_fields__}
-    return chat(OllamaChatRequest(**asked, messages=messages), model)
+    fields = {name: getattr(request, name) for name in Asked.__struct_fields__}
+    return chat(OllamaChatRequest(**fields, messages=messages), model)
 
 
 def unloads(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> bool:
-    """Whether the model is to be unloaded as soon as it has answered."""
+    """Return whether the model has to be unloaded right after its answer."""
     text = str(request.keep_alive)
-    return request.keep_alive is not None and bool(_ZERO.fullmatch(text))
+    return request.keep_alive is not None and bool(_ZERO_DURATION.fullmatch(text))
 
 
 def ignored(request: Asked, n_ctx: int | None) -> list[str]:
-    """Return the declared fields that were sent and change nothing; `n_ctx`: the context, if known."""
+    """Return the known fields that were sent and have no effect; `n_ctx` is the context, if known."""
     options = request.options or Options()
-    found = ["options.num_ctx"] if n_ctx and (options.num_ctx or 0) > n_ctx else []
-    return [*found, *kept_alive(request)]
+    names = ["options.num_ctx"] if n_ctx and (options.num_ctx or 0) > n_ctx else []
+    return [*names, *kept_alive(request)]
 
 
 def kept_alive(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> list[str]:
-    """Name `keep_alive` where it asks for a time: the configuration says when an idle pair leaves."""
+    """Return "keep_alive" if it was sent with a duration; the configuration decides when a pair unloads."""
     return [] if request.keep_alive is None or unloads(request) else ["keep_alive"]
 
 
 def _shared(request: Asked, model: str) -> dict[str, Any]:
     options = request.options or Options()
     return {
-        **{name: getattr(options, name) for name in _SAMPLED},
+        **{name: getattr(options, name) for name in _SAMPLING_FIELDS},
         "model": model,
         "stream": request.stream,
         "max_tokens": options.num_predict,
@@ -105,20 +105,20 @@ def _shared(request: Asked, model: str) -> dict[str, Any]:
     }
 
 
-def _format(wanted: str | dict[str, Any] | None) -> ResponseFormat | None:
-    if not wanted:
+def _format(value: str | dict[str, Any] | None) -> ResponseFormat | None:
+    if not value:
         return None
-    if isinstance(wanted, dict):
-        return ResponseFormat("json_schema", schema=wanted)
-    if wanted == "json":
+    if isinstance(value, dict):
+        return ResponseFormat("json_schema", schema=value)
+    if value == "json":
         return ResponseFormat("json_object")
     raise InvalidRequest(
-        f"'format' must be \"json\" or a JSON schema, not {wanted[:40]!r}.", param="format"
+        f"'format' must be \"json\" or a JSON schema, not {value[:40]!r}.", param="format"
     )
 
 
 def _thinking(request: Asked) -> dict[str, Any]:
-    """`think` as ours: whether, or how much."""
+    """Translate `think`, which says whether to think, or how much."""
     if request.think is None:
         return {}
     if isinstance(request.think, str):
@@ -126,40 +126,44 @@ def _thinking(request: Asked) -> dict[str, Any]:
     return {"reasoning_budget_tokens": -1 if request.think else 0}
 
 
-def _messages(asked: Sequence[AskedMessage]) -> list[ChatMessage]:
-    """Calls and their results belong together by ids, which Ollama's clients mostly leave out."""
-    messages, calls = [], 0
-    waiting: list[tuple[str, str]] = []  # calls without a result yet, by id and name
-    for index, each in enumerate(asked):
-        _no_images(each.images, f"messages[{index}].images")
-        message = ChatMessage(each.role, each.content, reasoning_content=each.thinking)
-        if each.tool_calls:
-            # Nine characters: Mistral's templates refuse every other id.
-            waiting = [
-                (call.id or f"call{calls + at:05d}", call.function.name)
-                for at, call in enumerate(each.tool_calls)
+def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
+    """Translate the messages, and add the ids of calls that Ollama's clients mostly leave out."""
+    messages, call_count = [], 0
+    pending: list[tuple[str, str]] = []  # id and name of each call without a result yet
+    for index, source in enumerate(ollama_messages):
+        _no_images(source.images, f"messages[{index}].images")
+        message = ChatMessage(source.role, source.content, reasoning_content=source.thinking)
+        if source.tool_calls:
+            # Mistral's templates refuse ids that do not have nine characters.
+            pending = [
+                (call.id or f"call{call_count + number:05d}", call.function.name)
+                for number, call in enumerate(source.tool_calls)
             ]
-            calls += len(waiting)
+            call_count += len(pending)
             message.tool_calls = [
-                {"id": own, "type": "function", "function": msgspec.to_builtins(call.function)}
-                for (own, _), call in zip(waiting, each.tool_calls, strict=True)
+                {"id": call_id, "type": "function", "function": msgspec.to_builtins(call.function)}
+                for (call_id, _), call in zip(pending, source.tool_calls, strict=True)
             ]
-        elif each.role == "tool":
-            message.name = each.tool_name
-            message.tool_call_id = each.tool_call_id or _answered(waiting, each.tool_name)
-        if each.content is None and not (each.tool_calls or each.thinking):
+        elif source.role == "tool":
+            message.name = source.tool_name
+            message.tool_call_id = source.tool_call_id or _pop_call_id(pending, source.tool_name)
+        if source.content is None and not (source.tool_calls or source.thinking):
             message.content = ""
         messages.append(message)
     return messages
 
 
-def _answered(waiting: list[tuple[str, str]], tool: str | None) -> str | None:
-    """The call a result is of: the first of that tool, else the first; it waits no longer."""
-    found = next((each for each in waiting if each[1] == tool), waiting[0] if waiting else None)
-    if found is None:
+def _pop_call_id(pending: list[tuple[str, str]], tool: str | None) -> str | None:
+    """Remove the call that a result belongs to, and return its id.
+
+    That is the first pending call of this tool, or the first of all if there is none.
+    """
+    default = pending[0] if pending else None
+    call = next((entry for entry in pending if entry[1] == tool), default)
+    if call is None:
         return None
-    waiting.remove(found)
-    return found[0]
+    pending.remove(call)
+    return call[0]
 
 
 def _no_images(images: list[Any] | None, path: str) -> None:

@@ -1,11 +1,13 @@
-"""What a model wrote, taken apart. Imports nothing else of the daemon.
+"""Separate a model's output into reasoning, text and calls.
 
-parser: thoughts, text and calls of an answer as it comes
-calls: what a call and a reader of calls is; those in JSON
-notations: those that are no plain JSON, and which reader goes with a format
-blocks: calls as plain JSON of models whose template has another notation
-channels: gpt-oss's messages, as thoughts, text and calls of others
-found: one that was found from a template, by its literals
-seen: how a template of no known family has calls written, from what it makes of some
-tools: which of them a template goes with, and what a request's tools come to
+This package imports nothing else of the daemon.
+
+parser: separates the parts of an answer while it arrives
+calls: defines calls and readers of calls, and reads those in JSON
+notations: reads calls in other notations, and selects the reader for a format
+blocks: reads calls in plain JSON, from models whose template has another notation
+channels: rewrites gpt-oss's messages as reasoning, text and calls of other models
+found: reads calls in a notation that was discovered from a template
+seen: discovers how a template of no known family writes calls, from what it renders
+tools: selects the format that goes with a template, and prepares a request's tools
 """

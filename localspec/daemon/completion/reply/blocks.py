@@ -1,8 +1,8 @@
-"""Calls that a model writes as plain JSON, in a fenced block or as its whole answer, though its template has
-another notation. Qwen2.5-Coder does so by habit.
+"""Read calls that a model writes as plain JSON though its template has another notation.
 
-Only what can be nothing else is a call: objects with the name of a tool that is offered and an object of
-arguments, and no other text in the block. What is read is held back until that is certain or impossible.
+They come in a fenced block or as the whole answer. Qwen2.5-Coder does this by habit. Only what can be
+nothing else is a call: objects with the name of an offered tool and an object of arguments, and no other
+text in the block. The text is held back until this is certain or impossible.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from localspec.daemon.completion.reply.calls import (
 )
 
 FENCE = "```"
-_INFO = ("json", "tool_call", "tool_calls", "")  # what may stand behind the fence
-_WORD = re.compile(r"[ \t]*(\w*)\s*", re.ASCII)
-_MAX_LENGTH = 1 << 17  # characters that are held back
-_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
+_INFO_STRINGS = ("json", "tool_call", "tool_calls", "")  # words that may follow the fence
+_INFO_PATTERN = re.compile(r"[ \t]*(\w*)\s*", re.ASCII)
+_MAX_HELD_CHARS = 1 << 17  # a longer text is not a call
+_ALLOWED_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 
 
 class JsonBlock(Reader):
-    """Reads what follows a fence, up to the next one; without `fenced`, an answer to its end."""
+    """Reads what follows a fence, up to the next fence; with `fenced` False, an answer to its end."""
 
     def __init__(self, names: Collection[str], *, fenced: bool) -> None:
         super().__init__()
@@ -36,66 +36,66 @@ class JsonBlock(Reader):
         self._at = 0  # how much of `raw` is read
         self._json: JsonCalls | None = None
         self._pieces: list[CallPiece] = []
-        self._complete = False  # a call is whole, and nothing else has come since
+        self._complete = False  # a call is complete, and nothing else has arrived since
 
     def feed(self, text: str) -> Fed:
         self.raw += text
-        goes_on = True
-        while goes_on and not (self.over or self.broken):
+        can_continue = True
+        while can_continue and not (self.over or self.broken):
             if self._json is not None:
-                goes_on = self._read_json(self._json)
+                can_continue = self._read_json(self._json)
             elif self._complete:
-                goes_on = self._read_behind()
+                can_continue = self._read_after_object()
             else:
-                goes_on = self._read_head()
-        if len(self.raw) > _MAX_LENGTH:
+                can_continue = self._read_head()
+        if len(self.raw) > _MAX_HELD_CHARS:
             self.broken = self.broken or not self.over
         if not self.over or self.broken:
             return [], ""
-        rest, self.raw = self.raw[self._at :], self.raw[: self._at]
-        return self._pieces, rest
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return self._pieces, remaining
 
     def end(self) -> list[CallPiece]:
         self.broken = not self._complete
         return [] if self.broken else self._pieces
 
     def _read_head(self) -> bool:
-        """Read what stands before the JSON."""
+        """Read the text before the JSON; return whether it is complete."""
         if self._fenced:
-            found = _WORD.match(self.raw)
-            assert found is not None  # it matches nothing, too
-            word, self._at = found[1].lower(), found.end()
+            match = _INFO_PATTERN.match(self.raw)
+            assert match is not None  # the expression also matches an empty text
+            word, self._at = match[1].lower(), match.end()
             if self._at == len(self.raw):
-                self.broken = not any(info.startswith(word) for info in _INFO)
+                self.broken = not any(info.startswith(word) for info in _INFO_STRINGS)
                 return False
-            self.broken = word not in _INFO
+            self.broken = word not in _INFO_STRINGS
         self._begin()
         return True
 
     def _begin(self) -> None:
         if self.raw[self._at] in "{[":
-            self._json = JsonCalls(self._names.__contains__, names=self._names, keys=_KEYS)
+            self._json = JsonCalls(self._names.__contains__, names=self._names, keys=_ALLOWED_KEYS)
         else:
             self.broken = True
 
     def _read_json(self, reader: JsonCalls) -> bool:
-        pieces, rest = reader.feed(self.raw[self._at :])
+        pieces, remaining = reader.feed(self.raw[self._at :])
         self._pieces += pieces
-        self._at = len(self.raw) - len(rest)
+        self._at = len(self.raw) - len(remaining)
         self.broken = reader.broken
         if reader.over and not reader.broken:
             self._json, self._complete = None, True
             self.broken = not _are_objects(self._pieces) or not reader.all_have_arguments
         return reader.over
 
-    def _read_behind(self) -> bool:
+    def _read_after_object(self) -> bool:
         """Read what follows an object: the fence, another object, or something else."""
         while self._at < len(self.raw) and self.raw[self._at] in " \t\r\n,;":
             self._at += 1
-        rest = self.raw[self._at : self._at + len(FENCE)]
-        if not rest or (self._fenced and rest != FENCE and FENCE.startswith(rest)):
+        following = self.raw[self._at : self._at + len(FENCE)]
+        if not following or (self._fenced and following != FENCE and FENCE.startswith(following)):
             return False
-        if self._fenced and rest == FENCE:
+        if self._fenced and following == FENCE:
             self._at += len(FENCE)
             self.over = True
         else:

@@ -1,5 +1,7 @@
-"""Tool calls as models write them, read while they come so that they can be streamed: those in JSON, an
-object with "name" and "arguments" (or "parameters"), or an array of such objects.
+"""Read tool calls while a model writes them, so that they can be streamed.
+
+This module defines the pieces of a call, and reads calls in JSON: an object with "name" and "arguments"
+(or "parameters"), or an array of such objects.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from typing import Any, Literal
 
 from localspec.protocol.calls import type_of
 
-_ARGUMENTS = ("arguments", "parameters")
-_ID = string.ascii_letters + string.digits
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_ID_CHARS = string.ascii_letters + string.digits
 
 _TOKEN = re.compile(r'["{}\[\]:,]|\s+|[^\s"{}\[\]:,]+')
-_IN_STRING = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+_STRING_PART = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
 
 
 @dataclass(slots=True)
 class Call:
-    """A call begins; `index` counts the calls of an answer."""
+    """The beginning of a call; `index` is its number in the answer."""
 
     id: str
     name: str
@@ -36,42 +38,47 @@ class Call:
 
 @dataclass(slots=True)
 class Arguments:
-    """More of its arguments' JSON."""
+    """More JSON of a call's arguments."""
 
     text: str
     index: int = 0
 
 
 CallPiece = Call | Arguments
-Fed = tuple[list[CallPiece], str]  # what text adds, and its rest, which belongs to no call any more
+# The pieces that a text adds, and its remainder, which belongs to no call any more.
+Fed = tuple[list[CallPiece], str]
 
 
 def new_call(name: str) -> Call:
-    # Nine letters and digits: Mistral's templates refuse every other id.
-    return Call("".join(secrets.choice(_ID) for _ in range(9)), name)
+    """Return a call with a random id."""
+    # Mistral's templates refuse ids that are not nine letters and digits.
+    return Call("".join(secrets.choice(_ID_CHARS) for _ in range(9)), name)
 
 
 def finite(text: str) -> float:
-    """JSON's numbers have no end, and what is beyond Python's is not written as JSON again."""
+    """Parse a number of JSON, and limit it to Python's largest float, because infinity is not valid JSON."""
     value = float(text)
     return value if isfinite(value) else copysign(float_info.max, value)
 
 
 def typed(text: str, types: set[str]) -> Any:
-    """A parameter's text as a value of these types; text where it can be, and is none of the others."""
+    """Return a parameter's text as a value of one of `types`.
+
+    It stays a text if it may be a text and is not a value of any other of the types.
+    """
     if types in ({"string"}, {"any"}):
         return text
     try:
         value = json.loads(text, parse_float=finite)
     except (ValueError, RecursionError):
-        return _python(text)
+        return _decode_python(text)
     kind = type_of(value)
     fits = kind in types or (kind == "number" and "integer" in types)
     return value if fits or "string" not in types else text
 
 
-def _python(text: str) -> Any:
-    """What templates write without `tojson`: Python's True, or a list; the text where it is neither."""
+def _decode_python(text: str) -> Any:
+    """Decode what templates write without `tojson`, such as True or a list; return other text as it is."""
     lowered = text.strip().lower()
     if lowered in ("true", "false", "none"):
         return {"true": True, "false": False}.get(lowered)
@@ -79,15 +86,17 @@ def _python(text: str) -> Any:
         return text
     try:
         value = ast.literal_eval(text.strip())
-        json.dumps(value, allow_nan=False)  # no sets, no bytes
+        json.dumps(value, allow_nan=False)  # raises TypeError for sets and bytes
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return text
     return value
 
 
 class Reader(ABC):
-    """Reads what follows a marker: one or more calls. Feed it text until `over`; `broken` means that
-    this was no call and `raw`, what it has read, is plain text.
+    """Reads what follows a marker: one or more calls.
+
+    Feed it text until `over`. `broken` means that this was not a call, and that `raw`, all that was read,
+    is plain text.
     """
 
     def __init__(self) -> None:
@@ -97,28 +106,30 @@ class Reader(ABC):
 
     @abstractmethod
     def feed(self, text: str) -> Fed:
-        """What comes next."""
+        """Consume the next text."""
 
     @abstractmethod
     def end(self) -> list[CallPiece]:
-        """The answer was cut off here."""
+        """Return the remaining pieces of an answer that was cut off here."""
 
 
 @dataclass(slots=True)
 class _Object:
-    """A call's object as far as it is read."""
+    """The object of a call as far as it is read."""
 
     name: str = ""
     key: str = ""
-    colon: bool = False  # the key's colon has come, its value has not ended
+    colon: bool = False  # the key's colon is read, and its value has not ended
     arguments: Literal["", "open", "closed"] = ""
-    held: bool = False  # the arguments are shown when they are whole
-    pending: str = ""  # arguments that cannot be shown yet
+    held: bool = False  # the arguments are emitted only when they are complete
+    pending: str = ""  # arguments that cannot be emitted yet
 
 
 class JsonCalls(Reader):
-    """`accepts` says which names are calls. With `call` the text is that call's arguments alone. With `names`
-    and `keys`, an object is no call as soon as it has another name or key.
+    """Reads calls in JSON.
+
+    `accepts` decides which names are calls. With `call`, the text is only the arguments of that call. With
+    `names` and `keys`, an object is not a call as soon as it has another name or key.
     """
 
     def __init__(
@@ -137,12 +148,12 @@ class JsonCalls(Reader):
         self._call = call
         self._pieces: list[CallPiece] = []
         self._at = 0  # how much of `raw` is read
-        self._quote: int | None = None  # where in `raw` the string that is being read begins
+        self._quote: int | None = None  # start of the current string in `raw`
         self._escaped = False
         self._depth = 0
-        self._base = 0  # the depth inside the present call's object; 0 between objects
+        self._base = 0  # the depth inside the current call's object; 0 between objects
         self._object = _Object()
-        if call is not None:  # as if {"name": …, "arguments": had been read
+        if call is not None:  # continue as after {"name": …, "arguments":
             self._depth = self._base = 1
             self._object = _Object(call.name, "arguments", colon=True)
 
@@ -151,13 +162,13 @@ class JsonCalls(Reader):
         self.raw += text
         while self._at < len(self.raw) and not (self.over or self.broken):
             if self._quote is None:
-                self._token()
+                self._read_token()
             else:
-                self._in_string(self._quote)
+                self._read_string_part(self._quote)
         if self._object.name and not self.broken:
-            self._show()
-        rest, self.raw = self.raw[self._at :], self.raw[: self._at]
-        return self._pieces, rest
+            self._emit_arguments()
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return self._pieces, remaining
 
     def end(self) -> list[CallPiece]:
         self._pieces = []
@@ -166,40 +177,42 @@ class JsonCalls(Reader):
         self.broken = not self._object.name and not self.over
         return self._pieces
 
-    def _token(self) -> None:
-        found = _TOKEN.match(self.raw, self._at)
-        assert found is not None
-        token, self._at = found[0], found.end()
-        read, here = self._object, self._depth == self._base
-        value = here and self._base and read.colon and not token.isspace()
-        if self._names is not None and self._is_no_call(token, value=bool(value)):
+    def _read_token(self) -> None:
+        match = _TOKEN.match(self.raw, self._at)
+        assert match is not None
+        token, self._at = match[0], match.end()
+        call_object, is_top_level = self._object, self._depth == self._base
+        is_value = is_top_level and self._base and call_object.colon and not token.isspace()
+        if self._names is not None and self._is_no_call(token, is_value=bool(is_value)):
             self.broken = True
             return
-        if value and read.key in _ARGUMENTS and not read.arguments:
-            read.arguments, read.held = "open", token != "{"  # JSON in a string, or null
-        if read.arguments == "open" and not (here and token in (":", ",", "}", "]")):
-            read.pending += token
+        if is_value and call_object.key in _ARGUMENT_KEYS and not call_object.arguments:
+            # JSON in a string, or null, can only be converted when it is complete.
+            call_object.arguments, call_object.held = "open", token != "{"
+        if call_object.arguments == "open" and not (is_top_level and token in (":", ",", "}", "]")):
+            call_object.pending += token
         match token:
             case '"':
-                self._quote = found.start()
+                self._quote = match.start()
             case "{" | "[":
                 self._open(token)
             case "}" | "]":
                 self._close()
-            case ":" if here:
-                read.colon = True
-            case "," if here:
+            case ":" if is_top_level:
+                call_object.colon = True
+            case "," if is_top_level:
                 self._end_arguments()
-                read.colon, read.key = False, ""
+                call_object.colon, call_object.key = False, ""
             case _ if self._depth == 0 and not token.isspace():
-                self._at = found.start() + 1
+                self._at = match.start() + 1
                 self.broken = True
 
-    def _in_string(self, quote: int) -> None:
-        found = _IN_STRING.match(self.raw, self._at + self._escaped)
-        assert found is not None  # it matches nothing, too
-        end = found.end()
-        last = self.raw[end : end + 1]  # nothing, the closing quote, or a backslash without more
+    def _read_string_part(self, quote: int) -> None:
+        match = _STRING_PART.match(self.raw, self._at + self._escaped)
+        assert match is not None  # the expression also matches an empty text
+        end = match.end()
+        # The closing quote, a backslash at the end of the text, or "".
+        last = self.raw[end : end + 1]
         self._escaped = last == "\\"
         if self._object.arguments == "open":
             self._object.pending += self.raw[self._at : end] + last
@@ -207,53 +220,53 @@ class JsonCalls(Reader):
         if last == '"':
             self._quote = None
             if self._depth == self._base:
-                self._string(self.raw[quote : self._at])
+                self._end_string(self.raw[quote : self._at])
         elif self._names is not None and self._depth == self._base:
             self.broken = not self._may_be_a_call(self.raw[quote + 1 : self._at])
 
-    def _is_no_call(self, token: str, *, value: bool) -> bool:
-        """Return whether a token stands where no call has it."""
+    def _is_no_call(self, token: str, *, is_value: bool) -> bool:
+        """Return whether no call can have this token here."""
         if not self._base:
             return token not in ("{", "[", "]", ",") and not token.isspace()
-        if not value:
+        if not is_value:
             return False
-        return (self._object.key in _ARGUMENTS and not self._object.arguments and token != "{") or (
-            self._object.key == "name" and not self._object.name and token != '"'
-        )
+        return (
+            self._object.key in _ARGUMENT_KEYS and not self._object.arguments and token != "{"
+        ) or (self._object.key == "name" and not self._object.name and token != '"')
 
-    def _may_be_a_call(self, begun: str) -> bool:
-        """Return whether a string that has begun may be a key or a name that a call has."""
-        read = self._object
-        if read.arguments == "open":
-            return False  # a text in place of the arguments
-        if not read.colon:
-            wanted = self._keys
-        elif read.key == "name":
-            wanted = self._names
+    def _may_be_a_call(self, prefix: str) -> bool:
+        """Return whether a string that begins like this can be a key or name of a call."""
+        call_object = self._object
+        if call_object.arguments == "open":
+            return False  # the arguments are a string
+        if not call_object.colon:
+            names = self._keys
+        elif call_object.key == "name":
+            names = self._names
         else:
             return True
-        return any(name.startswith(begun) for name in wanted or ())
+        return any(name.startswith(prefix) for name in names or ())
 
-    def _string(self, text: str) -> None:
-        """A key of the object, or its value."""
-        read = self._object
-        if read.arguments == "open":
+    def _end_string(self, text: str) -> None:
+        """Handle a complete string, which is a key of the object or its value."""
+        call_object = self._object
+        if call_object.arguments == "open":
             self._end_arguments()
             return
-        value = self._decoded(text)
+        value = self._decode_string(text)
         if self.broken:
             return
-        if not read.colon:
-            read.key = value
+        if not call_object.colon:
+            call_object.key = value
             self.broken = self._keys is not None and value not in self._keys
-        elif read.key == "name" and not read.name:
-            read.name = value
+        elif call_object.key == "name" and not call_object.name:
+            call_object.name = value
             self.broken = not self._accepts(value)
             if not self.broken:
                 self._pieces.append(new_call(value))
-                self._show()
+                self._emit_arguments()
 
-    def _decoded(self, text: str) -> str:
+    def _decode_string(self, text: str) -> str:
         try:
             return str(json.loads(text, strict=False))
         except ValueError:
@@ -285,18 +298,18 @@ class JsonCalls(Reader):
         if self._object.arguments == "open":
             self._object.arguments = "closed"
             if self._object.name:
-                self._show()
+                self._emit_arguments()
             self.over = self.over or self._call is not None
 
-    def _show(self) -> None:
-        """What has come of the arguments; held ones when they are whole."""
-        read = self._object
-        if read.held and read.arguments == "open":
+    def _emit_arguments(self) -> None:
+        """Emit the arguments that are certain; if they are held, only when they are complete."""
+        call_object = self._object
+        if call_object.held and call_object.arguments == "open":
             return
-        text, read.pending = read.pending, ""
-        if read.held:
+        text, call_object.pending = call_object.pending, ""
+        if call_object.held:
             text = text.strip()
-            text = self._decoded(text) if text.startswith('"') else text
+            text = self._decode_string(text) if text.startswith('"') else text
             text = "{}" if text == "null" else text
         if text:
             self._pieces.append(Arguments(text))

@@ -1,5 +1,6 @@
-"""gpt-oss's answers, which are messages in channels, in the notation that other models have for the same:
-thoughts between <think> and </think>, calls between <tool_call> and </tool_call>, and text.
+"""Rewrite gpt-oss's answers, which are messages in channels, in the notation of other models.
+
+Reasoning goes between <think> and </think>, calls between <tool_call> and </tool_call>.
 """
 
 from __future__ import annotations
@@ -8,46 +9,47 @@ import re
 from typing import Literal
 
 OPENING = "<|channel|>"
-# Control tokens of such vocabularies; the one that ends a call ends the answer, too.
+# Control tokens of such vocabularies. The token that ends a call also ends the answer, so it is not here.
 SHOWN = [OPENING, "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
 _MESSAGE = "<|message|>"
-_ENDS = ("<|end|>", "<|start|>")
+_MESSAGE_ENDS = ("<|end|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_CALLED = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
-_OPENED = {"thoughts": "<think>", "text": "", "call": "<tool_call>\n"}
-_CLOSED = {"thoughts": "</think>", "text": "", "call": "}\n</tool_call>"}
+_FUNCTION_NAME = re.compile(r"\bto=functions\.([\w.-]+)", re.ASCII)
+_OPENINGS = {"thoughts": "<think>", "text": "", "call": "<tool_call>\n"}
+_CLOSINGS = {"thoughts": "</think>", "text": "", "call": "}\n</tool_call>"}
 
 
 class Channels:
-    """One answer, while it comes. What does not begin with a channel stays as it is."""
+    """Rewrites one answer while it arrives; an answer that does not begin with a channel stays as it is."""
 
     def __init__(self) -> None:
         self._held = ""
         self._state: Literal["start", "plain", "head", "thoughts", "text", "call"] = "start"
 
     def push(self, text: str) -> str:
+        """Consume more text, and return what is certain of the rewritten answer."""
         self._held += text
         return self._read(final=False)
 
     def finish(self) -> str:
-        """What was held back, once the answer is over."""
+        """Return the text that was held back, at the end of the answer."""
         return self._read(final=True)
 
     def _read(self, *, final: bool) -> str:
-        found, goes_on = "", True
-        while goes_on:
+        output, can_continue = "", True
+        while can_continue:
             match self._state:
                 case "start":
-                    goes_on = self._start(final)
+                    can_continue = self._start(final)
                 case "plain":
-                    found, self._held, goes_on = found + self._held, "", False
+                    output, self._held, can_continue = output + self._held, "", False
                 case "head":
-                    more, goes_on = self._head()
-                    found += more
+                    text, can_continue = self._head()
+                    output += text
                 case _:
-                    more, goes_on = self._body(final)
-                    found += more
-        return found
+                    text, can_continue = self._body(final)
+                    output += text
+        return output
 
     def _start(self, final: bool) -> bool:
         text = self._held.lstrip()
@@ -58,32 +60,34 @@ class Channels:
         return self._state != "start"
 
     def _head(self) -> tuple[str, bool]:
-        """Up to a message's text: whom it is for."""
-        head, found, rest = self._held.partition(_MESSAGE)
-        if not found:
+        """Read the head of a message, which names its recipient; return output and whether it is complete."""
+        head, separator, remaining = self._held.partition(_MESSAGE)
+        if not separator:
             return "", False
-        self._held = rest
+        self._held = remaining
         channel = _CHANNEL.search(head)
-        if called := _CALLED.search(head):
+        if function := _FUNCTION_NAME.search(head):
             self._state = "call"
-            return f'{_OPENED["call"]}{{"name": "{called[1]}", "arguments": ', True
+            return f'{_OPENINGS["call"]}{{"name": "{function[1]}", "arguments": ', True
         self._state = "thoughts" if channel and channel[1] == "analysis" else "text"
-        return _OPENED[self._state], True
+        return _OPENINGS[self._state], True
 
     def _body(self, final: bool) -> tuple[str, bool]:
-        ends = [at for mark in _ENDS if (at := self._held.find(mark)) >= 0]
-        end = min(ends) if ends else len(self._held)
-        if not ends and not final:
-            end -= max(_begun(self._held, mark) for mark in _ENDS)
+        positions = [
+            position for marker in _MESSAGE_ENDS if (position := self._held.find(marker)) >= 0
+        ]
+        end = min(positions) if positions else len(self._held)
+        if not positions and not final:
+            end -= max(_partial_length(self._held, marker) for marker in _MESSAGE_ENDS)
         text, self._held = self._held[:end], self._held[end:]
-        if not ends and not (final and self._state == "call"):
-            return text, False  # thoughts that are cut off stay open
-        text += _CLOSED[self._state]
+        if not positions and not (final and self._state == "call"):
+            return text, False  # reasoning that was cut off stays open
+        text += _CLOSINGS[self._state]
         self._state = "head"
-        return text, bool(ends)
+        return text, bool(positions)
 
 
-def _begun(text: str, mark: str) -> int:
-    """How many characters at the end of `text` a marker may begin with."""
-    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if text.endswith(mark[:size])), 0)
+def _partial_length(text: str, marker: str) -> int:
+    """Return how many characters at the end of `text` may begin the marker."""
+    sizes = range(min(len(marker) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(marker[:size])), 0)

@@ -1,4 +1,4 @@
-"""Calls in a notation that was found from a template: its literals, and between them names and arguments."""
+"""Read calls in a notation that was discovered from a template: literals, and names and arguments between."""
 
 from __future__ import annotations
 
@@ -20,37 +20,39 @@ from localspec.protocol.calls import ID, CallFormat, types_of
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _ID = re.compile(r"[\w.:-]*", re.ASCII)
 _PARTS = re.compile(rf"({ID}|\s+)")
-_LONGEST = 400  # characters of what stands before a call's arguments; what is longer is text
+_MAX_HEAD_CHARS = 400  # A longer text before a call's arguments means that it is not a call.
 QUOTE = "<![CDATA[", "]]>"
-_MORE, _OTHER = -1, -2  # in place of where a literal ends
+_INCOMPLETE, _MISMATCH = -1, -2  # returned instead of the end of a literal
 
 
 def after(literal: str, text: str, at: int) -> int:
-    """Where `literal` ends in `text`, that begins at `at`; blanks may be others. _MORE: it may still come;
-    _OTHER: something else stands there.
+    """Return where `literal` ends in `text` if it begins at `at`; its blanks match any blanks.
+
+    Returns _INCOMPLETE if the text ends within the literal, and _MISMATCH if it differs.
     """
     for part in filter(None, _PARTS.split(literal)):
-        rest = text[at : at + max(len(part), 1)]
+        actual = text[at : at + max(len(part), 1)]
         if part == ID:
-            found = _ID.match(text, at)
-            assert found is not None  # it matches nothing, too
-            if found.end() == len(text):
-                return _MORE
-            at = found.end()
-        elif rest == part:
+            match = _ID.match(text, at)
+            assert match is not None  # the expression also matches an empty text
+            if match.end() == len(text):
+                return _INCOMPLETE
+            at = match.end()
+        elif actual == part:
             at += len(part)
-        elif part.startswith(rest) and at + len(rest) == len(text):
-            return _MORE
+        elif part.startswith(actual) and at + len(actual) == len(text):
+            return _INCOMPLETE
         elif part.isspace():
             at += len(text[at:]) - len(text[at:].lstrip())
         else:
-            return _OTHER
+            return _MISMATCH
     return at
 
 
 class FoundCalls(Reader):
-    """All calls that follow one marker, with what closes them. In place of a name whose arguments are no
-    JSON may stand the whole call as an object.
+    """Reads all calls that follow one marker, and what closes them.
+
+    If the notation's arguments are not JSON, the whole call may still come as a JSON object.
     """
 
     def __init__(self, form: CallFormat, tools: dict[str, Any]) -> None:
@@ -58,11 +60,11 @@ class FoundCalls(Reader):
         self._form = form
         self._tools = tools
         self._state: Literal["name", "json", "parameters", "behind"] = "name"
-        self._before = form.lead  # what stands before the next name
+        self._before = form.lead  # the literal before the next name
         self._at = 0  # how much of `raw` is read
         self._json = JsonCalls()
-        self._schema: dict[str, Any] = {}  # of the tool that is being called
-        self._written = 0  # its parameters
+        self._schema: dict[str, Any] = {}  # the schema of the tool that is being called
+        self._written = 0  # number of parameters read so far
         self._calls = 0
 
     def feed(self, text: str) -> Fed:
@@ -71,8 +73,8 @@ class FoundCalls(Reader):
         self._read(pieces, final=False)
         if not (self.over or self.broken):
             return pieces, ""
-        rest, self.raw = self.raw[self._at :], self.raw[: self._at]
-        return pieces, rest
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return pieces, remaining
 
     def end(self) -> list[CallPiece]:
         pieces: list[CallPiece] = []
@@ -86,33 +88,33 @@ class FoundCalls(Reader):
         return pieces
 
     def _read(self, pieces: list[CallPiece], *, final: bool) -> None:
-        goes_on = True
-        while goes_on and not (self.over or self.broken):
+        can_continue = True
+        while can_continue and not (self.over or self.broken):
             match self._state:
                 case "name":
-                    goes_on = self._name(pieces)
+                    can_continue = self._read_name(pieces)
                 case "json":
-                    goes_on = self._arguments(pieces)
+                    can_continue = self._read_arguments(pieces)
                 case "parameters":
-                    goes_on = self._parameter(pieces, final=final)
+                    can_continue = self._read_parameter(pieces, final=final)
                 case "behind":
-                    goes_on = self._behind(final=final)
+                    can_continue = self._read_end(final=final)
 
-    def _name(self, pieces: list[CallPiece]) -> bool:
+    def _read_name(self, pieces: list[CallPiece]) -> bool:
         end = start = after(self._before, self.raw, self._at)
         name = ""
         if start >= 0:
             if self._form.parameter and self.raw.startswith("{", start):
                 self._at, self._state, self._json = start, "json", JsonCalls()
                 return True
-            found = _NAME.match(self.raw, start)
-            assert found is not None  # it matches nothing, too
-            name = found[0]
-            if found.end() == len(self.raw):  # more of it may come
-                end = _MORE
+            match = _NAME.match(self.raw, start)
+            assert match is not None  # the expression also matches an empty text
+            name = match[0]
+            if match.end() == len(self.raw):  # the name may not be complete
+                end = _INCOMPLETE
             else:
-                end = after(self._form.middle, self.raw, found.end()) if name else _OTHER
-        if end == _OTHER or (end == _MORE and len(self.raw) - self._at > _LONGEST):
+                end = after(self._form.middle, self.raw, match.end()) if name else _MISMATCH
+        if end == _MISMATCH or (end == _INCOMPLETE and len(self.raw) - self._at > _MAX_HEAD_CHARS):
             self.broken, self.over = not self._calls, bool(self._calls)
         if end < 0:
             return False
@@ -126,10 +128,10 @@ class FoundCalls(Reader):
             self._state, self._json = "json", JsonCalls(call=call)
         return True
 
-    def _arguments(self, pieces: list[CallPiece]) -> bool:
-        found, rest = self._json.feed(self.raw[self._at :])
-        pieces += found
-        self._at = len(self.raw) - len(rest)
+    def _read_arguments(self, pieces: list[CallPiece]) -> bool:
+        call_pieces, remaining = self._json.feed(self.raw[self._at :])
+        pieces += call_pieces
+        self._at = len(self.raw) - len(remaining)
         if self._json.broken:
             self.broken, self.over = not self._calls, bool(self._calls)
         elif self._json.over:
@@ -137,47 +139,51 @@ class FoundCalls(Reader):
             self._calls += bool(self._form.parameter)
         return self._json.over
 
-    def _parameter(self, pieces: list[CallPiece], *, final: bool) -> bool:
-        """Read the next one, or that there is none."""
-        opening, before_text, before_other, _ = self._form.parameter
-        start = after(opening, self.raw, self._blanks())
-        if start == _OTHER:
+    def _read_parameter(self, pieces: list[CallPiece], *, final: bool) -> bool:
+        """Read the next parameter, or notice that there is none; return whether that was possible."""
+        opening, text_separator, value_separator, _ = self._form.parameter
+        start = after(opening, self.raw, self._skip_blanks())
+        if start == _MISMATCH:
             pieces.append(Arguments("}" if self._written else "{}"))
             self._state = "behind"
             return True
-        if start == _MORE:
+        if start == _INCOMPLETE:
             return False
-        ends = [(before_text, self.raw.find(before_text, start))]
-        ends.append((before_other, self.raw.find(before_other, start)))
-        known = [(at, len(between)) for between, at in ends if at >= 0]
-        if not known:
+        ends = [(text_separator, self.raw.find(text_separator, start))]
+        ends.append((value_separator, self.raw.find(value_separator, start)))
+        candidates = [(position, len(separator)) for separator, position in ends if position >= 0]
+        if not candidates:
             return False
-        key_end, size = min(known)
+        key_end, separator_length = min(candidates)
         key = self.raw[start:key_end]
         properties = self._schema.get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
         types = types_of(schema, self._schema)
-        if before_text != before_other:  # the notation says it
-            types = {"string"} if self.raw.startswith(before_text, key_end) else {"object"}
-        value = self._value(key_end + size, types, final=final)
+        if text_separator != value_separator:  # the notation itself tells texts from other values
+            types = {"string"} if self.raw.startswith(text_separator, key_end) else {"object"}
+        value = self._read_value(key_end + separator_length, types, final=final)
         if value is None:
             return False
-        written = f"{json.dumps(key)}: {json.dumps(typed(value, types), ensure_ascii=False)}"
-        pieces.append(Arguments((", " if self._written else "{") + written))
+        entry = f"{json.dumps(key)}: {json.dumps(typed(value, types), ensure_ascii=False)}"
+        pieces.append(Arguments((", " if self._written else "{") + entry))
         self._written += 1
         return True
 
-    def _value(self, start: int, types: set[str], *, final: bool) -> str | None:
-        """The text of a value; None: it is not whole yet. JSON may have in it what ends it, and so may what
-        a model quotes as XML does.
+    def _read_value(self, start: int, types: set[str], *, final: bool) -> str | None:
+        """Return the text of a value; None if it is not complete yet.
+
+        The closing literal may also occur inside JSON, or in a value that the model quotes as XML does.
         """
         close = self._form.parameter[3]
         core = close.strip()
-        begun, over = QUOTE
-        if self.raw.startswith(begun, start) and (end := self.raw.find(over + core, start)) >= 0:
-            self._at = end + len(over + core)
-            return self.raw[start + len(begun) : end]
-        if begun.startswith(self.raw[start : start + len(begun)]) and not final:
+        quote_open, quote_close = QUOTE
+        if (
+            self.raw.startswith(quote_open, start)
+            and (end := self.raw.find(quote_close + core, start)) >= 0
+        ):
+            self._at = end + len(quote_close + core)
+            return self.raw[start + len(quote_open) : end]
+        if quote_open.startswith(self.raw[start : start + len(quote_open)]) and not final:
             return None
         end = self.raw.find(core, start)
         if end >= 0 and not final and not types & {"string", "any"}:
@@ -188,29 +194,30 @@ class FoundCalls(Reader):
         return self.raw[start:end].removesuffix(close[: close.index(core)])
 
     def _json_end(self, start: int, core: str) -> int:
+        """Return the end of a JSON value that `core` closes, -1 if it is not complete yet."""
         text = self.raw[start:]
-        blanks = len(text) - len(text.lstrip())
+        blank_count = len(text) - len(text.lstrip())
         try:
             _, size = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
         except (ValueError, RecursionError):
-            first = text.find(core)  # no JSON, unless this one stands in a string
-            whole = re.sub(r"\\.", "", text[:first]).count('"') % 2 == 0
-            return start + first if whole else -1
-        behind = start + blanks + size
-        behind += len(self.raw[behind:]) - len(self.raw[behind:].lstrip())
-        return behind if self.raw.startswith(core, behind) else self.raw.find(core, start)
+            core_at = text.find(core)  # not JSON, or `core` is inside a string
+            is_outside_string = re.sub(r"\\.", "", text[:core_at]).count('"') % 2 == 0
+            return start + core_at if is_outside_string else -1
+        end = start + blank_count + size
+        end += len(self.raw[end:]) - len(self.raw[end:].lstrip())
+        return end if self.raw.startswith(core, end) else self.raw.find(core, start)
 
-    def _behind(self, *, final: bool) -> bool:
-        """After a call's arguments: another, or the end."""
-        at = self._blanks()
-        again = after(self._form.again, self.raw, at) if self._form.again else _OTHER
-        close = after(self._form.close, self.raw, at)
-        if again >= 0:
-            self._state, self._before, self._at = "name", "", again
-        elif final or _MORE not in (again, close):
+    def _read_end(self, *, final: bool) -> bool:
+        """Read what follows a call's arguments: another call, or the end."""
+        position = self._skip_blanks()
+        next_call = after(self._form.again, self.raw, position) if self._form.again else _MISMATCH
+        close = after(self._form.close, self.raw, position)
+        if next_call >= 0:
+            self._state, self._before, self._at = "name", "", next_call
+        elif final or _INCOMPLETE not in (next_call, close):
             self.over = True
             self._at = close if close >= 0 else self._at
-        return again >= 0
+        return next_call >= 0
 
-    def _blanks(self) -> int:
+    def _skip_blanks(self) -> int:
         return self._at + len(self.raw[self._at :]) - len(self.raw[self._at :].lstrip())

@@ -1,4 +1,4 @@
-"""Tool calls that are no plain JSON: Qwen Coder's tags, Mistral's [ARGS], Gemma 4's own notation."""
+"""Read tool calls that are not plain JSON: Qwen Coder's tags, Mistral's [ARGS], Gemma 4's own notation."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from localspec.daemon.completion.reply.found import FoundCalls
 from localspec.daemon.completion.reply.tools import GEMMA_QUOTE
 from localspec.protocol.calls import CallFormat, types_of
 
-_FUNCTION = re.compile(r"<function=([^>\n]+)>")
-_NEXT = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
-_CLOSE = "</parameter>"
-# Up to the marker that ends a value of JSON, which may have that marker in a string.
+_FUNCTION_TAG = re.compile(r"<function=([^>\n]+)>")
+_NEXT_TAG = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
+_PARAMETER_CLOSE = "</parameter>"
+# Match up to the marker that ends a JSON value. Inside of a string the marker does not count.
 _JSON_VALUE = re.compile(r'(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!/parameter>))*', re.DOTALL)
 _JSON_OBJECT = re.compile(r'(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!tool_call\|>))*', re.DOTALL)
 
 
 def reader_for(form: CallFormat, tools: dict[str, Any], names: Collection[str] | None) -> Reader:
-    """The reader for a format's calls; `names`, if given, are the only ones it takes."""
+    """Return the reader for a format's calls; it accepts only `names`, if they are given."""
     match form.kind:
         case "hermes" | "tags":
             return TaggedCall(tools)
@@ -46,8 +46,11 @@ def reader_for(form: CallFormat, tools: dict[str, Any], names: Collection[str] |
             return JsonCalls(names.__contains__) if names is not None else JsonCalls()
 
 
-class _OrJson(Reader):
-    """A notation beside which a model writes JSON too: `_json` reads that, after `_lead`."""
+class _NotationOrJson(Reader):
+    """Base of readers for a notation whose models sometimes write JSON instead.
+
+    In that case `_json` reads the text, and `_lead` is the text before the JSON.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +59,7 @@ class _OrJson(Reader):
 
     def feed(self, text: str) -> Fed:
         if self._json is None:
-            return self._own(text)
+            return self._feed_notation(text)
         result = self._json.feed(text)
         self.over, self.broken = self._json.over, self._json.broken
         self.raw = self._lead + self._json.raw
@@ -64,116 +67,121 @@ class _OrJson(Reader):
 
     def end(self) -> list[CallPiece]:
         if self._json is None:
-            return self._own_end()
+            return self._end_notation()
         pieces = self._json.end()
         self.broken = self._json.broken
         return pieces
 
-    def _as_json(self, lead: str, text: str, call: Call | None = None) -> Fed:
+    def _switch_to_json(self, lead: str, text: str, call: Call | None = None) -> Fed:
         self._json, self._lead = JsonCalls(call=call), lead
         return self.feed(text)
 
     @abstractmethod
-    def _own(self, text: str) -> Fed:
-        """`feed`, while it may be the notation."""
+    def _feed_notation(self, text: str) -> Fed:
+        """Consume text while it may be the notation."""
 
     @abstractmethod
-    def _own_end(self) -> list[CallPiece]: ...
+    def _end_notation(self) -> list[CallPiece]: ...
 
 
 # ---------------------------------------------------------------- Qwen Coder, Mistral
 
 
-class TaggedCall(_OrJson):
-    """<tool_call>'s inside: JSON, or <function=name><parameter=key>value</parameter></function>.
+class TaggedCall(_NotationOrJson):
+    """Reads the inside of <tool_call>.
 
-    A value may have any marker in it but the one that ends it, and JSON that one too.
+    It is JSON, or <function=name><parameter=key>value</parameter></function>. A value may contain any
+    marker but the one that ends it; JSON may contain that one as well.
     """
 
     def __init__(self, tools: dict[str, Any]) -> None:
         super().__init__()
         self._tools = tools
-        self._schema: dict[str, Any] | None = None  # of the function, once it is named
+        self._schema: dict[str, Any] | None = None  # of the function, once its name is read
         self._at = 0  # how much of `raw` is read
-        self._written = 0  # parameters
+        self._written = 0  # number of parameters read so far
 
-    def _own(self, text: str) -> Fed:
+    def _feed_notation(self, text: str) -> Fed:
         self.raw += text
         start = self.raw.lstrip()
         if start and not start.startswith("<"):
-            return self._as_json(self.raw.removesuffix(start), start)
+            return self._switch_to_json(self.raw.removesuffix(start), start)
         pieces: list[CallPiece] = []
-        if self._schema is None and (name := _FUNCTION.search(self.raw)):
+        if self._schema is None and (name := _FUNCTION_TAG.search(self.raw)):
             self._schema, self._at = self._tools.get(name[1].strip(), {}), name.end()
             pieces.append(new_call(name[1].strip()))
         if self._schema is None:
             self.broken = not "<function=".startswith(start[:10])
             return [], ""
-        while not self.over and (found := _NEXT.search(self.raw, self._at)):
-            if not self._parameter(found, pieces, final=False):
+        while not self.over and (tag := _NEXT_TAG.search(self.raw, self._at)):
+            if not self._read_tag(tag, pieces, final=False):
                 return pieces, ""
-        rest, self.raw = self.raw[self._at :], self.raw[: self._at]
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
         if not self.over:
-            self.raw, rest = self.raw + rest, ""
-        return pieces, rest
+            self.raw, remaining = self.raw + remaining, ""
+        return pieces, remaining
 
-    def _parameter(self, found: re.Match[str], pieces: list[CallPiece], *, final: bool) -> bool:
-        """Read what is found: a parameter, or the end. False: it is not whole yet."""
-        if found[1] is None:
+    def _read_tag(self, tag: re.Match[str], pieces: list[CallPiece], *, final: bool) -> bool:
+        """Read what `tag` begins, a parameter or the end; return False if it is not complete yet."""
+        if tag[1] is None:
             pieces.append(Arguments("}" if self._written else "{}"))
-            self.over, self._at = True, found.end()
+            self.over, self._at = True, tag.end()
             return True
         schema = self._schema or {}
-        known = schema.get("properties")
-        types = types_of(known.get(found[1]) if isinstance(known, dict) else None, schema)
-        close = self.raw.find(_CLOSE, found.end())
+        properties = schema.get("properties")
+        types = types_of(properties.get(tag[1]) if isinstance(properties, dict) else None, schema)
+        close = self.raw.find(_PARAMETER_CLOSE, tag.end())
         if close >= 0 and not final and not types & {"string", "any"}:
-            read = _JSON_VALUE.match(self.raw, found.end())
-            assert read is not None  # it matches nothing, too
-            close = read.end() if self.raw.startswith(_CLOSE, read.end()) else -1
+            value_match = _JSON_VALUE.match(self.raw, tag.end())
+            assert value_match is not None  # the expression also matches an empty text
+            close = (
+                value_match.end()
+                if self.raw.startswith(_PARAMETER_CLOSE, value_match.end())
+                else -1
+            )
         if close < 0:
             return False
-        value = self.raw[found.end() : close].removesuffix("\n")
-        written = f"{json.dumps(found[1])}: {json.dumps(typed(value, types), ensure_ascii=False)}"
-        pieces.append(Arguments((", " if self._written else "{") + written))
-        self._written, self._at = self._written + 1, close + len(_CLOSE)
+        value = self.raw[tag.end() : close].removesuffix("\n")
+        entry = f"{json.dumps(tag[1])}: {json.dumps(typed(value, types), ensure_ascii=False)}"
+        pieces.append(Arguments((", " if self._written else "{") + entry))
+        self._written, self._at = self._written + 1, close + len(_PARAMETER_CLOSE)
         return True
 
-    def _own_end(self) -> list[CallPiece]:
+    def _end_notation(self) -> list[CallPiece]:
         self.broken = self._schema is None
         pieces: list[CallPiece] = []
         while not self.broken and not self.over:
-            found = _NEXT.search(self.raw, self._at)
-            if found is None or not self._parameter(found, pieces, final=True):
+            tag = _NEXT_TAG.search(self.raw, self._at)
+            if tag is None or not self._read_tag(tag, pieces, final=True):
                 pieces.append(Arguments("}" if self._written else "{}"))
                 break
         return pieces
 
 
-class ArgsCalls(_OrJson):
-    """[TOOL_CALLS]'s inside: an array of calls, or name[ARGS]{…}, or name[CALL_ID]id[ARGS]{…}."""
+class ArgsCalls(_NotationOrJson):
+    """Reads the inside of [TOOL_CALLS]: an array of calls, name[ARGS]{…}, or name[CALL_ID]id[ARGS]{…}."""
 
-    _LONGEST = 200  # characters of a name and an id; what is longer is text
+    _MAX_HEAD_CHARS = 200  # a longer name and id means that it is not a call
 
     def __init__(self, middle: str) -> None:
         super().__init__()
         self._middle = middle
 
-    def _own(self, text: str) -> Fed:
+    def _feed_notation(self, text: str) -> Fed:
         self.raw += text
         start = self.raw.lstrip()
         if start.startswith("{") or (re.match(r"\[\s*(\{|$)", start) and start != "["):
-            return self._as_json("", start)
-        head, found, rest = start.partition(self._middle)
-        if not found:
-            self.broken = "\n" in start or len(start) > self._LONGEST
+            return self._switch_to_json("", start)
+        head, separator, arguments = start.partition(self._middle)
+        if not separator:
+            self.broken = "\n" in start or len(start) > self._MAX_HEAD_CHARS
             return [], ""
-        name, _, own = head.partition("[CALL_ID]")
+        name, _, call_id = head.partition("[CALL_ID]")
         call = new_call(name.strip())
-        call.id = own.strip() or call.id
-        return self._as_json(head + found, rest, call)
+        call.id = call_id.strip() or call.id
+        return self._switch_to_json(head + separator, arguments, call)
 
-    def _own_end(self) -> list[CallPiece]:
+    def _end_notation(self) -> list[CallPiece]:
         self.broken = True
         return []
 
@@ -182,22 +190,22 @@ class ArgsCalls(_OrJson):
 
 
 class GemmaCall(Reader):
-    """<|tool_call>'s inside: call:name{key:<|"|>text<|"|>,other:1}, or an object with a name."""
+    """Reads the inside of <|tool_call>: call:name{key:<|"|>text<|"|>,other:1}, or an object with a name."""
 
     def feed(self, text: str) -> Fed:
         self.raw += text
         end = self._end()
         if end < 0:
             return [], ""
-        rest, self.raw = self.raw[end:], self.raw[:end]
-        return self._read(), rest
+        remaining, self.raw = self.raw[end:], self.raw[:end]
+        return self._read(), remaining
 
     def _end(self) -> int:
-        """Where the call is over; JSON may have the marker in a string. -1: it is not, so far."""
+        """Return where the call ends, -1 if it is not complete; JSON may contain the marker in a string."""
         if not self.raw.lstrip().startswith("{"):
             return self.raw.find("<tool_call|>")
         value = _JSON_OBJECT.match(self.raw)
-        assert value is not None  # it matches nothing, too
+        assert value is not None  # the expression also matches an empty text
         return value.end() if self.raw.startswith("<tool_call|>", value.end()) else -1
 
     def _read(self) -> list[CallPiece]:
@@ -206,12 +214,12 @@ class GemmaCall(Reader):
             inner = JsonCalls()
             pieces, _ = inner.feed(text)
             if not (inner.over or inner.broken):
-                pieces += inner.end()  # of a call that is cut off, what came
+                pieces += inner.end()  # the part of a call that was cut off
             self.over, self.broken = not inner.broken, inner.broken
             return [] if inner.broken else pieces
         name, brace, inside = text.removeprefix("call:").partition("{")
         try:
-            arguments, _ = _Notation("{" + inside).value(0)
+            arguments, _ = _GemmaValues("{" + inside).value(0)
         except (ValueError, IndexError, RecursionError):
             brace = ""
         if not brace or not name.strip():
@@ -224,7 +232,7 @@ class GemmaCall(Reader):
         return [] if self.over else self._read()
 
 
-class _Notation:
+class _GemmaValues:
     """Gemma 4's values: like JSON, with bare keys and <|"|> around text."""
 
     _SCALAR = re.compile(r"[^,}\]]+")
@@ -233,8 +241,13 @@ class _Notation:
         self._text = text
 
     def value(self, at: int) -> tuple[Any, int]:
-        """The value at `at`, and where it ends. Raises ValueError or IndexError."""
-        at = self._skip(at)
+        """Return the value at `at`, and where it ends.
+
+        Raises:
+            ValueError: there is no valid value.
+            IndexError: the text ends within the value.
+        """
+        at = self._skip_blanks(at)
         if self._text.startswith(GEMMA_QUOTE, at):
             return self._quoted(at)
         if self._text[at] == "{":
@@ -249,7 +262,7 @@ class _Notation:
             raise ValueError("no value")
         return json.loads(scalar[0].strip(), parse_float=finite), scalar.end()
 
-    def _skip(self, at: int) -> int:
+    def _skip_blanks(self, at: int) -> int:
         while self._text[at].isspace():
             at += 1
         return at
@@ -260,26 +273,26 @@ class _Notation:
         return self._text[start:end], end + len(GEMMA_QUOTE)
 
     def _object(self, at: int) -> tuple[dict[str, Any], int]:
-        found: dict[str, Any] = {}
-        while self._text[at := self._skip(at)] != "}":
+        members: dict[str, Any] = {}
+        while self._text[at := self._skip_blanks(at)] != "}":
             if self._text.startswith(GEMMA_QUOTE, at):
                 key, at = self._quoted(at)
                 at = self._text.index(":", at) + 1
             else:
                 colon = self._text.index(":", at)
                 key, at = self._text[at:colon].strip().strip('"'), colon + 1
-            found[key], at = self.value(at)
-            at = self._comma(at)
-        return found, at + 1
+            members[key], at = self.value(at)
+            at = self._skip_comma(at)
+        return members, at + 1
 
     def _array(self, at: int) -> tuple[list[Any], int]:
-        found: list[Any] = []
-        while self._text[at := self._skip(at)] != "]":
+        items: list[Any] = []
+        while self._text[at := self._skip_blanks(at)] != "]":
             item, at = self.value(at)
-            found.append(item)
-            at = self._comma(at)
-        return found, at + 1
+            items.append(item)
+            at = self._skip_comma(at)
+        return items, at + 1
 
-    def _comma(self, at: int) -> int:
-        at = self._skip(at)
+    def _skip_comma(self, at: int) -> int:
+        at = self._skip_blanks(at)
         return at + 1 if self._text[at] == "," else at

@@ -1,7 +1,8 @@
-"""Tools: how a model's template wants them, and a call when one is required.
+"""Offer tools in the way a model's template expects, and require a call where a request does.
 
-Each family writes calls in its own way; which one it is shows in the template, which was written
-for the same training data. A template that knows no tools is told of them in the first question.
+Each family of models writes calls in its own notation. The template shows which one, because it was
+written for the same training data. If a template does not support tools, they are explained in the first
+question.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from localspec.protocol.requests import ChatRequest, ToolChoice
 
 GEMMA_QUOTE = '<|"|>'
 
-
 NO_TOOLS = CallFormat("json")
 HERMES = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n")
 TAGS = CallFormat("tags", ("<tool_call>",), "</tool_call>", lead="\n")
@@ -32,8 +32,9 @@ FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
 NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
 UNKNOWN = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", guessed=True)
 
-# What a template has of each: a call is held to its notation, so a marker that several share is not enough.
-_MARKS = (
+# What identifies each format in a template. Calls are constrained to the format, so a marker that several
+# formats share is not enough.
+_TEMPLATE_PATTERNS = (
     (r"\[ARGS\]", MISTRAL_ARGS),
     (r"\[TOOL_CALLS\]", MISTRAL),
     (r"<\|tool_call>", GEMMA),
@@ -41,7 +42,7 @@ _MARKS = (
     (r"(?s)\A(?=.*[^:]<tool_call>)(?=.*<function=).*<parameter=", TAGS),
     (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
     (r"<TOOLCALL>\[", NEMOTRON),
-    # GLM and others write a name and keys of their own between the markers that Hermes has
+    # GLM and others use Hermes' markers, with a notation of their own between them.
     (r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax", UNKNOWN),
     (r"<tool_call>", HERMES),
     (r"<\|python_tag\|>", LLAMA),
@@ -50,35 +51,35 @@ _MARKS = (
 
 
 def markers(form: CallFormat) -> list[str]:
-    """Control tokens, in some vocabularies, that must be seen in the answer."""
-    found = [*form.opens, form.close, form.middle, form.identity]
+    """Return the control tokens of a format, whose text the answer has to contain."""
+    tokens = [*form.opens, form.close, form.middle, form.identity]
     if form.kind == "found":
         literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
-        found = [each for text in literals for each in _CONTROL.findall(text)]
-    found += [GEMMA_QUOTE] if form.kind == "gemma" else []
-    return list(dict.fromkeys(filter(None, found)))
+        tokens = [token for text in literals for token in _CONTROL_TOKEN.findall(text)]
+    tokens += [GEMMA_QUOTE] if form.kind == "gemma" else []
+    return list(dict.fromkeys(filter(None, tokens)))
 
 
-_CONTROL = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|[|｜][^<>\s|｜]+[|｜]")
+_CONTROL_TOKEN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|[|｜][^<>\s|｜]+[|｜]")
 
 
 def described(form: CallFormat) -> str:
-    """In what notation calls are, for a person."""
+    """Describe for a person in which notation calls are written."""
     if form.guessed:
         return "in a notation that is not known, so they are not constrained"
     if form.told:
         return "explained to the model in the question"
     if form.kind != "found":
-        return f"in the notation of {_FAMILIES[form]}"
+        return f"in the notation of {_FAMILY_NAMES[form]}"
     arguments = "{…}"
     if form.parameter:
-        opening, before, _, close = form.parameter
-        arguments = f"{opening}KEY{before}VALUE{close}…"
-    written = f"{form.opens[0]}{form.lead}NAME{form.middle}{arguments}{form.close}"
-    return f"as seen in the template: {' '.join(written.replace(ID, 'ID').split())}"
+        opening, separator, _, close = form.parameter
+        arguments = f"{opening}KEY{separator}VALUE{close}…"
+    call_text = f"{form.opens[0]}{form.lead}NAME{form.middle}{arguments}{form.close}"
+    return f"as seen in the template: {' '.join(call_text.replace(ID, 'ID').split())}"
 
 
-_FAMILIES = {
+_FAMILY_NAMES = {
     HERMES: "Hermes",
     TAGS: "Qwen Coder",
     LLAMA: "Llama 3",
@@ -90,23 +91,26 @@ _FAMILIES = {
     NEMOTRON: "Nemotron Nano",
 }
 
-# A template's code, and in it what is text and no name.
-_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
-_STRING = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
-_TOOLS = re.compile(r"\btools\b")
+# A template's code, and the string literals in it, which contain no variables.
+_TEMPLATE_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
+_STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_TOOLS_VARIABLE = re.compile(r"\btools\b")
 
 
 def format_of(template: str | None) -> CallFormat:
-    """The format that goes with a chat template."""
+    """Return the format that goes with a chat template."""
     text = template or ""
-    if not any(_TOOLS.search(_STRING.sub("", code)) for code in _CODE.findall(text)):
+    if not any(
+        _TOOLS_VARIABLE.search(_STRING_LITERAL.sub("", code))
+        for code in _TEMPLATE_CODE.findall(text)
+    ):
         return TOLD
-    return next((form for mark, form in _MARKS if re.search(mark, text)), UNKNOWN)
+    return next((form for pattern, form in _TEMPLATE_PATTERNS if re.search(pattern, text)), UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What a request's tools come to: none where `tools` is empty. calls: those the answer may have."""
+    """A request's tools as they are offered; `tools` is empty without tools. `calls` are the allowed ones."""
 
     form: CallFormat
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -119,35 +123,38 @@ NOTHING = Offer(NO_TOOLS)
 
 
 def offer(request: ChatRequest, form: CallFormat) -> Offer:
-    """The tools that the model is shown, which writes calls in this form."""
+    """Return the tools of a request for a model that writes calls in this format."""
     if not request.tools or request.tool_choice == "none":
         return Offer(form)
     required = request.tool_choice not in (None, "auto")
-    functions = {each.function.name: each.function for each in request.tools}
-    # OpenAI's function without parameters has none
+    functions = {tool.function.name: tool.function for tool in request.tools}
+    # In OpenAI's API, a function without `parameters` takes none.
     schemas = {
-        n: f.parameters or {"type": "object", "properties": {}} for n, f in functions.items()
+        tool_name: function.parameters or {"type": "object", "properties": {}}
+        for tool_name, function in functions.items()
     }
-    shown = [each.shown() for each in request.tools]
+    shown = [tool.shown() for tool in request.tools]
     parallel = request.parallel_tool_calls is not False
-    callable = schemas
+    callable_schemas = schemas
     if isinstance(request.tool_choice, ToolChoice):
         name = request.tool_choice.function.name
-        callable, parallel = {name: schemas[name]}, False
-    elif required:  # a small model would go on calling forever
+        callable_schemas, parallel = {name: schemas[name]}, False
+    elif required:  # A small model would otherwise never stop calling.
         parallel = bool(request.parallel_tool_calls)
-    strict = [name for name in callable if functions[name].strict]
-    return Offer(form, shown, schemas, parallel, Tools(form, callable, required, parallel, strict))
+    strict = [name for name in callable_schemas if functions[name].strict]
+    return Offer(
+        form, shown, schemas, parallel, Tools(form, callable_schemas, required, parallel, strict)
+    )
 
 
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
 def check(request: ChatRequest) -> None:
-    """What can be said before any model is loaded.
+    """Check the tools of a request, before any model is loaded.
 
     Raises:
-        InvalidRequest: a tool's name, or a choice that is not among the tools.
+        InvalidRequest: a name is invalid, or the choice is not among the tools.
     """
     names: set[str] = set()
     for index, tool in enumerate(request.tools or []):
@@ -188,12 +195,12 @@ and you will be given its result. Otherwise answer as usual.
 
 
 def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[frames.Message]:
-    """The conversation for a template without tools: they become text of questions and answers."""
-    told_messages: list[frames.Message] = []
-    lines = "\n".join(json.dumps(each["function"], ensure_ascii=False) for each in tools)
+    """Return the conversation for a template without tools: questions and answers contain them as text."""
+    result_messages: list[frames.Message] = []
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     explained = not tools
     if tools and not any(message.role == "user" for message in messages):
-        # a system message: where a template knows none, it too becomes part of the first question
+        # A template without system messages also adds this one to the first question.
         instruction = _INSTRUCTION.format(tools=lines).rstrip()
         messages = [frames.Message("system", instruction), *messages]
         explained = True
@@ -201,11 +208,11 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
         content = message.content or ""
         if message.role == "tool":
             result = result_text(content)
-            last = told_messages[-1] if told_messages else None
-            if last is not None and last.role == "user":  # templates want the roles to alternate
+            last = result_messages[-1] if result_messages else None
+            if last is not None and last.role == "user":  # templates require alternating roles
                 last.content = f"{last.content}\n{result}"
             else:
-                told_messages.append(frames.Message("user", result))
+                result_messages.append(frames.Message("user", result))
             continue
         if calls := message.extra.get("tool_calls"):
             content = with_calls(content, calls)
@@ -213,5 +220,5 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
             explained = True
             content = _INSTRUCTION.format(tools=lines) + content
         extra = {key: value for key, value in message.extra.items() if key != "tool_calls"}
-        told_messages.append(frames.Message(message.role, content, extra))
-    return told_messages
+        result_messages.append(frames.Message(message.role, content, extra))
+    return result_messages

@@ -1,10 +1,12 @@
-"""OpenAI's Responses API: a translation into the one chat request, and back. Imports `completion`.
+"""Translate OpenAI's Responses API into the one chat request, and back.
 
-request: a request into a chat's
-items: items of the input into messages, and messages into items
-tools: tools and choices of several kinds into functions, and a call back into its kind
-output: the items of an answer as they come, each with its events
-shape: the response around them, streamed or whole
-kept: kept responses, their items and what ids of items mean
-running: responses under way, which may be cancelled by their ids
+This package imports `completion`.
+
+request: translates a request into a chat
+items: translates items of the input into messages
+tools: translates tools and choices of several kinds into functions, and calls back
+output: builds the items of an answer as they arrive, with their events
+shape: builds the response around them, streamed or whole
+kept: reads stored responses, their items and the ids of items
+running: lists responses under way, which can be cancelled
 """

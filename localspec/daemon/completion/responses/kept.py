@@ -1,4 +1,4 @@
-"""Kept responses: their items again, those of their input, and what the ids of items mean."""
+"""Read stored responses: their items, the items of their input, and the ids of items."""
 
 from __future__ import annotations
 
@@ -22,73 +22,74 @@ from localspec.protocol.clients.responses.items import (
 from localspec.protocol.conversations import StoredMessage
 from localspec.protocol.requests import ChatMessage
 
-_KEY = 24  # letters of a response's id after its prefix; a conversation's are fewer
-_ID = re.compile(
+# The length of a response's id after its prefix. The id of a conversation is shorter.
+_RESPONSE_KEY_CHARS = 24
+_ITEM_ID = re.compile(
     r"(?P<kind>msg|rs|fc|ctc|fco)_(?P<key>[0-9a-f]+?)(?:at(?P<at>\d+))?(?:_(?P<n>\d+))?"
 )
 
 
 def response(body: str, answer: StoredMessage, *, opaque: bool) -> ResponseObject:
-    """As it was sent, with the items of its answer; `opaque`: as Style has it."""
-    found = msgspec.json.decode(body, type=ResponseObject)
-    key = found.id.removeprefix("resp_")
-    tools = translated(found.tools, None)
-    summary = bool(found.reasoning.get("summary"))
-    found.output = _answer(
-        answer, Style(key, tools, summary, opaque), cut=found.status != "completed"
+    """Return a stored response with the items of its answer; `opaque` is as in Style."""
+    stored = msgspec.json.decode(body, type=ResponseObject)
+    key = stored.id.removeprefix("resp_")
+    tools = translated(stored.tools, None)
+    summary = bool(stored.reasoning.get("summary"))
+    stored.output = _answer_items(
+        answer, Style(key, tools, summary, opaque), cut=stored.status != "completed"
     )
-    return found
+    return stored
 
 
-def _answer(message: StoredMessage, style: Style, *, cut: bool = False) -> list[OutputItem]:
+def _answer_items(message: StoredMessage, style: Style, *, cut: bool = False) -> list[OutputItem]:
     calls = msgspec.convert(message.tool_calls or [], list[ToolCall])
     return written(style, message.reasoning_content or "", message.content, calls, cut=cut)
 
 
 def body(response: ResponseObject) -> str:
-    """What no message of its conversation says."""
+    """Return the JSON of a response without its items, which the messages of its conversation hold."""
     return msgspec.json.encode(msgspec.structs.replace(response, output=[])).decode()
 
 
 def items(
     conversation: str, messages: Sequence[StoredMessage], ids: Mapping[int, str]
 ) -> list[AnyItem]:
-    """The items of messages; `ids` of the responses that they answer, by their index."""
-    found: list[AnyItem] = []
+    """Return the items of messages; `ids` maps the index of each answer to the id of its response."""
+    all_items: list[AnyItem] = []
     for index, message in enumerate(messages):
         key = f"{conversation}at{index}"
         if message.role == "assistant":
             key = ids[index].removeprefix("resp_") if index in ids else key
-            found += _answer(message, Style(key, Tools()))
+            all_items += _answer_items(message, Style(key, Tools()))
         elif message.role == "tool":
-            call = message.tool_call_id or ""
-            found.append(FunctionOutput(f"fco_{key}", call, message.content))
+            call_id = message.tool_call_id or ""
+            all_items.append(FunctionOutput(f"fco_{key}", call_id, message.content))
         else:
-            found.append(Message(f"msg_{key}", message.role, [InputText(message.content)]))
-    return found
+            all_items.append(Message(f"msg_{key}", message.role, [InputText(message.content)]))
+    return all_items
 
 
 class Reference:
-    """What an item's id means: the answer of a response, or a message of a conversation.
+    """The meaning of an item's id: the answer of a response, or a message of a conversation.
 
     Raises:
-        ValueError: it is no id of ours.
+        ValueError: the id does not have localspec's format.
     """
 
     def __init__(self, name: str) -> None:
-        found = _ID.fullmatch(name)
-        if found is None or (found["at"] is None and len(found["key"]) != _KEY):
+        match = _ITEM_ID.fullmatch(name)
+        if match is None or (match["at"] is None and len(match["key"]) != _RESPONSE_KEY_CHARS):
             raise ValueError(name)
-        self._kind, self._call = found["kind"], int(found["n"] or 0)
-        self.conversation = found["key"] if found["at"] else ""
-        self.index = int(found["at"] or -1)
-        self.response = "" if found["at"] else f"resp_{found['key']}"
+        self._kind, self._call = match["kind"], int(match["n"] or 0)
+        self.conversation = match["key"] if match["at"] else ""
+        self.index = int(match["at"] or -1)
+        self.response = "" if match["at"] else f"resp_{match['key']}"
 
     def part(self, message: ChatMessage) -> ChatMessage:
-        """Of the message the part that is meant.
+        """Return the part of the message that the id means.
 
         Raises:
-            ValueError: it has no such part.
+            ValueError: the message has no such part.
         """
         if message.role != "assistant":
             return message
@@ -100,6 +101,6 @@ class Reference:
                 part["reasoning_content"] = message.reasoning_content
             case _:
                 part["tool_calls"] = (message.tool_calls or [])[self._call : self._call + 1]
-        if not any(part[each] for each in part if each != "role"):
+        if not any(part[field] for field in part if field != "role"):
             raise ValueError(self._kind)
         return ChatMessage(**part)

@@ -1,6 +1,6 @@
-"""The items of an answer as they come: what adds to one, and what ends it, each with its events.
+"""Build the items of an answer as they arrive, and the events of each step.
 
-Whole answers are made in the same way, of the same pieces, and their events are not sent.
+Whole answers are built in the same way from the same pieces, and their events are not sent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ from localspec.protocol.clients.responses.items import (
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How items are written: their ids end in `key`; thoughts as a `summary`, or brought back `opaque`."""
+    """How items are written.
+
+    Their ids end in `key`. Reasoning is written as a `summary`, or as text; `opaque` adds an encoded copy
+    that clients send back.
+    """
 
     key: str
     tools: Tools
@@ -44,8 +48,8 @@ class Style:
     opaque: bool = False
 
 
-class _Open(ABC):
-    """The item that is being written, the `index`th."""
+class _OpenItem(ABC):
+    """An item that is being written, at position `index` of the output."""
 
     def __init__(self, style: Style, index: int) -> None:
         self.style = style
@@ -58,7 +62,7 @@ class _Open(ABC):
 
     @abstractmethod
     def item(self, status: Status) -> OutputItem:
-        """As far as it is written; nothing but its frame is in one that is in progress."""
+        """Return the item as far as it is written; while it is in progress it has no content."""
 
     def begin(self) -> Iterator[events.Event]:
         yield events.ItemAdded(output_index=self.index, item=self.item("in_progress"))
@@ -70,7 +74,7 @@ class _Open(ABC):
         yield events.ItemDone(output_index=self.index, item=self.item(status))
 
 
-class _Said(_Open):
+class _OpenMessage(_OpenItem):
     def __init__(self, style: Style, index: int) -> None:
         super().__init__(style, index)
         self.logprobs: list[TokenLogprob] = []
@@ -94,7 +98,7 @@ class _Said(_Open):
         yield from super().end(status)
 
 
-class _Thought(_Open):
+class _OpenReasoning(_OpenItem):
     def item(self, status: Status) -> Reasoning:
         item = Reasoning(f"rs_{self.style.key}", [], status=status)
         if self.style.opaque:
@@ -127,32 +131,32 @@ class _Thought(_Open):
         yield from super().end(status)
 
 
-class _Called(_Open):
+class _OpenCall(_OpenItem):
     def __init__(self, style: Style, index: int, call: Call) -> None:
         super().__init__(style, index)
         self.call = call
         self.kind: Kind = style.tools.kind(call.name)
 
     def item(self, status: Status) -> FunctionCall | CustomCall:
-        key, space = f"{self.style.key}_{self.call.index}", self.kind.namespace or UNSET
+        key, namespace = f"{self.style.key}_{self.call.index}", self.kind.namespace or UNSET
         if self.kind.custom:
             return CustomCall(
-                f"ctc_{key}", self.call.id, self.kind.name, self._input(), status, space
+                f"ctc_{key}", self.call.id, self.kind.name, self._input(), status, namespace
             )
-        return FunctionCall(f"fc_{key}", self.call.id, self.kind.name, self.text, status, space)
+        return FunctionCall(f"fc_{key}", self.call.id, self.kind.name, self.text, status, namespace)
 
     def _input(self) -> str:
-        """The text of a custom tool; of arguments that were cut off all there is."""
+        """Return the text of a custom tool; if the arguments were cut off, all that was written."""
         try:
-            found = json.loads(self.text)
+            arguments = json.loads(self.text)
         except ValueError:
             return self.text
-        value = found.get(INPUT) if isinstance(found, dict) else None
+        value = arguments.get(INPUT) if isinstance(arguments, dict) else None
         return value if isinstance(value, str) else self.text
 
     def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[events.Event]:
         self.text += text
-        if not self.kind.custom:  # a text within JSON is read when it is whole
+        if not self.kind.custom:  # text inside of JSON can only be decoded when it is complete
             yield events.ArgumentsDelta(delta=text, **self.at)
 
     def end(self, status: Status) -> Iterator[events.Event]:
@@ -174,35 +178,37 @@ def written(
     cut: bool,
     logprobs: Sequence[TokenLogprob] = (),
 ) -> list[OutputItem]:
-    """The items of a whole answer; `logprobs` are those of its text."""
+    """Return the items of a whole answer; `logprobs` are those of its text."""
     output = Output(style)
     pieces: list[Piece] = [Text("reasoning", reasoning)] if reasoning else []
     pieces += [Text("content", content)] if content else []
     for index, call in enumerate(calls):
         pieces += [Call(call.id, call.function.name, index), Arguments(call.function.arguments)]
     for piece in pieces:
-        said = isinstance(piece, Text) and piece.kind == "content"
-        deque(output.take(piece, [*logprobs] if said else []), 0)
+        is_content = isinstance(piece, Text) and piece.kind == "content"
+        # The generators have to run to their end, but their events are not needed.
+        deque(output.take(piece, [*logprobs] if is_content else []), 0)
     deque(output.end(cut=cut), 0)
     return output.items
 
 
 @dataclass(slots=True)
 class Output:
-    """The items so far; each method gives the events of what it does."""
+    """The items so far; each method yields the events of what it does."""
 
     style: Style
     items: list[OutputItem] = field(default_factory=list)
-    _open: _Open | None = None
+    _open: _OpenItem | None = None
 
     def take(self, piece: Piece, logprobs: list[TokenLogprob]) -> Iterator[events.Event]:
+        """Add a piece of the answer."""
         match piece:
             case Text("content"):
-                yield from self._in(_Said)
+                yield from self._continue_or_begin(_OpenMessage)
             case Text():
-                yield from self._in(_Thought)
+                yield from self._continue_or_begin(_OpenReasoning)
             case Call():
-                yield from self._begin(_Called(self.style, 0, piece))
+                yield from self._begin(_OpenCall(self.style, 0, piece))
                 return
             case Arguments():
                 pass
@@ -210,21 +216,21 @@ class Output:
             yield from self._open.add(piece.text, logprobs)
 
     def score(self, logprobs: list[TokenLogprob]) -> Iterator[events.Event]:
-        """Add log-probabilities of text that has been sent already."""
-        if logprobs and isinstance(self._open, _Said):
+        """Add log-probabilities of text that was sent already."""
+        if logprobs and isinstance(self._open, _OpenMessage):
             yield from self._open.add("", logprobs)
 
     def end(self, *, cut: bool) -> Iterator[events.Event]:
-        """No more comes; `cut`: the last item is not complete. An answer is one item at least."""
+        """End the answer, which has at least one item; `cut` means that the last item is not complete."""
         if not self.items and self._open is None:
-            yield from self._in(_Said)
+            yield from self._continue_or_begin(_OpenMessage)
         yield from self._close("incomplete" if cut else "completed")
 
-    def _in(self, kind: Callable[[Style, int], _Open]) -> Iterator[events.Event]:
+    def _continue_or_begin(self, kind: Callable[[Style, int], _OpenItem]) -> Iterator[events.Event]:
         if type(self._open) is not kind:
             yield from self._begin(kind(self.style, 0))
 
-    def _begin(self, item: _Open) -> Iterator[events.Event]:
+    def _begin(self, item: _OpenItem) -> Iterator[events.Event]:
         yield from self._close("completed")
         item.index = len(self.items)
         self._open = item

@@ -1,4 +1,4 @@
-"""A Responses request into a chat's, and the response that is to come of it."""
+"""Translate a Responses request into a chat, and create its response."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from localspec.protocol.requests import (
     ResponseFormat,
 )
 
-_LOGPROBS = "message.output_text.logprobs"
+_LOGPROBS_INCLUDE = "message.output_text.logprobs"
 OPAQUE = "reasoning.encrypted_content"
-# What would change the answer in a way that no field of it could make good.
+# Fields that would change the answer, and what to use instead.
 _REFUSED = {
     "background": "the answer comes in this connection; send 'stream': true to see it being written",
     "conversation": "use 'previous_response_id' to go on from a response",
@@ -38,10 +38,10 @@ _REFUSED = {
 
 
 def refuse(request: ResponsesRequest) -> None:
-    """What is not to be had here.
+    """Refuse what is not supported.
 
     Raises:
-        InvalidRequest: a field that is refused by its name.
+        InvalidRequest: a field would change the answer and is not supported.
     """
     if (request.n or 1) > 1:
         raise InvalidRequest("'n' must be 1: a response is one answer.", param="n")
@@ -52,7 +52,7 @@ def refuse(request: ResponsesRequest) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the items of a request say. `messages` go on from those before them."""
+    """The content of a request's items; `messages` continue those of the responses before."""
 
     messages: list[ChatMessage]
     tools: Tools
@@ -60,10 +60,10 @@ class Asked:
 
 
 def asked(request: ResponsesRequest, resolve: Resolve) -> Asked:
-    """The items of the request; `resolve` finds what an item reference means.
+    """Parse the items of the request; `resolve` returns the message that an item reference means.
 
     Raises:
-        InvalidRequest: an item, a tool or a choice that is none.
+        InvalidRequest: an item, a tool or a choice is invalid.
     """
     tools = translated(request.tools or [], request.tool_choice)
     messages = Messages(tools, resolve)
@@ -75,85 +75,90 @@ def asked(request: ResponsesRequest, resolve: Resolve) -> Asked:
 
 
 def _ignored(request: ResponsesRequest) -> list[str]:
-    found = []
+    sentences = []
     if request.truncation == "auto":
-        found.append("'truncation': nothing is dropped; an input that is too long is refused.")
+        sentences.append("'truncation': nothing is dropped; an input that is too long is refused.")
     if request.text and request.text.verbosity not in (None, "medium"):
-        found.append("'text.verbosity': this model does not know it.")
+        sentences.append("'text.verbosity': this model does not know it.")
     effort = request.reasoning and request.reasoning.effort
     if effort and effort not in get_args(Effort):
-        found.append(f"'reasoning.effort': {effort[:80]!r} is not known here.")
-    for each in request.include or []:
-        if each not in (_LOGPROBS, OPAQUE):
-            found.append(f"'include': {each[:80]!r} is not produced here.")
+        sentences.append(f"'reasoning.effort': {effort[:80]!r} is not known here.")
+    for include in request.include or []:
+        if include not in (_LOGPROBS_INCLUDE, OPAQUE):
+            sentences.append(f"'include': {include[:80]!r} is not produced here.")
     if _summary(request):
-        found.append("'reasoning.summary': the summary is the reasoning itself, uncut.")
-    return found
+        sentences.append("'reasoning.summary': the summary is the reasoning itself, uncut.")
+    return sentences
 
 
 def chat_request(
-    request: ResponsesRequest, found: Asked, before: Sequence[ChatMessage]
+    request: ResponsesRequest, parsed: Asked, before: Sequence[ChatMessage]
 ) -> ChatRequest:
-    """The one request there is; `before` are the messages of the responses it goes on from.
+    """Return the request as a chat; `before` are the messages of the responses that it continues.
 
     Raises:
-        InvalidRequest: nothing is asked, or two forms of the answer at once.
+        InvalidRequest: the input is empty, or the request has two formats of the answer.
     """
-    messages = [*before, *found.messages]
+    messages = [*before, *parsed.messages]
     if not messages:
         raise InvalidRequest("'input' is missing.", param="input")
     if request.instructions:
         messages.insert(0, ChatMessage("system", request.instructions))
-    same: dict[str, Any] = {
+    fields: dict[str, Any] = {
         name: getattr(request, name) for name in GenerationRequest.__struct_fields__
     }
-    same |= {"n": None, "n_cmpl": None, "localspec": None, "stream_options": None}
-    chat = ChatRequest(**same, messages=messages, continue_final_message=False)
+    fields |= {"n": None, "n_cmpl": None, "localspec": None, "stream_options": None}
+    chat = ChatRequest(**fields, messages=messages, continue_final_message=False)
     if request.max_output_tokens is not None:
         chat.max_tokens, chat.max_completion_tokens = request.max_output_tokens, None
-    chat.tools = found.tools.offered or None
-    chat.tool_choice = found.tools.choice if chat.tools else None
+    chat.tools = parsed.tools.offered or None
+    chat.tool_choice = parsed.tools.choice if chat.tools else None
     chat.parallel_tool_calls = request.parallel_tool_calls
     chat.chat_template_kwargs = request.chat_template_kwargs
-    if request.top_logprobs is not None or _LOGPROBS in (request.include or []):
+    if request.top_logprobs is not None or _LOGPROBS_INCLUDE in (request.include or []):
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs
     effort = request.reasoning and request.reasoning.effort
     if effort in get_args(Effort):
-        chat.reasoning_effort = effort  # type: ignore[assignment] # one of these
-    if form := _format(request):
-        chat.response_format = form
+        chat.reasoning_effort = effort  # type: ignore[assignment] # checked just above
+    if response_format := _format(request):
+        chat.response_format = response_format
     return chat
 
 
 def _format(request: ResponsesRequest) -> ResponseFormat | None:
-    wanted = request.text and request.text.format
-    if not wanted:
+    text_format = request.text and request.text.format
+    if not text_format:
         return None
-    if wanted.type == "json_schema" and wanted.schema is None:
+    if text_format.type == "json_schema" and text_format.schema is None:
         raise InvalidRequest("'text.format.schema' is missing.", param="text.format.schema")
-    if wanted.type != "json_schema":
-        return ResponseFormat(wanted.type)
+    if text_format.type != "json_schema":
+        return ResponseFormat(text_format.type)
     return ResponseFormat(
-        "json_schema", JsonSchema(wanted.schema or {}, wanted.name, wanted.strict)
+        "json_schema", JsonSchema(text_format.schema or {}, text_format.name, text_format.strict)
     )
 
 
 def style(request: ResponsesRequest, tools: Tools, key: str) -> Style:
+    """Return how the items of the answer are written."""
     return Style(key, tools, bool(_summary(request)), OPAQUE in (request.include or []))
 
 
 def _summary(request: ResponsesRequest) -> str | None:
-    """The summary that is asked for."""
-    wanted = request.reasoning or ReasoningOptions()
-    summary = wanted.summary or wanted.generate_summary
+    """Return the kind of summary that the request asks for; None if it asks for none."""
+    options = request.reasoning or ReasoningOptions()
+    summary = options.summary or options.generate_summary
     return None if summary == "none" else summary
 
 
 def opening(request: ResponsesRequest, key: str, model: str, ignored: list[str]) -> ResponseObject:
-    """The response before anything of it has come: what was asked, said again."""
+    """Return the response before anything of it is written; it repeats fields of the request."""
     reasoning = request.reasoning or ReasoningOptions()
     text = msgspec.to_builtins(request.text) if request.text else {}
-    form = {k: v for k, v in (text.get("format") or {"type": "text"}).items() if v is not None}
+    text_format = {
+        field: value
+        for field, value in (text.get("format") or {"type": "text"}).items()
+        if value is not None
+    }
     return ResponseObject(
         id=f"resp_{key}",
         created_at=int(time.time()),
@@ -169,7 +174,7 @@ def opening(request: ResponsesRequest, key: str, model: str, ignored: list[str])
         safety_identifier=request.safety_identifier,
         store=request.store is not False,
         temperature=request.temperature,
-        text={"format": form, "verbosity": text.get("verbosity") or "medium"},
+        text={"format": text_format, "verbosity": text.get("verbosity") or "medium"},
         tool_choice=request.tool_choice or "auto",
         tools=request.tools or [],
         top_logprobs=request.top_logprobs or 0,

@@ -1,4 +1,4 @@
-"""Responses under way, which may be looked at and cancelled by their ids."""
+"""List the responses under way, which can be read and cancelled by their ids."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from localspec.protocol.clients.responses.items import ResponseObject
 
 
 class Running:
-    """Of one daemon."""
+    """The responses under way in one daemon."""
 
     def __init__(self) -> None:
         self._under_way: dict[str, tuple[ResponsesShape, asyncio.Timeout, asyncio.Event]] = {}
 
     @contextlib.asynccontextmanager
     async def under_way(self, shape: ResponsesShape) -> AsyncIterator[None]:
-        """To be held until the response has ended.
+        """Mark a response as under way until it has ended.
 
         Raises:
-            Cancelled: somebody wanted that.
+            Cancelled: `cancel` was called for this response.
         """
-        name, timeout, over = shape.response.id, asyncio.timeout(None), asyncio.Event()
-        self._under_way[name] = shape, timeout, over
+        name, timeout, finished = shape.response.id, asyncio.timeout(None), asyncio.Event()
+        self._under_way[name] = shape, timeout, finished
         try:
             async with timeout:
                 yield
@@ -35,19 +35,19 @@ class Running:
             raise Cancelled(f"The response {name} was cancelled.") from None
         finally:
             del self._under_way[name]
-            over.set()
+            finished.set()
 
     def get(self, name: str) -> ResponseObject | None:
-        """A response under way, as far as it is; None where none of this id is."""
-        found = self._under_way.get(name)
-        return found[0].now() if found else None
+        """Return a response as far as it is written; None if it is not under way."""
+        entry = self._under_way.get(name)
+        return entry[0].now() if entry else None
 
     async def cancel(self, name: str) -> ResponseObject | None:
-        """End a response under way; as it is then, or None where none of this id is under way."""
-        found = self._under_way.get(name)
-        if found is None:
+        """End a response and return what is written of it; None if it is not under way."""
+        entry = self._under_way.get(name)
+        if entry is None:
             return None
-        shape, timeout, over = found
+        shape, timeout, finished = entry
         timeout.reschedule(asyncio.get_running_loop().time())
-        await over.wait()
+        await finished.wait()
         return shape.now("cancelled")

@@ -1,4 +1,4 @@
-"""A response, streamed or whole."""
+"""Format a response, streamed or whole."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ from localspec.protocol.clients.responses.items import (
 
 
 class ResponsesShape:
-    """`opening`: the response before anything of it has come. `note`, `news` and `not_kept` as in a chat."""
+    """Formats one response.
+
+    `opening` is the response before anything of it is written. `note`, `news` and `not_kept` are as in
+    OpenAIShape.
+    """
 
     def __init__(
         self,
@@ -49,54 +53,60 @@ class ResponsesShape:
         self._note = note
         self._news = news
         self._not_kept = not_kept
-        self._sent = 0
-        self._sent_logprobs = 0  # of the choice's content
+        self._sent = 0  # number of events
+        self._sent_logprobs = 0  # number of the content's tokens
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         if isinstance(event, frames.Started):
-            now = self.response
-            return self._named([events.Created(response=now), events.InProgress(response=now)])
-        found: list[events.Event] = []
+            response = self.response
+            return self._number_events(
+                [events.Created(response=response), events.InProgress(response=response)]
+            )
+        new_events: list[events.Event] = []
         for piece in pieces:
-            said = isinstance(piece, Text) and piece.kind == "content"
-            found += self._output.take(piece, self._new_logprobs() if said else [])
-        if found and isinstance(event, frames.Delta) and event.timings is not None:
-            found[-1].timings = event.timings
-        return self._named(found)
+            is_content = isinstance(piece, Text) and piece.kind == "content"
+            new_events += self._output.take(piece, self._new_logprobs() if is_content else [])
+        if new_events and isinstance(event, frames.Delta) and event.timings is not None:
+            new_events[-1].timings = event.timings
+        return self._number_events(new_events)
 
     def _new_logprobs(self) -> list[TokenLogprob]:
-        """Return those of the text that were not sent yet."""
-        found = self.answer.choices[0].content_logprobs[self._sent_logprobs :]
-        self._sent_logprobs += len(found)
-        return [*map(_logprob, found)]
+        """Return the log-probabilities of text that were not sent yet."""
+        tokens = self.answer.choices[0].content_logprobs[self._sent_logprobs :]
+        self._sent_logprobs += len(tokens)
+        return [*map(_logprob, tokens)]
 
-    def reading(self, index: int, now: PromptProgress) -> object:
-        event = events.InProgress(response=self.response, prompt_progress=now)
+    def reading(self, index: int, progress: PromptProgress) -> object:
+        event = events.InProgress(response=self.response, prompt_progress=progress)
         if self.answer.wants_timings:
             event.timings = self.answer.choices[index].timings
-        return self._named([event])[0]
+        return self._number_events([event])[0]
 
     def end(self) -> Sequence[object]:
         choice = self.answer.choices[0]
-        found = [*self._output.score(self._new_logprobs())]
-        found += self._output.end(cut=choice.finish == "length")
+        new_events = [*self._output.score(self._new_logprobs())]
+        new_events += self._output.end(cut=choice.finish == "length")
         self._end(choice)
-        last = (events.Completed if self.response.status == "completed" else events.Incompleted)(
-            response=self.response, timings=self.response.timings
-        )
-        return self._named([*found, last])
+        last_event = (
+            events.Completed if self.response.status == "completed" else events.Incompleted
+        )(response=self.response, timings=self.response.timings)
+        return self._number_events([*new_events, last_event])
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
-        """What was said so far stays."""
+        """Return the last events of a response that failed; its items so far are kept."""
         choice = self.answer.choices[0]
-        found = [*self._output.end(cut=True)]
+        new_events = [*self._output.end(cut=True)]
         self._end(choice)
         if isinstance(error, Cancelled):
-            return self._named([*found, events.Incompleted(response=self.response)])
+            return self._number_events([*new_events, events.Incompleted(response=self.response)])
         self.response.status = "failed"
-        self.response.error = ResponseError(_published(error), known_words(error), error.code)
-        said = events.ErrorEvent(code=error.code, message=known_words(error), param=error.param)
-        return self._named([*found, said, events.Failed(response=self.response)])
+        self.response.error = ResponseError(_published_code(error), known_words(error), error.code)
+        error_event = events.ErrorEvent(
+            code=error.code, message=known_words(error), param=error.param
+        )
+        return self._number_events(
+            [*new_events, error_event, events.Failed(response=self.response)]
+        )
 
     def whole(self) -> ResponseObject:
         choice = self.answer.choices[0]
@@ -117,11 +127,11 @@ class ResponsesShape:
         self.response.localspec = self._extra(choice)
 
     def now(self, status: Status = "in_progress") -> ResponseObject:
-        """As far as it is, with the items that are complete."""
+        """Return the response as far as it is written, with the items that are complete."""
         return structs.replace(self.response, status=status, output=list(self._output.items))
 
     def ended(self, choice: Choice) -> ResponseObject:
-        """The response as `choice` ended, without its items and without what is said once."""
+        """Return the response as `choice` ended, without its items and without one-time notices."""
         done = choice.done
         status: Status = "completed"
         if done is None or done.finish_reason == "cancelled":
@@ -153,21 +163,22 @@ class ResponsesShape:
         )
 
     def _extra(self, choice: Choice) -> ResponseExtra:
-        before = self.response.localspec or ResponseExtra()
-        assert isinstance(before, ResponseExtra)
-        done = [choice.done] if choice.done else []
+        extra = self.response.localspec or ResponseExtra()
+        assert isinstance(extra, ResponseExtra)
+        final_frames = [choice.done] if choice.done else []
         return structs.replace(
-            before,
-            speculation=done[0].speculation if done else UNSET,
+            extra,
+            speculation=final_frames[0].speculation if final_frames else UNSET,
             note=self.answer.note(self._note()) or UNSET,
             news=self.answer.news(self._news()) or UNSET,
             not_kept=self._not_kept() or UNSET,
-            limit=limit(done),
+            limit=limit(final_frames),
         )
 
-    def _named(self, found: Iterable[events.Event]) -> list[object]:
+    def _number_events(self, new_events: Iterable[events.Event]) -> list[object]:
+        """Assign numbers to the events, and name each by its type."""
         named: list[object] = []
-        for event in found:
+        for event in new_events:
             event.sequence_number = self._sent
             self._sent += 1
             named.append(Named(str(event.__struct_config__.tag), event))
@@ -179,8 +190,8 @@ def _logprob(token: frames.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(text_of(token.piece), token.logprob, list(token.piece), top)
 
 
-def _published(error: LocalspecError) -> str:
-    """The nearest of the codes that are published."""
+def _published_code(error: LocalspecError) -> str:
+    """Return the nearest of the error codes that OpenAI has published."""
     if isinstance(error, Unavailable):
         return "rate_limit_exceeded"
     return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"

@@ -1,5 +1,8 @@
-"""Endpoints of protocols that other clients speak, one module per protocol; each translates to
-the one request there is, and back.
+"""Handle endpoints of protocols that other clients speak, one module per protocol.
 
-messages: Anthropic's
+Each module translates its requests into localspec's own and the answers back.
+
+messages: Anthropic's Messages
+responses: OpenAI's Responses
+ollama: Ollama's API
 """

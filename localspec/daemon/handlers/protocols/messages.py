@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's protocol."""
+"""Handle POST /v1/messages and /v1/messages/count_tokens of Anthropic's protocol."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ from localspec.protocol.fields import Ignored
 from localspec.protocol.requests import ChatMessage, ChatRequest
 
 _MESSAGE_ID = re.compile(r"msg_[0-9a-f]{24}")
-_INCOMPLETE = ("interrupted", "failed")  # how answers end whose client did not get all of them
+# Finish reasons of answers that the client did not get in full.
+_INCOMPLETE = ("interrupted", "failed")
 
 
 async def create(request: Request) -> Response:
+    """Handle POST /v1/messages."""
     body = await read(request, MessagesRequest)
     daemon = state_of(request)
     if body.thread and not daemon.config.keep_responses:
@@ -45,14 +47,14 @@ async def create(request: Request) -> Response:
             "whole conversation without 'thread'.",
             param="thread",
         )
-    before = await unless_gone(request.receive, _continued_message(daemon, body))
-    chat, found, added = _chat(body, before, ignored(request))
+    previous = await unless_gone(request.receive, _continued_message(daemon, body))
+    chat, without_effect, new_messages = _chat(body, previous, ignored(request))
     tools.check(chat)
-    turn = _turn(daemon, chat, added, before) if body.thread else None
-    pair, wanted, made = await ready(request, chat, turn)
+    turn = _turn(daemon, chat, new_messages, previous) if body.thread else None
+    pair, requests, empty_answer = await ready(request, chat, turn)
     shape = MessagesShape(
-        made,
-        ignored=found,
+        empty_answer,
+        ignored=without_effect,
         note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
         hidden=body.thinking is not None and body.thinking.display == "omitted",
@@ -60,71 +62,76 @@ async def create(request: Request) -> Response:
     )
     if turn:
         state = threads.encode_state(body)
-        made.choices[0].ended = turn.keep_as(shape.id, lambda _: state)
-    during = turn.under_way(shape.id) if turn else nullcontext()
-    given = await Run(daemon.supervisor, pair, wanted, shape, during).respond(request, body.stream)
-    given.headers["request-id"] = messages_request()
-    return given
+        empty_answer.choices[0].ended = turn.keep_as(shape.id, lambda _: state)
+    context = turn.under_way(shape.id) if turn else nullcontext()
+    response = await Run(daemon.supervisor, pair, requests, shape, context).respond(
+        request, body.stream
+    )
+    response.headers["request-id"] = messages_request()
+    return response
 
 
 async def count_tokens(request: Request) -> Response:
+    """Handle POST /v1/messages/count_tokens."""
     body = await read(request, CountTokensRequest)
-    before = await unless_gone(request.receive, _continued_message(state_of(request), body))
-    chat, _, _ = _chat(body, before, ignored(request))
+    previous = await unless_gone(request.receive, _continued_message(state_of(request), body))
+    chat, _, _ = _chat(body, previous, ignored(request))
     tools.check(chat)
     return answer(InputTokens(await prompt_tokens(request, chat), unheeded(request)))
 
 
 async def _continued_message(daemon: State, body: CountTokensRequest) -> Kept | None:
-    """Return the stored answer that the request continues, if it continues a thread.
+    """Return the stored answer that the request continues; None if it continues no thread.
 
     Raises:
-        ThreadNotFound: no such answer is stored, or its client did not get all of it. Anthropic's clients
+        ThreadNotFound: the answer is not stored, or its client did not get all of it. Anthropic's clients
             then send the whole conversation.
     """
     if not isinstance(body.thread, ContinueThread):
         return None
     name = body.thread.previous_message_id
-    why = "it was not stored, or was deleted"
+    reason = "it was not stored, or was deleted"
     if _MESSAGE_ID.fullmatch(name):
         try:
-            found = await daemon.conversations.kept_response(name)
+            stored = await daemon.conversations.kept_response(name)
         except NotFound:
             pass
         except Conflict as error:
-            why = error.message.rstrip(".")
+            reason = error.message.rstrip(".")
         else:
-            if found.messages[-1].finish not in _INCOMPLETE:
-                return found
-            why = "its answer was cut off"
+            if stored.messages[-1].finish not in _INCOMPLETE:
+                return stored
+            reason = "its answer was cut off"
     raise ThreadNotFound(
-        f"The thread cannot be continued from the message '{name[:80]}': {why}. Send the whole "
+        f"The thread cannot be continued from the message '{name[:80]}': {reason}. Send the whole "
         "conversation.",
         param="thread.previous_message_id",
     )
 
 
 def _chat(
-    body: CountTokensRequest, before: Kept | None, ignored: Ignored
+    body: CountTokensRequest, previous: Kept | None, ignored: Ignored
 ) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
-    """Return the chat that the request asks for, what of it is ignored, and the messages it adds.
+    """Return the chat that the request asks for, the names of ignored fields, and the messages it adds.
 
     Raises:
         ThreadMismatch: the request changes what its thread was created with.
     """
-    replayed = threads.replay(before.messages) if before else []
-    if before:
-        threads.inherit(body, before.body, replayed)
-        body.model = body.model or before.model
-    return chat_request(body, replayed, ignored)
+    earlier = threads.replay(previous.messages) if previous else []
+    if previous:
+        threads.inherit(body, previous.body, earlier)
+        body.model = body.model or previous.model
+    return chat_request(body, earlier, ignored)
 
 
-def _turn(daemon: State, chat: ChatRequest, added: list[ChatMessage], before: Kept | None) -> Turn:
-    """Return the turn of a thread's conversation that `added` and its answer will be."""
+def _turn(
+    daemon: State, chat: ChatRequest, new_messages: list[ChatMessage], previous: Kept | None
+) -> Turn:
+    """Return the turn of the thread's conversation that `new_messages` and their answer make up."""
     return continuing(
         daemon.conversations,
-        threads.to_store(added),
-        before,
+        threads.to_store(new_messages),
+        previous,
         model=chat.model or daemon.config.pair,
         kind=kind_of(chat),
         begun=bool(continued(chat)),

@@ -1,4 +1,4 @@
-"""/api/…, Ollama's."""
+"""Handle Ollama's endpoints below /api."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from localspec.daemon.completion.answer import Answer, Run
 from localspec.daemon.completion.ollama import models
-from localspec.daemon.completion.ollama import request as asked
+from localspec.daemon.completion.ollama import request as translation
 from localspec.daemon.completion.ollama.answer import OllamaShape, line
 from localspec.daemon.completion.reply import tools
 from localspec.daemon.completion.request import completion_frames
@@ -51,89 +51,93 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
-_ADD = "to make a pair of files on this machine: localspec add NAME TARGET.gguf [DRAFT.gguf]"
-_INSTEAD = {
-    "create": _ADD,
-    "copy": _ADD,
+_ADD_HINT = "to make a pair of files on this machine: localspec add NAME TARGET.gguf [DRAFT.gguf]"
+_ALTERNATIVES = {
+    "create": _ADD_HINT,
+    "copy": _ADD_HINT,
     "push": "pairs of models stay on this machine",
-    "blobs": _ADD,
+    "blobs": _ADD_HINT,
 }
 
 # ---------------------------------------------------------------------------- answers
 
 
 async def chat(request: Request) -> Response:
-    """POST /api/chat."""
+    """Handle POST /api/chat."""
     body = await read(request, OllamaChatRequest)
     pair = await _pair(request, body.model)
     if not body.messages:
-        return await _kept(request, body, pair, chat=True)
-    return await _chat(request, body, asked.chat(body, pair.name), chat=True)
+        return await _load_or_unload(request, body, pair, chat=True)
+    return await _chat(request, body, translation.chat(body, pair.name), chat=True)
 
 
 async def generate(request: Request) -> Response:
-    """POST /api/generate."""
+    """Handle POST /api/generate."""
     body = await read(request, OllamaGenerateRequest)
     pair = await _pair(request, body.model)
     if not body.prompt and not body.suffix:
-        return await _kept(request, body, pair, chat=False)
-    ours = asked.generate(body, pair.name)
-    if isinstance(ours, ChatRequest):
-        return await _chat(request, body, ours, chat=False)
-    wanted = completion_frames(ours)
-    return await _respond(request, body, pair, wanted, Answer(pair.name, wanted, n=1), chat=False)
+        return await _load_or_unload(request, body, pair, chat=False)
+    translated = translation.generate(body, pair.name)
+    if isinstance(translated, ChatRequest):
+        return await _chat(request, body, translated, chat=False)
+    requests = completion_frames(translated)
+    return await _respond(
+        request, body, pair, requests, Answer(pair.name, requests, n=1), chat=False
+    )
 
 
-async def _chat(request: Request, body: Asked, ours: ChatRequest, *, chat: bool) -> Response:
-    if ours.tools:
-        tools.check(ours)
-    pair, wanted, answered = await ready(request, ours, None)
-    return await _respond(request, body, pair, wanted, answered, chat=chat)
+async def _chat(request: Request, body: Asked, translated: ChatRequest, *, chat: bool) -> Response:
+    if translated.tools:
+        tools.check(translated)
+    pair, requests, empty_answer = await ready(request, translated, None)
+    return await _respond(request, body, pair, requests, empty_answer, chat=chat)
 
 
 async def _respond(
     request: Request,
     body: Asked,
     pair: PairFiles,
-    wanted: list[Generate],
-    answered: Answer,
+    requests: list[Generate],
+    empty_answer: Answer,
     *,
     chat: bool,
 ) -> Response:
     daemon = state_of(request)
     residents = daemon.supervisor.residents
 
-    def without_effect() -> list[str]:
+    def ignored_fields() -> list[str]:
         info = residents.info(pair.name)
-        return [*ignored(request), *asked.ignored(body, info.n_ctx if info else None)]
+        return [*ignored(request), *translation.ignored(body, info.n_ctx if info else None)]
 
     shape = OllamaShape(
-        answered,
+        empty_answer,
         body.model or models.tagged(pair.name),
         chat=chat,
         note=residents.note,
-        ignored=without_effect,
+        ignored=ignored_fields,
     )
-    during = _unloading(daemon, pair.name) if asked.unloads(body) else nullcontext()
-    run = Run(daemon.supervisor, pair, wanted, shape, during, events=LineStream)
+    context = _unloading(daemon, pair.name) if translation.unloads(body) else nullcontext()
+    run = Run(daemon.supervisor, pair, requests, shape, context, events=LineStream)
     return await run.respond(request, body.stream)
 
 
 @asynccontextmanager
 async def _unloading(daemon: State, pair: str) -> AsyncIterator[None]:
-    """Gives the pair's memory back once it has answered, unless somebody else is being answered."""
+    """Unload the pair after its answer, unless another request is being answered."""
     yield
     await daemon.rest(pair)
 
 
-async def _kept(request: Request, body: Asked, pair: PairFiles, *, chat: bool) -> Response:
-    """Loads the pair, or unloads it, and asks it nothing."""
+async def _load_or_unload(
+    request: Request, body: Asked, pair: PairFiles, *, chat: bool
+) -> Response:
+    """Load the pair, or unload it, without asking it anything."""
     daemon = state_of(request)
-    if asked.unloads(body):
+    if translation.unloads(body):
         await daemon.rest(pair.name)
     else:
         await unless_gone(request.receive, daemon.supervisor.ready(pair))
-    reason = "unload" if asked.unloads(body) else "load"
+    reason = "unload" if translation.unloads(body) else "load"
     return answer(line(body.model, chat=chat, done=True, done_reason=reason))
 
 
@@ -141,179 +145,185 @@ async def _kept(request: Request, body: Asked, pair: PairFiles, *, chat: bool) -
 
 
 async def embed(request: Request) -> Response:
-    """POST /api/embed."""
-    body, began = await read(request, OllamaEmbedRequest), time.monotonic_ns()
-    ignored(request).extend(asked.kept_alive(body))
-    wanted = [body.input] if isinstance(body.input, str) else body.input or []
-    frame = Embed(0, [*wanted], body.truncate, body.dimensions or 0)
-    name, load, found = await _embedded(request, body, frame)
+    """Handle POST /api/embed."""
+    body, started_ns = await read(request, OllamaEmbedRequest), time.monotonic_ns()
+    ignored(request).extend(translation.kept_alive(body))
+    texts = [body.input] if isinstance(body.input, str) else body.input or []
+    frame = Embed(0, [*texts], body.truncate, body.dimensions or 0)
+    name, load_ns, result = await _compute_embeddings(request, body, frame)
 
-    def shaped() -> Response:
-        vectors, tokens = [numbers(each) for each in found["vectors"]], sum(found["tokens"])
-        spent = time.monotonic_ns() - began
-        told = unheeded(request)
-        return answer(OllamaEmbeddings(body.model or name, vectors, spent, load, tokens, told))
+    def encode() -> Response:
+        vectors, tokens = [numbers(vector) for vector in result["vectors"]], sum(result["tokens"])
+        total_ns = time.monotonic_ns() - started_ns
+        extra = unheeded(request)
+        return answer(
+            OllamaEmbeddings(body.model or name, vectors, total_ns, load_ns, tokens, extra)
+        )
 
-    return await asyncio.to_thread(shaped)
+    return await asyncio.to_thread(encode)
 
 
 async def embed_one(request: Request) -> Response:
-    """POST /api/embeddings."""
+    """Handle POST /api/embeddings."""
     body = await read(request, OllamaEmbeddingsRequest)
-    ignored(request).extend(asked.kept_alive(body))
+    ignored(request).extend(translation.kept_alive(body))
     frame = Embed(0, [body.prompt] if body.prompt else [], truncate=True, normalize=-1)
-    _, _, found = await _embedded(request, body, frame)
-    vector = [each for vector in found["vectors"] for each in numbers(vector)]
+    _, _, result = await _compute_embeddings(request, body, frame)
+    vector = [value for vector in result["vectors"] for value in numbers(vector)]
     return answer(OllamaEmbedding(vector, unheeded(request)))
 
 
-async def _embedded(
+async def _compute_embeddings(
     request: Request, body: OllamaEmbedRequest | OllamaEmbeddingsRequest, frame: Embed
 ) -> tuple[str, int, dict[str, Any]]:
-    """Who has done it, the nanoseconds of a load, and {"vectors", "tokens"}. Without any input the model is
-    loaded, or unloaded.
+    """Return the pair's name, its load time in nanoseconds, and {"vectors", "tokens"}.
+
+    A request without any input loads the model, or unloads it.
     """
-    daemon, began, nothing = (
-        state_of(request),
-        time.monotonic_ns(),
-        dict[str, Any](vectors=[], tokens=[]),
-    )
-    pair = await _found(body.model, lambda each: daemon.pair(each, request.receive, "embed"))
-    unloads = asked.unloads(body)
+    daemon, started_ns = state_of(request), time.monotonic_ns()
+    result = dict[str, Any](vectors=[], tokens=[])
+    pair = await _look_up(body.model, lambda name: daemon.pair(name, request.receive, "embed"))
+    unloads = translation.unloads(body)
     if not frame.inputs and unloads:
         await daemon.rest(pair.name)
-        return models.tagged(pair.name), 0, nothing
+        return models.tagged(pair.name), 0, result
     await unless_gone(request.receive, daemon.supervisor.ready(pair))
-    load = time.monotonic_ns() - began
+    load_ns = time.monotonic_ns() - started_ns
     async with _unloading(daemon, pair.name) if unloads else nullcontext():
-        found = await calculated(request, pair, frame) if frame.inputs else nothing
-    return models.tagged(pair.name), load, found
+        if frame.inputs:
+            result = await calculated(request, pair, frame)
+    return models.tagged(pair.name), load_ns, result
 
 
 # ---------------------------------------------------------------------------- models
 
 
 async def tags(request: Request) -> Response:
-    """GET /api/tags: the configured pair first, then all that are here."""
+    """Handle GET /api/tags: list the configured pair first, then all others on this machine."""
     daemon = state_of(request)
 
-    def look() -> list[PairView]:
-        here = [each.name for each in views.listing(daemon.registry, everything=False).pairs]
-        found = []
-        for name in dict.fromkeys([full_name("", daemon.config), *here]):
-            with suppress(LocalspecError):  # `localspec list` says what is wrong with it
-                found.append(views.details(daemon.registry, name, 0, daemon.config))
-        return found
+    def read_views() -> list[PairView]:
+        listing = views.listing(daemon.registry, everything=False)
+        pair_names = [full_name("", daemon.config), *(pair.name for pair in listing.pairs)]
+        pair_views = []
+        for name in dict.fromkeys(pair_names):
+            with suppress(LocalspecError):  # `localspec list` reports what is wrong with the pair.
+                pair_views.append(views.details(daemon.registry, name, 0, daemon.config))
+        return pair_views
 
-    return answer(OllamaModels([models.listed(each) for each in await asyncio.to_thread(look)]))
+    pair_views = await asyncio.to_thread(read_views)
+    return answer(OllamaModels([models.listed(view) for view in pair_views]))
 
 
 async def show(request: Request) -> Response:
-    """POST /api/show."""
+    """Handle POST /api/show."""
     body = await read(request, OllamaModelRequest)
     view = await _view(request, body.model or body.name)
     daemon = state_of(request)
     if info := daemon.supervisor.residents.info(view.name):
-        found = models.shown(view, info.n_ctx, info.sampling_defaults)
+        model = models.shown(view, info.n_ctx, info.sampling_defaults)
     else:
-        found = models.shown(view, view.fit.context if view.fit else view.context, {})
-    found.localspec = unheeded(request)
-    return answer(found)
+        model = models.shown(view, view.fit.context if view.fit else view.context, {})
+    model.localspec = unheeded(request)
+    return answer(model)
 
 
 async def ps(request: Request) -> Response:
-    """GET /api/ps: the pairs that are loaded, the one that was asked last ahead."""
-    found = []
+    """Handle GET /api/ps: list the loaded pairs, the one that was used last first."""
+    running_models = []
     for pair in state_of(request).supervisor.residents.loaded:
         view = await _view(request, pair.name)
-        found.append(models.running(view, pair.status()))
-    return answer(OllamaModels(found))
+        running_models.append(models.running(view, pair.status()))
+    return answer(OllamaModels(running_models))
 
 
 async def pull(request: Request) -> Response:
-    """POST /api/pull: of a pair of the catalogue or a repository of the hub, as `localspec pull`."""
+    """Handle POST /api/pull for a pair of the catalogue or a repository of the hub."""
     body = await read(request, OllamaModelRequest)
-    begun = await pulls.begin(request, PullRequest(models.untagged(body.model or body.name)))
+    running_pull = await pulls.begin(request, PullRequest(models.untagged(body.model or body.name)))
     if body.stream:
-        return LineStream(partial(_pulled, begun, unheeded(request)), done=False)
+        return LineStream(partial(_report_pull, running_pull, unheeded(request)), done=False)
 
-    async def unseen(*_lines: object) -> None:
+    async def discard(*_lines: object) -> None:
         pass
 
-    await unless_gone(request.receive, _pulled(begun, UNSET, unseen))
+    await unless_gone(request.receive, _report_pull(running_pull, UNSET, discard))
     return answer(OllamaProgress("success", localspec=unheeded(request)))
 
 
-async def _pulled(pull: Pull, told: Unheeded | UnsetType, emit: Emit) -> None:
-    async def tell(state: PullState) -> None:
+async def _report_pull(pull: Pull, ignored_extra: Unheeded | UnsetType, emit: Emit) -> None:
+    async def emit_progress(state: PullState) -> None:
         lines = models.progress(state)
         if lines and lines[-1].status == "success":
-            lines[-1].localspec = told
+            lines[-1].localspec = ignored_extra
         await emit(*lines)
 
-    await pulls.states(pull, tell)
+    await pulls.states(pull, emit_progress)
     if pull.error:
         raise pull.error
 
 
 async def delete(request: Request) -> Response:
-    """DELETE /api/delete."""
+    """Handle DELETE /api/delete."""
     body = await read(request, OllamaModelRequest)
     daemon = state_of(request)
-    named = models.untagged(body.model or body.name)
-    name = await asyncio.to_thread(daemon.registry.removable, named)
+    requested_name = models.untagged(body.model or body.name)
+    name = await asyncio.to_thread(daemon.registry.removable, requested_name)
     await daemon.rest(name)
     await asyncio.to_thread(daemon.registry.remove, name)
     return Response()
 
 
 async def version(_request: Request) -> Response:
-    """GET /api/version."""
+    """Handle GET /api/version."""
     return answer(models.VERSION)
 
 
 async def here(_request: Request) -> Response:
-    """GET /: what clients ask to see whether anybody is there."""
+    """Handle GET /, which clients use to see whether the server is running."""
     return PlainTextResponse("localspec is running")
 
 
 async def not_offered(request: Request) -> Response:
-    """What Ollama has below /api and localspec has not.
+    """Refuse an endpoint that Ollama has below /api and localspec has not.
 
     Raises:
-        NotOffered: always, with what there is instead. NotFound: Ollama has it neither.
+        NotOffered: Ollama has this endpoint; the message names an alternative.
+        NotFound: Ollama does not have it either.
     """
     name = request.path_params["name"].partition("/")[0]
-    if name not in _INSTEAD:
+    if name not in _ALTERNATIVES:
         raise NotFound(f"{request.method} {request.scope['path']}: Not Found.")
-    raise NotOffered(f"/api/{name} is not supported; {_INSTEAD[name]}")
+    raise NotOffered(f"/api/{name} is not supported; {_ALTERNATIVES[name]}")
 
 
 async def _pair(request: Request, name: str) -> PairFiles:
-    return await _found(name, lambda each: state_of(request).pair(each, request.receive))
+    return await _look_up(
+        name, lambda candidate: state_of(request).pair(candidate, request.receive)
+    )
 
 
 async def _view(request: Request, name: str) -> PairView:
     daemon = state_of(request)
 
-    async def look(name: str) -> PairView:
+    async def read_details(name: str) -> PairView:
         return await asyncio.to_thread(views.details, daemon.registry, name, 0, daemon.config)
 
-    return await _found(name or full_name("", daemon.config), look)
+    return await _look_up(name or full_name("", daemon.config), read_details)
 
 
-async def _found(name: str, look: Callable[[str], Awaitable[Found]]) -> Found:
-    """What `look` finds by a pair's name, with a tag or without, else by that of a model of Ollama's own.
+async def _look_up(name: str, find: Callable[[str], Awaitable[Found]]) -> Found:
+    """Look up a pair by its name without a tag, then by that of a model of Ollama's own.
 
     Raises:
-        ModelNotFound: as `look`.
+        ModelNotFound: `find` finds neither.
     """
-    plain = models.untagged(name)
+    untagged = models.untagged(name)
     try:
-        return await look(plain)
+        return await find(untagged)
     except ModelNotFound:
-        if not plain or names_files(plain):
+        if not untagged or names_files(untagged):
             raise
         with suppress(ModelNotFound):
-            return await look(models.tagged(plain))
+            return await find(models.tagged(untagged))
         raise

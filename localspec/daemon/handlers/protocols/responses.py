@@ -1,4 +1,4 @@
-"""OpenAI's Responses: /v1/responses."""
+"""Handle OpenAI's Responses at /v1/responses."""
 
 from __future__ import annotations
 
@@ -38,88 +38,95 @@ from localspec.protocol.clients.responses.items import (
 from localspec.protocol.clients.responses.requests import ResponsesRequest
 from localspec.protocol.requests import ChatMessage, ChatRequest
 
-_MOST_ITEMS = 100  # of a page
+_MAX_PAGE_ITEMS = 100
 
 
 async def create(request: Request) -> Response:
+    """Handle POST /v1/responses."""
     body = await read(request, ResponsesRequest)
     daemon = state_of(request)
     refuse(body)
     if body.store is None:
         body.store = daemon.config.keep_responses
-    before, found = await unless_gone(request.receive, _asked(daemon, body))
-    body.model = body.model or (before.model if before else "")
-    turn, key = None, secrets.token_hex(12)
-    with _in_its_words():
-        chat = chat_request(body, found, to_send(before))
+    previous, parsed = await unless_gone(request.receive, _read_input(daemon, body))
+    body.model = body.model or (previous.model if previous else "")
+    turn, id_key = None, secrets.token_hex(12)
+    with _original_field_names():
+        chat = chat_request(body, parsed, to_send(previous))
         if body.store:
             model, kind = body.model or daemon.config.pair, kind_of(chat)
-            added = found.messages
-            if before is None and (before := await _repeated(daemon, body, added)):
-                added = added[len(before.messages) :]
-            turn = continuing(daemon.conversations, added, before, model=model, kind=kind)
-        pair, wanted, made = await ready(request, chat, turn)
+            new_messages = parsed.messages
+            if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
+                new_messages = new_messages[len(previous.messages) :]
+            turn = continuing(daemon.conversations, new_messages, previous, model=model, kind=kind)
+        pair, requests, empty_answer = await ready(request, chat, turn)
     shape = ResponsesShape(
-        made,
-        opening(body, key, pair.name, [*found.ignored, *ignored(request)]),
-        style(body, found.tools, key),
+        empty_answer,
+        opening(body, id_key, pair.name, [*parsed.ignored, *ignored(request)]),
+        style(body, parsed.tools, id_key),
         note=daemon.supervisor.residents.note,
         news=partial(daemon.news, pair.name),
         not_kept=(lambda: turn.not_kept) if turn else str,
     )
     if turn:
         name = shape.response.id
-        made.choices[0].ended = turn.keep_as(name, lambda choice: kept.body(shape.ended(choice)))
-    during = _under_way(daemon, shape, turn)
-    run = Run(daemon.supervisor, pair, wanted, shape, during, **waiting(body, shape))
-    with _in_its_words():
+        empty_answer.choices[0].ended = turn.keep_as(
+            name, lambda choice: kept.body(shape.ended(choice))
+        )
+    context = _under_way(daemon, shape, turn)
+    run = Run(daemon.supervisor, pair, requests, shape, context, **waiting(body, shape))
+    with _original_field_names():
         return await run.respond(request, body.stream)
 
 
-async def _asked(daemon: State, body: ResponsesRequest) -> tuple[Kept | None, Asked]:
-    """What the request goes on from, and what it says."""
-    before = None
+async def _read_input(daemon: State, body: ResponsesRequest) -> tuple[Kept | None, Asked]:
+    """Return the response that the request continues, if any, and its parsed input."""
+    previous = None
     if body.previous_response_id:
-        with _at("previous_response_id"):
-            before = await _kept(daemon, body.previous_response_id)
-    meant = {}
+        with _blame("previous_response_id"):
+            previous = await _stored_response(daemon, body.previous_response_id)
+    referenced = {}
     for index, item in enumerate(body.input if isinstance(body.input, list) else []):
         if item.type == "item_reference" and item.id:
-            with _at(f"input[{index}].id"):
-                meant[item.id] = await _meant(daemon, item.id)
-    return before, asked(body, meant.__getitem__)
+            with _blame(f"input[{index}].id"):
+                referenced[item.id] = await _stored_item(daemon, item.id)
+    return previous, asked(body, referenced.__getitem__)
 
 
-async def _repeated(
+async def _find_repeated(
     daemon: State, body: ResponsesRequest, messages: list[ChatMessage]
 ) -> Kept | None:
-    """The kept response that a request goes on from that sends everything again, as agents do: its items
-    say which, and it is their beginning. Else each turn of an agent would be a conversation.
+    """Return the stored response that a request repeats in full and continues; None if there is none.
+
+    Agents send everything again instead of `previous_response_id`. The ids of the items say which response
+    that is, and its messages must be the beginning of the request's. Otherwise each turn of an agent would
+    become a conversation of its own.
     """
     items = body.input if isinstance(body.input, list) else []
-    for name in (each.id for each in reversed(items) if each.id):
+    for item_id in (item.id for item in reversed(items) if item.id):
         with contextlib.suppress(ValueError, NotFound):
-            if response := kept.Reference(name).response:
-                found = await _kept(daemon, response)
-                begin = [_same(each) for each in to_send(found)]
-                again = [_same(each) for each in messages[: len(begin)]]
-                return found if again == begin and len(messages) > len(begin) else None
+            if response := kept.Reference(item_id).response:
+                stored = await _stored_response(daemon, response)
+                earlier = [_comparable(message) for message in to_send(stored)]
+                beginning = [_comparable(message) for message in messages[: len(earlier)]]
+                is_continued = beginning == earlier and len(messages) > len(earlier)
+                return stored if is_continued else None
     return None
 
 
-def _same(message: ChatMessage) -> tuple[object, ...]:
-    """What two messages have in common that say the same; thoughts may have been left out."""
-    calls = [each.get("id") for each in message.tool_calls or []]
+def _comparable(message: ChatMessage) -> tuple[object, ...]:
+    """Return what two messages that say the same have in common; clients may leave out the reasoning."""
+    calls = [call.get("id") for call in message.tool_calls or []]
     return message.role, message.content or "", calls, message.tool_call_id
 
 
-async def _kept(daemon: State, name: str) -> Kept:
+async def _stored_response(daemon: State, name: str) -> Kept:
     _check_id(name)
     return await daemon.conversations.kept_response(name)
 
 
 def _check_id(name: str) -> None:
-    """Refuse ids of other protocols, whose answers are kept beside responses.
+    """Refuse ids of other protocols, whose answers are stored beside responses.
 
     Raises:
         NotFound: `name` is not the id of a response.
@@ -128,31 +135,37 @@ def _check_id(name: str) -> None:
         raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
 
 
-async def _meant(daemon: State, name: str) -> ChatMessage:
-    """The kept item of this id."""
+async def _stored_item(daemon: State, name: str) -> ChatMessage:
+    """Return the stored item of this id as a message.
+
+    Raises:
+        NotFound: no such item is stored.
+    """
     with contextlib.suppress(ValueError, IndexError, NotFound):
         reference = kept.Reference(name)
         if reference.response:
-            messages = (await _kept(daemon, reference.response)).messages
+            messages = (await _stored_response(daemon, reference.response)).messages
         else:
             store = daemon.conversations
-            messages = (await store.run(lambda each: each.get(reference.conversation))).messages
+            messages = (
+                await store.run(lambda conversations: conversations.get(reference.conversation))
+            ).messages
         return reference.part(one_to_send(messages[reference.index]))
     raise NotFound(f"There is no item '{name[:80]}': it was not kept, or was deleted.")
 
 
 @contextlib.contextmanager
-def _at(param: str) -> Iterator[None]:
-    """What is not found is a mistake in this field."""
+def _blame(param: str) -> Iterator[None]:
+    """Turn NotFound into an InvalidRequest that blames the field `param`."""
     try:
         yield
     except NotFound as error:
-        said = error.message[:1].lower() + error.message[1:]
-        raise InvalidRequest(f"'{param}': {said}", param=param) from None
+        message = error.message[:1].lower() + error.message[1:]
+        raise InvalidRequest(f"'{param}': {message}", param=param) from None
 
 
-# Fields of a chat as this request has them.
-_WORDS = (
+# Names of a chat's fields, and the names that this protocol has for them.
+_FIELD_NAMES = (
     ("response_format.json_schema.schema", "text.format.schema"),
     ("response_format.json_schema", "text.format.schema"),
     ("response_format", "text.format"),
@@ -163,15 +176,15 @@ _WORDS = (
 
 
 @contextlib.contextmanager
-def _in_its_words() -> Iterator[None]:
-    """Errors name the fields of this request, and not those of the chat that it becomes."""
+def _original_field_names() -> Iterator[None]:
+    """Make errors name the fields of this request instead of those of the chat that it becomes."""
     try:
         yield
     except LocalspecError as error:
         if error.param:
             param = error.param
-            for theirs, ours in _WORDS:
-                param = param.replace(theirs, ours)
+            for chat_name, own_name in _FIELD_NAMES:
+                param = param.replace(chat_name, own_name)
             error.message = error.message.replace(f"'{error.param}", f"'{param}")
             error.param = param
         raise
@@ -181,15 +194,15 @@ def _in_its_words() -> Iterator[None]:
 async def _under_way(
     daemon: State, shape: ResponsesShape, turn: Turn | None
 ) -> AsyncIterator[None]:
-    async with contextlib.AsyncExitStack() as held:
-        await held.enter_async_context(daemon.responses.under_way(shape))
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(daemon.responses.under_way(shape))
         if turn:
-            await held.enter_async_context(turn.under_way(shape.response.id))
+            await stack.enter_async_context(turn.under_way(shape.response.id))
         yield
 
 
 async def show(request: Request) -> Response:
-    """A response that is kept, or that is being written, as far as it is."""
+    """Return a response that is stored, or the part of it that is written so far."""
     if request.query_params.get("stream", "false") != "false":
         raise InvalidRequest("'stream' must be false: a response is streamed once.", param="stream")
     return answer(await _response(request))
@@ -197,65 +210,65 @@ async def show(request: Request) -> Response:
 
 async def _response(request: Request) -> ResponseObject:
     daemon, name = state_of(request), request.path_params["name"]
-    if found := daemon.responses.get(name):
-        return found
-    stored = await _kept(daemon, name)
+    if running := daemon.responses.get(name):
+        return running
+    stored = await _stored_response(daemon, name)
     opaque = OPAQUE in request.query_params.values()
     return kept.response(stored.body, stored.messages[-1], opaque=opaque)
 
 
 async def remove(request: Request) -> Response:
-    """Forget a response, what was asked for it and its answer; a conversation of nothing else goes too."""
+    """Remove a response with its question and answer; a conversation of nothing else goes with it."""
     daemon, name = state_of(request), request.path_params["name"]
     _check_id(name)
     await unless_gone(request.receive, daemon.conversations.settled(name))
-    conversation = await daemon.conversations.run(lambda each: each.remove_response(name))
+    conversation = await daemon.conversations.run(lambda store: store.remove_response(name))
     await daemon.forget_states(conversation)
     return answer(DeletedResponse(name))
 
 
 async def cancel(request: Request) -> Response:
-    """End a response that is being written; one that has ended is refused."""
+    """Cancel a response that is being written; one that has ended is refused."""
     daemon, name = state_of(request), request.path_params["name"]
-    if found := await unless_gone(request.receive, daemon.responses.cancel(name)):
-        return answer(found)
-    found = await _response(request)
-    if found.status == "cancelled":
-        return answer(found)
+    if response := await unless_gone(request.receive, daemon.responses.cancel(name)):
+        return answer(response)
+    response = await _response(request)
+    if response.status == "cancelled":
+        return answer(response)
     raise InvalidRequest(f"The response {name} has ended; there is nothing to cancel.")
 
 
 async def input_items(request: Request) -> Response:
-    """What the model read, also of the responses before; ?order=asc, ?limit=N, ?after=ID for a page."""
+    """List what the model read, with earlier responses; ?order=asc, ?limit=N and ?after=ID give a page."""
     query, daemon = request.query_params, state_of(request)
-    order, text = query.get("order", "desc"), query.get("limit", "20")
+    order, limit = query.get("order", "desc"), query.get("limit", "20")
     if order not in ("asc", "desc"):
         raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
-    short = text.isascii() and text.isdigit() and len(text) <= len(str(_MOST_ITEMS))
-    if not (short and 1 <= int(text) <= _MOST_ITEMS):
-        message = f"'limit' must be a whole number from 1 to {_MOST_ITEMS}."
+    is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MAX_PAGE_ITEMS))
+    if not (is_short and 1 <= int(limit) <= _MAX_PAGE_ITEMS):
+        message = f"'limit' must be a whole number from 1 to {_MAX_PAGE_ITEMS}."
         raise InvalidRequest(message, param="limit")
-    found = await _kept(daemon, request.path_params["name"])
-    items = kept.items(found.conversation, found.messages[:-1], found.ids)
+    stored = await _stored_response(daemon, request.path_params["name"])
+    items = kept.items(stored.conversation, stored.messages[:-1], stored.ids)
     if order == "desc":
         items.reverse()
-    if after := query.get("after"):
-        ids = [each.id for each in items]
-        if after not in ids:
-            raise InvalidRequest(f"'after': there is no item '{after[:80]}'.", param="after")
-        items = items[ids.index(after) + 1 :]
-    page = items[: int(text)]
+    if after_id := query.get("after"):
+        ids = [item.id for item in items]
+        if after_id not in ids:
+            raise InvalidRequest(f"'after': there is no item '{after_id[:80]}'.", param="after")
+        items = items[ids.index(after_id) + 1 :]
+    page = items[: int(limit)]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
     return answer(ItemList(page, first, last, has_more=len(items) > len(page)))
 
 
 async def input_tokens(request: Request) -> Response:
-    """How many tokens a request's input would be."""
+    """Count the tokens of a request's input."""
     body = await read(request, ResponsesRequest)
     refuse(body)
-    before, found = await unless_gone(request.receive, _asked(state_of(request), body))
-    body.model = body.model or (before.model if before else "")
-    with _in_its_words():
-        chat: ChatRequest = chat_request(body, found, to_send(before))
+    previous, parsed = await unless_gone(request.receive, _read_input(state_of(request), body))
+    body.model = body.model or (previous.model if previous else "")
+    with _original_field_names():
+        chat: ChatRequest = chat_request(body, parsed, to_send(previous))
         tokens = await prompt_tokens(request, chat)
         return answer(InputTokens(tokens, localspec=unheeded(request)))
