@@ -272,13 +272,13 @@ def test_our_own_imports_are_no_time_of_the_servers(
 
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    made = connections.Connection._made
+    made = connections.Connection._create_client
 
     def slowly(self: connections.Connection) -> Any:
         now[0] += 3600
         return made(self)
 
-    monkeypatch.setattr(connections.Connection, "_made", slowly)
+    monkeypatch.setattr(connections.Connection, "_create_client", slowly)
     stated = Upstream(upstream="", upstream_model="m", upstream_kind="vllm")
 
     async def main() -> None:
