@@ -59,8 +59,8 @@ class Reason:
     @property
     def cure(self) -> str:
         """A sentence on how to get a better build, or nothing."""
-        again = "scripts/setup --again" if CHECKOUT else "localspec doctor"
-        return f"{self.first}, then run `{again}`." if self.first else ""
+        command = "scripts/setup --again" if CHECKOUT else "localspec doctor"
+        return f"{self.first}, then run `{command}`." if self.first else ""
 
     def __str__(self) -> str:
         return f"{self.what} {self.cure}".rstrip()
@@ -193,8 +193,8 @@ def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[R
         f"-DCMAKE_{language}_FLAGS={' '.join(filter(None, (host.env.get(variable), NO_AMX)))}"
         for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS"))
     ]
-    what = f"AMX: off, {compiler.version} miscompiles it (tested; llama.cpp #20824)."
-    return flags, [Reason("AMX", what, "Install a newer compiler")]
+    problem = f"AMX: off, {compiler.version} miscompiles it (tested; llama.cpp #20824)."
+    return flags, [Reason("AMX", problem, "Install a newer compiler")]
 
 
 def wheel_key(host: Host, plan: Plan, compiler: Compiler, version: str) -> str:
