@@ -522,7 +522,7 @@ def test_nobody_there_and_refusals_are_said_in_plain_words() -> None:
         (whole({"message": "\x1b[31mred"}, "500 Oh"), UpstreamError, "␛"),
         (b"SSH-2.0-OpenSSH_9\r\n", UpstreamError, "broke the connection|is not HTTP"),
         (whole({"choices": []}), UpstreamError, "in place of an event stream"),
-        (whole({}, "307 There", "location: http://[\r\n"), UpstreamError, "what is no address"),
+        (whole({}, "307 There", "location: http://[\r\n"), UpstreamError, "to an invalid address"),
     ]
     for data, kind, words in refusals:
         with scripted_server(answer=sending(data)) as there, pytest.raises(kind, match=words):

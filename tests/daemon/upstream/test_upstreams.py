@@ -88,7 +88,7 @@ def test_one_that_gives_none_is_left_unless_another_of_its_answers_goes_on(
 
         async def heard() -> None:
             while True:
-                there._heard["big"] = time.monotonic()
+                there._heard_at["big"] = time.monotonic()
                 await asyncio.sleep(0.01)
 
         hearing = asyncio.create_task(heard())
