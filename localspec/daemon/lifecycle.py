@@ -142,10 +142,7 @@ class Daemon:
         drain_seconds: float = DRAIN_SECONDS,
         read: Callable[[Config], Config] | None = None,
     ) -> None:
-        """Create the daemon. `read` reads the configuration again, given the last one.
-
-        By default it is read from its file.
-        """
+        """Create the daemon. `read` reads the configuration again, by default from its file."""
         self._drain_seconds = drain_seconds
         self._read = read or (lambda last: load_config(paths.config_file, last=last))
         self._config_lock = asyncio.Lock()

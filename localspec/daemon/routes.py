@@ -165,8 +165,7 @@ def application(state: State) -> ASGIApp:
             Middleware(PlainPath, _FIXED_PATHS),
         ],
     )
-    app.router.redirect_slashes = (
-        False  # a redirect would have no body, and use an untrusted Host header
-    )
+    # A redirect would have no body, and use an untrusted Host header.
+    app.router.redirect_slashes = False
     app.state.daemon = state
     return app

@@ -16,9 +16,8 @@ log = logging.getLogger("localspec.watch")
 _START_DELAY_S = 0.5  # the request that started the daemon comes first
 _MAX_LINKS = 40  # as many as Linux follows (MAXSYMLINKS)
 # These intervals are long, because each wakes a thread of a process that is idle most of the day.
-_LINK_CHECK_MS = (
-    1000  # interval of the checks of links, and the time until the watch is known to work
-)
+# The interval of the checks of links, and the time until the watch is known to work.
+_LINK_CHECK_MS = 1000
 _EVENT_POLL_MS = 200  # interval of the checks for events of the file system
 
 

@@ -119,9 +119,8 @@ class ClientConnection(H11Protocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_state: object = None  # the state of the client that the deadline is for
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._gone_timer: asyncio.TimerHandle | None = (
-            None  # set once the client closed its sending side
-        )
+        # Set once the client closed its sending side.
+        self._gone_timer: asyncio.TimerHandle | None = None
         # Pause as soon as the kernel takes no more data, so that the stall timer starts.
         transport.set_write_buffer_limits(0)
         connected = transport.get_extra_info("socket")

@@ -144,9 +144,7 @@ async def read(request: Request, kind: type[Body], *, empty: Body | None = None)
         refuse_undeclared(body, decoded)  # to do half of what was meant might be worse than nothing
     else:
         request.state.ignored = account(body, decoded)
-    await asyncio.sleep(
-        0
-    )  # decoding a long text takes time, so let other tasks run before the next step
+    await asyncio.sleep(0)  # decoding a long text takes time, so let other tasks run
     return decoded
 
 

@@ -67,9 +67,8 @@ class Connection:
 
     async def get(self, path: str, seconds: float) -> bytes:
         """Return the body of a GET request. Raises UpstreamError, InvalidRequest."""
-        await (
-            self._ready()
-        )  # before the deadline is set, so that it does not count as the server's time
+        # Before the deadline is set, so that the import does not count as the server's time.
+        await self._ready()
         deadline = time.monotonic() + seconds
         async with self._open_response("GET", path, None, deadline) as response:
             return await self._read(response, deadline, _MAX_BODY_BYTES)

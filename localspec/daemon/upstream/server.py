@@ -22,7 +22,7 @@ from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 
 _LIST_TIMEOUT_S = 10.0  # for the list of models
-_SMALL_REQUEST_TIMEOUT_S = 60.0  # for the tokens of a text
+_ASK_TIMEOUT_S = 60.0  # for a small request, such as the tokens of a text
 _MAX_SHOWN_MODELS = 5  # in an error message
 
 
@@ -220,7 +220,7 @@ class Server:
         known, prompt = await self.found(weights=True), sent.body["prompt"]
         if isinstance(prompt, str):
             body = {"prompt": prompt, "model": known.model}
-            response = await self.connection.ask("/tokenize", body, _SMALL_REQUEST_TIMEOUT_S)
+            response = await self.connection.ask("/tokenize", body, _ASK_TIMEOUT_S)
             prompt = _parse_tokens(self.connection, response)["tokens"]
         if known.context > len(prompt):
             sent.body["max_tokens"], sent.endless = known.context - len(prompt), False
@@ -273,24 +273,18 @@ class Server:
                 body = {"content": request.text, "add_special": request.add_special}
                 body |= {"parse_special": request.parse_special, "with_pieces": request.pieces}
                 body["model"] = known.model  # another localspec may have several models
-                return _parse_tokens(
-                    self.connection, await ask("/tokenize", body, _SMALL_REQUEST_TIMEOUT_S)
-                )
+                return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
             case frames.Tokenize() if dialect.kind == "vllm":
                 if not request.parse_special:
                     raise refusal("parse_special", dialect, "it always parses special tokens")
                 if request.pieces:
-                    raise refusal(
-                        "with_pieces", dialect, "its texts of tokens are not those of the prompt"
-                    )
+                    raise refusal("with_pieces", dialect, "its texts are not those of the prompt")
                 body = {"prompt": request.text, "add_special_tokens": request.add_special}
                 body["model"] = known.model
-                return _parse_tokens(
-                    self.connection, await ask("/tokenize", body, _SMALL_REQUEST_TIMEOUT_S)
-                )
+                return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
             case frames.Detokenize() if dialect.native or dialect.kind == "vllm":
                 body = {"tokens": request.tokens, "model": known.model}
-                response = await ask("/detokenize", body, _SMALL_REQUEST_TIMEOUT_S)
+                response = await ask("/detokenize", body, _ASK_TIMEOUT_S)
                 key = "content" if dialect.native else "prompt"
                 return {"content": self._get_text(response, key)}
             case frames.ApplyTemplate() if dialect.native:
@@ -300,13 +294,11 @@ class Server:
                 body = {"content": text, "add_special": True, "parse_special": True}
                 body["model"] = known.model
                 tokens = _parse_tokens(
-                    self.connection, await ask("/tokenize", body, _SMALL_REQUEST_TIMEOUT_S)
+                    self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S)
                 )
                 return {"tokens": len(tokens["tokens"])}
             case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.kind == "vllm":
-                response = await ask(
-                    "/tokenize", _template_body(prompt, known), _SMALL_REQUEST_TIMEOUT_S
-                )
+                response = await ask("/tokenize", _template_body(prompt, known), _ASK_TIMEOUT_S)
                 return {"tokens": len(_parse_tokens(self.connection, response)["tokens"])}
         raise refusal(
             _ERROR_FIELDS.get(type(request), "model"), dialect, "it has no endpoint for it"
@@ -315,7 +307,7 @@ class Server:
     async def _apply_template(self, prompt: frames.ChatPrompt, known: Known) -> str:
         body = _template_body(prompt, known)
         return self._get_text(
-            await self.connection.ask("/apply-template", body, _SMALL_REQUEST_TIMEOUT_S), "prompt"
+            await self.connection.ask("/apply-template", body, _ASK_TIMEOUT_S), "prompt"
         )
 
     def _get_text(self, response: Any, key: str) -> str:

@@ -104,9 +104,8 @@ class LoadedPair:
         # The engine whose load ran out of memory, while a smaller load is tried.
         self._too_large: Engine | None = None
         self._ending: dict[Worker, asyncio.Task[None]] = {}  # workers that are ending
-        self._next: frames.PairFiles | None = (
-            None  # other files of this name that a request waits for
-        )
+        # Other files of this name that a request waits for.
+        self._next: frames.PairFiles | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ state

@@ -56,9 +56,8 @@ class Residents:
         self.safe_mode = SafeMode(paths.state / "safe-mode.json")
         self.crashes = CrashHistory()
         self.deadly_texts = DeadlyTexts()
-        self.stay: Callable[[str], Stay] = lambda _: (
-            Stay()
-        )  # returns the policy of a pair by its name
+        # Returns the policy of a pair by its name.
+        self.stay: Callable[[str], Stay] = lambda _: Stay()
         self.last: frames.Loaded | None = None  # the last load, even if it is unloaded by now
         self._command = worker_command
         self._pairs: dict[str, LoadedPair] = {}
@@ -66,9 +65,8 @@ class Residents:
         self._loading_pair = ""  # the name of the pair that holds the lock
         self._evicted: dict[str, tuple[Holding, float]] = {}  # with the time of the last request
         self._change_waiters: list[asyncio.Future[None]] = []
-        self._give_back_task: asyncio.Task[None] | None = (
-            None  # returns cache room to pairs that gave it up
-        )
+        # Returns cache room to pairs that gave it up.
+        self._give_back_task: asyncio.Task[None] | None = None
         self._over_budget = False  # the budget was lowered, and busy pairs must still leave
         self._draining = False
 

@@ -171,9 +171,8 @@ class Supervisor:
     ) -> frames.Done:
         loaded_pair = self.residents.of(pair.name)
         if pair.upstream is not None:
-            loaded_pair.admission.parallel = (
-                MAX_PARALLEL  # how many at once is the server's own matter
-            )
+            # How many at once is the server's own matter.
+            loaded_pair.admission.parallel = MAX_PARALLEL
         with loaded_pair.at_work(), self.metrics.watched() as watch:
             async with loaded_pair.admission.place(job):
                 while True:
