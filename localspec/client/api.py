@@ -1,4 +1,4 @@
-"""One method per endpoint of the daemon."""
+"""A client with one method per endpoint of the daemon that `ask` needs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ API_HEADER = "X-Localspec-Api"
 
 
 class Client:
-    """Talks to this user's daemon, and starts it when it is not running and `autostart` is set.
+    """A client of this user's daemon. It starts the daemon if none is running and `autostart` is set.
 
-    Raises (every method that asks the daemon):
-        NoDaemon: there is none, it did not start, or it went away.
-        BadResponse: what came is no answer of ours.
-        LocalspecError: the error it answered with, as its own class.
+    Every method that sends a request raises:
+        NoDaemon: No daemon is running, it did not start, or it ended during the request.
+        BadResponse: The response is not one that a daemon of ours sends.
+        LocalspecError: The error in the response, as its own class.
     """
 
     def __init__(self, socket_path: str | None = None, *, autostart: bool = True) -> None:
@@ -33,19 +33,19 @@ class Client:
     # ------------------------------------------------------------------ endpoints
 
     def chat(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A whole chat completion."""
+        """Return a complete chat completion."""
         return self._json("POST", "/v1/chat/completions", {**request, "stream": False})
 
     def stream_chat(self, request: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
-        """The chunks of a chat completion, as they arrive. Closing the iterator cancels it."""
+        """Yield the chunks of a chat completion as they arrive. Closing the iterator cancels the request."""
         return self._events("POST", "/v1/chat/completions", {**request, "stream": True})
 
     def infill(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What an editor would show, in llama-server's shape."""
+        """Return the completion that an editor would show, in llama-server's shape."""
         return self._json("POST", "/infill", {**request, "stream": False})
 
     def embeddings(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Vectors of texts, in OpenAI's shape."""
+        """Return the embedding vectors of texts, in OpenAI's shape."""
         return self._json("POST", "/v1/embeddings", request)
 
     def health(self) -> dict[str, Any]:
@@ -55,19 +55,22 @@ class Client:
         return self._json("GET", "/localspec/status", timeout=10.0)
 
     def shutdown(self) -> dict[str, Any]:
-        """Ask the daemon to finish what it is doing and end."""
+        """Ask the daemon to finish the running requests and end."""
         return self._json("POST", "/localspec/shutdown", {}, timeout=10.0)
 
     def reset(self) -> dict[str, Any]:
-        """Use again a pair that was set aside after crashes; forget that safe mode was needed."""
+        """Use a pair again that was set aside after crashes, and forget that safe mode was needed."""
         return self._json("POST", "/localspec/reset", {})
 
     def configure(self) -> dict[str, Any]:
-        """Have the daemon read config.toml again; see Configured in openapi.yaml."""
+        """Make the daemon read config.toml again. The response is `Configured` in openapi.yaml."""
         return self._json("POST", "/localspec/config", {}, timeout=30.0)
 
     def connect(self, timeout: float | None = None) -> transport.Connection:
-        """A connection, with a daemon started for it if need be; `timeout` for every wait, in s."""
+        """Return a connection to the daemon, which is started first if necessary.
+
+        `timeout` limits every single wait on the socket, in seconds.
+        """
         try:
             return transport.Connection(self.socket_path, timeout)
         except errors.NoDaemon:
@@ -78,17 +81,17 @@ class Client:
         autostart.start(self.socket_path)
         return transport.Connection(self.socket_path, timeout)
 
-    # ------------------------------------------------------------------ underneath
+    # ------------------------------------------------------------------ requests
 
     def _json(
         self, method: str, target: str, body: object = None, *, timeout: float | None = None
     ) -> dict[str, Any]:
-        """The answer's JSON; `timeout` in seconds for every wait."""
+        """Return the JSON body of a response. `timeout` limits every single wait, in seconds."""
         data = b"" if body is None else json.dumps(body).encode()
         connection, response = self._open(method, target, data, timeout)
         try:
-            value: dict[str, Any] = json.loads(response.read())
-            return value
+            decoded: dict[str, Any] = json.loads(response.read())
+            return decoded
         except ValueError as error:
             raise errors.BadResponse("The daemon's answer is not valid JSON.") from error
         finally:
@@ -97,23 +100,26 @@ class Client:
     def _events(
         self, method: str, target: str, body: object = None
     ) -> Generator[dict[str, Any], None, None]:
-        """The JSON of each server-sent event up to [DONE]; an error among them is raised."""
+        """Yield the JSON of each server-sent event up to [DONE]. An error event is raised."""
         data = b"" if body is None else json.dumps(body).encode()
-        return transport.answers(lambda: self._open(method, target, data))
+        return transport.json_events(lambda: self._open(method, target, data))
 
     def _open(
         self, method: str, target: str, body: bytes, timeout: float | None = None
     ) -> tuple[transport.Connection, transport.Response]:
-        """Send a request; a response that is not an error, or the error it carries."""
+        """Send a request and return its response, or raise the error that the response carries.
+
+        A daemon of another version is replaced first.
+        """
         try:
-            return self._try(method, target, body, timeout)
+            return self._send(method, target, body, timeout)
         except errors.VersionMismatch:
             from localspec.client import autostart
 
             autostart.replace(self.socket_path, allowed=self.autostart)
-            return self._try(method, target, body, timeout)
+            return self._send(method, target, body, timeout)
 
-    def _try(
+    def _send(
         self, method: str, target: str, body: bytes, timeout: float | None
     ) -> tuple[transport.Connection, transport.Response]:
         connection = self.connect(timeout)
@@ -121,14 +127,14 @@ class Client:
             headers = {API_HEADER: str(localspec.API_VERSION)}
             response = connection.request(method, target, body, headers)
             if response.status >= 400:
-                raise _from_body(response.status, response.read())
+                raise _error_from_body(response.status, response.read())
             return connection, response
         except BaseException:
             connection.close()
             raise
 
 
-def _from_body(status: int, body: bytes) -> errors.LocalspecError:
+def _error_from_body(status: int, body: bytes) -> errors.LocalspecError:
     try:
         return transport.error_of(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

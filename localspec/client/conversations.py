@@ -1,4 +1,7 @@
-"""Kept conversations, one method per endpoint. Apart from api.py, which is on the way of `ask`."""
+"""A client for kept conversations, with one method per endpoint.
+
+It is separate from api.py because `ask` would have to import it.
+"""
 
 from __future__ import annotations
 
@@ -11,34 +14,34 @@ _BASE = "/localspec/conversations"
 
 
 class ConversationsClient(Client):
-    """The daemon's /localspec/conversations and /localspec/statistics.
+    """A client of the daemon's /localspec/conversations and /localspec/statistics.
 
-    `name`: an id, the beginning of one, or "last".
+    `name` is an id, the beginning of an id, or "last".
     """
 
     def conversations(self, limit: int = 50, search: str = "") -> list[dict[str, Any]]:
-        """The newest first."""
+        """Return the kept conversations that match `search`, the newest first."""
         target = f"{_BASE}?limit={limit}&search={quote(search, safe='')}"
-        found: list[dict[str, Any]] = self._json("GET", target)["conversations"]
-        return found
+        conversations: list[dict[str, Any]] = self._json("GET", target)["conversations"]
+        return conversations
 
     def conversation(self, name: str, *, wait: bool = False) -> dict[str, Any]:
-        """`wait`: until the answers under way in it have ended."""
+        """Return a conversation. With `wait`, first wait until its running answers have ended."""
         return self._json("GET", f"{_BASE}/{quote(name, safe='')}{'?wait=true' * wait}")
 
     def forget(self, name: str) -> str:
-        """The id of what was removed."""
+        """Remove a conversation and return its id."""
         return str(self._json("DELETE", f"{_BASE}/{quote(name, safe='')}")["id"])
 
     def forget_all(self) -> int:
-        """How many there were."""
+        """Remove all conversations and return how many there were."""
         return int(self._json("DELETE", _BASE)["removed"])
 
     def statistics(self, days: int, pair: str = "") -> dict[str, Any]:
-        """Kept answers of the `days` that end today added up; with `pair` of that pair alone."""
+        """Return totals of the kept answers of the last `days` days, today included, or of one `pair`."""
         target = f"/localspec/statistics?days={days}&pair={quote(pair, safe='')}"
         return self._json("GET", target)
 
     def undo(self, name: str) -> str:
-        """Take back the last question and what followed; the question."""
+        """Remove the last question and everything after it, and return that question."""
         return str(self._json("POST", f"{_BASE}/{quote(name, safe='')}/undo", {})["question"])

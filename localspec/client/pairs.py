@@ -1,4 +1,7 @@
-"""Pairs and pulls, one method per endpoint. Apart from api.py, which is on the way of `ask`."""
+"""A client for pairs and pulls, with one method per endpoint.
+
+It is separate from api.py because `ask` would have to import it.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,32 @@ from localspec.paths import MODEL_PLACES
 
 
 class PairsClient(Client):
-    """The daemon's /localspec/pairs, /pulls, /gc, /drafts and /unload."""
+    """A client of the daemon's /localspec/pairs, /pulls, /gc, /drafts, /disk, /load and /unload."""
 
     def pairs(self, *, everything: bool = False) -> dict[str, Any]:
-        """What is here; with `everything` the catalogue too."""
+        """Return the installed pairs, and with `everything` those of the catalogue too."""
         return self._json("GET", f"/localspec/pairs?all={int(everything)}")
 
     def named_like(self, parts: list[str]) -> str:
-        """The installed pair in whose name all `parts` occur, in any case; of several the shortest.
+        """Return the shortest name of an installed pair that contains all `parts`, ignoring case.
 
         Raises:
-            ModelNotFound: there is none; the message names the pairs there are.
+            ModelNotFound: There is none. The message names the installed pairs.
         """
-        listed = self.pairs(everything=True)["pairs"]
-        parts = [each.lower() for each in parts]
-        found = [each for each in listed if all(part in each["name"].lower() for part in parts)]
-        here = sorted((each["name"] for each in found if each["here"]), key=lambda n: (len(n), n))
-        if here:
-            return str(here[0])
-        if found:
-            pull = f"to download one that does: localspec pull {found[0]['name']}"
+        pairs = self.pairs(everything=True)["pairs"]
+        parts = [part.lower() for part in parts]
+        matches = [pair for pair in pairs if all(part in pair["name"].lower() for part in parts)]
+        installed = sorted(
+            (pair["name"] for pair in matches if pair["here"]), key=lambda n: (len(n), n)
+        )
+        if installed:
+            return str(installed[0])
+        if matches:
+            hint = f"to download one that does: localspec pull {matches[0]['name']}"
         else:
-            pull = f"installed: {', '.join(each['name'] for each in listed if each['here'])}"
-        said = " and ".join(f"'{each}'" for each in parts)
-        raise ModelNotFound(f"No installed pair has {said} in its name; {pull}")
+            hint = f"installed: {', '.join(pair['name'] for pair in pairs if pair['here'])}"
+        quoted = " and ".join(f"'{part}'" for part in parts)
+        raise ModelNotFound(f"No installed pair has {quoted} in its name; {hint}")
 
     def pair(self, name: str, context: int = 0) -> dict[str, Any]:
         return self._json("GET", f"/localspec/pairs/{quote(name, safe='')}?context={context}")
@@ -53,15 +58,21 @@ class PairsClient(Client):
         hash_now: bool = True,
         pooling: str | None = None,
     ) -> dict[str, Any]:
-        """Files by absolute paths or Ollama's names; without `hash_now` they are hashed when loaded."""
-        body = {"name": name, "target": target, "draft": draft, "roles": roles, "replace": replace}
-        more = {"hash_now": hash_now, "pooling": pooling}
-        return self._json("POST", "/localspec/pairs", {**body, **more})
+        """Add a pair from files: absolute paths, or Ollama's names.
 
-    def add_upstream(self, name: str, upstream: str, **said: Any) -> dict[str, Any]:
-        """A pair that another server answers for; `said`: the keys of models.toml, and `replace`."""
+        Without `hash_now` the files are hashed when the pair is loaded.
+        """
+        body = {"name": name, "target": target, "draft": draft, "roles": roles, "replace": replace}
+        options = {"hash_now": hash_now, "pooling": pooling}
+        return self._json("POST", "/localspec/pairs", {**body, **options})
+
+    def add_upstream(self, name: str, upstream: str, **settings: Any) -> dict[str, Any]:
+        """Add a pair that another server answers for.
+
+        `settings` are the keys of models.toml, and `replace`.
+        """
         return self._json(
-            "POST", "/localspec/upstreams", {"name": name, "upstream": upstream, **said}
+            "POST", "/localspec/upstreams", {"name": name, "upstream": upstream, **settings}
         )
 
     def remove(self, name: str) -> dict[str, Any]:
@@ -80,14 +91,17 @@ class PairsClient(Client):
         return self._events("POST", "/localspec/drafts", body)
 
     def disk(self, folders: list[str]) -> Generator[dict[str, Any], None, None]:
-        """What is being read, and at last the models on this disk; folders by absolute paths."""
-        told = {name: os.environ[name] for name in MODEL_PLACES if os.environ.get(name)}
-        body = {"folders": folders, "environment": told}
+        """Yield progress and finally the models on this disk. `folders` are absolute paths."""
+        environment = {name: os.environ[name] for name in MODEL_PLACES if os.environ.get(name)}
+        body = {"folders": folders, "environment": environment}
         return self._events("POST", "/localspec/disk", body)
 
     def start_pull(self, name: str, **options: Any) -> dict[str, Any]:
-        """Start a pull or join the running one; its state. `options`: more of PullRequest."""
-        body = {"name": name, **options, "network": _network(os.environ)}
+        """Start a pull or join the running one, and return its state.
+
+        `options` are further fields of PullRequest.
+        """
+        body = {"name": name, **options, "network": _network_variables(os.environ)}
         return self._json("POST", "/localspec/pulls", body)
 
     def pulls(self) -> list[dict[str, Any]]:
@@ -95,53 +109,55 @@ class PairsClient(Client):
         return states
 
     def watch_pull(self, name: str) -> Generator[dict[str, Any], None, None]:
-        """Its states until the last one. Closing the iterator leaves the pull alone."""
+        """Yield the states of a pull until the last one. Closing the iterator does not affect the pull."""
         return self._events("GET", f"/localspec/pulls/{quote(name, safe='')}/events")
 
     def cancel_pull(self, name: str) -> dict[str, Any]:
         return self._json("DELETE", f"/localspec/pulls/{quote(name, safe='')}")
 
     def load(self, name: str = "") -> Generator[dict[str, Any], None, None]:
-        """Load a pair, the configured one without a name; yield its state whenever that changes.
+        """Load a pair, or the configured one if `name` is empty, and yield its state whenever that changes.
 
         Raises:
-            LocalspecError: it cannot be loaded.
+            LocalspecError: The pair cannot be loaded.
         """
         return self._events("POST", "/localspec/load", {"model": name})
 
     def unload(self, name: str = "") -> list[str]:
-        """The pairs that were loaded: the one of that name, or all."""
+        """Unload the pair `name`, or all pairs, and return the names of those that were loaded."""
         names: list[str] = self._json("POST", "/localspec/unload", {"model": name})["pairs"]
         return names
 
 
-_VARIABLES = (
+# Environment variables that are sent to the daemon as they are.
+_PLAIN_VARIABLES = (
     "HF_TOKEN",
     "HF_HUB_DISABLE_IMPLICIT_TOKEN",
     "HF_ENDPOINT",
     "HF_HUB_OFFLINE",
     "TRANSFORMERS_OFFLINE",
 )
-_PATHS = ("HF_TOKEN_PATH", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
+# Variables whose value is a path, which is made absolute.
+_PATH_VARIABLES = ("HF_TOKEN_PATH", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
-def _network(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a shell says about the network; the daemon may have been started from another."""
-    said = {name: environment.get(name, "") for name in _VARIABLES}
-    said["HF_TOKEN"] = said["HF_TOKEN"] or environment.get("HUGGING_FACE_HUB_TOKEN", "")
-    for name in _PROXIES:
-        said[name] = environment.get(name.lower(), environment.get(name, ""))
-    for name in _PATHS:
-        said[name] = _absolute(environment.get(name, ""))
+def _network_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the shell's network settings. The daemon may have been started from another shell."""
+    variables = {name: environment.get(name, "") for name in _PLAIN_VARIABLES}
+    variables["HF_TOKEN"] = variables["HF_TOKEN"] or environment.get("HUGGING_FACE_HUB_TOKEN", "")
+    for name in _PROXY_VARIABLES:
+        variables[name] = environment.get(name.lower(), environment.get(name, ""))
+    for name in _PATH_VARIABLES:
+        variables[name] = _absolute(environment.get(name, ""))
     folders = environment.get("SSL_CERT_DIR", "").split(os.pathsep)
-    said["SSL_CERT_DIR"] = os.pathsep.join(_absolute(each) for each in folders)
+    variables["SSL_CERT_DIR"] = os.pathsep.join(_absolute(folder) for folder in folders)
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    said["HF_HOME"] = _absolute(environment.get("HF_HOME") or f"{cache}/huggingface")
-    return {name: value for name, value in said.items() if value}
+    variables["HF_HOME"] = _absolute(environment.get("HF_HOME") or f"{cache}/huggingface")
+    return {name: value for name, value in variables.items() if value}
 
 
 def _absolute(path: str) -> str:
-    """The daemon has another folder, and perhaps another home."""
-    named = os.path.expanduser(os.path.expandvars(path))  # noqa: PTH111 - raises nothing
-    return str(Path(named).absolute()) if path else ""
+    """Return an absolute path, because the daemon has another working directory and perhaps another home."""
+    expanded = os.path.expanduser(os.path.expandvars(path))  # noqa: PTH111 - raises nothing
+    return str(Path(expanded).absolute()) if path else ""

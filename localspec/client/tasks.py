@@ -1,6 +1,7 @@
-"""Requests as asyncio tasks: one that is cancelled ends in the daemon too, as an editor's next key wants it.
+"""Requests as asyncio tasks. Cancelling a task cancels its request in the daemon too.
 
-Apart from api.py, which is on the way of `ask` and has no asyncio.
+An editor cancels a request at the next key. The module is separate from api.py because `ask` would
+have to import asyncio.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from localspec.client.api import Client
 from localspec.client.transport import Connection
 from localspec.errors import Cancelled, LocalspecError, NoDaemon
 
-_Answer = TypeVar("_Answer")
+_Result = TypeVar("_Result")
 
-AGAIN = 30.0  # seconds until a daemon that could not be started is started anew by a key
+# Seconds after a failed start of the daemon until an impatient request may start it again.
+RESTART_DELAY_S = 30.0
 
 
 class CancellableClient(Client):
-    """For one request. `connected`: whether there was a daemon for it, or one was started."""
+    """A client for one request, which can be cancelled from another thread."""
 
     def __init__(self, socket_path: str | None = None, *, autostart: bool = True) -> None:
         super().__init__(socket_path, autostart=autostart)
@@ -29,42 +31,47 @@ class CancellableClient(Client):
 
     @property
     def connected(self) -> bool:
+        """Whether a daemon was running or was started for the request."""
         return self._connection is not None
 
     def connect(self, timeout: float | None = None) -> Connection:
-        """As Client's. Raises Cancelled: `cancel` came first."""
+        """Return a connection as `Client.connect` does.
+
+        Raises:
+            Cancelled: `cancel` was called first.
+        """
         connection = self._connection = super().connect(timeout)
         if self._cancelled:
             connection.close()
-            raise Cancelled("It was cancelled before it was asked.")
+            raise Cancelled("The request was cancelled before it was sent.")
         return connection
 
     def cancel(self) -> None:
-        """End the request from any thread: whoever reads its answer gets NoDaemon."""
+        """End the request from any thread. The thread that reads its response gets NoDaemon."""
         self._cancelled = True
         if self._connection is not None:
             self._connection.cut()
 
 
 class Daemon:
-    """The daemon as keys and commands ask it, each in a thread of its own."""
+    """The daemon as keys and commands use it, with each request in a thread of its own."""
 
     def __init__(self, socket_path: str | None = None) -> None:
         self._socket_path = socket_path
-        self._failed = -AGAIN
+        self._failed_at = -RESTART_DELAY_S
 
     async def ask(
-        self, call: Callable[[CancellableClient], _Answer], *, patient: bool = True
-    ) -> _Answer:
-        """What `call` gives. A cancelled task closes the connection, which frees the daemon at once.
+        self, call: Callable[[CancellableClient], _Result], *, patient: bool = True
+    ) -> _Result:
+        """Return the result of `call`. Cancelling the task closes the connection, which frees the daemon.
 
-        `patient` is somebody who waits for the answer; for anybody else a daemon that could not be started
-        is let be for a while.
+        `patient` means that a person waits for the answer. Otherwise a daemon that could not be started
+        is not started again for RESTART_DELAY_S.
 
         Raises:
-            LocalspecError: no daemon, or what it answered.
+            LocalspecError: No daemon is running, or the daemon answered with an error.
         """
-        autostart = patient or time.monotonic() - self._failed >= AGAIN
+        autostart = patient or time.monotonic() - self._failed_at >= RESTART_DELAY_S
         client = CancellableClient(self._socket_path, autostart=autostart)
         try:
             return await asyncio.to_thread(call, client)
@@ -73,7 +80,7 @@ class Daemon:
             raise
         except NoDaemon:
             if autostart and not client.connected:
-                self._failed = time.monotonic()
+                self._failed_at = time.monotonic()
             raise
         except OSError as error:
             raise LocalspecError(

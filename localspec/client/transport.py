@@ -1,10 +1,10 @@
-"""The daemon's socket: where it is, and as much of HTTP/1.1 and of events as our own daemon speaks.
+"""The daemon's socket: its path, and as much HTTP/1.1 and server-sent events as our own daemon speaks.
 
-http.client costs 40 ms to import on a slow machine, half of what `ask` may add, and pathlib with
-platformdirs 30 ms; this module needs only `socket`. One connection carries one request.
+http.client takes 40 ms to import on a slow machine, half of what `ask` may add, and pathlib with
+platformdirs takes 30 ms. This module needs only `socket`. One connection carries one request.
 """
 
-# ruff: noqa: PTH100, PTH118 - pathlib is what is avoided here
+# ruff: noqa: PTH100, PTH118 - this module avoids pathlib, which takes long to import
 from __future__ import annotations
 
 import errno
@@ -21,30 +21,33 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from typing import Any
 
-_MAX_PATH = 103  # paths.MAX_SOCKET_PATH
-MAX_HEAD = 65_536  # bytes of status line and headers; also of a chunk's size line
-_READ = 65_536
-_GONE = "The daemon ended in the middle of its answer; `localspec status` shows the reason."
+_MAX_PATH_BYTES = 103  # equal to paths.MAX_SOCKET_PATH, which would be a slow import
+# Longest status line and headers together, in bytes; also the longest size line of a chunk.
+MAX_HEAD = 65_536
+_READ_BYTES = 65_536
+_CONNECTION_LOST = (
+    "The daemon ended in the middle of its answer; `localspec status` shows the reason."
+)
 
 
 def socket_path() -> str:
-    """The path of this user's socket.
+    """Return the path of this user's socket.
 
-    Only the two cases that need no thought are decided here; `paths.default_paths` decides the
-    others, and a test holds both to the same answer.
+    Only the two simple cases are decided here, without an import. `paths.default_paths` decides
+    the others, and a test checks that both agree.
 
     Raises:
-        UnsafePath: longer than the operating system takes.
+        UnsafePath: The path is longer than the operating system allows.
     """
-    path = _plain_path()
-    if path is None or len(os.fsencode(path)) > _MAX_PATH:
+    path = _path_without_imports()
+    if path is None or len(os.fsencode(path)) > _MAX_PATH_BYTES:
         from localspec import paths
 
         return str(paths.check_socket_path(paths.default_paths().socket))
     return path
 
 
-def _plain_path() -> str | None:
+def _path_without_imports() -> str | None:
     home = os.environ.get("LOCALSPEC_HOME")
     if home:
         return os.path.join(os.path.abspath(home), "run", "localspec.sock")
@@ -63,11 +66,11 @@ def _plain_path() -> str | None:
 
 
 class Reader:
-    """Lines and bytes out of `receive(count)`, which returns b"" at the end of the stream.
+    """A buffered reader over `receive(count)`, which returns b"" at the end of the stream.
 
-    Raises (by `line` and `some`):
-        NoDaemon: the stream ended.
-        BadResponse: a line is longer than any of ours.
+    `read_line` and `read_some` raise:
+        NoDaemon: The stream ended.
+        BadResponse: A line is longer than any that our daemon sends.
     """
 
     def __init__(self, receive: Callable[[int], bytes]) -> None:
@@ -75,94 +78,97 @@ class Reader:
         self._buffer = b""
 
     def _fill(self) -> bool:
-        data = self._receive(_READ)
+        data = self._receive(_READ_BYTES)
         self._buffer += data
         return bool(data)
 
-    def line(self) -> bytes:
-        """Up to and without the next line end."""
+    def read_line(self) -> bytes:
+        """Return the next line, without its line end."""
         while True:
-            line, end, rest = self._buffer.partition(b"\n")
+            line, end, remainder = self._buffer.partition(b"\n")
             if end:
-                self._buffer = rest
+                self._buffer = remainder
                 return line.removesuffix(b"\r")
             if len(line) > MAX_HEAD:
                 raise BadResponse(f"The daemon sent a line of more than {MAX_HEAD} bytes.")
             if not self._fill():
-                raise NoDaemon(_GONE)
+                raise NoDaemon(_CONNECTION_LOST)
 
-    def some(self, most: int) -> bytes:
-        """Between 1 and `most` bytes, whatever has arrived."""
+    def read_some(self, max_bytes: int) -> bytes:
+        """Return between 1 and `max_bytes` bytes, whatever has arrived."""
         if not self._buffer and not self._fill():
-            raise NoDaemon(_GONE)
-        data, self._buffer = self._buffer[:most], self._buffer[most:]
+            raise NoDaemon(_CONNECTION_LOST)
+        data, self._buffer = self._buffer[:max_bytes], self._buffer[max_bytes:]
         return data
 
-    def rest(self) -> Iterator[bytes]:
-        """Everything up to the end of the stream."""
+    def read_to_end(self) -> Iterator[bytes]:
+        """Yield everything up to the end of the stream."""
         while self._buffer or self._fill():
             data, self._buffer = self._buffer, b""
             yield data
 
 
 class Response:
-    """Status and headers, read at once; the body as it arrives. Header names are lower case."""
+    """A response: status and headers are read at once, the body as it arrives.
+
+    Header names are lower case.
+    """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self.status = 100
-        while 100 <= self.status < 200:  # informational answers precede the real one
-            self.status = _status(reader.line())
-            self.headers = _headers(reader)
+        while 100 <= self.status < 200:  # informational responses precede the final one
+            self.status = _parse_status(reader.read_line())
+            self.headers = _read_headers(reader)
 
     def chunks(self) -> Iterator[bytes]:
-        """The body in the pieces the daemon sent.
+        """Yield the body in the pieces that the daemon sent.
 
         Raises:
-            NoDaemon: the connection ended before the body did.
-            BadResponse: the framing makes no sense.
+            NoDaemon: The connection ended before the body did.
+            BadResponse: The framing is invalid.
         """
         if self.status in (204, 304):
             return
         if self.headers.get("transfer-encoding", "").lower() == "chunked":
-            yield from self._chunked()
+            yield from self._read_chunked()
         elif "content-length" in self.headers:
-            yield from self._counted(_number(self.headers["content-length"].encode(), 10))
+            yield from self._read_length(_parse_length(self.headers["content-length"].encode(), 10))
         else:
-            yield from self._reader.rest()
+            yield from self._reader.read_to_end()
 
     def read(self) -> bytes:
         return b"".join(self.chunks())
 
-    def _counted(self, left: int) -> Iterator[bytes]:
-        while left:
-            data = self._reader.some(left)
-            left -= len(data)
+    def _read_length(self, remaining: int) -> Iterator[bytes]:
+        while remaining:
+            data = self._reader.read_some(remaining)
+            remaining -= len(data)
             yield data
 
-    def _chunked(self) -> Iterator[bytes]:
-        while size := _number(self._reader.line().partition(b";")[0].strip(), 16):
-            yield from self._counted(size)
-            if self._reader.line():
+    def _read_chunked(self) -> Iterator[bytes]:
+        while size := _parse_length(self._reader.read_line().partition(b";")[0].strip(), 16):
+            yield from self._read_length(size)
+            if self._reader.read_line():
                 raise BadResponse("The daemon sent a chunk longer than it said.")
-        while self._reader.line():
-            pass  # trailers: nobody needs them
+        while self._reader.read_line():
+            pass  # trailers are ignored
 
 
-def _status(line: bytes) -> int:
+def _parse_status(line: bytes) -> int:
     parts = line.split(None, 2)
     if len(parts) < 2 or not parts[0].startswith(b"HTTP/1."):
         raise BadResponse("The program listening on the daemon's socket does not speak HTTP.")
-    status = _number(parts[1], 10)
+    status = _parse_length(parts[1], 10)
     if not 100 <= status <= 599:
         raise BadResponse(f"The daemon answered with the invalid status {status}.")
     return status
 
 
-def _headers(reader: Reader) -> dict[str, str]:
+def _read_headers(reader: Reader) -> dict[str, str]:
     headers: dict[str, str] = {}
     total = 0
-    while line := reader.line():
+    while line := reader.read_line():
         total += len(line)
         name, colon, value = line.partition(b":")
         if total > MAX_HEAD or not colon:
@@ -171,8 +177,8 @@ def _headers(reader: Reader) -> dict[str, str]:
     return headers
 
 
-def _number(text: bytes, base: int) -> int:
-    """A length; int() alone would take signs, spaces and underscores."""
+def _parse_length(text: bytes, base: int) -> int:
+    """Parse a length in digits only. int() alone would accept signs, spaces and underscores."""
     digits = b"0123456789abcdefABCDEF"[: 10 if base == 10 else 22]
     if not text or len(text) > 16 or text.strip(digits):
         raise BadResponse("The daemon's answer has an invalid length.")
@@ -180,7 +186,7 @@ def _number(text: bytes, base: int) -> int:
 
 
 def events(chunks: Iterator[bytes]) -> Iterator[str]:
-    """The `data` of each server-sent event. One that the stream ends within is dropped."""
+    """Yield the `data` of each server-sent event. An incomplete event at the end of the stream is dropped."""
     buffer = b""
     data: list[bytes] = []
     for chunk in chunks:
@@ -195,16 +201,18 @@ def events(chunks: Iterator[bytes]) -> Iterator[str]:
                 data = []
 
 
-def answers(
-    opened: Callable[[], tuple[Connection, Response]],
+def json_events(
+    open_response: Callable[[], tuple[Connection, Response]],
 ) -> Generator[dict[str, Any], None, None]:
-    """The JSON of each server-sent event up to [DONE], out of what `opened` gives once one is asked for.
+    """Yield the JSON of each server-sent event up to [DONE].
+
+    `open_response` sends the request; it is called when the first event is requested.
 
     Raises:
-        LocalspecError: the error among them, as its own class.
-        NoDaemon: they ended without [DONE].
+        LocalspecError: The error event of the stream, as its own class.
+        NoDaemon: The stream ended without [DONE].
     """
-    connection, response = opened()
+    connection, response = open_response()
     try:
         for text in events(response.chunks()):
             if text == "[DONE]":
@@ -219,7 +227,7 @@ def answers(
 
 
 def error_of(detail: dict[str, Any]) -> LocalspecError:
-    """The exception behind an OpenAI error object."""
+    """Return the exception that an OpenAI error object describes."""
     return from_code(
         str(detail.get("code")),
         str(detail.get("message")),
@@ -230,31 +238,36 @@ def error_of(detail: dict[str, Any]) -> LocalspecError:
 
 
 class Connection:
-    """One connected socket. Close it to cancel whatever the daemon does for it."""
+    """One connected socket. Closing it cancels whatever the daemon does for it."""
 
     def __init__(self, path: str, timeout: float | None = None) -> None:
-        """Connect, or raise NoDaemon when nobody listens (`timeout` in seconds, for every wait)."""
+        """Connect to the socket at `path`. `timeout` limits every single wait, in seconds.
+
+        Raises:
+            NoDaemon: No daemon is listening.
+        """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout)
         try:
             self._socket.connect(path)
         except OSError as error:
             self._socket.close()
-            raise _explained(error, path) from error
+            raise _connect_error(error, path) from error
 
     def request(
         self, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> Response:
-        """Send one request and read the head of its answer.
+        """Send one request and read the head of its response.
 
         Raises:
-            NoDaemon: it went away; NoAnswer: it says nothing in time.
-            BadResponse: what came is no HTTP.
+            NoDaemon: The daemon ended the connection.
+            NoAnswer: The daemon did not respond in time.
+            BadResponse: The response is not valid HTTP.
         """
         lines = [f"{method} {target} HTTP/1.1", "Host: localspec", f"Content-Length: {len(body)}"]
         lines += ["Content-Type: application/json", "Connection: close"]
         lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-        try:  # noqa: SIM105 - contextlib would be an import more
+        try:  # noqa: SIM105 - contextlib would be one more import
             self._socket.sendall("\r\n".join([*lines, "", ""]).encode("ascii") + body)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the daemon may have answered (413, draining) without reading everything
@@ -266,20 +279,20 @@ class Connection:
         except TimeoutError as error:
             raise NoAnswer("The daemon does not respond; see `localspec status`.") from error
         except OSError as error:
-            raise NoDaemon(_GONE) from error
+            raise NoDaemon(_CONNECTION_LOST) from error
 
     def close(self) -> None:
         self._socket.close()
 
     def cut(self) -> None:
-        """End it from another thread, whose `close` would wait for what this one reads."""
-        try:  # noqa: SIM105 - contextlib would be an import more
+        """End the connection from another thread, where `close` would wait for a running read."""
+        try:  # noqa: SIM105 - contextlib would be one more import
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it has ended
+            pass  # it has ended already
 
 
-def _explained(error: OSError, path: str) -> LocalspecError:
+def _connect_error(error: OSError, path: str) -> LocalspecError:
     if isinstance(error, PermissionError):
         return UnsafePath(f"{path} cannot be opened: it belongs to another user.")
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED, errno.ENOTDIR):

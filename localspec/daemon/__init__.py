@@ -1,14 +1,14 @@
 """The daemon: one per user, HTTP on a Unix socket in front of a supervised engine worker.
 
-Nothing here imports llama_cpp or numpy. A room imports only those below it:
+Nothing here imports llama_cpp or numpy. A module imports only those below it in this list:
 
-__main__, lifecycle: from start to a clean end; routes: the table of endpoints; watch: edited files
-handlers: one small module per group of endpoints: parse, call, answer
-state: what handlers share
+__main__, lifecycle: from the start to a clean end; routes: the table of endpoints; watch: edited files
+handlers: one small module per group of endpoints, which parse a request and send the response
+state: the objects that handlers share
 history: conversations that clients asked to keep
-completion: from a request to frames for the engine, and from its frames to an answer
-pairs: from a name to files, and what is told of them
+completion: convert requests to frames for the engine, and the engine's frames to answers
+pairs: resolve names of pairs to files, and describe pairs
 upstream: pairs that other servers answer for
-worker: the engine's process, what it holds, who may use it, how it ends
-http: HTTP itself; threads: work that blocks; logs: the log file
+worker: the engine processes, what they hold, which requests run, and how they end
+http: HTTP itself; threads: blocking work; logs: the log file
 """

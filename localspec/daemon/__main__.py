@@ -1,8 +1,8 @@
-"""`python -m localspec.daemon`: run the daemon here until SIGTERM, SIGINT or /localspec/shutdown.
+"""`python -m localspec.daemon`: run the daemon until SIGTERM, SIGINT or /localspec/shutdown.
 
-LOCALSPEC_ENGINE, split like a shell does, replaces the command that starts the engine worker;
-`--fd N` is appended. It is there to run the daemon with an engine under a debugger, or with another
-engine. `--listen` and `--listen-anywhere` are the configuration's keys.
+LOCALSPEC_ENGINE, split like a shell does, replaces the command that starts the engine worker. `--fd N` is
+appended. It serves to run the engine under a debugger, or to run another engine. `--listen` and
+`--listen-anywhere` are keys of the configuration.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from localspec.errors import LocalspecError, visible
 
 
 def main() -> int:
-    """Exit code 0 after a clean end, 1 with one line on stderr when it may not or cannot start."""
+    """Run the daemon and return its exit code: 0 after a clean end, 1 if it cannot start.
+
+    In the latter case one line on stderr gives the reason.
+    """
     try:
         locations = paths.default_paths()
         paths.check_socket_path(locations.socket)
         paths.private_directory(locations.runtime)
         handed = sockets.handed_over()
-        held = lock.acquire(locations.lock, None if handed else locations.socket)
+        daemon_lock = lock.acquire(locations.lock, None if handed else locations.socket)
         ended.begin(locations.last_run)
-        with _last_words(locations.last_run):
+        with _record_end(locations.last_run):
             _serve(locations)
-        held.release()
+        daemon_lock.release()
     except LocalspecError as error:
         sys.stderr.write(f"localspec: {visible(error.message)}\n")
         return error.exit_code
@@ -42,8 +45,8 @@ def main() -> int:
 
 
 @contextlib.contextmanager
-def _last_words(file: Path) -> Iterator[None]:
-    """Why the daemon ends is written down: nobody may be reading what it says."""
+def _record_end(file: Path) -> Iterator[None]:
+    """Write down why the daemon ends, because its output may go nowhere."""
     try:
         yield
     except LocalspecError as error:
@@ -59,7 +62,7 @@ def _last_words(file: Path) -> Iterator[None]:
 
 
 def _serve(locations: paths.Paths) -> None:
-    # After the lock: whoever does not get it has no use for a web server.
+    # Imported after the lock is held, because a daemon that does not get it needs no web server.
     import asyncio
     import shlex
 
@@ -69,23 +72,23 @@ def _serve(locations: paths.Paths) -> None:
     from localspec.daemon.worker.process import DEFAULT_COMMAND
 
     logs.start(locations.log)
-    flags = _flags(sys.argv[1:])
+    flags = _parse_flags(sys.argv[1:])
 
-    def read(last: Config) -> Config:
+    def read_config(last: Config) -> Config:
         return load_config(locations.config_file, flags=flags, last=last)
 
-    config = read(Config())
+    config = read_config(Config())
     engine = os.environ.get("LOCALSPEC_ENGINE")
     command = shlex.split(engine) if engine else DEFAULT_COMMAND
 
     async def run() -> None:
-        await Daemon(config, locations, worker_command=command, read=read).run()
+        await Daemon(config, locations, worker_command=command, read=read_config).run()
 
     asyncio.run(run())
 
 
-def _flags(arguments: list[str]) -> dict[str, Any]:
-    """Configuration by key, from --listen ADDRESS:PORT and --listen-anywhere."""
+def _parse_flags(arguments: list[str]) -> dict[str, Any]:
+    """Return configuration values by key from --listen ADDRESS:PORT and --listen-anywhere."""
     if not arguments:
         return {}
     import argparse

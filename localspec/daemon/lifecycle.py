@@ -1,4 +1,4 @@
-"""From start to a clean end: socket, server, signals, drain."""
+"""The life of the daemon: socket, server, signals and drain."""
 
 from __future__ import annotations
 
@@ -30,26 +30,27 @@ from localspec.paths import Paths
 
 log = logging.getLogger("localspec.daemon")
 
-# Long enough for an answer that is being written, short enough for a person who waits for `stop`.
+# Long enough for most running answers, short enough for a person who waits for `stop`.
 DRAIN_SECONDS = 10.0
-# Connections that the kernel keeps for us, and how many of them we take before looking at those
-# that are there: asyncio has one number for both, and with a large one a crowd takes every descriptor.
+# Connections that wait in the kernel, and how many are accepted in one iteration of the event loop. asyncio
+# uses one number for both. With a large one, many clients at once would take every descriptor.
 BACKLOG = 2048
-_TAKEN_AT_ONCE = 4
-_LOOK = 0.01  # seconds between two looks at who is still being answered at the end
+_MAX_ACCEPTS_AT_ONCE = 4
+_POLL_INTERVAL_S = 0.01  # of the wait for the last responses at the end
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-class _Listening(socket.socket):
-    """A socket that keeps BACKLOG connections waiting, whatever number asyncio names."""
+class _ListeningSocket(socket.socket):
+    """A listening socket with BACKLOG waiting connections, whatever number asyncio passes."""
 
     def listen(self, backlog: int = BACKLOG, /) -> None:
         super().listen(max(backlog, BACKLOG))
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which would raise the signal again after a clean end; with one
-    listener more, for TCP, that comes and goes.
+    """A uvicorn server without signal handlers, and with an optional listener for TCP.
+
+    uvicorn's signal handlers would raise the signal again after a clean end.
     """
 
     def __init__(
@@ -58,11 +59,11 @@ class _Server(uvicorn.Server):
         before: Callable[[], Awaitable[None]],
         after: Callable[[], Awaitable[None]],
     ) -> None:
-        """`before` and `after` are awaited around the moment from which clients come in."""
+        """Create the server. `before` and `after` are awaited before and after it begins to listen."""
         super().__init__(config)
         self._before, self._after = before, after
         self._tcp: asyncio.Server | None = None
-        self._ending = asyncio.Event()
+        self._end_requested = asyncio.Event()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -75,19 +76,19 @@ class _Server(uvicorn.Server):
         notify("READY=1", "STATUS=Listening")
 
     def end(self) -> None:
-        """Take nothing new, and end once everybody has been answered."""
+        """Accept nothing new, and end once all responses are sent."""
         self.should_exit = True
-        self._ending.set()
+        self._end_requested.set()
 
     async def main_loop(self) -> None:
-        """As uvicorn's, which looks ten times a second, and not once, whether this is the end."""
-        while not await self.on_tick(0):  # the time in our headers
+        """Wait for the end, like uvicorn's loop but without a wake-up ten times a second."""
+        while not await self.on_tick(0):  # updates the Date header
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(1):
-                    await self._ending.wait()
+                    await self._end_requested.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, which waits a tenth of a second for clients that are gone at once."""
+        """Shut down like uvicorn, but without its wait of 0.1 s for clients that leave at once."""
         self.leave()
         for server in self.servers:
             server.close()
@@ -99,18 +100,18 @@ class _Server(uvicorn.Server):
         try:
             async with asyncio.timeout(self.config.timeout_graceful_shutdown):
                 while (state.connections or state.tasks) and not self.force_exit:
-                    await asyncio.sleep(_LOOK)
+                    await asyncio.sleep(_POLL_INTERVAL_S)
                 for server in self.servers:
                     await server.wait_closed()
         except TimeoutError:
-            log.error("%d clients still wait for an answer; they are left", len(state.tasks))
+            log.error("%d clients still wait for an answer and are disconnected", len(state.tasks))
             for task in state.tasks:
                 task.cancel()
 
-    async def listen(self, also: socket.socket) -> None:
-        """Take clients there too."""
+    async def listen(self, listener: socket.socket) -> None:
+        """Accept clients on another socket too."""
 
-        def connection() -> asyncio.Protocol:
+        def create_connection() -> asyncio.Protocol:
             return ClientConnection(
                 config=self.config,
                 server_state=self.server_state,
@@ -118,10 +119,12 @@ class _Server(uvicorn.Server):
             )
 
         loop = asyncio.get_running_loop()
-        self._tcp = await loop.create_server(connection, sock=also, backlog=_TAKEN_AT_ONCE)
+        self._tcp = await loop.create_server(
+            create_connection, sock=listener, backlog=_MAX_ACCEPTS_AT_ONCE
+        )
 
     def leave(self) -> None:
-        """Take no more clients there."""
+        """Stop accepting clients on that socket."""
         if self._tcp:
             self._tcp.close()
             self._tcp = None
@@ -139,13 +142,13 @@ class Daemon:
         drain_seconds: float = DRAIN_SECONDS,
         read: Callable[[Config], Config] | None = None,
     ) -> None:
-        """`read`: the configuration read again, where the last one was that; else from its file."""
+        """Create the daemon. `read` reads the configuration again, by default from its file."""
         self._drain_seconds = drain_seconds
         self._read = read or (lambda last: load_config(paths.config_file, last=last))
-        self._configuring = asyncio.Lock()
-        self._listens = ""  # to what TCP is listened, as it was set
+        self._config_lock = asyncio.Lock()
+        self._tcp_setting = ""  # the `listen` setting that is in effect
         supervisor = Supervisor(
-            config, paths, worker_command=worker_command, elsewhere=self._elsewhere
+            config, paths, worker_command=worker_command, elsewhere=self._create_upstreams
         )
         residents = supervisor.residents
         registry = Registry(
@@ -164,7 +167,7 @@ class Daemon:
             uvicorn.Config(
                 routes.application(self._state),
                 http=ClientConnection,
-                backlog=_TAKEN_AT_ONCE,
+                backlog=_MAX_ACCEPTS_AT_ONCE,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -172,50 +175,50 @@ class Daemon:
                 proxy_headers=False,
                 server_header=False,
                 timeout_keep_alive=30,
-                # Ours comes first and tells the clients; this one only catches what hangs.
+                # Our own time-out comes first and sends errors. This one only ends requests that hang.
                 timeout_graceful_shutdown=int(drain_seconds) + 5,
             ),
             self._listen,
-            # Once more: whoever wrote to the file until now found nobody to tell.
+            # Read the file again, because clients that edited it until now could not reach the daemon.
             self.configure,
         )
 
     async def run(self) -> None:
-        """Serve until told to end; the socket and the worker are gone when this returns.
+        """Serve until the end is requested. Afterwards the socket and the worker are gone.
 
         Raises:
-            UsageError, UnsafePath, OSError: it cannot listen where clients look for it, or on a command
-                line's address.
+            UsageError, UnsafePath, OSError: It cannot listen on the socket, or on the TCP address of the
+                command line.
         """
         state, path = self._state, self._state.paths.socket
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, self.drain)
+        for signal_number in _SIGNALS:
+            loop.add_signal_handler(signal_number, self.drain)
         state.conversations.removed_meanwhile = lambda name: asyncio.run_coroutine_threadsafe(
             state.forget_states(name), loop
         )
         allow_more_files()
         files.sweep(state.paths.state)
-        handed = listening_sockets()
-        ours = not any(_is_at(each, path) for each in handed)
-        listening = [*handed]
-        if ours:
-            listening.append(bind(path))
-        listening = [_Listening(fileno=each.detach()) for each in listening]
-        for each in listening:
-            log.info("daemon %d listens on %s", os.getpid(), each.getsockname())
+        inherited = listening_sockets()
+        owns_socket = not any(_is_at(listener, path) for listener in inherited)
+        sockets = [*inherited]
+        if owns_socket:
+            sockets.append(bind(path))
+        sockets = [_ListeningSocket(fileno=listener.detach()) for listener in sockets]
+        for listener in sockets:
+            log.info("daemon %d listens on %s", os.getpid(), listener.getsockname())
 
-        def changed() -> None:
+        def reconfigure() -> None:
             asyncio.run_coroutine_threadsafe(self.configure(), loop)
 
-        watching = watch.start(state, changed)
+        stop_watching = watch.start(state, reconfigure)
         threading.Thread(target=state.registry.resume, name="resume", daemon=True).start()
         try:
-            await self._server.serve(sockets=listening)
+            await self._server.serve(sockets=sockets)
         finally:
-            if ours:
+            if owns_socket:
                 path.unlink(missing_ok=True)
-            watching.set()
+            stop_watching.set()
             state.looks.close()
             if state.registry.pulling:
                 await asyncio.to_thread(state.registry.close)
@@ -223,44 +226,45 @@ class Daemon:
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
 
-    def _elsewhere(self) -> Elsewhere:
-        """Imported when a pair of another server is asked first: most daemons have none."""
+    def _create_upstreams(self) -> Elsewhere:
+        """Create the table of other servers. It is imported at first use, because most daemons have none."""
         from localspec.daemon.upstream.upstreams import Upstreams
 
         state = self._state
         return Upstreams(lambda name: names.resolve(name, state.config, state.registry))
 
     async def configure(self) -> None:
-        """Read the configuration again and use it. Of many that ask, each gets what was there then."""
-        async with self._configuring:
+        """Read the configuration again and use it. Calls are handled one after the other."""
+        async with self._config_lock:
             state = self._state
-            before = state.problems
+            old_problems = state.problems
             state.supervisor.residents.configure(await asyncio.to_thread(self._read, state.config))
             await self._listen()
-            fresh = [problem for problem in state.problems if problem not in before]
+            fresh = [problem for problem in state.problems if problem not in old_problems]
             state.unsaid += fresh
             for problem in fresh:
                 log.warning("%s", problem)
 
     async def _listen(self) -> None:
-        """Over TCP, where the configuration says so; what is said there needs the token.
+        """Start or stop listening on TCP as configured.
 
         Raises:
-            UsageError, UnsafePath, OSError: it cannot, and a command line has asked for it.
+            UsageError, UnsafePath, OSError: It cannot listen on the address of the command line. For other
+                addresses the problem is only recorded.
         """
-        state, wanted = self._state, self._state.config.listen
-        if wanted == self._listens and (state.tcp or not wanted):
+        state, setting = self._state, self._state.config.listen
+        if setting == self._tcp_setting and (state.tcp or not setting):
             state.tcp = state.tcp and tcp.allowing(state.tcp, state.config)
             return
         self._server.leave()
-        state.tcp, state.tcp_problem, self._listens = None, "", wanted
-        if not wanted:
+        state.tcp, state.tcp_problem, self._tcp_setting = None, "", setting
+        if not setting:
             return
         try:
             listening = tcp.bind(state.config)
             auth = tcp.auth_of(listening, tcp.kept_token(state.paths.token))
             state.tcp = tcp.allowing(auth, state.config)
-            await self._server.listen(_Listening(fileno=listening.detach()))
+            await self._server.listen(_ListeningSocket(fileno=listening.detach()))
         except (errors.LocalspecError, OSError) as error:
             if state.config.origin.get("listen") == "flag":
                 raise
@@ -269,7 +273,7 @@ class Daemon:
         log.info("daemon %d listens on %s", os.getpid(), state.tcp.url)
 
     def drain(self) -> None:
-        """Take nothing new, let what runs finish, then end. A second call does not wait."""
+        """Accept nothing new, let running requests finish, then end. A second call ends them at once."""
         state = self._state
         if state.draining:
             self._server.force_exit = True
@@ -288,7 +292,7 @@ class Daemon:
         self._state.supervisor.abort(errors.Unavailable("The daemon was stopped.", retry_after=2))
 
 
-def _is_at(handed: socket.socket, path: Path) -> bool:
-    """Whether a socket that was handed over is the one where clients look for us."""
-    name = handed.getsockname()  # bytes: an abstract name, which is no file
+def _is_at(inherited: socket.socket, path: Path) -> bool:
+    """Return whether an inherited socket is the one where clients look for the daemon."""
+    name = inherited.getsockname()  # bytes for an abstract name, which is not a file
     return isinstance(name, str) and bool(name) and Path(name).resolve() == path.resolve()

@@ -1,4 +1,4 @@
-"""The daemon's log: one file, rotated. Prompts are not in it unless `log_prompts` is set."""
+"""The daemon's log: one rotated file. It contains prompts only if `log_prompts` is set."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ log = logging.getLogger("localspec.prompts")
 
 MAX_BYTES = 1 << 20
 KEPT = 3
-# As `prompt` writes it; without a conversation it is of a request that asked to keep nothing.
-_PROMPT = re.compile(
+# A line of `prompt`. It names no conversation if the request asked not to be kept.
+_PROMPT_LINE = re.compile(
     rb"[-0-9]+ [:,0-9]+ INFO localspec[.\w]*\[\d+\]: prompt(?: of conversation (\w+))?: "
 )
 
 
 class _PrivateFile(logging.handlers.RotatingFileHandler):
-    """Readable by its owner only, in whatever folder."""
+    """A rotated log file that only its owner can read."""
 
     def _open(self) -> TextIOWrapper:
-        return open(self.baseFilename, "a", encoding=self.encoding, opener=_private)
+        return open(self.baseFilename, "a", encoding=self.encoding, opener=_open_private)
 
     def rewrite(self, keep: Callable[[bytes], bool]) -> None:
-        """Leave only the lines to `keep`, in the old files too."""
+        """Remove all lines for which `keep` returns False, also from rotated files."""
         self.acquire()
         try:
             self.flush()
             for file in Path(self.baseFilename).parent.glob(f"{Path(self.baseFilename).name}*"):
                 lines = read_file(file).splitlines(keepends=True)
-                kept = [line for line in lines if keep(line)]
-                if len(kept) < len(lines):
-                    self.close()  # the next record opens it again
-                    write_whole(file, b"".join(kept))
+                kept_lines = [line for line in lines if keep(line)]
+                if len(kept_lines) < len(lines):
+                    self.close()  # the next record reopens it
+                    write_whole(file, b"".join(kept_lines))
         finally:
             self.release()
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     return open_file(Path(path), flags)
 
 
@@ -63,28 +63,28 @@ def start(file: Path, *, verbose: bool = False) -> None:
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(logging.DEBUG if verbose else logging.INFO)
-    # The HTTP library tells every address at INFO, and a storage's carry a signature.
+    # The HTTP library logs every URL at INFO, and URLs of storage services contain a signature.
     for name in ("asyncio", "httpx2", "httpcore2", "huggingface_hub", "watchfiles"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def prompt(conversation: str | None, text: str) -> None:
-    """Log a prompt, one line, so that it is found again when its conversation is removed."""
+    """Log a prompt in one line, so that it can be removed with its conversation."""
     log.info("prompt%s: %s", f" of conversation {conversation}" if conversation else "", text)
 
 
 def forget_prompts(conversation: str | None) -> None:
-    """Take the prompts of a conversation out of the log, with None all prompts.
+    """Remove the prompts of a conversation from the log, or all prompts with None.
 
     Raises:
-        OSError, StoreError
+        OSError, StoreError: The log cannot be rewritten.
     """
 
     def keep(line: bytes) -> bool:
-        found = _PROMPT.match(line)
-        if found is None:
+        match = _PROMPT_LINE.match(line)
+        if match is None:
             return True
-        return conversation is not None and found[1] != conversation.encode()
+        return conversation is not None and match[1] != conversation.encode()
 
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _PrivateFile):

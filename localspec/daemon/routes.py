@@ -1,4 +1,4 @@
-"""The table of endpoints and the ASGI application made of it."""
+"""The table of endpoints, and the ASGI application made from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localspec.daemon.state import State
 from localspec.errors import LocalspecError
 from localspec.protocol.reading import BadBody
 
-# Method, path, and the function in handlers/ that answers.
+# Method, path, and the handler function in handlers/.
 ROUTES = (
     ("POST", "/v1/chat/completions", "completions.chat"),
     ("POST", "/v1/completions", "completions.complete"),
@@ -92,19 +92,19 @@ ROUTES = (
 )
 
 
-def handler(name: str) -> Callable[[Request], Awaitable[Response]]:
-    """The function of handlers/ that a row of ROUTES names."""
-    module, _, function = name.rpartition(".")
-    found = getattr(importlib.import_module(f"localspec.daemon.handlers.{module}"), function)
-    return cast(Callable[[Request], Awaitable[Response]], found)
+def handler(qualified_name: str) -> Callable[[Request], Awaitable[Response]]:
+    """Return the function in handlers/ that a row of ROUTES names."""
+    module, _, name = qualified_name.rpartition(".")
+    function = getattr(importlib.import_module(f"localspec.daemon.handlers.{module}"), name)
+    return cast(Callable[[Request], Awaitable[Response]], function)
 
 
 def _route(method: str, path: str, name: str) -> Route:
-    # Whatever people type for a name, slashes and nothing at all, they are told that there is none.
+    # A name may contain slashes or be empty, so that the handler can report that it does not exist.
     return Route(path.replace("{name}", "{name:path}"), handler(name), methods=[method])
 
 
-# Paths by which some clients, and llama-server, call the same.
+# Other paths of some clients and of llama-server for the same endpoints.
 ALSO = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
@@ -117,30 +117,31 @@ ALSO = {
     "/v1/reranking": "/v1/rerank",
     "/v1/health": "/health",
 }
-_ROUTES = [_route(*each) for each in ROUTES]
+_ROUTES = [_route(*row) for row in ROUTES]
 _ROUTES += [
-    _route(method, other, name)
-    for other, own in ALSO.items()
+    _route(method, alias, name)
+    for alias, original in ALSO.items()
     for method, path, name in ROUTES
-    if path == own
+    if path == original
 ]
 
 
-_PATHS = frozenset(route.path for route in _ROUTES if "{" not in route.path) - {"/"}
+# Paths without a parameter.
+_FIXED_PATHS = frozenset(route.path for route in _ROUTES if "{" not in route.path) - {"/"}
 
 
-async def _on_http(request: Request, error: Exception) -> Response:
-    """As of any error of Starlette's; what a path takes is told whole, and to OPTIONS as its answer."""
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    """Handle an error of Starlette's, and answer OPTIONS with the methods of the path."""
     assert isinstance(error, HTTPException)
-    whole = request.method == "OPTIONS" and request.scope["path"] == "*"
-    taken = {
+    all_routes = request.method == "OPTIONS" and request.scope["path"] == "*"
+    methods = {
         method
         for route in _ROUTES
-        if whole or route.matches(request.scope)[0] is not Match.NONE
+        if all_routes or route.matches(request.scope)[0] is not Match.NONE
         for method in route.methods or ()
     }
-    if taken:
-        allow = {"allow": ", ".join(sorted({*taken, "OPTIONS"}))}
+    if methods:
+        allow = {"allow": ", ".join(sorted({*methods, "OPTIONS"}))}
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=allow)
         error.headers = {**(error.headers or {}), **allow}
@@ -154,16 +155,17 @@ def application(state: State) -> ASGIApp:
             LocalspecError: errors.on_ours,
             BadBody: errors.on_body,
             ClientGone: errors.on_gone,
-            HTTPException: _on_http,
+            HTTPException: _on_http_error,
         },
         middleware=[
             Middleware(RequestId),
             Middleware(errors.LastResort),
             Middleware(TcpAuthMiddleware, lambda: state.tcp),
             Middleware(SameVersion),
-            Middleware(PlainPath, _PATHS),
+            Middleware(PlainPath, _FIXED_PATHS),
         ],
     )
-    app.router.redirect_slashes = False  # such an answer has no body, and Host may be anything
+    # A redirect would have no body, and use an untrusted Host header.
+    app.router.redirect_slashes = False
     app.state.daemon = state
     return app

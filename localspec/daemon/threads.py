@@ -1,6 +1,6 @@
-"""Work that blocks, in threads: each kind has a pool of its own, so that none holds up another.
+"""Blocking work in threads. Each kind of work has its own pool, so that none delays another.
 
-The event loop's own pool is for short looks at the disk. Hashing a model takes minutes.
+The event loop's own pool is for short disk operations. Hashing a model takes minutes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Arguments = ParamSpec("Arguments")
 
 
 class Threads:
-    """A pool for one kind of work, at most so many at once; the others wait for their turn."""
+    """A pool for one kind of work, with a limited number of threads."""
 
-    def __init__(self, name: str, most: int) -> None:
-        self._pool = ThreadPoolExecutor(most, thread_name_prefix=name)
+    def __init__(self, name: str, max_threads: int) -> None:
+        self._pool = ThreadPoolExecutor(max_threads, thread_name_prefix=name)
 
     async def run(
         self,
@@ -32,14 +32,14 @@ class Threads:
 
 
 class Shared(Generic[Result]):
-    """Long work by name: whoever asks while it runs gets its result, and it ends when all have left."""
+    """Long work by name. Callers share the result of running work, which ends once all of them have left."""
 
     def __init__(self, threads: Threads) -> None:
         self._threads = threads
         self._running: dict[str, _Work[Result]] = {}
 
     async def get(self, name: str, work: Callable[[threading.Event], Result]) -> Result:
-        """What `work` returns or raises; its event is set when nobody waits for that any more."""
+        """Return the result of `work`. Its argument is an event that is set when no caller waits any more."""
         running = self._running.get(name)
         if running is None:
             running = self._running[name] = _Work(self._threads, work)
@@ -49,19 +49,19 @@ class Shared(Generic[Result]):
         finally:
             running.waiting -= 1
             if not running.waiting:
-                running.left.set()
+                running.cancelled.set()
                 if self._running.get(name) is running:
                     del self._running[name]
 
     def close(self) -> None:
-        """End all of it."""
+        """Cancel all running work."""
         for running in self._running.values():
-            running.left.set()
+            running.cancelled.set()
 
 
 class _Work(Generic[Result]):
     def __init__(self, threads: Threads, work: Callable[[threading.Event], Result]) -> None:
         self.waiting = 0
-        self.left = threading.Event()
-        self.task = asyncio.ensure_future(threads.run(work, self.left))
+        self.cancelled = threading.Event()
+        self.task = asyncio.ensure_future(threads.run(work, self.cancelled))
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())

@@ -1,7 +1,7 @@
-"""What this machine is and how llama.cpp is best built for it.
+"""Detection of this machine's hardware, and of the best way to build llama.cpp for it.
 
-`scripts/setup` uses it before anything is installed, so it needs the standard library alone, and
-`localspec doctor` afterwards.
+`scripts/setup` uses this package before anything is installed, so it needs the standard library alone.
+`localspec doctor` uses it afterwards.
 """
 
 from localspec.machine.build import BUILD_VARIABLES as BUILD_VARIABLES

@@ -1,4 +1,4 @@
-"""How llama.cpp is best built for this machine, and why so."""
+"""Choose how llama.cpp is best built for this machine, and give the reasons."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from localspec.machine.host import NO_AMX, Compiler, Host, Need, cpu, install_hi
 
 Backend = Literal["cpu", "cuda", "vulkan", "metal", "user"]
 
-# Nothing here answers a question about a picture, so the multimodal library is not built.
-# RPC: layers on other machines (localspec rpc-worker).
+# localspec takes no images, so the multimodal library is not built.
+# RPC runs layers on other machines (localspec rpc-worker).
 COMMON_FLAGS = ("-DLLAVA_BUILD=OFF", "-DGGML_RPC=ON")
 
-# Variables that change what the compiler makes, and with it the key of the wheel.
+# Variables that change the compiler's output, and so the key of the wheel.
 BUILD_VARIABLES = (
     "CC",
     "CXX",
@@ -44,13 +44,13 @@ BUILD_VARIABLES = (
     "MACOSX_DEPLOYMENT_TARGET",
 )
 
-# scripts/setup builds in a checkout; what pip installed has no such folder beside it.
+# scripts/setup exists in a checkout only. An installed package has no such file beside it.
 CHECKOUT = Path(__file__).parents[2].joinpath("scripts", "setup").is_file()
 
 
 @dataclass(frozen=True)
 class Reason:
-    """Why one thing was decided so, and what to do first for it to be decided better, if anything."""
+    """The reason for one decision of a build plan, and what would lead to a better one, if anything."""
 
     about: Literal["GPU", "AMX"]
     what: str
@@ -58,9 +58,9 @@ class Reason:
 
     @property
     def cure(self) -> str:
-        """A sentence, or nothing."""
-        again = "scripts/setup --again" if CHECKOUT else "localspec doctor"
-        return f"{self.first}, then run `{again}`." if self.first else ""
+        """A sentence on how to get a better build, or nothing."""
+        command = "scripts/setup --again" if CHECKOUT else "localspec doctor"
+        return f"{self.first}, then run `{command}`." if self.first else ""
 
     def __str__(self) -> str:
         return f"{self.what} {self.cure}".rstrip()
@@ -68,7 +68,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Plan:
-    """How to build llama-cpp-python here, and why so."""
+    """How to build llama-cpp-python on this machine, with the reasons."""
 
     backend: Backend
     cmake_args: str
@@ -76,23 +76,23 @@ class Plan:
 
 
 def rebuild(plan: Plan | None = None) -> str:
-    """The command that builds the installed llama.cpp anew, as planned; without a plan, as pip does."""
+    """Return the command that rebuilds the installed llama.cpp as planned, or with pip's defaults."""
     if CHECKOUT:
         return "scripts/setup --again"
-    import importlib.metadata  # 10 ms, which every start of the daemon would wait for
+    import importlib.metadata  # takes 10 ms, which every start of the daemon would wait for
 
     try:
         pinned = f"llama-cpp-python=={importlib.metadata.version('llama-cpp-python')}"
     except importlib.metadata.PackageNotFoundError:
         pinned = "llama-cpp-python"
     flags = f"CMAKE_ARGS={shlex.quote(plan.cmake_args)} " if plan else ""
-    # No cache: pip would take a wheel that it built with other flags.
-    how = "--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
-    return f"{flags}{shlex.quote(sys.executable)} -m pip install {how} {pinned}"
+    # Without --no-cache-dir pip would use a wheel that it built with other flags.
+    options = "--force-reinstall --no-deps --no-cache-dir --no-binary llama-cpp-python"
+    return f"{flags}{shlex.quote(sys.executable)} -m pip install {options} {pinned}"
 
 
 def plan_build(host: Host, compiler: Compiler, user_args: str | None = None) -> Plan:
-    """Choose the build for this machine; the user's own CMAKE_ARGS win over every choice."""
+    """Choose the build for this machine. The user's own CMAKE_ARGS win over every choice."""
     if user_args is not None:
         return Plan(
             "user",
@@ -106,7 +106,7 @@ def plan_build(host: Host, compiler: Compiler, user_args: str | None = None) -> 
     )
 
 
-# A backend, its cmake flags, and why.
+# A backend, its cmake flags, and the reason.
 Choice = tuple[Backend, list[str], Reason]
 
 
@@ -125,16 +125,16 @@ def _choose_backend(host: Host, compiler: Compiler) -> Choice:
     vulkan = _choose_vulkan(host, compiler, bool(gpus))
     if vulkan and (vulkan[0] == "vulkan" or not cuda):
         return vulkan
-    return cuda or ("cpu", [], _no_gpu(host, toolkit))
+    return cuda or ("cpu", [], _explain_no_gpu(host, toolkit))
 
 
-def _no_gpu(host: Host, toolkit: CudaToolkit | None) -> Reason:
-    found = f"a CUDA {toolkit.version} compiler, but " if toolkit else ""
-    said = f"CPU: there is {found}no working NVIDIA GPU"
+def _explain_no_gpu(host: Host, toolkit: CudaToolkit | None) -> Reason:
+    toolkit_note = f"a CUDA {toolkit.version} compiler, but " if toolkit else ""
+    message = f"CPU: there is {toolkit_note}no working NVIDIA GPU"
     if complaint := nvidia_complaint(host):
         cure = "Restart the machine or reinstall NVIDIA's driver"
-        return Reason("GPU", f"{said}: nvidia-smi says `{complaint}`.", cure)
-    return Reason("GPU", f"{said} (nvidia-smi lists none).")
+        return Reason("GPU", f"{message}: nvidia-smi says `{complaint}`.", cure)
+    return Reason("GPU", f"{message} (nvidia-smi lists none).")
 
 
 def _choose_cuda(host: Host, toolkit: CudaToolkit | None, gpus: Sequence[Gpu]) -> Choice:
@@ -167,7 +167,7 @@ def _choose_cuda(host: Host, toolkit: CudaToolkit | None, gpus: Sequence[Gpu]) -
 
 
 def _choose_vulkan(host: Host, compiler: Compiler, has_nvidia: bool) -> Choice | None:
-    """Vulkan, where it reaches a GPU; None where it reaches none."""
+    """Return the choice of Vulkan, or None where Vulkan finds no GPU."""
     names = vulkan_gpus(host)
     if not names:
         return None
@@ -188,50 +188,52 @@ def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[R
         return [], [Reason("AMX", f"AMX: off, {compiler.version} does not support it.")]
     if trial == "works":
         return [], [Reason("AMX", f"AMX: on, {compiler.version} compiles it correctly (tested).")]
-    # The user's own CFLAGS would be lost under CMAKE_C_FLAGS, so they are joined to it.
+    # CMAKE_C_FLAGS replaces the user's own CFLAGS, so they are repeated in it.
     flags = [
         f"-DCMAKE_{language}_FLAGS={' '.join(filter(None, (host.env.get(variable), NO_AMX)))}"
         for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS"))
     ]
-    what = f"AMX: off, {compiler.version} miscompiles it (tested; llama.cpp #20824)."
-    return flags, [Reason("AMX", what, "Install a newer compiler")]
+    problem = f"AMX: off, {compiler.version} miscompiles it (tested; llama.cpp #20824)."
+    return flags, [Reason("AMX", problem, "Install a newer compiler")]
 
 
 def wheel_key(host: Host, plan: Plan, compiler: Compiler, version: str) -> str:
-    """A folder name for a wheel: of its own for each version, flags, compiler and CPU.
+    """Return a folder name that is unique to a version, its flags, the compiler and the CPU.
 
-    llama.cpp is built with -march=native: on another CPU it may die of an illegal instruction.
+    llama.cpp is built with -march=native, so on another CPU it may die of an illegal instruction.
     """
-    here = cpu(host)
+    processor = cpu(host)
     toolkit = cuda_toolkit(host) if plan.backend in ("cuda", "user") else None
-    told = [
+    parts = [
         version,
         plan.cmake_args,
         compiler.version,
         toolkit.version if toolkit else "",
         host.system,
         host.arch,
-        here.model,
-        " ".join(sorted(here.flags)),
+        processor.model,
+        " ".join(sorted(processor.flags)),
         *(f"{name}={host.env.get(name, '')}" for name in BUILD_VARIABLES),
     ]
-    return f"{version}-{plan.backend}-{hashlib.sha256(chr(0).join(told).encode()).hexdigest()[:16]}"
+    return (
+        f"{version}-{plan.backend}-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+    )
 
 
 def build_jobs(cores: int, memory_bytes: int, backend: Backend) -> int:
-    """How many compilers at once: one a core, but no more than memory carries."""
-    # A gibibyte holds g++ on llama.cpp's largest files; nvcc's templates take about twice that.
-    each = (2 if backend == "cuda" else 1) * 1024**3
-    return max(1, min(cores, memory_bytes // each)) if memory_bytes else cores
+    """Return how many compilers may run at once: one per core, but no more than fit in memory."""
+    # g++ needs up to 1 GiB for llama.cpp's largest files, and nvcc about twice that.
+    job_bytes = (2 if backend == "cuda" else 1) * 1024**3
+    return max(1, min(cores, memory_bytes // job_bytes)) if memory_bytes else cores
 
 
 def installed_backend() -> str | None:
-    """The backend of the llama.cpp that is installed; None: there is none.
+    """Return the backend of the installed llama.cpp, or None if none is installed.
 
-    By its libraries, because importing it would load them.
+    The library files tell it, because importing llama_cpp would load them.
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
         return None
-    names = " ".join(each.name for each in (Path(spec.origin).parent / "lib").glob("*"))
+    names = " ".join(path.name for path in (Path(spec.origin).parent / "lib").glob("*"))
     return next((kind for kind in ("cuda", "metal", "vulkan") if f"ggml-{kind}" in names), "cpu")

@@ -1,6 +1,6 @@
-"""Energy that the machine has used so far, where it counts it: processors by RAPL, NVIDIA's GPUs by NVML.
+"""Measure the energy that the machine uses: processors by RAPL, NVIDIA GPUs by NVML.
 
-RAPL's counters are files that on most systems only root may read.
+RAPL's counters are files that only root may read on most systems.
 """
 
 from __future__ import annotations
@@ -14,57 +14,61 @@ RAPL = Path("/sys/class/powercap")
 
 
 class Meter:
-    """Joules since it was made. Use `joules` as often as once an hour: counters begin again at their end."""
+    """A meter of the energy used since its creation.
+
+    Call `joules` at least once an hour, because the counters wrap around.
+    """
 
     def __init__(self, rapl: Path = RAPL) -> None:
-        self._counters = [*_rapl(rapl), *_nvml()]
-        self._before = [read() for read, _ in self._counters]
+        self._counters = [*_rapl_counters(rapl), *_nvml_counters()]
+        self._last = [read() for read, _ in self._counters]
         self._total = 0.0
 
     @property
     def counts(self) -> bool:
-        """Whether the machine tells anything."""
+        """Whether the machine has any energy counter."""
         return bool(self._counters)
 
     def joules(self) -> float | None:
-        """None where nothing is counted, or no longer."""
+        """Return the joules used so far, or None if nothing is counted, or no longer."""
         if not self._counters:
             return None
         try:
-            now = [read() for read, _ in self._counters]
+            readings = [read() for read, _ in self._counters]
         except (OSError, ValueError):
             self._counters = []
             return None
-        for before, after, (_, most) in zip(self._before, now, self._counters, strict=True):
-            self._total += after - before if after >= before else after + most - before
-        self._before = now
+        for last, now, (_, maximum) in zip(self._last, readings, self._counters, strict=True):
+            self._total += now - last if now >= last else now + maximum - last
+        self._last = readings
         return self._total
 
 
-Counter = tuple[Callable[[], float], float]  # joules now, and at its end
+# A function that reads the joules counted so far, and the joules at which the counter wraps around.
+Counter = tuple[Callable[[], float], float]
 
 
-def _rapl(folder: Path) -> list[Counter]:
-    """One counter for each processor; those inside (cores, memory) are parts of it."""
-    found: list[Counter] = []
-    for each in sorted(folder.glob("*rapl:*")):
-        if each.name.count(":") != 1:
+def _rapl_counters(folder: Path) -> list[Counter]:
+    """Return one counter for each processor. Zones inside one (cores, memory) are parts of it."""
+    counters: list[Counter] = []
+    for zone in sorted(folder.glob("*rapl:*")):
+        if zone.name.count(":") != 1:
             continue
         try:
-            most = int((each / "max_energy_range_uj").read_text())
-            int((each / "energy_uj").read_text())
+            max_microjoules = int((zone / "max_energy_range_uj").read_text())
+            int((zone / "energy_uj").read_text())
         except (OSError, ValueError):
             continue
-        found.append((partial(_joules, each / "energy_uj"), most / 1e6))
-    return found
+        counters.append((partial(_read_joules, zone / "energy_uj"), max_microjoules / 1e6))
+    return counters
 
 
-def _joules(file: Path) -> float:
+def _read_joules(file: Path) -> float:
     return int(file.read_text()) / 1e6
 
 
-def _nvml() -> list[Counter]:
-    """One for each GPU whose driver counts."""
+def _nvml_counters() -> list[Counter]:
+    """Return one counter for each GPU whose driver counts energy."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         count = ctypes.c_uint()
@@ -72,10 +76,10 @@ def _nvml() -> list[Counter]:
             return []
     except (OSError, AttributeError):
         return []
-    found: list[Counter] = []
-    for at in range(count.value):
+    counters: list[Counter] = []
+    for index in range(count.value):
         device = ctypes.c_void_p()
-        if nvml.nvmlDeviceGetHandleByIndex_v2(at, ctypes.byref(device)):
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
             continue
 
         def read(device: ctypes.c_void_p = device) -> float:
@@ -88,5 +92,5 @@ def _nvml() -> list[Counter]:
             read()
         except (ValueError, AttributeError):
             continue
-        found.append((read, 0.0))
-    return found
+        counters.append((read, 0.0))
+    return counters

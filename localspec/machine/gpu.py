@@ -1,4 +1,4 @@
-"""The GPUs of this machine, the compilers for them, and whether a build's code runs on them."""
+"""Detect the GPUs of this machine and their compilers, and whether the code of a build runs on them."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from localspec.machine.host import Host, try_program
 class Gpu:
     name: str
     capability: str
-    """Compute capability, "9.0"; empty where the driver is too old to tell."""
+    """Compute capability, such as "9.0"; empty if the driver is too old to report it."""
     driver: str
 
 
 def nvidia_gpus(host: Host) -> list[Gpu]:
-    """The NVIDIA GPUs the driver can use now."""
+    """Return the NVIDIA GPUs that the driver can use now."""
     if not host.which("nvidia-smi"):
         return []
-    rows = _rows(host, "name,compute_cap,driver_version", "csv,noheader")
+    rows = _query_gpus(host, "name,compute_cap,driver_version", "csv,noheader")
     if rows is not None:
         return [
             Gpu(name, capability if re.fullmatch(r"\d+\.\d+", capability) else "", driver)
             for name, capability, driver in rows
         ]
-    # A driver before 510 does not know compute_cap.
+    # Drivers before version 510 do not know compute_cap.
     listed = host.run(["nvidia-smi", "-L"])
     names = re.findall(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", listed.out, re.MULTILINE)
     return [Gpu(name, "", "") for name in names] if listed.code == 0 else []
 
 
-def _rows(host: Host, columns: str, form: str) -> list[list[str]] | None:
-    """What nvidia-smi says of each GPU, whole rows only; None where it does not know a column."""
-    asked = host.run(["nvidia-smi", f"--query-gpu={columns}", f"--format={form}"])
-    if asked.code != 0:
+def _query_gpus(host: Host, columns: str, form: str) -> list[list[str]] | None:
+    """Return one row per GPU from nvidia-smi, complete rows only, or None if it does not know a column."""
+    result = host.run(["nvidia-smi", f"--query-gpu={columns}", f"--format={form}"])
+    if result.code != 0:
         return None
-    rows = [[cell.strip() for cell in line.split(",")] for line in asked.out.splitlines()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.out.splitlines()]
     return [row for row in rows if len(row) == columns.count(",") + 1]
 
 
 def driver_cuda(host: Host) -> str:
-    """The newest CUDA the installed driver can run ("12.4"); empty where it does not say."""
-    found = re.search(r"CUDA (?:UMD )?Version\s*:\s*([\d.]+)", host.run(["nvidia-smi", "-q"]).out)
-    return found[1] if found else ""
+    """Return the newest CUDA version that the installed driver runs ("12.4"), or "" if it is unknown."""
+    match = re.search(r"CUDA (?:UMD )?Version\s*:\s*([\d.]+)", host.run(["nvidia-smi", "-q"]).out)
+    return match[1] if match else ""
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class CudaToolkit:
     nvcc: str
     version: str
     on_path: bool
-    """Whether cmake finds this nvcc without being told."""
+    """Whether cmake finds this nvcc without a flag."""
 
 
 def cuda_toolkit(host: Host) -> CudaToolkit | None:
-    """The CUDA compiler, on PATH or where its installers put it."""
+    """Return the CUDA compiler, which is on PATH or where its installers put it."""
     homes = [host.env.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
-    elsewhere = [f"{home}/bin/nvcc" for home in (*homes, "/usr/local/cuda", "/opt/cuda") if home]
-    for name in filter(None, (host.env.get("CUDACXX"), "nvcc", *elsewhere)):
+    candidates = [f"{home}/bin/nvcc" for home in (*homes, "/usr/local/cuda", "/opt/cuda") if home]
+    for name in filter(None, (host.env.get("CUDACXX"), "nvcc", *candidates)):
         if nvcc := host.which(name):
             release = re.search(r"release ([\d.]+)", host.run([nvcc, "--version"]).out)
             if release:
@@ -72,47 +72,52 @@ def cuda_toolkit(host: Host) -> CudaToolkit | None:
 
 
 def cuda_can_build(host: Host, toolkit: CudaToolkit) -> bool:
-    """Whether cuBLAS, which llama.cpp needs, is there to build with; cmake says it late and oddly."""
+    """Return whether cuBLAS, which llama.cpp needs, can be compiled against.
+
+    cmake would notice its absence late and with a confusing message.
+    """
     with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
         source = Path(folder, "probe.cu")
         source.write_text("#include <cublas_v2.h>\n")
-        made = host.run([toolkit.nvcc, "-E", "-o", f"{folder}/probe.ii", str(source)])
-        return made.code == 0
+        result = host.run([toolkit.nvcc, "-E", "-o", f"{folder}/probe.ii", str(source)])
+        return result.code == 0
 
 
 def cuda_architectures(host: Host, toolkit: CudaToolkit, gpus: Sequence[Gpu]) -> str | None:
-    """CMAKE_CUDA_ARCHITECTURES for just these GPUs; None where the toolkit has none for any.
+    """Return CMAKE_CUDA_ARCHITECTURES for exactly these GPUs, or None if the toolkit supports none of them.
 
-    Each architecture is compiled anew, so fewer build sooner. A GPU newer than the toolkit gets the
-    toolkit's newest as PTX, which its driver compiles at the first run.
+    Each architecture is compiled separately, so fewer of them build sooner. A GPU newer than the toolkit
+    gets the toolkit's newest architecture as PTX, which its driver compiles at the first run.
     """
-    told = host.run([toolkit.nvcc, "--list-gpu-arch"])
-    known = sorted(int(arch) for arch in re.findall(r"compute_(\d+)\b", told.out))
+    listing = host.run([toolkit.nvcc, "--list-gpu-arch"])
+    known = sorted(int(arch) for arch in re.findall(r"compute_(\d+)\b", listing.out))
     present = sorted({int(gpu.capability.replace(".", "")) for gpu in gpus if gpu.capability})
     if not known or not present:
         return "native"
-    wanted = [f"{arch}-real" for arch in present if arch in known]
+    architectures = [f"{arch}-real" for arch in present if arch in known]
     if present[-1] > known[-1]:
-        wanted.append(f"{known[-1]}-virtual")
-    return ";".join(wanted) or None
+        architectures.append(f"{known[-1]}-virtual")
+    return ";".join(architectures) or None
 
 
 def nvidia_complaint(host: Host) -> str:
-    """What nvidia-smi says where it is there and the driver does not answer; "" otherwise."""
+    """Return nvidia-smi's error if it exists but the driver does not respond, or ""."""
     if not host.which("nvidia-smi"):
         return ""
-    told = host.run(["nvidia-smi", "-L"])
-    return "" if told.code == 0 else told.out.strip().partition("\n")[0] or "it exits with an error"
+    listing = host.run(["nvidia-smi", "-L"])
+    if listing.code == 0:
+        return ""
+    return listing.out.strip().partition("\n")[0] or "it exits with an error"
 
 
 def hidden(host: Host) -> bool:
-    """Whether CUDA_VISIBLE_DEVICES lets no program see a GPU."""
+    """Return whether CUDA_VISIBLE_DEVICES hides every GPU."""
     return host.env.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
 
 
 @dataclass(frozen=True)
 class GpuMemory:
-    """Of one GPU, in MiB."""
+    """The memory of one GPU, in MiB."""
 
     name: str
     free: int
@@ -120,10 +125,10 @@ class GpuMemory:
 
 
 def nvidia_memory(host: Host) -> list[GpuMemory]:
-    """How much of each NVIDIA GPU's memory is free now; one that does not say is left out."""
+    """Return the free memory of each NVIDIA GPU. A GPU that does not report it is left out."""
     if not host.which("nvidia-smi"):
         return []
-    rows = _rows(host, "name,memory.free,memory.total", "csv,noheader,nounits")
+    rows = _query_gpus(host, "name,memory.free,memory.total", "csv,noheader,nounits")
     return [
         GpuMemory(name, int(free), int(total))
         for name, free, total in rows or ()
@@ -131,40 +136,44 @@ def nvidia_memory(host: Host) -> list[GpuMemory]:
     ]
 
 
-# --- what a build holds
+# --- the architectures of a build
 
 
 def runs_on(architectures: str, capability: str) -> bool:
-    """Whether code for these CMAKE_CUDA_ARCHITECTURES ("80-real;90") runs on a GPU ("8.6").
+    """Return whether code for these CMAKE_CUDA_ARCHITECTURES ("80-real;90") runs on a GPU ("8.6").
 
-    Machine code ("-real") runs on its own generation from its minor version on, PTX ("-virtual") on
-    everything newer too; without a suffix both are there, and "native" was built for what was there.
+    Machine code ("-real") runs on GPUs of its own generation with the same or a higher minor version.
+    PTX ("-virtual") also runs on everything newer. An architecture without a suffix has both, and
+    "native" was built for the GPUs of the build machine.
     """
     if not capability:
         return True
     major, minor = map(int, capability.split("."))
-    return any(_runs(each, major, minor) for each in architectures.split(";"))
+    return any(_architecture_runs_on(name, major, minor) for name in architectures.split(";"))
 
 
-def _runs(architecture: str, major: int, minor: int) -> bool:
-    found = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture.strip())
-    if not found:
+def _architecture_runs_on(architecture: str, major: int, minor: int) -> bool:
+    match = re.fullmatch(r"(\d+)(\d)([af]?)(-real|-virtual)?", architecture.strip())
+    if not match:
         return True  # "native", "all", "all-major"
-    own, step, exact, kind = int(found[1]), int(found[2]), found[3], found[4]
-    if exact == "a":
-        return (own, step) == (major, minor)
-    same = own == major and step <= minor
-    return same or (kind != "-real" and not exact and (own, step) <= (major, minor))
+    built_major, built_minor, suffix, kind = int(match[1]), int(match[2]), match[3], match[4]
+    if suffix == "a":
+        return (built_major, built_minor) == (major, minor)
+    same_generation = built_major == major and built_minor <= minor
+    return same_generation or (
+        kind != "-real" and not suffix and (built_major, built_minor) <= (major, minor)
+    )
 
 
-# --- Vulkan, for every other GPU and where there is no CUDA compiler
+# --- Vulkan, for all other GPUs and for machines without a CUDA compiler
 
-# cmake finds all three or ends with an error in the middle of the build.
+# Programs that test for what a Vulkan build needs. cmake would fail in the middle of the build.
 _VULKAN_PROGRAM = """
 #include <vulkan/vulkan.h>
 int main() { return vkEnumerateInstanceVersion(nullptr) == VK_SUCCESS; }
 """
-# llama.cpp's code names it, and stops there after minutes: Debian 12's headers are from before.
+# llama.cpp uses VK_EXT_layer_settings, which the headers of Debian 12 do not have. Without this test
+# the build would fail after minutes.
 _LAYERS_PROGRAM = """
 #include <vulkan/vulkan.h>
 #if defined(VK_EXT_layer_settings) && __has_include(<vulkan/vulkan.hpp>)
@@ -184,18 +193,18 @@ int main() { return 0; }
 
 
 def vulkan_gpus(host: Host) -> list[str]:
-    """Names of the GPUs Vulkan reaches; programs that draw on the CPU are none."""
+    """Return the names of the GPUs that Vulkan finds. Software renderers are left out."""
     if not host.which("vulkaninfo"):
         return []
-    told = host.run(["vulkaninfo", "--summary"])
-    if told.code != 0:
+    summary = host.run(["vulkaninfo", "--summary"])
+    if summary.code != 0:
         return []
-    devices = re.findall(r"deviceType\s*=\s*(\w+)\s+deviceName\s*=\s*(.+)", told.out)
+    devices = re.findall(r"deviceType\s*=\s*(\w+)\s+deviceName\s*=\s*(.+)", summary.out)
     return [name.strip() for kind, name in devices if kind.endswith("_GPU")]
 
 
 def missing_for_vulkan(host: Host, compiler: Sequence[str]) -> list[str]:
-    """What a Vulkan build needs and this machine has not."""
+    """Return what a Vulkan build needs and this machine does not have."""
     missing = [] if host.which("glslc") else ["glslc"]
     if try_program(host, compiler, _VULKAN_PROGRAM, "-lvulkan") == "not compiled":
         missing.append("Vulkan's headers and loader")

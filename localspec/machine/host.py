@@ -1,6 +1,6 @@
-"""What this machine is: its system, processor and compiler, all asked through a `Host`.
+"""Detect the system, processor and compiler of this machine.
 
-A test can pose as any machine with one.
+Everything is queried through a `Host`, so a test can simulate any machine.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Literal
 Trial = Literal["not compiled", "fails", "works"]
 Need = Literal["compiler", "venv", "cuda", "cublas", "vulkan", "newer vulkan"]
 
-# `doctor` and `setup` ask tools that answer in milliseconds; one that hangs (a driver that does not
-# come back, as nvidia-smi after a failed resume) counts as one that is not there.
+# The tools that `doctor` and `setup` run respond in milliseconds. One that hangs (such as nvidia-smi
+# after a failed resume) is treated as missing.
 TOOL_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
 class Ran:
-    """How a command ended; `code` is 127 when it could not be started."""
+    """The result of a command; `code` is 127 if it could not be started."""
 
     code: int
     out: str
 
 
 def run_command(argv: Sequence[str]) -> Ran:
-    """Run a command to its end, both its outputs joined; never raises for what it did."""
+    """Run a command to its end and return its joined outputs. Never raise for a failure of the command."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             argv,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -47,11 +47,11 @@ def run_command(argv: Sequence[str]) -> Ran:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Ran(127, str(error))
-    return Ran(done.returncode, done.stdout)
+    return Ran(process.returncode, process.stdout)
 
 
 def read_text(path: str) -> str:
-    """The file's text, or nothing where it cannot be read."""
+    """Return the file's text, or "" if it cannot be read."""
     try:
         return Path(path).read_text(errors="replace")
     except OSError:
@@ -60,7 +60,7 @@ def read_text(path: str) -> str:
 
 @dataclass(frozen=True)
 class Host:
-    """The outside world, as far as detection looks at it."""
+    """The outside world as far as detection uses it."""
 
     system: str
     arch: str
@@ -71,7 +71,7 @@ class Host:
 
     @classmethod
     def here(cls) -> Host:
-        """The machine this runs on."""
+        """Return the machine that this process runs on."""
         uname = os.uname()
         return cls(uname.sysname, uname.machine, os.environ, run_command, shutil.which, read_text)
 
@@ -83,12 +83,12 @@ class Cpu:
 
 
 def cpu(host: Host) -> Cpu:
-    """The processor's name and instruction sets, as the system tells them."""
+    """Return the processor's name and instruction sets, as the system reports them."""
     if host.system == "Darwin":
         return Cpu(host.run(["sysctl", "-n", "machdep.cpu.brand_string"]).out.strip(), frozenset())
     first = host.read("/proc/cpuinfo").split("\n\n", 1)[0]
     fields = dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
-    # Arm names no model, only numbers.
+    # Arm processors report numbers instead of a model name.
     model = fields.get("model name") or " ".join(
         fields[key] for key in ("CPU implementer", "CPU part", "CPU variant") if key in fields
     )
@@ -102,13 +102,13 @@ class Compiler:
 
 
 def compiler(host: Host) -> Compiler | None:
-    """The C++ compiler cmake will find, if it really makes a program.
+    """Return the C++ compiler that cmake will find, if it can build a program.
 
-    Asking for its version is not enough: macOS has a `c++` that only offers to install one, and
-    clang on Linux comes without the C++ library.
+    A version number is not enough: macOS has a `c++` that only offers to install one, and clang on
+    Linux may lack the C++ library.
     """
-    named = host.env.get("CXX")
-    for name in [named] if named else ["c++", "g++", "clang++"]:
+    configured = host.env.get("CXX")
+    for name in [configured] if configured else ["c++", "g++", "clang++"]:
         command = tuple(shlex.split(name))
         if not command or not host.which(command[0]):
             continue
@@ -120,7 +120,7 @@ def compiler(host: Host) -> Compiler | None:
 
 
 def try_program(host: Host, compiler: Sequence[str], source: str, *flags: str) -> Trial:
-    """Compile this C++ program with -O2 and run it."""
+    """Compile a C++ program with -O2 and run it."""
     with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
         program = Path(folder, "probe")
         Path(folder, "probe.cpp").write_text(source)
@@ -129,11 +129,11 @@ def try_program(host: Host, compiler: Sequence[str], source: str, *flags: str) -
         return "works" if host.run([str(program)]).code == 0 else "fails"
 
 
-# Older GCCs take _tile_loadconfig to read 8 of its 64 bytes, so at -O2 they drop or delay the stores
-# of the rest, and the tiles get whatever shape lay in memory: SIGSEGV at the first decode (llama.cpp
-# #20824). A version number would not tell, distributions carry fixes back; a try does. The shape is
-# set in a function of its own, where nothing but the intrinsic could need it; on a compiler that
-# is wrong those stores are gone from the program.
+# Older GCCs assume that _tile_loadconfig reads 8 of its 64 bytes. At -O2 they drop or delay the stores
+# of the other bytes, and the tiles get whatever shape was in memory: SIGSEGV at the first decode
+# (llama.cpp #20824). The version number proves nothing, because distributions backport fixes, so
+# this program is compiled and run. It sets the shape in a separate function, where only the intrinsic
+# uses it; a faulty compiler removes those stores.
 AMX_PROBE = """
 #include <immintrin.h>
 #include <string.h>
@@ -167,7 +167,7 @@ NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
 def try_amx(host: Host, compiler: Compiler) -> Trial:
-    """Whether this compiler's code for AMX tiles does what it says on this CPU."""
+    """Return whether this compiler's code for AMX tiles works correctly on this CPU."""
     return try_program(host, compiler.command, AMX_PROBE, "-mamx-tile")
 
 
@@ -203,7 +203,7 @@ ANYWHERE: Mapping[Need, str] = {
 
 
 def install_hint(host: Host, need: Need) -> str:
-    """What to do on this system to get what is missing, without the full stop."""
+    """Return how to install what is missing on this system, without the final full stop."""
     if host.system == "Darwin":
         mac: Mapping[Need, str] = {
             "compiler": "xcode-select --install",

@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it a program can still have."""
+"""Measure how much memory the machine has, and how much of it a program can still use."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import PurePosixPath
 
 from localspec.machine.host import Host
 
-_GROUPS = PurePosixPath("/sys/fs/cgroup")
-# The limit, what is used, and what of that are files that nobody reads now.
-_VERSION_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-_VERSION_2 = ("memory.max", "memory.current", "inactive_file")
-_UNLIMITED = 1 << 60  # version 1 has a number for it
+_CGROUP_ROOT = PurePosixPath("/sys/fs/cgroup")
+# Names of the limit, of the used memory, and of the part of it that is inactive page cache.
+_CGROUP_V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_CGROUP_V2_NAMES = ("memory.max", "memory.current", "inactive_file")
+_UNLIMITED_BYTES = 1 << 60  # version 1 writes "no limit" as a number above this one
 
 
 def memory_bytes() -> int:
-    """The machine's memory; 0 where the system does not say."""
+    """Return the machine's memory in bytes, or 0 where the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError):
@@ -25,30 +25,30 @@ def memory_bytes() -> int:
 
 
 def available_bytes(host: Host) -> int:
-    """What a program can still have of main memory on Linux, files in the page cache given up.
+    """Return the bytes of main memory that a program can still use on Linux, page cache included.
 
-    In a container or a service with a limit of its own that is what the limit leaves.
+    In a container or a service with a memory limit, this is at most what the limit leaves.
     """
-    found = re.search(r"^MemAvailable:\s*(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
-    free = int(found[1]) << 10 if found else memory_bytes()
-    return max(min([free, *_left_by_groups(host)]), 0)
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
+    free = int(match[1]) << 10 if match else memory_bytes()
+    return max(min([free, *_available_in_cgroups(host)]), 0)
 
 
-def _left_by_groups(host: Host) -> Iterator[int]:
-    """What each group that we are in leaves us (cgroups(7), both versions)."""
+def _available_in_cgroups(host: Host) -> Iterator[int]:
+    """Yield what the limit of each of our cgroups leaves, in bytes (cgroups(7), both versions)."""
     for line in host.read("/proc/self/cgroup").splitlines():
-        _number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        root, files = _GROUPS, _VERSION_2
+        _number, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
+        root, names = _CGROUP_ROOT, _CGROUP_V2_NAMES
         if "memory" in controllers.split(","):
-            root, files = _GROUPS / "memory", _VERSION_1
+            root, names = _CGROUP_ROOT / "memory", _CGROUP_V1_NAMES
         elif controllers:
             continue
-        ours = root / path.lstrip("/")
-        for folder in (ours, *ours.parents):
-            limit = host.read(str(folder / files[0])).strip()
-            used = host.read(str(folder / files[1])).strip()
-            if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED:
+        cgroup = root / path.lstrip("/")
+        for folder in (cgroup, *cgroup.parents):
+            limit = host.read(str(folder / names[0])).strip()
+            used = host.read(str(folder / names[1])).strip()
+            if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
                 stat = host.read(str(folder / "memory.stat"))
-                cached = re.search(rf"^{files[2]} (\d+)$", stat, re.MULTILINE)
+                cached = re.search(rf"^{names[2]} (\d+)$", stat, re.MULTILINE)
                 yield int(limit) - int(used) + (int(cached[1]) if cached else 0)

@@ -20,7 +20,7 @@ from tests.support.many import in_pipes
 BLIND = """
 import sys
 from localspec.daemon import watch
-watch._LATER = 1000.0
+watch._START_DELAY_S = 1000.0
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

@@ -17,7 +17,7 @@ from tests.support.daemons import Home, RunningDaemon, UnixConnection, alive, wa
 IMPATIENT = """
 import sys
 from localspec.daemon.worker import process as worker
-worker._GRACE, worker._SAVING = 0.2, 0.2
+worker._SHUTDOWN_GRACE_S, worker._SAVE_TIMEOUT_S = 0.2, 0.2
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

@@ -88,7 +88,7 @@ def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_i
                 return Planned(self.pair, SETTINGS, beyond="It does not fit.")
             none = need.NOTHING
             chosen = fit.Fit(512, False, 0, 0, needed, free.ram, none, none)
-            return placement._applied(self.pair, SETTINGS, chosen, False)
+            return placement._apply_fit(self.pair, SETTINGS, chosen, False)
 
         def least(self) -> int:
             return new * MIB

@@ -13,7 +13,7 @@ from tests.support.daemons import Home, RunningDaemon, wait_for
 LATE = """
 import sys
 from localspec.daemon import watch
-watch._LATER = 1.0
+watch._START_DELAY_S = 1.0
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

@@ -1,10 +1,10 @@
-"""HTTP itself. Nothing here knows what is served: of the daemon it imports `threads` alone.
+"""HTTP itself, without knowledge of what is served. Of the daemon it imports `threads` only.
 
-connection: one client's, read strictly and in bounded time; only our own user's on a Unix socket
-tcp: the listener that is off by default, and who may speak there
-sockets: the Unix socket, whether somebody answers on it, and what a service manager hands over
+connection: one client's connection, read strictly and in bounded time; only our own user on a Unix socket
+tcp: the listener that is off by default, and who may use it
+sockets: the Unix socket, whether a daemon answers on it, and sockets passed by a service manager
 lock: which daemon may run
-requests: who asks, a request's body read, a value as an answer, work that ends when its client leaves
+requests: request bodies, JSON responses, and work that ends when its client leaves
 sse: server-sent events
-errors: errors as answers, in OpenAI's shape
+errors: errors as responses, in the shape of the protocol that the client speaks
 """

@@ -1,7 +1,8 @@
-"""One connection: HTTP read strictly, in bounded time, and from nobody but our own user.
+"""One client's connection: HTTP read strictly, in bounded time, and on a Unix socket from our own user only.
 
-uvicorn's protocol reads and writes; here is what it leaves open: a second way to read a request,
-clients that dribble or do not read, more connections than the process has file descriptors.
+uvicorn's protocol reads and writes. This module adds what uvicorn leaves open: requests that two programs
+could read differently, clients that send or read very slowly, and more connections than the process has
+file descriptors.
 """
 
 from __future__ import annotations
@@ -29,55 +30,58 @@ from localspec.errors import LocalspecError, RequestTimeout, Unavailable
 
 log = logging.getLogger("localspec.connection")
 
-MAX_HEAD = 64 * 1024  # bytes of a request before its body
+MAX_HEAD = 64 * 1024  # bytes of a request's head
 HEAD_SECONDS = 10.0  # from the first byte of a request to the end of its head
-BODY_SECONDS = 60.0  # and to the end of its body: 10 MiB at a sixth of a megabyte per second
-STALL_SECONDS = 60.0  # how long a client may read nothing of an answer that waits for it
+BODY_SECONDS = 60.0  # from there to the end of its body: enough for 10 MiB at 170 kB/s
+STALL_SECONDS = 60.0  # how long a client may leave the data of a response unread
 SPARE_FILES = 32  # descriptors for the log, the worker, models and databases
-REFUSED_AT_ONCE = 8  # connections too many that are still told so; more are closed unread
-MANY_FILES = 10_240  # what macOS allows at most
-UNIX = "unix"  # in the place of a host name, before the number of the peer's process
+# Excess connections that still get a response with status 503. Those beyond are closed unread.
+REFUSED_AT_ONCE = 8
+MANY_FILES = 10_240  # the most descriptors that macOS allows
+UNIX = "unix"  # stands for the host in a client's address; the pid of the peer stands for the port
 
-LOOK_SECONDS = 0.25  # between two looks whether a client that has said all is still there
-_ABSOLUTE = re.compile(rb"(?i)http://([^/?#]*)(.*)")
-_FOLDED = re.compile(rb"\n[ \t]")
+LOOK_SECONDS = (
+    0.25  # interval of the checks whether a client that closed its sending side is still there
+)
+_ABSOLUTE_TARGET = re.compile(rb"(?i)http://([^/?#]*)(.*)")
+_FOLDED_HEADER = re.compile(rb"\n[ \t]")
 _HEAD_END = re.compile(rb"\n\r?\n")
 
 
 class StrictHTTP(h11.Connection):
-    """h11, which refuses besides what two programs may read in two ways."""
+    """An h11 connection that also refuses requests which two programs may read differently."""
 
-    problem = ""  # the sentence about a refused request
-    status = 400  # of its answer
-    streams = False  # whether the answer that is being sent is a stream of events
+    problem = ""  # the error message for a refused request
+    status = 400  # the HTTP status of its response
+    streams = False  # whether the response being sent is a stream of events
 
     def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
-        """As h11 has it.
+        """Return the next event, as h11 does.
 
         Raises:
-            RemoteProtocolError: also for two statements of the body's length, and a header that
-                goes on in a second line.
+            RemoteProtocolError: The request is invalid. This includes a body length that is declared
+                twice, and a header that continues on a second line.
         """
-        begun = self.trailing_data[0] if self.their_state is h11.IDLE else b""
+        buffered = self.trailing_data[0] if self.their_state is h11.IDLE else b""
         event = super().next_event()
         if isinstance(event, h11.Request):
-            if event.http_version not in (b"1.0", b"1.1"):  # such as the first line of HTTP/2
+            if event.http_version not in (b"1.0", b"1.1"):  # for example the preface of HTTP/2
                 self.status = 505
                 version = event.http_version.decode().removesuffix(".0")
                 self._refuse(f"HTTP/{version} is not spoken here; use HTTP/1.1.")
             names = {name for name, _ in event.headers}
             if {b"content-length", b"transfer-encoding"} <= names:
                 self._refuse("The request has both Content-Length and Transfer-Encoding.")
-            end = _HEAD_END.search(begun)
-            if _FOLDED.search(begun, 0, end.start() if end else len(begun)):
+            end = _HEAD_END.search(buffered)
+            if _FOLDED_HEADER.search(buffered, 0, end.start() if end else len(buffered)):
                 self._refuse(
                     "A header of the request continues on a second line, which is not allowed."
                 )
-            return _with_a_path(event)
+            return _with_path_only(event)
         return event
 
     def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
-        """As h11 has it."""
+        """Send an event as h11 does, and note whether the response is a stream of events."""
         if isinstance(event, h11.Response):
             self.streams = any(value.startswith(b"text/event-stream") for _, value in event.headers)
         return super().send_with_data_passthrough(event)
@@ -87,36 +91,38 @@ class StrictHTTP(h11.Connection):
         raise h11.RemoteProtocolError(problem)
 
 
-def _with_a_path(request: h11.Request) -> h11.Request:
-    """Where the target is a whole address, as a proxy is sent it: its path, and its host as the Host."""
-    found = _ABSOLUTE.fullmatch(request.target)
-    if found is None:
+def _with_path_only(request: h11.Request) -> h11.Request:
+    """Replace an absolute target, as clients send to a proxy, by its path, and its host by a Host header."""
+    match = _ABSOLUTE_TARGET.fullmatch(request.target)
+    if match is None:
         return request
-    path = found[2] if found[2].startswith(b"/") else b"/" + found[2]
-    others = [(name, value) for name, value in request.headers if name != b"host"]
+    path = match[2] if match[2].startswith(b"/") else b"/" + match[2]
+    headers = [(name, value) for name, value in request.headers if name != b"host"]
     return h11.Request(
         method=request.method,
         target=path,
-        headers=[(b"host", found[1]), *others],
+        headers=[(b"host", match[1]), *headers],
         http_version=request.http_version,
     )
 
 
 class ClientConnection(H11Protocol):
-    """HTTP for one client. On a Unix socket the kernel says who it is; others than us are dropped."""
+    """HTTP for one client. On a Unix socket, connections of other users are closed."""
 
-    # Whoever they are: no token is needed to connect.
+    # All TCP connections. They count before they have shown a token.
     over_tcp: ClassVar[set[ClientConnection]] = set()
 
-    # uvicorn's own narrows the type that asyncio gives it
+    # uvicorn's method narrows the type of asyncio's
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.conn: StrictHTTP = StrictHTTP(h11.SERVER, MAX_HEAD)
         self._deadline: asyncio.TimerHandle | None = None
-        self._awaited: object = None  # the state of the client that the deadline is for
-        self._stalled: asyncio.TimerHandle | None = None
-        self._looking: asyncio.TimerHandle | None = None  # it will say nothing more
-        transport.set_write_buffer_limits(0)  # whatever the kernel does not take waits to be read
+        self._deadline_state: object = None  # the state of the client that the deadline is for
+        self._stall_timer: asyncio.TimerHandle | None = None
+        # Set once the client closed its sending side.
+        self._gone_timer: asyncio.TimerHandle | None = None
+        # Pause as soon as the kernel takes no more data, so that the stall timer starts.
+        transport.set_write_buffer_limits(0)
         connected = transport.get_extra_info("socket")
         if connected.family == socket.AF_UNIX:
             uid, pid = peer(connected)
@@ -127,32 +133,32 @@ class ClientConnection(H11Protocol):
                 return
         else:
             self.over_tcp.add(self)
-        over = self._too_many_by()
-        if over > REFUSED_AT_ONCE:
+        excess = self._excess_connections()
+        if excess > REFUSED_AT_ONCE:
             transport.abort()
-        elif over > 0:
-            self.app = _too_many
-        # A connection on which nothing comes is closed like one on which nothing more comes.
+        elif excess > 0:
+            self.app = _refuse_connection
+        # A connection without a first request is closed like one without a further request.
         self.timeout_keep_alive_task = self.loop.call_later(
             self.timeout_keep_alive, self.timeout_keep_alive_handler
         )
 
-    def _too_many_by(self) -> int:
-        """How many connections there are beyond those that may be, of this one's kind.
+    def _excess_connections(self) -> int:
+        """Return by how many the connections of this kind exceed their limit.
 
-        Anybody on this machine can connect over TCP: half the places there are stay for our own user
-        on the Unix socket, and the rest too while nobody needs it.
+        Any process on this machine can connect over TCP. So TCP gets at most half of the places, and our own
+        user on the Unix socket gets the other half and whatever TCP does not use.
         """
-        most, tcp = most_connections(), len(self.over_tcp)
+        limit, tcp = most_connections(), len(self.over_tcp)
         if self in self.over_tcp:
-            return tcp - most // 2
-        return len(self.connections) - tcp - (most - min(tcp, most // 2))
+            return tcp - limit // 2
+        return len(self.connections) - tcp - (limit - min(tcp, limit // 2))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.over_tcp.discard(self)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
-        for timer in (self._deadline, self._stalled, self._looking):
+        for timer in (self._deadline, self._stall_timer, self._gone_timer):
             if timer:
                 timer.cancel()
 
@@ -161,7 +167,9 @@ class ClientConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
-        except Exception:  # numbers that Python does not read, say: h11 does not foresee all
+        except (
+            Exception
+        ):  # h11 does not foresee everything, for example numbers that Python cannot parse
             log.warning("a request could not be read", exc_info=True)
             self.send_400_response("The request is not valid HTTP.")
         self._set_deadline()
@@ -169,28 +177,28 @@ class ClientConnection(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._set_deadline()
-        if self._looking and not self._awaits_an_answer():
+        if self._gone_timer and not self._awaits_response():
             self.transport.close()
 
     def _set_deadline(self) -> None:
-        """A request that has begun must end in time; one deadline for its head, one for its body."""
+        """Set the deadline for the part of the request that is arriving: its head or its body."""
         state = self.conn.their_state
         if state is h11.IDLE and not self.conn.trailing_data[0]:
-            state = h11.DONE  # between two requests
-        if state is self._awaited:
+            state = h11.DONE  # no request has begun
+        if state is self._deadline_state:
             return
-        self._awaited = state
+        self._deadline_state = state
         if self._deadline:
             self._deadline.cancel()
         seconds = {h11.IDLE: HEAD_SECONDS, h11.SEND_BODY: BODY_SECONDS}.get(state)
-        self._deadline = self.loop.call_later(seconds, self._too_slow) if seconds else None
+        self._deadline = self.loop.call_later(seconds, self._end_slow_request) if seconds else None
 
-    def _too_slow(self) -> None:
-        part = "head" if self._awaited is h11.IDLE else "body"
+    def _end_slow_request(self) -> None:
+        part = "head" if self._deadline_state is h11.IDLE else "body"
         cycle = self.cycle
         answering = cycle is not None and not cycle.response_complete
         if answering:
-            cycle.disconnected = True  # the handler that waits for the body learns that it ends
+            cycle.disconnected = True  # wakes the handler that waits for the body
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             seconds = HEAD_SECONDS if part == "head" else BODY_SECONDS
@@ -200,66 +208,67 @@ class ClientConnection(H11Protocol):
         else:
             self.transport.close()
 
-    # ------------------------------------------------------------------ clients that say nothing more
+    # ------------------------------------------------------------------ half-closed connections
 
-    def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's own says nothing
-        """Whether the connection stays: whoever has only closed its own side waits for the answer."""
-        if not self._awaits_an_answer() or self._gone():
+    def eof_received(self) -> bool:  # type: ignore[override] # uvicorn's method returns None
+        """Return whether to keep the connection: a client that only closed its sending side still reads."""
+        if not self._awaits_response() or self._is_gone():
             return False
-        # Over TCP a client that has left looks the same until something is sent to it: a sign of life
-        # that every client passes over. What it answers is seen at the next look.
-        begun = self.conn.our_state is h11.SEND_BODY
+        # Over TCP a client that has left looks the same until something is sent to it. So send data that
+        # every client ignores. If the client has left, its kernel responds with a reset, which the next
+        # check notices.
+        response_begun = self.conn.our_state is h11.SEND_BODY
         if self in self.over_tcp and self.conn.their_http_version != b"1.0":
             with contextlib.suppress(h11.LocalProtocolError):
-                if not begun:
-                    sign = h11.InformationalResponse(
+                if not response_begun:
+                    probe = h11.InformationalResponse(
                         status_code=100, headers=[], reason=b"Continue"
                     )
-                    self.transport.write(self.conn.send(sign) or b"")
+                    self.transport.write(self.conn.send(probe) or b"")
                 elif self.conn.streams:
                     self.transport.write(self.conn.send(h11.Data(data=b":\n\n")) or b"")
-        self._looking = self.loop.call_later(LOOK_SECONDS / 10, self._look)
+        self._gone_timer = self.loop.call_later(LOOK_SECONDS / 10, self._abort_if_gone)
         return True
 
-    def _awaits_an_answer(self) -> bool:
-        """Whether a whole request was read and its answer is not."""
+    def _awaits_response(self) -> bool:
+        """Return whether a request was read completely and its response is not complete."""
         cycle = self.cycle
         return cycle is not None and not cycle.response_complete and not cycle.more_body
 
-    def _look(self) -> None:
-        if self._gone():
+    def _abort_if_gone(self) -> None:
+        if self._is_gone():
             self.transport.abort()
         else:
-            self._looking = self.loop.call_later(LOOK_SECONDS, self._look)
+            self._gone_timer = self.loop.call_later(LOOK_SECONDS, self._abort_if_gone)
 
-    def _gone(self) -> bool:
-        """Whether the client has closed both sides, as far as the kernel knows."""
-        number = self.transport.get_extra_info("socket").fileno()
-        if number < 0 or not hasattr(select, "poll"):
+    def _is_gone(self) -> bool:
+        """Return whether the client has closed both directions, as far as the kernel knows."""
+        descriptor = self.transport.get_extra_info("socket").fileno()
+        if descriptor < 0 or not hasattr(select, "poll"):
             return True
-        looking = select.poll()
-        looking.register(number, 0)  # of errors and of the end it tells in any case
-        return bool(looking.poll(0))
+        poller = select.poll()
+        poller.register(descriptor, 0)  # errors and hang-ups are always reported
+        return bool(poller.poll(0))
 
     # ------------------------------------------------------------------ slow readers
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stalled = self.loop.call_later(STALL_SECONDS, self._not_read)
+        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._drop_stalled_client)
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stalled:
-            self._stalled.cancel()
+        if self._stall_timer:
+            self._stall_timer.cancel()
 
-    def _not_read(self) -> None:
+    def _drop_stalled_client(self) -> None:
         log.info("a client read nothing for %g s and was dropped", STALL_SECONDS)
         self.transport.abort()
 
     # ------------------------------------------------------------------ refusals
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is refused in the same shape as everything else."""
+        """Refuse invalid HTTP with an error in the same shape as all others."""
         error = LocalspecError(self.conn.problem or msg)
         error.status, error.code = self.conn.status, "invalid_request"
         if len(self.conn.trailing_data[0]) >= MAX_HEAD:
@@ -268,14 +277,14 @@ class ClientConnection(H11Protocol):
         self._end_with(error)
 
     def _end_with(self, error: LocalspecError) -> None:
-        """Answer with `error`, if no answer has begun, and close the connection."""
+        """Send `error`, if no response has begun, and close the connection."""
         body = msgspec.json.encode(errors.error_body(error))
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
         ]
-        with contextlib.suppress(h11.LocalProtocolError):  # an answer has begun already
+        with contextlib.suppress(h11.LocalProtocolError):  # a response has begun already
             reason = HTTPStatus(error.status).phrase.encode()
             head = h11.Response(status_code=error.status, headers=headers, reason=reason)
             self.transport.write(self.conn.send(head) or b"")
@@ -285,7 +294,7 @@ class ClientConnection(H11Protocol):
 
 
 def peer(connected: socket.socket) -> tuple[int | None, int]:
-    """User and process at the other end, from the kernel; None and 0 where it does not say."""
+    """Return the user and the process at the other end, or None and 0 where the kernel does not say."""
     if sys.platform == "linux":
         size = struct.calcsize("3i")
         pid, uid, _gid = struct.unpack(
@@ -300,23 +309,23 @@ def peer(connected: socket.socket) -> tuple[int | None, int]:
 
 
 def allow_more_files() -> None:
-    """As many descriptors as the system lets us have without asking; it starts with few."""
+    """Raise the limit of open files as far as an ordinary user may. The initial limit is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    limit = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def most_connections() -> int:
-    """How many connections leave descriptors for everything else."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(allowed - 2 * SPARE_FILES, 8) if allowed != resource.RLIM_INFINITY else sys.maxsize
+    """Return how many connections leave enough descriptors for everything else."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(limit - 2 * SPARE_FILES, 8) if limit != resource.RLIM_INFINITY else sys.maxsize
 
 
-async def _too_many(scope: Scope, receive: Receive, send: Send) -> None:
-    answer = errors.Refusal(
+async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
+    response = errors.Refusal(
         Unavailable("The daemon has too many connections; try again.", retry_after=1)
     )
-    answer.headers["connection"] = "close"
-    await answer(scope, receive, send)
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)

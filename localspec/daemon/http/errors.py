@@ -1,4 +1,4 @@
-"""Errors as HTTP answers, in the shape of the protocol that is spoken; OpenAI's where no other one is."""
+"""Errors as HTTP responses, in the shape of the protocol of the path; OpenAI's shape by default."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def error_body(error: LocalspecError) -> ErrorBody:
     return ErrorBody(detail)
 
 
-# Anthropic's kinds of errors, by status; of others by the hundreds.
-_KINDS = {
+# Anthropic's types of errors by status. Other statuses get a general type for 4xx or 5xx.
+_ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
@@ -54,17 +54,19 @@ _KINDS = {
 
 
 def messages_error(error: LocalspecError) -> MessagesError:
-    """In Anthropic's shape, and where its clients look for them, in its words."""
-    usual = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
+    """Return an error in Anthropic's shape, and where clients compare messages, in Anthropic's words."""
+    default_type = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
     message = error.message
     if error.n_prompt_tokens is not None and error.n_ctx is not None:
-        # agents that see this sentence make their conversation shorter
+        # agents shorten their conversation when they find this sentence
         message = (
             f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum. {message}"
         )
     elif error.code == ContextExceeded.code:
         message = f"prompt is too long. {message}"
-    detail = MessagesErrorDetail(_KINDS.get(error.status, usual), message, error.code, error.param)
+    detail = MessagesErrorDetail(
+        _ANTHROPIC_TYPES.get(error.status, default_type), message, error.code, error.param
+    )
     if isinstance(error, ThreadUnsupported):
         detail.details = {"error_code": error.code, "unsupported": ["thread"]}
     elif isinstance(error, ThreadNotFound | ThreadMismatch):
@@ -73,19 +75,19 @@ def messages_error(error: LocalspecError) -> MessagesError:
 
 
 def messages_request() -> str:
-    """A name for a request, as each of Anthropic's answers has one in its head."""
+    """Return a new id for a request, which every response of Anthropic's has in its head."""
     return f"req_{secrets.token_hex(12)}"
 
 
-# Other protocols than OpenAI's, by how their paths begin.
-_SHAPES: dict[str, Callable[[LocalspecError], object]] = {
+# Error bodies of protocols other than OpenAI's, by the prefix of their paths.
+_BODY_BUILDERS: dict[str, Callable[[LocalspecError], object]] = {
     "/api/": lambda error: OllamaError(known_words(error)),
     "/v1/messages": messages_error,
 }
 
 
 class Refusal(Response):
-    """An error as an answer; its shape depends on the path that was asked."""
+    """An error as a response. Its shape depends on the requested path."""
 
     media_type = "application/json"
 
@@ -96,12 +98,13 @@ class Refusal(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        shape = next(
-            (each for begin, each in _SHAPES.items() if path.startswith(begin)), error_body
+        build_body = next(
+            (build for prefix, build in _BODY_BUILDERS.items() if path.startswith(prefix)),
+            error_body,
         )
         if path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope):
-            shape = messages_error  # as its clients list models by this path, too
-        body = shape(self._error)
+            build_body = messages_error  # Anthropic's clients list models by this path too
+        body = build_body(self._error)
         if isinstance(body, MessagesError):
             self.headers["request-id"] = body.request_id
         self.body = msgspec.json.encode(body)
@@ -110,17 +113,17 @@ class Refusal(Response):
 
 
 def told(error: LocalspecError) -> Sequence[object]:
-    """An error in the middle of server-sent events: the last of them but for [DONE]."""
+    """Return the events for an error in the middle of a stream: the last ones before [DONE]."""
     return [error_body(error)]
 
 
 def known(error: Exception) -> LocalspecError:
-    """One of ours; anything else is a bug."""
+    """Return `error` if it is one of ours. Anything else is a bug and becomes a general error."""
     return error if isinstance(error, LocalspecError) else mistake(error)
 
 
 def mistake(error: BaseException) -> LocalspecError:
-    """Anything else is a bug of ours: the log has the traceback, the client a sentence."""
+    """Log the traceback of a bug of ours and return a general error for the client."""
     log.error("a bug in a handler", exc_info=error)
     return LocalspecError("Internal error in the daemon; its log has the details: localspec logs")
 
@@ -138,48 +141,51 @@ async def on_body(_request: Request, error: Exception) -> Response:
 
 
 async def on_gone(_request: Request, _error: Exception) -> Response:
-    """Nobody reads it; the number is nginx's for this."""
+    """Return nginx's status for a client that has left. Nobody reads this response."""
     return Refusal(Cancelled("The client disconnected before it was answered."))
 
 
 async def on_http(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such route, wrong method."""
+    """Return the response for an error of Starlette's: no such route, or a wrong method."""
     assert isinstance(error, HTTPException)
-    # Not request.url: it reads the Host header too, which may be anything.
-    ours = LocalspecError(f"{request.method} {request.scope['path']}: {error.detail}.")
-    ours.status = error.status_code
-    ours.code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-    answer = Refusal(ours)
-    answer.headers.update(error.headers or {})
-    return answer
+    # request.url would also parse the Host header, which may hold anything.
+    refusal = LocalspecError(f"{request.method} {request.scope['path']}: {error.detail}.")
+    refusal.status = error.status_code
+    refusal.code = {404: "not_found", 405: "method_not_allowed"}.get(
+        error.status_code, "http_error"
+    )
+    response = Refusal(refusal)
+    response.headers.update(error.headers or {})
+    return response
 
 
 class LastResort:
-    """Around everything else: whatever goes wrong inside, the client gets an answer of our shape.
+    """The outermost middleware: after any exception the client gets a response in our shape.
 
-    Where an answer has begun nothing can be said any more: the exception goes on to the server,
-    which closes the connection, so that nobody takes the part for the whole.
+    If a response has begun, the exception goes on to the server, which closes the connection. So no client
+    takes an incomplete response for a complete one.
     """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+
         begun = False
 
-        async def watched(message: Message) -> None:
+        async def tracked_send(message: Message) -> None:
             nonlocal begun
             begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, watched)
-        except asyncio.CancelledError:  # the server ends, and this hung
+            await self._app(scope, receive, tracked_send)
+        except asyncio.CancelledError:  # the server is ending, and this request took too long
             if not begun:
                 ending = Unavailable("The daemon is shutting down; try again.", retry_after=2)
-                await Refusal(ending)(scope, receive, watched)
+                await Refusal(ending)(scope, receive, tracked_send)
             raise
         except Exception as error:  # a bug of ours
             if begun:
                 raise
-            await Refusal(mistake(error))(scope, receive, watched)
+            await Refusal(mistake(error))(scope, receive, tracked_send)

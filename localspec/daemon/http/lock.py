@@ -1,6 +1,6 @@
-"""Which daemon may run: the one that holds the lock. A pid proves nothing, pids are reused.
+"""The lock that decides which daemon may run. A pid file would not do, because pids are reused.
 
-Imports little, so that the loser of a race among many ends before it has loaded a web server.
+This module imports little: if many daemons start at once, the losers end before they load a web server.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from localspec.daemon.http import sockets
 from localspec.errors import AlreadyRunning, UnsafePath
 from localspec.paths import open_file
 
-# How long a daemon that is just starting or draining may hold the lock without listening: 10 s for
-# the answers that are being written, 5 for what hangs, 10 for an engine that saves or hangs.
+# How long a daemon that is starting or draining may hold the lock without listening: 10 s for
+# running answers, 5 s for requests that hang, 10 s for an engine that saves its state or hangs.
 HANDOVER_SECONDS = 30.0
-_POLL = 0.02
+_POLL_INTERVAL_S = 0.02
 
 
 class Lock:
@@ -27,8 +27,8 @@ class Lock:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            # O_NOFOLLOW: a link here would let somebody choose which file we truncate.
-            self._handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
+            # O_NOFOLLOW, because with a link somebody could choose which file we truncate.
+            self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
         except OSError as error:
             raise UnsafePath(
                 f"The lock file {path} cannot be opened ({error.strerror}); remove it."
@@ -36,24 +36,27 @@ class Lock:
 
     def try_acquire(self) -> bool:
         try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        with contextlib.suppress(OSError):  # a full disk: only `stop` of a dead daemon needs it
-            os.ftruncate(self._handle, 0)
-            os.write(self._handle, f"{os.getpid()}\n".encode())
+        # Only `stop` of an unresponsive daemon needs the pid, so a full disk does not matter.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{os.getpid()}\n".encode())
         return True
 
     def release(self) -> None:
-        os.close(self._handle)
+        os.close(self._descriptor)
 
 
 def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_SECONDS) -> Lock:
-    """The daemon's lock. `socket` is None where systemd holds it, and answers whoever runs.
+    """Acquire and return the daemon's lock.
+
+    `socket` is None if systemd holds it, because systemd accepts connections without a daemon.
 
     Raises:
-        AlreadyRunning: another daemon has it and answers on `socket`, or has had it for `patience`
-            seconds without answering.
+        AlreadyRunning: Another daemon holds the lock and answers on `socket`, or has held it for
+            `patience` seconds without answering.
     """
     lock = Lock(path)
     deadline = time.monotonic() + patience
@@ -67,5 +70,5 @@ def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_SECONDS)
                 f"Another daemon holds {path} and has not responded for {patience:.0f} s; to stop "
                 "it: localspec stop"
             )
-        time.sleep(_POLL)
+        time.sleep(_POLL_INTERVAL_S)
     return lock

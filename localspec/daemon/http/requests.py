@@ -1,4 +1,4 @@
-"""Who asks, a request's body read, a value as an answer, and work that ends when its client leaves."""
+"""Read request bodies, write JSON responses, and end work when its client leaves."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from localspec.protocol.answers import Unheeded
 from localspec.protocol.fields import Ignored, account, refuse_undeclared
 from localspec.protocol.reading import TooHeavy, Weight, decode
 
-# Bytes: a million token ids, or the text of two million. As text with one character beyond the BMP
-# it takes four times as much, and is copied on its way to the engine.
+# Bytes of a body: enough for a million token ids, or for the text of two million tokens. A Python string
+# with one character beyond the BMP takes four times as much, and is copied on its way to the engine.
 MAX_BODY = 10 * 1024 * 1024
-OUR_CLIENT = "x-localspec-api"  # the header that says which version of the API it speaks
+OUR_CLIENT = "x-localspec-api"  # the header in which our clients send the version of their API
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
@@ -49,19 +49,19 @@ class ClientGone(Exception):
 
 
 class SameVersion:
-    """Refuse our own clients of another API version before any work; others send no version."""
+    """Refuse our own clients of another API version before any work. Other clients send no version."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            theirs = dict(scope["headers"]).get(OUR_CLIENT.encode())
-            _by_our_client.set(theirs is not None)
-            if theirs not in (None, str(localspec.API_VERSION).encode()):
+            client_version = dict(scope["headers"]).get(OUR_CLIENT.encode())
+            _by_our_client.set(client_version is not None)
+            if client_version not in (None, str(localspec.API_VERSION).encode()):
                 refusal = VersionMismatch(
                     f"This daemon is localspec {localspec.__version__} with API "
-                    f"{localspec.API_VERSION}, not {theirs.decode('latin-1')}."
+                    f"{localspec.API_VERSION}, not {client_version.decode('latin-1')}."
                 )
                 await errors.Refusal(refusal)(scope, receive, send)
                 return
@@ -69,10 +69,10 @@ class SameVersion:
 
 
 class PlainPath:
-    """Reads `//v1/models` and `/v1/models/` as `/v1/models`, for base URLs that end with a slash.
+    """Read `//v1/models` and `/v1/models/` as `/v1/models`, for base URLs that end with a slash.
 
-    Only whole paths of the table are meant: the name in others may have any number of slashes. Ours are left
-    alone: behind the last slash of one stands a name, which may be empty.
+    This applies only to paths without a parameter, since a name may contain slashes. It does not apply to
+    /localspec/ paths, where an empty name after the last slash is possible.
     """
 
     def __init__(self, app: ASGIApp, paths: Set[str]) -> None:
@@ -80,8 +80,8 @@ class PlainPath:
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        ours = str(scope.get("path", "")).startswith("/localspec/")
-        if scope["type"] == "http" and scope["path"] not in self._paths and not ours:
+        is_localspec = str(scope.get("path", "")).startswith("/localspec/")
+        if scope["type"] == "http" and scope["path"] not in self._paths and not is_localspec:
             path = re.sub("/+", "/", f"{scope['path']}/").removesuffix("/")
             if path in self._paths:
                 scope = {**scope, "path": path}
@@ -89,29 +89,29 @@ class PlainPath:
 
 
 class RequestId:
-    """Gives every answer a name in its head, which OpenAI's clients show with an error."""
+    """Add an id to the head of every response, which OpenAI's clients show with an error."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def named(message: Message) -> None:
+        async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                own = (b"x-request-id", f"req_{secrets.token_hex(12)}".encode())
-                message = {**message, "headers": [*message.get("headers", ()), own]}
+                header = (b"x-request-id", f"req_{secrets.token_hex(12)}".encode())
+                message = {**message, "headers": [*message.get("headers", ()), header]}
             await send(message)
 
-        await self._app(scope, receive, named if scope["type"] == "http" else send)
+        await self._app(scope, receive, send_with_id if scope["type"] == "http" else send)
 
 
 async def read(request: Request, kind: type[Body], *, empty: Body | None = None) -> Body:
-    """The body as `kind`; `empty` where there is none and that may be so.
+    """Return the body of a request as `kind`, or `empty` if there is no body and `empty` is given.
 
     Raises:
-        BadBody: it is no such thing.
-        RequestTooLarge: it is longer, or holds more, than anybody has to say.
-        UnsupportedEncoding: it is compressed.
-        Cancelled: the client did not send all of it.
+        BadBody: The body cannot be decoded as `kind`.
+        RequestTooLarge: The body is longer, or contains more values, than any reasonable request.
+        UnsupportedEncoding: The body is compressed.
+        Cancelled: The client did not send all of the body.
     """
     encoding = request.headers.get("content-encoding", "identity")
     if encoding.strip().lower() not in ("", "identity"):
@@ -134,31 +134,30 @@ async def read(request: Request, kind: type[Body], *, empty: Body | None = None)
         raise Cancelled(
             "The client disconnected or was too slow before its request was read."
         ) from None
-    if body.startswith(
-        codecs.BOM_UTF8
-    ):  # RFC 8259 lets a reader pass over it; PowerShell writes one
+    # PowerShell writes a byte order mark. RFC 8259 allows a reader to ignore it.
+    if body.startswith(codecs.BOM_UTF8):
         del body[: len(codecs.BOM_UTF8)]
     if empty is not None and not body:
         return empty
     decoded = decode(body, kind, weight)
     if request.method == "DELETE" or request.scope["path"].startswith("/localspec/"):
-        refuse_undeclared(body, decoded)  # half of what was meant might be worse than nothing
+        refuse_undeclared(body, decoded)  # to do half of what was meant might be worse than nothing
     else:
         request.state.ignored = account(body, decoded)
-    await asyncio.sleep(0)  # a long text takes its time here, and again on its way to the engine
+    await asyncio.sleep(0)  # decoding a long text takes time, so let other tasks run
     return decoded
 
 
 def ignored(request: Request) -> Ignored:
-    """Return what of the request that was read changes nothing."""
-    found: Ignored = request.state.ignored
-    return found
+    """Return the fields of the request that have no effect."""
+    fields: Ignored = request.state.ignored
+    return fields
 
 
 def unheeded(request: Request) -> Unheeded | msgspec.UnsetType:
-    """Return `localspec` of an answer that says no more there than what changed nothing."""
-    found = ignored(request)
-    return Unheeded(list(found)) if found else msgspec.UNSET
+    """Return the `localspec` field of a response whose only content is the ignored request fields."""
+    fields = ignored(request)
+    return Unheeded(list(fields)) if fields else msgspec.UNSET
 
 
 def _too_large() -> RequestTooLarge:
@@ -170,24 +169,24 @@ def answer(value: object, status: int = 200) -> Response:
 
 
 async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
-    """`work`'s result; when the client leaves first, `work` is cancelled.
+    """Return the result of `work`. If the client leaves first, `work` is cancelled.
 
     Raises:
-        ClientGone: it left.
+        ClientGone: The client left.
     """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.create_task(_gone(receive))
+    work_task = asyncio.ensure_future(work)
+    disconnect_task = asyncio.create_task(_wait_for_disconnect(receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait({work_task, disconnect_task}, return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
             raise ClientGone
-        return working.result()
+        return work_task.result()
     finally:
-        for task in (working, leaving):
+        for task in (work_task, disconnect_task):
             task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await asyncio.gather(work_task, disconnect_task, return_exceptions=True)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

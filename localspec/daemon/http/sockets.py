@@ -1,7 +1,7 @@
-"""Unix sockets: listening on the daemon's own, whether somebody answers, what a service manager hands over.
+"""Unix sockets: the daemon's own, a check whether a daemon answers, and sockets of a service manager.
 
-The manager's side are a few variables of the environment (sd_listen_fds(3), sd_notify(3)); without
-them that part does nothing. Imports little: whoever loses the race for the lock needs it too.
+A service manager passes sockets with environment variables (sd_listen_fds(3), sd_notify(3)). Without them
+that part does nothing. This module imports little, because a daemon that does not get the lock needs it.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from localspec.paths import check_socket_path
 log = logging.getLogger("localspec.listener")
 _manager_log = logging.getLogger("localspec.systemd")
 
-_PATIENCE = 5.0  # seconds; a full backlog is not a dead daemon
-_FIRST = 3  # the number of the first descriptor that is handed over
+_CONNECT_TIMEOUT_S = 5.0  # a connection has to wait while the backlog is full
+_FIRST_DESCRIPTOR = 3  # of those that a service manager passes
 
 
 def bind(path: Path) -> socket.socket:
-    """Listen on `path`, 0600 in a 0700 directory; a socket nobody answers on is replaced.
+    """Listen on `path`, 0600 in a 0700 directory. A socket on which nobody answers is replaced.
 
     Raises:
-        AlreadyRunning: somebody answers there, although we hold the lock.
-        UnsafePath: the path is too long, or something lies there that is no socket.
+        AlreadyRunning: Another program answers there, although we hold the lock.
+        UnsafePath: The path is too long, or the file there is not a socket.
     """
     check_socket_path(path)
-    _clear(path)
+    _remove_stale_socket(path)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    previous = os.umask(0o177)  # uvicorn's own `uds` would leave it open to everybody
+    previous_mask = os.umask(0o177)  # uvicorn's `uds` option would let every user connect
     try:
         listening.bind(str(path))
     except OSError as error:
         listening.close()
         raise UnsafePath(f"Cannot listen on {path}: {error.strerror}.") from error
     finally:
-        os.umask(previous)
+        os.umask(previous_mask)
     return listening
 
 
-def _clear(path: Path) -> None:
+def _remove_stale_socket(path: Path) -> None:
     try:
         info = os.lstat(path)
     except FileNotFoundError:
@@ -57,9 +57,9 @@ def _clear(path: Path) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Whether a connection to `path` is taken, or at least not refused."""
+    """Return whether a connection to `path` is accepted, or at least not refused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(_PATIENCE)
+        probe.settimeout(_CONNECT_TIMEOUT_S)
         try:
             probe.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
@@ -70,53 +70,58 @@ def answers(path: Path) -> bool:
 
 
 def handed_over() -> bool:
-    """Whether sockets were handed to this process; it then owns none of their paths."""
+    """Return whether a service manager passed sockets to this process, which then owns no path."""
     return os.environ.get("LISTEN_PID") == str(os.getpid())
 
 
 def listening_sockets() -> list[socket.socket]:
-    """The sockets handed over, once: children do not inherit them, or the news of them.
+    """Return the sockets that a service manager passed, once.
+
+    The variables are removed and the sockets closed in children, so that no child process uses them.
 
     Raises:
-        UsageError: one of them is no listening Unix stream socket.
+        UsageError: One of them is not a listening Unix stream socket.
     """
-    ours = handed_over()
+    is_for_us = handed_over()
     count = os.environ.pop("LISTEN_FDS", "0")
     os.environ.pop("LISTEN_PID", None)
     os.environ.pop("LISTEN_FDNAMES", None)
-    if not ours or not count.isdigit():
+    if not is_for_us or not count.isdigit():
         return []
-    return [_taken(number) for number in range(_FIRST, _FIRST + int(count))]
+    return [
+        _take_socket(descriptor)
+        for descriptor in range(_FIRST_DESCRIPTOR, _FIRST_DESCRIPTOR + int(count))
+    ]
 
 
-def _taken(number: int) -> socket.socket:
+def _take_socket(descriptor: int) -> socket.socket:
     try:
-        handed = socket.socket(fileno=number)
-        os.set_inheritable(number, False)
+        inherited = socket.socket(fileno=descriptor)
+        os.set_inheritable(descriptor, False)
         if (
-            handed.family == socket.AF_UNIX
-            and handed.type == socket.SOCK_STREAM
-            and handed.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            inherited.family == socket.AF_UNIX
+            and inherited.type == socket.SOCK_STREAM
+            and inherited.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         ):
-            return handed
+            return inherited
     except OSError as error:
         raise UsageError(
-            f"File descriptor {number}, passed by the service manager, cannot be used: "
+            f"File descriptor {descriptor}, passed by the service manager, cannot be used: "
             f"{error.strerror}."
         ) from error
     raise UsageError(
-        f"File descriptor {number}, passed by the service manager, is not a listening "
+        f"File descriptor {descriptor}, passed by the service manager, is not a listening "
         "Unix stream socket; for TCP, set `listen` in config.toml."
     )
 
 
 def notify(*states: str) -> None:
-    """Tell the service manager, for example "READY=1"; a failure is logged and no more."""
+    """Send states such as "READY=1" to the service manager. A failure is only logged."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return
     if address.startswith("@"):
-        address = "\0" + address[1:]  # Linux's abstract names
+        address = "\0" + address[1:]  # an abstract name of Linux
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
             manager.sendto("\n".join(states).encode(), address)

@@ -1,4 +1,4 @@
-"""Streams, of answers and of work that takes its time: server-sent events, or JSON a line."""
+"""Streamed responses of answers and of long work: server-sent events, or one JSON value per line."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ from localspec.daemon.threads import Threads
 from localspec.errors import Cancelled, LocalspecError
 
 Value = TypeVar("Value", bound=msgspec.Struct)
-PAUSE = 0.2  # seconds between two reports of progress
-DONE = object()  # the value that is written as OpenAI's [DONE]
+PAUSE = 0.2  # the shortest time between two progress reports, in seconds
+DONE = object()  # a value that is written as OpenAI's [DONE]
 _json = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A value whose event has a name, as OpenAI's Responses and Anthropic's Messages give theirs."""
+    """A value whose event has a name, as in OpenAI's Responses and Anthropic's Messages."""
 
     name: str
     value: object
 
 
 class Emit(Protocol):
-    """Sends an event per value, and before the first call's the head, also where that has no value."""
+    """A function that sends one event per value. The first call sends the head, even without a value."""
 
     async def __call__(self, *values: object) -> None: ...
 
 
 class EventStream(Response):
-    """The events of some work. The head waits for the first: what fails before it has a status."""
+    """The events of some work as a response.
+
+    The head is sent with the first event, so a failure before it has an HTTP status of its own.
+    """
 
     media_type = "text/event-stream"
     ping = b":\n\n"  # a comment
@@ -53,9 +56,12 @@ class EventStream(Response):
         failed: Callable[[LocalspecError], Sequence[object]] = errors.told,
         ping_s: float = 0.0,
     ) -> None:
-        """`work` is called with what sends its events; `done`: [DONE] ends them, whatever came;
-        `failed`: the events of an error, where others came before it. `ping_s`: seconds of silence
-        after which a comment is sent, so that nobody on the way takes the stream for dead; 0: none is.
+        """Create the response. `work` is called with the function that sends its events.
+
+        `done`: whether [DONE] ends the stream, also after an error.
+        `failed`: returns the events for an error that occurs after the first event.
+        `ping_s`: seconds of silence after which a comment is sent, so that no proxy takes the stream
+        for dead; 0 for none.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -69,49 +75,49 @@ class EventStream(Response):
             await unless_gone(receive, self._send(send))
 
     def event(self, value: object) -> bytes:
-        """A value as it is sent."""
+        """Return the bytes of the event for a value."""
         if isinstance(value, Named):
             return b"event: " + value.name.encode() + b"\n" + self.event(value.value)
         return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
 
     async def _send(self, send: Send) -> None:
-        begun, last = False, time.monotonic()
-        one_by_one = asyncio.Lock()  # where several choices are written at once
+        begun, last_sent = False, time.monotonic()
+        send_lock = asyncio.Lock()  # several choices may be written at once
 
         async def emit(*values: object) -> None:
-            await sent(b"".join(map(self.event, values)))
+            await send_events(b"".join(map(self.event, values)))
 
-        async def sent(events: bytes) -> None:
-            nonlocal begun, last
-            async with one_by_one:
-                last = time.monotonic()
+        async def send_events(events: bytes) -> None:
+            nonlocal begun, last_sent
+            async with send_lock:
+                last_sent = time.monotonic()
                 if not begun:
                     begun = True
                     headers = self.raw_headers
                     await send({"type": "http.response.start", "status": 200, "headers": headers})
                 if events:
-                    await send(_body(events))
+                    await send(_body_message(events))
 
-        async def pings() -> None:
+        async def send_pings() -> None:
             while True:
-                await asyncio.sleep(last + self._ping_s - time.monotonic())
-                if time.monotonic() - last >= self._ping_s:
-                    await sent(self.ping)
+                await asyncio.sleep(last_sent + self._ping_s - time.monotonic())
+                if time.monotonic() - last_sent >= self._ping_s:
+                    await send_events(self.ping)
 
         try:
-            async with _beside(pings() if self._ping_s > 0 else None):
+            async with _running(send_pings() if self._ping_s > 0 else None):
                 await self._work(emit)
-        except Exception as error:  # a bug too: the client is told in the stream that it has
+        except Exception as error:  # once the stream has begun, even a bug becomes an event
             if not begun:
                 raise
             await emit(*self._failed(errors.known(error)))
         if self._done:
             await emit(DONE)
-        await send(_body(b"", more=False))
+        await send(_body_message(b"", more=False))
 
 
 class LineStream(EventStream):
-    """The same as JSON, a value a line: Ollama's stream."""
+    """The same stream as JSON with one value per line, as Ollama sends it."""
 
     media_type = "application/x-ndjson"
     ping = b""
@@ -121,8 +127,8 @@ class LineStream(EventStream):
 
 
 @contextlib.asynccontextmanager
-async def _beside(work: Coroutine[None, None, None] | None) -> AsyncIterator[None]:
-    """`work`, if there is any, is done while the body runs, and not longer."""
+async def _running(work: Coroutine[None, None, None] | None) -> AsyncIterator[None]:
+    """Run `work`, if there is any, in a task while the body runs, and cancel it afterwards."""
     task = asyncio.create_task(work) if work is not None else None
     try:
         yield
@@ -132,50 +138,50 @@ async def _beside(work: Coroutine[None, None, None] | None) -> AsyncIterator[Non
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _body(data: bytes, *, more: bool = True) -> dict[str, object]:
+def _body_message(data: bytes, *, more: bool = True) -> dict[str, object]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
 def reported(
     threads: Threads, work: Callable[[Callable[[Value], None]], Value]
 ) -> Callable[[Emit], Awaitable[None]]:
-    """What `work`, run in one of the threads, reports on its way, then its result.
+    """Return work for an EventStream: the reports of `work`, which runs in a thread, then its result.
 
-    When nobody listens any more, its next report raises Cancelled there and so ends it.
+    When the client leaves, the next report raises Cancelled inside `work` and so ends it.
     """
 
     async def run(emit: Emit) -> None:
         loop = asyncio.get_running_loop()
-        inbox: asyncio.Queue[Value | None] = asyncio.Queue()
-        left = threading.Event()
+        reports: asyncio.Queue[Value | None] = asyncio.Queue()
+        client_left = threading.Event()
 
         def report(value: Value) -> None:
-            if left.is_set():
+            if client_left.is_set():
                 raise Cancelled("The client is no longer waiting.")
-            loop.call_soon_threadsafe(inbox.put_nowait, value)
+            loop.call_soon_threadsafe(reports.put_nowait, value)
 
         task = asyncio.create_task(threads.run(work, report))
-        task.add_done_callback(lambda _: inbox.put_nowait(None))
+        task.add_done_callback(lambda _: reports.put_nowait(None))
         try:
-            while (value := await inbox.get()) is not None:
+            while (value := await reports.get()) is not None:
                 await emit(value)
             await emit(task.result())
         finally:
-            left.set()
+            client_left.set()
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     return run
 
 
 def seldom(report: Callable[[Value], None]) -> Callable[[Value], None]:
-    """The same, for work that could report at every step: the first at once, then not too often."""
-    said = 0.0
+    """Return `report`, limited to one call per PAUSE. The first call is passed on at once."""
+    last_report = 0.0
 
-    def told(value: Value) -> None:
-        nonlocal said
+    def limited_report(value: Value) -> None:
+        nonlocal last_report
         now = time.monotonic()
-        if now - said >= PAUSE:
-            said = now
+        if now - last_report >= PAUSE:
+            last_report = now
             report(value)
 
-    return told
+    return limited_report

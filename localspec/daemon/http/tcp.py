@@ -1,9 +1,9 @@
-"""The TCP listener, off by default: where it may listen, and who may speak there.
+"""The TCP listener, which is off by default: where it may listen, and who may use it.
 
-A web page can send requests to any port of the machine its reader sits at, and a name of its own can
-be made to point there (DNS rebinding). So a request must name the host it means by a name that only
-this machine has, come from no foreign page, and carry the token. A person can allow more names and pages
-(`allow_hosts`, `allow_origins`), and these need the token, too.
+A web page can send requests to any port of its reader's machine, and its owner can make a domain name
+point there (DNS rebinding). So a request must name a host that is certainly this machine, must not come
+from a foreign web page, and must carry the token. A person can allow more host names and pages
+(`allow_hosts`, `allow_origins`); requests with these need the token too.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ from localspec.daemon.http import errors
 from localspec.daemon.http.connection import UNIX
 from localspec.errors import Forbidden, Unauthorized, UnsafePath, UsageError
 
-_OPEN = frozenset({"/health"})  # as llama-server's: whoever waits for the daemon has no token yet
+# Paths without a token. As in llama-server, a program that waits for the daemon may not have it yet.
+_PUBLIC_PATHS = frozenset({"/health"})
 _TOKEN_BYTES = 32
-_ASKED_AGAIN = "600"  # seconds that a browser keeps what it was allowed
+_PREFLIGHT_MAX_AGE_S = "600"  # how long a browser caches the result of a preflight request
 
 
 @dataclass(frozen=True, slots=True)
 class TcpAuth:
-    """Where TCP clients come in, and by which token; `hosts` and `origins` that a person allows besides."""
+    """The address and the token for TCP clients, and the `hosts` and `origins` that a person also allows."""
 
     url: str
     address: str
@@ -44,21 +45,21 @@ class TcpAuth:
     origins: frozenset[str] = frozenset()
 
     def page(self, headers: Headers, *, without_host: bool = False) -> str:
-        """The origin of the web page that asks, one of those that may, or "".
+        """Return the origin of the web page that sends the request, if it is an allowed foreign one, or "".
 
-        without_host: there need be no Host header, since HTTP/1.0 has none. No browser sends such a request.
+        `without_host`: whether the Host header may be missing, as in HTTP/1.0, which no browser speaks.
 
         Raises:
-            Forbidden: the request means another host, or comes from another web page.
+            Forbidden: The request names another host, or comes from a web page that is not allowed.
         """
         host, origin = headers.get("host", ""), headers.get("origin")
         hostless = without_host and "host" not in headers
-        if not hostless and not self._is_here(host):
+        if not hostless and not self._is_our_host(host):
             raise Forbidden(
                 f"The Host header names {host!r}, which is not this daemon's address; other names are "
                 "allowed by `allow_hosts`."
             )
-        # The port may differ from ours, through an SSH tunnel; then it does in both.
+        # Through an SSH tunnel the port may differ from ours, but then it does so in both headers.
         foreign = "" if origin in (None, f"http://{host}") else str(origin)
         if foreign and not self._is_allowed(foreign):
             raise Forbidden(
@@ -67,38 +68,42 @@ class TcpAuth:
         return foreign
 
     def check_token(self, headers: Headers) -> None:
-        """Raises Unauthorized: a request has not the token."""
+        """Check the token of a request.
+
+        Raises:
+            Unauthorized: The token is missing or wrong.
+        """
         scheme, _, token = headers.get("authorization", "").partition(" ")
         bearer = token.strip() if scheme.lower() == "bearer" else ""
-        ours = self.token.encode()
-        # One of the two may be a placeholder.
-        right = hmac.compare_digest(bearer.encode(), ours)
-        for name in ("x-api-key", "api-key"):  # Anthropic's clients send the one, Azure's the other
-            right |= hmac.compare_digest(headers.get(name, "").strip().encode(), ours)
-        if not right:
+        expected = self.token.encode()
+        # Clients may send a placeholder in one of the headers, so any header may hold the token.
+        matches = hmac.compare_digest(bearer.encode(), expected)
+        for name in ("x-api-key", "api-key"):  # sent by Anthropic's and by Azure's clients
+            matches |= hmac.compare_digest(headers.get(name, "").strip().encode(), expected)
+        if not matches:
             raise Unauthorized("The bearer token is missing or wrong; `localspec token` prints it.")
 
     def _is_allowed(self, origin: str) -> bool:
         scheme = origin.partition("://")[0]
         return not self.origins.isdisjoint({"*", origin.lower(), f"{scheme.lower()}://*"})
 
-    def _is_here(self, host: str) -> bool:
+    def _is_our_host(self, host: str) -> bool:
         name, colon, port = host.rpartition(":")
         if not colon or not port.isdigit():
             name = host
         if name.lower() == "localhost" or name.lower() in self.hosts:
             return True
         try:
-            named = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+            address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
         except ValueError:
             return False
         bound = ipaddress.ip_address(self.address)
-        # Listening everywhere, any number will do: rebinding needs a name.
-        return named.is_loopback or named == bound or bound.is_unspecified
+        # If we listen on all addresses, any numeric address is fine: DNS rebinding needs a name.
+        return address.is_loopback or address == bound or bound.is_unspecified
 
 
 def came_by_tcp(scope: Scope) -> bool:
-    """Whether a request came from a holder of the token and not from the owner's own socket."""
+    """Return whether a request came over TCP and not from the owner's Unix socket."""
     client = scope.get("client")
     return client is None or client[0] != UNIX
 
@@ -107,15 +112,15 @@ _by_tcp: ContextVar[bool] = ContextVar("by_tcp", default=False)
 
 
 def answers_tcp() -> bool:
-    """Whether what runs now, also in a thread, runs for a request that came by TCP."""
+    """Return whether the current task or thread works for a request that came over TCP."""
     return _by_tcp.get()
 
 
 class TcpAuthMiddleware:
-    """Checks requests that did not come over the Unix socket, where the kernel has done so."""
+    """A middleware that checks requests over TCP. For the Unix socket the kernel has checked the user."""
 
     def __init__(self, app: ASGIApp, auth: Callable[[], TcpAuth | None]) -> None:
-        """`auth`: what there is at the time of the request."""
+        """Wrap `app`. `auth` returns the current credentials, or None while TCP is not served."""
         self._app = app
         self._auth = auth
 
@@ -127,52 +132,54 @@ class TcpAuthMiddleware:
                 headers = Headers(scope=scope)
                 hostless = scope.get("http_version") == "1.0"
                 if origin := auth.page(headers, without_host=hostless):
-                    send = _for_a_page(origin, headers, send)
-                # What is allowed is asked without a token: browsers have no other way.
-                if scope["path"] not in _OPEN and scope["method"] != "OPTIONS":
+                    send = _with_cors_headers(origin, headers, send)
+                    # Browsers send preflight requests (OPTIONS) without a token.
+                if scope["path"] not in _PUBLIC_PATHS and scope["method"] != "OPTIONS":
                     auth.check_token(headers)
             except (Forbidden, Unauthorized) as error:
-                answer = errors.Refusal(error)
+                response = errors.Refusal(error)
                 if isinstance(error, Unauthorized):
-                    answer.headers["www-authenticate"] = "Bearer"
-                await answer(scope, receive, send)
+                    response.headers["www-authenticate"] = "Bearer"
+                await response(scope, receive, send)
                 return
         _by_tcp.set(scope["type"] == "http" and came_by_tcp(scope))
         await self._app(scope, receive, send)
 
 
-def _for_a_page(origin: str, asked: Headers, send: Send) -> Send:
-    """Adds what a browser must read before a page of that origin may see the answer (CORS)."""
-    more = {"access-control-allow-origin": origin, "vary": "Origin"}
-    if "access-control-request-method" in asked:  # it asks before it asks
-        more["access-control-allow-methods"] = "GET, POST, DELETE"
-        more["access-control-max-age"] = _ASKED_AGAIN
-        if headers := asked.get("access-control-request-headers"):
-            more["access-control-allow-headers"] = headers
-        if "access-control-request-private-network" in asked:
-            more["access-control-allow-private-network"] = "true"
+def _with_cors_headers(origin: str, request_headers: Headers, send: Send) -> Send:
+    """Return `send` with the headers without which browsers hide a response from a page (CORS)."""
+    cors_headers = {"access-control-allow-origin": origin, "vary": "Origin"}
+    if "access-control-request-method" in request_headers:  # a preflight request
+        cors_headers["access-control-allow-methods"] = "GET, POST, DELETE"
+        cors_headers["access-control-max-age"] = _PREFLIGHT_MAX_AGE_S
+        if names := request_headers.get("access-control-request-headers"):
+            cors_headers["access-control-allow-headers"] = names
+        if "access-control-request-private-network" in request_headers:
+            cors_headers["access-control-allow-private-network"] = "true"
     else:
-        more["access-control-expose-headers"] = "Retry-After"
+        cors_headers["access-control-expose-headers"] = "Retry-After"
 
-    async def allowing(message: Message) -> None:
+    async def send_with_cors(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=list(message.get("headers", [])))
-            headers.update(more)
+            headers.update(cors_headers)
             message = {**message, "headers": headers.raw}
         await send(message)
 
-    return allowing
+    return send_with_cors
 
 
 def bind(config: Config) -> socket.socket:
-    """Listen where `config.listen` says.
+    """Listen on the address of `config.listen`.
 
     Raises:
-        UsageError: the port is taken or not allowed, or the address is not of this machine.
+        UsageError: The port is taken or not allowed, or the address does not belong to this machine.
     """
     host, port = host_and_port(config.listen)
     address = ipaddress.ip_address(host)
-    if not address.is_loopback and not config.listen_anywhere:  # a configuration sees to it before
+    if (
+        not address.is_loopback and not config.listen_anywhere
+    ):  # the configuration is checked earlier too
         raise UsageError(f"{config.listen} can be reached from other machines.")
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -181,7 +188,8 @@ def bind(config: Config) -> socket.socket:
         if family == socket.AF_INET6:
             listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listening.bind((host, port))
-        # Here and not when serving begins: two may be bound to a port that nobody listens on.
+        # Listen now and not when serving begins, because two programs may bind a port as long as
+        # neither listens.
         listening.listen(128)
     except OSError as error:
         listening.close()
@@ -195,29 +203,29 @@ def bind(config: Config) -> socket.socket:
 
 
 def auth_of(listening: socket.socket, token: str) -> TcpAuth:
-    """That of a bound socket; its port is the one that 0 stood for."""
+    """Return the credentials for a bound socket, with the port that it got if the configured one was 0."""
     host, port = listening.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     return TcpAuth(url, host, token)
 
 
 def allowing(auth: TcpAuth, config: Config) -> TcpAuth:
-    """The same with the hosts and origins that the configuration allows now."""
+    """Return `auth` with the hosts and origins that the configuration allows now."""
     hosts, origins = (
-        frozenset(listed(each.lower())) for each in (config.allow_hosts, config.allow_origins)
+        frozenset(listed(value.lower())) for value in (config.allow_hosts, config.allow_origins)
     )
     return replace(auth, hosts=hosts, origins=origins)
 
 
 def kept_token(file: Path) -> str:
-    """The bearer token, made at the first use and kept, readable by its owner only.
+    """Return the bearer token, which is created at the first use in a file that only its owner can read.
 
     Raises:
-        UnsafePath: others may read the file, it is a link, or it holds no token.
+        UnsafePath: Other users can read the file, it is a link, or it holds no valid token.
     """
     try:
-        if found := _read(file):
-            return found
+        if token := _read_token(file):
+            return token
     except FileNotFoundError:
         pass
     try:
@@ -228,19 +236,19 @@ def kept_token(file: Path) -> str:
             f"The token file {file} cannot be written ({error.strerror}); free some space "
             "there, or start without `listen`."
         ) from error
-    return _read(file)
+    return _read_token(file)
 
 
-def _read(file: Path) -> str:
-    """The token; "" of an empty file, which a full disk has left."""
+def _read_token(file: Path) -> str:
+    """Return the token, or "" if the file is empty, as after a full disk."""
     try:
-        handle = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise UnsafePath(f"The token file {file} cannot be read: {error.strerror}.") from error
-    with os.fdopen(handle, "rb") as opened:
-        info = os.fstat(opened.fileno())
+    with os.fdopen(descriptor, "rb") as stream:
+        info = os.fstat(stream.fileno())
         if not stat.S_ISREG(info.st_mode) or info.st_uid != os.getuid():
             raise UnsafePath(
                 f"The token file {file} is not a file that you own; remove it and try again."
@@ -250,9 +258,9 @@ def _read(file: Path) -> str:
                 f"The token file {file} was open to other users; remove it, and a new one will be "
                 "created."
             )
-        found = opened.read(1024).decode("ascii", "replace").strip()
-    if found and len(found) < _TOKEN_BYTES:
+        token = stream.read(1024).decode("ascii", "replace").strip()
+    if token and len(token) < _TOKEN_BYTES:
         raise UnsafePath(
             f"The token in {file} is too short; remove the file, and a new one will be created."
         )
-    return found
+    return token

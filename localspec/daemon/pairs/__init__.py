@@ -1,12 +1,12 @@
-"""The registry for the daemon's handlers: what goes over the socket about pairs. Blocks; for threads.
+"""Pairs as the daemon's handlers use them. Everything here blocks, so call it in a thread.
 
-registry.py  store, catalogue and pulls of one user, and the pairs by their names
-names.py     from any name of a pair to its files
-pulls.py     from a request to a running pull
+registry.py  the store, catalogue and pulls of one user, and the lookup of pairs by name
+names.py     resolve any name of a pair to its files
+pulls.py     start a pull for a request
 upstreams.py pairs that another server answers for
-local.py     a pair of the person's own files
-verify.py    hashing every file of a pair
-views.py     a pair, the list of them and drafts, as they are shown
-disk.py      the models on this disk, as they are shown
-measure.py   what a draft is worth, measured in the engine
+local.py     a pair made of the person's own files
+verify.py    hash every file of a pair
+views.py     pairs, lists of pairs and drafts as the API shows them
+disk.py      the models on this disk as the API shows them
+measure.py   measure in the engine what a draft is worth
 """

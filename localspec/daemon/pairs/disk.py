@@ -1,4 +1,4 @@
-"""The models on this disk and the pairs that can be made of them, as they go over the socket. Blocks."""
+"""The models on this disk, and the pairs that can be made of them, as the API shows them. Blocks."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def look(
     environment: Mapping[str, str],
     report: Callable[[Disk], None],
 ) -> Disk:
-    """Every model in the places we know and in `folders`, with the pairs worth making.
+    """Return every model in the known places and in `folders`, with the pairs worth making.
 
-    `environment` goes before the daemon's own; of it the names in MODEL_PLACES count.
+    `environment` overrides the daemon's own variables, as far as they are in MODEL_PLACES.
 
     Raises:
-        InvalidRequest: one of `folders` is not there.
+        InvalidRequest: One of `folders` does not exist.
     """
     from localspec.registry.disk import matches
     from localspec.registry.disk.discovery import Search
@@ -32,35 +32,41 @@ def look(
     for folder in folders:
         if not Path(folder).exists():
             raise InvalidRequest(f"There is no folder {folder}.", param="folders")
-    seldom_told = seldom(report)
+    limited_report = seldom(report)
 
-    def told(what: object) -> None:
-        seldom_told(Disk(looking=str(what)))
+    def report_progress(place: object) -> None:
+        limited_report(Disk(looking=str(place)))
 
     places = {name: environment[name] for name in MODEL_PLACES if name in environment}
     search = Search(
-        registry.store, [Path(each) for each in folders], {**os.environ, **places}, told
+        registry.store,
+        [Path(folder) for folder in folders],
+        {**os.environ, **places},
+        report_progress,
     )
-    models = matches.judge_all(search.models, told)
-    paired = {str(each.path) for each in search.models if each.pair}
+    models = matches.judge_all(search.models, report_progress)
+    paired = {str(model.path) for model in search.models if model.pair}
     pairs = matches.propose(models, paired, taken_names(registry), called())
     return Disk(models=models, pairs=pairs, problems=search.problems)
 
 
 def taken_names(registry: Registry) -> set[str]:
-    """What a new pair of the person's own is not to be called."""
+    """Return the names that a new pair of the person's own files must not have."""
     catalogue = registry.catalogue
-    here = {record.name for record in registry.store.listing().records}
-    return {*here, *catalogue.pairs, *catalogue.aliases}
+    installed = {record.name for record in registry.store.listing().records}
+    return {*installed, *catalogue.pairs, *catalogue.aliases}
 
 
 def called() -> Callable[[str, Path], str]:
-    """What `add` takes for a model: its name in Ollama where that leads there, else its path."""
+    """Return a function that names a model as `add` accepts it.
+
+    This is its name in Ollama if that name leads to the file, and else its path.
+    """
     from localspec.registry.disk import ollama
 
-    known: dict[str, Path | None] = {}
+    files: dict[str, Path | None] = {}
     for home in ollama.homes():
-        for each in ollama.tagged(home):
-            if each.file:
-                known.setdefault(each.name, each.file)
-    return lambda name, path: name if known.get(name) == path else str(path)
+        for model in ollama.tagged(home):
+            if model.file:
+                files.setdefault(model.name, model.file)
+    return lambda name, path: name if files.get(name) == path else str(path)

@@ -1,4 +1,4 @@
-"""A pair of the person's own files. Blocks; for threads."""
+"""Make a pair of the person's own files. Blocks, so call it in a thread."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ def add(registry: Registry, request: AddRequest) -> Record:
     """Make the pair.
 
     Raises:
-        InvalidRequest: the name, or how a file is named. Conflict: the name is taken, or in use.
-        ModelNotFound: no such file. BadGguf, UnsafeModel, NotMatched, CannotRollBack: the files.
+        InvalidRequest: The name of the pair or of a file is not allowed.
+        Conflict: The name is taken, or the pair is in use.
+        ModelNotFound: A file does not exist.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
     """
     from localspec.registry.store import local
 
@@ -27,14 +29,15 @@ def add(registry: Registry, request: AddRequest) -> Record:
     registry.refuse_reserved(name)
     if request.replace and registry.in_use(name):
         raise Conflict(f"The pair '{name}' is in use; wait until it is idle, then try again.")
-    named = [each for each in (request.target, request.draft) if each]
-    for each in named:
-        if not each.startswith("/") and ":" not in each:
+    file_names = [file for file in (request.target, request.draft) if file]
+    for file in file_names:
+        if not file.startswith("/") and ":" not in file:
             raise InvalidRequest(
-                f"{each} must be an absolute path, or the name of a model in Ollama."
+                f"{file} must be an absolute path, or the name of a model in Ollama."
             )
-    paths = [Path(each) if each.startswith("/") else names.one_file(each) for each in named]
-    ollamas = any(not each.startswith("/") for each in named)  # its files are named by hashes
+    paths = [Path(file) if file.startswith("/") else names.one_file(file) for file in file_names]
+    # Ollama names its files by their hashes, so the summary says which models they are.
+    from_ollama = any(not file.startswith("/") for file in file_names)
     return local.add(
         registry.store,
         name,
@@ -42,6 +45,6 @@ def add(registry: Registry, request: AddRequest) -> Record:
         roles=request.roles,
         pooling=request.pooling,
         replace=request.replace,
-        summary=" with ".join(named) if ollamas else "",
+        summary=" with ".join(file_names) if from_ollama else "",
         hash_now=request.hash_now,
     )

@@ -1,4 +1,4 @@
-"""What a draft is worth with a target: both loaded in the engine, texts generated, acceptance counted."""
+"""Measure what a draft is worth: load it with a target, generate texts, and count the accepted tokens."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from localspec.protocol import frames
 from localspec.registry.disk.gain import Trial
 from localspec.registry.header.model import read_local_model
 
-# Beginnings of what people have written: code, prose, a list, data, an answer, a diff. Texts differ in
-# how easily they are guessed, so one alone says little.
+# Beginnings of typical texts: code, prose, a list, data, an answer, a diff. How often drafts are accepted
+# depends on the kind of text, so a single one says little.
 PROMPTS = (
     "def read_lines(path):\n",
     "The history of the steam engine begins",
@@ -22,21 +22,25 @@ PROMPTS = (
     "Question: How do I list the files of a folder in Python?\nAnswer:",
     "diff --git a/main.py b/main.py\n--- a/main.py\n+++ b/main.py\n",
 )
-TOKENS = 64  # of each text
-DEPTH = 4  # drafts a round; how many pay is computed afterwards
-ENOUGH_S = 60.0  # a slow pair gets through fewer texts, two at least
+TOKENS = 64  # generated for each prompt
+DEPTH = 4  # draft tokens per round; the best depth is computed afterwards
+ENOUGH_S = 60.0  # no further prompt is started after this time, except for the second
 _GREEDY = frames.Sampling(temperature=0.0, ignore_eos=True)
 
 
 class Interrupted(Exception):
-    """Somebody else needs the engine: measuring ends."""
+    """Another request needs the engine, so measuring ends."""
 
 
 class Trials:
-    """Tries drafts. Made in the event loop, called from a thread."""
+    """A function that measures drafts. It is created in the event loop and called from a thread."""
 
     def __init__(self, supervisor: Supervisor) -> None:
-        """Raises Conflict when the engine is at work: both would be slower, and the numbers wrong."""
+        """Prepare to measure.
+
+        Raises:
+            Conflict: The engine is busy. Both would be slower, and the figures wrong.
+        """
         if supervisor.residents.busy:
             raise Conflict("The engine is busy; measure when it is idle.")
         self._supervisor = supervisor
@@ -44,30 +48,31 @@ class Trials:
         self._measured = ""
 
     def __call__(self, target: Path, draft: Path) -> Trial:
-        """The target with this draft.
+        """Measure the target with this draft.
 
         Raises:
-            Interrupted: somebody else needs the engine. LocalspecError: this draft cannot be used.
+            Interrupted: Another request needs the engine.
+            LocalspecError: This draft cannot be used.
         """
         files = frames.PairFiles(f"{target},{draft}", str(target), str(draft))
         heads = read_local_model(draft, as_draft=True).sidecar
-        trial = self._try(files, "mtp" if heads else "draft")
+        trial = self._measure(files, "mtp" if heads else "draft")
         return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
 
     def end(self) -> None:
-        """Unload what was measured last, unless somebody uses it."""
+        """Unload the pair that was measured last, unless it is in use."""
         asyncio.run_coroutine_threadsafe(self._release(), self._loop).result()
 
-    async def _try(self, files: frames.PairFiles, kind: Literal["draft", "mtp"]) -> Trial:
-        await self._release()  # each has the memory of the one before it
+    async def _measure(self, files: frames.PairFiles, kind: Literal["draft", "mtp"]) -> Trial:
+        await self._release()  # frees the memory of the pair before
         self._measured = files.name
         texts: list[tuple[int, int]] = []
         profile: dict[str, Any] = {}
-        end = self._loop.time() + ENOUGH_S
+        deadline = self._loop.time() + ENOUGH_S
         for prompt in PROMPTS:
-            if len(texts) >= 2 and self._loop.time() > end:
+            if len(texts) >= 2 and self._loop.time() > deadline:
                 break
-            done = await self._answer(files, prompt, kind)
+            done = await self._generate(files, prompt, kind)
             texts.append(accepted(done))
             info = self._supervisor.residents.info(files.name)
             if info is None or not info.profile.get("draft_ms"):
@@ -83,7 +88,7 @@ class Trials:
             float(profile["overhead_ms"]),
         )
 
-    async def _answer(
+    async def _generate(
         self, files: frames.PairFiles, prompt: str, kind: Literal["draft", "mtp"]
     ) -> frames.Done:
         if self._supervisor.residents.busy:
@@ -99,7 +104,7 @@ class Trials:
         try:
             return await self._supervisor.generate(files, request)
         except LocalspecError as error:
-            # Of its subclasses some are about this draft (it cannot be loaded); this one is not.
+            # Some of its subclasses mean that this draft cannot be loaded. Unavailable itself does not.
             if type(error) is Unavailable:
                 raise Interrupted from error
             raise
@@ -111,9 +116,12 @@ class Trials:
 
 
 def accepted(done: frames.Done) -> tuple[int, int]:
-    """Drafts looked at, and of them accepted. `accepts[n]` rounds accepted n: each looked at one more,
-    the one it rejected, unless that was all it had drafted."""
-    drafted_nothing = done.depths[0] if done.depths else 0
-    rejections = max(0, sum(done.accepts[:DEPTH]) - drafted_nothing)
-    kept = sum(count * times for count, times in enumerate(done.accepts))
-    return kept + rejections, kept
+    """Return how many draft tokens were verified, and how many of them were accepted.
+
+    In `accepts[n]` rounds n tokens were accepted. Each of these rounds verified one more token, the rejected
+    one, unless it had accepted all that it drafted.
+    """
+    rounds_without_draft = done.depths[0] if done.depths else 0
+    rejections = max(0, sum(done.accepts[:DEPTH]) - rounds_without_draft)
+    accepted_tokens = sum(count * rounds for count, rounds in enumerate(done.accepts))
+    return accepted_tokens + rejections, accepted_tokens

@@ -1,4 +1,4 @@
-"""From a name to files. The one place that knows what a pair may be called."""
+"""Resolve any name of a pair to its files. Only this module knows what a pair may be called."""
 
 from __future__ import annotations
 
@@ -19,62 +19,65 @@ if TYPE_CHECKING:
     from localspec.daemon.pairs.registry import Registry
 
 BUILTIN = "builtin"
-_SHOWN = 300  # characters of a path in an error: longer ones were not written by a person
-# Clients that must send some name send one of these.
+_MAX_SHOWN_CHARACTERS = 300  # of a path in an error message
+# Names that mean the configured pair. Clients that must send a name send one of these.
 CONFIGURED = ("", "default", "localspec")
 
 
-# What a pair is asked for. The configuration may say which one has a role; else the configured one has the
-# first two, and the others are told by their files.
+# What a pair is used for. The configuration may name a pair for each role. Otherwise the configured pair
+# has the first two roles, and pairs for the others are recognized by their files.
 Role = Literal["chat", "fim", "embed", "rerank"]
-_ROLES = {
+# The noun for a model with the role, and an example from the catalogue.
+_ROLE_EXAMPLES = {
     "embed": ("embedding model", "nomic-embed"),
     "rerank": ("reranker", "bge-reranker"),
 }
 
 
 class NoSuchPair(ModelNotFound):
-    """No pair has the name, and no model of Ollama's: a client may have meant any."""
+    """No pair and no model of Ollama's has this name, so a client may have meant any pair."""
 
 
 class NotPulled(ModelNotFound):
-    """The pair is in the catalogue, and not on this machine."""
+    """The pair is in the catalogue, but not on this machine."""
 
 
 def resolve(
-    name: str, config: Config, registry: Registry, left: threading.Event | None = None
+    name: str, config: Config, registry: Registry, cancelled: threading.Event | None = None
 ) -> PairFiles:
-    """The files of the pair `name`: "" for the configured one, "builtin", a pair that was pulled or
-    added, one that another server answers for, or a target or "TARGET,DRAFT", each an absolute path or a
+    """Return the files of the pair `name`.
+
+    `name` is "" for the configured pair, "builtin", the name of a pair that was pulled or added or
+    that another server answers for, or TARGET or "TARGET,DRAFT", where each is an absolute path or a
     name of Ollama's with its tag.
 
-    A pulled pair's files are looked at first, and hashed when that was never done or they changed:
-    call it in a thread. That ends once `left` is set: nobody waits for it any more.
+    The files of a pulled pair are checked first, and hashed if they never were or have changed, so call
+    this in a thread. Setting `cancelled` ends that when nobody waits for the result any more.
 
     Raises:
-        ModelNotFound: nothing of that name is here, or a file of it is missing.
-        Damaged, StoreError: its files or its record are not what they should be.
-        BadGguf, UnsafeModel, NotMatched, CannotRollBack: files named by paths, or own files that
-            have changed, as for `add`.
+        ModelNotFound: There is no pair of that name, or one of its files is missing.
+        Damaged, StoreError: Its files or its record are damaged.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: Files named by path, or own files that
+            have changed, cannot be used.
     """
     name = full_name(name, config)
     if name == BUILTIN:
         return builtin()
-    if afar := registry.upstream(name):
-        return afar
+    if upstream_pair := registry.upstream(name):
+        return upstream_pair
     name = registry.called(name)
     if names_files(name):
-        found = files_of(name, registry)
-        found.pooling = registry.check(
-            *(Path(each) for each in (found.target, found.draft) if each)
+        files = files_of(name, registry)
+        files.pooling = registry.check(
+            *(Path(path) for path in (files.target, files.draft) if path)
         )
-        return found
+        return files
     from localspec.registry.store import integrity
 
     store = registry.store
     try:
-        record = integrity.ready(store, registry.refreshed(name, left).name, left)
-    except PullCancelled:  # somebody waits still where the daemon ends
+        record = integrity.ready(store, registry.refreshed(name, cancelled).name, cancelled)
+    except PullCancelled:  # the daemon is ending while a client still waits
         raise Unavailable("The daemon is shutting down; try again.", retry_after=2) from None
     target, draft = store.paths(record)
     files = PairFiles(record.name, str(target), str(draft) if draft else None)
@@ -83,57 +86,58 @@ def resolve(
 
 
 def full_name(name: str, config: Config) -> str:
-    """What a client's `model` means: the configured pair where it says nothing."""
+    """Return the pair that a client's `model` means: the configured one if it names none."""
     return config.pair if name in CONFIGURED else name
 
 
 def in_role(role: Role, config: Config, registry: Registry) -> str:
-    """The name of the pair that has the role: the one that is configured, else the only one that was
-    installed for it alone. Reads files.
+    """Return the name of the pair that has the role: the configured one, or the only one installed for it.
+
+    Reads files.
 
     Raises:
-        ModelNotFound: there is none for embeddings or ranks, or more than one.
+        ModelNotFound: No pair, or more than one, is installed for embeddings or reranking.
     """
     configured = {"embed": config.pair_embed, "rerank": config.pair_rerank, "fim": config.pair_fim}
     if role == "chat" or configured[role]:
         return configured.get(role, config.pair)
     records = registry.store.listing().records
     if role == "fim":
-        found = [each.name for each in records if each.roles == ("fim",)]
-        return found[0] if len(found) == 1 else config.pair
-    found = [each.name for each in records if role in each.roles]
-    if len(found) == 1:
-        return found[0]
-    what, example = _ROLES[role]
-    if found:
+        candidates = [record.name for record in records if record.roles == ("fim",)]
+        return candidates[0] if len(candidates) == 1 else config.pair
+    candidates = [record.name for record in records if role in record.roles]
+    if len(candidates) == 1:
+        return candidates[0]
+    noun, example = _ROLE_EXAMPLES[role]
+    if candidates:
         raise ModelNotFound(
-            f"Several {what}s are installed: {', '.join(found)}. Name one of them as `model`, or: "
-            f"localspec config set pair.{role} {found[0]}",
+            f"Several {noun}s are installed: {', '.join(candidates)}. Name one of them as `model`, "
+            f"or: localspec config set pair.{role} {candidates[0]}",
             param="model",
         )
     raise ModelNotFound(
-        f"No {what} is installed. To pull one: localspec pull {example}", param="model"
+        f"No {noun} is installed. To pull one: localspec pull {example}", param="model"
     )
 
 
 def names_files(name: str) -> bool:
-    """Whether it means files, which no pair's name can be taken for."""
+    """Return whether the name means files. No name of a pair has such a form."""
     return any(
-        each.lower().endswith(".gguf") or each.startswith(("/", "~")) or ":" in each
-        for each in name.split(",")
+        part.lower().endswith(".gguf") or part.startswith(("/", "~")) or ":" in part
+        for part in name.split(",")
     )
 
 
 def needs_a_look(name: str) -> bool:
-    """Whether resolving it reads files (and so belongs in a thread)."""
+    """Return whether resolving the name reads files, and so must be done in a thread."""
     return name != BUILTIN
 
 
 def builtin() -> PairFiles:
-    """The pair inside the package.
+    """Return the files of the pair inside the package.
 
     Raises:
-        ModelNotFound: it was packaged without.
+        ModelNotFound: The package does not contain it.
     """
     spec = importlib.util.find_spec("localspec")
     assert spec is not None
@@ -147,22 +151,23 @@ def builtin() -> PairFiles:
 
 @contextlib.contextmanager
 def unseen() -> Iterator[None]:
-    """Over TCP no answer tells which files there are: all that is wrong with a path is one error.
+    """Replace all errors about a path by one over TCP, so that no response reveals which files exist.
 
     Raises:
-        ModelNotFound: over TCP, in place of any ModelNotFound or RegistryError; else these as they are.
+        ModelNotFound: Over TCP, in place of any ModelNotFound or RegistryError. Without TCP these
+            errors are raised unchanged.
     """
     try:
         yield
     except (ModelNotFound, RegistryError) as error:
         if tcp.answers_tcp():
-            kind = NoSuchPair if isinstance(error, NoSuchPair) else ModelNotFound
-            raise kind("There is no usable model at that path.", param="model") from None
+            error_class = NoSuchPair if isinstance(error, NoSuchPair) else ModelNotFound
+            raise error_class("There is no usable model at that path.", param="model") from None
         raise
 
 
 def from_files(name: str) -> PairFiles:
-    """The files that `name` means; nothing of them is looked at. Raises ModelNotFound."""
+    """Return the files that `name` means, without reading them. Raises ModelNotFound."""
     parts = model_files(name)
     if len(parts) > 2:
         raise ModelNotFound(
@@ -173,7 +178,8 @@ def from_files(name: str) -> PairFiles:
     except NoSuchPair as error:
         if len(parts) == 1:
             raise
-        # Whether the configured pair stands in must not depend on there being the other file.
+        # A plain ModelNotFound: the configured pair never answers for a name of two files, so that no
+        # response reveals whether one of them exists.
         raise ModelNotFound(error.message, param=error.param) from None
     return PairFiles(name, str(files[0]), str(files[1]) if len(files) == 2 else None)
 
@@ -182,7 +188,7 @@ def files_of(name: str, registry: Registry) -> PairFiles:
     """Return the files that `name` means, like `from_files`.
 
     Raises:
-        NoSuchPair: Ollama has no model of that name; the message says which pairs have the same one.
+        NoSuchPair: Ollama has no model of that name. The message names pairs with the same model.
     """
     from localspec.registry.ollama_names import is_ollama_name
 
@@ -195,16 +201,22 @@ def files_of(name: str, registry: Registry) -> PairFiles:
 
 
 def one_file(name: str) -> Path:
-    """The file at an absolute path, or that Ollama knows by a name with a tag. Raises ModelNotFound."""
+    """Return the file at an absolute path, or the one that Ollama knows by a name with a tag.
+
+    Raises:
+        ModelNotFound: There is no such file.
+    """
     try:
         path = Path(name).expanduser()
-    except RuntimeError as error:  # "~nobody": a user whom this machine does not know
+    except RuntimeError as error:  # "~nobody", where this machine has no such user
         raise ModelNotFound(
             f"'{name[:80]}' is not a file: there is no such user.", param="model"
         ) from error
     if path.is_absolute():
         if not _is_file(path):
-            raise ModelNotFound(f"There is no file {str(path)[:_SHOWN]}.", param="model")
+            raise ModelNotFound(
+                f"There is no file {str(path)[:_MAX_SHOWN_CHARACTERS]}.", param="model"
+            )
         return path
     if ":" in name:
         from localspec.registry.disk import ollama
@@ -225,5 +237,5 @@ def one_file(name: str) -> Path:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # longer than a path may be, a folder that may not be read
+    except OSError:  # the path is too long, or a folder may not be read
         return False

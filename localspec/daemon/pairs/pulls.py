@@ -1,4 +1,4 @@
-"""From a request to a running pull. Blocks; for threads."""
+"""Start a pull for a request. Blocks, so call it in a thread."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 def start(registry: Registry, request: PullRequest, *, whole_disk: bool = True) -> Pull:
     """Start a pull or join the running one.
 
-    `whole_disk` False: no draft is looked for among the files of other programs.
+    With `whole_disk` False, no draft is searched for among the files of other programs.
 
     Raises:
-        ModelNotFound: it is not in the catalogue. Offline
-        InvalidRequest: the endpoint is no address, what is to be pulled no repository.
-        Conflict: another pair has the name, or another pull.
+        ModelNotFound: The pair is not in the catalogue.
+        Offline: The network may not be used, but is needed.
+        InvalidRequest: The endpoint is not an address, or the name is not a repository.
+        Conflict: Another pair or another pull has the name.
     """
     from localspec.registry.hub.hub import Hub
     from localspec.registry.hub.network import is_address
@@ -39,14 +40,16 @@ def start(registry: Registry, request: PullRequest, *, whole_disk: bool = True) 
             "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
             param="endpoint",
         )
-    wanted = _joined(registry, request) or _wanted(registry, request, hub.endpoint, whole_disk)
-    if not is_cached(wanted):
+    target = _running_target(registry, request) or _new_target(
+        registry, request, hub.endpoint, whole_disk
+    )
+    if not is_cached(target):
         hub.check_online()
-    return registry.pulls.start(wanted, hub)
+    return registry.pulls.start(target, hub)
 
 
 def _network(request: PullRequest) -> Network:
-    """The asking shell's, or this process's own where none came along."""
+    """Return the network settings of the client's shell, or of this process if the request has none."""
     from localspec.registry.hub.network import Network
 
     variables: dict[str, str | None] = dict(os.environ)
@@ -56,19 +59,21 @@ def _network(request: PullRequest) -> Network:
     return replace(network, offline="HF_HUB_OFFLINE") if request.offline else network
 
 
-def _joined(registry: Registry, request: PullRequest) -> Wanted | None:
-    """What is being pulled, or still wanted, under a plain name."""
+def _running_target(registry: Registry, request: PullRequest) -> Wanted | None:
+    """Return the target of a pull under a plain name that is running or unfinished."""
     if request.draft or request.no_draft or request.pair:
         return None
     return registry.pulls.wanted(request.name.strip().lower())
 
 
-def _wanted(registry: Registry, request: PullRequest, endpoint: str, whole_disk: bool) -> Wanted:
-    """What a request asks for, under a name that it may have."""
+def _new_target(
+    registry: Registry, request: PullRequest, endpoint: str, whole_disk: bool
+) -> Wanted:
+    """Return the target of a request, under a name that is not taken."""
     from localspec.registry.pulls.wanted import asked, wanted
     from localspec.registry.store.store import own_sentence
 
-    found = wanted(
+    target = wanted(
         request.name,
         registry.catalogue,
         registry.whole_record,
@@ -80,14 +85,14 @@ def _wanted(registry: Registry, request: PullRequest, endpoint: str, whole_disk:
         limit_rate=request.limit_rate,
         whole_disk=whole_disk,
     )
-    registry.refuse_reserved(found.name)
-    here = registry.whole_record(found.name)
-    if here and here.source == "own":
-        raise Conflict(own_sentence(found.name))
-    if here and here.asked != found.asked:
+    registry.refuse_reserved(target.name)
+    record = registry.whole_record(target.name)
+    if record and record.source == "own":
+        raise Conflict(own_sentence(target.name))
+    if record and record.asked != target.asked:
         raise Conflict(
-            f"A pair '{found.name}' already exists; it was pulled as "
-            f"{here.asked or here.name}, not as {asked(found)}. Choose another name (--name "
-            f"NAME), or run: localspec rm {found.name}"
+            f"A pair '{target.name}' already exists; it was pulled as "
+            f"{record.asked or record.name}, not as {asked(target)}. Choose another name (--name "
+            f"NAME), or run: localspec rm {target.name}"
         )
-    return found
+    return target

@@ -1,6 +1,6 @@
-"""The registry as the daemon uses it. Everything here blocks: call it in a thread.
+"""The registry as the daemon uses it. Everything here blocks, so call it in a thread.
 
-Nothing of the registry is imported before somebody asks for it, so that an idle daemon stays small
+The modules of the registry are imported when they are first needed, so that an idle daemon stays small
 and starts quickly.
 """
 
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("localspec.daemon")
 
-_REMEMBERED = 32  # files named by paths that were found right
+_MAX_CHECKED_PAIRS = 32  # results that are kept for pairs of files named by path
 
 
 class Registry:
-    """Store, catalogue and pulls of one user."""
+    """The store, catalogue and pulls of one user."""
 
     def __init__(
         self,
@@ -51,9 +51,10 @@ class Registry:
         *,
         checks: bool = True,
     ) -> None:
-        """`in_use`: whether a pair is loaded; `workers`: the engines' pids.
+        """Create the registry. `in_use` returns whether a pair is loaded, `workers` the engines' pids.
 
-        `checks` False: an engine of somebody else's decides itself what it can read.
+        With `checks` False, files named by path are not checked: a foreign engine decides itself what it
+        can read.
         """
         self.paths = paths
         self.in_use = in_use
@@ -66,8 +67,8 @@ class Registry:
         self._catalogue: LiveCatalogue | None = None
         self._pulls: Pulls | None = None
         self._hashes: Hashes | None = None
-        self._news: dict[str, str] = {}  # by pair, until somebody has been told
-        self._kept: Unfinished | None = None
+        self._notices: dict[str, str] = {}  # by pair, until an answer has mentioned them
+        self._unfinished_pulls: Unfinished | None = None
         self._ending = False
 
     # ------------------------------------------------------------------ parts
@@ -82,8 +83,10 @@ class Registry:
         from localspec.registry.pulls.wanted import Unfinished
 
         with self._lock:
-            self._kept = self._kept or Unfinished(self.paths.unfinished_pulls)
-            return self._kept
+            self._unfinished_pulls = self._unfinished_pulls or Unfinished(
+                self.paths.unfinished_pulls
+            )
+            return self._unfinished_pulls
 
     def _known_hashes(self) -> Hashes:
         from localspec.registry.store.files import Hashes
@@ -94,9 +97,9 @@ class Registry:
 
     @property
     def catalogue(self) -> Catalogue:
-        return self._live().current
+        return self._live_catalogue().current
 
-    def _live(self) -> LiveCatalogue:
+    def _live_catalogue(self) -> LiveCatalogue:
         from localspec.registry.catalogue import LiveCatalogue
 
         with self._lock:
@@ -120,49 +123,49 @@ class Registry:
             return self._pulls
 
     def memory(self) -> Memory:
-        """What a pair could have if it were loaded instead of the present one."""
+        """Return the memory that a pair could have if it were loaded instead of the present one."""
         from localspec.machine import Host
 
         return free_memory(self._host or Host.here(), self._workers())
 
     def preset(self, pair: PairFiles) -> PairFiles:
-        """The pair with what models.toml says of it in place of its target's file."""
-        found = self.catalogue.presets.get(pair.name)
-        template, sampling = (found.chat_template, found.sampling) if found else ("", {})
-        rpc = found.rpc if found else ()
+        """Return the pair with the settings of models.toml, which override those of its target's file."""
+        preset = self.catalogue.presets.get(pair.name)
+        template, sampling = (preset.chat_template, preset.sampling) if preset else ("", {})
+        rpc = preset.rpc if preset else ()
         return msgspec.structs.replace(pair, chat_template=template, sampling=sampling, rpc=rpc)
 
     def stay(self, name: str) -> Stay:
-        """How long models.toml says that the pair stays in memory."""
-        found = self.catalogue.presets.get(name) if self.has_presets else None
-        return Stay(found.keep, found.idle_unload) if found else Stay()
+        """Return how long models.toml keeps the pair in memory."""
+        preset = self.catalogue.presets.get(name) if self.has_presets else None
+        return Stay(preset.keep, preset.idle_unload) if preset else Stay()
 
     @property
     def has_presets(self) -> bool:
-        """Whether there is a file that may say any."""
+        """Whether there is a file that may contain settings for pairs."""
         return self._catalogue is not None or self.paths.user_catalogue.exists()
 
     def upstream(self, name: str) -> PairFiles | None:
-        """The pair of that name, where another server answers for it."""
-        own = name.strip().lower()
-        found = self.catalogue.upstreams.get(own) if self.has_presets else None
-        return PairFiles(own, "", upstream=found) if found else None
+        """Return the pair of that name if another server answers for it."""
+        key = name.strip().lower()
+        upstream = self.catalogue.upstreams.get(key) if self.has_presets else None
+        return PairFiles(key, "", upstream=upstream) if upstream else None
 
     @property
     def upstreams(self) -> list[str]:
-        """The names of those pairs."""
+        """The names of the pairs that other servers answer for."""
         return [*self.catalogue.upstreams] if self.has_presets else []
 
     # ------------------------------------------------------------------ without loading anything
 
     @property
     def problem(self) -> str:
-        """What is wrong with the catalogue, as far as it was read; never blocks."""
+        """An error in the catalogue, as far as it was read. Never blocks."""
         return self._catalogue.problem if self._catalogue else ""
 
     @property
     def pulling(self) -> tuple[str, ...]:
-        """The pairs that are being pulled."""
+        """The names of the pairs that are being pulled."""
         if self._pulls is None:
             return ()
         from localspec.registry.pulls.state import RUNNING
@@ -171,131 +174,134 @@ class Registry:
 
     @property
     def hashing(self) -> Hashing | None:
-        """How far the file is that is hashed before its pair is loaded or added."""
+        """The progress of hashing a file before its pair is loaded or added."""
         reading = self._hashes.reading if self._hashes else None
         return Hashing(reading.file, reading.done, reading.size) if reading else None
 
     def reload(self) -> None:
-        """Read models.toml again, if anybody has read it yet."""
+        """Read models.toml again, if it has been read at all."""
         if self._catalogue:
             self._catalogue.reload()
 
     def resume(self) -> None:
-        """Go on with the pulls that the last daemon did not finish."""
+        """Continue the pulls that the last daemon did not finish."""
         if self.paths.unfinished_pulls.exists():
             log.info("pulls of the last daemon go on: %d", len(self.pulls.states()))
 
     def stop(self) -> None:
-        """Ask every pull to stop; what they fetched is kept, and they go on at the next start."""
+        """Stop every pull. The data that they fetched is kept, and the next daemon continues them."""
         self._ending = True
         if self._pulls:
             self._pulls.close(timeout=0)
 
     def close(self) -> None:
-        """Stop the pulls and wait for them a little."""
+        """Stop the pulls and wait for them for a short time."""
         if self._pulls:
             self._pulls.close()
 
     # ------------------------------------------------------------------ names
 
     def pulled(self, name: str) -> Record:
-        """The record of a pair that is here, by its name or an alias of the catalogue.
+        """Return the record of an installed pair, by its name or by an alias of the catalogue.
 
         Raises:
-            ModelNotFound: saying how to get it, or which names are near.
+            ModelNotFound: There is none. The message says how to get it, or which names are similar.
         """
-        wanted = self.called(name).strip().lower()
-        if found := self.upstream(wanted):
-            assert found.upstream is not None
+        key = self.called(name).strip().lower()
+        if pair := self.upstream(key):
+            assert pair.upstream is not None
             raise InvalidRequest(
-                f"The pair '{found.name}' is served by {found.upstream.upstream}: it has no files here.",
+                f"The pair '{pair.name}' is served by {pair.upstream.upstream}: it has no files here.",
                 param="model",
             )
-        record = self._record(wanted)
+        record = self._record(key)
         if record:
             return record
         try:
-            own, _ = self.catalogue.find(wanted)
+            pair_name, _ = self.catalogue.find(key)
         except ModelNotFound:
             raise self.unknown(name) from None
-        record = self._record(own) if own != wanted else None
+        record = self._record(pair_name) if pair_name != key else None
         if record:
             return record
         raise NotPulled(
-            f"The pair '{own}' is not pulled yet; run: localspec pull {own}", param="model"
+            f"The pair '{pair_name}' is not pulled yet; run: localspec pull {pair_name}",
+            param="model",
         )
 
     def own_name(self, name: str) -> str:
-        """Return what a pair is called in the list of pairs, for any of its names."""
-        # Nothing is imported for these two: the status of an idle daemon is asked every second.
+        """Return the name of a pair in the list of pairs, for any of its names."""
+        # These two need no import. The status of an idle daemon may be requested every second.
         if name == BUILTIN or name.startswith(("/", "~")):
             return name
         try:
             called = self.called(name)
-        except RegistryError:  # its record cannot be read, which the list says
+        except RegistryError:  # its record cannot be read, which the list of pairs reports
             return name
         if names_files(called):
             return called
-        wanted = called.strip().lower()
-        return self.catalogue.aliases.get(wanted, wanted)
+        key = called.strip().lower()
+        return self.catalogue.aliases.get(key, key)
 
     def called(self, name: str) -> str:
-        """Return the pair that is here of a repository (OWNER/REPO…) or of Ollama's name for its target.
+        """Return the installed pair for a repository (OWNER/REPO…) or for Ollama's name of its target.
 
-        A model in Ollama's own store goes before a pair. Any other name is returned as it is.
+        A model in Ollama's own store takes precedence over a pair. Any other name is returned unchanged.
         """
         from localspec.registry.hub.repository import pair_name, reference
         from localspec.registry.ollama_names import is_ollama_name
 
         if is_ollama_name(name):
-            return self._same_as_in_ollama(name)
+            return self._pair_of_ollama_name(name)
         if "/" not in name or name.startswith(("/", "~", ".")):
             return name
         try:
-            found = reference(name)
+            repository = reference(name)
         except InvalidRequest:
             return name
-        own = pair_name(found) if found else name
-        return own if self.whole_record(own) else name
+        pair = pair_name(repository) if repository else name
+        return pair if self.whole_record(pair) else name
 
-    def _same_as_in_ollama(self, name: str) -> str:
-        """Return the installed pair with the model that Ollama calls `name`; `name` if there is none,
-        if Ollama has the model itself, or if several pairs have it.
+    def _pair_of_ollama_name(self, name: str) -> str:
+        """Return the one installed pair with the model that Ollama calls `name`.
+
+        Return `name` if there is no such pair, if Ollama has the model itself, or if several pairs have it.
         """
         from localspec.registry.disk import ollama
 
         if ollama.named(name):
             return name
-        here = [each for each in self._same_model(name) if self.whole_record(each)]
-        return here[0] if len(here) == 1 else name
+        installed = [pair for pair in self._pairs_with_model(name) if self.whole_record(pair)]
+        return installed[0] if len(installed) == 1 else name
 
-    def _same_model(self, name: str) -> list[str]:
-        """Return the names of the pairs with the model that Ollama calls `name`, installed ones ahead."""
+    def _pairs_with_model(self, name: str) -> list[str]:
+        """Return the names of the pairs with the model that Ollama calls `name`, installed ones first."""
         from localspec.registry.ollama_names import same_model
 
-        here = [record.name for record in self.store.listing().records]
-        return list(dict.fromkeys([*same_model(name, here), *self.catalogue.same_model(name)]))
+        installed = [record.name for record in self.store.listing().records]
+        return list(dict.fromkeys([*same_model(name, installed), *self.catalogue.same_model(name)]))
 
     def not_in_ollama(self, name: str) -> NoSuchPair:
-        """Return the error that Ollama has no model of that name, with the pairs that have it."""
+        """Return the error that Ollama has no model of that name, and which pairs have the same model."""
         from localspec.registry.catalogue import one_of
         from localspec.registry.ollama_names import same_family
 
-        said = f"Ollama has no model '{name[:80]}'."
-        here = [record.name for record in self.store.listing().records]
-        same = self._same_model(name)
-        if len(same) == 1 and same[0] not in here:
-            more = (
-                f" The pair '{same[0]}' has it and is not pulled yet; run: localspec pull {same[0]}"
-            )
-        elif same:
-            more = f" Several pairs have it: {', '.join(same)}. Name one of them."
+        message = f"Ollama has no model '{name[:80]}'."
+        installed = [record.name for record in self.store.listing().records]
+        pairs = self._pairs_with_model(name)
+        if len(pairs) == 1 and pairs[0] not in installed:
+            advice = f" The pair '{pairs[0]}' has it and is not pulled yet; run: localspec pull {pairs[0]}"
+        elif pairs:
+            advice = f" Several pairs have it: {', '.join(pairs)}. Name one of them."
         else:
-            own = same_family(name, self.catalogue.names)
-            family = [*same_family(name, here), *(self.catalogue.find(each)[0] for each in own)]
+            listed = same_family(name, self.catalogue.names)
+            family = [
+                *same_family(name, installed),
+                *(self.catalogue.find(key)[0] for key in listed),
+            ]
             hint = one_of(list(dict.fromkeys(family)))
-            more = f"{hint} To list its models: localspec import"
-        return NoSuchPair(said + more, param="model")
+            advice = f"{hint} To list its models: localspec import"
+        return NoSuchPair(message + advice, param="model")
 
     def refreshed(
         self,
@@ -303,26 +309,26 @@ class Registry:
         cancel: threading.Event | None = None,
         progress: Callable[[int, int], None] = lambda done, size: None,
     ) -> Record:
-        """As `pulled`; own files that have changed are read again, and `news` says so once.
+        """Return the record of a pair, like `pulled`. Own files that have changed are read again.
 
-        `progress(done, total)` in bytes hears of their hashing.
+        `notice` then mentions the change once. `progress(done, total)` is called with the bytes hashed.
 
         Raises:
-            BadGguf, UnsafeModel, NotMatched, CannotRollBack: they cannot be used as they are now.
+            BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used as they are now.
         """
         from localspec.registry.store import local
 
-        record, news = local.refreshed(self.store, self.pulled(name), cancel, progress)
-        if news:
-            log.info("%s: %s", record.name, news)
+        record, notice = local.refreshed(self.store, self.pulled(name), cancel, progress)
+        if notice:
+            log.info("%s: %s", record.name, notice)
             with self._lock:
-                self._news[record.name] = news
+                self._notices[record.name] = notice
         return record
 
     def news(self, name: str) -> str:
-        """What happened to the pair since this was asked last; empty where nothing did."""
+        """Return what happened to the pair since the last call, or ""."""
         with self._lock:
-            return self._news.pop(name, "")
+            return self._notices.pop(name, "")
 
     def _record(self, name: str) -> Record | None:
         try:
@@ -331,13 +337,13 @@ class Registry:
             return None
 
     def unknown(self, name: str) -> NoSuchPair:
-        """That there is no such pair, and which names are near."""
+        """Return the error that there is no such pair. The message suggests similar names."""
         from localspec.registry.catalogue import REPO, did_you_mean
 
         catalogue = self.catalogue
-        here = [record.name for record in self.store.listing().records]
-        others = [*catalogue.pairs, *catalogue.aliases, *catalogue.upstreams]
-        names = dict.fromkeys(["builtin", *here, *others])
+        installed = [record.name for record in self.store.listing().records]
+        listed = [*catalogue.pairs, *catalogue.aliases, *catalogue.upstreams]
+        names = dict.fromkeys(["builtin", *installed, *listed])
         hint = did_you_mean(name.strip().lower(), names)
         if REPO.fullmatch(name.strip()) and not hint:
             hint = f" For the repository on the Hugging Face hub: localspec pull {name.strip()}."
@@ -348,7 +354,7 @@ class Registry:
     # ------------------------------------------------------------------ changes
 
     def whole_record(self, name: str) -> Record | None:
-        """A record that can be read; a broken one is mended by a pull."""
+        """Return the record of a pair, or None if it is damaged: a pull repairs it."""
         try:
             return self._record(name)
         except RecordTooNew:
@@ -357,11 +363,13 @@ class Registry:
             return None
 
     def check(self, target: Path, draft: Path | None = None) -> Pooling | None:
-        """What `add` checks of files, for those that are named by their paths; each state once. Returns the
-        pooling of what turns texts into numbers.
+        """Check files that are named by path, once for each state of the files, like `add`.
+
+        Return the pooling of a model that turns texts into numbers.
 
         Raises:
-            BadGguf, UnsafeModel, NotMatched, CannotRollBack; StoreError: one cannot be read.
+            BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
+            StoreError: A file cannot be read.
         """
         from localspec.registry.store import local
         from localspec.registry.store.files import store_error
@@ -369,36 +377,36 @@ class Registry:
         if not self._checks:
             return None
         try:
-            state = tuple(_state(path) for path in (target, draft) if path)
+            state = tuple(_file_state(path) for path in (target, draft) if path)
             with self._checking:
                 if state not in self._checked:
-                    found = local.describe_files("named", target, draft).target.pooling
-                    kept = list(self._checked.items())[-_REMEMBERED:]
-                    self._checked = dict([*kept, (state, found)])
+                    pooling = local.describe_files("named", target, draft).target.pooling
+                    recent = list(self._checked.items())[-_MAX_CHECKED_PAIRS:]
+                    self._checked = dict([*recent, (state, pooling)])
                 return self._checked[state]
         except OSError as error:
             raise store_error(error, target) from error
 
     def removable(self, name: str) -> str:
-        """The own name of a pair that is in the store."""
+        """Return the name in the store of a pair that may be removed."""
         self.refuse_reserved(name)
         return self.pulled(name).name
 
     def remove(self, own_name: str) -> RemovedView:
-        """What that freed. Raises Conflict where it is in use."""
+        """Remove a pair and return what that freed. Raises Conflict if the pair is in use."""
         from localspec.registry.store import garbage
 
         return garbage.remove(self.store, own_name, in_use=self.in_use)
 
     def collect(self, *, dry_run: bool = False) -> CollectedView:
-        """Delete what no pair needs. Raises Conflict while a pull is running."""
+        """Delete the files that no pair needs. Raises Conflict while a pull is running."""
         from localspec.registry.store import garbage
 
         return garbage.collect(self.store, dry_run=dry_run)
 
     @staticmethod
     def refuse_reserved(name: str) -> None:
-        """Raises InvalidRequest."""
+        """Refuse a name that no new pair may have. Raises InvalidRequest."""
         from localspec.registry.catalogue import reserved
 
         if name == "builtin":
@@ -406,12 +414,12 @@ class Registry:
                 "The pair 'builtin' is part of the installation; it cannot be pulled, replaced "
                 "or removed."
             )
-        what = reserved(name)
-        if what and not name.endswith(".gguf"):  # a file is looked for elsewhere
-            raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {what}.")
+        reason = reserved(name)
+        if reason and not name.endswith(".gguf"):  # a file name is resolved elsewhere
+            raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {reason}.")
 
 
-def _state(path: Path) -> tuple[str, int, int, int]:
-    """What changes when a file does."""
+def _file_state(path: Path) -> tuple[str, int, int, int]:
+    """Return a value that changes whenever the file does."""
     info = path.stat()
     return str(path), info.st_ino, info.st_size, info.st_mtime_ns

@@ -1,4 +1,4 @@
-"""Pairs that another server answers for: added, removed and shown. Blocks; for threads."""
+"""Add, remove and show pairs that another server answers for. Blocks, so call it in a thread."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ from localspec.protocol.settings import Upstream
 
 
 def add(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
-    """Write the pair into models.toml; nobody is contacted.
+    """Write the pair into models.toml. The server is not contacted.
 
     Raises:
-        InvalidRequest: the name, or what is said of the server. Conflict: the name is taken.
-        ModelNotFound: there is no such fallback. CatalogueError, StoreError: models.toml.
+        InvalidRequest: The name or a setting of the server is not valid.
+        Conflict: The name is taken.
+        ModelNotFound: The fallback does not exist.
+        CatalogueError, StoreError: models.toml cannot be read or written.
     """
     from localspec.registry import upstreams
     from localspec.registry.catalogue import NAME
@@ -44,17 +46,17 @@ def add(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
         )
     if request.fallback and not names.names_files(request.fallback):
         _check_fallback(registry, request.fallback)
-    said = {
+    settings = {
         key: getattr(request, key) for key in Upstream.__struct_fields__ if hasattr(request, key)
     }
     try:
-        made = msgspec.convert(said, Upstream)
+        upstream = msgspec.convert(settings, Upstream)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{error}.") from None
-    _check_key_file(made.key_file)
-    upstreams.add(registry.paths.user_catalogue, name, made, replace=request.replace)
+    _check_key_file(upstream.key_file)
+    upstreams.add(registry.paths.user_catalogue, name, upstream, replace=request.replace)
     registry.reload()
-    return entry(name, made)
+    return entry(name, upstream)
 
 
 def _check_fallback(registry: Registry, name: str) -> None:
@@ -67,7 +69,7 @@ def _check_fallback(registry: Registry, name: str) -> None:
 
 
 def _check_key_file(path: str) -> None:
-    """Refuse a key that other users can read. One that is not there yet may come."""
+    """Refuse a key file that other users can read. A missing file may be created later."""
     try:
         if path:
             read_private_file(Path(path).expanduser())
@@ -82,19 +84,19 @@ def _check_key_file(path: str) -> None:
 
 
 def remove(registry: Registry, name: str) -> RemovedView | None:
-    """Take the pair out of models.toml; None where it is no such pair. Raises as `add`."""
+    """Remove the pair from models.toml. Return None if no other server answers for it. Raises as `add`."""
     from localspec.registry import upstreams
 
-    found = registry.upstream(name)
-    if found is None:
+    pair = registry.upstream(name)
+    if pair is None:
         return None
-    upstreams.remove(registry.paths.user_catalogue, found.name)
+    upstreams.remove(registry.paths.user_catalogue, pair.name)
     registry.reload()
-    return RemovedView(found.name, 0, ())
+    return RemovedView(pair.name, 0, ())
 
 
 def entry(name: str, upstream: Upstream) -> PairEntry:
-    """A pair that another server answers for."""
+    """Return the entry of such a pair in the list of pairs."""
     model = f"{upstream.upstream_model} at " if upstream.upstream_model else ""
     return PairEntry(
         name,
@@ -108,9 +110,9 @@ def entry(name: str, upstream: Upstream) -> PairEntry:
 
 
 def view(name: str, upstream: Upstream, *, by_tcp: bool = False) -> PairView:
-    """The same, whole: of files there is nothing to say, and what the server is stands in `notes`.
+    """Return the details of such a pair. There are no files to describe, so `notes` describe the server.
 
-    Who came by TCP is not told where the key is.
+    A client that came by TCP does not learn where the key is stored.
     """
     model = ModelView(
         upstream.upstream_model, upstream.upstream, repo="", revision="", sha256="", architecture="",
@@ -122,8 +124,8 @@ def view(name: str, upstream: Upstream, *, by_tcp: bool = False) -> PairView:
     if upstream.upstream_kind == "auto":
         notes = ["The kind of server is detected with the first request."]
     if (upstream.key_env or upstream.key_file) and not by_tcp:
-        where = f"variable {upstream.key_env}" if upstream.key_env else f"file {upstream.key_file}"
-        notes.append(f"Its key is in the {where}.")
+        source = f"variable {upstream.key_env}" if upstream.key_env else f"file {upstream.key_file}"
+        notes.append(f"Its key is in the {source}.")
     if upstream.fallback:
         notes.append(f"While it does not answer, '{upstream.fallback}' answers in its place.")
     return PairView(

@@ -1,4 +1,4 @@
-"""Hashing every file of a pair, and how far that is. Blocks; for threads."""
+"""Hash every file of a pair and report the progress. Blocks, so call it in a thread."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Report = Callable[[Verifying], None]
 
 
 def verify_pair(registry: Registry, name: str, report: Report) -> Verifying:
-    """A pair of the store.
+    """Verify the files of a pair in the store.
 
     Raises:
-        ModelNotFound: there is none. InvalidRequest: it is the shipped one.
-        BadGguf, UnsafeModel, NotMatched, CannotRollBack: own files that cannot be used as they are now.
+        ModelNotFound: There is no such pair.
+        InvalidRequest: It is the built-in pair.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: Own files cannot be used as they are now.
     """
     from localspec.registry.store import integrity
 
@@ -31,36 +32,38 @@ def verify_pair(registry: Registry, name: str, report: Report) -> Verifying:
         raise InvalidRequest(
             "The pair 'builtin' is part of the installation; only pulled pairs have checksums."
         )
-    known = registry.pulled(name)
-    record = registry.refreshed(known.name, progress=_progress(known, report))
-    progress = _progress(record, report)
+    installed = registry.pulled(name)
+    record = registry.refreshed(installed.name, progress=_progress_reporter(installed, report))
+    progress = _progress_reporter(record, report)
     progress(0, record.size)
     reports = integrity.verify(registry.store, record.name, progress)
-    return _verified(record, reports, integrity.remedy(record), registry.news(record.name))
+    return _final_report(record, reports, integrity.remedy(record), registry.news(record.name))
 
 
-def verify_files(found: PairFiles, report: Report) -> Verifying:
-    """Files that are in no pair.
+def verify_files(files: PairFiles, report: Report) -> Verifying:
+    """Verify files that belong to no pair.
 
     Raises:
-        BadGguf, UnsafeModel, NotMatched, CannotRollBack: they cannot be used.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
     """
     from localspec.registry.store import integrity, local
 
-    draft = Path(found.draft) if found.draft else None
-    record = local.describe_files(found.name, Path(found.target), draft)
-    progress = _progress(record, report)
+    draft = Path(files.draft) if files.draft else None
+    record = local.describe_files(files.name, Path(files.target), draft)
+    progress = _progress_reporter(record, report)
     progress(0, record.size)
     reports = integrity.verify_files(record, progress)
-    return _verified(record, reports, "Download it again with the program it belongs to.")
+    return _final_report(record, reports, "Download it again with the program it belongs to.")
 
 
-def _progress(record: Record, report: Report) -> Callable[[int, int], None]:
-    """Reports of bytes hashed, not too often."""
-    told = seldom(report)
-    return lambda done, size: told(Verifying(record.name, done, size))
+def _progress_reporter(record: Record, report: Report) -> Callable[[int, int], None]:
+    """Return a function that reports the bytes hashed, at a limited rate."""
+    limited_report = seldom(report)
+    return lambda done, size: limited_report(Verifying(record.name, done, size))
 
 
-def _verified(record: Record, reports: list[FileReport], cure: str, news: str = "") -> Verifying:
-    damaged = any(each.problem for each in reports)
+def _final_report(
+    record: Record, reports: list[FileReport], cure: str, news: str = ""
+) -> Verifying:
+    damaged = any(report.problem for report in reports)
     return Verifying(record.name, record.size, record.size, reports, cure if damaged else "", news)

@@ -1,4 +1,4 @@
-"""What the registry knows, as it goes over the socket. Blocks; for threads."""
+"""Pairs, lists of pairs and drafts as the API shows them. Blocks, so call it in a thread."""
 
 from __future__ import annotations
 
@@ -33,35 +33,35 @@ BUILTIN_SUMMARY = "small built-in demo pair; knows only Python's standard librar
 
 
 def listing(registry: Registry, everything: bool) -> PairList:
-    """The pairs that are here, and with `everything` those of the catalogue."""
+    """Return the installed pairs, and with `everything` those of the catalogue too."""
     from localspec.registry.header import fit
     from localspec.registry.store import integrity
 
     store = registry.store
-    listed = store.listing()
+    stored = store.listing()
     free = registry.memory()
     entries = _builtin_entries(registry)
-    for record in listed.records:
-        found = entry(record, registry.in_use)
-        found.problem = integrity.glance(store, record)
-        found.originals = _originals(registry.catalogue, record)
+    for record in stored.records:
+        shown = entry(record, registry.in_use)
+        shown.problem = integrity.glance(store, record)
+        shown.originals = _originals(registry.catalogue, record)
         if _has_own_template(registry, record.name):
-            found.roles = record.roles
-        entries.append(found)
-    entries = [*filter(lambda each: each.name not in registry.catalogue.upstreams, entries)]
-    entries += [upstreams.entry(*each) for each in registry.catalogue.upstreams.items()]
-    here = {each.name for each in entries}
+            shown.roles = record.roles
+        entries.append(shown)
+    entries = [*filter(lambda item: item.name not in registry.catalogue.upstreams, entries)]
+    entries += [upstreams.entry(*item) for item in registry.catalogue.upstreams.items()]
+    installed = {item.name for item in entries}
     for name, pair in registry.catalogue.pairs.items():
-        if name in here:
-            known = next(each for each in entries if each.name == name)
+        if name in installed:
+            known = next(item for item in entries if item.name == name)
             known.aliases, known.memory, known.reported = pair.aliases, pair.memory, pair.reported
             known.year, known.context = pair.year, pair.context
         elif everything:
             entries.append(_catalogue_entry(name, pair))
         if everything:
-            (known,) = (each for each in entries if each.name == name)
+            (known,) = (item for item in entries if item.name == name)
             known.fits = fit.fits(pair.estimated_bytes(), free)
-    problems = [*listed.problems, *([registry.problem] if registry.problem else [])]
+    problems = [*stored.problems, *([registry.problem] if registry.problem else [])]
     return PairList(entries, problems, free.ram, free.vram)
 
 
@@ -83,13 +83,13 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
 
 
 def _builtin_entries(registry: Registry) -> list[PairEntry]:
-    """The pair inside the package; nothing where it was packaged without."""
+    """Return the entry of the pair inside the package, or nothing if the package does not contain it."""
     try:
         files = builtin()
     except ModelNotFound:
         return []
-    size = sum(Path(each).stat().st_size for each in (files.target, files.draft) if each)
-    found = PairEntry(
+    size = sum(Path(path).stat().st_size for path in (files.target, files.draft) if path)
+    builtin_entry = PairEntry(
         BUILTIN,
         "builtin",
         here=True,
@@ -100,12 +100,12 @@ def _builtin_entries(registry: Registry) -> list[PairEntry]:
         draft=Path(files.draft).name if files.draft else None,
         fits="yes",
     )
-    return [found]
+    return [builtin_entry]
 
 
 def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
     drafts = pair.draft or pair.heads
-    sizes = [each.size_gib for each in (pair.target, drafts) if each]
+    sizes = [weights.size_gib for weights in (pair.target, drafts) if weights]
     return PairEntry(
         name,
         "catalogue",
@@ -123,46 +123,54 @@ def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
         kind=pair.kind,
         year=pair.year,
         context=pair.context,
-        originals=_named(pair.files),
+        originals=_to_originals(pair.files),
     )
 
 
 def _originals(catalogue: Catalogue, record: Record) -> tuple[Original, ...]:
-    """By the repositories that its files came from, whichever pair the catalogue has them in."""
+    """Return the original models of a pair, looked up by the repositories of its files.
+
+    Any pair of the catalogue may contain them.
+    """
     pairs = catalogue.pairs.values()
-    models = {each.repo: each for pair in pairs for each in (pair.draft, pair.target) if each}
+    models = {
+        weights.repo: weights for pair in pairs for weights in (pair.draft, pair.target) if weights
+    }
     heads = {pair.heads.repo: pair.heads for pair in pairs if pair.heads}
-    found = [models.get(record.target.repo)]
+    files = [models.get(record.target.repo)]
     if record.draft:
-        found.append((heads if record.kind == "mtp-sidecar" else models).get(record.draft.repo))
-    return _named(tuple(each for each in found if each)) if all(found) else ()
+        files.append((heads if record.kind == "mtp-sidecar" else models).get(record.draft.repo))
+    return _to_originals(tuple(weights for weights in files if weights)) if all(files) else ()
 
 
-def _named(files: tuple[Weights, ...]) -> tuple[Original, ...]:
-    """Theirs, where each is named."""
-    if not all(each.weights for each in files):
+def _to_originals(files: tuple[Weights, ...]) -> tuple[Original, ...]:
+    """Return the original models of files, or nothing if one of them has none."""
+    if not all(file.weights for file in files):
         return ()
-    return tuple(Original(each.weights, each.vocabulary) for each in files)
+    return tuple(Original(file.weights, file.vocabulary) for file in files)
 
 
 def details(
     registry: Registry, name: str, context: int, config: Config, *, by_tcp: bool = False
 ) -> PairView:
-    """Everything about a pair that is here, counted for `context` tokens; `by_tcp`: who asks came by that.
+    """Return everything about an installed pair, computed for a context of `context` tokens.
+
+    `by_tcp`: whether the request came over TCP.
 
     Raises:
-        ModelNotFound, BadGguf, StoreError
+        ModelNotFound: There is no such pair.
+        BadGguf, StoreError: Its files cannot be read.
     """
     from localspec import machine
     from localspec.registry.store import integrity, local
     from localspec.registry.store.details import describe
 
-    if not name:  # a request's `model` may be empty, not a question about one pair
+    if not name:  # a request for an answer may leave `model` empty, but this one must name a pair
         raise registry.unknown(name)
     name = registry.called(full_name(name, config))
-    if afar := registry.upstream(name):
-        assert afar.upstream is not None
-        return upstreams.view(afar.name, afar.upstream, by_tcp=by_tcp)
+    if upstream_pair := registry.upstream(name):
+        assert upstream_pair.upstream is not None
+        return upstreams.view(upstream_pair.name, upstream_pair.upstream, by_tcp=by_tcp)
     if name == BUILTIN:
         files = builtin()
         draft = Path(files.draft) if files.draft else None
@@ -186,7 +194,7 @@ def details(
     if _has_own_template(registry, record.name):
         view.roles = record.roles
     if preset := registry.catalogue.presets.get(record.name):
-        view.notes += tuple(_said(preset))
+        view.notes += tuple(_preset_notes(preset))
     return view
 
 
@@ -196,8 +204,8 @@ def _has_own_template(registry: Registry, name: str) -> bool:
     return preset is not None and bool(preset.chat_template)
 
 
-def _said(preset: Preset) -> Iterator[str]:
-    """What goes before the target's own file."""
+def _preset_notes(preset: Preset) -> Iterator[str]:
+    """Yield a note for each setting of models.toml that overrides the target's own file."""
     if preset.chat_template:
         yield "Its chat template is the one that models.toml names."
     if preset.sampling:
@@ -216,10 +224,12 @@ def drafts(
     trials: Trials | None,
     report: Callable[[Drafts], None],
 ) -> Drafts:
-    """Every model on this disk as a draft for `target`; with `trials` those that match measured.
+    """Return every model on this disk as a draft for `target`. With `trials`, matching ones are measured.
 
     Raises:
-        InvalidRequest: a folder. BadGguf: the target. Conflict: the engine is needed elsewhere.
+        InvalidRequest: A folder does not exist.
+        BadGguf: The target cannot be read.
+        Conflict: The engine is needed for a request.
     """
     from localspec.registry.disk.discovery import Found, find_models
     from localspec.registry.disk.drafts import rank_drafts
@@ -229,24 +239,24 @@ def drafts(
         if not Path(folder).is_dir():
             raise InvalidRequest(f"There is no folder {folder}.", param="folders")
     models = find_models(registry.store, map(Path, folders))
-    own = Path(target).resolve()
-    found = next((each for each in models if each.path.resolve() == own), None)
-    found = found or Found(Path(target), own.name, "")
-    call = disk.called()
-    names = {each.path: each.name for each in models}  # a stored file is named by its hash
+    target_path = Path(target).resolve()
+    model = next((model for model in models if model.path.resolve() == target_path), None)
+    model = model or Found(Path(target), target_path.name, "")
+    to_name = disk.called()
+    names = {model.path: model.name for model in models}  # files in the store are named by hashes
 
-    def measure(ours: Path, draft: Path) -> Trial:
+    def measure(target_file: Path, draft: Path) -> Trial:
         assert trials is not None
         report(Drafts(target, measuring=names.get(draft, draft.name)))
-        return trials(ours, draft)
+        return trials(target_file, draft)
 
     try:
-        ranked = rank_drafts(Path(target), models, measure if trials else None, call)
+        ranked = rank_drafts(Path(target), models, measure if trials else None, to_name)
     except Interrupted:
         raise Conflict("The engine was needed for a request; measure when it is idle.") from None
     finally:
         if trials:
             trials.end()
-    ranked.target, ranked.file = target, call(found.name, found.path)
-    ranked.pair = free_name(found.name, disk.taken_names(registry))
+    ranked.target, ranked.file = target, to_name(model.name, model.path)
+    ranked.pair = free_name(model.name, disk.taken_names(registry))
     return ranked

@@ -1,14 +1,14 @@
-"""Pairs that another server answers for: to the rest of the daemon one more thing that takes a `Generate`
-and gives back its events.
+"""Pairs that another server answers for. They take a `Generate` and yield its events, as an engine does.
 
-upstreams: the servers by their pairs; whose turn it is when one does not answer
-server: one of them: what is known of it, and a request on its way through it
-connection: HTTP to it: TLS, the key, redirects, time-outs
-events: its stream, line by line, every one of them checked
-request: a `Generate` as a body of OpenAI's shape, or why it cannot be one
-counting: what its own counters say of one answer
-reply: what it sends, as the events that an engine gives
-dialects/: one file for each kind of server: what fields it knows, how it tells of its speculation
+upstreams: the servers by pair, and the fallback when one does not answer
+server: one server: what is known about it, and the course of a request
+connection: HTTP to a server: TLS, the key, redirects, time-outs
+headers: a limit for the headers of a server's response
+events: the event stream of a server, checked line by line
+request: convert a `Generate` to a body in OpenAI's shape, or explain why that is impossible
+counting: measure one answer with the server's own counters
+reply: convert a server's chunks to the events of an engine
+dialects/: one file for each kind of server: the fields it knows, and how it reports its speculation
 
-Nothing here contacts a server but for a request for its pair.
+A server is only contacted for a request for its pair.
 """

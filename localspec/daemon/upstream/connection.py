@@ -1,7 +1,7 @@
-"""HTTP to one server: TLS is always verified, its key goes to it alone, and nothing is held back.
+"""HTTP to one server. TLS is always verified, and the key is sent to this server only.
 
-The key is read anew for each request, stands in one header of it, and in no text of ours: what a server
-says is searched for it before it is told on.
+The key is read again for each request and sent in one header. It appears in no message of ours: a text of
+the server is searched for it before it is passed on.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from localspec.protocol.settings import Upstream
 if TYPE_CHECKING:
     import httpx2
 
-MAX_LINE = 4 << 20  # bytes of one event; an answer's own text comes in pieces of some characters
-MAX_ANSWER_BYTES = 64 << 20  # of a whole stream, its events' own words included
-# Lists and objects of one body or event. They cost most: a body of nothing else takes seconds to decode, and
-# the event loop stands still for it, in a thread as well.
+MAX_LINE = 4 << 20  # bytes of one event; a usual one has a few characters of text
+MAX_ANSWER_BYTES = 64 << 20  # of a stream, including the JSON around the text
+# Lists and objects in one body or event. A body of nothing else would take seconds to decode, and the event
+# loop would stand still meanwhile, even with the work in a thread.
 _MAX_CONTAINERS = 200_000
-_MAX_BODY = 8 << 20  # of what is read whole
-_MAX_SAID = 1 << 16  # of an error
-_SHOWN = 300  # characters of what a server says
-# Where another pair stands in for one that does not answer, whoever asked waits no longer.
-_PATIENCE = 0.8  # seconds
+_MAX_BODY_BYTES = 8 << 20  # of a response that is not a stream
+_MAX_ERROR_BYTES = 1 << 16  # of the body of an error
+_MAX_SHOWN_CHARACTERS = 300  # of a server's message
+# Longest wait for a connection to a server that has a fallback, because the client waits as long.
+_FALLBACK_CONNECT_TIMEOUT_S = 0.8
 
 
 class Connection:
-    """To the server of one pair."""
+    """A connection to the server of one pair."""
 
     def __init__(self, name: str, upstream: Upstream) -> None:
         self.name = name
@@ -61,46 +61,48 @@ class Connection:
         self.base = f"{parts.scheme}://{parts.netloc}{path}"
         self.place = f"{parts.scheme}://{parts.netloc}"
         self._client: httpx2.AsyncClient | None = None
-        self._making = asyncio.Lock()
+        self._client_lock = asyncio.Lock()
 
     # ------------------------------------------------------------------ requests
 
     async def get(self, path: str, seconds: float) -> bytes:
-        """What is there, whole. Raises UpstreamError, InvalidRequest."""
-        await self._ready()  # which is no time of the server's
-        deadline = time.monotonic() + seconds
-        async with self._sent("GET", path, None, deadline) as response:
-            return await self._read(response, deadline, _MAX_BODY)
-
-    async def ask(self, path: str, body: dict[str, Any], seconds: float) -> Any:
-        """The answer to a small request, as JSON. Raises UpstreamError, InvalidRequest."""
+        """Return the body of a GET request. Raises UpstreamError, InvalidRequest."""
+        # Before the deadline is set, so that the import does not count as the server's time.
         await self._ready()
         deadline = time.monotonic() + seconds
-        async with self._sent("POST", path, body, deadline) as response:
-            return self.decoded(await self._read(response, deadline, _MAX_BODY))
+        async with self._open_response("GET", path, None, deadline) as response:
+            return await self._read(response, deadline, _MAX_BODY_BYTES)
+
+    async def ask(self, path: str, body: dict[str, Any], seconds: float) -> Any:
+        """Return the JSON response to a small request. Raises UpstreamError, InvalidRequest."""
+        await self._ready()
+        deadline = time.monotonic() + seconds
+        async with self._open_response("POST", path, body, deadline) as response:
+            return self.decoded(await self._read(response, deadline, _MAX_BODY_BYTES))
 
     @contextlib.asynccontextmanager
     async def streamed(
-        self, path: str, body: dict[str, Any], most: int = MAX_ANSWER_BYTES
+        self, path: str, body: dict[str, Any], max_bytes: int = MAX_ANSWER_BYTES
     ) -> AsyncIterator[Lines]:
-        """A request whose answer comes in lines, of at most so many bytes together. Leaving closes the
-        connection, unless all of it came.
+        """Send a request whose response is a stream of lines, of at most `max_bytes` in all.
+
+        Leaving the block closes the connection, unless the response was read to its end.
 
         Raises:
-            UpstreamUnreachable: nobody answers. UpstreamError, UpstreamTimeout, InvalidRequest: the
-            server's refusal.
+            UpstreamUnreachable: The server does not respond.
+            UpstreamError, UpstreamTimeout, InvalidRequest: The server refused the request.
         """
         await self._ready()
         deadline = time.monotonic() + self.upstream.first_token_timeout
-        async with self._sent("POST", path, body, deadline) as response:
-            said = response.headers.get("content-type", "")
-            if said.partition(";")[0].strip().lower() != "text/event-stream":
-                kind = self.clean(said)[:80]
-                raise self.nonsense(f"it sent '{kind}' in place of an event stream")
-            yield Lines(self, response, deadline, most)
+        async with self._open_response("POST", path, body, deadline) as response:
+            content_type = response.headers.get("content-type", "")
+            if content_type.partition(";")[0].strip().lower() != "text/event-stream":
+                kind = self.clean(content_type)[:80]
+                raise self.nonsense(f"'{kind}' in place of an event stream")
+            yield Lines(self, response, deadline, max_bytes)
 
     @contextlib.asynccontextmanager
-    async def _sent(
+    async def _open_response(
         self, method: str, path: str, body: dict[str, Any] | None, deadline: float
     ) -> AsyncIterator[httpx2.Response]:
         client = await self._ready()
@@ -109,13 +111,13 @@ class Connection:
         response = await self._send(client, method, url, key, body, deadline)
         try:
             if response.is_redirect:
-                url = self._led_to(url, response)
+                url = self._redirect_target(url, response)
                 await response.aclose()
                 response = await self._send(client, method, url, key, body, deadline)
             if response.status_code != 200:
-                raise await self._refused(response, key, deadline)
+                raise await self._read_error(response, key, deadline)
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise self.nonsense("it compressed what was asked for as it is")
+                raise self.nonsense("it is compressed, although that was not requested")
             yield response
         finally:
             await response.aclose()
@@ -140,56 +142,58 @@ class Connection:
             content = msgspec.json.encode(body)
             headers["content-type"] = "application/json"
         request = client.build_request(method, url, headers=headers, content=content)
-        with self._told(), limited_headers():
+        with self._translated_errors(), limited_headers():
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                     return await client.send(request, stream=True)
             except TimeoutError:
                 raise self.late() from None
             except TooManyHeaders:
-                raise self.nonsense("it sent more headers than an answer has") from None
+                raise self.nonsense("it has too many headers") from None
 
-    def _led_to(self, url: str, response: httpx2.Response) -> str:
-        """Where a redirect leads, on this very server. Raises UpstreamError: elsewhere."""
+    def _redirect_target(self, url: str, response: httpx2.Response) -> str:
+        """Return the target of a redirect. Raises UpstreamError if it leads to another server."""
         try:
-            there = urljoin(url, response.headers.get("location", ""))
-            parts = urlsplit(there)
+            target = urljoin(url, response.headers.get("location", ""))
+            parts = urlsplit(target)
         except ValueError:
-            raise self.nonsense("it redirects to what is no address") from None
-        same = f"{parts.scheme}://{parts.netloc}" == self.place
-        if not same or response.status_code not in (307, 308):
-            named = self.clean(there).partition("//")[2].partition("/")[0][:120]
+            raise self.nonsense("a redirect to an invalid address") from None
+        is_same_server = f"{parts.scheme}://{parts.netloc}" == self.place
+        if not is_same_server or response.status_code not in (307, 308):
+            host = self.clean(target).partition("//")[2].partition("/")[0][:120]
             raise UpstreamError(
-                f"{self._who} redirects to {named}, which is not "
+                f"{self._who} redirects to {host}, which is not "
                 "followed: the request and its key are for this server alone. If that is the one you "
                 f"mean: localspec add {self.name} --upstream … --replace"
-                if not same
+                if not is_same_server
                 else f"{self._who} redirects a request in a way that loses it ({response.status_code})."
             )
-        return there
+        return target
 
-    async def _read(self, response: httpx2.Response, deadline: float, most: int) -> bytes:
-        found = bytearray()
-        with self._told():
+    async def _read(self, response: httpx2.Response, deadline: float, max_bytes: int) -> bytes:
+        body = bytearray()
+        with self._translated_errors():
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                     async for chunk in response.aiter_raw():
-                        found += chunk
-                        if len(found) > most:
-                            raise self.nonsense("it sent more than an answer can be")
+                        body += chunk
+                        if len(body) > max_bytes:
+                            raise self.nonsense(f"it is longer than {max_bytes >> 10} KiB")
             except TimeoutError:
                 raise self.late() from None
-        return bytes(found)
+        return bytes(body)
 
-    # ------------------------------------------------------------------ what is told of it
+    # ------------------------------------------------------------------ errors
 
     @property
     def _who(self) -> str:
         return f"The server of '{self.name}' ({self.place})"
 
-    def nonsense(self, what: str) -> UpstreamError:
-        """It sent something that is no answer."""
-        return UpstreamError(f"{self._who} sent no valid answer: {what}.")
+    def nonsense(self, reason: str) -> UpstreamError:
+        """Return the error that the server's response is invalid."""
+        return UpstreamError(
+            f"Invalid response from the server of '{self.name}' ({self.place}): {reason}."
+        )
 
     def late(self) -> UpstreamTimeout:
         return UpstreamTimeout(
@@ -197,55 +201,55 @@ class Connection:
         )
 
     def decoded(self, data: bytes) -> Any:
-        """Decode JSON. Raises UpstreamError if it is none, or has too many values."""
+        """Decode JSON. Raises UpstreamError if `data` is not JSON, or has too many values."""
         if data.count(b"[") + data.count(b"{") > _MAX_CONTAINERS:
-            raise self.nonsense("its JSON has too many values")
+            raise self.nonsense("the JSON has too many values")
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            raise self.nonsense("it is no JSON") from None
+            raise self.nonsense("it is not JSON") from None
 
     @contextlib.contextmanager
-    def _told(self) -> Any:
-        """The transport's errors as ours, without what they quote."""
+    def _translated_errors(self) -> Any:
+        """Replace the transport's errors by ours, without the data that they quote."""
         import httpx2
 
         try:
             yield
         except (httpx2.ConnectTimeout, httpx2.ConnectError) as error:
-            raise self._not_there(error) from None
+            raise self._connect_error(error) from None
         except httpx2.RemoteProtocolError as error:
             broken = "disconnect" in str(error) or "closed connection" in str(error)
             if broken:
                 raise UpstreamUnreachable(f"{self._who} broke the connection.") from None
-            raise self.nonsense("it speaks no HTTP") from None
+            raise self.nonsense("it is not HTTP") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
             raise UpstreamUnreachable(
                 f"{self._who} broke the connection ({type(error).__name__})."
             ) from None
 
-    def _not_there(self, error: BaseException) -> LocalspecError:
+    def _connect_error(self, error: BaseException) -> LocalspecError:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLError):
-                why = getattr(cause, "verify_message", "") or "no secure connection can be made"
+                reason = getattr(cause, "verify_message", "") or "no secure connection can be made"
                 return UpstreamError(
-                    f"{self._who} is not trusted: {why}. Name the certificate that vouches for it: "
+                    f"{self._who} is not trusted: {reason}. Name the certificate that vouches for it: "
                     f"localspec add {self.name} --upstream … --ca FILE --replace"
                 )
             cause = cause.__cause__ or cause.__context__
-        late = "Timeout" in type(error).__name__
-        why = "it cannot be connected in time" if late else "it cannot be connected"
-        return UpstreamUnreachable(f"{self._who} does not answer: {why}.")
+        timed_out = "Timeout" in type(error).__name__
+        reason = "it cannot be connected in time" if timed_out else "it cannot be connected"
+        return UpstreamUnreachable(f"{self._who} does not answer: {reason}.")
 
-    async def _refused(
+    async def _read_error(
         self, response: httpx2.Response, key: str, deadline: float
     ) -> LocalspecError:
         status = response.status_code
         data = b""
         with contextlib.suppress(LocalspecError):
-            data = await self._read(response, min(deadline, time.monotonic() + 5), _MAX_SAID)
-        said, error = self._said(data, key)
+            data = await self._read(response, min(deadline, time.monotonic() + 5), _MAX_ERROR_BYTES)
+        message, error = self._error_message(data, key)
         if status in (401, 403) and not key:
             return UpstreamError(
                 f"{self._who} wants a key ({status}), and none is named for it: localspec add "
@@ -257,44 +261,44 @@ class Connection:
                 "models.toml."
             )
         if status in (502, 503, 504):
-            return UpstreamUnreachable(f"{self._who} is not ready ({status}): {said}")
+            return UpstreamUnreachable(f"{self._who} is not ready ({status}): {message}")
         if status in (400, 404, 413, 422, 429, 501):
             code, kind = str(error.get("code")), str(error.get("type"))
-            # vLLM has OpenAI's words for it and no code.
-            long = status == 400 and "maximum context length" in said
-            if long or code == "context_length_exceeded" or kind == "exceed_context_size_error":
-                return ContextExceeded(f"{self._who} refuses the request: {said}")
+            # vLLM uses OpenAI's message for this error, but sends no code.
+            too_long = status == 400 and "maximum context length" in message
+            if too_long or code == "context_length_exceeded" or kind == "exceed_context_size_error":
+                return ContextExceeded(f"{self._who} refuses the request: {message}")
             if status in (400, 413, 422):
                 param = error.get("param")
-                named = param if isinstance(param, str) and len(param) < 200 else None
-                named = None if named is None or (key and key in named) else named
-                return InvalidRequest(f"{self._who} refuses the request: {said}", param=named)
-        return UpstreamError(f"{self._who} failed ({status}): {said}")
+                field = param if isinstance(param, str) and len(param) < 200 else None
+                field = None if field is None or (key and key in field) else field
+                return InvalidRequest(f"{self._who} refuses the request: {message}", param=field)
+        return UpstreamError(f"{self._who} failed ({status}): {message}")
 
-    def _said(self, data: bytes, key: str) -> tuple[str, dict[str, Any]]:
-        """What an error's body says, in whichever shape, and the error; never the key."""
+    def _error_message(self, data: bytes, key: str) -> tuple[str, dict[str, Any]]:
+        """Return the error object of a body, and its message in any known shape, without the key."""
         error: Any = None
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             error = msgspec.json.decode(data)
             error = error.get("error", error) if isinstance(error, dict) else error
-        found = error if isinstance(error, dict) else {}
-        text = found.get("message") or found.get("detail") or error
-        return self.clean(text, key) or "it says nothing more.", found
+        detail = error if isinstance(error, dict) else {}
+        text = detail.get("message") or detail.get("detail") or error
+        return self.clean(text, key) or "it gave no reason.", detail
 
     def clean(self, text: object, key: str | None = None) -> str:
-        """What a server says, for a person: short, harmless, and without its key."""
+        """Return a server's text for a person: shortened, without control characters and without the key."""
         if not isinstance(text, str):
             return ""
         if key is None:
             with contextlib.suppress(LocalspecError):
                 key = self._key()
         text = text.replace(key, "…") if key else text
-        return visible(text[:_SHOWN], lines=False)
+        return visible(text[:_MAX_SHOWN_CHARACTERS], lines=False)
 
     # ------------------------------------------------------------------ key and client
 
     def _key(self) -> str:
-        """Raises UpstreamError: it is named and not there."""
+        """Return the server's key, or "" if none is configured. Raises UpstreamError if it cannot be read."""
         upstream, key = self.upstream, ""
         if upstream.key_env:
             key = os.environ.get(upstream.key_env, "").strip()
@@ -305,34 +309,34 @@ class Connection:
                     "stop; or name a file: key_file."
                 )
         elif upstream.key_file:
-            # Its path is not repeated: this may go to a client that came by TCP.
-            where = f"The key file of '{self.name}' (key_file in models.toml)"
+            # The path is left out, because the message may go to a client that came by TCP.
+            subject = f"The key file of '{self.name}' (key_file in models.toml)"
             try:
                 key = read_private_file(Path(upstream.key_file).expanduser()).decode("ascii")
             except (OSError, UnicodeDecodeError) as error:
-                why = error.strerror if isinstance(error, OSError) else "it is no text"
-                more = "; use chmod 600" if "other users" in str(why) else ""
-                raise UpstreamError(f"{where} cannot be read: {why}{more}.") from None
+                reason = error.strerror if isinstance(error, OSError) else "it is not a text"
+                advice = "; use chmod 600" if "other users" in str(reason) else ""
+                raise UpstreamError(f"{subject} cannot be read: {reason}{advice}.") from None
             if not (key := key.strip()):
-                raise UpstreamError(f"{where} is empty.")
+                raise UpstreamError(f"{subject} is empty.")
         if not (key.isascii() and key.isprintable()) or len(key) > 1 << 14:
             raise UpstreamError(f"The key for '{self.name}' is not one line of plain characters.")
         return key
 
     async def _ready(self) -> httpx2.AsyncClient:
-        """The client, made when it is first needed: its import takes a moment, and memory."""
-        async with self._making:
+        """Return the client, which is created at first use because its import takes time and memory."""
+        async with self._client_lock:
             if self._client is None:
-                self._client = await asyncio.to_thread(self._made)
+                self._client = await asyncio.to_thread(self._create_client)
             return self._client
 
-    def _made(self) -> httpx2.AsyncClient:
-        # The last of these would be imported with the first connection, while the clock of a request runs.
+    def _create_client(self) -> httpx2.AsyncClient:
+        # Without this line anyio would be imported during the first request, within its time limit.
         import httpx2
         from anyio import connect_tcp  # noqa: F401
         from anyio._backends import _asyncio  # noqa: F401
 
-        for name in ("httpx2", "httpcore2"):  # every request has a line of theirs
+        for name in ("httpx2", "httpcore2"):  # they log a line for every request
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
             trust = httpx2.create_ssl_context(trust_env=False)
@@ -344,17 +348,17 @@ class Connection:
             ) from None
         connect = self.upstream.connect_timeout
         if self.upstream.fallback:
-            connect = min(connect, _PATIENCE)
-        # Reads have limits of their own, see Lines.
-        times = httpx2.Timeout(None, connect=connect, write=60.0)
-        # Most servers close after five seconds, and what crosses that on its way is lost.
+            connect = min(connect, _FALLBACK_CONNECT_TIMEOUT_S)
+        # Reads are limited by Lines instead.
+        timeout = httpx2.Timeout(None, connect=connect, write=60.0)
+        # Most servers close an idle connection after 5 s. A request sent at that moment would be lost.
         limits = httpx2.Limits(max_keepalive_connections=8, keepalive_expiry=4.0)
         transport = httpx2.AsyncHTTPTransport(
             verify=trust, limits=limits, trust_env=False, socket_options=noticing_cuts()
         )
         limit_headers(transport)
         return httpx2.AsyncClient(
-            transport=transport, timeout=times, trust_env=False, follow_redirects=False
+            transport=transport, timeout=timeout, trust_env=False, follow_redirects=False
         )
 
     async def close(self) -> None:
@@ -364,17 +368,17 @@ class Connection:
 
 
 class Lines:
-    """The lines of a stream, each as soon as it is there.
+    """The lines of a stream, each as soon as it has arrived.
 
-    `heard` is called by whoever has seen the first of an answer: until then there is one time for all of
-    it, and from then on one between two lines.
+    Until `heard` is called, at the first part of the answer, one deadline applies to everything. After that,
+    a time limit applies to the silence between two chunks.
     """
 
     def __init__(
-        self, connection: Connection, response: httpx2.Response, deadline: float, most: int
+        self, connection: Connection, response: httpx2.Response, deadline: float, max_bytes: int
     ) -> None:
         self._connection = connection
-        self._bytes_left = most
+        self._bytes_left = max_bytes
         self._chunks = response.aiter_raw()
         self._deadline = deadline
         self._silence: float | None = None
@@ -383,33 +387,33 @@ class Lines:
         self._silence = self._connection.upstream.silence_timeout
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Without their ends; one that was not ended is the last.
+        """Yield the lines without their ends. The last one may be incomplete.
 
         Raises:
-            UpstreamError, UpstreamTimeout: it is cut, too long, or does not go on.
+            UpstreamError, UpstreamTimeout: The stream broke off, is too long, or does not go on.
         """
-        rest = bytearray()
-        while chunk := await self._chunk():
+        buffer = bytearray()
+        while chunk := await self._next_chunk():
             self._bytes_left -= len(chunk)
             if self._bytes_left < 0:
-                raise self._connection.nonsense("it sent more than was asked for")
-            rest += chunk
+                raise self._connection.nonsense("it is longer than was requested")
+            buffer += chunk
             if b"\n" in chunk:
-                *lines, last = rest.split(b"\n")
-                rest = bytearray(last)
+                *lines, remainder = buffer.split(b"\n")
+                buffer = bytearray(remainder)
                 for line in lines:
                     yield bytes(line).removesuffix(b"\r")
-            if len(rest) > MAX_LINE:
+            if len(buffer) > MAX_LINE:
                 raise self._connection.nonsense(f"a line has more than {MAX_LINE >> 20} MiB")
-        if rest:
-            yield bytes(rest)
+        if buffer:
+            yield bytes(buffer)
 
-    async def _chunk(self) -> bytes:
+    async def _next_chunk(self) -> bytes:
         now = time.monotonic()
-        left = self._silence if self._silence is not None else max(self._deadline - now, 0)
-        with self._connection._told():
+        remaining = self._silence if self._silence is not None else max(self._deadline - now, 0)
+        with self._connection._translated_errors():
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     return await anext(self._chunks, b"")
             except TimeoutError:
                 raise self._connection.late() from None

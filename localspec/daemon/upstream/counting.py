@@ -1,4 +1,4 @@
-"""What a server's own counters say of one answer: by their difference, where nobody else's is in it."""
+"""Measure the drafts of one answer by the difference of the server's own counters."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ from localspec.daemon.upstream.connection import Connection
 from localspec.daemon.upstream.dialects.base import Counters, Dialect, Spoken
 from localspec.errors import LocalspecError
 
-_LOOK = 1.0  # seconds
-_LATER = 0.1  # an engine may count its last pass just after it has sent the text
+_REQUEST_TIMEOUT_S = 1.0
+_RETRY_DELAY_S = 0.1  # an engine may count its last pass just after it has sent the text
 
 
 class Counting:
-    """Of one answer. Looking costs its beginning nothing: it goes on beside the request."""
+    """The measurement of one answer. The first reading runs beside the request and does not delay it."""
 
     def __init__(
         self, connection: Connection, dialect: Dialect, looks: set[asyncio.Task[Counters | None]]
     ) -> None:
-        """`looks`: where the look beside the request stays until it is over, as it soon is."""
+        """Start the first reading. Its task is kept in `looks` until it ends."""
         self._connection = connection
         self._dialect = dialect
-        self._before = asyncio.create_task(self._look())
+        self._before = asyncio.create_task(self._read_counters())
         looks.add(self._before)
         self._before.add_done_callback(looks.discard)
 
     async def end(self, tokens: int) -> Spoken | None:
-        """What it comes to for an answer of so many tokens; None where that cannot be told: the
-        server counts no drafts, or has generated for others meanwhile.
+        """Return the drafts of an answer of `tokens` tokens.
+
+        Return None if they cannot be known: the server counts no drafts, or has generated tokens for other
+        requests meanwhile.
         """
         before = await self._before
-        for wait in (0.0, _LATER) if before else ():
+        for wait in (0.0, _RETRY_DELAY_S) if before else ():
             await asyncio.sleep(wait)
-            after = await self._look()
+            after = await self._read_counters()
             if before and after and tokens and after.tokens - before.tokens == tokens:
                 drafted = after.drafted - before.drafted
                 return Spoken(drafted, after.accepted - before.accepted)
         return None
 
-    async def _look(self) -> Counters | None:
+    async def _read_counters(self) -> Counters | None:
         with contextlib.suppress(LocalspecError):
-            data = await self._connection.get(self._dialect.metrics, _LOOK)
+            data = await self._connection.get(self._dialect.metrics, _REQUEST_TIMEOUT_S)
             with contextlib.suppress(ValueError, OverflowError):
                 return self._dialect.counters(data.decode(errors="replace"))
         return None

@@ -1,4 +1,4 @@
-"""A stream of server-sent events into objects. What is none of them ends the request that it belongs to."""
+"""Parse a stream of server-sent events to objects. Any invalid event ends the request."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _DONE = b"[DONE]"
 
 
 async def objects(connection: Connection, lines: Lines) -> AsyncGenerator[dict[str, Any], None]:
-    """The objects of a stream; an empty one where it says that it is over.
+    """Yield the objects of a stream, and an empty one for [DONE].
 
     Raises:
-        UpstreamError: one is no JSON object. As `Lines`.
+        UpstreamError: An event is not a JSON object. Also the errors of `Lines`.
     """
     parts: list[bytes] = []
     size = 0
@@ -31,10 +31,10 @@ async def objects(connection: Connection, lines: Lines) -> AsyncGenerator[dict[s
             if event == _DONE:
                 yield {}
                 return
-            found = connection.decoded(event)
-            if not isinstance(found, dict) or not found:
-                raise connection.nonsense("an event of its stream is no object")
-            yield found
+            decoded = connection.decoded(event)
+            if not isinstance(decoded, dict) or not decoded:
+                raise connection.nonsense("an event of the stream is not an object")
+            yield decoded
         elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
-            raise connection.nonsense("its stream has a line that is none of an event stream")
-    # What stands behind the last empty line was cut off, and counts for nothing.
+            raise connection.nonsense("a line of the stream does not belong to an event")
+    # Data after the last empty line is an incomplete event, which is dropped.

@@ -1,5 +1,6 @@
-"""What a server sends of an answer, as the events that an engine gives. Nothing of it is taken on trust:
-every value has the type and the size that it must have, or the answer ends with an error.
+"""Convert the chunks that a server sends to the events of an engine.
+
+Nothing is trusted: a value of a wrong type or size ends the answer with an error.
 """
 
 from __future__ import annotations
@@ -16,92 +17,99 @@ from localspec.daemon.upstream.request import Asked
 from localspec.errors import InvalidRequest, LocalspecError, UpstreamError
 from localspec.protocol import frames
 
-_ENDS = {"stop": "stop", "length": "length", "tool_calls": "stop", "function_call": "stop"}
-_MOST_CALLS = 1024
-_LONGEST_NAME = 1024  # characters of a call's name, and of its id
+# Our finish reasons by OpenAI's.
+_FINISH_REASONS = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "stop",
+    "function_call": "stop",
+}
+_MAX_CALLS = 1024
+_MAX_NAME_CHARACTERS = 1024  # of a call's name, and of its id
 
 
 class Reply:
-    """One answer that comes. `over`: the server has said that it is."""
+    """One answer while it arrives. `over` is set once the server has marked its end."""
 
     def __init__(self, connection: Connection, dialect: Dialect, sent: Asked, began: float) -> None:
-        """`began`: when it was asked for (monotonic)."""
+        """Prepare for an answer to `sent`. `began` is the monotonic time of the request."""
         self.over = False
         self.finish = ""
         self._connection = connection
         self._dialect = dialect
         self._sent = sent
         self._began = began
-        self._first = 0.0  # when the first of it came
-        self._last = 0.0
-        self._tokens = 0  # those that came one by one, as ids or with log-probabilities
+        self._first_at = 0.0  # monotonic time of the first part
+        self._last_at = 0.0  # monotonic time of the last part so far
+        self._tokens = 0  # tokens that came as ids or with log-probabilities
         self._characters = 0
         self._text_characters = 0  # of the answer's text, without thoughts and calls
-        self._calls: dict[int, int] = {}  # the server's number of a call, and ours
-        self._prompt = self._written = 0
-        self._cached = 0
+        self._calls: dict[int, int] = {}  # our index of a call by the server's
+        self._prompt_tokens = self._completion_tokens = 0
+        self._cached_tokens = 0
         self._stop: str | None = None
         self._timings: frames.Timings | None = None
-        self._spoken: Spoken | None = None
-        self._told: frames.Speculation | None = None
+        self._draft_counts: Spoken | None = None
+        self._reported: frames.Speculation | None = None  # by another localspec
 
     def take(self, chunk: dict[str, Any]) -> Iterator[frames.Delta]:
-        """What an object of the stream adds; an empty one ends it."""
+        """Yield what a chunk adds to the answer. An empty chunk ends the stream."""
         if not chunk:
-            self._ends()
+            self._end_stream()
             return
         if "error" in chunk:
-            raise self._failed(chunk["error"])
-        native = self._sent.api == "native"
-        delta = self._native(chunk) if native else self._choice(chunk)
-        self._figures(chunk)
+            raise self._server_error(chunk["error"])
+        is_native = self._sent.api == "native"
+        delta = self._parse_native(chunk) if is_native else self._parse_choice(chunk)
+        self._read_usage(chunk)
         if delta is None or self._sent.only_read:
             return
-        self._place(delta)
+        self._set_offsets(delta)
         delta.timings = self._timings if "timings" in chunk else None
-        self._count(delta)
+        self._check_length(delta)
         if delta.text or delta.thought or delta.calls or delta.logprobs or delta.ids:
-            self._last = time.monotonic()
-            self._first = self._first or self._last
+            self._last_at = time.monotonic()
+            self._first_at = self._first_at or self._last_at
             yield delta
 
-    def _count(self, delta: frames.Delta) -> None:
-        """Raise UpstreamError once this is more than the limit of tokens lets an answer be.
+    def _check_length(self, delta: frames.Delta) -> None:
+        """Raise UpstreamError if the answer is longer than its limit of tokens allows.
 
-        How many tokens a text has is not known here, so that a text gets the length of the longest ones.
+        The token count of a text is not known here, so the limit assumes the longest tokens.
         """
         self._tokens += max(len(delta.ids), len(delta.logprobs))
         self._characters += len(delta.text) + len(delta.thought)
         self._characters += sum(len(call.arguments) + len(call.name) for call in delta.calls)
         limit = self._sent.max_tokens
-        many = limit is not None and self._tokens > 4 * limit + 64
-        if many or self._characters > self._sent.most_characters:
+        too_many_tokens = limit is not None and self._tokens > 4 * limit + 64
+        if too_many_tokens or self._characters > self._sent.most_characters:
             raise self._connection.nonsense(
-                "its answer is longer than the limit of tokens that it was sent"
+                "the answer is longer than its limit of tokens"
                 if limit is not None
-                else "its answer is longer than any"
+                else "the answer is longer than any that is allowed"
             )
 
     def cut(self) -> UpstreamError:
-        """That the stream ended before the answer did."""
-        return self._connection.nonsense("its answer was cut off")
+        """Return the error that the stream ended before the answer did."""
+        return self._connection.nonsense("the answer was cut off")
 
-    def _ends(self) -> None:
+    def _end_stream(self) -> None:
         if not self.finish:
             raise self.cut()
         self.over = True
 
-    def _failed(self, error: object) -> LocalspecError:
+    def _server_error(self, error: object) -> LocalspecError:
         text = error.get("message") if isinstance(error, dict) else error
-        said = self._connection.clean(text) or "it says nothing more."
-        who = f"The server of '{self._connection.name}'"
-        if isinstance(error, dict) and error.get("code") == 400:  # vLLM's, of what it has begun
-            return InvalidRequest(f"{who} refuses the request: {said}")
-        return UpstreamError(f"{who} failed: {said}")
+        message = self._connection.clean(text) or "it gave no reason."
+        server = f"The server of '{self._connection.name}'"
+        # vLLM may refuse a request after the stream has begun.
+        if isinstance(error, dict) and error.get("code") == 400:
+            return InvalidRequest(f"{server} refuses the request: {message}")
+        return UpstreamError(f"{server} failed: {message}")
 
     # ------------------------------------------------------------------ text, thoughts, calls
 
-    def _choice(self, chunk: Mapping[str, Any]) -> frames.Delta | None:
+    def _parse_choice(self, chunk: Mapping[str, Any]) -> frames.Delta | None:
         choices = chunk.get("choices")
         if not isinstance(choices, list):
             raise self._connection.nonsense("an event has no 'choices'")
@@ -109,229 +117,237 @@ class Reply:
             return None
         choice = choices[0]
         if not isinstance(choice, dict):
-            raise self._connection.nonsense("a choice is no object")
+            raise self._connection.nonsense("a choice is not an object")
         delta = frames.Delta(0, "")
         if self._sent.api == "text":
-            delta.text = self._text(choice, "text")
+            delta.text = self._get_text(choice, "text")
         else:
-            said = choice.get("delta") or {}
-            if not isinstance(said, dict):
-                raise self._connection.nonsense("a delta is no object")
-            delta.text = self._text(said, "content")
-            delta.thought = self._text(said, "reasoning_content") or self._text(said, "reasoning")
-            delta.calls = list(self._called(said.get("tool_calls") or []))
-        delta.ids = self._ids(choice.get("token_ids") or [])
-        delta.logprobs = self._logprobs(choice.get("logprobs"))
-        self._finished(choice.get("finish_reason"))
+            message = choice.get("delta") or {}
+            if not isinstance(message, dict):
+                raise self._connection.nonsense("a delta is not an object")
+            delta.text = self._get_text(message, "content")
+            delta.thought = self._get_text(message, "reasoning_content") or self._get_text(
+                message, "reasoning"
+            )
+            delta.calls = list(self._parse_calls(message.get("tool_calls") or []))
+        delta.ids = self._parse_ids(choice.get("token_ids") or [])
+        delta.logprobs = self._parse_logprobs(choice.get("logprobs"))
+        self._set_finish(choice.get("finish_reason"))
         stop = choice.get("stop_reason")
         self._stop = stop if isinstance(stop, str) else self._stop
         return delta
 
-    def _native(self, chunk: Mapping[str, Any]) -> frames.Delta:
-        """Of llama-server's own paths."""
-        delta = frames.Delta(0, self._text(chunk, "content"))
-        delta.ids = self._ids(chunk.get("tokens") or [])
+    def _parse_native(self, chunk: Mapping[str, Any]) -> frames.Delta:
+        """Parse a chunk of llama-server's own paths."""
+        delta = frames.Delta(0, self._get_text(chunk, "content"))
+        delta.ids = self._parse_ids(chunk.get("tokens") or [])
         delta.tokens = whole(chunk.get("tokens_predicted")) or 0
         entries = chunk.get("completion_probabilities")
-        delta.logprobs = self._logprobs({"content": entries} if entries else None)
+        delta.logprobs = self._parse_logprobs({"content": entries} if entries else None)
         if chunk.get("stop") is True:
-            self._finished({"limit": "length"}.get(str(chunk.get("stop_type")), "stop"))
-            self._stop = self._text(chunk, "stopping_word") or None
+            self._set_finish({"limit": "length"}.get(str(chunk.get("stop_type")), "stop"))
+            self._stop = self._get_text(chunk, "stopping_word") or None
             self.over = True
         return delta
 
-    def _ids(self, said: object) -> list[int]:
-        if not isinstance(said, list) or any(whole(each) is None for each in said):
-            raise self._connection.nonsense("'tokens' are no token ids")
-        return said
+    def _parse_ids(self, ids: object) -> list[int]:
+        if not isinstance(ids, list) or any(whole(token) is None for token in ids):
+            raise self._connection.nonsense("'tokens' are not token ids")
+        return ids
 
-    def _text(self, said: Mapping[str, Any], key: str) -> str:
-        value = said.get(key)
+    def _get_text(self, fields: Mapping[str, Any], key: str) -> str:
+        value = fields.get(key)
         if value is not None and not isinstance(value, str):
-            raise self._connection.nonsense(f"'{key}' is no text")
+            raise self._connection.nonsense(f"'{key}' is not a text")
         return value or ""
 
-    def _finished(self, reason: object) -> None:
+    def _set_finish(self, reason: object) -> None:
         if reason is None:
             return
         if reason == "content_filter":
             raise UpstreamError(f"The server of '{self._connection.name}' withheld the answer.")
-        if not isinstance(reason, str) or reason not in _ENDS:
-            raise self._connection.nonsense("its 'finish_reason' is unknown")
-        self.finish = _ENDS[reason]
+        if not isinstance(reason, str) or reason not in _FINISH_REASONS:
+            raise self._connection.nonsense("its 'finish_reason' is not known")
+        self.finish = _FINISH_REASONS[reason]
 
-    def _called(self, parts: object) -> Iterator[frames.CallPart]:
+    def _parse_calls(self, parts: object) -> Iterator[frames.CallPart]:
         if not isinstance(parts, list):
-            raise self._connection.nonsense("'tool_calls' is no list")
+            raise self._connection.nonsense("'tool_calls' is not a list")
         for part in parts:
             function = part.get("function") if isinstance(part, dict) else None
-            number = whole(part.get("index", len(self._calls))) if isinstance(part, dict) else None
-            if number is None or not isinstance(function, dict | None):
-                raise self._connection.nonsense("a call is no object")
-            name = self._text(function or {}, "name")
-            identity = self._text(part, "id")
-            begins = number not in self._calls
-            if (begins and not name) or max(len(name), len(identity)) > _LONGEST_NAME:
+            server_index = (
+                whole(part.get("index", len(self._calls))) if isinstance(part, dict) else None
+            )
+            if server_index is None or not isinstance(function, dict | None):
+                raise self._connection.nonsense("a call is not an object")
+            name = self._get_text(function or {}, "name")
+            call_id = self._get_text(part, "id")
+            is_new = server_index not in self._calls
+            if (is_new and not name) or max(len(name), len(call_id)) > _MAX_NAME_CHARACTERS:
                 raise self._connection.nonsense("a call has no name")
-            if begins and len(self._calls) >= _MOST_CALLS:
-                raise self._connection.nonsense(f"it has more than {_MOST_CALLS} calls")
-            own = self._calls.setdefault(number, len(self._calls))
-            arguments = self._text(function or {}, "arguments")
-            yield frames.CallPart(own, name if begins else "", identity, arguments)
+            if is_new and len(self._calls) >= _MAX_CALLS:
+                raise self._connection.nonsense(f"it has more than {_MAX_CALLS} calls")
+            index = self._calls.setdefault(server_index, len(self._calls))
+            arguments = self._get_text(function or {}, "arguments")
+            yield frames.CallPart(index, name if is_new else "", call_id, arguments)
 
     # ------------------------------------------------------------------ log-probabilities
 
-    def _logprobs(self, said: object) -> list[frames.TokenLogprob]:
-        """In either of OpenAI's two shapes."""
-        if not isinstance(said, dict):
+    def _parse_logprobs(self, logprobs: object) -> list[frames.TokenLogprob]:
+        """Parse log-probabilities in either of OpenAI's two shapes."""
+        if not isinstance(logprobs, dict):
             return []
-        entries = said.get("content")
+        entries = logprobs.get("content")
         try:
             if isinstance(entries, list):
-                found = [_logprob(each) for each in entries]
+                tokens = [_parse_logprob(entry) for entry in entries]
             else:
-                found = list(_old_logprobs(said))
+                tokens = list(_parse_old_logprobs(logprobs))
         except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError):
-            raise self._connection.nonsense("its log-probabilities are none") from None
-        for each in found:
-            del each.top[self._sent.tops :]
-        return found
+            raise self._connection.nonsense("its log-probabilities are invalid") from None
+        for token in tokens:
+            del token.top[self._sent.tops :]
+        return tokens
 
-    def _place(self, delta: frames.Delta) -> None:
-        """Say where each token begins in the answer's text; thoughts, which are none of it, come first."""
-        at = self._text_characters - len(delta.thought)
+    def _set_offsets(self, delta: frames.Delta) -> None:
+        """Set the offset of each token in the answer's text. Thoughts come first and are not in the text."""
+        offset = self._text_characters - len(delta.thought)
         for token in delta.logprobs:
-            token.offset = at if at >= self._text_characters else -1
-            at += len(token.piece.decode("utf-8", "replace"))
+            token.offset = offset if offset >= self._text_characters else -1
+            offset += len(token.piece.decode("utf-8", "replace"))
         self._text_characters += len(delta.text)
 
     # ------------------------------------------------------------------ figures
 
-    def _figures(self, chunk: Mapping[str, Any]) -> None:
+    def _read_usage(self, chunk: Mapping[str, Any]) -> None:
+        """Store the token counts, timings and draft counts of a chunk."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            self._prompt = whole(usage.get("prompt_tokens")) or self._prompt
+            self._prompt_tokens = whole(usage.get("prompt_tokens")) or self._prompt_tokens
             written = whole(usage.get("completion_tokens"))
-            self._written = written or self._written
+            self._completion_tokens = written or self._completion_tokens
             details = usage.get("prompt_tokens_details")
             cached = whole(details.get("cached_tokens")) if isinstance(details, dict) else 0
-            self._cached = min(cached or self._cached, self._prompt)
+            self._cached_tokens = min(cached or self._cached_tokens, self._prompt_tokens)
         timings = chunk.get("timings")
         if isinstance(timings, dict):
-            known = {
-                key: each
-                for key, each in timings.items()
-                if whole(each) is not None and key in frames.Timings.__struct_fields__
+            fields = {
+                key: value
+                for key, value in timings.items()
+                if whole(value) is not None and key in frames.Timings.__struct_fields__
             }
             try:
-                self._timings = msgspec.convert(known, frames.Timings, strict=False)
+                self._timings = msgspec.convert(fields, frames.Timings, strict=False)
             except msgspec.ValidationError:
-                raise self._connection.nonsense("its 'timings' are none") from None
-        ours = chunk.get("localspec")
-        told = ours.get("speculation") if isinstance(ours, dict) else None
-        if told is not None and self._dialect.kind == "localspec":
+                raise self._connection.nonsense("its 'timings' are invalid") from None
+        extension = chunk.get("localspec")
+        speculation = extension.get("speculation") if isinstance(extension, dict) else None
+        if speculation is not None and self._dialect.kind == "localspec":
             try:
-                self._told = msgspec.convert(told, frames.Speculation)
+                self._reported = msgspec.convert(speculation, frames.Speculation)
             except msgspec.ValidationError:
-                raise self._connection.nonsense("its figures are none") from None
-        self._spoken = self._dialect.spoken(chunk) or self._spoken
+                raise self._connection.nonsense("its 'speculation' is invalid") from None
+        self._draft_counts = self._dialect.spoken(chunk) or self._draft_counts
 
     @property
     def written(self) -> int:
-        """Tokens of the answer, as the server says."""
-        return self._written or (self._timings.predicted_n if self._timings else 0)
+        """The number of tokens in the answer, as the server reports it."""
+        return self._completion_tokens or (self._timings.predicted_n if self._timings else 0)
 
     @property
     def tells(self) -> bool:
-        """Whether the answer itself says what its drafts came to."""
-        return self._told is not None or self._spoken is not None
+        """Whether the answer itself reports its drafts."""
+        return self._reported is not None or self._draft_counts is not None
 
     def done(self, counted: Spoken | None = None) -> frames.Done:
-        """The end, with what is known of how it came about; `counted`: of its drafts, where the answer does
-        not say that.
+        """Return the end of the answer with its figures.
+
+        `counted` are its drafts from the server's counters, for an answer that does not report them.
         """
-        timings = self._timings or self._measured()
+        timings = self._timings or self._measure_timings()
         if self._timings:
-            self._written = self.written
-            self._prompt = self._prompt or timings.prompt_n + timings.cache_n
+            self._completion_tokens = self.written
+            self._prompt_tokens = self._prompt_tokens or timings.prompt_n + timings.cache_n
         if self._sent.only_read:
-            self._written, timings.predicted_n, timings.predicted_ms = 0, 0, 0.0
-        spoken = self._spoken or counted
-        if spoken and not (0 <= spoken.accepted <= min(spoken.drafted, self._written)):
-            spoken = None  # figures that cannot be
-        speculation = self._told or self._speculation(spoken)
+            self._completion_tokens, timings.predicted_n, timings.predicted_ms = 0, 0, 0.0
+        draft_counts = self._draft_counts or counted
+        if draft_counts and not (
+            0 <= draft_counts.accepted <= min(draft_counts.drafted, self._completion_tokens)
+        ):
+            draft_counts = None  # these figures are impossible
+        speculation = self._reported or self._to_speculation(draft_counts)
         timings.draft_n, timings.draft_n_accepted = speculation.drafted, speculation.accepted
         return frames.Done(
             0,
             self.finish,
-            self._prompt,
-            self._written,
+            self._prompt_tokens,
+            self._completion_tokens,
             timings,
             speculation,
             self._stop,
-            accepts=spoken.accepts if spoken else [],
+            accepts=draft_counts.accepts if draft_counts else [],
         )
 
-    def _measured(self) -> frames.Timings:
-        """As it looked from here, the network and the server's queue included."""
-        prompt_ms = 1e3 * max(self._first - self._began, 0.0)
-        predicted_ms = 1e3 * (self._last - self._first)
-        fresh, written = self._prompt - self._cached, self._written
+    def _measure_timings(self) -> frames.Timings:
+        """Return timings as measured by this client, including the network and the server's queue."""
+        prompt_ms = 1e3 * max(self._first_at - self._began, 0.0)
+        predicted_ms = 1e3 * (self._last_at - self._first_at)
+        uncached, completion = self._prompt_tokens - self._cached_tokens, self._completion_tokens
         return frames.Timings(
-            cache_n=self._cached,
-            prompt_n=fresh,
+            cache_n=self._cached_tokens,
+            prompt_n=uncached,
             prompt_ms=prompt_ms,
-            prompt_per_token_ms=prompt_ms / fresh if fresh else 0.0,
-            prompt_per_second=1e3 * fresh / prompt_ms if prompt_ms else 0.0,
-            predicted_n=written,
+            prompt_per_token_ms=prompt_ms / uncached if uncached else 0.0,
+            prompt_per_second=1e3 * uncached / prompt_ms if prompt_ms else 0.0,
+            predicted_n=completion,
             predicted_ms=predicted_ms,
-            predicted_per_token_ms=predicted_ms / written if written else 0.0,
+            predicted_per_token_ms=predicted_ms / completion if completion else 0.0,
             predicted_per_second=(
-                1e3 * (written - 1) / predicted_ms if predicted_ms and written > 1 else 0.0
+                1e3 * (completion - 1) / predicted_ms if predicted_ms and completion > 1 else 0.0
             ),
         )
 
-    def _speculation(self, spoken: Spoken | None) -> frames.Speculation:
-        if spoken is None or not spoken.drafted:
+    def _to_speculation(self, draft_counts: Spoken | None) -> frames.Speculation:
+        if draft_counts is None or not draft_counts.drafted:
             name = self._dialect.name
             reason = f"not measured: the {name} says nothing of drafts"
-            if spoken is not None:
+            if draft_counts is not None:
                 reason = f"the {name} drafted nothing"
             return frames.Speculation(reason=reason)
-        passes = self._written - spoken.accepted
+        passes = self._completion_tokens - draft_counts.accepted
         return frames.Speculation(
             active=True,
             kind="upstream",
-            drafted=spoken.drafted,
-            accepted=spoken.accepted,
+            drafted=draft_counts.drafted,
+            accepted=draft_counts.accepted,
             rounds=passes,
-            mean_tokens_per_pass=self._written / passes if passes else 0.0,
+            mean_tokens_per_pass=self._completion_tokens / passes if passes else 0.0,
         )
 
 
-def _logprob(entry: dict[str, Any]) -> frames.TokenLogprob:
-    number, piece, value = _token(entry)
-    top = [_token(each) for each in entry.get("top_logprobs") or []]
-    return frames.TokenLogprob(number, piece, value, top)
+def _parse_logprob(entry: dict[str, Any]) -> frames.TokenLogprob:
+    token_id, piece, value = _parse_token(entry)
+    top = [_parse_token(alternative) for alternative in entry.get("top_logprobs") or []]
+    return frames.TokenLogprob(token_id, piece, value, top)
 
 
-def _token(entry: dict[str, Any]) -> tuple[int, bytes, float]:
-    """Id (-1 where it is not told), bytes and log-probability."""
+def _parse_token(entry: dict[str, Any]) -> tuple[int, bytes, float]:
+    """Return the id (-1 if it is missing), bytes and log-probability of a token."""
     raw = entry.get("bytes")
     piece = bytes(raw) if isinstance(raw, list) else str(entry["token"]).encode(errors="replace")
-    number = entry.get("id")
-    return (number if isinstance(number, int) else -1), piece, float(entry["logprob"])
+    token_id = entry.get("id")
+    return (token_id if isinstance(token_id, int) else -1), piece, float(entry["logprob"])
 
 
-def _old_logprobs(said: Mapping[str, Any]) -> Iterator[frames.TokenLogprob]:
-    """With the likeliest first, which the order of an object's keys does not tell."""
-    tops = said.get("top_logprobs") or []
-    for at, (token, value) in enumerate(
-        zip(said.get("tokens") or [], said.get("token_logprobs") or [], strict=True)
+def _parse_old_logprobs(logprobs: Mapping[str, Any]) -> Iterator[frames.TokenLogprob]:
+    """Yield the tokens of OpenAI's older shape, with the alternatives sorted by probability."""
+    alternatives = logprobs.get("top_logprobs") or []
+    for index, (token, value) in enumerate(
+        zip(logprobs.get("tokens") or [], logprobs.get("token_logprobs") or [], strict=True)
     ):
-        top = tops[at] if at < len(tops) and tops[at] else {}
-        named = [
-            (-1, str(text).encode(errors="replace"), float(each)) for text, each in top.items()
+        top = alternatives[index] if index < len(alternatives) and alternatives[index] else {}
+        ranked = [
+            (-1, str(text).encode(errors="replace"), float(number)) for text, number in top.items()
         ]
-        named.sort(key=lambda each: -each[2])
-        yield frames.TokenLogprob(-1, str(token).encode(errors="replace"), float(value), named)
+        ranked.sort(key=lambda entry: -entry[2])
+        yield frames.TokenLogprob(-1, str(token).encode(errors="replace"), float(value), ranked)

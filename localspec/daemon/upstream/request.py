@@ -1,8 +1,8 @@
-"""A `Generate` as a body of OpenAI's shape, for one kind of server.
+"""Convert a `Generate` to a body in OpenAI's shape, for one kind of server.
 
-What a server does not know, and would change what an answer is, is refused by the name of its field. What
-only makes a likely answer more or less likely is left out, and the answer says so. What changes no text
-(where the cache is, how deep drafts are) goes where it is known.
+A field that the server does not know and that would change the answer is refused by its name. A field that
+only shifts probabilities is left out, and a note with the answer says so. A hint that changes no text (use of
+the cache, depth of drafts) is sent to the servers that know it.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from localspec.protocol import frames
 from localspec.protocol.calls import Tools
 from localspec.protocol.sampling import parameters
 
-Api = Literal["chat", "text", "native"]  # OpenAI's two, and llama-server's own
+Api = Literal["chat", "text", "native"]  # OpenAI's two APIs, and llama-server's own
 
 
 @dataclass(slots=True)
 class Asked:
-    """What is sent. A path that begins with a slash is of the server's root. `left_out`: the fields.
+    """A request as it is sent. A path that begins with a slash is relative to the server's root.
 
-    tops: how many likeliest tokens are wanted beside each; a server may be asked for more. only_read: no
-    text is wanted, though a server may write some. endless: it should have no limit, which cannot be said.
+    left_out: the fields that the server does not know.
+    tops: how many of the likeliest tokens to return for each token; the server may be asked for more.
+    only_read: the prompt is only read ahead; any text that the server writes is dropped.
+    endless: the answer should have no limit, but the server has no field to say so.
     """
 
     api: Api
@@ -43,119 +45,124 @@ class Asked:
 
     @property
     def max_tokens(self) -> int | None:
-        """How many tokens the answer may have, if that is limited."""
+        """The most tokens that the answer may have, or None."""
         limit: int | None = self.body.get("n_predict", self.body.get("max_tokens"))
         return limit
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of a stream that holds such an answer, four times over.
+        """The most bytes that the stream of such an answer may have: four times the expected size.
 
-        Log-probabilities make each event longer by what each token beside it takes.
+        With log-probabilities each event is longer, by the size of the alternatives for each token.
         """
-        event = 512 + 256 * self.tops
-        most = MAX_ANSWER_BYTES * event // 512
+        event_bytes = 512 + 256 * self.tops
+        max_bytes = MAX_ANSWER_BYTES * event_bytes // 512
         if self.max_tokens is None:
-            return most
-        return min(MAX_LINE + 4 * event * self.max_tokens, most)
+            return max_bytes
+        return min(MAX_LINE + 4 * event_bytes * self.max_tokens, max_bytes)
 
     @property
     def most_characters(self) -> int:
-        """Characters of such an answer's text; the longest tokens of vocabularies have 128 to 256."""
+        """The most characters that the text of such an answer may have.
+
+        The longest tokens of vocabularies have 128 to 256 characters.
+        """
         if self.max_tokens is None:
             return MAX_ANSWER_BYTES
         return (1 << 16) + 256 * self.max_tokens
 
     @property
     def note(self) -> str:
-        """What a person should know of it."""
+        """A note for the person on fields that were left out."""
         names = ", ".join(f"'{name}'" for name in dict.fromkeys(self.left_out))
         left_out = f"The server does not know {names}; left out." if names else ""
-        ends = "Without 'max_tokens' the server ends a text where it likes." * self.endless
-        return f"{left_out} {ends}".strip()
+        ending = "Without 'max_tokens' the server ends a text where it likes." * self.endless
+        return f"{left_out} {ending}".strip()
 
 
 def asked(request: frames.Generate, dialect: Dialect, model: str, weights: str = "") -> Asked:
-    """What a server of this kind is sent. model: its name there, `weights`: what it is made of, if known.
+    """Build the request for a server of this kind.
+
+    `model` is the name of the model on that server, `weights` the model that it was made from, if known.
 
     Raises:
-        InvalidRequest: a field that it cannot hold to, by its name.
+        InvalidRequest: The server cannot honour a field. The error names it.
     """
-    found = _prompted(request.prompt, dialect, [model, weights])
-    found.body |= {"model": model, "stream": True}
-    found.tops, found.only_read = request.top_logprobs or 0, request.max_tokens == 0
-    if found.api != "native":
-        found.body["stream_options"] = {"include_usage": True}
-    _limited(found, request, dialect)
-    _sampled(found, request.sampling, dialect)
-    _biased(found.body, request.sampling, dialect)
+    sent = _convert_prompt(request.prompt, dialect, [model, weights])
+    sent.body |= {"model": model, "stream": True}
+    sent.tops, sent.only_read = request.top_logprobs or 0, request.max_tokens == 0
+    if sent.api != "native":
+        sent.body["stream_options"] = {"include_usage": True}
+    _add_limits(sent, request, dialect)
+    _add_sampling(sent, request.sampling, dialect)
+    _add_bias(sent.body, request.sampling, dialect)
     if request.constraint is not None:
-        _constrained(found, request.constraint, dialect)
+        _add_constraint(sent, request.constraint, dialect)
     if isinstance(request.prompt, frames.ChatPrompt):
-        _with_tools(found.body, request.prompt, request.tools, dialect)
-        _with_template(found, request, request.prompt, dialect)
-    _probable(found, request, dialect)
-    _hinted(found, request, dialect)
-    dialect.more(found.body, request)
-    return found
+        _add_tools(sent.body, request.prompt, request.tools, dialect)
+        _add_template_options(sent, request, request.prompt, dialect)
+    _add_logprobs(sent, request, dialect)
+    _add_hints(sent, request, dialect)
+    dialect.more(sent.body, request)
+    return sent
 
 
-def refusal(field: str, dialect: Dialect, why: str = "") -> InvalidRequest:
-    """That a server cannot do what a field asks for."""
+def refusal(field: str, dialect: Dialect, reason: str = "") -> InvalidRequest:
+    """Return the error that a server cannot do what a field requests."""
     return InvalidRequest(
-        f"'{field}' cannot be held to by the {dialect.name} that serves this pair"
-        f"{f': {why}' if why else ''}; leave it out, or use a local pair.",
+        f"The {dialect.name} that serves this pair does not support '{field}'"
+        f"{f': {reason}' if reason else ''}; leave it out, or use a local pair.",
         param=field,
     )
 
 
-# ------------------------------------------------------------------------ what is answered
+# ------------------------------------------------------------------------ the prompt
 
 
-def _prompted(prompt: frames.Prompt, dialect: Dialect, names: list[str]) -> Asked:
+def _convert_prompt(prompt: frames.Prompt, dialect: Dialect, names: list[str]) -> Asked:
     match prompt:
         case frames.ChatPrompt():
-            body: Body = {"messages": [_message(each) for each in prompt.messages]}
+            body: Body = {"messages": [_convert_message(message) for message in prompt.messages]}
             part = prompt.continued
             if part and not dialect.goes_on(body, part):
-                raise refusal("messages", dialect, "it starts no answer in the middle")
+                raise refusal("messages", dialect, "it cannot continue an answer")
             return Asked("chat", "chat/completions", body)
         case frames.TextPrompt():
-            return _text(prompt.text, dialect)
+            return _convert_text(prompt.text, dialect)
         case frames.TokenPrompt():
-            return _text(prompt.tokens, dialect)
+            return _convert_text(prompt.tokens, dialect)
         case frames.MixedPrompt():
             if "mixed_prompts" not in dialect.known:
-                raise refusal("prompt", dialect, "it takes text or token ids, and not both")
-            return _text(prompt.parts, dialect)
+                raise refusal("prompt", dialect, "it accepts text or token ids, but not both")
+            return _convert_text(prompt.parts, dialect)
         case frames.InfillPrompt():
-            return _infill(prompt, dialect, names)
+            return _convert_infill(prompt, dialect, names)
 
 
-def _text(prompt: object, dialect: Dialect) -> Asked:
-    """By llama-server's own path where there is one: it says which stop text came, and tokens' ids."""
+def _convert_text(prompt: object, dialect: Dialect) -> Asked:
+    """Use llama-server's own path where there is one: it also returns the stop text and token ids."""
     if dialect.native:
         return Asked("native", "/completion", {"prompt": prompt})
     return Asked("text", "completions", {"prompt": prompt})
 
 
-def _message(message: frames.Message) -> Body:
-    said: Body = {"role": message.role, "content": message.content, **message.extra}
+def _convert_message(message: frames.Message) -> Body:
+    body: Body = {"role": message.role, "content": message.content, **message.extra}
     if calls := message.extra.get("tool_calls"):
-        said["tool_calls"] = [_called(call) for call in calls]
-    return said
+        body["tool_calls"] = [_convert_call(call) for call in calls]
+    return body
 
 
-def _called(call: dict[str, Any]) -> dict[str, Any]:
-    """An earlier call with its arguments as their JSON, as servers want it."""
+def _convert_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return an earlier call with its arguments as JSON text, which is what servers expect."""
     function = call["function"]
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {"type": "function", **call, "function": {**function, "arguments": text}}
 
 
-# How families write what is to be filled in: by the beginning of a model's name.
-_MIDDLES = (
+# The markers for infilling of model families, by the beginning of a model's name.
+_INFILL_MARKERS = (
     (("qwen2.5-coder", "qwen3-coder", "codegemma", "codeqwen"),
      ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")),
     (("starcoder", "granite", "stable-code", "santacoder"),
@@ -166,83 +173,87 @@ _MIDDLES = (
 
 
 def fills_in(names: Sequence[str]) -> tuple[str, str, str] | None:
-    """The markers of a model by what it is called."""
-    last = [name.rpartition("/")[2].lower() for name in names]
-    found = (marks for starts, marks in _MIDDLES if any(each.startswith(starts) for each in last))
-    return next(found, None)
+    """Return the infill markers of a model by its names, or None if its family is not known."""
+    base_names = [name.rpartition("/")[2].lower() for name in names]
+    for prefixes, markers in _INFILL_MARKERS:
+        if any(name.startswith(prefixes) for name in base_names):
+            return markers
+    return None
 
 
-def _infill(prompt: frames.InfillPrompt, dialect: Dialect, names: list[str]) -> Asked:
-    """By the server itself, else with its model's markers."""
+def _convert_infill(prompt: frames.InfillPrompt, dialect: Dialect, names: list[str]) -> Asked:
+    """Use llama-server's own path for infilling, or else the markers of the model."""
     if dialect.native:
         body = {"input_prefix": prompt.prefix, "input_suffix": prompt.suffix}
         extra = [{"filename": name, "text": text} for name, text in prompt.extra]
         return Asked("native", "/infill", {**body, "prompt": prompt.prompt, "input_extra": extra})
-    marks = fills_in(names)
-    if marks is None:
-        raise refusal("input_suffix", dialect, f"how '{names[0][:80]}' fills in is not known")
-    before, after, middle = marks
-    text = f"{before}{prompt.prefix}{prompt.prompt}{after}{prompt.suffix}{middle}"
+    markers = fills_in(names)
+    if markers is None:
+        raise refusal(
+            "input_suffix", dialect, f"the infill markers of '{names[0][:80]}' are not known"
+        )
+    prefix_marker, suffix_marker, middle_marker = markers
+    text = f"{prefix_marker}{prompt.prefix}{prompt.prompt}{suffix_marker}{prompt.suffix}{middle_marker}"
     return Asked("text", "completions", {"prompt": text}, ["input_extra"] if prompt.extra else [])
 
 
-# ------------------------------------------------------------------------ how
+# ------------------------------------------------------------------------ the other fields
 
 
-def _limited(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
+def _add_limits(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
     if request.max_tokens is not None:
-        name = "n_predict" if found.api == "native" else "max_tokens"
-        found.body[name] = request.max_tokens
-    elif found.api == "text":
-        found.endless = True
+        name = "n_predict" if sent.api == "native" else "max_tokens"
+        sent.body[name] = request.max_tokens
+    elif sent.api == "text":
+        sent.endless = True
     if request.stop:
-        found.body["stop"] = request.stop
+        sent.body["stop"] = request.stop
     for name in ("min_tokens", "stop_token_ids"):
         if bound := getattr(request, name):
             if name not in dialect.known:
                 raise refusal(name, dialect)
-            found.body[name] = bound
-    ours = (
+            sent.body[name] = bound
+    extensions = (
         ("t_max_predict_ms", request.max_predict_ms),
         ("n_indent", request.single_line_indent),
     )
-    for name, value in ours:
+    for name, value in extensions:
         if value is not None and name in dialect.known:
-            found.body[name] = value
+            sent.body[name] = value
         elif value is not None:
-            found.left_out.append(name)
+            sent.left_out.append(name)
     if request.exact and "exact" not in dialect.known:
         raise refusal("exact", dialect)
 
 
-def _sampled(found: Asked, sampling: frames.Sampling, dialect: Dialect) -> None:
-    for name, _, also in parameters():
+def _add_sampling(sent: Asked, sampling: frames.Sampling, dialect: Dialect) -> None:
+    for name, _, bounds in parameters():
         value = getattr(sampling, name)
         if value is None:
             continue
         if name in dialect.sampling:
-            found.body[dialect.sampling[name]] = value
-        elif value != also.off:
-            found.left_out.append(name)
+            sent.body[dialect.sampling[name]] = value
+        elif value != bounds.off:
+            sent.left_out.append(name)
     if sampling.infill and "samplers" in dialect.known:
-        named = ["top_k", "typ_p", "top_p", "min_p", "infill"]
-        found.body["samplers"] = named
+        samplers = ["top_k", "typ_p", "top_p", "min_p", "infill"]
+        sent.body["samplers"] = samplers
     elif sampling.infill:
-        found.left_out.append("samplers")
+        sent.left_out.append("samplers")
     if sampling.ignore_eos:
         if "ignore_eos" not in dialect.known:
             raise refusal("ignore_eos", dialect)
-        found.body["ignore_eos"] = True
+        sent.body["ignore_eos"] = True
 
 
-def _biased(body: Body, sampling: frames.Sampling, dialect: Dialect) -> None:
+def _add_bias(body: Body, sampling: frames.Sampling, dialect: Dialect) -> None:
     if sampling.text_bias and not dialect.bias_of_texts:
-        raise refusal("logit_bias", dialect, "it takes token ids")
+        raise refusal("logit_bias", dialect, "it accepts token ids only")
     if dialect.bias_of_texts:
-        both = [*sampling.logit_bias.items(), *sampling.text_bias.items()]
-        if both:
+        biases = [*sampling.logit_bias.items(), *sampling.text_bias.items()]
+        if biases:
             body["logit_bias"] = [
-                [key, False if value == -math.inf else value] for key, value in both
+                [key, False if value == -math.inf else value] for key, value in biases
             ]
     elif sampling.logit_bias:
         body["logit_bias"] = {
@@ -250,18 +261,18 @@ def _biased(body: Body, sampling: frames.Sampling, dialect: Dialect) -> None:
         }
 
 
-def _constrained(found: Asked, constraint: frames.Constraint, dialect: Dialect) -> None:
+def _add_constraint(sent: Asked, constraint: frames.Constraint, dialect: Dialect) -> None:
     field = constraint.param or constraint.kind
-    allowed = dialect.constraints if found.api == "chat" else dialect.text_constraints
+    allowed = dialect.constraints if sent.api == "chat" else dialect.text_constraints
     if constraint.kind not in allowed:
         raise refusal(field, dialect)
     if constraint.begun:
-        raise refusal(field, dialect, "an answer that goes on cannot be constrained there")
+        raise refusal(field, dialect, "it cannot constrain an answer that is continued")
     schema = msgspec.json.decode(constraint.source) if constraint.kind == "json_schema" else None
-    dialect.constrain(found.body, constraint, schema)
+    dialect.constrain(sent.body, constraint, schema)
 
 
-def _with_tools(
+def _add_tools(
     body: Body, prompt: frames.ChatPrompt, allowed: Tools | None, dialect: Dialect
 ) -> None:
     if not prompt.tools or allowed is None:
@@ -272,71 +283,73 @@ def _with_tools(
         body["tool_choice"] = "required"
         if len(names) == 1 and dialect.names_tools:
             body["tool_choice"] = {"type": "function", "function": {"name": names[0]}}
-        elif len(names) < len(prompt.tools):  # those that may not be called are not shown, either
-            body["tools"] = [each for each in prompt.tools if each["function"]["name"] in names]
+        elif len(names) < len(
+            prompt.tools
+        ):  # tools that may not be called must not be shown either
+            body["tools"] = [tool for tool in prompt.tools if tool["function"]["name"] in names]
     if not allowed.parallel:
         body["parallel_tool_calls"] = False
 
 
-def _with_template(
-    found: Asked, request: frames.Generate, prompt: frames.ChatPrompt, dialect: Dialect
+def _add_template_options(
+    sent: Asked, request: frames.Generate, prompt: frames.ChatPrompt, dialect: Dialect
 ) -> None:
-    told = prompt.template_kwargs
-    if told and dialect.template_kwargs:
-        found.body["chat_template_kwargs"] = told
-    elif told:
-        if effort := told.get("reasoning_effort"):
-            found.body["reasoning_effort"] = effort
-        theirs = told.keys() - {"reasoning_effort", "enable_thinking", "thinking"}
-        if theirs:
+    options = prompt.template_kwargs
+    if options and dialect.template_kwargs:
+        sent.body["chat_template_kwargs"] = options
+    elif options:
+        if effort := options.get("reasoning_effort"):
+            sent.body["reasoning_effort"] = effort
+        unknown = options.keys() - {"reasoning_effort", "enable_thinking", "thinking"}
+        if unknown:
             raise refusal("chat_template_kwargs", dialect)
-        if told.get("enable_thinking") is False:
-            found.left_out.append("reasoning_effort")
+        if options.get("enable_thinking") is False:
+            sent.left_out.append("reasoning_effort")
     if not request.thoughts and "reasoning_format" in dialect.known:
-        found.body["reasoning_format"] = "none"
+        sent.body["reasoning_format"] = "none"
     if request.thinking is not None and "thinking" not in dialect.known:
-        found.left_out.append("reasoning_budget_tokens")
+        sent.left_out.append("reasoning_budget_tokens")
     if not prompt.add_generation_prompt and not prompt.continued:
         raise refusal("add_generation_prompt", dialect)
 
 
-def _probable(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
+def _add_logprobs(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
     if request.post_sampling:
         raise InvalidRequest(
-            "'post_sampling_probs' cannot be had of a pair that another server answers for.",
+            "A pair that another server answers for does not support 'post_sampling_probs'.",
             param="post_sampling_probs",
         )
-    if request.return_tokens and found.api == "native":
-        found.body["return_tokens"] = True
+    if request.return_tokens and sent.api == "native":
+        sent.body["return_tokens"] = True
     elif request.return_tokens and dialect.names_tokens:
-        found.body["return_token_ids"] = True
+        sent.body["return_token_ids"] = True
     elif request.return_tokens:
-        found.left_out.append("return_tokens")
+        sent.left_out.append("return_tokens")
     if request.prompt_logprobs is not None:
-        raise refusal("logprobs", dialect, "those of a prompt are computed by local pairs only")
+        raise refusal("logprobs", dialect, "only local pairs compute those of a prompt")
     if request.top_logprobs is None:
         return
-    # To llama-server none beside the token itself are no log-probabilities at all.
+    # With zero alternatives llama-server returns no log-probabilities at all.
     tops = max(request.top_logprobs, 1) if dialect.native else request.top_logprobs
-    match found.api:
+    match sent.api:
         case "chat":
-            found.body |= {"logprobs": True, "top_logprobs": tops}
+            sent.body |= {"logprobs": True, "top_logprobs": tops}
         case "text":
-            found.body["logprobs"] = tops
+            sent.body["logprobs"] = tops
         case "native":
-            found.body["n_probs"] = tops
+            sent.body["n_probs"] = tops
 
 
-def _hinted(found: Asked, request: frames.Generate, dialect: Dialect) -> None:
-    """What changes no text."""
+def _add_hints(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
+    """Add the fields that change no text."""
     if "cache_prompt" in dialect.known:
-        found.body["cache_prompt"] = request.cache_prompt
+        sent.body["cache_prompt"] = request.cache_prompt
         if request.n_cache_reuse:
-            found.body["n_cache_reuse"] = request.n_cache_reuse
+            sent.body["n_cache_reuse"] = request.n_cache_reuse
     if request.timings and dialect.native:
-        found.body["timings_per_token"] = True
+        sent.body["timings_per_token"] = True
     if request.speculative.prediction is not None and "prediction" in dialect.known:
-        found.body["prediction"] = {"type": "content", "content": request.speculative.prediction}
-    asked = msgspec.structs.replace(request.speculative, prediction=None)
-    if asked != frames.Speculative() and "speculative" not in dialect.known:
-        found.left_out.append("speculative")
+        sent.body["prediction"] = {"type": "content", "content": request.speculative.prediction}
+    speculative = msgspec.structs.replace(request.speculative, prediction=None)
+    if speculative != frames.Speculative() and "speculative" not in dialect.known:
+        sent.left_out.append("speculative")

@@ -1,4 +1,4 @@
-"""One server: what is known of it, found out with the first request, and a request on its way through it."""
+"""One server: what is known about it, which the first request finds out, and the course of a request."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from localspec.errors import InvalidRequest, UpstreamError, UpstreamUnreachable
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 
-_LOOK = 10.0  # seconds for a list of models
-_SMALL = 60.0  # seconds for tokens of a text
-_SHOWN = 5  # models that an error names
+_LIST_TIMEOUT_S = 10.0  # for the list of models
+_ASK_TIMEOUT_S = 60.0  # for a small request, such as the tokens of a text
+_MAX_SHOWN_MODELS = 5  # in an error message
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of a server. context: tokens, 0 where it does not say. weights: what it says the model
-    is made of, None where it was not asked.
+    """What is known about a server.
+
+    context: in tokens, 0 if the server does not report it.
+    weights: the model that its model was made from, None if the server was not asked.
     """
 
     dialect: Dialect
@@ -40,8 +42,10 @@ class Known:
 
 @dataclass
 class Counted:
-    """The requests of one pair since the daemon started. measured: tokens of answers whose speculation
-    was told, `passes` of the target that gave them.
+    """The counts of the requests of one pair since the daemon started.
+
+    measured: tokens of the answers whose speculation was reported.
+    passes: target passes that produced these tokens.
     """
 
     running: int = 0
@@ -55,13 +59,13 @@ class Counted:
     passes: int = 0
 
     def done(self, done: frames.Done) -> None:
-        told = done.speculation
+        speculation = done.speculation
         self.tokens += done.completion_tokens
-        self.drafted += told.drafted
-        self.accepted += told.accepted
-        if told.rounds:
+        self.drafted += speculation.drafted
+        self.accepted += speculation.accepted
+        if speculation.rounds:
             self.measured += done.completion_tokens
-            self.passes += told.rounds
+            self.passes += speculation.rounds
 
 
 @dataclass
@@ -72,70 +76,77 @@ class Server:
     upstream: Upstream
     counted: Counted = field(default_factory=Counted)
     known: Known | None = None
-    problem: str = ""  # why it did not answer, the last time that it was asked
+    problem: str = ""  # why it did not respond to the last request
 
     def __post_init__(self) -> None:
         self.connection = Connection(self.name, self.upstream)
-        self._looking = asyncio.Lock()
-        self._looks: set[asyncio.Task[Counters | None]] = set()
-        self._tells = False  # whether its answers say what drafts came to
+        self._lookup_lock = asyncio.Lock()
+        self._counter_tasks: set[asyncio.Task[Counters | None]] = set()
+        self._reports_drafts = False  # whether its answers report their drafts
 
-    # ------------------------------------------------------------------ what it is
+    # ------------------------------------------------------------------ discovery
 
     async def found(self, *, weights: bool = False) -> Known:
-        """What is known of it; the first who asks has it found out. weights: those, too.
+        """Return what is known about the server. The first call finds it out; `weights` asks for these too.
 
         Raises:
-            UpstreamError: it cannot be. InvalidRequest: it has several models, and none is named.
+            UpstreamError: The server cannot be asked.
+            InvalidRequest: It has several models, and the pair names none of them.
         """
-        async with self._looking:
+        async with self._lookup_lock:
             if self.known is None or (weights and self.known.weights is None):
-                self.known = await self._look(weights)
+                self.known = await self._discover(weights)
             return self.known
 
-    async def _look(self, weights: bool) -> Known:
-        told = self.upstream
-        stated = KINDS.get(told.upstream_kind)
-        if stated and told.upstream_model and not weights:
-            return Known(stated, told.upstream_model)
-        data = self.connection.decoded(await self.connection.get("models", _LOOK))
+    async def _discover(self, weights: bool) -> Known:
+        upstream = self.upstream
+        stated = KINDS.get(upstream.upstream_kind)
+        if stated and upstream.upstream_model and not weights:
+            return Known(stated, upstream.upstream_model)
+        data = self.connection.decoded(await self.connection.get("models", _LIST_TIMEOUT_S))
         entries = data.get("data") if isinstance(data, dict) else None
         models = [
-            each
-            for each in (entries if isinstance(entries, list) else [])
-            if isinstance(each, dict) and isinstance(each.get("id"), str) and each["id"]
+            item
+            for item in (entries if isinstance(entries, list) else [])
+            if isinstance(item, dict) and isinstance(item.get("id"), str) and item["id"]
         ]
         if not models:
-            raise self.connection.nonsense("it lists no models")
-        entry = self._chosen(models)
+            raise self.connection.nonsense("the list of models is empty or invalid")
+        entry = self._choose_model(models)
         meta = entry.get("meta")
         context = whole(entry.get("max_model_len")) or whole(
             meta.get("n_ctx") if isinstance(meta, dict) else None
         )
         dialect = stated or of_owner(entry.get("owned_by"))
         root = entry.get("root")
-        made_of = root if isinstance(root, str) else ""
-        return Known(dialect, told.upstream_model or entry["id"], context or 0, made_of)
+        weights_name = root if isinstance(root, str) else ""
+        return Known(dialect, upstream.upstream_model or entry["id"], context or 0, weights_name)
 
-    def _chosen(self, models: list[dict[str, Any]]) -> dict[str, Any]:
-        """The entry of the model that is named, or of the only one; another localspec's first is its own
-        choice. What hangs on another one (an adapter) is none of its own.
+    def _choose_model(self, models: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the entry of the model that the pair names, or of the server's only model.
+
+        Another localspec lists its default model first. Adapters, which have a parent, are not counted.
         """
-        wanted = self.upstream.upstream_model
-        if wanted:
-            return next((each for each in models if each["id"] == wanted), models[0])
-        own = [each for each in models if not each.get("parent")]
-        if len(own) == 1 or (own and of_owner(own[0].get("owned_by")).kind == "localspec"):
-            return own[0]
-        names = ", ".join(self.connection.clean(each["id"]) for each in models[:_SHOWN])
+        name = self.upstream.upstream_model
+        if name:
+            return next((model for model in models if model["id"] == name), models[0])
+        base_models = [model for model in models if not model.get("parent")]
+        if len(base_models) == 1 or (
+            base_models and of_owner(base_models[0].get("owned_by")).kind == "localspec"
+        ):
+            return base_models[0]
+        ellipsis = "…" * (len(models) > _MAX_SHOWN_MODELS)
+        names = ", ".join(
+            self.connection.clean(model["id"]) for model in models[:_MAX_SHOWN_MODELS]
+        )
         raise InvalidRequest(
-            f"The server of '{self.name}' has several models: {names}{'…' * (len(models) > _SHOWN)}. "
+            f"The server of '{self.name}' has several models: {names}{ellipsis}. "
             f"Name one: localspec add {self.name} --upstream … --upstream-model NAME --replace",
             param="model",
         )
 
     def info(self) -> frames.Loaded:
-        """As of a pair that is loaded; nobody is asked for it."""
+        """Return the information of a loaded pair, without a request to the server."""
         known = self.known
         model = known.model if known else self.upstream.upstream_model
         return frames.Loaded(
@@ -153,30 +164,33 @@ class Server:
     # ------------------------------------------------------------------ requests
 
     async def events(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
-        """Those of one answer. Closing this closes the connection.
+        """Yield the events of one answer. Closing this generator closes the connection.
+
+        A connection that fails before the first text is tried once more, unless the pair has a fallback.
 
         Raises:
-            UpstreamUnreachable: nobody answers. UpstreamError, InvalidRequest: no answer, or no more of it.
+            UpstreamUnreachable: The server does not respond.
+            UpstreamError, InvalidRequest: The server refused the request or broke off the answer.
         """
-        came = False
-        for last in (False, True):
+        text_began = False
+        for is_last_try in (False, True):
             try:
-                async with contextlib.aclosing(self._once(request)) as events:
+                async with contextlib.aclosing(self._try_once(request)) as events:
                     async for event in events:
-                        came = came or isinstance(event, frames.Delta)
+                        text_began = text_began or isinstance(event, frames.Delta)
                         if isinstance(event, frames.Done):
-                            self.problem = ""  # here, for nobody reads on behind it
+                            self.problem = ""  # now, because the reader stops at this event
                         yield event
                 return
             except UpstreamUnreachable as error:
                 self.problem = error.message
-                if came:  # a part of an answer was seen, so it cannot begin anew
+                if text_began:  # the client has a part of the answer, so it cannot start again
                     raise UpstreamError(error.message) from None
-                self.known = None  # who comes back may be another
-                if last or self.upstream.fallback:
+                self.known = None  # another server may come back at this address
+                if is_last_try or self.upstream.fallback:
                     raise
 
-    async def _once(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
+    async def _try_once(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
         known = await self.found()
         dialect, connection = known.dialect, self.connection
         infill = isinstance(request.prompt, frames.InfillPrompt) and not dialect.native
@@ -184,44 +198,49 @@ class Server:
             known = await self.found(weights=True)
         sent = asked(request, dialect, known.model, known.weights or "")
         if sent.endless and dialect.kind == "vllm":
-            await self._filling(sent)
+            await self._fill_context(sent)
         began = time.monotonic()
         if sent.only_read and not dialect.native:
-            # A prompt that is to be read ahead, which only those take that share our names.
+            # Only servers with llama-server's own API can read a prompt ahead without an answer.
             yield frames.Started(0, 0, 0, note=sent.note)
             yield frames.Done(0, "length", 0, 0, frames.Timings(), frames.Speculation())
             return
-        counting = Counting(connection, dialect, self._looks) if self._counts(dialect) else None
-        answered = self._answered(sent, known, began, counting)
-        async with contextlib.aclosing(answered) as events:
+        counting = (
+            Counting(connection, dialect, self._counter_tasks)
+            if self._can_use_counters(dialect)
+            else None
+        )
+        stream = self._stream_answer(sent, known, began, counting)
+        async with contextlib.aclosing(stream) as events:
             async for event in events:
                 yield event
 
-    async def _filling(self, sent: Asked) -> None:
-        """A text that may fill vLLM's context: it takes no more than that, and 16 tokens for no limit."""
+    async def _fill_context(self, sent: Asked) -> None:
+        """Set the limit of a text to the rest of vLLM's context. Without a limit vLLM writes 16 tokens."""
         known, prompt = await self.found(weights=True), sent.body["prompt"]
         if isinstance(prompt, str):
             body = {"prompt": prompt, "model": known.model}
-            said = await self.connection.ask("/tokenize", body, _SMALL)
-            prompt = _tokens(self.connection, said)["tokens"]
+            response = await self.connection.ask("/tokenize", body, _ASK_TIMEOUT_S)
+            prompt = _parse_tokens(self.connection, response)["tokens"]
         if known.context > len(prompt):
             sent.body["max_tokens"], sent.endless = known.context - len(prompt), False
 
-    def _counts(self, dialect: Dialect) -> bool:
-        """Whether the server's counters may tell of one answer: where its answers do not, and we ask for
-        no other beside it.
-        """
-        return bool(dialect.metrics) and not self._tells and self.counted.running <= 1
+    def _can_use_counters(self, dialect: Dialect) -> bool:
+        """Return whether the server's counters can measure one answer.
 
-    async def _answered(
+        They are used if its answers do not report their drafts and no other request of ours is running.
+        """
+        return bool(dialect.metrics) and not self._reports_drafts and self.counted.running <= 1
+
+    async def _stream_answer(
         self, sent: Asked, known: Known, began: float, counting: Counting | None
     ) -> AsyncGenerator[Event, None]:
         dialect, connection = known.dialect, self.connection
         async with connection.streamed(sent.path, sent.body, sent.most_bytes) as lines:
             yield frames.Started(0, 0, 0, note=sent.note)
             reply = Reply(connection, dialect, sent, began)
-            async with contextlib.aclosing(objects(connection, lines)) as found:
-                async for chunk in found:
+            async with contextlib.aclosing(objects(connection, lines)) as chunks:
+                async for chunk in chunks:
                     for delta in reply.take(chunk):
                         lines.heard()
                         yield delta
@@ -229,22 +248,23 @@ class Server:
                         break
             if not reply.over:
                 raise reply.cut()
-            await _to_its_end(lines)
-        self._tells = self._tells or reply.tells
+            await _finish_stream(lines)
+        self._reports_drafts = self._reports_drafts or reply.tells
         yield reply.done(
             await counting.end(reply.written) if counting and not reply.tells else None
         )
 
     async def close(self) -> None:
-        """The end: no connection stays."""
-        await asyncio.gather(*self._looks)
+        """Close all connections."""
+        await asyncio.gather(*self._counter_tasks)
         await self.connection.close()
 
     async def ask(self, request: Any) -> dict[str, Any]:
-        """The answer to a small request.
+        """Return the response to a small request.
 
         Raises:
-            InvalidRequest: the server has nothing for it. UpstreamError.
+            InvalidRequest: The server has no endpoint for it.
+            UpstreamError: The server failed.
         """
         known = await self.found()
         dialect, ask = known.dialect, self.connection.ask
@@ -252,47 +272,53 @@ class Server:
             case frames.Tokenize() if dialect.native:
                 body = {"content": request.text, "add_special": request.add_special}
                 body |= {"parse_special": request.parse_special, "with_pieces": request.pieces}
-                body["model"] = known.model  # another localspec has several
-                return _tokens(self.connection, await ask("/tokenize", body, _SMALL))
+                body["model"] = known.model  # another localspec may have several models
+                return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
             case frames.Tokenize() if dialect.kind == "vllm":
                 if not request.parse_special:
-                    raise refusal("parse_special", dialect, "it takes markers for tokens")
+                    raise refusal("parse_special", dialect, "it always parses special tokens")
                 if request.pieces:
-                    raise refusal("with_pieces", dialect, "it shows them as its tokenizer has them")
+                    raise refusal("with_pieces", dialect, "its texts are not those of the prompt")
                 body = {"prompt": request.text, "add_special_tokens": request.add_special}
                 body["model"] = known.model
-                return _tokens(self.connection, await ask("/tokenize", body, _SMALL))
+                return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
             case frames.Detokenize() if dialect.native or dialect.kind == "vllm":
                 body = {"tokens": request.tokens, "model": known.model}
-                said = await ask("/detokenize", body, _SMALL)
+                response = await ask("/detokenize", body, _ASK_TIMEOUT_S)
                 key = "content" if dialect.native else "prompt"
-                return {"content": self._text(said, key)}
+                return {"content": self._get_text(response, key)}
             case frames.ApplyTemplate() if dialect.native:
-                return {"prompt": await self._templated(request.prompt, known)}
+                return {"prompt": await self._apply_template(request.prompt, known)}
             case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.native:
-                text = await self._templated(prompt, known)
+                text = await self._apply_template(prompt, known)
                 body = {"content": text, "add_special": True, "parse_special": True}
                 body["model"] = known.model
-                tokens = _tokens(self.connection, await ask("/tokenize", body, _SMALL))
+                tokens = _parse_tokens(
+                    self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S)
+                )
                 return {"tokens": len(tokens["tokens"])}
             case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.kind == "vllm":
-                said = await ask("/tokenize", _template(prompt, known), _SMALL)
-                return {"tokens": len(_tokens(self.connection, said)["tokens"])}
-        raise refusal(_FIELDS.get(type(request), "model"), dialect, "it offers nothing for it")
+                response = await ask("/tokenize", _template_body(prompt, known), _ASK_TIMEOUT_S)
+                return {"tokens": len(_parse_tokens(self.connection, response)["tokens"])}
+        raise refusal(
+            _ERROR_FIELDS.get(type(request), "model"), dialect, "it has no endpoint for it"
+        )
 
-    async def _templated(self, prompt: frames.ChatPrompt, known: Known) -> str:
-        body = _template(prompt, known)
-        return self._text(await self.connection.ask("/apply-template", body, _SMALL), "prompt")
+    async def _apply_template(self, prompt: frames.ChatPrompt, known: Known) -> str:
+        body = _template_body(prompt, known)
+        return self._get_text(
+            await self.connection.ask("/apply-template", body, _ASK_TIMEOUT_S), "prompt"
+        )
 
-    def _text(self, said: Any, key: str) -> str:
-        value = said.get(key) if isinstance(said, dict) else None
+    def _get_text(self, response: Any, key: str) -> str:
+        value = response.get(key) if isinstance(response, dict) else None
         if not isinstance(value, str):
-            raise self.connection.nonsense(f"it has no '{key}'")
+            raise self.connection.nonsense(f"there is no '{key}'")
         return value
 
 
-# Of a chat, what its template makes something of.
-_OF_TEMPLATES = {
+# The fields of a chat request that a chat template uses.
+_TEMPLATE_FIELDS = {
     "messages",
     "chat_template_kwargs",
     "add_generation_prompt",
@@ -301,14 +327,15 @@ _OF_TEMPLATES = {
 }
 
 
-def _template(prompt: frames.ChatPrompt, known: Known) -> dict[str, Any]:
-    """A chat as it is sent to have its template applied."""
+def _template_body(prompt: frames.ChatPrompt, known: Known) -> dict[str, Any]:
+    """Return the body of a request to apply the chat template."""
     sent = asked(frames.Generate(0, prompt), known.dialect, known.model)
-    body = {key: sent.body[key] for key in sent.body.keys() & _OF_TEMPLATES}
+    body = {key: sent.body[key] for key in sent.body.keys() & _TEMPLATE_FIELDS}
     return {**body, "tools": prompt.tools} if prompt.tools else body
 
 
-_FIELDS: dict[type, str] = {
+# The field that an error names, by the type of a small request.
+_ERROR_FIELDS: dict[type, str] = {
     frames.Tokenize: "content",
     frames.Detokenize: "tokens",
     frames.ApplyTemplate: "messages",
@@ -316,27 +343,27 @@ _FIELDS: dict[type, str] = {
 }
 
 
-async def _to_its_end(lines: Lines) -> None:
-    """Let a stream that is over end, so that its connection can be used again; a short while at most."""
+async def _finish_stream(lines: Lines) -> None:
+    """Read the end of a finished stream for a short time, so that its connection can be used again."""
     with contextlib.suppress(UpstreamError, TimeoutError):
         async with asyncio.timeout(0.05):
             async for _ in lines:
                 pass
 
 
-def _tokens(connection: Connection, said: Any) -> dict[str, Any]:
-    """Token ids, and where llama-server names them so their texts."""
-    entries = said.get("tokens") if isinstance(said, dict) else None
+def _parse_tokens(connection: Connection, response: Any) -> dict[str, Any]:
+    """Return the token ids, and their texts where llama-server sends them."""
+    entries = response.get("tokens") if isinstance(response, dict) else None
     if not isinstance(entries, list) or len(entries) > frames.MOST_TOKENS:
-        raise connection.nonsense("it has no list of 'tokens'")
+        raise connection.nonsense("there is no list of 'tokens'")
     tokens, pieces = [], []
     for entry in entries:
-        number, piece = entry, ""
+        token_id, piece = entry, ""
         if isinstance(entry, dict):
-            number, piece = entry.get("id"), entry.get("piece", "")
-        if whole(number) is None:
-            raise connection.nonsense("a token is no number")
-        tokens.append(number)
+            token_id, piece = entry.get("id"), entry.get("piece", "")
+        if whole(token_id) is None:
+            raise connection.nonsense("a token is not a number")
+        tokens.append(token_id)
         if isinstance(piece, list) and all(isinstance(b, int) and 0 <= b < 256 for b in piece):
             pieces.append(bytes(piece))
         else:

@@ -1,7 +1,8 @@
-"""The servers by their pairs, and whose turn it is when one does not answer.
+"""The servers by pair, and the fallback when one does not answer.
 
-One with a fallback that did not answer is tried again in the background, for as long as anybody asks for its
-pair, and until it answers nobody waits for it any more. All others are contacted for a request alone.
+A server with a fallback that did not answer is tried again in the background as long as clients ask for its
+pair. Until it answers, their requests go to the fallback at once. Other servers are contacted only for a
+request.
 """
 
 from __future__ import annotations
@@ -27,46 +28,41 @@ from localspec.errors import (
 from localspec.protocol import frames
 from localspec.protocol.answers import UpstreamStatus
 
-# Where another pair would answer: what comes of an answer within the first of these says enough, else a sign
-# of life must come within the second.
-_BEGINS = 0.1  # seconds
-_PATIENCE = 0.8
-_AGAIN = (
-    1.0,
-    2.0,
-    4.0,
-    8.0,
-    15.0,
-)  # seconds between two tries in the background, then the last one
-_GIVES_UP = 600.0  # seconds without a request, after which it is left alone
+# If the pair has a fallback and no event arrives within the first time, the server must respond to a small
+# request within the second. Otherwise the fallback answers.
+_FIRST_EVENT_S = 0.1
+_PROBE_TIMEOUT_S = 0.8
+# Seconds between two tries in the background. The last one repeats.
+_RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_GIVE_UP_AFTER_S = 600.0  # without a request for the pair, the tries end
 
 
 class Upstreams:
-    """The servers that were asked since the daemon started."""
+    """The servers that were used since the daemon started."""
 
     def __init__(self, resolve: Callable[[str], frames.PairFiles]) -> None:
-        """`resolve`: the files of a pair by its name; blocks."""
+        """Create the table of servers. `resolve` returns the files of a pair by its name, and blocks."""
         self._resolve = resolve
         self._servers: dict[str, Server] = {}
-        self._away: dict[str, asyncio.Task[None]] = {}
-        self._asked: dict[str, float] = {}  # when a pair was asked last
-        self._heard: dict[str, float] = {}  # when anything of an answer of its server came last
+        self._away: dict[str, asyncio.Task[None]] = {}  # the tasks that try a server again, by pair
+        self._requested_at: dict[str, float] = {}  # time of the last request, by pair
+        self._heard_at: dict[str, float] = {}  # time of the last event of any answer, by pair
         self._running: set[Streamed] = set()
 
     def of(self, pair: frames.PairFiles) -> Server:
-        """The server of a pair; another one where models.toml names another by now."""
+        """Return the server of a pair, a new one if models.toml names another server by now."""
         assert pair.upstream is not None
-        held = self._servers.get(pair.name)
-        if held is None or held.upstream != pair.upstream:
-            if held is not None:
-                self._forget(held)
-            held = self._servers[pair.name] = Server(pair.name, pair.upstream)
-        return held
+        server = self._servers.get(pair.name)
+        if server is None or server.upstream != pair.upstream:
+            if server is not None:
+                self._forget(server)
+            server = self._servers[pair.name] = Server(pair.name, pair.upstream)
+        return server
 
     def _forget(self, server: Server) -> None:
-        if trying := self._away.pop(server.name, None):
-            trying.cancel()
-        self._heard.pop(server.name, None)
+        if retry_task := self._away.pop(server.name, None):
+            retry_task.cancel()
+        self._heard_at.pop(server.name, None)
 
     # ------------------------------------------------------------------ requests
 
@@ -74,65 +70,65 @@ class Upstreams:
     async def running(
         self, pair: frames.PairFiles, request: frames.Generate, job: Job
     ) -> AsyncIterator[Running]:
-        """One request on its way; when the body ends early its connection is closed at once.
+        """Run one request. Leaving the block early closes its connection at once.
 
         Raises:
-            UpstreamUnreachable: nobody answers, and nothing of an answer was seen.
+            UpstreamUnreachable: The server does not respond, and no part of an answer has arrived.
         """
         server = self.of(pair)
-        counted = server.counted
-        counted.requests += 1
-        counted.running += 1
-        self._asked[pair.name] = time.monotonic()
-        running = Streamed(request, job, self._heard_of(server, request))
+        counts = server.counted
+        counts.requests += 1
+        counts.running += 1
+        self._requested_at[pair.name] = time.monotonic()
+        running = Streamed(request, job, self._record_events(server, request))
         self._running.add(running)
-        watching: asyncio.Task[None] | None = None
+        watch_task: asyncio.Task[None] | None = None
         try:
             if server.upstream.fallback:
                 if server.name in self._away:
                     raise UpstreamUnreachable(server.problem)
-                watching = asyncio.create_task(self._watch(server, running))
+                watch_task = asyncio.create_task(self._abort_if_unreachable(server, running))
             yield running
         except LocalspecError:
-            counted.failed += 1
+            counts.failed += 1
             raise
         finally:
-            if watching:
-                watching.cancel()
-            counted.running -= 1
+            if watch_task:
+                watch_task.cancel()
+            counts.running -= 1
             self._running.discard(running)
             await running.close()
             if running.done:
-                counted.done(running.done)
+                counts.done(running.done)
 
-    async def _heard_of(
+    async def _record_events(
         self, server: Server, request: frames.Generate
     ) -> AsyncGenerator[Event, None]:
         async with contextlib.aclosing(server.events(request)) as events:
             async for event in events:
-                self._heard[server.name] = time.monotonic()
+                self._heard_at[server.name] = time.monotonic()
                 yield event
 
-    async def _watch(self, server: Server, running: Streamed) -> None:
-        """Where another pair would answer: end a request whose server is not there, as far as can be seen.
+    async def _abort_if_unreachable(self, server: Server, running: Streamed) -> None:
+        """End a request of a pair with a fallback if its server seems to be unreachable.
 
-        It is asked for a sign of life beside the request, which waits for no journey more. However lately
-        it answered, the link may be cut since, and then nothing says so.
+        A small second request, which does not delay the first, must get a response. An answer a short time
+        ago proves nothing: the link may have been cut since, without any sign of it.
         """
         began = time.monotonic()
-        await asyncio.sleep(_BEGINS)
+        await asyncio.sleep(_FIRST_EVENT_S)
         if running.begun:
             return
         try:
-            await self._sign_of_life(server)
+            await self._probe(server)
         except UpstreamUnreachable as error:
-            # One that is busy may be slow to give a sign while its other answers go on.
-            if not running.begun and self._heard.get(server.name, 0.0) < began:
+            # A busy server may be slow to respond while its other answers go on.
+            if not running.begun and self._heard_at.get(server.name, 0.0) < began:
                 running.abort(error)
 
-    async def _sign_of_life(self, server: Server) -> None:
+    async def _probe(self, server: Server) -> None:
         try:
-            await server.connection.get("models", _PATIENCE)
+            await server.connection.get("models", _PROBE_TIMEOUT_S)
         except UpstreamTimeout as error:
             server.problem = error.message
             raise UpstreamUnreachable(error.message) from None
@@ -140,110 +136,111 @@ class Upstreams:
             server.problem = error.message
             raise
         except LocalspecError:
-            pass  # it answers; whatever it has against the question, the request will meet it
+            pass  # it responds; the actual request will run into the same error, if it matters
 
     async def ask(self, pair: frames.PairFiles, request: Request) -> frames.Reply:
-        """The answer to a small request. Raises as Server.ask."""
+        """Return the response to a small request. Raises as Server.ask."""
         return frames.Reply(0, await self.of(pair).ask(request))
 
     def info(self, pair: frames.PairFiles) -> frames.Loaded:
-        """As of a pair that is loaded. Contacts nobody."""
+        """Return the information of a loaded pair, without a request to the server."""
         return self.of(pair).info()
 
-    # ------------------------------------------------------------------ whose turn it is
+    # ------------------------------------------------------------------ fallbacks
 
     async def stand_in(
         self, request: frames.Generate, failed: Sequence[Unanswered]
     ) -> tuple[frames.PairFiles, frames.Generate, str]:
-        """Return who answers in the place of the last of these servers, what it is asked, and the line that
-        says so. Each of them is the fallback of the one before.
+        """Return the pair that answers in place of the last of these servers, its request, and a note.
+
+        `failed` are the servers that did not answer, each the fallback of the one before.
 
         Raises:
-            UpstreamUnreachable: nobody does, as no fallback is named, it is not here, or it was tried.
+            UpstreamUnreachable: No fallback is configured, it is missing, or it has failed too.
         """
         server = self.of(failed[-1][0])
         name = server.upstream.fallback
-        problems = [each.message for _, each in failed]
+        problems = [error.message for _, error in failed]
         if not name:
-            raise _nobody(problems)
-        self._try_again(server)
+            raise _all_failed(problems)
+        self._start_retries(server)
         try:
-            other = await asyncio.to_thread(self._resolve, name)
+            fallback = await asyncio.to_thread(self._resolve, name)
         except ModelNotFound:
-            raise _nobody([*problems, f"Its fallback '{name}' is not here."]) from None
+            raise _all_failed([*problems, f"Its fallback '{name}' does not exist."]) from None
         except LocalspecError as unusable:
-            why = f"Its fallback '{name}' cannot be used: {unusable.message}"
-            raise _nobody([*problems, why]) from None
-        if other.name in {each.name for each, _ in failed}:
-            raise _nobody(problems)
+            reason = f"Its fallback '{name}' cannot be used: {unusable.message}"
+            raise _all_failed([*problems, reason]) from None
+        if fallback.name in {pair.name for pair, _ in failed}:
+            raise _all_failed(problems)
         server.counted.fallbacks += 1
         return (
-            other,
-            _in_place(request),
-            f"{' '.join(problems)} '{other.name}' answers in its place.",
+            fallback,
+            _adapt_request(request),
+            f"{' '.join(problems)} '{fallback.name}' answers in its place.",
         )
 
-    def _try_again(self, server: Server) -> None:
-        """In the background, until it answers or nobody asks any more."""
+    def _start_retries(self, server: Server) -> None:
+        """Try the server again in the background until it responds or no client uses its pair any more."""
         if server.name not in self._away:
-            self._away[server.name] = asyncio.create_task(self._trying(server))
+            self._away[server.name] = asyncio.create_task(self._retry(server))
 
-    async def _trying(self, server: Server) -> None:
+    async def _retry(self, server: Server) -> None:
         tries = 0
         try:
-            while time.monotonic() - self._asked.get(server.name, 0.0) < _GIVES_UP:
-                await asyncio.sleep(_AGAIN[min(tries, len(_AGAIN) - 1)])
+            while time.monotonic() - self._requested_at.get(server.name, 0.0) < _GIVE_UP_AFTER_S:
+                await asyncio.sleep(_RETRY_DELAYS_S[min(tries, len(_RETRY_DELAYS_S) - 1)])
                 tries += 1
                 with contextlib.suppress(UpstreamUnreachable):
-                    await self._sign_of_life(server)
+                    await self._probe(server)
                     server.problem, server.known = "", None
                     return
         finally:
             self._away.pop(server.name, None)
 
-    # ------------------------------------------------------------------ what is told, and the end
+    # ------------------------------------------------------------------ status and end
 
     def statuses(self) -> list[UpstreamStatus]:
-        return [_status(each, each.name in self._away) for each in self._servers.values()]
+        return [_status(server, server.name in self._away) for server in self._servers.values()]
 
     def abort(self, error: LocalspecError) -> None:
-        """Fail everything that runs."""
-        for each in self._running:
-            each.abort(error)
+        """Fail every running request."""
+        for running in self._running:
+            running.abort(error)
 
     async def close(self) -> None:
-        """The end: no connection stays."""
+        """Close all connections."""
         for server in self._servers.values():
             self._forget(server)
             await server.close()
 
 
 class Streamed(Running):
-    """A request whose events are fetched as they are asked for: nothing waits here."""
+    """A running request whose events are fetched from the server when they are read."""
 
     def __init__(
         self, request: frames.Generate, job: Job, events: AsyncGenerator[Event, None]
     ) -> None:
         super().__init__(request, job)
-        self.begun = False  # something of its answer has come
+        self.begun = False  # whether any event has arrived
         self.done: frames.Done | None = None
         self._events = events
-        self._waiting: asyncio.Task[object] | None = None
+        self._reader: asyncio.Task[object] | None = None
         self._aborted: LocalspecError | None = None
 
     async def next(self) -> Event | frames.Reply:
         if self._aborted:
             raise self._aborted
-        self._waiting = asyncio.current_task()
+        self._reader = asyncio.current_task()
         try:
             event = await anext(self._events)
         except asyncio.CancelledError:
-            if self._aborted and self._waiting:
-                self._waiting.uncancel()
+            if self._aborted and self._reader:
+                self._reader.uncancel()
                 raise self._aborted from None
             raise
         finally:
-            self._waiting = None
+            self._reader = None
         self.begun = True
         self.job.sees(event)
         if isinstance(event, frames.Done):
@@ -252,27 +249,31 @@ class Streamed(Running):
 
     def abort(self, error: LocalspecError) -> None:
         self._aborted = error
-        if self._waiting:
-            self._waiting.cancel()
+        if self._reader:
+            self._reader.cancel()
 
     async def close(self) -> None:
         await self._events.aclose()
 
 
-def _nobody(problems: Sequence[str]) -> UpstreamUnreachable:
-    """Return the error of a chain of fallbacks that came to nothing: what was wrong with each."""
+def _all_failed(problems: Sequence[str]) -> UpstreamUnreachable:
+    """Return the error that every server of a chain of fallbacks failed, with the reason for each."""
     return UpstreamUnreachable(" ".join(problems))
 
 
-def _in_place(request: frames.Generate) -> frames.Generate:
-    """What a pair of this machine is asked instead: of tools its template may know nothing, so that it is
-    told of them in the question, in the notation that the answer is read in.
+def _adapt_request(request: frames.Generate) -> frames.Generate:
+    """Return the request for a local pair.
+
+    Its chat template may not support tools, so tools and calls are described in the messages, in the notation
+    that the answer is parsed with.
     """
     prompt, allowed = request.prompt, request.tools
     if not isinstance(prompt, frames.ChatPrompt):
         return request
-    called = any(each.role == "tool" or each.extra.get("tool_calls") for each in prompt.messages)
-    if not prompt.tools and not called:
+    has_calls = any(
+        message.role == "tool" or message.extra.get("tool_calls") for message in prompt.messages
+    )
+    if not prompt.tools and not has_calls:
         return request
     messages = tools.told(prompt.messages, prompt.tools or [])
     if allowed is not None:
@@ -282,7 +283,7 @@ def _in_place(request: frames.Generate) -> frames.Generate:
 
 
 def _status(server: Server, away: bool) -> UpstreamStatus:
-    known, counted = server.known, server.counted
+    known, counts = server.known, server.counted
     return UpstreamStatus(
         server.name,
         server.connection.place,
@@ -291,12 +292,12 @@ def _status(server: Server, away: bool) -> UpstreamStatus:
         away=away,
         problem=server.problem,
         fallback=server.upstream.fallback or None,
-        running=counted.running,
-        requests=counted.requests,
-        failed=counted.failed,
-        fallbacks=counted.fallbacks,
-        tokens=counted.tokens,
-        drafted=counted.drafted,
-        accepted=counted.accepted,
-        tokens_per_pass=counted.measured / counted.passes if counted.passes else None,
+        running=counts.running,
+        requests=counts.requests,
+        failed=counts.failed,
+        fallbacks=counts.fallbacks,
+        tokens=counts.tokens,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+        tokens_per_pass=counts.measured / counts.passes if counts.passes else None,
     )

@@ -1,4 +1,4 @@
-"""What the end of a worker means, and when a pair is set aside: decisions, no processes."""
+"""Decide what the end of a worker means, and when a pair is set aside. No processes are handled here."""
 
 from __future__ import annotations
 
@@ -22,29 +22,36 @@ from localspec.errors import (
 )
 from localspec.protocol import frames
 
-LIMIT = 3
+LIMIT = 3  # crashes within WINDOW after which a pair is set aside
 WINDOW = 600.0  # seconds
 
-# A kernel compiled for another CPU, or wrongly, ends a process in one of these ways. Seen with
-# the AMX kernels of some compilers, see machine/host.py.
+# Signals that end a process whose kernels were compiled for another CPU, or wrongly. Some compilers
+# produce such AMX kernels, see machine/host.py.
 KERNEL_SIGNALS = (signal.SIGSEGV, signal.SIGILL, signal.SIGBUS)
 
-# How a text can end the process that turns it into tokens: the stack's end, or an assertion.
+# Signals that end a process while it tokenizes a fatal text: a stack overflow or a failed assertion.
 TEXT_SIGNALS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT)
-MAX_TEXTS = 256  # remembered; a hash each
-MAX_CAUSES = 64  # of crashes; more settings than anybody tries
+MAX_TEXTS = 256  # hashes of texts that are remembered
+MAX_CAUSES = 64  # causes of crashes that are remembered
 
 Ending = Literal["crash", "watchdog", "unload"]
-Mark = tuple[int, int] | None  # size in bytes, time of the last change in ns; None: not there
-_LOST = "Remote RPC server"  # llama.cpp's last words where another machine with layers is gone
-_NO_MEMORY = ("out of memory", "bad_alloc", "cannot allocate memory", "failed to allocate")
+# The size of a file in bytes and the time of its last change in ns. None if there is no such file.
+Mark = tuple[int, int] | None
+# llama.cpp's last message if another machine that holds layers is gone.
+_REMOTE_LOST_MESSAGE = "Remote RPC server"
+_OUT_OF_MEMORY_MESSAGES = (
+    "out of memory",
+    "bad_alloc",
+    "cannot allocate memory",
+    "failed to allocate",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a worker ended. `returncode` as subprocess has it; `last_words` its last line on stderr.
+    """The end of a worker. `returncode` is subprocess's, `last_words` the last line on stderr.
 
-    `oom_kill`: the kernel counted an out-of-memory kill while the worker lived (None: not known).
+    `oom_kill`: whether the kernel counted an out-of-memory kill during the worker's life, None if unknown.
     """
 
     ending: Ending
@@ -65,26 +72,26 @@ class Death:
 
     @property
     def by_text(self) -> bool:
-        """Whether a text may have done it, if one was becoming tokens."""
-        lost = self.for_memory or self.lost_machine
-        return self.ending == "crash" and self.signal in TEXT_SIGNALS and not lost
+        """Whether a text may have caused it, if one was being tokenized."""
+        other_cause = self.for_memory or self.lost_machine
+        return self.ending == "crash" and self.signal in TEXT_SIGNALS and not other_cause
 
     @property
     def for_memory(self) -> bool:
         if self.ending != "crash":
             return False
-        if any(words in self.last_words.lower() for words in _NO_MEMORY):
+        if any(words in self.last_words.lower() for words in _OUT_OF_MEMORY_MESSAGES):
             return True
         return self.signal is signal.SIGKILL and bool(self.oom_kill)
 
     @property
     def lost_machine(self) -> bool:
-        """Whether another machine that had layers of the pair went away."""
-        return self.ending == "crash" and _LOST in self.last_words
+        """Whether another machine that held layers of the pair was lost."""
+        return self.ending == "crash" and _REMOTE_LOST_MESSAGE in self.last_words
 
     @property
     def how(self) -> str:
-        """The end in two words."""
+        """A description of the end in a few words."""
         if self.ending == "watchdog":
             return "no answer"
         if self.for_memory:
@@ -95,11 +102,11 @@ class Death:
 
     @property
     def summary(self) -> str:
-        """The end and the last words, for whoever asks why later."""
+        """A description of the end with the last message of the worker."""
         return f"{self.how} {self.last_words}".rstrip()
 
     def error(self, watchdog: float) -> LocalspecError:
-        """What the requests that were running are told."""
+        """Return the error for the requests that were running."""
         if self.ending == "watchdog":
             return WorkerTimeout(
                 f"The engine did not respond for {watchdog:g} s and was killed; the next request "
@@ -108,37 +115,41 @@ class Death:
         if self.for_memory:
             return WorkerOutOfMemory(
                 "The engine ran out of memory. Use a smaller pair or a smaller `context` in "
-                f"config.toml.{self._words()}"
+                f"config.toml.{self._last_message()}"
             )
         if self.lost_machine:
             return WorkerDied(
                 "A machine that has layers of this pair (`rpc` in models.toml) is gone. The next request "
-                "loads the pair without it, where it fits, else it says which one is missing."
+                "loads the pair without that machine if it fits, and otherwise reports which one is missing."
             )
         return WorkerDied(
-            f"The engine crashed ({self.how}); the next request starts a new one.{self._words()}"
+            f"The engine crashed ({self.how}); the next request starts a new one."
+            f"{self._last_message()}"
         )
 
     def of_changed_file(self, file: Path) -> LocalspecError:
-        """What they are told when the engine died while a file it reads was being changed."""
+        """Return the error for the requests if a file of the model was changed while the engine read it."""
         return WorkerDied(
             f"The file {file} was changed or truncated while its model was loaded, which "
             f"crashed the engine ({self.how}); the next request loads the file as it is then. "
             "If you did not change it, download it again."
         )
 
-    def _words(self) -> str:
+    def _last_message(self) -> str:
         return f" Its last message: {self.last_words}" if self.last_words else ""
 
 
 def blame(
     death: Death, *, file_changed: bool, preparing: bool, decoded: bool, safe_mode: bool
 ) -> Literal["file", "text", "kernels", "pair"]:
-    """What a worker died of.
+    """Return what caused the death of a worker.
 
-    `file_changed`: a file it reads is not what it loaded. `preparing`: a text was becoming tokens.
-    `decoded`: it had decoded before. A crash of the kernels at the first decode is tried again
-    without them, once; what happens in safe mode too is the pair's own.
+    `file_changed`: a file it reads has changed since the load.
+    `preparing`: a text was being tokenized.
+    `decoded`: it had decoded before.
+
+    After a crash of the kernels at the first decode, safe mode is tried once. A crash in safe mode too is
+    caused by the pair.
     """
     if death.by_kernels and file_changed:
         return "file"
@@ -150,10 +161,10 @@ def blame(
 
 
 class CrashHistory:
-    """Crashes per cause: a pair's files and settings, see `cause`.
+    """The crashes of each cause, which is a pair's files and settings, see `cause`.
 
-    After LIMIT of them within WINDOW a cause is not tried until reset. Whoever changes a setting, or a
-    file, has another one, and gets the pair at once; whoever changes it back is told again.
+    After LIMIT crashes within WINDOW a cause is refused until reset. A changed setting or file is a new
+    cause, so the pair can be used at once. Changing it back leads to the refused cause again.
     """
 
     def __init__(self) -> None:
@@ -161,8 +172,8 @@ class CrashHistory:
         self._aside: dict[bytes, tuple[frames.PairFiles, str]] = {}
 
     def record(self, pair: frames.PairFiles, cause: bytes, now: float, reason: str) -> None:
-        """Note a crash at monotonic time `now`; where another machine went away, it is nobody's fault."""
-        if _LOST in reason:
+        """Record a crash at monotonic time `now`. The loss of another machine does not count."""
+        if _REMOTE_LOST_MESSAGE in reason:
             return
         while len(self._crashes) >= MAX_CAUSES:
             del self._crashes[next(iter(self._crashes))]
@@ -174,15 +185,15 @@ class CrashHistory:
             self._aside[cause] = pair, reason
 
     def aside(self, pair: str) -> list[tuple[bytes, frames.PairFiles]]:
-        """The causes for which `pair` was set aside, each with its files."""
-        found = self._aside.items()
-        return [(cause, files) for cause, (files, _) in found if files.name == pair]
+        """Return the causes for which `pair` was set aside, each with its files."""
+        causes = self._aside.items()
+        return [(cause, files) for cause, (files, _) in causes if files.name == pair]
 
     def check(self, cause: bytes) -> None:
-        """Whether it may be tried.
+        """Refuse a cause that crashed too often.
 
         Raises:
-            PairSetAside: it crashed too often.
+            PairSetAside: It is set aside.
         """
         if cause in self._aside:
             files, reason = self._aside[cause]
@@ -199,25 +210,25 @@ class CrashHistory:
 
 
 class DeadlyTexts:
-    """The texts that ended an engine while it turned them into tokens, until reset.
+    """The texts that crashed an engine while it tokenized them, until reset.
 
-    They would end the next one too, and everybody's answers with it.
+    They would crash the next engine too, and with it the answers of all clients.
     """
 
     def __init__(self) -> None:
-        self.hashes: dict[bytes, str] = {}  # to how the engine ended
+        self.hashes: dict[bytes, str] = {}  # how the engine ended, by the hash of the text
 
     def add(self, cause: bytes, frame: frames.Frame, death: Death) -> None:
-        """`cause`: of the engine, see `cause`."""
+        """Record the text of a request. `cause` is that of the engine, see `cause`."""
         while len(self.hashes) >= MAX_TEXTS:
             del self.hashes[next(iter(self.hashes))]
         self.hashes[_text_hash(cause, frame)] = death.how
 
     def check(self, cause: bytes, frame: frames.Frame) -> None:
-        """Whether a request may be sent.
+        """Refuse a request whose text has crashed an engine.
 
         Raises:
-            InvalidRequest: its text has ended an engine of this pair, with these settings and files.
+            InvalidRequest: The text crashed an engine of this pair with these settings and files.
         """
         if how := self.hashes.get(_text_hash(cause, frame)):
             raise deadly(how)
@@ -227,7 +238,7 @@ class DeadlyTexts:
 
 
 def deadly(how: str) -> InvalidRequest:
-    """What the sender of a text is told that ended the engine."""
+    """Return the error for the sender of a text that crashed the engine."""
     return InvalidRequest(
         f"The text of this request crashed the engine ({how}) while it was being "
         "tokenized, so it is not tried again. A long run of characters without spaces is "
@@ -237,23 +248,23 @@ def deadly(how: str) -> InvalidRequest:
 
 
 def _text_hash(cause: bytes, frame: frames.Frame) -> bytes:
-    """Of all that becomes tokens; other fields may differ between two tries."""
+    """Return a hash of everything that is tokenized. Other fields may differ between two tries."""
     texts: object = msgspec.structs.replace(frame, id=0)
     if isinstance(frame, frames.Generate):
-        asked = frame.sampling.text_bias, frame.speculative.prediction, frame.constraint
-        texts = [frame.prompt, *asked, frame.tools, frame.shown]
+        extras = frame.sampling.text_bias, frame.speculative.prediction, frame.constraint
+        texts = [frame.prompt, *extras, frame.tools, frame.shown]
     return hashlib.sha256(msgspec.msgpack.encode([cause, texts])).digest()
 
 
-# --- what there is to see of it beside the exit status
+# --- the files that an engine reads
 
 
 class Mapped:
-    """The files of a pair as they are now: whether an engine's weights are still what it loaded.
+    """The state of a pair's files at the load, to see whether they have changed since.
 
-    llama.cpp maps them: one that is cut meanwhile ends the process at the next read of what is gone
-    (SIGBUS), and that is no fault of pair or kernels. One replaced by another name is no danger:
-    what was mapped stays until the engine ends.
+    llama.cpp maps them. If a mapped file is truncated, the next read of the missing part ends the process
+    with SIGBUS, which neither the pair nor the kernels caused. A file that is replaced by another one of
+    its name does no harm, because the mapped one stays until the engine ends.
     """
 
     def __init__(self, pair: frames.PairFiles) -> None:
@@ -261,22 +272,22 @@ class Mapped:
 
         files: list[Path] = []
         for name in (pair.target, pair.draft):
-            with contextlib.suppress(BadGguf):  # the load will say it
+            with contextlib.suppress(BadGguf):  # the load reports it
                 files += shard_paths(Path(name)) if name else []
-        self.marks = {file: _mark(file) for file in files}
+        self.marks = {file: _file_mark(file) for file in files}
 
     def changed(self) -> Path | None:
-        """The first that is not what it was."""
-        return next((file for file, mark in self.marks.items() if _mark(file) != mark), None)
+        """Return the first file that has changed, or None."""
+        return next((file for file, mark in self.marks.items() if _file_mark(file) != mark), None)
 
 
 def cause(pair: frames.PairFiles, mapped: Mapped, settings: frames.EngineSettings) -> bytes:
-    """What an engine's crash is remembered by: which files it read, and how it was told to load them."""
+    """Return a hash of the files that an engine read and of its settings, to recognize repeated crashes."""
     marks = [(str(file), mark) for file, mark in mapped.marks.items()]
     return hashlib.sha256(msgspec.msgpack.encode([pair, marks, settings])).digest()
 
 
-def _mark(file: Path) -> Mark:
+def _file_mark(file: Path) -> Mark:
     try:
         info = file.stat()
     except OSError:

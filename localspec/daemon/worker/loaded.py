@@ -1,7 +1,7 @@
-"""A pair and the worker that holds it: loading, changing and losing it.
+"""A pair and the worker that holds it: load, change, unload and loss.
 
-Apart from the requests, because a load outlives whoever asked for it and a death is everybody's:
-here is decided when the worker is started and ended, and whether it may be started once more.
+This is separate from the requests, because a load outlives the client that caused it, and a death concerns
+all requests. Here is decided when a worker is started and ended, and whether it may be started once more.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from localspec.protocol.answers import Counts, PairStatus, Progress
 
 log = logging.getLogger("localspec.loaded_pair")
 
-_LEAST = 512  # tokens of a context that half of may do
-_LOOK = 0.05  # seconds between two looks at a load that is watched
+_MIN_HALVED_CONTEXT = 512  # tokens; only a larger context is halved after a load ran out of memory
+_POLL_INTERVAL_S = 0.05  # between two reports on a load
 
 
 class Room(Protocol):
     """What loaded pairs share: memory, and what is known of the machine and of earlier deaths."""
 
-    config: Config  # what changes here is used from the next request
+    config: Config  # a change takes effect with the next request
     paths: Paths
     counts: Counts
     safe_mode: SafeMode
@@ -56,36 +56,36 @@ class Room(Protocol):
     def place(
         self, pair: LoadedPair, loading: Loading, failed: Engine | None
     ) -> AbstractAsyncContextManager[placement.Planned]:
-        """Room for a load, which the body is; how it fits. `failed`: a try that ran out of memory.
+        """Make room for a load, which is the block, and yield its plan. `failed` ran out of memory before.
 
         Raises:
-            LoadFailed: there is none, and none can be made.
+            LoadFailed: There is no room, and none can be made.
         """
 
     async def spawn(self, pair: LoadedPair) -> Worker:
-        """A new engine. Raises OSError: it cannot be started."""
+        """Start an engine. Raises OSError if it cannot be started."""
 
     async def change(self) -> None:
-        """Wait until some pair is not what it was."""
+        """Wait until the state of some pair changes."""
 
     def has_left(self) -> None:
-        """The memory of a worker has come back."""
+        """Handle that the memory of a worker is free again."""
 
     def changed(self) -> None:
-        """Have those look again who wait for a change."""
+        """Wake those that wait for a change."""
 
     def idle_seconds(self, name: str) -> float:
-        """After which it is unloaded; 0: never."""
+        """Return the idle time after which the pair is unloaded, 0 for never."""
 
     def keeps(self, name: str) -> bool:
-        """Whether it leaves for no other pair."""
+        """Return whether the pair is never evicted for another one."""
 
     def waiting(self) -> int:
-        """Requests that wait, for whatever pair."""
+        """Return how many requests wait, for all pairs."""
 
 
 class LoadedPair:
-    """A pair, in memory or not: one worker at most, the queue before it, and its idle time."""
+    """A pair, in memory or not: at most one worker, the queue before it, and its idle time."""
 
     def __init__(self, name: str, room: Room) -> None:
         self.name = name
@@ -97,67 +97,67 @@ class LoadedPair:
             self.forecast,
             lambda: room.waiting() - self.admission.waiting,
         )
-        self.used = 0.0  # when it was last asked (monotonic)
-        self.gives_way = ""  # to this pair, which waits until nothing runs here any more
+        self.used = 0.0  # monotonic time of the last request
+        self.gives_way = ""  # the pair that waits until nothing runs here any more
         self._room = room
-        self._asking = 0  # those who wait for its load
-        self._too_large: Engine | None = (
-            None  # its load ran out of memory, and a smaller one is tried
-        )
-        self._ending: dict[Worker, asyncio.Task[None]] = {}  # those on their way out
-        self._next: frames.PairFiles | None = None  # somebody waits for these other files of it
+        self._load_waiters = 0  # requests that wait for its load
+        # The engine whose load ran out of memory, while a smaller load is tried.
+        self._too_large: Engine | None = None
+        self._ending: dict[Worker, asyncio.Task[None]] = {}  # workers that are ending
+        # Other files of this name that a request waits for.
+        self._next: frames.PairFiles | None = None
         self._idle_timer: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------------ what it is doing
+    # ------------------------------------------------------------------ state
 
     @property
     def info(self) -> frames.Loaded | None:
-        """What is loaded."""
+        """The information on what is loaded."""
         return self.state.info if isinstance(self.state, Ready) else None
 
     @property
     def worker(self) -> Worker | None:
-        """The one worker, also while it loads."""
+        """The worker, also while it loads."""
         return self.state.engine.worker if self.state.engine else None
 
     @property
     def answering(self) -> bool:
         """Whether it is being loaded, or a request runs in it or is about to."""
         loading = isinstance(self.state, Loading)
-        return loading or self._asking > 0 or bool(self.worker and self.worker.busy)
+        return loading or self._load_waiters > 0 or bool(self.worker and self.worker.busy)
 
     @property
     def busy(self) -> bool:
-        """The same, or a request has a place in its queue."""
+        """Whether it is answering, or a request has a place in its queue."""
         return self.answering or self.admission.running > 0
 
     @property
     def running(self) -> int:
-        """Requests that have a place, and those that need none."""
+        """The number of requests that have a place, and of those that need none."""
         return self.admission.running + (self.worker.embedding if self.worker else 0)
 
     @property
     def forgettable(self) -> bool:
-        """Whether nothing of it is in use or on its way out."""
-        held = self.busy or self.admission.waiting or self._ending
-        return isinstance(self.state, Unloaded) and not held
+        """Whether nothing of it is in use, waiting or ending."""
+        in_use = self.busy or self.admission.waiting or self._ending
+        return isinstance(self.state, Unloaded) and not in_use
 
     @property
     def unloads_in(self) -> float | None:
-        """Seconds until it is unloaded, if nobody asks; None: never."""
+        """Seconds until it is unloaded without further requests, None for never."""
         if self._idle_timer:
             return max(self._idle_timer.when() - asyncio.get_running_loop().time(), 0.0)
         return self._room.idle_seconds(self.name) or None
 
     @property
     def files(self) -> frames.PairFiles | None:
-        """What is loaded, or being loaded."""
+        """The files that are loaded or being loaded."""
         if isinstance(self.state, Loading):
             return self.state.pair
         return self.state.engine.pair if self.state.engine else None
 
     def status(self) -> PairStatus:
-        """What it is doing."""
+        """Return the status of the pair."""
         crashes, note = self._room.crashes, self._room.safe_mode.note()
         if any(self.cause(files) == aside for aside, files in crashes.aside(self.name)):
             return PairStatus(
@@ -172,18 +172,18 @@ class LoadedPair:
         )
 
     def waits_for(self, pair: frames.PairFiles) -> Progress:
-        """What a request for `pair`, files of this name, that has its place waits for."""
+        """Return what a request for `pair`, files of this name, waits for once it has its place."""
         if self.gives_way:
             return Progress("waiting", self.gives_way)
         return states.waits_for(self.name, self.state, pair, self._next)
 
-    # ------------------------------------------------------------------ load and change
+    # ------------------------------------------------------------------ load
 
     async def ready(self, pair: frames.PairFiles) -> Ready:
-        """`pair`, files of this name, loaded; many that ask while it loads wait for one load.
+        """Load `pair`, files of this name, if necessary. Requests during a load wait for that load.
 
         Raises:
-            LoadFailed, PairSetAside, WorkerDied…: why it is not.
+            LoadFailed, PairSetAside, WorkerDied…: The pair cannot be loaded.
         """
         while True:
             state = self.state
@@ -193,30 +193,30 @@ class LoadedPair:
                 if self._room.crashes.aside(self.name):
                     self._room.crashes.check(self.cause(pair))
                 if state.engine and (self.gives_way or state.engine.worker.busy):
-                    await self._turn_of(pair)
+                    await self._wait_for_change(pair)
                     continue
                 self._next = None
                 state = Loading(pair, asyncio.create_task(self._load(pair)), state.engine)
-                state.task.add_done_callback(self._load_ended)
+                state.task.add_done_callback(self._on_load_end)
                 self.state = state
             with contextlib.suppress(Again):
-                await self._loaded(state, pair)
+                await self._wait_for_load(state, pair)
 
-    async def _loaded(self, state: Loading, pair: frames.PairFiles) -> None:
-        """Wait for a load. Raises Again: it is to be tried once more."""
-        self._asking += 1
+    async def _wait_for_load(self, state: Loading, pair: frames.PairFiles) -> None:
+        """Wait for a load. Raises Again if it should be tried once more."""
+        self._load_waiters += 1
         try:
-            # Shielded: one client that leaves does not stop the load others wait for.
+            # Shielded, because a client that leaves must not stop a load that others wait for.
             await asyncio.shield(state.task)
         except errors.LocalspecError:
-            if state.pair == pair:  # another one's end is nothing to whoever waits for this one
+            if state.pair == pair:  # a failed load of other files does not concern this request
                 raise
         finally:
-            self._asking -= 1
-            if not self._asking and not state.begun and not state.task.done():
-                self._give_up(state)  # nobody waits for room any more
+            self._load_waiters -= 1
+            if not self._load_waiters and not state.begun and not state.task.done():
+                self._cancel_load(state)  # no request waits for it any more
 
-    def _give_up(self, state: Loading) -> None:
+    def _cancel_load(self, state: Loading) -> None:
         state.task.cancel()
         if self.state is state:
             self.unload_soon()
@@ -225,66 +225,67 @@ class LoadedPair:
     async def load(
         self, pair: frames.PairFiles, report: Callable[[PairStatus], Awaitable[None]]
     ) -> None:
-        """As `ready`; how far it is is reported at once and when that changes, and that it is done.
+        """Load as `ready` does, and report the status at the start, at every change and at the end.
 
         Raises:
-            LoadFailed, PairSetAside, WorkerDied…: why it is not. What is refused before anything is
-                tried is refused before any report.
+            LoadFailed, PairSetAside, WorkerDied…: The pair cannot be loaded. If the load is refused
+                before it starts, there is no report.
         """
         ready = asyncio.ensure_future(self.ready(pair))
-        shown = None
+        last_reported = None
         try:
-            await asyncio.sleep(0)  # its first step: it is refused, ready already, or has begun
+            await asyncio.sleep(0)  # lets the task run until it is refused, is ready or has begun
             while not ready.done():
                 state = self.status()
                 if state.state != "loading":
-                    # For answers that another one writes.
+                    # It waits for answers of other files of this name, or of another pair.
                     state = PairStatus(self.name, "loading", "waiting", 0.0)
-                if state != shown:
+                if state != last_reported:
                     await report(state)
-                    shown = state
-                await asyncio.wait({ready}, timeout=_LOOK)
+                    last_reported = state
+                await asyncio.wait({ready}, timeout=_POLL_INTERVAL_S)
             ready.result()
             await report(self.status())
         finally:
             ready.cancel()
 
     def _serves(self, engine: Engine, pair: frames.PairFiles) -> bool:
-        """Whether a request for `pair` may go to the engine as it is."""
-        mine = self._next in (None, pair) and not self.gives_way
-        # After an edit of the configuration nobody is answered by the old one any more: whoever asks
-        # waits for the answers that are being written, as for other files.
+        """Return whether a request for `pair` may use the engine as it is."""
+        is_next = self._next in (None, pair) and not self.gives_way
+        # After a change of the configuration no new request uses the old engine. It waits for the running
+        # answers, as for other files.
         config = self._room.config
         current = engine.config == config or self._settings(engine.config) == self._settings(config)
-        return engine.worker.alive and engine.pair == pair and current and mine
+        return engine.worker.alive and engine.pair == pair and current and is_next
 
     def _settings(self, config: Config) -> frames.EngineSettings:
         return placement.settings(config, self._room.paths, safe_mode=self._room.safe_mode.on)
 
     def cause(self, pair: frames.PairFiles) -> bytes:
-        """By what a crash of `pair`, loaded as it would be now, is remembered."""
+        """Return the key under which a crash of `pair`, loaded with the current settings, is recorded."""
         return cause(pair, Mapped(pair), placement.settings(self._room.config, self._room.paths))
 
     def _cause_of(self, engine: Engine) -> bytes:
         settings = placement.settings(engine.config, self._room.paths)
         return cause(engine.pair, engine.mapped, settings)
 
-    async def _turn_of(self, pair: frames.PairFiles) -> None:
-        """Wait for what runs here, or for another pair to which this one gives way.
+    async def _wait_for_change(self, pair: frames.PairFiles) -> None:
+        """Wait for a change of the requests that run here, or of another pair that this one gives way to.
 
-        Whoever asks for the present files meanwhile waits too, or a busy pair would never give way.
+        New requests for the present files wait too, or a busy pair would never give way.
         """
         if not self.gives_way:
             self._next = self._next or pair
         try:
             await self._room.change()
         except asyncio.CancelledError:
-            self._next = None  # whoever still waits for it asks again
+            self._next = None  # other requests that wait for these files set it again
             self._room.changed()
             raise
 
     async def _load(self, pair: frames.PairFiles) -> None:
-        await self.unload()  # and what still saves: two engines of it may not fit in memory
+        # Wait until the old engine is gone, because two engines may not fit in memory.
+        await self.unload()
         loading, room = self.state, self._room
         assert isinstance(loading, Loading)
         room.safe_mode.recall()
@@ -309,14 +310,14 @@ class LoadedPair:
                 await self.unload()
                 raise
             if loading.engine is not engine:
-                raise Again  # it ended just after
+                raise Again  # the worker died just after the load
             self.state = Ready(engine, info)
             self.used = time.monotonic()
 
-    def _load_ended(self, task: asyncio.Task[None]) -> None:
+    def _on_load_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            task.exception()  # seen, also when every waiter has left
-        if isinstance(self.state, Loading) and self.state.task is task:  # it has failed
+            task.exception()  # marks it as retrieved, in case every waiter has left
+        if isinstance(self.state, Loading) and self.state.task is task:  # the load has failed
             self.unload_soon()
             self.state = Unloaded()
         self.rest_if_idle()
@@ -325,29 +326,30 @@ class LoadedPair:
     # ------------------------------------------------------------------ unload
 
     async def unload(self) -> None:
-        """End the worker; all its memory has gone back when this returns, also that of one which
-        was told to end before. Whatever still runs in it fails.
+        """End the worker, and wait until all its memory is free.
+
+        This includes workers that were told to end before. Requests that still run fail.
         """
         self.unload_soon()
         await self.gone()
 
     def unload_soon(self) -> None:
-        """Unload without waiting for it."""
-        if engine := self._let_go():
+        """End the worker without waiting for it."""
+        if engine := self._detach_engine():
             worker = engine.worker
             worker.fail(errors.Unavailable("The pair is being unloaded.", retry_after=2))
-            # A task of its own: a worker is followed to its end though nobody waits for it.
+            # A task follows the worker to its end, even if no caller waits for it.
             ending = self._ending[worker] = asyncio.create_task(worker.shut_down())
-            ending.add_done_callback(lambda _: self._has_ended(worker))
+            ending.add_done_callback(lambda _: self._on_worker_end(worker))
             self._room.changed()
 
-    def _has_ended(self, worker: Worker) -> None:
+    def _on_worker_end(self, worker: Worker) -> None:
         self._ending.pop(worker, None)
         self._room.has_left()
         self._room.changed()
 
-    def _let_go(self) -> Engine | None:
-        """The engine, which is ours no longer."""
+    def _detach_engine(self) -> Engine | None:
+        """Remove the engine from the state and return it."""
         engine = self.state.engine
         if isinstance(self.state, Loading):
             self.state.engine = None
@@ -356,34 +358,34 @@ class LoadedPair:
         return engine
 
     async def gone(self) -> None:
-        """Wait for what was told to end."""
+        """Wait until all workers that were told to end are gone."""
         while self._ending:
             await asyncio.wait(self._ending.values())
 
     async def forget(self, conversation: str | None) -> None:
-        """Nothing of a conversation, with None of any, stays in the engine or in its files.
+        """Drop everything of a conversation, or of all with None, from the engine and its files.
 
-        Nor in those of an engine that is ending.
+        This includes engines that are ending.
         """
         workers = [*self._ending, *([self.worker] if self.worker else [])]
         await asyncio.gather(*(worker.forget(conversation) for worker in workers))
 
-    async def spare(self, most: int) -> None:
-        """Leave prompts without a slot room for `most` bytes, or for what they take."""
+    async def spare(self, max_bytes: int) -> None:
+        """Limit the cache for prompts without a slot to `max_bytes` bytes, or to the bytes in use."""
         worker = self.worker
-        room = await worker.spare(most) if worker else None
-        if room is not None and isinstance(self.state, Ready) and self.worker is worker:
-            self.state = Ready(self.state.engine.with_room(room), self.state.info)
+        prefix_bytes = await worker.spare(max_bytes) if worker else None
+        if prefix_bytes is not None and isinstance(self.state, Ready) and self.worker is worker:
+            self.state = Ready(self.state.engine.with_room(prefix_bytes), self.state.info)
 
     def abort(self, error: errors.LocalspecError) -> None:
-        """Fail everything that runs or waits."""
+        """Fail every request that runs or waits."""
         self.admission.abandon(error)
         if self.worker:
             self.worker.abort(error)
 
     async def close(self) -> None:
-        """The end: the worker is gone when this returns."""
-        self._stop_resting()
+        """End the worker and wait for it."""
+        self._stop_idle_timer()
         if isinstance(self.state, Loading):
             self.state.task.cancel()
         await self.unload()
@@ -392,8 +394,8 @@ class LoadedPair:
 
     @contextlib.contextmanager
     def at_work(self) -> Iterator[None]:
-        """It is not unloaded for want of work while the body runs."""
-        self._stop_resting()
+        """Keep the pair from being unloaded as idle during the block."""
+        self._stop_idle_timer()
         self.used = time.monotonic()
         try:
             yield
@@ -402,14 +404,14 @@ class LoadedPair:
             self.rest_if_idle()
 
     def rest_if_idle(self) -> None:
-        """Count down to unloading once nothing runs."""
-        self._stop_resting()
+        """Start the idle timer if nothing runs."""
+        self._stop_idle_timer()
         seconds = self._room.idle_seconds(self.name)
         if not self.busy and self.worker and seconds:
             loop = asyncio.get_running_loop()
             self._idle_timer = loop.call_later(seconds, self._unload_if_idle, seconds)
 
-    def _stop_resting(self) -> None:
+    def _stop_idle_timer(self) -> None:
         if self._idle_timer:
             self._idle_timer.cancel()
             self._idle_timer = None
@@ -419,13 +421,13 @@ class LoadedPair:
             log.info("idle for %g s: %s is unloaded", seconds, self.name)
             self.unload_soon()
 
-    # ------------------------------------------------------------------ what the worker tells
+    # ------------------------------------------------------------------ events of the worker
 
     def on_notice(self, text: str) -> None:
         log.warning("%s", text)
 
     def on_decoded(self, worker: Worker) -> None:
-        """When that took safe mode, it is worth remembering."""
+        """Remember safe mode if the first decode succeeded with it."""
         engine = self.state.engine
         if engine and engine.worker is worker and engine.safe_mode:
             self._room.safe_mode.keep()
@@ -434,11 +436,11 @@ class LoadedPair:
         self._room.changed()
 
     def on_death(self, worker: Worker, death: Death) -> None:
-        """Decide what it means, and tell whoever waits for the worker."""
+        """Decide what the death means, and end the requests that wait for the worker."""
         if worker is not self.worker:
             log.info("worker %d ended", worker.pid)
             return
-        engine = self._let_go()
+        engine = self._detach_engine()
         assert engine is not None
         self._room.changed()
         self._room.counts.worker_deaths += 1
@@ -457,32 +459,34 @@ class LoadedPair:
                 assert changed is not None
                 worker.fail(death.of_changed_file(changed))
             case "text":
-                self._died_of_text(engine, suspects, death)
+                self._fail_suspects(engine, suspects, death)
             case "kernels":
                 assert death.signal is not None
                 self._room.safe_mode.begin(f"{death.signal.name} at the first decode")
                 worker.fail(Again())
-            case "pair" if self._may_be_smaller(engine, death):
+            case "pair" if self._may_load_smaller(engine, death):
                 self._too_large = engine
                 worker.fail(Again())
             case "pair":
                 if engine.safe_mode and not worker.decoded:
-                    self._room.safe_mode.end()  # it did not help, so it is not the cure
+                    self._room.safe_mode.end()  # it did not help
                 self._room.crashes.record(
                     engine.pair, self._cause_of(engine), time.monotonic(), death.summary
                 )
                 worker.fail(death.error(self._room.config.watchdog))
 
-    def _may_be_smaller(self, engine: Engine, death: Death) -> bool:
-        """Whether a load that ran out of memory is worth another try: where nobody chose the context."""
+    def _may_load_smaller(self, engine: Engine, death: Death) -> bool:
+        """Return whether to halve the context of a load that ran out of memory, if none was configured."""
         loading = isinstance(self.state, Loading)
-        free = not engine.config.context and engine.planned.settings.n_ctx > _LEAST
-        return loading and death.for_memory and free and not engine.smaller
+        can_shrink = (
+            not engine.config.context and engine.planned.settings.n_ctx > _MIN_HALVED_CONTEXT
+        )
+        return loading and death.for_memory and can_shrink and not engine.smaller
 
-    def _died_of_text(self, engine: Engine, suspects: list[Running], death: Death) -> None:
-        """Fail those whose text was becoming tokens; it is neither the pair's fault nor the kernels'.
+    def _fail_suspects(self, engine: Engine, suspects: list[Running], death: Death) -> None:
+        """Fail the requests whose text was being tokenized. Neither the pair nor the kernels are blamed.
 
-        A text is remembered where it was the only one, and no first decode could have done it.
+        A text is remembered if it was the only one, and a first decode cannot have been the cause.
         """
         worker = engine.worker
         if len(suspects) == 1 and (worker.decoded or not worker.at("prepared")):

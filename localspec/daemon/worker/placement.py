@@ -1,6 +1,6 @@
-"""How a pair is loaded so that it fits: context, draft and layers on the GPU.
+"""Plan the load of a pair so that it fits in memory: context, draft, and layers on the GPU.
 
-From its headers, and from how much memory it could have on this machine now.
+The plan is computed from the files' headers and from the memory that the pair could have now.
 """
 
 from __future__ import annotations
@@ -30,15 +30,18 @@ if TYPE_CHECKING:
     from localspec.registry.header.need import Load
 
 MIB = 1 << 20
-# Of the watchdog's time: what a pass of a slow engine may take by its measured costs.
+# The longest pass, by its measured cost, as a fraction of the watchdog's time.
 PASS_SHARE = 0.25
-# Of a Mac's memory its GPU may take about this share (Metal's recommended working set).
+# The fraction of a Mac's memory that its GPU may use (about Metal's recommended working set).
 MAC_SHARE = 0.7
 
 
 class Planned(NamedTuple):
-    """What to hand to the engine; `notes` say in sentences what had to give, and `beyond` where more was
-    asked for than there can be. plan: what is expected to be used; None where that cannot be told.
+    """The pair and the settings for the engine.
+
+    notes: sentences on what had to be reduced.
+    beyond: why the requested settings do not fit, or "".
+    plan: the expected use of memory, None if it is unknown.
     """
 
     pair: PairFiles
@@ -49,7 +52,7 @@ class Planned(NamedTuple):
 
 
 def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
-    """What the configuration says of a load."""
+    """Return the engine's settings from the configuration."""
     return EngineSettings(
         n_ctx=config.context,
         parallel=config.parallel + EDITOR_PLACES,
@@ -74,24 +77,27 @@ def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> Engine
 
 
 def costs(pair: PairFiles, settings: EngineSettings, workers: Collection[int]) -> list[str]:
-    """What of its settings a pair would not get here, in sentences; the workers of those pids end first."""
+    """Return sentences on the settings that a pair would not get here.
+
+    The memory of the workers with these pids counts as free.
+    """
     from localspec import machine
 
     free = free_memory(machine.Host.here(), workers)
     planned = plan(pair, settings, free, machine.installed_backend())
-    return [each for each in (planned.beyond, *planned.notes) if each]
+    return [note for note in (planned.beyond, *planned.notes) if note]
 
 
 def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | None) -> Planned:
-    """Fit a pair into the memory that is free. `built`: the backend llama.cpp is built for."""
+    """Fit a pair into the free memory. `built` is the backend that llama.cpp was built for."""
     return Plans(pair, settings, built).within(free)
 
 
 class Plans:
-    """A pair's plans by how much memory there is; its headers are read once, when this is made.
+    """A pair's plans for any amount of memory. Its headers are read once, at creation.
 
-    Files that cannot be read, and pairs that seem to need more than there is, are left to the
-    engine: it says what is wrong with a file, and tries smaller plans where memory really runs out.
+    Files that cannot be read, and pairs that seem too large, are left to the engine. It reports what is wrong
+    with a file, and tries smaller plans if memory really runs out.
     """
 
     def __init__(self, pair: PairFiles, settings: EngineSettings, built: str | None) -> None:
@@ -108,37 +114,37 @@ class Plans:
 
     @classmethod
     def here(cls, pair: PairFiles, settings: EngineSettings) -> Plans:
-        """For this machine's llama.cpp."""
+        """Return the plans for the llama.cpp of this machine."""
         from localspec import machine
 
         return cls(pair, settings, machine.installed_backend())
 
-    def halved(self, before: Planned) -> tuple[Plans, str]:
-        """Those with half the context of a plan for which memory did not suffice, and a note that says so."""
-        half = before.settings.n_ctx // 2
-        said = (
-            f"The context has {half} tokens: with {2 * half}, memory ran out while the pair was loaded. "
+    def halved(self, failed: Planned) -> tuple[Plans, str]:
+        """Return plans with half the context of a plan that ran out of memory, and a note about it."""
+        n_ctx = failed.settings.n_ctx // 2
+        note = (
+            f"The context has {n_ctx} tokens: with {2 * n_ctx}, memory ran out while the pair was loaded. "
             "To load it with another one: localspec config set context N"
         )
-        fewer = copy.copy(self)
-        fewer.settings = msgspec.structs.replace(self.settings, n_ctx=half)
-        return fewer, said
+        smaller = copy.copy(self)
+        smaller.settings = msgspec.structs.replace(self.settings, n_ctx=n_ctx)
+        return smaller, note
 
     def within(self, free: Memory) -> Planned:
-        """The plan for so much memory."""
+        """Return the plan for the given amount of memory."""
         from localspec.registry.header import fit, need
 
         pair, settings = self.pair, self.settings
         if self._models is None:
             return Planned(pair, settings)
         target, draft = self._models
-        # Only NVIDIA's driver tells how much is free; a Mac's GPU shares the machine's memory.
+        # Only NVIDIA's driver reports the free memory. A Mac's GPU shares the machine's memory.
         counted = self._built in ("cuda", "vulkan") and settings.n_gpu_layers < 0 and free.vram > 0
         memory = free if counted else fit.Memory(free.ram)
         try:
             chosen = fit.fit(target, draft, memory, self._load(settings))
         except errors.DoesNotFit as error:
-            if pair.rpc:  # how much the other machines hold, the engine finds out
+            if pair.rpc:  # only the engine finds out how much memory the other machines have
                 return Planned(pair, msgspec.structs.replace(settings, rpc_needed=True))
             return Planned(pair, settings, beyond=error.message)
         exact = 0
@@ -147,40 +153,40 @@ class Plans:
             exact = need.need_of_target(target, self._load(load)).total - chosen.target.total
         lacks = exact if chosen.needed + exact > chosen.free else 0
         changed = msgspec.structs.replace(settings, exact_lacks=lacks)
-        return _applied(pair, changed, chosen, counted)
+        return _apply_fit(pair, changed, chosen, counted)
 
     def _load(self, settings: EngineSettings) -> Load:
         return load_of(settings, self._built)
 
     def least(self) -> int:
-        """Bytes that the smallest of all plans needs, in whatever memory."""
+        """Return the bytes that the smallest possible plan needs."""
         from localspec.registry.header import fit
 
         if self._models is None:
             return sum(file_sizes(self.pair).values())
         target, _ = self._models
-        asked = self.settings.n_ctx or target.context
-        context = min(asked, target.context, fit.SMALLEST_CONTEXT)
+        n_ctx = self.settings.n_ctx or target.context
+        context = min(n_ctx, target.context, fit.SMALLEST_CONTEXT)
         return fit.needed(target, None, replace(self._load(self.settings), context=context))
 
 
 def file_sizes(pair: PairFiles) -> dict[str, int]:
-    """Bytes of the files that are there, shards among them."""
+    """Return the sizes of the existing files in bytes, shards included."""
     from localspec.registry.header.model import shard_paths
 
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for name in filter(None, (pair.target, pair.draft)):
         with contextlib.suppress(errors.LocalspecError, OSError):
-            found |= {str(each): each.stat().st_size for each in shard_paths(Path(name))}
-    return found
+            sizes |= {str(path): path.stat().st_size for path in shard_paths(Path(name))}
+    return sizes
 
 
 def load_of(settings: EngineSettings, built: str | None) -> Load:
-    """What of the settings costs memory. `built`: as of `plan`."""
+    """Return the settings that cost memory. `built` is the backend, as for `plan`."""
     from localspec.registry.header.need import Load
 
     on_cpu = built in (None, "cpu") or settings.n_gpu_layers == 0
-    # What this CPU's vectors choose is known when llama.cpp is loaded: until then, what needs more memory.
+    # Which attention this CPU uses is only known once llama.cpp is loaded, so assume the larger one.
     attention = settings.on_cpu(SHORT + 1, wide=False) if on_cpu else settings.flash_attention
     return Load(
         context=settings.n_ctx,
@@ -194,7 +200,7 @@ def load_of(settings: EngineSettings, built: str | None) -> Load:
     )
 
 
-def _applied(pair: PairFiles, settings: EngineSettings, chosen: Fit, counted: bool) -> Planned:
+def _apply_fit(pair: PairFiles, settings: EngineSettings, chosen: Fit, counted: bool) -> Planned:
     from localspec.registry.store.details import fit_view
 
     changes = {"n_ctx": chosen.context, "prefix_bytes": chosen.prefixes}
@@ -208,36 +214,36 @@ def _applied(pair: PairFiles, settings: EngineSettings, chosen: Fit, counted: bo
 
 
 def free_memory(host: Host, workers: Collection[int] = ()) -> Memory:
-    """What is free, counting what the engine workers of these pids hold, as if they were unloaded."""
+    """Return the free memory, as if the engine workers with these pids were unloaded."""
     from localspec.machine import available_bytes, memory_bytes
     from localspec.registry.header.fit import Memory
 
     if host.system == "Darwin":
         return Memory(int(memory_bytes() * MAC_SHARE), 0)
-    ram = available_bytes(host) + sum(held(host, each) for each in workers)
+    ram = available_bytes(host) + sum(held(host, pid) for pid in workers)
     return Memory(ram, _vram(host, workers))
 
 
 def held(host: Host, worker: int) -> int:
-    """Caches and buffers of the worker; mapped weights count as available already."""
-    found = re.search(r"^RssAnon:\s*(\d+) kB", host.read(f"/proc/{worker}/status"), re.MULTILINE)
-    return int(found[1]) << 10 if found else 0
+    """Return the bytes of the worker's caches and buffers. Mapped weights count as available already."""
+    match = re.search(r"^RssAnon:\s*(\d+) kB", host.read(f"/proc/{worker}/status"), re.MULTILINE)
+    return int(match[1]) << 10 if match else 0
 
 
 def _vram(host: Host, workers: Collection[int]) -> int:
-    """Free memory of the GPUs the workers would see, all together."""
+    """Return the free memory of all GPUs that the workers would use, in bytes."""
     if not host.which("nvidia-smi"):
         return 0
-    free = _query(host, "--query-gpu=memory.free")
-    used = _query(host, "--query-compute-apps=pid,used_memory") if workers else []
-    ours = sum(row[1] for row in used if len(row) == 2 and row[0] in workers)
-    return (sum(row[0] for row in free) + ours) * MIB
+    free = _query_gpus(host, "--query-gpu=memory.free")
+    used = _query_gpus(host, "--query-compute-apps=pid,used_memory") if workers else []
+    used_by_workers = sum(row[1] for row in used if len(row) == 2 and row[0] in workers)
+    return (sum(row[0] for row in free) + used_by_workers) * MIB
 
 
-def _query(host: Host, what: str) -> list[list[int]]:
-    """Rows of numbers; rows with anything else ("[N/A]") are left out."""
-    asked = host.run(["nvidia-smi", what, "--format=csv,noheader,nounits"])
-    if asked.code != 0:
+def _query_gpus(host: Host, query: str) -> list[list[int]]:
+    """Return rows of numbers from nvidia-smi. Rows with anything else ("[N/A]") are left out."""
+    result = host.run(["nvidia-smi", query, "--format=csv,noheader,nounits"])
+    if result.code != 0:
         return []
-    rows = [[cell.strip() for cell in line.split(",")] for line in asked.out.splitlines()]
+    rows = [[cell.strip() for cell in line.split(",")] for line in result.out.splitlines()]
     return [[int(cell) for cell in row] for row in rows if all(cell.isdigit() for cell in row)]

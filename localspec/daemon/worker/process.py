@@ -26,15 +26,16 @@ from localspec.protocol import frames
 
 log = logging.getLogger("localspec.worker")
 
-# `--fd N` is appended: the worker's end of the socketpair.
+# `--fd N` is appended, where N is the worker's end of the socket pair.
 DEFAULT_COMMAND = (sys.executable, "-P", "-m", "localspec.engine")
 
-_STDERR_TAIL = 4096  # bytes kept; the cause of death is in the last line
-_GRACE = 2.0  # seconds between asking a worker to end and ending it
-_PATIENCE = 2.0  # seconds for an order: for deleting some files, or until a pass is over
-_SAVING = 8.0  # seconds more for what it saves then: conversations, 6 s at most
-# A big model may take its time between two reports of progress, but not for ever.
-_LOADING_PATIENCE = 5  # times the watchdog
+_STDERR_TAIL_BYTES = 4096  # the cause of death is in the last line
+_SHUTDOWN_GRACE_S = 2.0  # between the request to end and SIGKILL
+_ORDER_TIMEOUT_S = 2.0  # enough to delete some files, or to wait for the end of a pass
+_SAVE_TIMEOUT_S = 8.0  # added to the grace for saving conversations, which takes at most 6 s
+# A large model may take long between two reports of progress, so a load gets this many times the watchdog's
+# limit.
+_LOAD_WATCHDOG_FACTOR = 5
 
 Request = (
     frames.Generate
@@ -50,13 +51,13 @@ Take = Callable[[Event], Awaitable[None]]
 
 
 class Again(Exception):
-    """The worker died of what is not this request's making: it is asked once more."""
+    """The worker died for a reason that this request did not cause, so the request is sent again."""
 
 
 class Running:
-    """One request in the worker, and what has come for it.
+    """A request in the worker, and the events that have arrived for it.
 
-    `stage`: "preparing" while its text becomes tokens. `shown`: somebody has seen part of the answer.
+    `stage` is "preparing" while its text is tokenized. `shown` is set once a client has part of the answer.
     """
 
     def __init__(self, request: Request, job: Job) -> None:
@@ -67,11 +68,11 @@ class Running:
         self.inbox: asyncio.Queue[Event | frames.Reply | Exception] = asyncio.Queue()
 
     async def next(self) -> Event | frames.Reply:
-        """What comes next for it.
+        """Return the next event or reply.
 
         Raises:
-            Again: it should be sent to another worker.
-            LocalspecError: the worker refused it, or ended.
+            Again: The request should be sent to another worker.
+            LocalspecError: The worker refused the request, or ended.
         """
         item = await self.inbox.get()
         if isinstance(item, Exception):
@@ -79,57 +80,59 @@ class Running:
         return item
 
     async def text(self, take: Take) -> Event | frames.Reply:
-        """Pass on the text that comes next, piece by piece; what comes after it. Raises as `next`."""
+        """Pass the next pieces of text to `take` and return the event after them. Raises as `next`."""
         while isinstance(event := await self.next(), frames.Delta):
             await take(event)
         return event
 
 
 class Owner(Protocol):
-    """Who keeps a worker, and is told what happens to it."""
+    """The owner of a worker, which is notified of what happens to it."""
 
     def on_notice(self, text: str) -> None:
-        """It has a sentence for the log."""
+        """Log a message of the worker."""
 
     def on_decoded(self, worker: Worker) -> None:
-        """Its first decode went well."""
+        """Handle the first successful decode."""
 
     def on_quiet(self) -> None:
-        """Nothing runs in it any more."""
+        """Handle the end of the last running request."""
 
     def on_death(self, worker: Worker, death: Death) -> None:
-        """It has ended. What it was doing waits to be told: see `Worker.fail`."""
+        """Handle the end of the worker. Its requests still wait for an outcome, see `Worker.fail`."""
 
 
 class _Link(asyncio.Protocol):
-    """Our end of the socket. A frame is taken in the turn of the loop that brings its last byte: with
-    each token of each answer, a stream of asyncio's would cost a turn more.
+    """Our end of the socket.
+
+    A frame is processed in the iteration of the event loop that receives its last byte. An asyncio stream
+    would need one more iteration for each token of each answer.
     """
 
-    _transport: asyncio.Transport  # from the first of asyncio's calls on
+    _transport: asyncio.Transport  # set by connection_made
 
     def __init__(self) -> None:
         self._unread = bytearray()
         self._take: Callable[[bytes], None] | None = None
         self._closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def bring(self, take: Callable[[bytes], None]) -> None:
-        """Have `take` called with the body of each frame until the socket closes.
+    async def deliver_frames(self, take: Callable[[bytes], None]) -> None:
+        """Call `take` with the body of each frame until the socket closes.
 
         Raises:
-            Exception: what `take` has raised, or why the socket broke.
+            Exception: The exception of `take`, or of the socket.
         """
         self._take = take
         self._deliver()
         await self._closed
 
     def send(self, data: bytes) -> None:
-        """Queue it; once the socket is closed it goes nowhere."""
+        """Queue data. Once the socket is closed, the data is dropped."""
         if not self._transport.is_closing():
             self._transport.write(data)
 
     def close(self) -> None:
-        """Once what is queued is sent."""
+        """Close the socket after the queued data is sent."""
         self._transport.close()
 
     def _deliver(self) -> None:
@@ -138,10 +141,10 @@ class _Link(asyncio.Protocol):
         try:
             for body in frames.taken(self._unread):
                 self._take(body)
-        except Exception as error:  # what comes after it has no beginning
+        except Exception as error:  # the data after an invalid frame has no known beginning
             self._closed.set_exception(error)
 
-    # asyncio's calls
+    # called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -161,7 +164,7 @@ class _Link(asyncio.Protocol):
 
 
 class Worker:
-    """A running engine, and what it does: a load, then requests, each by its number."""
+    """A running engine: its load, then its requests, each with a number."""
 
     def __init__(
         self,
@@ -170,17 +173,17 @@ class Worker:
         owner: Owner,
         watchdog: float,
     ) -> None:
-        """`watchdog`: seconds of silence after which one that has something to do is ended."""
+        """Follow the process. A busy worker is killed after `watchdog` seconds of silence."""
         self.pid = process.pid
         self.decoded = False
-        self.progress: frames.Loading | None = None  # of the load
+        self.progress: frames.Loading | None = None  # of the current load
         self._process = process
         self._link = link
         self._owner = owner
-        self._heard = time.monotonic()  # when the last frame came
-        self._still_s = 0.0  # how long it has come no step further, where that was its last word
+        self._heard_at = time.monotonic()  # when the last frame came
+        self._still_s = 0.0  # how long it has made no progress, by its last Pong
         self._numbers = itertools.count(1)
-        self._loaded: asyncio.Future[frames.Loaded] | None = None
+        self._load_result: asyncio.Future[frames.Loaded] | None = None
         self._running: dict[int, Running] = {}
         self._orders: dict[int, asyncio.Future[frames.Forgotten | frames.Spared]] = {}
         self._ending: Ending = "crash"
@@ -190,7 +193,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        # Not the sign of the code: None alone means that it still runs.
+        # Only None means that the process still runs: the code may also be 0 or negative.
         return self._process.returncode is None and not self._life.done()
 
     @property
@@ -200,47 +203,48 @@ class Worker:
 
     @property
     def embedding(self) -> int:
-        """Requests for vectors or rankings, which wait for no place in a queue."""
-        of_those = (frames.Embed, frames.Rerank)
-        return sum(isinstance(each.request, of_those) for each in self._running.values())
+        """The number of requests for vectors or rankings, which need no place in a queue."""
+        kinds = (frames.Embed, frames.Rerank)
+        return sum(isinstance(running.request, kinds) for running in self._running.values())
 
     def at(self, stage: str) -> list[Running]:
-        """The requests that have come as far as that."""
+        """Return the requests that are in this stage."""
         return [running for running in self._running.values() if running.stage == stage]
 
-    # ------------------------------------------------------------------ what it is to do
+    # ------------------------------------------------------------------ orders
 
     async def load(self, pair: frames.PairFiles, settings: frames.EngineSettings) -> frames.Loaded:
         """Load a pair.
 
         Raises:
-            LoadFailed: why it cannot be loaded.
-            Exception: what `fail` was told.
+            LoadFailed: The pair cannot be loaded.
+            Exception: The outcome that `fail` was called with.
         """
-        self._loaded = asyncio.get_running_loop().create_future()
+        self._load_result = asyncio.get_running_loop().create_future()
         self._send(frames.Load(pair, settings))
         try:
-            return await self._loaded
+            return await self._load_result
         finally:
-            self._loaded = self.progress = None
+            self._load_result = self.progress = None
 
     @contextlib.contextmanager
     def running(self, request: Request, job: Job | None = None) -> Iterator[Running]:
-        """Send a request, under a number of its own; when the body ends early it is cancelled. How far
-        it is stands in `job`.
+        """Send a request under a new number. If the block ends early, the request is cancelled.
+
+        `job` holds its progress.
 
         Raises:
-            InvalidRequest: it cannot be sent.
+            InvalidRequest: The request cannot be encoded.
         """
         if not self._running:
-            self._heard = time.monotonic()  # silence counts from now
+            self._heard_at = time.monotonic()  # silence counts from now
         number = request.id = next(self._numbers)
         running = self._running[number] = Running(request, job or Job())
         try:
             self._send_request(request)
             yield running
         finally:
-            # Still there: no Done, Failed or Reply has come.
+            # The request is still in the table if no Done, Failed or Reply has come.
             unfinished = self._running.pop(number, None)
             if not self._running:
                 self._owner.on_quiet()
@@ -250,47 +254,47 @@ class Worker:
     def _send_request(self, request: Request) -> None:
         try:
             self._send(request)
-        except OverflowError as error:  # in what a template is given as it is
+        except OverflowError as error:  # from values that are passed to a template unchecked
             raise errors.InvalidRequest(
                 "The request contains a whole number of more than 64 bits."
             ) from error
 
     async def forget(self, conversation: str | None) -> None:
-        """Let it drop what it keeps of a conversation, with None of all.
+        """Make the worker drop everything it keeps of a conversation, or of all with None.
 
-        When this returns it has, or has ended; one that does not answer is not waited for long.
+        It has done so when this returns, unless it ended or did not respond in time.
         """
-        await self._told(lambda number: frames.Forget(number, conversation))
+        await self._send_order(lambda number: frames.Forget(number, conversation))
 
-    async def spare(self, most: int) -> int | None:
-        """Leave prompts without a slot room for `most` bytes, or for what they take; how many that is.
+    async def spare(self, max_bytes: int) -> int | None:
+        """Limit the cache for prompts without a slot to `max_bytes` bytes, or to the bytes in use.
 
-        None: it does not say, and has what it had.
+        Return the new limit, or None if the worker did not respond and keeps the old one.
         """
-        told = await self._told(lambda number: frames.Spare(number, most))
-        return told.room if isinstance(told, frames.Spared) else None
+        response = await self._send_order(lambda number: frames.Spare(number, max_bytes))
+        return response.room if isinstance(response, frames.Spared) else None
 
-    async def _told(
+    async def _send_order(
         self, order: Callable[[int], frames.Forget | frames.Spare]
     ) -> frames.Forgotten | frames.Spared | None:
-        """Its answer to an order of this number, once it has carried that out; not waited for long."""
+        """Send an order with a new number and return its confirmation, or None after _ORDER_TIMEOUT_S."""
         number = next(self._numbers)
         done = self._orders[number] = asyncio.get_running_loop().create_future()
         try:
             self._send(order(number))
             await asyncio.wait(
-                {done, self._life}, timeout=_PATIENCE, return_when=asyncio.FIRST_COMPLETED
+                {done, self._life}, timeout=_ORDER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
             )
             return done.result() if done.done() else None
         finally:
             del self._orders[number]
 
-    # ------------------------------------------------------------------ how it ends
+    # ------------------------------------------------------------------ end
 
     def fail(self, outcome: Exception | Callable[[Running], Exception]) -> None:
-        """End its load and every request, each with its own outcome if these differ."""
+        """End the load and every request with an outcome, which may differ between requests."""
         if isinstance(outcome, Exception):
-            self._load_failed(outcome)
+            self._fail_load(outcome)
         doomed, self._running = self._running, {}
         for running in doomed.values():
             running.inbox.put_nowait(
@@ -298,65 +302,67 @@ class Worker:
             )
 
     def abort(self, error: errors.LocalspecError) -> None:
-        """Fail the requests while it lives: they stay, so that each is cancelled there."""
+        """Fail the requests of a live worker. They stay in the table, so that each is cancelled there."""
         for running in self._running.values():
             running.inbox.put_nowait(error)
 
     async def shut_down(self) -> None:
-        """Ask it to end, wait a little, end it."""
+        """Ask the worker to end, and kill it if it does not do so in time."""
         self._ending = "unload"
         self._send(frames.Shutdown())
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._life), _GRACE + _SAVING)
+            await asyncio.wait_for(asyncio.shield(self._life), _SHUTDOWN_GRACE_S + _SAVE_TIMEOUT_S)
         self._kill("unload")
         await self._life
 
     def _kill(self, ending: Ending) -> None:
-        """End it now. SIGKILL also ends a stopped process."""
+        """Kill the worker. SIGKILL also ends a stopped process."""
         if self._process.returncode is None:
             self._ending = ending
             self._kill_group()
 
     def _kill_group(self) -> None:
-        """The worker leads a group of its own (`start_new_session`), its helpers are in it."""
+        """Kill the process group of the worker (`start_new_session`), which includes its helpers."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
-    # ------------------------------------------------------------------ its life
+    # ------------------------------------------------------------------ life
 
     async def _live(self, watchdog: float) -> None:
-        """From the first frame to the exit code."""
-        stderr = asyncio.create_task(self._read_stderr())
-        watching = asyncio.create_task(self._watch(watchdog))
+        """Follow the worker from its first frame to its exit code."""
+        stderr_task = asyncio.create_task(self._read_stderr())
+        watchdog_task = asyncio.create_task(self._watch(watchdog))
         try:
-            await self._link.bring(self._heard_from)
+            await self._link.deliver_frames(self._on_body)
         except (ValueError, msgspec.DecodeError):
-            log.exception("the engine sent something that is no frame")
+            log.exception("the engine sent an invalid frame")
         except OSError as error:
             log.info("the engine's socket broke: %s", error)
         finally:
             self._link.close()
         try:
-            # Without its socket it has nothing to live for.
-            returncode = await asyncio.wait_for(self._process.wait(), _GRACE)
+            # Without its socket the worker ends by itself.
+            returncode = await asyncio.wait_for(self._process.wait(), _SHUTDOWN_GRACE_S)
         except TimeoutError:
             self._kill_group()
             returncode = await self._process.wait()
-        self._kill_group()  # whatever it started has nobody to work for
-        await asyncio.wait({stderr}, timeout=0.5)  # a grandchild may hold the pipe open
-        stderr.cancel()
-        watching.cancel()
-        kills = oom_kills()
-        known = None if kills is None or self._oom_kills is None else kills > self._oom_kills
-        self._owner.on_death(self, Death(self._ending, returncode, self._last_words(), known))
+        self._kill_group()  # processes that it started
+        await asyncio.wait({stderr_task}, timeout=0.5)  # a grandchild may hold the pipe open
+        stderr_task.cancel()
+        watchdog_task.cancel()
+        oom_count = oom_kills()
+        oom_kill = (
+            None if oom_count is None or self._oom_kills is None else oom_count > self._oom_kills
+        )
+        self._owner.on_death(self, Death(self._ending, returncode, self._last_words(), oom_kill))
 
     async def _watch(self, limit: float) -> None:
-        """End it when it is silent, or comes no step further, while it has something to do."""
+        """Kill the worker if it is silent or makes no progress while it has work."""
         while self.alive:
             await asyncio.sleep(min(limit / 4, 5.0))
-            if self._running or self._loaded:
-                patience = limit * _LOADING_PATIENCE if self._loaded else limit
-                if max(time.monotonic() - self._heard, self._still_s) > patience:
+            if self._running or self._load_result:
+                patience = limit * _LOAD_WATCHDOG_FACTOR if self._load_result else limit
+                if max(time.monotonic() - self._heard_at, self._still_s) > patience:
                     self._kill("watchdog")
                     return
                 self._send(frames.Ping(0))
@@ -365,26 +371,26 @@ class Worker:
         assert self._process.stderr is not None
         while data := await self._process.stderr.read(4096):
             self._stderr_tail += data
-            del self._stderr_tail[:-_STDERR_TAIL]
+            del self._stderr_tail[:-_STDERR_TAIL_BYTES]
             log.debug("engine: %s", data.decode("utf-8", "replace").rstrip())
 
     def _last_words(self) -> str:
         lines = self._stderr_tail.decode("utf-8", "replace").splitlines()
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1][:300] if said else ""
+        messages = [line.strip() for line in lines if line.strip()]
+        return messages[-1][:300] if messages else ""
 
     # ------------------------------------------------------------------ frames
 
     def _send(self, frame: frames.Frame) -> None:
-        """Queue a frame; for a worker that is gone it goes nowhere, and its owner hears the rest."""
+        """Queue a frame. For a worker that is gone it is dropped, and the owner learns of the end."""
         self._link.send(frames.encode(frame))
 
-    def _heard_from(self, body: bytes) -> None:
-        self._heard, self._still_s = time.monotonic(), 0.0
+    def _on_body(self, body: bytes) -> None:
+        self._heard_at, self._still_s = time.monotonic(), 0.0
         self._take(frames.from_worker_decoder.decode(body))
 
     def _take(self, frame: frames.FromWorker) -> None:
-        """Hand a frame to whom it is for, if that is still there."""
+        """Pass a frame to the request or order that it belongs to, if that still exists."""
         match frame:
             case (
                 frames.Started()
@@ -393,7 +399,7 @@ class Worker:
                 | frames.Done()
                 | frames.Reply()
             ):
-                self._answered(frame.id, frame)
+                self._on_result(frame.id, frame)
             case frames.Failed():
                 refusal = errors.from_code(
                     frame.code,
@@ -402,17 +408,17 @@ class Worker:
                     n_prompt_tokens=frame.n_prompt_tokens,
                     n_ctx=frame.n_ctx,
                 )
-                self._answered(frame.id, refusal)
+                self._on_result(frame.id, refusal)
             case frames.Preparing():
                 if running := self._running.get(frame.id):
                     running.stage = "preparing" if frame.begins else "prepared"
             case frames.Loading():
                 self.progress = frame
             case frames.Loaded():
-                if self._loaded and not self._loaded.done():
-                    self._loaded.set_result(frame)
+                if self._load_result and not self._load_result.done():
+                    self._load_result.set_result(frame)
             case frames.LoadError():
-                self._load_failed(errors.LoadFailed(frame.message))
+                self._fail_load(errors.LoadFailed(frame.message))
             case frames.Pong():
                 self._still_s = frame.still_s
             case frames.Forgotten() | frames.Spared():
@@ -422,20 +428,20 @@ class Worker:
             case frames.Notice():
                 self._owner.on_notice(frame.text)
 
-    def _load_failed(self, reason: Exception) -> None:
-        if self._loaded and not self._loaded.done():
-            self._loaded.set_exception(reason)
+    def _fail_load(self, reason: Exception) -> None:
+        if self._load_result and not self._load_result.done():
+            self._load_result.set_exception(reason)
 
-    def _answered(self, number: int, item: Event | frames.Reply | Exception) -> None:
+    def _on_result(self, number: int, item: Event | frames.Reply | Exception) -> None:
         shown = isinstance(item, frames.Delta)
         decoded = shown or (isinstance(item, frames.Done) and item.completion_tokens > 0)
-        if isinstance(item, frames.Reply) and (asked := self._running.get(number)):
-            decoded = isinstance(asked.request, frames.Embed | frames.Rerank)
+        if isinstance(item, frames.Reply) and (embedded := self._running.get(number)):
+            decoded = isinstance(embedded.request, frames.Embed | frames.Rerank)
         if decoded and not self.decoded:
             self.decoded = True
             self._owner.on_decoded(self)
-        over = not isinstance(item, frames.Started | frames.Reading | frames.Delta)
-        running = self._running.pop(number, None) if over else self._running.get(number)
+        is_last = not isinstance(item, frames.Started | frames.Reading | frames.Delta)
+        running = self._running.pop(number, None) if is_last else self._running.get(number)
         if running:
             running.shown = running.shown or shown
             running.job.sees(item)
@@ -443,27 +449,27 @@ class Worker:
 
 
 async def spawn(command: Sequence[str], owner: Owner, watchdog: float) -> Worker:
-    """Start an engine, in a session of its own: a Ctrl-C in the daemon's terminal is not for it.
+    """Start an engine in a session of its own, so that a Ctrl-C in the daemon's terminal does not end it.
 
     Raises:
-        OSError: there is no such program, or it cannot be started.
+        OSError: The program does not exist or cannot be started.
     """
-    ours, theirs = socket.socketpair()
+    our_end, worker_end = socket.socketpair()
     try:
-        with theirs:
+        with worker_end:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 "--fd",
-                str(theirs.fileno()),
+                str(worker_end.fileno()),
                 stdin=DEVNULL,
                 stdout=DEVNULL,
                 stderr=PIPE,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(worker_end.fileno(),),
                 start_new_session=True,
                 env=engine_environment(),
             )
-        _, link = await asyncio.get_running_loop().create_connection(_Link, sock=ours)
+        _, link = await asyncio.get_running_loop().create_connection(_Link, sock=our_end)
     except BaseException:
-        ours.close()
+        our_end.close()
         raise
     return Worker(process, link, owner, watchdog)

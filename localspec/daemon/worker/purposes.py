@@ -1,4 +1,4 @@
-"""What a model may be asked for, before it is loaded for nothing."""
+"""Check which requests a model can serve, before it is loaded in vain."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from localspec.protocol import frames
 
 
 def check_purpose(pair: frames.PairFiles, request: Request) -> None:
-    """Whether the model is one for such a request.
+    """Refuse a request that the model cannot serve.
 
     Raises:
-        InvalidRequest: it is not, and what it is for.
+        InvalidRequest: The message says what the model is for.
     """
     name, pooling = pair.name, pair.pooling
     reason = ""
     match request:
         case frames.Embed() | frames.Rerank() if pair.upstream:
-            reason = f"'{name}' is served by another server, and is asked for text alone"
+            reason = f"'{name}' is served by another server, which only answers with text"
         case frames.Embed() if pooling is None:
             reason = f"'{name}' writes text and computes no embeddings; name an embedding model"
         case frames.Embed() if pooling == "rank":
@@ -27,10 +27,10 @@ def check_purpose(pair: frames.PairFiles, request: Request) -> None:
         case frames.Rerank() if pooling != "rank":
             reason = f"'{name}' computes embeddings and ranks no documents; name a reranker"
         case frames.Generate() | frames.ApplyTemplate() | frames.CountTokens() if pooling:
-            what, path = ("a reranker", "rerank") if pooling == "rank" else _EMBEDS
-            reason = f"'{name}' is {what} and writes no text: POST /v1/{path}"
+            kind, path = ("a reranker", "rerank") if pooling == "rank" else _EMBEDDING_MODEL
+            reason = f"'{name}' is {kind} and writes no text: POST /v1/{path}"
     if reason:
         raise InvalidRequest(f"{reason}. To see what there is: localspec list", param="model")
 
 
-_EMBEDS = "an embedding model", "embeddings"
+_EMBEDDING_MODEL = "an embedding model", "embeddings"

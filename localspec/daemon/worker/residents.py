@@ -1,7 +1,7 @@
-"""The pairs in memory: as many as it carries, each with a worker of its own.
+"""The pairs in memory: as many as fit, each with a worker of its own.
 
-One is loaded at a time, so that what is free can be measured with nothing half taken. Where a newcomer does
-not fit, `room` says who leaves for it; here they are told to, and waited for.
+Only one is loaded at a time, so that the free memory can be measured while no other load is taking it. If a
+new pair does not fit, `room` decides which one leaves. This module makes it leave, and waits for that.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ from localspec.protocol.answers import Counts, PairStatus
 
 log = logging.getLogger("localspec.residents")
 
-_REMEMBERED = 64  # pairs that are not in memory, with what is known of their speed
+_MAX_UNLOADED_PAIRS = 64  # unloaded pairs that are remembered, for their measured speed
 
 
 class Stay(NamedTuple):
-    """How long a pair stays in memory. keep: until it is told to leave. idle_unload: seconds without a
-    request, 0 for ever; None as the configuration says.
+    """How long a pair stays in memory.
+
+    keep: whether it stays until it is told to leave.
+    idle_unload: seconds without a request, 0 for no limit, None for the configured time.
     """
 
     keep: bool = False
@@ -42,38 +44,40 @@ class Stay(NamedTuple):
 
 
 class Residents:
-    """The pairs by their names, and the memory they share."""
+    """The pairs by name, and the memory that they share."""
 
     def __init__(
         self, config: Config, paths: Paths, counts: Counts, *, worker_command: Sequence[str]
     ) -> None:
-        """`worker_command` starts an engine; `--fd N` is appended."""
+        """Create the table of pairs. `worker_command` starts an engine, with `--fd N` appended."""
         self.config = config
         self.paths = paths
         self.counts = counts
         self.safe_mode = SafeMode(paths.state / "safe-mode.json")
         self.crashes = CrashHistory()
         self.deadly_texts = DeadlyTexts()
-        self.stay: Callable[[str], Stay] = lambda _: Stay()  # of a pair, by its name
-        self.last: frames.Loaded | None = None  # what was loaded last, though it may rest by now
+        # Returns the policy of a pair by its name.
+        self.stay: Callable[[str], Stay] = lambda _: Stay()
+        self.last: frames.Loaded | None = None  # the last load, even if it is unloaded by now
         self._command = worker_command
         self._pairs: dict[str, LoadedPair] = {}
-        self._one_load = asyncio.Lock()
-        self._loads = ""  # the pair that has it
-        self._driven_out: dict[str, tuple[Holding, float]] = {}  # and when it was asked last
-        self._watching: list[asyncio.Future[None]] = []
-        self._giving: asyncio.Task[None] | None = None  # room back to those that gave it up
-        self._beyond = False  # a smaller budget is kept once those who answer are done
+        self._load_lock = asyncio.Lock()
+        self._loading_pair = ""  # the name of the pair that holds the lock
+        self._evicted: dict[str, tuple[Holding, float]] = {}  # with the time of the last request
+        self._change_waiters: list[asyncio.Future[None]] = []
+        # Returns cache room to pairs that gave it up.
+        self._give_back_task: asyncio.Task[None] | None = None
+        self._over_budget = False  # the budget was lowered, and busy pairs must still leave
         self._draining = False
 
-    # ------------------------------------------------------------------ who is here
+    # ------------------------------------------------------------------ the pairs
 
     def of(self, name: str) -> LoadedPair:
-        """The pair of that name, loaded or not."""
+        """Return the pair of that name, loaded or not."""
         if name not in self._pairs:
-            rest = [each for each in self._pairs.values() if each.forgettable]
-            for each in sorted(rest, key=lambda each: each.used)[: -_REMEMBERED or None]:
-                del self._pairs[each.name]
+            unused = [pair for pair in self._pairs.values() if pair.forgettable]
+            for pair in sorted(unused, key=lambda pair: pair.used)[: -_MAX_UNLOADED_PAIRS or None]:
+                del self._pairs[pair.name]
             self._pairs[name] = LoadedPair(name, self)
             if self._draining:
                 self._pairs[name].admission.close()
@@ -81,63 +85,63 @@ class Residents:
 
     @property
     def all(self) -> list[LoadedPair]:
-        """Those that are asked, loaded or were lately."""
+        """The pairs that are in use, are loaded or were so lately."""
         return [*self._pairs.values()]
 
     @property
     def loaded(self) -> list[LoadedPair]:
-        """Those in memory, the one that was asked last ahead."""
-        return [each for each in self.present if isinstance(each.state, Ready)]
+        """The pairs in memory, the most recently used first."""
+        return [pair for pair in self.present if isinstance(pair.state, Ready)]
 
     @property
     def present(self) -> list[LoadedPair]:
-        """The same, and those that are being loaded."""
-        found = [each for each in self._pairs.values() if not isinstance(each.state, Unloaded)]
-        return sorted(found, key=lambda each: each.used, reverse=True)
+        """The pairs in memory and those that are being loaded, the most recently used first."""
+        pairs = [pair for pair in self._pairs.values() if not isinstance(pair.state, Unloaded)]
+        return sorted(pairs, key=lambda pair: pair.used, reverse=True)
 
     @property
     def pids(self) -> list[int]:
-        """The engine workers."""
-        return [each.worker.pid for each in self._pairs.values() if each.worker]
+        """The process ids of the engine workers."""
+        return [pair.worker.pid for pair in self._pairs.values() if pair.worker]
 
     @property
     def busy(self) -> bool:
         """Whether anything runs, waits or is being loaded."""
-        return any(each.busy for each in self._pairs.values())
+        return any(pair.busy for pair in self._pairs.values())
 
     def waiting(self) -> int:
-        return sum(each.admission.waiting for each in self._pairs.values())
+        return sum(pair.admission.waiting for pair in self._pairs.values())
 
     def running(self) -> int:
-        """Requests that are at work."""
-        return sum(each.running for each in self._pairs.values())
+        """Return how many requests are running."""
+        return sum(pair.running for pair in self._pairs.values())
 
     def uses(self, name: str) -> bool:
-        """Whether the pair is loaded or being loaded."""
+        """Return whether the pair is loaded or being loaded."""
         return name in self._pairs and self._pairs[name].files is not None
 
     def holds(self, name: str) -> frames.PairFiles | None:
-        """The files of the pair, if it is loaded."""
+        """Return the files of the pair if it is loaded."""
         return self._pairs[name].files if self.info(name) else None
 
     def info(self, name: str) -> frames.Loaded | None:
-        """What is loaded of that name."""
+        """Return the information on what is loaded under that name."""
         return self._pairs[name].info if name in self._pairs else None
 
     def note(self) -> str | None:
-        """What a person should know about how an answer came about."""
+        """Return a note for a person about how answers come about, or None."""
         return self.safe_mode.note()
 
     def shown(self) -> LoadedPair:
-        """The one that tells most of what goes on: asked last of those in memory, else the configured one."""
+        """Return the most recently used pair in memory, or the configured one."""
         present = self.present
         return present[0] if present else self.of(self.config.pair)
 
     def statuses(self) -> list[PairStatus]:
-        """Of all in memory, and of those that come."""
-        return [each.status() for each in self.present]
+        """Return the statuses of all pairs in memory and of those being loaded."""
+        return [pair.status() for pair in self.present]
 
-    # ------------------------------------------------------------------ Room, for each of them
+    # ------------------------------------------------------------------ the Room protocol
 
     async def spawn(self, pair: LoadedPair) -> Worker:
         worker = await spawn(self._command, pair, self.config.watchdog)
@@ -155,16 +159,16 @@ class Residents:
 
     async def change(self) -> None:
         change = asyncio.get_running_loop().create_future()
-        self._watching.append(change)
+        self._change_waiters.append(change)
         try:
             await change
         finally:
-            self._watching.remove(change)
+            self._change_waiters.remove(change)
 
     def changed(self) -> None:
-        if self._beyond:
-            self._keep_within(self.config.memory * MIB)
-        for change in self._watching:
+        if self._over_budget:
+            self._enforce_budget(self.config.memory * MIB)
+        for change in self._change_waiters:
             if not change.done():
                 change.set_result(None)
 
@@ -174,189 +178,193 @@ class Residents:
     ) -> AsyncIterator[Planned]:
         try:
             while True:
-                loading.behind = self._loads
-                async with self._one_load:
-                    loading.behind, self._loads = "", pair.name
+                loading.behind = self._loading_pair
+                async with self._load_lock:
+                    loading.behind, self._loading_pair = "", pair.name
                     try:
-                        found = await self._room_for(pair, loading, failed)
-                        if isinstance(found, Planned):
-                            self._held_back_for(pair, None)
-                            self._driven_out.pop(pair.name, None)
-                            yield found
+                        decision = await self._make_room(pair, loading, failed)
+                        if isinstance(decision, Planned):
+                            self._set_giving_way(pair, None)
+                            self._evicted.pop(pair.name, None)
+                            yield decision
                             self.last = pair.info
                             return
                     finally:
-                        self._loads = ""
-                loading.behind = found.name
-                self._held_back_for(pair, found.name)
-                await self._until_one_is_quiet(pair)
+                        self._loading_pair = ""
+                loading.behind = decision.name
+                self._set_giving_way(pair, decision.name)
+                await self._wait_for_quiet_pair(pair)
         finally:
-            self._held_back_for(pair, None)
+            self._set_giving_way(pair, None)
 
-    def _held_back_for(self, newcomer: LoadedPair, name: str | None) -> None:
-        """The pair of that name, and no other, gives way to the newcomer."""
-        for each in self._pairs.values():
-            if each.name == name:
-                each.gives_way = newcomer.name
-            elif each.gives_way == newcomer.name:
-                each.gives_way = ""
+    def _set_giving_way(self, newcomer: LoadedPair, name: str | None) -> None:
+        """Make the pair of that name, and no other, give way to the new pair."""
+        for pair in self._pairs.values():
+            if pair.name == name:
+                pair.gives_way = newcomer.name
+            elif pair.gives_way == newcomer.name:
+                pair.gives_way = ""
         self.changed()
 
-    # ------------------------------------------------------------------ who leaves for a newcomer
+    # ------------------------------------------------------------------ eviction
 
-    async def _room_for(
+    async def _make_room(
         self, newcomer: LoadedPair, loading: Loading, failed: Engine | None
     ) -> Planned | room.Waits:
-        """A plan that there is room for, or who must answer first. Raises LoadFailed: there is neither."""
+        """Return a plan that fits, or the pair to wait for. Raises LoadFailed if there is neither."""
         spared: set[str] = set()
         while True:
-            for each in self.all:
-                await each.gone()  # its memory has not come back before
+            for pair in self.all:
+                await pair.gone()  # the memory of an ending worker is not free before
             config = self.config
-            found = await self._decided(newcomer, loading.pair, failed, spared)
-            if isinstance(found, room.Refused):
-                raise errors.LoadFailed(found.message)
-            if isinstance(found, room.Spares):
-                spared.update(found.names)
-                await asyncio.gather(*map(self._spare, found.names))
-            elif isinstance(found, room.Leaves):
-                self._drive_out(self._pairs[found.name])
+            decision = await self._decide(newcomer, loading.pair, failed, spared)
+            if isinstance(decision, room.Refused):
+                raise errors.LoadFailed(decision.message)
+            if isinstance(decision, room.Spares):
+                spared.update(decision.names)
+                await asyncio.gather(*map(self._give_up_room, decision.names))
+            elif isinstance(decision, room.Leaves):
+                self._evict(self._pairs[decision.name])
             elif config is self.config:
-                return found
+                return decision
 
-    async def _decided(
+    async def _decide(
         self,
         newcomer: LoadedPair,
         pair: frames.PairFiles,
         failed: Engine | None,
         spared: Collection[str],
     ) -> Planned | room.Spares | room.Leaves | room.Waits | room.Refused:
-        """`spared`: who has been asked to give up what it does not use."""
+        """Decide in a thread how to load a pair. `spared` are the pairs that gave up unused memory."""
         others = self._others(newcomer)
-        pinned = [each for each in others if self.keeps(each.name)]
-        answer = [each for each in others if each.answering and each not in pinned]
-        rest = [each for each in others if not each.answering and each not in pinned]
-        if failed and rest:  # memory has run out, whatever was counted
-            return room.Leaves(rest[0].name)
+        kept = [pair for pair in others if self.keeps(pair.name)]
+        busy = [pair for pair in others if pair.answering and pair not in kept]
+        idle = [pair for pair in others if not pair.answering and pair not in kept]
+        if failed and idle:  # memory has run out, whatever was computed
+            return room.Leaves(idle[0].name)
         budget = self.config.memory * MIB
         settings = placement.settings(self.config, self.paths, safe_mode=self.safe_mode.on)
         engines = [
-            [each.state.engine for each in some if isinstance(each.state, Ready)]
-            for some in (pinned, rest, answer)
+            [pair.state.engine for pair in group if isinstance(pair.state, Ready)]
+            for group in (kept, idle, busy)
         ]
-        back = [held for held, _ in self._may_be_back(newcomer)]
+        evicted = [holding for holding, _ in self._evicted_lately(newcomer)]
 
-        def look() -> Planned | room.Spares | room.Leaves | room.Waits | room.Refused:
-            kept, idle, busy = (_holdings(some, spared) for some in engines)
-            standing = Standing(kept, idle, busy, back)
+        def measure_and_decide() -> Planned | room.Spares | room.Leaves | room.Waits | room.Refused:
+            kept, idle, busy = (_holdings(group, spared) for group in engines)
+            standing = Standing(kept, idle, busy, evicted)
             plans, note = Plans.here(pair, settings), ""
             if failed:
                 plans, note = plans.halved(failed.planned)
-            found = room.decide(plans, standing, room.Seen.here(standing.all), budget)
-            if note and isinstance(found, Planned):
-                found = found._replace(notes=(*found.notes, note))
-            return found
+            decision = room.decide(plans, standing, room.Seen.here(standing.all), budget)
+            if note and isinstance(decision, Planned):
+                decision = decision._replace(notes=(*decision.notes, note))
+            return decision
 
-        return await asyncio.to_thread(look)
+        return await asyncio.to_thread(measure_and_decide)
 
     def _others(self, newcomer: LoadedPair) -> list[LoadedPair]:
-        """In memory, the one that was asked least recently first."""
-        return [each for each in reversed(self.loaded) if each is not newcomer]
+        """Return the other pairs in memory, the least recently used first."""
+        return [pair for pair in reversed(self.loaded) if pair is not newcomer]
 
-    def _may_be_back(self, newcomer: LoadedPair) -> list[tuple[Holding, float]]:
-        """Who left for another one and would not have rested yet, the one that was asked last ahead."""
+    def _evicted_lately(self, newcomer: LoadedPair) -> list[tuple[Holding, float]]:
+        """Return the pairs that would still be in memory if they had not been evicted, with their last use.
+
+        The most recently used is first.
+        """
         now = time.monotonic()
-        for name, (_, used) in [*self._driven_out.items()]:
+        for name, (_, used) in [*self._evicted.items()]:
             seconds = self.idle_seconds(name)
             if seconds and now - used > seconds:
-                del self._driven_out[name]
-        found = [each for name, each in self._driven_out.items() if name != newcomer.name]
-        return sorted(found, key=lambda each: each[1], reverse=True)
+                del self._evicted[name]
+        entries = [entry for name, entry in self._evicted.items() if name != newcomer.name]
+        return sorted(entries, key=lambda entry: entry[1], reverse=True)
 
-    def _drive_out(self, pair: LoadedPair) -> None:
-        """Unless somebody has asked it meanwhile."""
+    def _evict(self, pair: LoadedPair) -> None:
+        """Unload a pair for another one, unless it got a request meanwhile."""
         if isinstance(pair.state, Ready) and not pair.answering:
             log.info("%s is unloaded: another pair needs the memory", pair.name)
-            self._driven_out[pair.name] = _holding(pair.state.engine), pair.used
+            self._evicted[pair.name] = _holding(pair.state.engine), pair.used
             pair.unload_soon()
 
-    async def _spare(self, name: str) -> None:
-        """Have the pair give up room for prompts that none has taken."""
+    async def _give_up_room(self, name: str) -> None:
+        """Make the pair give up unused memory for prompts without a slot."""
         engine = self._pairs[name].state.engine
         if engine:
             log.info("%s gives up room for prompts: another pair needs the memory", name)
             await self._pairs[name].spare(engine.least_room)
 
     def has_left(self) -> None:
-        """Those that gave up room for another pair may have it back once there is some."""
-        if not self._giving and not self._draining:
-            self._giving = asyncio.create_task(self._give_back())
+        """Return memory to pairs that gave it up for another one."""
+        if not self._give_back_task and not self._draining:
+            self._give_back_task = asyncio.create_task(self._give_back())
 
     async def _give_back(self) -> None:
-        async with self._one_load:
-            self._giving = None
-            for each in self.loaded:
-                engine = each.state.engine
+        async with self._load_lock:
+            self._give_back_task = None
+            for pair in self.loaded:
+                engine = pair.state.engine
                 if engine and engine.lacks:
-                    left = await self._left_over()
-                    # By what was there before: it may have ended meanwhile, and then is told nothing.
+                    unplanned = await self._measure_unplanned()
+                    # Use the plan from before the measurement. If the engine is gone, nothing is sent.
                     plan = engine.planned.plan
                     assert plan is not None
-                    await each.spare(plan.prefixes + min(engine.lacks, left // 2))
+                    await pair.spare(plan.prefixes + min(engine.lacks, unplanned // 2))
 
-    async def _left_over(self) -> int:
-        """Bytes that nobody's load has planned."""
+    async def _measure_unplanned(self) -> int:
+        """Return the bytes that no load has planned."""
         budget = self.config.memory * MIB
-        engines = [each.state.engine for each in self.loaded if each.state.engine]
+        engines = [pair.state.engine for pair in self.loaded if pair.state.engine]
 
-        def look() -> int:
-            held = _holdings(engines)
-            return room.Seen.here(held).left({}, held).reserving((), budget).free.ram
+        def measure() -> int:
+            holdings = _holdings(engines)
+            return room.Seen.here(holdings).left({}, holdings).reserving((), budget).free.ram
 
-        return await asyncio.to_thread(look)
+        return await asyncio.to_thread(measure)
 
-    async def _until_one_is_quiet(self, newcomer: LoadedPair) -> None:
+    async def _wait_for_quiet_pair(self, newcomer: LoadedPair) -> None:
         while all(
-            each.answering or self.keeps(each.name) for each in self._others(newcomer)
+            pair.answering or self.keeps(pair.name) for pair in self._others(newcomer)
         ) and self._others(newcomer):
             await self.change()
 
-    # ------------------------------------------------------------------ all of them
+    # ------------------------------------------------------------------ all pairs
 
     def configure(self, config: Config) -> None:
-        """Use another configuration: at once, or from the next request, which loads the pair anew."""
+        """Use another configuration: at once where possible, else from the next request, which reloads."""
         self.config = config
-        for each in self._pairs.values():
-            each.admission.limit = config.queue
-            each.rest_if_idle()  # by the new time
-        self._keep_within(config.memory * MIB)
+        for pair in self._pairs.values():
+            pair.admission.limit = config.queue
+            pair.rest_if_idle()  # restarts the timer with the new time
+        self._enforce_budget(config.memory * MIB)
         self.changed()
 
-    def _keep_within(self, budget: int) -> None:
-        """Those that rest leave until the others are within the budget, 0: any; those that answer later."""
-        self._beyond = False  # whoever leaves is a change, too
-        for each in reversed(self.present) if budget else ():
+    def _enforce_budget(self, budget: int) -> None:
+        """Evict idle pairs until all are within the budget in bytes (0: no limit). Busy ones leave later."""
+        self._over_budget = False  # an eviction calls `changed`, which must not call this again
+        for pair in reversed(self.present) if budget else ():
             engines = [e.state.engine for e in self.present if e.state.engine]
             if room.taken(_holdings(engines)) <= budget:
                 return
-            if not each.answering and not self.keeps(each.name):
-                self._drive_out(each)
-        self._beyond = bool(budget) and any(each.answering for each in self.present)
+            if not pair.answering and not self.keeps(pair.name):
+                self._evict(pair)
+        self._over_budget = bool(budget) and any(pair.answering for pair in self.present)
 
     async def unload(self, names: Iterable[str] | None = None) -> list[str]:
-        """End the workers of these pairs, else all; their memory has gone back when this returns. The
-        names of those that had one. Whatever still runs in them fails.
+        """End the workers of these pairs, or of all, and wait until their memory is free.
+
+        Return the names of those that had a worker. Requests that still run fail.
         """
-        chosen = [each for each in self.all if names is None or each.name in names]
-        held = [each.name for each in chosen if each.worker]
-        for name in held:
-            self._driven_out.pop(name, None)
-        await asyncio.gather(*(each.unload() for each in chosen))
-        return held
+        pairs = [pair for pair in self.all if names is None or pair.name in names]
+        unloaded = [pair.name for pair in pairs if pair.worker]
+        for name in unloaded:
+            self._evicted.pop(name, None)
+        await asyncio.gather(*(pair.unload() for pair in pairs))
+        return unloaded
 
     async def forget(self, conversation: str | None) -> None:
-        """Nothing of a conversation, with None of any, stays in an engine or in its files."""
-        await asyncio.gather(*(each.forget(conversation) for each in self.all))
+        """Drop everything of a conversation, or of all with None, from the engines and their files."""
+        await asyncio.gather(*(pair.forget(conversation) for pair in self.all))
 
     def reset(self) -> None:
         """Try everything again: pairs set aside, and the fast kernels at the next load."""
@@ -364,25 +372,25 @@ class Residents:
         self.deadly_texts.reset()
         if self.safe_mode.on:
             self.safe_mode.forget()
-            for each in self.all:
-                each.unload_soon()
+            for pair in self.all:
+                pair.unload_soon()
 
     def drain(self) -> None:
-        """Let nobody else in."""
+        """Admit no more requests."""
         self._draining = True
-        for each in self.all:
-            each.admission.close()
+        for pair in self.all:
+            pair.admission.close()
 
     async def close(self) -> None:
-        """The end: the workers are gone when this returns."""
+        """End all workers and wait for them."""
         self._draining = True
-        if self._giving:
-            self._giving.cancel()
-        await asyncio.gather(*(each.close() for each in self.all))
+        if self._give_back_task:
+            self._give_back_task.cancel()
+        await asyncio.gather(*(pair.close() for pair in self.all))
 
 
 def _holding(engine: Engine, spared: Collection[str] = ()) -> Holding:
-    """spared: those that have no room left to give up."""
+    """Return the memory of an engine. Pairs in `spared` have nothing more to give up."""
     spare = 0 if engine.pair.name in spared else engine.spare
     context = engine.config.context
     return Holding.of(engine.pair, engine.worker.pid, engine.planned, context, spare)

@@ -1,8 +1,8 @@
-"""Which machines need llama.cpp's repacked kernels switched off, remembered between runs.
+"""Remember on which machines llama.cpp's repacked kernels must be switched off.
 
-Some compilers build kernels that end the process at the first decode. A worker that dies that way
-is tried once more without them; what helped is kept per CPU and build of llama.cpp, so that a
-rebuilt one is trusted again. Where a GPU's driver may have crashed instead, it is a try, and kept by nobody.
+Some compilers build kernels that end the process at the first decode. A worker that dies like this is tried
+once more without them. If that helps, it is remembered per CPU and build of llama.cpp, so that a rebuilt one
+is trusted again. If a GPU's driver may have crashed instead, safe mode is only tried and not remembered.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class Record(msgspec.Struct):
-    """`reasons`: why safe mode was needed, by machine and build."""
+    """The file. `reasons`: why safe mode was needed, by machine and build."""
 
     version: int
     reasons: dict[str, str] = {}
@@ -33,11 +33,11 @@ class Record(msgspec.Struct):
 class SafeMode:
     """Whether the fast kernels are off, and the file that remembers why they had to be.
 
-    A file of a newer release is neither read nor touched.
+    A file of a newer release is neither read nor changed.
     """
 
     def __init__(self, file: Path, key: str | None = None, built: str | None = None) -> None:
-        """`key`: the machine and build, `built`: its backend, where they are not to be found out."""
+        """Use `file`. `key` (machine and build) and `built` (its backend) are detected if they are None."""
         self._file = file
         self._key = key
         self._built = built
@@ -49,55 +49,55 @@ class SafeMode:
         return self._reason is not None
 
     def note(self) -> str | None:
-        """What a person should know about answers that come about so."""
+        """Return a note on safe mode for a person, or None."""
         if not self.on:
             return None
         from localspec.machine import CHECKOUT
 
-        if not self._by_kernels():
+        if not self._has_no_driver():
             return (
                 "Safe mode: the engine crashed at its first pass. Until the daemon ends, llama.cpp's fast "
-                "kernels for the CPU are not used. If it was the GPU's driver, update that, or do without: "
-                "localspec config set gpu_layers 0"
+                "kernels for the CPU are not used. If the GPU's driver was the cause, update it, or do not "
+                "use the GPU: localspec config set gpu_layers 0"
             )
-        how = "scripts/setup" if CHECKOUT else "see: localspec doctor"
+        advice = "scripts/setup" if CHECKOUT else "see: localspec doctor"
         return (
             "Safe mode: llama.cpp's fast kernels crashed on this machine, so slower ones are "
-            f"used. To fix it, rebuild llama-cpp-python for this machine ({how})."
+            f"used. To fix it, rebuild llama-cpp-python for this machine ({advice})."
         )
 
     def recall(self) -> str | None:
-        """Begin as the last run ended: on where it had to be. Why it is on, None where it is off."""
+        """Restore the state that the last run ended with. Return the reason if safe mode is on."""
         if not self._recalled:
             self._recalled = True
-            record = self._read() if self._by_kernels() else None
+            record = self._read() if self._has_no_driver() else None
             self._reason = record.reasons.get(self._identity()) if record else None
         return self._reason
 
     def begin(self, reason: str) -> None:
-        """Switch it on, as a try."""
+        """Switch safe mode on as a try."""
         self._reason = reason
 
     def end(self) -> None:
-        """Switch it off in this run: it did not help."""
+        """Switch safe mode off in this run, because it did not help."""
         self._reason = None
 
     def keep(self) -> None:
-        """It has helped, if it is on: the next runs begin with it."""
-        record = self._read() if self._reason and self._by_kernels() else None
+        """Remember for the next runs that safe mode helped, if it is on."""
+        record = self._read() if self._reason and self._has_no_driver() else None
         if record and self._reason:
             record.reasons[self._identity()] = self._reason
             self._write(record)
 
     def forget(self) -> None:
-        """Switch it off in this run and the next ones."""
+        """Switch safe mode off in this run and the next ones."""
         self._reason = None
         record = self._read()
         if record and record.reasons.pop(self._identity(), None):
             self._write(record)
 
-    def _by_kernels(self) -> bool:
-        """Whether only llama.cpp's own kernels can have crashed: no driver takes part."""
+    def _has_no_driver(self) -> bool:
+        """Return whether only llama.cpp's own kernels can have crashed, because no GPU driver is used."""
         if self._built is None:
             from localspec.machine import installed_backend
 
@@ -109,7 +109,7 @@ class SafeMode:
             self._file.parent.mkdir(parents=True, exist_ok=True)
             files.write_whole(self._file, msgspec.json.encode(record))
         except OSError as error:
-            log.warning("%s cannot be written: %s", self._file, error)  # serving goes on
+            log.warning("%s cannot be written: %s", self._file, error)
 
     def _read(self) -> Record | None:
         try:
@@ -137,7 +137,7 @@ def _cpu() -> str:
 
 
 def _build() -> str:
-    """The installed llama.cpp by its libraries, without importing it."""
+    """Return an id of the installed llama.cpp from its library files, without importing it."""
     spec = importlib.util.find_spec("llama_cpp")
     digest = hashlib.sha256()
     for folder in (spec.submodule_search_locations or []) if spec else []:

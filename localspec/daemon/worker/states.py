@@ -1,4 +1,4 @@
-"""What a pair is doing: unloaded, loading or ready, and how that is told."""
+"""The states of a pair (unloaded, loading, ready), and how they are shown."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ from localspec.daemon.worker.process import Worker
 from localspec.protocol import frames
 from localspec.protocol.answers import PairStatus, PassCosts, Progress
 
-_LEAST_ROOM = 8  # one part of the room for prompts without a slot stays
+# An eighth of the cache for prompts without a slot is kept even if another pair needs memory.
+_MIN_CACHE_DIVISOR = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A worker and what it was told to load."""
+    """A worker and the load that it got."""
 
     worker: Worker
-    pair: frames.PairFiles  # as it was asked for
-    config: Config  # as it was then
-    mapped: Mapped  # the files as they were at the load
+    pair: frames.PairFiles  # as requested, before the plan changed it
+    config: Config  # at the load
+    mapped: Mapped  # the state of the files at the load
     planned: placement.Planned
     since: float  # Unix time
-    smaller: bool = False  # than planned at first, for which there was no memory
+    smaller: bool = False  # whether a larger plan ran out of memory before
 
     @property
     def spare(self) -> int:
-        """Bytes of its room for prompts without a slot that it could do without, as far as it is empty."""
+        """Bytes of its cache for prompts without a slot that it could give up, as far as they are unused."""
         plan = self.planned.plan
         return plan.prefixes - self.least_room if plan else 0
 
     @property
     def lacks(self) -> int:
-        """Bytes of that room that it has given up."""
+        """Bytes of that cache that it has given up."""
         plan = self.planned.plan
         return self.planned.settings.prefix_bytes - plan.prefixes if plan else 0
 
     @property
     def least_room(self) -> int:
-        """Of what it had at its load, what it keeps of that room though it is empty."""
-        return self.planned.settings.prefix_bytes // _LEAST_ROOM
+        """Bytes of that cache, as configured at the load, that it keeps even if they are unused."""
+        return self.planned.settings.prefix_bytes // _MIN_CACHE_DIVISOR
 
     def with_room(self, prefixes: int) -> Engine:
-        """The same with so many bytes for prompts without a slot."""
+        """Return the engine with `prefixes` bytes for prompts without a slot."""
         plan = self.planned.plan
         assert plan is not None
         needed = plan.needed + prefixes - plan.prefixes
@@ -70,8 +71,10 @@ class Unloaded:
 
 @dataclass(slots=True)
 class Loading:
-    """`engine`: the one before until that is told to end, then none, then the one that loads. `begun`: there
-    is room for it; until then `behind` is the pair that it waits for, where there is one.
+    """A load.
+
+    `engine` is the previous one until it is told to end, then None, then the one that loads. `begun` is set
+    once there is memory for the load. Until then `behind` is the pair that it waits for, if any.
     """
 
     pair: frames.PairFiles
@@ -91,7 +94,7 @@ State = Unloaded | Loading | Ready
 
 
 def told(name: str, state: State, note: str | None) -> PairStatus:
-    """As a person is told. `note`: what counts for every pair."""
+    """Return the status of a pair. `note` is one that applies to every pair."""
     match state:
         case Unloaded():
             return PairStatus(name, "unloaded", note=note)
@@ -116,26 +119,30 @@ def told(name: str, state: State, note: str | None) -> PairStatus:
                 pid=engine.worker.pid,
                 since=engine.since,
                 memory=plan.needed if plan else None,
-                costs=_costs(info.profile),
+                costs=_pass_costs(info.profile),
             )
 
 
-def _costs(profile: Mapping[str, Any]) -> PassCosts | None:
-    """What a worker says passes cost; an encoder has none that write."""
+def _pass_costs(profile: Mapping[str, Any]) -> PassCosts | None:
+    """Return the costs of a pass that the worker measured. An encoder generates nothing, so has none."""
     if not profile.get("target_ms"):
         return None
     overhead = float(profile.get("overhead_ms") or 0.0)
-    return PassCosts(_table(profile, "target_ms"), _table(profile, "draft_ms"), overhead)
+    return PassCosts(
+        _milliseconds_by_width(profile, "target_ms"),
+        _milliseconds_by_width(profile, "draft_ms"),
+        overhead,
+    )
 
 
-def _table(profile: Mapping[str, Any], name: str) -> dict[int, float]:
+def _milliseconds_by_width(profile: Mapping[str, Any], name: str) -> dict[int, float]:
     return {int(width): float(ms) for width, ms in (profile.get(name) or {}).items()}
 
 
 def waits_for(
     name: str, state: State, pair: frames.PairFiles, following: frames.PairFiles | None
 ) -> Progress:
-    """What a request for `pair` waits for. `following`: other files of the name, which come next."""
+    """Return what a request for `pair` waits for. `following` are the next files of the name."""
     match state:
         case Loading(behind=behind) if behind or state.pair != pair:
             return Progress("waiting", behind or name)

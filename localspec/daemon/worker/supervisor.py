@@ -1,16 +1,15 @@
-"""Carries requests to an engine worker: through its pair's queue, into the worker, and once more.
+"""Carry requests to engine workers: through the queue of the pair, into the worker, and once more if it dies.
 
-A worker is started by the first request for its pair and ended after an idle time. When it dies, every
-request that runs in it fails with the cause and the next one starts another. A death at the first decode is
-tried again by itself, once, in safe mode; one that a request's text has caused fails that request, and the
-others, unless part of their answer has been seen, are sent to the next worker. Other pairs' workers have no
-part in that.
+The first request for a pair starts its worker, and an idle time ends it. If the worker dies, every request
+in it fails with the cause, and the next request starts another one. A death at the first decode is tried
+again once in safe mode. A death caused by a request's text fails that request. The others are sent to the
+next worker, unless part of their answer was already shown. The workers of other pairs are not affected.
 
-What another server answers for takes the same way, without a worker; where it does not answer, the pair
-that is named in its place does.
+Requests for pairs of other servers take the same way without a worker. If the server does not respond, the
+pair's fallback answers.
 
-`residents` keeps the pairs in memory and `loaded` the worker of each, `admission` is its queue, `forecast`
-says how long that takes, `metrics` counts.
+`residents` keeps the pairs in memory and `loaded` the worker of each one. `admission` is its queue,
+`forecast` estimates times, and `metrics` counts.
 """
 
 from __future__ import annotations
@@ -49,23 +48,23 @@ from localspec.protocol.settings import MAX_PARALLEL
 log = logging.getLogger("localspec.supervisor")
 
 
-# A pair of another server, and that its server does not answer.
+# A pair of another server, and the error that its server does not respond.
 Unanswered = tuple[PairFiles, errors.UpstreamUnreachable]
 
 
-async def _unheard(_: Event) -> None:
+async def _ignore_event(_: Event) -> None:
     pass
 
 
-def _noted(take: Take, news: str, stand_in: str) -> Take:
-    """Return `take` for the events of another pair than the one that was asked."""
+def _with_notice(take: Take, notice: str, stand_in: str) -> Take:
+    """Return `take` with a notice in the first event that another pair answers."""
 
-    async def noted(event: Event) -> None:
+    async def take_with_notice(event: Event) -> None:
         if isinstance(event, frames.Started):
-            event.news, event.stand_in = news, stand_in
+            event.news, event.stand_in = notice, stand_in
         await take(event)
 
-    return noted
+    return take_with_notice
 
 
 class Elsewhere(Protocol):
@@ -74,35 +73,35 @@ class Elsewhere(Protocol):
     def running(
         self, pair: PairFiles, request: frames.Generate, job: Job
     ) -> AbstractAsyncContextManager[Running]:
-        """One request on its way. Raises UpstreamUnreachable: nobody answers; UpstreamError…"""
+        """Run one request. Raises UpstreamUnreachable if the server does not respond, or UpstreamError."""
 
     async def stand_in(
         self, request: frames.Generate, failed: Sequence[Unanswered]
     ) -> tuple[PairFiles, frames.Generate, str]:
-        """Who answers in the place of the last of these, what it is asked, and the line that says so.
+        """Return the pair that answers in place of the last of these, its request, and a note about it.
 
         Raises:
-            UpstreamUnreachable: nobody does; why each of them does not.
+            UpstreamUnreachable: No pair can answer. The message has the reason for each.
         """
 
     async def ask(self, pair: PairFiles, request: Request) -> frames.Reply:
-        """The answer to a small request."""
+        """Return the response to a small request."""
 
     def info(self, pair: PairFiles) -> frames.Loaded:
-        """As of a pair that is loaded."""
+        """Return the information of a loaded pair."""
 
     def statuses(self) -> list[UpstreamStatus]:
-        """Of those that were asked."""
+        """Return the status of the servers that were used."""
 
     def abort(self, error: errors.LocalspecError) -> None:
-        """Fail everything that runs."""
+        """Fail every running request."""
 
     async def close(self) -> None:
-        """The end."""
+        """Close all connections."""
 
 
 class Supervisor:
-    """The pairs, their workers and the requests that run in them."""
+    """The pairs, their workers, and the requests that run in them."""
 
     def __init__(
         self,
@@ -112,22 +111,23 @@ class Supervisor:
         worker_command: Sequence[str] = DEFAULT_COMMAND,
         elsewhere: Callable[[], Elsewhere] | None = None,
     ) -> None:
-        """`worker_command` starts an engine; `--fd N` is appended. `elsewhere` is called when a pair of
-        another server is asked first.
+        """Create the supervisor. `worker_command` starts an engine, with `--fd N` appended.
+
+        `elsewhere` is called at the first request for a pair of another server.
         """
         self.metrics = Metrics()
-        self._others: Elsewhere | None = None
-        self._elsewhere = elsewhere
+        self._upstreams: Elsewhere | None = None
+        self._create_upstreams = elsewhere
         self.residents = Residents(
             config, paths, self.metrics.counts, worker_command=worker_command
         )
 
     def figures(self) -> Figures:
-        """How answers went, for `localspec status`."""
-        shown = self.residents.shown().forecast
-        first, full = shown.prompt_per_second or (None, None)
+        """Return the figures of the answers for `localspec status`."""
+        forecast = self.residents.shown().forecast
+        initial_rate, full_rate = forecast.prompt_per_second or (None, None)
         return msgspec.structs.replace(
-            self.metrics.figures(), prompt_per_second=first, full_prompt_per_second=full
+            self.metrics.figures(), prompt_per_second=initial_rate, full_prompt_per_second=full_rate
         )
 
     # ------------------------------------------------------------------ requests
@@ -136,15 +136,17 @@ class Supervisor:
         self,
         pair: PairFiles,
         request: frames.Generate,
-        take: Take = _unheard,
+        take: Take = _ignore_event,
         job: Job | None = None,
     ) -> frames.Done:
-        """Have `take` called with Started, Delta…, Done; returns the last. Where it raises, or this is
-        cancelled, the request is cancelled in the worker. `job`: what others see of it.
+        """Call `take` with Started, Delta… and Done, and return Done.
+
+        If `take` raises or this is cancelled, the request is cancelled in the worker. `job` is what the queue
+        knows about the request.
 
         Raises:
-            QueueFull, Unavailable, PairSetAside, LoadFailed: before it started.
-            WorkerDied, WorkerTimeout, InvalidRequest…: the worker's own refusals and its death.
+            QueueFull, Unavailable, PairSetAside, LoadFailed: The request did not start.
+            WorkerDied, WorkerTimeout, InvalidRequest…: The worker ended or refused the request.
         """
         if self.residents.config.log_prompts:
             logs.prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
@@ -155,31 +157,34 @@ class Supervisor:
         except errors.UpstreamUnreachable as error:
             failed.append((pair, error))
         while True:
-            other, asked, news = await self.elsewhere.stand_in(request, failed)
+            fallback, adapted, notice = await self.elsewhere.stand_in(request, failed)
             job.placed = False
             try:
-                return await self._generate(other, asked, _noted(take, news, other.name), job)
+                return await self._generate(
+                    fallback, adapted, _with_notice(take, notice, fallback.name), job
+                )
             except errors.UpstreamUnreachable as error:
-                failed.append((other, error))
+                failed.append((fallback, error))
 
     async def _generate(
         self, pair: PairFiles, request: frames.Generate, take: Take, job: Job
     ) -> frames.Done:
-        asked = self.residents.of(pair.name)
+        loaded_pair = self.residents.of(pair.name)
         if pair.upstream is not None:
-            asked.admission.parallel = MAX_PARALLEL  # how many at once is the server's own matter
-        with asked.at_work(), self.metrics.watched() as watch:
-            async with asked.admission.place(job):
+            # How many at once is the server's own matter.
+            loaded_pair.admission.parallel = MAX_PARALLEL
+        with loaded_pair.at_work(), self.metrics.watched() as watch:
+            async with loaded_pair.admission.place(job):
                 while True:
                     try:
-                        async with self._running(asked, pair, request, job) as running:
+                        async with self._run_in_place(loaded_pair, pair, request, job) as running:
                             while not watch.over:
-                                # Of an answer's text its beginning alone is counted.
+                                # Only the first text is counted, so further text takes the short way.
                                 event = await (
                                     running.text(take) if watch.shown else running.next()
                                 )
                                 assert not isinstance(event, frames.Reply)
-                                asked.forecast.sees(job, event)
+                                loaded_pair.forecast.sees(job, event)
                                 if watch.sees(event):
                                     await take(event)
                         assert isinstance(event, frames.Done)
@@ -188,32 +193,32 @@ class Supervisor:
                         log.info("a request is sent once more, to a new worker")
 
     @contextlib.asynccontextmanager
-    async def _running(
-        self, asked: LoadedPair, pair: PairFiles, request: frames.Generate, job: Job
+    async def _run_in_place(
+        self, loaded_pair: LoadedPair, pair: PairFiles, request: frames.Generate, job: Job
     ) -> AsyncIterator[Running]:
-        """The request where its pair is: in a worker of ours, or with another server."""
+        """Run the request where its pair is: in a worker of ours, or on another server."""
         if pair.upstream is not None:
             async with self.elsewhere.running(pair, request, job) as running:
                 yield running
             return
-        worker = await self._worker_for(asked, pair, request)
+        worker = await self._worker_for(loaded_pair, pair, request)
         with worker.running(request, job) as running:
             yield running
 
     async def ask(self, pair: PairFiles, request: Request) -> frames.Reply:
-        """The answer to a small request (tokenize…), which does not wait in the queue.
+        """Return the reply to a small request (tokenize…), which does not wait in the queue.
 
         Raises:
-            PairSetAside, LoadFailed, WorkerDied, InvalidRequest…: why there is none.
+            PairSetAside, LoadFailed, WorkerDied, InvalidRequest…: There is no reply.
         """
         if pair.upstream is not None:
             check_purpose(pair, request)
             return await self.elsewhere.ask(pair, request)
-        asked = self.residents.of(pair.name)
-        with asked.at_work():
+        loaded_pair = self.residents.of(pair.name)
+        with loaded_pair.at_work():
             while True:
                 with contextlib.suppress(Again):
-                    worker = await self._worker_for(asked, pair, request)
+                    worker = await self._worker_for(loaded_pair, pair, request)
                     with worker.running(request) as running:
                         reply = await running.next()
                     assert isinstance(reply, frames.Reply)
@@ -221,66 +226,68 @@ class Supervisor:
                         self.metrics.embedded(reply.value["tokens"])
                     return reply
 
-    async def _worker_for(self, asked: LoadedPair, pair: PairFiles, request: Request) -> Worker:
+    async def _worker_for(
+        self, loaded_pair: LoadedPair, pair: PairFiles, request: Request
+    ) -> Worker:
         check_purpose(pair, request)
-        ready = await asked.ready(pair)
-        asked.forecast.uses(ready.info)
-        deadly = self.residents.deadly_texts
-        if deadly.hashes:
-            deadly.check(asked.cause(pair), request)
+        ready = await loaded_pair.ready(pair)
+        loaded_pair.forecast.uses(ready.info)
+        deadly_texts = self.residents.deadly_texts
+        if deadly_texts.hashes:
+            deadly_texts.check(loaded_pair.cause(pair), request)
         return ready.engine.worker
 
     async def ready(self, pair: PairFiles) -> frames.Loaded:
-        """What is loaded of a pair, which is loaded for it. Raises as LoadedPair.ready."""
+        """Load the pair if necessary and return what is loaded. Raises as LoadedPair.ready."""
         if pair.upstream is not None:
             return self.elsewhere.info(pair)
-        asked = self.residents.of(pair.name)
-        with asked.at_work():
-            return (await asked.ready(pair)).info
+        loaded_pair = self.residents.of(pair.name)
+        with loaded_pair.at_work():
+            return (await loaded_pair.ready(pair)).info
 
     # ------------------------------------------------------------------ other servers
 
     @property
     def elsewhere(self) -> Elsewhere:
-        if self._others is None:
-            assert self._elsewhere is not None
-            self._others = self._elsewhere()
-        return self._others
+        if self._upstreams is None:
+            assert self._create_upstreams is not None
+            self._upstreams = self._create_upstreams()
+        return self._upstreams
 
     def upstreams(self) -> list[UpstreamStatus]:
-        """The pairs of other servers that were asked."""
-        return self._others.statuses() if self._others else []
+        """Return the status of the servers that were used."""
+        return self._upstreams.statuses() if self._upstreams else []
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ end
 
     def drain(self) -> int:
-        """Let nobody else in; how many run."""
+        """Admit no more requests. Return how many are running."""
         self.residents.drain()
         return self.residents.running()
 
     def abort(self, error: errors.LocalspecError) -> None:
-        """Fail everything that runs or waits."""
-        for each in self.residents.all:
-            each.abort(error)
-        if self._others:
-            self._others.abort(error)
+        """Fail every request that runs or waits."""
+        for pair in self.residents.all:
+            pair.abort(error)
+        if self._upstreams:
+            self._upstreams.abort(error)
 
     async def close(self) -> None:
-        """The end: workers and connections are gone when this returns."""
-        if self._others:
-            await self._others.close()
+        """End all workers and connections."""
+        if self._upstreams:
+            await self._upstreams.close()
         await self.residents.close()
 
     async def release(self, name: str | None = None) -> list[str]:
-        """Unload the pair of that name, or all, unless they are at work; those that were loaded.
+        """Unload the pair `name`, or all pairs, except those at work. Return the names of those unloaded.
 
         Raises:
-            Conflict: some are answering or being loaded; with all, the others have been unloaded.
+            Conflict: Some pairs are busy. All others have been unloaded.
         """
-        named = [each for each in self.residents.all if name in (None, each.name)]
-        busy = [each.name for each in named if each.busy]
+        pairs = [pair for pair in self.residents.all if name in (None, pair.name)]
+        busy = [pair.name for pair in pairs if pair.busy]
         released = await self.residents.unload(
-            {each.name for each in named if each.name not in busy}
+            {pair.name for pair in pairs if pair.name not in busy}
         )
         if len(busy) > 1:
             raise errors.Conflict(

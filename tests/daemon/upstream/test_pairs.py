@@ -338,7 +338,7 @@ def test_a_chain_of_fallbacks_is_followed_to_who_answers(here: Home, seed: int) 
                 message = answer.error["message"]
                 assert f"The server of '{each}' ({nobody.removesuffix('/v1')}) does not" in message
                 assert all(f"The server of '{one}'" in message for one in dead)
-                missing = "Its fallback 'gone' is not here." in message
+                missing = "Its fallback 'gone' does not exist." in message
                 assert missing == (fallbacks[dead[-1]] == "gone")
 
 

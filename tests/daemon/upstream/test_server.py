@@ -464,7 +464,9 @@ def test_a_link_that_is_cut_ends_a_connection_within_half_a_minute() -> None:
 
     async def main() -> None:
         connection = Connection("big", Upstream(upstream=there.url))
-        async with connection._sent("GET", "models", None, time.monotonic() + PATIENCE) as response:
+        async with connection._open_response(
+            "GET", "models", None, time.monotonic() + PATIENCE
+        ) as response:
             used = response.extensions["network_stream"].get_extra_info("socket")
 
             def told(name: str) -> int:
@@ -518,9 +520,9 @@ def test_nobody_there_and_refusals_are_said_in_plain_words() -> None:
         (whole({}, "403 No"), UpstreamError, "wants a key .403."),
         (whole({"error": "loading"}, "503 Later"), UpstreamUnreachable, "not ready.*loading"),
         (whole({"message": "\x1b[31mred"}, "500 Oh"), UpstreamError, "␛"),
-        (b"SSH-2.0-OpenSSH_9\r\n", UpstreamError, "broke the connection|speaks no HTTP"),
+        (b"SSH-2.0-OpenSSH_9\r\n", UpstreamError, "broke the connection|is not HTTP"),
         (whole({"choices": []}), UpstreamError, "in place of an event stream"),
-        (whole({}, "307 There", "location: http://[\r\n"), UpstreamError, "what is no address"),
+        (whole({}, "307 There", "location: http://[\r\n"), UpstreamError, "to an invalid address"),
     ]
     for data, kind, words in refusals:
         with scripted_server(answer=sending(data)) as there, pytest.raises(kind, match=words):

@@ -47,7 +47,7 @@ def slowly(seconds: float) -> Callable[[Seen, socket.socket], None]:
 
 
 def test_a_request_makes_no_journey_before_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upstreams, "_BEGINS", 30.0)
+    monkeypatch.setattr(upstreams, "_FIRST_EVENT_S", 30.0)
 
     async def main() -> None:
         there = Upstreams(lambda _: OTHER)
@@ -62,7 +62,7 @@ def test_a_request_makes_no_journey_before_its_own(monkeypatch: pytest.MonkeyPat
 def test_one_that_is_slow_to_begin_and_gives_a_sign_of_life_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upstreams, "_BEGINS", 0.01)
+    monkeypatch.setattr(upstreams, "_FIRST_EVENT_S", 0.01)
 
     async def main() -> None:
         there = Upstreams(lambda _: OTHER)
@@ -77,8 +77,8 @@ def test_one_that_is_slow_to_begin_and_gives_a_sign_of_life_is_waited_for(
 def test_one_that_gives_none_is_left_unless_another_of_its_answers_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upstreams, "_BEGINS", 0.01)
-    monkeypatch.setattr(upstreams, "_PATIENCE", 0.2)
+    monkeypatch.setattr(upstreams, "_FIRST_EVENT_S", 0.01)
+    monkeypatch.setattr(upstreams, "_PROBE_TIMEOUT_S", 0.2)
 
     async def main() -> None:
         there = Upstreams(lambda _: OTHER)
@@ -88,7 +88,7 @@ def test_one_that_gives_none_is_left_unless_another_of_its_answers_goes_on(
 
         async def heard() -> None:
             while True:
-                there._heard["big"] = time.monotonic()
+                there._heard_at["big"] = time.monotonic()
                 await asyncio.sleep(0.01)
 
         hearing = asyncio.create_task(heard())

@@ -1,9 +1,9 @@
 """One file for each kind of server.
 
-base: what all of OpenAI's shapes have in common, and how a kind says what it has beyond
+base: what all servers in OpenAI's shape have in common, and what a kind may add
 llama_server, localspec, vllm, sglang, tensorrt_llm: the kinds
 
-To add one: its file, its line in KINDS, its name in `UpstreamKind` of protocol/settings.py.
+A new kind needs its file, its line in KINDS, and its name in `UpstreamKind` of protocol/settings.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from localspec.daemon.upstream.dialects.tensorrt_llm import TensorRtLlm
 from localspec.daemon.upstream.dialects.vllm import Vllm
 
 KINDS: dict[str, Dialect] = {
-    each.kind: each
-    for each in (Dialect(), LlamaServer(), Localspec(), Vllm(), Sglang(), TensorRtLlm())
+    dialect.kind: dialect
+    for dialect in (Dialect(), LlamaServer(), Localspec(), Vllm(), Sglang(), TensorRtLlm())
 }
 
 
 def of_owner(owner: object) -> Dialect:
-    """The kind whose models name this owner; where none does, no more is known than OpenAI's shapes."""
-    named = str(owner).lower()
-    return next((each for each in KINDS.values() if named in each.owners), KINDS["openai"])
+    """Return the kind of server whose models name this owner, or the general one."""
+    key = str(owner).lower()
+    return next((dialect for dialect in KINDS.values() if key in dialect.owners), KINDS["openai"])

@@ -1,4 +1,4 @@
-"""What is the same for all servers of OpenAI's shapes, and what a kind of them may say otherwise."""
+"""What all servers in OpenAI's shape have in common, and what a kind of server may override."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from localspec.protocol import frames
 
 Body = dict[str, Any]
 
-# OpenAI's own parameters, under our names.
+# OpenAI's sampling parameters: our name of each, and the server's.
 SAMPLING = {
     name: name for name in ("temperature", "top_p", "frequency_penalty", "presence_penalty", "seed")
 }
@@ -18,7 +18,7 @@ SAMPLING = {
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """What a server has counted since it started: of all requests, whoever sent them."""
+    """The counts of a server since its start, over the requests of all clients."""
 
     tokens: int  # generated
     drafted: int
@@ -27,8 +27,10 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What is said of one answer. Its passes need no telling: each gives a token beside those it accepts,
-    also one that found nothing to draft. `accepts[n]`: passes that accepted n drafts.
+    """The draft tokens of one answer.
+
+    The number of passes follows from them: each pass adds one token to those that it accepts, also if nothing
+    was drafted. `accepts[n]` is the number of passes that accepted n draft tokens.
     """
 
     drafted: int
@@ -37,53 +39,56 @@ class Spoken:
 
 
 class Dialect:
-    """A server of OpenAI's shapes of which no more is known.
+    """A server in OpenAI's shape about which no more is known.
 
-    sampling: our names of parameters, and its own. constraints: the kinds that it can hold an answer to.
-    known: further fields of a request that it has under our names. native: it has llama-server's own paths.
-    names_tools: a tool that must be called can be named. names_tokens: it has `return_token_ids`.
+    sampling: our names of sampling parameters, and the server's.
+    constraints: the kinds of constraints that the server supports.
+    known: further fields of a request that the server has under our names.
+    native: whether it has llama-server's own paths.
+    names_tools: whether a request can require one tool by name.
+    names_tokens: whether it has `return_token_ids`.
     """
 
     kind = "openai"
     name = "server"
-    owners: tuple[str, ...] = ()  # what `owned_by` of its models says
+    owners: tuple[str, ...] = ()  # values of `owned_by` in its list of models
     sampling: Mapping[str, str] = SAMPLING
     constraints: frozenset[str] = frozenset({"json_object", "json_schema"})
-    text_constraints: frozenset[str] = frozenset()  # of a text that is no chat
+    text_constraints: frozenset[str] = frozenset()  # for a text that is not a chat
     known: frozenset[str] = frozenset()
     native = False
     bias_of_texts = False
     template_kwargs = False
     names_tools = True
     names_tokens = False
-    metrics = ""  # the path of what `counters` reads, from its root
+    metrics = ""  # the path of the metrics that `counters` parses, from the server's root
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
-        """Ask for an answer in a language of `constraints`; `schema`: of a JSON schema, the object."""
+        """Add a constraint to the body. `schema` is the object of a JSON schema."""
         if constraint.kind == "json_object":
             body["response_format"] = {"type": "json_object"}
         else:
-            named = {"name": "answer", "schema": schema, "strict": True}
-            body["response_format"] = {"type": "json_schema", "json_schema": named}
+            response_schema = {"name": "answer", "schema": schema, "strict": True}
+            body["response_format"] = {"type": "json_schema", "json_schema": response_schema}
 
     def goes_on(self, body: Body, part: str) -> bool:
-        """Have the answer go on with the last message; whether that can be asked for."""
+        """Make the answer continue the last message. Return whether the server supports that."""
         return False
 
     def more(self, body: Body, request: frames.Generate) -> None:
-        """What it alone is told."""
+        """Add the fields that only this kind of server knows."""
 
     def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
-        """What a chunk of the end says of the speculation behind its answer."""
+        """Return the draft tokens that a chunk at the end of an answer reports."""
         return None
 
     def counters(self, text: str) -> Counters | None:
-        """What its metrics say."""
+        """Parse the server's metrics."""
         return None
 
 
 def counted(text: str, name: str) -> int | None:
-    """The sum of a counter of Prometheus' format, whatever its labels."""
+    """Return the sum of a counter over all labels, in Prometheus' text format."""
     values = [
         float(line.rsplit(" ", 1)[1])
         for line in text.splitlines()
@@ -93,6 +98,8 @@ def counted(text: str, name: str) -> int | None:
 
 
 def whole(value: object) -> int | None:
-    """A count, where it is one."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53
-    return int(value) if good else None  # type: ignore[call-overload]
+    """Return a non-negative count as an int, or None if `value` is not one."""
+    is_count = (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53
+    )
+    return int(value) if is_count else None  # type: ignore[call-overload]

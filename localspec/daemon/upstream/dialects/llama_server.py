@@ -1,4 +1,4 @@
-"""llama-server, whose names for a request's fields are ours."""
+"""The dialect of llama-server, which has the same names for the fields of a request as we do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class LlamaServer(Dialect):
     kind = "llama-server"
     name = "llama-server"
     owners = ("llamacpp",)
-    sampling: Mapping[str, str] = {each.name: each.name for each in parameters()}
+    sampling: Mapping[str, str] = {parameter.name: parameter.name for parameter in parameters()}
     constraints = frozenset({"json_object", "json_schema", "grammar"})
     text_constraints = constraints
     known = frozenset(
@@ -26,7 +26,7 @@ class LlamaServer(Dialect):
     native = True
     bias_of_texts = True
     template_kwargs = True
-    names_tools = False  # it takes an object for "auto"
+    names_tools = False  # it treats an object as "auto"
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
         match constraint.kind:
@@ -38,7 +38,7 @@ class LlamaServer(Dialect):
                 super().constrain(body, constraint, schema)
 
     def goes_on(self, body: Body, part: str) -> bool:
-        # It goes on with every last message of an assistant, but repeats that where it is not told to.
+        # It always continues the last message of an assistant, but repeats the message without these fields.
         body |= {"continue_final_message": part, "add_generation_prompt": False}
         return True
 
@@ -47,7 +47,7 @@ class LlamaServer(Dialect):
             body["thinking_budget_tokens"] = request.thinking.tokens
 
     def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
-        """Without drafts it says nothing of them."""
+        """Return the draft tokens of an answer. Without drafts the server reports none."""
         timings = chunk.get("timings")
         if not isinstance(timings, dict):
             return None

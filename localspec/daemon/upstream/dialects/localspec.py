@@ -1,4 +1,4 @@
-"""Another localspec, which says of an answer what we say."""
+"""The dialect of another localspec, which reports the same figures as we do."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ class Localspec(LlamaServer):
 
     def more(self, body: Body, request: frames.Generate) -> None:
         super().more(body, request)
-        asked, drafts = request.speculative, frames.Speculative()
+        speculative, default = request.speculative, frames.Speculative()
         body["speculative"] = {
-            "enabled": asked.enabled,
-            "depth": "auto" if asked.depth is None else asked.depth,
-            "kind": asked.kind,
-            "verification": asked.verification,
+            "enabled": speculative.enabled,
+            "depth": "auto" if speculative.depth is None else speculative.depth,
+            "kind": speculative.kind,
+            "verification": speculative.verification,
         }
-        if asked == drafts:
+        if speculative == default:
             del body["speculative"]
         if request.exact is not None:
             body["exact"] = request.exact

@@ -1,4 +1,4 @@
-"""SGLang. Its figures are as its sources have them; none was recorded from a running one."""
+"""The dialect of SGLang. Its figures follow its source code; none were recorded from a running server."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Sglang(Dialect):
         body["return_spec_tokens_details"] = True
 
     def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
-        found: Any = chunk.get("sglext")
-        found = found.get("spec_tokens_details") if isinstance(found, dict) else None
-        if not isinstance(found, dict):
+        details: Any = chunk.get("sglext")
+        details = details.get("spec_tokens_details") if isinstance(details, dict) else None
+        if not isinstance(details, dict):
             return None
         names = "spec_num_proposed_drafts", "spec_num_correct_drafts"
-        drafted, accepted = (whole(found.get(name)) for name in names)
+        drafted, accepted = (whole(details.get(name)) for name in names)
         return None if drafted is None or accepted is None else Spoken(drafted, accepted)

@@ -1,4 +1,4 @@
-"""TensorRT-LLM (trtllm-serve), as its sources have it. It says nothing of the drafts of one answer."""
+"""The dialect of TensorRT-LLM (trtllm-serve), from its source code. It does not report drafts per answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""vLLM."""
+"""The dialect of vLLM."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ class Vllm(Dialect):
         return part == "content"
 
     def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
-        """As `--per-request-spec-decode-metrics summary` has it say."""
+        """Return the draft tokens reported with `--per-request-spec-decode-metrics summary`."""
         metrics = chunk.get("metrics")
-        found = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-        if not isinstance(found, dict):
+        figures = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+        if not isinstance(figures, dict):
             return None
         names = "num_draft_tokens", "num_accepted_draft_tokens"
-        drafted, accepted = (whole(found.get(name)) for name in names)
+        drafted, accepted = (whole(figures.get(name)) for name in names)
         if drafted is None or accepted is None:
             return None
-        histogram = found.get("acceptance_histogram")
-        accepts = [whole(each) for each in histogram] if isinstance(histogram, list) else []
-        good = [each for each in accepts[:256] if each is not None]
-        return Spoken(drafted, accepted, good if len(good) == len(accepts) else [])
+        histogram = figures.get("acceptance_histogram")
+        accepts = [whole(count) for count in histogram] if isinstance(histogram, list) else []
+        valid = [count for count in accepts[:256] if count is not None]
+        return Spoken(drafted, accepted, valid if len(valid) == len(accepts) else [])
 
     def counters(self, text: str) -> Counters | None:
-        start = "vllm:spec_decode_num"
+        prefix = "vllm:spec_decode_num"
         tokens = counted(text, "vllm:generation_tokens_total")
-        drafted = counted(text, f"{start}_draft_tokens_total")
-        accepted = counted(text, f"{start}_accepted_tokens_total")
+        drafted = counted(text, f"{prefix}_draft_tokens_total")
+        accepted = counted(text, f"{prefix}_accepted_tokens_total")
         if tokens is None or drafted is None or accepted is None:
             return None
         return Counters(tokens, drafted, accepted)

@@ -1,7 +1,7 @@
-"""The queue before a pair's worker: who may generate now, and how long the others wait.
+"""The queue before a pair's worker: which requests may run, and how long the others wait.
 
-admission: the places, and those who wait for one
-forecast: how long requests take, by what those before them took
+admission: the places, and the requests that wait for one
+forecast: estimates of how long requests take, learned from earlier ones
 
-It knows requests by what they ask for, and no worker.
+This package knows requests and their progress, but no workers.
 """

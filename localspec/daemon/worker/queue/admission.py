@@ -1,7 +1,7 @@
-"""Who may generate now: `parallel` requests at once; the others wait in order, up to a limit.
+"""Admit up to `parallel` requests at once. The others wait in order, up to a limit.
 
-Editors' requests go ahead of all that wait, and have a place beyond `parallel` that no chat takes:
-whoever types does not wait until an answer is written.
+Editors' requests go ahead of all that wait, and have a place beyond `parallel` that no chat can take, so a
+person who types does not wait for the end of an answer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from localspec.daemon.worker.queue.forecast import Forecast, Job
 from localspec.errors import LocalspecError, QueueFull, Unavailable
 from localspec.protocol.answers import Ahead
 
-# Seconds after which to try again, where nobody knows how long it will take: long enough for one short
-# answer to make room, short enough that nobody gives up. And at most, where that is known.
+# Seconds for Retry-After: the default if no forecast is possible, enough for one short answer to end, and the
+# maximum if there is a forecast.
 RETRY_AFTER, LAST_RETRY = 2, 600
-EDITOR_PLACES = 1  # the engine decodes so many sequences beyond `parallel`
+EDITOR_PLACES = 1  # sequences that the engine decodes beyond `parallel`
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class Waiter:
 
 
 class Admission:
-    """A bounded first-come-first-served queue, and one for editors, before a number of places."""
+    """A number of places, with a bounded first-come-first-served queue before them, and one for editors."""
 
     def __init__(
         self,
@@ -41,11 +41,14 @@ class Admission:
         forecast: Forecast | None = None,
         elsewhere: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`elsewhere`: how many wait in other queues, which count towards the same limit."""
+        """Create the queue. `elsewhere` returns how many requests wait in other queues.
+
+        These count towards the same limit.
+        """
         self.parallel = parallel
         self.limit = limit
         self._forecast = forecast or Forecast()
-        self._elsewhere = elsewhere
+        self._count_elsewhere = elsewhere
         self._running: list[Job] = []
         self._chats: deque[Waiter] = deque()
         self._editors: deque[Waiter] = deque()
@@ -60,26 +63,26 @@ class Admission:
         return len(self._chats) + len(self._editors)
 
     def ahead(self, job: Job) -> Ahead:
-        """What is before a request that waits, or would if it came now."""
-        before = [waiter.job for waiter in self._editors]
-        before += [] if job.editor else [waiter.job for waiter in self._chats]
-        if job in before:
-            before = before[: before.index(job)]
-        beside = [each for each in self._running if job.editor or not each.editor]
-        seconds = self._forecast.wait_s(beside, before, self.parallel + EDITOR_PLACES * job.editor)
-        if not before and self._room(job):
+        """Return what is ahead of a request that waits, or that would wait if it came now."""
+        queued = [waiter.job for waiter in self._editors]
+        queued += [] if job.editor else [waiter.job for waiter in self._chats]
+        if job in queued:
+            queued = queued[: queued.index(job)]
+        running = [other for other in self._running if job.editor or not other.editor]
+        seconds = self._forecast.wait_s(running, queued, self.parallel + EDITOR_PLACES * job.editor)
+        if not queued and self._has_room(job):
             seconds = 0.0
-        left = sum(map(self._forecast.prompt_left, [*self._running, *before]))
-        whole = None if seconds is None else math.ceil(seconds)
-        return Ahead(len(before), self.running + len(before), left, whole)
+        prompt_tokens = sum(map(self._forecast.prompt_left, [*self._running, *queued]))
+        wait_s = None if seconds is None else math.ceil(seconds)
+        return Ahead(len(queued), self.running + len(queued), prompt_tokens, wait_s)
 
     @contextlib.asynccontextmanager
     async def place(self, job: Job | None = None) -> AsyncIterator[None]:
-        """Hold a place for the body of the `with`.
+        """Hold a place for the block.
 
         Raises:
             QueueFull: `limit` requests wait already.
-            Unavailable: the daemon is ending.
+            Unavailable: The daemon is ending.
         """
         job = job or Job()
         await self._enter(job)
@@ -95,10 +98,10 @@ class Admission:
             raise Unavailable(
                 "The daemon is shutting down; try again.", retry_after=_retry_after(seconds)
             )
-        if not queue and self._room(job):
+        if not queue and self._has_room(job):
             self._start(job)
             return
-        if self.waiting + self._elsewhere() >= self.limit:
+        if self.waiting + self._count_elsewhere() >= self.limit:
             seconds = self._forecast.wait_s(self._running, [], self.running)
             raise QueueFull(
                 f"The queue is full: {self.running} requests are running and {self.limit} are "
@@ -108,20 +111,20 @@ class Admission:
         waiter = Waiter(job)
         queue.append(waiter)
         try:
-            await waiter.called  # `_call` has counted us as running then
+            await waiter.called  # by then `_admit_waiting` has counted this request as running
         except BaseException:
             called = waiter.called
             if called.done() and not called.cancelled() and called.exception() is None:
-                self._leave(job)  # cancelled just after the place was handed to us
+                self._leave(job)  # cancelled just after it got the place
             else:
                 with contextlib.suppress(ValueError):
                     queue.remove(waiter)
             raise
 
-    def _room(self, job: Job) -> bool:
-        chatting = sum(not each.editor for each in self._running)
+    def _has_room(self, job: Job) -> bool:
+        chats = sum(not other.editor for other in self._running)
         full = self.running >= self.parallel + EDITOR_PLACES
-        return not full and (job.editor or chatting < self.parallel)
+        return not full and (job.editor or chats < self.parallel)
 
     def _start(self, job: Job) -> None:
         job.placed = True
@@ -130,22 +133,22 @@ class Admission:
     def _leave(self, job: Job) -> None:
         self._running.remove(job)
         for queue in (self._editors, self._chats):
-            self._call(queue)
+            self._admit_waiting(queue)
 
-    def _call(self, queue: deque[Waiter]) -> None:
-        """Let in whoever waits in `queue`, as far as there is room."""
-        while queue and self._room(queue[0].job):
+    def _admit_waiting(self, queue: deque[Waiter]) -> None:
+        """Admit requests that wait in `queue` as long as there is room."""
+        while queue and self._has_room(queue[0].job):
             waiter = queue.popleft()
             if not waiter.called.done():
                 self._start(waiter.job)
                 waiter.called.set_result(None)
 
     def close(self) -> None:
-        """Let nobody else in; those that wait are still let in."""
+        """Admit no new requests. Those that wait are still admitted."""
         self._closed = True
 
     def abandon(self, error: LocalspecError) -> None:
-        """Fail everybody who waits."""
+        """Fail every request that waits."""
         for queue in (self._editors, self._chats):
             while queue:
                 called = queue.popleft().called
