@@ -1,4 +1,4 @@
-"""`python -m localspec`: the command line without the installed script."""
+"""Run the command line as `python -m localspec`, without the installed script."""
 
 from __future__ import annotations
 

@@ -1,10 +1,12 @@
-"""Can one model draft for another? One rule, for the registry (headers) and the engine (loaded models).
+"""Decide whether one model can draft for another.
 
-Only the target tokenizes and only the target's choices count, so a draft can never make an answer
-wrong: what decides is whether its ids mean the same tokens, so that its guesses can be right. The floor
-is llama.cpp's own rule (common/speculative.cpp, common_speculative_are_compatible): tokenizers of one
-kind, that add the same begin and end tokens. Where llama.cpp goes on to refuse vocabularies that differ
-in size or in the text of a token, we speculate over what they share: ids that only one side has, or
+The registry applies this rule to headers and the engine to loaded models.
+
+Only the target tokenizes, and only its choices count, so a draft can never make an answer wrong. What
+matters is whether the draft's ids mean the same tokens, so that its guesses can be right. The minimum is
+llama.cpp's own rule (common/speculative.cpp, common_speculative_are_compatible): tokenizers of the same
+kind that add the same begin and end tokens. llama.cpp also refuses vocabularies that differ in size or in
+the text of a token. localspec speculates over the shared part instead: ids that only one side has, or
 whose texts differ, are never proposed and never shown to the draft.
 """
 
@@ -16,26 +18,32 @@ from itertools import islice
 from math import log
 from typing import Protocol
 
-MAX_SIZE_DIFFERENCE = 128  # SPEC_VOCAB_MAX_SIZE_DIFFERENCE of llama.cpp
-FIRST_COMPARED = 5  # SPEC_VOCAB_CHECK_START_TOKEN_ID of llama.cpp
-# A draft that misses much of what is written proposes little that can be right. Pairs of one family
-# share 99 % of what is used and more, strangers (GPT-2 and Qwen, Llama and Qwen) at most a quarter.
+MAX_SIZE_DIFFERENCE = 128  # tokens; SPEC_VOCAB_MAX_SIZE_DIFFERENCE of llama.cpp
+FIRST_COMPARED_ID = 5  # SPEC_VOCAB_CHECK_START_TOKEN_ID of llama.cpp
+# Smallest share of the used tokens that a draft must know. A draft that lacks many of them rarely guesses
+# right. Models of one family share at least 99 %; unrelated ones (GPT-2 and Qwen, Llama and Qwen) share at
+# most 25 %.
 MIN_COVERAGE = 0.6
-# Tokenizers number their tokens in the order in which training merged them, the frequent ones first;
-# the use of rank r is taken as 1 / (r + 100) (Zipf and Mandelbrot's law; 100 for the bytes before).
-_FLAT = 100
+# Offset of the Zipf-Mandelbrot law, by which the token of rank r is used in proportion to 1 / (r + 100).
+# Training numbers tokens in merge order, the frequent ones first, so an id serves as a rank. The offset
+# stands for the byte tokens that come before.
+_RANK_OFFSET = 100
 
 
 class Texts(Sized, Iterable[bytes], Protocol):
-    """The texts of all tokens, by id. Two equal ones compare equal, at little cost."""
+    """The texts of all tokens, indexed by id.
+
+    Two vocabularies with the same texts must compare equal, cheaply.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
-    """What the rule reads of a tokenizer.
+    """The properties of a tokenizer that the rule compares.
 
     kind: llama.cpp's kind of vocabulary ("bpe", "spm", …). texts: each token as the vocabulary has it.
-    bos, eos: ids, None (or below 0) where there is none. add_bos, add_eos: are they put around a text?
+    bos, eos: ids; None or a negative number if there is none. add_bos, add_eos: whether they are added to a
+    text.
     """
 
     kind: str
@@ -48,18 +56,19 @@ class Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class Compatibility:
-    """The verdict.
+    """The verdict on a target and a draft.
 
-    reason: why the draft cannot draft for the target, naming the first difference; empty where it can.
-    common: ids from 0 that both sides have. differing: those of them whose texts differ.
-    coverage: the estimated share of the target's tokens in use (0…1) that the two share.
+    reason: why the draft cannot draft for the target, as a clause that names the first difference; empty if
+    it can. common: how many ids, from 0, both sides have. differing: the common ids whose texts differ.
+    coverage: estimated share (0 to 1) of the target's used tokens that both models know. note: what is not
+    shared, as a clause; empty if everything is.
     """
 
     reason: str
     common: int = 0
     differing: tuple[int, ...] = ()
     coverage: float = 1.0
-    note: str = ""  # what is not shared, where anything is not
+    note: str = ""
 
     @property
     def usable(self) -> bool:
@@ -67,83 +76,101 @@ class Compatibility:
 
 
 def compare(target: Tokenizer, draft: Tokenizer) -> Compatibility:
-    """Can `draft` draft for `target`? The cheapest questions come first."""
-    for what, ours, theirs in (
+    """Compare two tokenizers, cheapest checks first, and return whether `draft` can draft for `target`."""
+    for property_name, target_value, draft_value in (
         ("the kind of tokenizer", f"'{target.kind}'", f"'{draft.kind}'"),
-        ("add_bos_token", _flag(target.add_bos), _flag(draft.add_bos)),
-        ("add_eos_token", _flag(target.add_eos), _flag(draft.add_eos)),
-        ("the begin token", *_added(target.add_bos, target.bos, draft.bos)),
-        ("the end token", *_added(target.add_eos, target.eos, draft.eos)),
+        ("add_bos_token", _format_flag(target.add_bos), _format_flag(draft.add_bos)),
+        ("add_eos_token", _format_flag(target.add_eos), _format_flag(draft.add_eos)),
+        ("the begin token", *_format_added_ids(target.add_bos, target.bos, draft.bos)),
+        ("the end token", *_format_added_ids(target.add_eos, target.eos, draft.eos)),
     ):
-        if ours != theirs:
-            return Compatibility(f"{what} is {ours} in the target and {theirs} in the draft")
+        if target_value != draft_value:
+            return Compatibility(
+                f"{property_name} is {target_value} in the target and {draft_value} in the draft"
+            )
     sizes = len(target.texts), len(draft.texts)
     common = min(sizes)
     differing: tuple[int, ...] = ()
-    if target.texts != draft.texts:  # equal ones, the usual case, compare as one block of bytes
+    if target.texts != draft.texts:  # usually they are equal, which one bytes comparison shows
         pairs = enumerate(zip(target.texts, draft.texts, strict=False))
-        differing = tuple(at for at, (one, other) in pairs if one != other)
-    coverage = _coverage(sizes[0], common, differing)
-    told = _difference(target, draft, differing)
-    floor = abs(sizes[0] - sizes[1]) <= MAX_SIZE_DIFFERENCE and (
-        not differing or differing[-1] < FIRST_COMPARED
+        differing = tuple(
+            index for index, (target_text, draft_text) in pairs if target_text != draft_text
+        )
+    coverage = _estimate_coverage(sizes[0], common, differing)
+    difference = _first_difference(target, draft, differing)
+    is_llama_compatible = abs(sizes[0] - sizes[1]) <= MAX_SIZE_DIFFERENCE and (
+        not differing or differing[-1] < FIRST_COMPARED_ID
     )
-    if not floor and coverage < MIN_COVERAGE:
+    if not is_llama_compatible and coverage < MIN_COVERAGE:
         return Compatibility(
-            f"{told}; the draft knows {coverage:.0%} of the tokens that the target is likely to "
+            f"{difference}; the draft knows {coverage:.0%} of the tokens that the target is likely to "
             f"write, and at least {MIN_COVERAGE:.0%} are needed",
             common,
             differing,
             coverage,
         )
-    return Compatibility("", common, differing, coverage, _note(sizes, differing, coverage, told))
+    return Compatibility(
+        "", common, differing, coverage, _sharing_note(sizes, differing, coverage, difference)
+    )
 
 
-def _flag(value: bool) -> str:
+def _format_flag(value: bool) -> str:
     return str(value).lower()
 
 
-def _added(added: bool, ours: int | None, theirs: int | None) -> tuple[str, str]:
-    """Ids matter where they are added; else the prompt has what its template says, or nothing."""
-    return (str(ours), str(theirs)) if added else ("", "")
+def _format_added_ids(
+    is_added: bool, target_id: int | None, draft_id: int | None
+) -> tuple[str, str]:
+    """Return both ids as texts, or two empty texts if the tokenizers add no such token."""
+    return (str(target_id), str(draft_id)) if is_added else ("", "")
 
 
-def _coverage(size: int, common: int, differing: tuple[int, ...]) -> float:
-    """The share of use that falls on shared ids, by rank; sums of 1 / (r + c) as logarithms."""
+def _estimate_coverage(size: int, common: int, differing: tuple[int, ...]) -> float:
+    """Return the share of token use that falls on shared ids.
+
+    The use of a range of ids is a sum of 1 / (rank + offset), which is approximated by a logarithm.
+    """
     if not size:
         return 0.0
-    shared = _use(0, common) - sum(_use(at, at + 1) for at in differing)
-    return max(0.0, shared) / _use(0, size)
+    shared = _usage_between(0, common) - sum(
+        _usage_between(index, index + 1) for index in differing
+    )
+    return max(0.0, shared) / _usage_between(0, size)
 
 
-def _use(first: int, end: int) -> float:
-    return log((end + _FLAT) / (first + _FLAT))
+def _usage_between(first: int, end: int) -> float:
+    return log((end + _RANK_OFFSET) / (first + _RANK_OFFSET))
 
 
-def _difference(target: Tokenizer, draft: Tokenizer, differing: tuple[int, ...]) -> str:
-    """The first difference, as a clause; empty where there is none."""
+def _first_difference(target: Tokenizer, draft: Tokenizer, differing: tuple[int, ...]) -> str:
+    """Return the first difference as a clause, or an empty text if there is none."""
     if differing:
-        first = differing[0]
-        ours, theirs = (_text(each.texts, first) for each in (target, draft))
-        return f"token {first} is {ours} in the target and {theirs} in the draft"
+        token_id = differing[0]
+        target_text, draft_text = (
+            _quote_token(tokenizer.texts, token_id) for tokenizer in (target, draft)
+        )
+        return f"token {token_id} is {target_text} in the target and {draft_text} in the draft"
     if len(target.texts) != len(draft.texts):
         return f"the target has {len(target.texts)} tokens and the draft {len(draft.texts)}"
     return ""
 
 
-def _note(sizes: tuple[int, int], differing: tuple[int, ...], coverage: float, told: str) -> str:
-    if not told:
+def _sharing_note(
+    sizes: tuple[int, int], differing: tuple[int, ...], coverage: float, difference: str
+) -> str:
+    """Return what the two models do not share, as a clause, or an empty text."""
+    if not difference:
         return ""
     if sizes[0] < sizes[1] and not differing:
-        return f"{told}; the draft never proposes the others"
+        return f"{difference}; the draft never proposes the others"
     missing = max(0, sizes[0] - sizes[1]) + len(differing)
     return (
-        f"{told}; {missing} of the target's tokens are never drafted, an estimated "
+        f"{difference}; {missing} of the target's tokens are never drafted, an estimated "
         f"{100 * (1 - coverage):.2g}% of those in use"
     )
 
 
-def _text(texts: Texts, index: int) -> str:
-    """A token for a message: short, printable, quoted."""
+def _quote_token(texts: Texts, index: int) -> str:
+    """Return the text of a token for a message: short, printable and quoted."""
     text = next(islice(texts, index, None)).decode("utf-8", "replace")
     return repr(text if len(text) <= 40 else text[:40] + "…")

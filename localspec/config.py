@@ -1,7 +1,8 @@
 """The configuration: defaults, then `config.toml`, then LOCALSPEC_* variables, then flags.
 
-Every value remembers where it came from, so that `localspec config show` can say so. What is wrong in the
-file or the environment never stops anybody: it is left out, the rest counts, and `problems` says so.
+Each value remembers where it came from, so that `localspec config show` can display it. A mistake in the
+file or the environment never stops the program: that value is ignored, the others apply, and `problems`
+describes the mistake.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ from localspec.protocol.settings import (
     limits,
 )
 
-_SHOWN = 60  # characters of a wrong value in a sentence about it
+_MAX_SHOWN_CHARACTERS = 60  # of a wrong value, in a sentence about it
 _IGNORED = "it is ignored"
-_LONGEST = 4096  # characters of a pair's name: two paths
+_MAX_NAME_CHARACTERS = 4096  # of a pair's name, which may consist of two paths
 
 
 class About(NamedTuple):
-    """What a setting means.
+    """The meaning of a setting.
 
-    special: a value with a meaning of its own, and `word`, by which a person may name it. least: the
-    smallest other one. at_once: it counts from now on; the others count from the next question, which
-    loads the pair again.
+    text: a description. special: a value with a meaning of its own, which a person may also type as `word`.
+    least: the smallest ordinary value. at_once: a change applies immediately; otherwise it applies from the
+    next question, which reloads the pair.
     """
 
     text: str
@@ -60,10 +61,11 @@ class About(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is left out.
+    """A setting that is ignored.
 
-    `where`: a file, with its line, or a variable. `reason` and `instead`, what is used in its place, are
-    clauses. `cure` is a command. `conflict`: it is right by itself, and another setting excludes it.
+    where: a file with its line, or a variable. reason: what is wrong, as a clause. instead: what is used in
+    its place, as a clause. cure: a command that corrects it. conflict: the value itself is valid, but another
+    setting excludes it.
     """
 
     where: str
@@ -74,31 +76,31 @@ class Problem:
 
     @property
     def what(self) -> str:
-        """In a sentence that can be written anywhere: a file may have anything in it."""
-        said = f"{self.where}: {self.reason}; {self.instead}."
-        return visible(said, lines=False).encode("utf-8", "replace").decode()
+        """The problem as one printable sentence, whatever characters the file contains."""
+        sentence = f"{self.where}: {self.reason}; {self.instead}."
+        return visible(sentence, lines=False).encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How the daemon behaves. Times in seconds, sizes in MiB where the name says so."""
+    """The settings of the daemon. Times are in seconds and sizes in MiB where the name says so."""
 
     pair: Annotated[
-        str, Meta(min_length=1, max_length=_LONGEST), About("the pair that answers")
+        str, Meta(min_length=1, max_length=_MAX_NAME_CHARACTERS), About("the pair that answers")
     ] = "builtin"
     pair_fim: Annotated[
         str,
-        Meta(max_length=_LONGEST),
+        Meta(max_length=_MAX_NAME_CHARACTERS),
         About("the pair that completes code in editors; empty: as `pair`", at_once=True),
     ] = ""
     pair_embed: Annotated[
         str,
-        Meta(max_length=_LONGEST),
+        Meta(max_length=_MAX_NAME_CHARACTERS),
         About("the model for embeddings; empty: the one installed", at_once=True),
     ] = ""
     pair_rerank: Annotated[
         str,
-        Meta(max_length=_LONGEST),
+        Meta(max_length=_MAX_NAME_CHARACTERS),
         About("the model that ranks documents; empty: the one installed", at_once=True),
     ] = ""
     context: Annotated[
@@ -160,12 +162,12 @@ class Config:
     ] = False
     allow_hosts: Annotated[
         str,
-        Meta(max_length=_LONGEST),
+        Meta(max_length=_MAX_NAME_CHARACTERS),
         About("other names of this machine that TCP clients may use, for containers", at_once=True),
     ] = ""
     allow_origins: Annotated[
         str,
-        Meta(max_length=_LONGEST),
+        Meta(max_length=_MAX_NAME_CHARACTERS),
         About("web pages and browser extensions that may ask over TCP (CORS)", at_once=True),
     ] = ""
     any_model: Annotated[
@@ -176,8 +178,8 @@ class Config:
 
 
 _DEFAULTS = Config()
-# What a member may be, and an example.
-_LISTS = {
+# The settings that are lists: the pattern of an item, and an example for error messages.
+_LIST_ITEMS = {
     "allow_hosts": (
         re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?"),
         "host.docker.internal, box.lan (names without a port)",
@@ -188,101 +190,115 @@ _LISTS = {
     ),
 }
 KEYS = tuple(f.name for f in fields(Config) if f.name not in ("origin", "problems"))
-# The pair of each role, by which a person names it ("pair.fim") as well.
+# The role of each pair setting. A person may also type the setting by its role ("pair.fim").
 PAIRS = {"pair": "chat", "pair_fim": "fim", "pair_embed": "embed", "pair_rerank": "rerank"}
 TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
 @cache
-def _kinds() -> dict[str, Any]:
+def _type_hints() -> dict[str, Any]:
     return get_type_hints(Config, include_extras=True)
 
 
 def about(key: str) -> About:
-    """What the setting `key` means."""
-    found: About = _kinds()[key].__metadata__[-1]
-    return found
+    """Return the meaning of the setting `key`."""
+    meaning: About = _type_hints()[key].__metadata__[-1]
+    return meaning
 
 
 def values(key: str) -> tuple[str, ...]:
-    """What can be typed for `key`, where that can be listed; of numbers those that have a name."""
+    """Return the values that can be typed for `key`, if they can be listed.
+
+    For a number these are only the values that have a name.
+    """
     if isinstance(getattr(_DEFAULTS, key), bool):
         return ("true", "false")
-    return _limits(key).choices or ((about(key).word,) if about(key).word else ())
+    return _limits_of(key).choices or ((about(key).word,) if about(key).word else ())
 
 
-def _limits(key: str) -> Limits:
-    return limits(_kinds()[key])
+def _limits_of(key: str) -> Limits:
+    return limits(_type_hints()[key])
 
 
 # ---------------------------------------------------------------------------- one value
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """The two parts of `listen`: an IP address, IPv6 in brackets, and a port (0: any free one).
+    """Split `listen` into an IP address and a port.
+
+    An IPv6 address is written in brackets. Port 0 means any free port.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: `listen` is not an address and a port.
     """
     import ipaddress
 
     host, _, port = listen.rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host
-    six = host.startswith("[") and host.endswith("]")
-    address = (ipaddress.IPv6Address if six else ipaddress.IPv4Address)(host.strip("[]"))
+    is_ipv6 = host.startswith("[") and host.endswith("]")
+    address = (ipaddress.IPv6Address if is_ipv6 else ipaddress.IPv4Address)(host.strip("[]"))
     if not (port.isascii() and port.isdigit() and len(port) < 6 and int(port) < 1 << 16):
         raise ValueError(listen)
     return str(address), int(port)
 
 
 def checked(key: str, value: Any) -> Any:
-    """`value` as the type of `key`.
+    """Return `value` converted to the type of `key`.
 
     Raises:
-        ValueError: a clause that names the key and what is allowed.
+        ValueError: the value is not allowed; the message is a clause that names the key and what is allowed.
     """
     if key not in KEYS:
         raise ValueError(f"there is no setting '{short(key)}'{near(key)}")
-    default, said = getattr(_DEFAULTS, key), about(key)
-    if isinstance(value, str) and said.word and value.lower() == said.word:
-        value = said.special
+    default, meaning = getattr(_DEFAULTS, key), about(key)
+    if isinstance(value, str) and meaning.word and value.lower() == meaning.word:
+        value = meaning.special
     if isinstance(default, float) and type(value) is int and abs(value) < 1 << 53:
         value = float(value)
     if isinstance(default, str) and isinstance(value, list):
-        value = ", ".join(map(str, value))  # of several values a file may have a list
+        value = ", ".join(map(str, value))  # a file may have a TOML list
     if type(value) is not type(default):
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
         raise ValueError(f"'{key}' must be {kind[type(default)]}, not {short(repr(value))}")
     if isinstance(value, str):
-        return _checked_text(key, value)
-    allowed = _limits(key)
-    low = said.least if said.least is not None and value != said.special else allowed.low
-    if low is not None and allowed.high is not None and not low <= value <= allowed.high:  # or NaN
-        special = f"{said.special} ({said.word}) or " if said.least is not None else ""
+        return _check_text(key, value)
+    bounds = _limits_of(key)
+    low = meaning.least if meaning.least is not None and value != meaning.special else bounds.low
+    if (
+        low is not None and bounds.high is not None and not low <= value <= bounds.high
+    ):  # also true for NaN
+        special = f"{meaning.special} ({meaning.word}) or " if meaning.least is not None else ""
         raise ValueError(
-            f"'{key}' must be {special}between {low} and {allowed.high}, not {short(repr(value))}"
+            f"'{key}' must be {special}between {low} and {bounds.high}, not {short(repr(value))}"
         )
     return value
 
 
-def _checked_text(key: str, value: str) -> str:
-    choices = _limits(key).choices
+def _check_text(key: str, value: str) -> str:
+    """Return the text `value` after checking it against the rules of `key`.
+
+    Raises:
+        ValueError: as `checked`.
+    """
+    choices = _limits_of(key).choices
     if choices and value not in choices:
         raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {short(repr(value))}")
-    if value != visible(value, lines=False) or any("\ud800" <= sign <= "\udfff" for sign in value):
+    if value != visible(value, lines=False) or any(
+        "\ud800" <= character <= "\udfff" for character in value
+    ):
         raise ValueError(f"'{key}' contains an unprintable character: {short(ascii(value))}")
-    if key in PAIRS and not (key == "pair") <= len(value) <= _LONGEST:
+    if key in PAIRS and not (key == "pair") <= len(value) <= _MAX_NAME_CHARACTERS:
         raise ValueError(
             f"'{key}' must be a pair's name or a file; the default is {_DEFAULTS.pair!r}"
         )
     if key in PAIRS and value in ("default", "localspec"):
         raise ValueError(f"'{key}' cannot be '{value}', which means the configured pair")
-    if key in _LISTS:
-        allowed, such_as = _LISTS[key]
-        for each in listed(value):
-            if not allowed.fullmatch(each):
+    if key in _LIST_ITEMS:
+        pattern, example = _LIST_ITEMS[key]
+        for item in listed(value):
+            if not pattern.fullmatch(item):
                 raise ValueError(
-                    f"'{key}' must be a list such as {such_as}; {short(repr(each))} is none"
+                    f"'{key}' must be a list such as {example}; {short(repr(item))} is none"
                 )
     if key == "listen" and value:
         try:
@@ -296,28 +312,31 @@ def _checked_text(key: str, value: str) -> str:
 
 
 def listed(value: str) -> list[str]:
-    """The members of a setting that is a list."""
-    return [each for each in re.split(r"[\s,]+", value) if each]
+    """Split the value of a list setting into its items."""
+    return [item for item in re.split(r"[\s,]+", value) if item]
 
 
 def key_of(name: str) -> str:
-    """The key that a person means: of a pair by its role ("pair.fim"), or as it is."""
+    """Return the key of a setting that a person may have named by its role ("pair.fim")."""
     return {f"pair.{role}": key for key, role in PAIRS.items()}.get(name, name)
 
 
 def short(text: str) -> str:
-    """For a sentence."""
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    """Cut a text to the length that fits into a sentence."""
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
 
 
 def near(key: str) -> str:
-    """A question after a comma where `key` may have meant another one; else nothing."""
-    found = difflib.get_close_matches(key[:_SHOWN], KEYS, 1)
-    return f" (did you mean '{found[0]}'?)" if found else ""
+    """Return a question that suggests the setting closest to `key`, or an empty text."""
+    matches = difflib.get_close_matches(key[:_MAX_SHOWN_CHARACTERS], KEYS, 1)
+    return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 
 def parsed(key: str, text: str) -> Any:
-    """What an environment variable or an argument means by the type of its key; it is not checked."""
+    """Parse the text of an environment variable or argument by the type of its key.
+
+    Text that does not have that type is returned unchanged; `checked` then rejects it.
+    """
     default = getattr(_DEFAULTS, key) if key in KEYS else ""
     value: Any = text
     try:
@@ -340,64 +359,69 @@ def load_config(
     last: Config = _DEFAULTS,
     data: bytes | None = None,
 ) -> Config:
-    """Read the configuration. Where a value is wrong, that of `last` stays. `data`: the file's, instead.
+    """Read the configuration.
+
+    A wrong value is replaced by that of `last`. If `data` is given, it is used as the content of the file.
 
     Raises:
-        UsageError: a flag is wrong; it names the flag and what is allowed.
+        UsageError: a flag is wrong; the message names the flag and what is allowed.
     """
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    table, problems = _read(file, data)
+    table, problems = _read_table(file, data)
     if isinstance(table.get("pair"), dict):  # [pair]
         table |= {key_of(f"pair.{role}"): value for role, value in table.pop("pair").items()}
 
-    def take(key: str, value: Any, where: str, cure: str) -> None:
+    def apply(key: str, value: Any, source: str, cure: str) -> None:
         try:
-            values[key], origin[key] = checked(key, value), where
+            values[key], origin[key] = checked(key, value), source
         except ValueError as error:
-            problems.append(Problem(where, str(error), _instead(key, last), cure))
+            problems.append(Problem(source, str(error), _replacement_clause(key, last), cure))
             if key in KEYS:
                 values[key] = getattr(last, key)
 
     for key, value in table.items():
-        take(key, value, str(file), f"localspec config unset {shlex.quote(key)}")
+        apply(key, value, str(file), f"localspec config unset {shlex.quote(key)}")
     for key in KEYS:
         variable = f"LOCALSPEC_{key.upper()}"
         if variable in environ:
-            take(key, parsed(key, environ[variable]), variable, f"unset {variable}")
+            apply(key, parsed(key, environ[variable]), variable, f"unset {variable}")
     for key, value in (flags or {}).items():
         try:
             values[key], origin[key] = checked(key, value), "flag"
         except ValueError as error:
             raise UsageError(f"--{key.replace('_', '-')}: {error}.") from None
-    return _consistent(Config(**values, origin=origin, problems=tuple(problems)))
+    return _drop_conflicts(Config(**values, origin=origin, problems=tuple(problems)))
 
 
-def _instead(key: str, last: Config) -> str:
+def _replacement_clause(key: str, last: Config) -> str:
+    """Return what replaces a wrong value, as a clause."""
     return f"{getattr(last, key)!r} is used instead" if key in KEYS else _IGNORED
 
 
-def _consistent(config: Config) -> Config:
-    """Without the values that exclude each other.
+def _drop_conflicts(config: Config) -> Config:
+    """Return the configuration with conflicting values replaced by their defaults.
 
     Raises:
         UsageError: a flag is one of them.
     """
     for key, reason in conflicts(config):
-        where = config.origin.get(key, "default")
-        if where == "flag":
+        source = config.origin.get(key, "default")
+        if source == "flag":
             raise UsageError(f"{reason[:1].upper()}{reason[1:]}.")
         cure = (
-            f"unset {where}" if where.startswith("LOCALSPEC_") else f"localspec config unset {key}"
+            f"unset {source}"
+            if source.startswith("LOCALSPEC_")
+            else f"localspec config unset {key}"
         )
         default = getattr(_DEFAULTS, key)
-        problem = Problem(where, reason, _instead(key, _DEFAULTS), cure, conflict=True)
+        problem = Problem(source, reason, _replacement_clause(key, _DEFAULTS), cure, conflict=True)
         config = replace(config, **{key: default}, problems=(*config.problems, problem))
     return config
 
 
 def conflicts(config: Config) -> Iterator[tuple[str, str]]:
-    """Settings that another one excludes: the key that gives way, and why."""
+    """Yield each setting that another one excludes: the key that gives way, and the reason."""
     if config.listen and not config.listen_anywhere:
         import ipaddress
 
@@ -408,24 +432,29 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "encrypted: use 127.0.0.1, or set listen_anywhere (--listen-anywhere) if that is "
                 "what you want",
             )
-    values = "kv_type" if config.kv_type_v == "same" else "kv_type_v"  # keys need nothing
-    if (kind := getattr(config, values)) != "f16" and config.flash_attention == "off":
-        yield values, f"'{values}' {kind} needs 'flash_attention' auto or on"
+    values_key = (
+        "kv_type" if config.kv_type_v == "same" else "kv_type_v"
+    )  # the type of keys needs no flash attention
+    if (value_type := getattr(config, values_key)) != "f16" and config.flash_attention == "off":
+        yield values_key, f"'{values_key}' {value_type} needs 'flash_attention' auto or on"
 
 
 # ---------------------------------------------------------------------------- the file
 
 
-def _read(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Problem]]:
-    """What config.toml says, and what in it says nothing."""
+def _read_table(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Problem]]:
+    """Parse config.toml and return its settings and the problems in it.
+
+    If the whole file is not valid TOML, each line is parsed by itself, so that one mistake costs one line.
+    """
     edit = "localspec config edit"
     try:
         data = read_file(file) if data is None else data
     except FileNotFoundError:
         return {}, []
     except OSError as error:
-        away = f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.old')}"
-        return {}, [Problem(str(file), f"it cannot be read ({error.strerror})", _IGNORED, away)]
+        rename = f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.old')}"
+        return {}, [Problem(str(file), f"it cannot be read ({error.strerror})", _IGNORED, rename)]
     text = as_text(data)
     try:
         return tomllib.loads(text), []
@@ -433,16 +462,17 @@ def _read(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Problem]
         pass
     table: dict[str, Any] = {}
     problems = []
-    tables: dict[str, int] = {}  # whose lines, after them, are no settings
+    # The first line of each [table]; the lines after it are not settings.
+    table_lines: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), 1):
         if header := re.match(r"\s*\[\[?\s*[\"']?([^\]\"'.]*)", line):
-            tables.setdefault(header[1].strip(), number)
-        if tables:
+            table_lines.setdefault(header[1].strip(), number)
+        if table_lines:
             continue
         try:
             entries, reason = tomllib.loads(line), ""
-            if twice := [key for key in entries if key in table]:
-                reason = f"'{twice[0]}' is set twice"
+            if duplicates := [key for key in entries if key in table]:
+                reason = f"'{duplicates[0]}' is set twice"
         except (tomllib.TOMLDecodeError, RecursionError) as error:
             entries, reason = {}, re.sub(r" \(at .*\)$", "", str(error))
         if not reason:
@@ -451,7 +481,7 @@ def _read(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Problem]
         key = re.match(r"\s*([A-Za-z0-9_-]+)\s*=", line)
         cure = f"localspec config unset {key[1]}" if key else edit
         problems.append(Problem(f"{file}, line {number}", reason, _IGNORED, cure))
-    for name, number in tables.items():
+    for name, number in table_lines.items():
         reason, cure = (
             f"there is no setting '{name}'",
             f"localspec config unset {shlex.quote(name)}",
@@ -461,5 +491,8 @@ def _read(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Problem]
 
 
 def as_text(data: bytes) -> str:
-    """A file's text; bytes that are no UTF-8 stay what they are, and no value can have them."""
+    """Decode the bytes of a configuration file.
+
+    Bytes that are not UTF-8 become surrogates, which no setting accepts.
+    """
     return data.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "surrogateescape")

@@ -1,6 +1,7 @@
-"""How the last daemon ended: it writes that down, and whoever finds none running reads it.
+"""How the previous daemon ended.
 
-A process that is killed writes nothing. What it wrote at its start tells then what it can have been.
+The daemon writes a file when it starts and when it ends; a command that finds no daemon reads it. A
+process that is killed writes nothing, so its start entry is used to find the likely cause.
 """
 
 from __future__ import annotations
@@ -17,51 +18,69 @@ from typing import Any
 from localspec import files
 from localspec.paths import open_file, read_file
 
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
-_OOM_COUNTS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
-_STACK = "-stack"  # beside the file: where a crash was
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+_STACK_SUFFIX = "-stack"  # of the file beside it to which a crash writes its stack trace
 
 
 def begin(file: Path) -> None:
-    """Note that this process is the daemon. A disk that is full, or read-only, stops nobody."""
-    run = {"pid": os.getpid(), "started": time.time(), "boot": _boot(), "oom_kills": oom_kills()}
+    """Record that this process is the daemon.
+
+    A full or read-only disk is ignored, since the daemon can run without the record.
+    """
+    run = {
+        "pid": os.getpid(),
+        "started": time.time(),
+        "boot": _read_boot_id(),
+        "oom_kills": oom_kills(),
+    }
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _write(file, run)
+        _write_run(file, run)
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        faulthandler.enable(open_file(_stack_of(file), flags), all_threads=False)
+        faulthandler.enable(open_file(_stack_path(file), flags), all_threads=False)
 
 
 def end(file: Path, why: str = "") -> None:
-    """Note that it ends: because it was told to, or `why`, a sentence."""
+    """Record that the daemon ends.
+
+    why: the reason, as a sentence; empty if it was told to stop.
+    """
     with contextlib.suppress(OSError, ValueError):
         run = json.loads(read_file(file))
         if run.get("pid") == os.getpid():
-            _write(file, {**run, "ended": time.time(), "why": why})
+            _write_run(file, {**run, "ended": time.time(), "why": why})
 
 
 def told(file: Path) -> str:
-    """How the daemon that ran last ended, in a sentence or two; "" where none did. None runs now."""
+    """Return how the previous daemon ended, in one or two sentences, or "" if there was none.
+
+    Call this only while no daemon is running.
+    """
     try:
         run = json.loads(read_file(file))
-        started, ended = (_clock(run.get(key)) for key in ("started", "ended"))
-        last = f"The previous daemon (pid {int(run['pid'])}, started {started})"
+        started, ended = (_format_time(run.get(key)) for key in ("started", "ended"))
+        subject = f"The previous daemon (pid {int(run['pid'])}, started {started})"
         if run.get("ended"):
             why = str(run.get("why") or "")
-            return f"{last} ended at {ended}: {why}" if why else f"{last} was stopped at {ended}."
-        return f"{last} {_killed(file, run)} The end of its log: localspec logs"
+            return (
+                f"{subject} ended at {ended}: {why}"
+                if why
+                else f"{subject} was stopped at {ended}."
+            )
+        return f"{subject} {_explain_kill(file, run)} The end of its log: localspec logs"
     except (OSError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        return ""  # it holds something else
+        return ""  # the file is not a record of a run
 
 
-def _killed(file: Path, run: dict[str, Any]) -> str:
-    """Of one that could say nothing."""
+def _explain_kill(file: Path, run: dict[str, Any]) -> str:
+    """Return the likely cause of the end of a daemon that could not record it."""
     with contextlib.suppress(OSError):
-        stack = read_file(_stack_of(file)).decode("utf-8", "replace")
+        stack = read_file(_stack_path(file)).decode("utf-8", "replace")
         if stack.startswith("Fatal Python error: "):
-            what = stack.partition("\n")[0].removeprefix("Fatal Python error: ")
-            return f"crashed ({what}); where is in {_stack_of(file)}."
-    if run.get("boot") and run["boot"] != _boot():
+            crash = stack.partition("\n")[0].removeprefix("Fatal Python error: ")
+            return f"crashed ({crash}); where is in {_stack_path(file)}."
+    if run.get("boot") and run["boot"] != _read_boot_id():
         return "ended with the machine, which was started again since."
     kills = oom_kills()
     if kills is not None and run.get("oom_kills") is not None and kills > run["oom_kills"]:
@@ -69,47 +88,47 @@ def _killed(file: Path, run: dict[str, Any]) -> str:
     return "was killed."
 
 
-def _stack_of(file: Path) -> Path:
-    return file.with_name(f"{file.stem}{_STACK}")
+def _stack_path(file: Path) -> Path:
+    return file.with_name(f"{file.stem}{_STACK_SUFFIX}")
 
 
-def _write(file: Path, run: dict[str, Any]) -> None:
+def _write_run(file: Path, run: dict[str, Any]) -> None:
     files.write_whole(file, json.dumps(run).encode(), sync=False)
 
 
-def _clock(at: object) -> str:
-    """A time of today as 21:03, another one with its day."""
-    if not isinstance(at, int | float):
+def _format_time(timestamp: object) -> str:
+    """Format a time as 21:03 if it is today, else with its date."""
+    if not isinstance(timestamp, int | float):
         return ""
-    then = time.localtime(at)
-    today = time.localtime()[:3] == then[:3]
-    return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", then)
+    moment = time.localtime(timestamp)
+    today = time.localtime()[:3] == moment[:3]
+    return time.strftime("%H:%M" if today else "%Y-%m-%d %H:%M", moment)
 
 
-def _boot() -> str:
+def _read_boot_id() -> str:
     try:
-        return _BOOT.read_text("ascii", "replace").strip()
+        return _BOOT_ID.read_text("ascii", "replace").strip()
     except OSError:
         return ""
 
 
 def oom_kills() -> int | None:
-    """Processes that the kernel has ended for memory, here and in our control group.
+    """Return how many processes the kernel has killed for lack of memory, or None if nothing counts them.
 
-    None where nothing counts them.
+    The count covers the system and this process's control group.
     """
     if sys.platform != "linux":
         return None
     counts = [
         int(line.split()[1])
-        for file in _OOM_COUNTS
-        for line in _lines(file)
+        for file in _OOM_COUNTERS
+        for line in _read_lines(file)
         if line.startswith("oom_kill ")
     ]
     return sum(counts) if counts else None
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     try:
         return file.read_text("ascii", "replace").splitlines()
     except OSError:

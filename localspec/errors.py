@@ -1,4 +1,6 @@
-"""Every error a person can meet, in one tree; each class owns its code, HTTP status and exit code.
+"""Every error a person can meet, in one tree.
+
+Each class has its own error code, HTTP status and exit code, in the order exit code, status, code:
 
 LocalspecError                      1  500  internal_error
 ├── UsageError                      2  400  usage
@@ -26,36 +28,36 @@ LocalspecError                      1  500  internal_error
 │   └── WorkerOutOfMemory           1  500  out_of_memory
 ├── WorkerTimeout                   1  504  worker_timeout
 ├── RegistryError                   1  400  registry_error
-│   ├── CatalogueError              1  400  catalogue_error     models.toml: file, line, key, what is allowed
-│   ├── BadGguf                     1  400  bad_gguf            no GGUF, cut, or contradicting itself
+│   ├── CatalogueError              1  400  catalogue_error     names file, line, key and what is allowed
+│   ├── BadGguf                     1  400  bad_gguf            not GGUF, truncated or inconsistent
 │   │   └── UnsafeModel             1  400  unsafe_model        llama.cpp would crash on it or misread it
 │   ├── NotMatched                  1  400  not_a_matched_pair  tokenizers differ; names the first difference
-│   ├── CannotRollBack              1  400  cannot_roll_back    the architecture cannot take tokens back
-│   ├── DoesNotFit                  1  400  does_not_fit        too little memory even without a draft
+│   ├── CannotRollBack              1  400  cannot_roll_back    the architecture cannot undo tokens
+│   ├── DoesNotFit                  1  400  does_not_fit        too little memory, even without a draft
 │   ├── PullCancelled               1  409  pull_cancelled
 │   ├── StoreError                  1  500  store_error
-│   │   ├── DiskFull                1  507  disk_full           says bytes needed and free
+│   │   ├── DiskFull                1  507  disk_full           names the bytes needed and free
 │   │   ├── StoreReadOnly           1  403  store_read_only
-│   │   ├── RecordTooNew            1  409  record_too_new      by a newer localspec; left untouched
-│   │   └── Damaged                 1  500  file_damaged        a file is cut or its hash is wrong
+│   │   ├── RecordTooNew            1  409  record_too_new      written by a newer localspec; left untouched
+│   │   └── Damaged                 1  500  file_damaged        a file is truncated or has a wrong hash
 │   └── HubError                    1  502  hub_error
 │       ├── Offline                 1  503  offline
 │       ├── Gated                   1  403  gated
-│       │   └── BadToken            1  401  bad_token           the hub does not accept the token sent
-│       ├── NetworkSettings         1  400  network_settings    a proxy or certificate file of no use
-│       ├── ProxyRefused            1  502  proxy_refused       it wants a password, or shuts us out
-│       ├── Untrusted               1  502  untrusted           a certificate nobody vouches for
+│       │   └── BadToken            1  401  bad_token           the hub does not accept the token
+│       ├── NetworkSettings         1  400  network_settings    a proxy or certificate setting is unusable
+│       ├── ProxyRefused            1  502  proxy_refused       the proxy needs a password or denies access
+│       ├── Untrusted               1  502  untrusted           the certificate is not trusted
 │       ├── NotOnHub                1  404  not_on_hub
 │       ├── WebPage                 1  502  web_page            a captive portal answered, not the hub
-│       ├── FileChanged             1  502  file_changed        the file changed while it was fetched
-│       ├── HashMismatch            1  502  hash_mismatch       what came is not what the hub states
+│       ├── FileChanged             1  502  file_changed        the file changed during the download
+│       ├── HashMismatch            1  502  hash_mismatch       the data does not have the hub's hash
 │       └── Unreachable             1  502  hub_unreachable     gave up after retries
-├── UpstreamError                   1  502  upstream_error      a pair's server refused, or sent nonsense
-│   ├── UpstreamUnreachable         1  502  upstream_unreachable    nothing of an answer came from it
+├── UpstreamError                   1  502  upstream_error      a pair's server sent an error
+│   ├── UpstreamUnreachable         1  502  upstream_unreachable    the server sent no response
 │   └── UpstreamTimeout             1  504  upstream_timeout
-├── NotOffered                      1  501  not_offered         a protocol has it, and localspec does not
+├── NotOffered                      1  501  not_offered         of a protocol, but unsupported here
 ├── NoDaemon                        3  503  no_daemon
-│   └── NoAnswer                    3  503  no_answer           a daemon runs, and says nothing in time
+│   └── NoAnswer                    3  503  no_answer           a daemon runs but is too slow
 ├── AlreadyRunning                  1  409  already_running
 ├── BadResponse                     1  502  bad_response
 ├── VersionMismatch                 1  409  version_mismatch
@@ -66,33 +68,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-# What Unicode calls Bidi_Control: it shows text in another order than it is written in.
-_BIDI = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-_SEPARATORS = (0x2028, 0x2029)  # a new line to some terminals and to none of our tables
-# One character for each, so that columns stay columns: C0 and DEL have pictures, the others do not.
-_VISIBLE = {
+# Unicode's Bidi_Control characters, which display text in another order than it is written in.
+_BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+_LINE_SEPARATORS = (0x2028, 0x2029)  # line breaks to some terminals, but not to our tables
+# Each maps to one character, so that columns stay aligned. Unicode has pictures for C0 and DEL only.
+_REPLACEMENTS = {
     **{code: 0x2400 + code for code in range(0x20)},
     0x7F: 0x2421,
-    **dict.fromkeys((*range(0x80, 0xA0), *_BIDI, *_SEPARATORS), 0xFFFD),
+    **dict.fromkeys((*range(0x80, 0xA0), *_BIDI_CONTROLS, *_LINE_SEPARATORS), 0xFFFD),
 }
-_VISIBLE_LINES = {code: shown for code, shown in _VISIBLE.items() if chr(code) not in "\n\t"}
+_REPLACEMENTS_KEEPING_LINES = {
+    code: character for code, character in _REPLACEMENTS.items() if chr(code) not in "\n\t"
+}
 
 
 def visible(text: str, *, lines: bool = True) -> str:
-    """`text` without a character by which it could command a terminal or pose as something else.
+    """Return `text` with every character replaced that could control a terminal or disguise the text.
 
-    Everything that reaches a terminal goes through here: what a model wrote, names and headers of
-    files, messages. With `lines` newlines and tabs stay.
+    All output to a terminal passes through here: model output, names and headers of files, messages. If
+    `lines` is true, newlines and tabs are kept.
     """
-    return text.translate(_VISIBLE_LINES if lines else _VISIBLE)
+    return text.translate(_REPLACEMENTS_KEEPING_LINES if lines else _REPLACEMENTS)
 
 
 class LocalspecError(Exception):
-    """Base of all our errors. `message` is one sentence (or two: what, and what to do next).
+    """The base class of all localspec errors.
 
-    `param` names the request field at fault, as OpenAI error bodies do; `retry_after` is in seconds. Of a
-    prompt that is too long, `n_prompt_tokens` and `n_ctx` say how long it is and what there is room for,
-    as llama-server's error bodies do.
+    message: one sentence, or two: what went wrong, and what to do next. param: the request field at fault, as
+    in OpenAI's error bodies. retry_after: seconds. n_prompt_tokens, n_ctx: for a prompt that is too long, its
+    length and the available context, as in llama-server's error bodies.
     """
 
     code = "internal_error"
@@ -127,8 +131,8 @@ class InvalidRequest(LocalspecError):
     status = 400
 
 
-# llama.cpp's words for a prompt that is too long. Clients that make a conversation shorter, or take another
-# model (litellm, aider, pi, opencode), know the case by them and not by its code.
+# llama.cpp's words for a prompt that is too long. Clients that then shorten the conversation or switch the
+# model (litellm, aider, pi, opencode) recognize the error by these words and not by its code.
 EXCEEDS = "exceeds the available context size"
 
 
@@ -137,9 +141,10 @@ class ContextExceeded(InvalidRequest):
 
 
 def known_words(error: LocalspecError) -> str:
-    """Return the message; of a prompt that is too long, with the words by which clients know the case.
+    """Return the error's message in the words by which clients recognize it.
 
-    The engine says them itself; another server that answers for a pair may have words of its own.
+    This matters for a prompt that is too long: the engine uses llama.cpp's words itself, but another server
+    that answers for a pair may use its own.
     """
     if error.code != ContextExceeded.code or EXCEEDS in error.message:
         return error.message
@@ -170,7 +175,7 @@ class RequestTimeout(InvalidRequest):
 
 
 class ThreadUnsupported(InvalidRequest):
-    """Threads are turned off. Anthropic's clients then send the whole conversation themselves."""
+    """Threads are turned off, so Anthropic's clients send the whole conversation themselves."""
 
     code = "thread_unsupported_request"
 
@@ -394,7 +399,7 @@ class AlreadyRunning(LocalspecError):
 
 
 class BadResponse(LocalspecError):
-    """What answers on the daemon's socket is no daemon, or speaks no HTTP."""
+    """The program on the daemon's socket is not a daemon or does not speak HTTP."""
 
     code = "bad_response"
     status = 502
@@ -409,10 +414,10 @@ class UnsafePath(LocalspecError):
     code = "unsafe_path"
 
 
-def _tree(cls: type[LocalspecError]) -> Iterator[type[LocalspecError]]:
+def _subclasses(cls: type[LocalspecError]) -> Iterator[type[LocalspecError]]:
     yield cls
     for child in cls.__subclasses__():
-        yield from _tree(child)
+        yield from _subclasses(child)
 
 
 def from_code(
@@ -423,6 +428,12 @@ def from_code(
     n_prompt_tokens: int | None = None,
     n_ctx: int | None = None,
 ) -> LocalspecError:
-    """The error a peer process named by `code`; an unknown code becomes the base class."""
-    found = next((each for each in _tree(LocalspecError) if each.code == code), LocalspecError)
-    return found(message, param=param, n_prompt_tokens=n_prompt_tokens, n_ctx=n_ctx)
+    """Return the error that another process reported by its code.
+
+    An unknown code becomes the base class.
+    """
+    error_class = next(
+        (subclass for subclass in _subclasses(LocalspecError) if subclass.code == code),
+        LocalspecError,
+    )
+    return error_class(message, param=param, n_prompt_tokens=n_prompt_tokens, n_ctx=n_ctx)

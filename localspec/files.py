@@ -1,4 +1,4 @@
-"""Files written whole: after a crash there is the old one or the new one, never a part of it."""
+"""Write files atomically: after a crash there is the old file or the new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-# What a process that was killed leaves of a file that it was writing.
+# The names of unfinished files, which a process that is killed leaves behind.
 UNFINISHED = ".*.tmp"
 
 
 @contextlib.contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """A new file, for its owner alone, that takes the place of `path` when the block ends.
+    """Open a new file, readable by its owner only, that replaces `path` when the block ends.
 
-    Where the block fails, or the disk, `path` is as it was. `sync` holds that through a power cut too;
-    without it that may leave an empty file, so its reader must tell, or need it no more.
+    If the block or the disk fails, `path` stays as it was. With `sync` that holds through a power cut too.
+    Without it a power cut may leave an empty file, so the reader must detect that or not need the file.
 
     Raises:
-        OSError: it cannot be written; a link or anything else stands in the new file's place.
+        OSError: the file cannot be written, or something else is in the new file's place.
     """
-    new = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
-    new.unlink(missing_ok=True)  # of a process of the same number that was killed
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.tmp")
+    temporary.unlink(missing_ok=True)  # left by a killed process that had the same process id
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    handle = os.open(new, flags, 0o600)
+    descriptor = os.open(temporary, flags, 0o600)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             if sync:
                 file.flush()
-                os.fsync(handle)
-        new.replace(path)
+                os.fsync(descriptor)
+        temporary.replace(path)
     except BaseException as error:
         with contextlib.suppress(OSError):
-            new.unlink(missing_ok=True)
-        if isinstance(error, OSError):  # a full disk's names no file, others that of the new one
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # name the file that the caller knows
             error.filename, error.filename2 = str(path), None
         raise
     if sync:
@@ -46,20 +46,20 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Make `data` all that is in `path`; see `replacing`.
+    """Replace the content of `path` with `data`, as `replacing` does.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with replacing(path, sync=sync) as file:
         file.write(data)
 
 
 def sync_folder(path: Path) -> None:
-    """Make renames in this folder survive a power cut, where its file system and its owner let us.
+    """Make renames in this folder survive a power cut, if the file system supports it and we may read it.
 
     Raises:
-        OSError: the disk fails, or is full.
+        OSError: the disk fails or is full.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -73,15 +73,15 @@ def sync_folder(path: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Delete what killed processes left unfinished in `folder`, and earlier ones of this number."""
+    """Delete the unfinished files in `folder` that no other running process is writing."""
     with contextlib.suppress(OSError):
-        for left in folder.glob(UNFINISHED):
-            if not _is_written(left):
-                left.unlink(missing_ok=True)
+        for unfinished in folder.glob(UNFINISHED):
+            if not _has_live_writer(unfinished):
+                unfinished.unlink(missing_ok=True)
 
 
-def _is_written(unfinished: Path) -> bool:
-    """Whether another process, which is alive, has made the file."""
+def _has_live_writer(unfinished: Path) -> bool:
+    """Return whether another running process is writing the file."""
     pid = unfinished.name.split(".")[-3]
     if not pid.isdigit() or int(pid) == os.getpid():
         return False

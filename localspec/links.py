@@ -1,26 +1,28 @@
-"""What a connection to another machine is told, so that a link that was cut without a word ends it.
+"""Socket options by which a connection notices that the link to the other machine is cut.
 
-Nothing says that it was, and whoever is at the other end may be minutes in answering. So the other system is
-asked whether it is there, which a busy server knows nothing of, and has to confirm what it was sent: half a
-minute of neither ends the connection.
+A cut link sends no message, and a busy server may be silent for minutes, so silence alone proves nothing.
+Keep-alive probes are answered by the other operating system and not by its server, and sent data has to be
+acknowledged. If neither happens for half a minute, the connection ends.
 """
 
 from __future__ import annotations
 
 import socket
 
-# Each system has some of these names.
-_TOLD = {
+# Each operating system has some of these options.
+_OPTIONS = {
     "TCP_KEEPIDLE": 10,  # seconds
-    "TCP_KEEPALIVE": 10,  # as macOS calls that
-    "TCP_KEEPINTVL": 5,
-    "TCP_KEEPCNT": 4,
+    "TCP_KEEPALIVE": 10,  # seconds; the name of TCP_KEEPIDLE on macOS
+    "TCP_KEEPINTVL": 5,  # seconds
+    "TCP_KEEPCNT": 4,  # probes
     "TCP_USER_TIMEOUT": 30_000,  # milliseconds
 }
 
 
 def noticing_cuts() -> list[tuple[int, int, int]]:
-    """Options of a TCP socket, as `setsockopt` takes them."""
-    here = {name: getattr(socket, name, None) for name in _TOLD}
-    told = [(socket.IPPROTO_TCP, option, _TOLD[name]) for name, option in here.items() if option]
-    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *told]
+    """Return the options for a TCP socket, as arguments of `setsockopt`."""
+    numbers = {name: getattr(socket, name, None) for name in _OPTIONS}
+    supported = [
+        (socket.IPPROTO_TCP, number, _OPTIONS[name]) for name, number in numbers.items() if number
+    ]
+    return [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), *supported]

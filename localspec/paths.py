@@ -1,7 +1,8 @@
-"""Where things live. One place decides; `LOCALSPEC_HOME` moves everything under one folder.
+"""The folders and files of one user. Only this module decides where they are.
 
-Platform conventions come from platformdirs. Its runtime directory falls back to a shared temporary
-folder and sets no mode, so `private_directory` creates 0700 and refuses what is not ours.
+`LOCALSPEC_HOME` moves all of them under one folder. Otherwise platformdirs gives the conventions of the
+platform. Its runtime directory falls back to a shared temporary folder and sets no mode, so
+`private_directory` creates folders as 0700 and refuses those of other users.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from typing import NamedTuple
 
 from localspec.errors import UnsafePath
 
-# sun_path holds 104 bytes on macOS (108 on Linux), the final NUL among them.
+# Bytes. sun_path holds 104 bytes on macOS (108 on Linux), including the final NUL.
 MAX_SOCKET_PATH = 103
 
-
-# The variables that say where other programs keep their models.
+# The environment variables that name the folders where other programs keep models.
 MODEL_PLACES = (
     *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "LLAMA_CACHE", "OLLAMA_MODELS"),
     *("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"),
@@ -28,29 +28,29 @@ MODEL_PLACES = (
 
 
 def model_files(name: str) -> list[str]:
-    """Split "TARGET,DRAFT" into the two names; one without a draft stays as it is.
+    """Split "TARGET,DRAFT" into the two names; a name without a draft is returned alone.
 
-    A comma may also be part of a file's name: then the name is split where both parts are there.
+    A comma may also be part of a file name, so the name is split where both parts exist.
     """
     parts = name.split(",")
-    if len(parts) == 1 or _is_model(name):
+    if len(parts) == 1 or _looks_like_model(name):
         return [name]
-    for at in range(1, len(parts)):
-        target, draft = ",".join(parts[:at]), ",".join(parts[at:])
-        if _is_model(target) and _is_model(draft):
+    for index in range(1, len(parts)):
+        target, draft = ",".join(parts[:index]), ",".join(parts[index:])
+        if _looks_like_model(target) and _looks_like_model(draft):
             return [target, draft]
     return parts
 
 
-def _is_model(name: str) -> bool:
-    """Return whether a name is a file that is there, or may be one of Ollama's."""
+def _looks_like_model(name: str) -> bool:
+    """Return whether a name is an existing file or has the form of an Ollama name."""
     if ":" in name and "," not in name and not name.startswith(("/", "~", ".")):
         return True
     return os.path.isfile(os.path.expanduser(name))  # noqa: PTH111, PTH113 - never raise
 
 
 class Paths(NamedTuple):
-    """The folders of one user. Nothing is created by looking."""
+    """The folders of one user. Reading a path creates nothing."""
 
     runtime: Path
     config: Path
@@ -72,22 +72,25 @@ class Paths(NamedTuple):
 
     @property
     def last_run(self) -> Path:
-        """How the daemon that ran last ended."""
+        """The record of how the previous daemon ended."""
         return self.state / "daemon.json"
 
     @property
     def token(self) -> Path:
-        """The bearer token for TCP; not in the config folder, which people publish."""
+        """The bearer token for TCP. It is not in the config folder, which people publish."""
         return self.state / "token"
 
     @property
     def typed_lines(self) -> Path:
-        """What was typed in chats, for the arrow keys in the next one."""
+        """The lines typed in chats, which the arrow keys recall in the next chat."""
         return self.state / "chat_history"
 
     @property
     def not_saved(self) -> Path:
-        """Why the newest answer is not in the history; not beside that, whose disk may be full."""
+        """The reason why the newest answer is not in the history.
+
+        It is kept apart from the history, whose disk may be full.
+        """
         return self.runtime / "not-saved"
 
     @property
@@ -100,12 +103,12 @@ class Paths(NamedTuple):
 
     @property
     def states(self) -> Path:
-        """What the models remember of conversations: large, and only a matter of time to get anew."""
+        """The saved model states of conversations: large, and only costly in time to compute again."""
         return self.cache / "conversations"
 
     @property
     def unfinished_pulls(self) -> Path:
-        """Which pulls go on when the daemon starts."""
+        """The list of pulls that resume when the daemon starts."""
         return self.state / "pulls.json"
 
     @property
@@ -114,18 +117,22 @@ class Paths(NamedTuple):
 
 
 def default_paths() -> Paths:
-    """The folders for this user and environment."""
+    """Return the folders for this user and environment.
+
+    Raises:
+        UnsafePath: there is no safe folder for the socket.
+    """
     home = os.environ.get("LOCALSPEC_HOME")
     if home:
         root = Path(home).absolute()
         return Paths(root / "run", root / "config", root / "data", root / "state", root / "cache")
     import warnings
 
-    import platformdirs  # 20 ms: not needed where LOCALSPEC_HOME decides
+    import platformdirs  # takes 20 ms and is not needed with LOCALSPEC_HOME
 
     try:
         with warnings.catch_warnings():
-            # It warns when XDG_RUNTIME_DIR is not set, as in any container; the fallback will do.
+            # It warns if XDG_RUNTIME_DIR is not set, as in most containers; its fallback is fine.
             warnings.simplefilter("ignore")
             runtime = platformdirs.user_runtime_dir("localspec", appauthor=False)
     except PermissionError as error:
@@ -140,18 +147,21 @@ def default_paths() -> Paths:
 
 
 def hf_cache(environ: Mapping[str, str] = os.environ) -> Path:
-    """The Hugging Face cache, found as huggingface_hub does, without importing it."""
+    """Return the folder of the Hugging Face cache.
+
+    It follows the rules of huggingface_hub, without the cost of importing it.
+    """
     for variable in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         if environ.get(variable):
-            return _expanded(environ[variable], environ)
+            return _expand(environ[variable], environ)
     home = environ.get("HF_HOME")
     if not home:
         home = f"{environ.get('XDG_CACHE_HOME') or '~/.cache'}/huggingface"
-    return _expanded(home, environ) / "hub"
+    return _expand(home, environ) / "hub"
 
 
-def _expanded(path: str, environ: Mapping[str, str]) -> Path:
-    """With its variables and `~` as they stand in `environ`."""
+def _expand(path: str, environ: Mapping[str, str]) -> Path:
+    """Return the path with its variables and `~` replaced by their values in `environ`."""
     if (path == "~" or path.startswith("~/")) and environ.get("HOME"):
         path = environ["HOME"] + path[1:]
     if "$" in path:
@@ -162,17 +172,17 @@ def _expanded(path: str, environ: Mapping[str, str]) -> Path:
 
 
 def private_directory(path: Path) -> Path:
-    """Create `path` as 0700, or check that it is a directory of ours that nobody else may enter.
+    """Create `path` as 0700, or check that it is a directory of this user that nobody else may enter.
 
     Raises:
         UnsafePath: it is a symbolic link, not a directory, another user's, or open to others.
     """
     try:
-        # 0700 for every one above it too, whatever the umask: one of them may be XDG_RUNTIME_DIR, and
-        # where a more open one is found, platformdirs leads the next process to another folder.
-        for each in reversed([each for each in (path, *path.parents) if not each.is_dir()]):
+        # Missing parents become 0700 too, whatever the umask is. One of them may be XDG_RUNTIME_DIR, and
+        # if that is open to others, platformdirs chooses another folder in the next process.
+        for folder in reversed([folder for folder in (path, *path.parents) if not folder.is_dir()]):
             with contextlib.suppress(FileExistsError):
-                each.mkdir(mode=0o700)
+                folder.mkdir(mode=0o700)
         info = os.lstat(path)
     except OSError as error:
         raise UnsafePath(
@@ -189,33 +199,38 @@ def private_directory(path: Path) -> Path:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file of ours, made for its owner alone. A pipe in its place is not waited for.
+    """Open a regular file and return its descriptor. A file that is created is readable by its owner only.
+
+    A pipe in the file's place is refused without waiting for its other end.
 
     Raises:
-        OSError: it cannot be opened, or is no file.
+        OSError: it cannot be opened or is not a regular file.
     """
-    handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
-        os.close(handle)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no file", str(path))
-    return handle
+    return descriptor
 
 
 def read_file(path: Path, flags: int = 0) -> bytes:
-    """A small file of ours, whole; `flags` beside reading, as O_NOFOLLOW.
+    """Read a whole small file.
+
+    flags: additional flags for open(2), such as O_NOFOLLOW.
 
     Raises:
-        OSError: it cannot be read, or is no file.
+        OSError: it cannot be read or is not a regular file.
     """
     with os.fdopen(open_file(path, os.O_RDONLY | flags), "rb") as file:
         return file.read()
 
 
 def read_private_file(path: Path) -> bytes:
-    """Read a small file that is closed to all but its owner.
+    """Read a whole small file that only its owner may read.
 
     Raises:
-        PermissionError: others may read or write it. OSError: it cannot be read, or is no file.
+        PermissionError: others may read or write it.
+        OSError: it cannot be read or is not a regular file.
     """
     with os.fdopen(open_file(path, os.O_RDONLY), "rb") as file:
         if os.fstat(file.fileno()).st_mode & 0o077:
@@ -224,21 +239,21 @@ def read_private_file(path: Path) -> bytes:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder of ours with all that is in it, or what lies in its place; as far as we may."""
-    import shutil  # not needed on the way to the first word
+    """Delete a folder and its content, or the file in its place. Failures are ignored."""
+    import shutil  # imported late, since most commands do not need it
 
     with contextlib.suppress(OSError):
         if stat.S_ISDIR(os.lstat(path).st_mode):
             shutil.rmtree(path, ignore_errors=True)
-        else:  # rmtree would wait at a pipe
+        else:  # rmtree would block on a pipe
             path.unlink()
 
 
 def check_socket_path(path: Path) -> Path:
-    """Refuse a socket path the operating system would cut.
+    """Return `path` if the operating system accepts a socket path of that length.
 
     Raises:
-        UnsafePath: longer than MAX_SOCKET_PATH bytes.
+        UnsafePath: it is longer than MAX_SOCKET_PATH bytes.
     """
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_PATH:

@@ -55,7 +55,7 @@ NEEDED = {
     "VIRTUAL_ENV": "/venv",
     "XDG_CACHE_HOME": "/home/me/.cache",
 }
-LISTED = children._ENGINE  # which Hypothesis may find in the code, and draw
+LISTED = children._ENGINE_VARIABLES  # which Hypothesis may find in the code, and draw
 WORDS = ("KEY", "TOKEN", "SECRET", "PASS", "AUTH", "CREDENTIAL")
 name = st.text(
     st.characters(blacklist_characters="=\0", blacklist_categories=["Cs"]), min_size=1, max_size=20

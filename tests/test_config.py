@@ -145,7 +145,7 @@ def test_a_wrong_flag_is_named_as_it_was_typed(file: Path) -> None:
 
 def test_a_setting_has_one_definition_of_its_limits() -> None:
     """What the configuration accepts, the engine's settings and a request accept too, and no more."""
-    hints = config._kinds()
+    hints = config._type_hints()
     engine = {each.name: each.type for each in msgspec.structs.fields(EngineSettings)}
     for ours, theirs in {
         "context": "n_ctx",

@@ -91,7 +91,7 @@ def test_what_the_beginning_tells_of_an_end(
     changes: dict[str, object], said: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "daemon.json"
-    run = {"pid": 1, "started": 0.0, "boot": ended._boot(), "oom_kills": 1 << 60}
+    run = {"pid": 1, "started": 0.0, "boot": ended._read_boot_id(), "oom_kills": 1 << 60}
     file.write_text(json.dumps({**run, **changes}))
     assert said in ended.told(file)
 

@@ -9,7 +9,9 @@ import pytest
 from localspec import errors
 
 LINE = re.compile(r"^[│├└─ ]*(\w+)\s+(\d+)\s+(\d{3})\s+(\w+)(?:  .*)?$", re.MULTILINE)
-CLASSES = [cls for cls in errors._tree(errors.LocalspecError) if cls.__module__ == errors.__name__]
+CLASSES = [
+    cls for cls in errors._subclasses(errors.LocalspecError) if cls.__module__ == errors.__name__
+]
 
 
 def test_the_docstring_lists_every_class_of_the_module_with_its_values() -> None:

@@ -1,4 +1,4 @@
-"""models.toml: which pairs there are. The shipped file, and the user's own laid over it."""
+"""The catalogue of pairs: the shipped models.toml, overlaid with the user's own."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from localspec.registry import ollama_names, upstreams
 VERSION = 1
 GIB = 1 << 30
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_LONGEST_NAME = 64
+_MAX_NAME_CHARACTERS = 64
 # The hub's own rules for repositories (huggingface_hub, validate_repo_id): no "--", no "..".
 REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-])")
 FILE = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}:[1-9]\d{0,4}")
 REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
-_NAMED = "a name (lowercase letters, digits, '.', '_', '-')"
+_NAME_RULE = "a name (lowercase letters, digits, '.', '_', '-')"
+# Sampling parameters for which a pair can have no default.
 _NO_DEFAULTS = ("seed", "dry_sequence_breakers")
-_MEMORY = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
-
-
-_LONGEST_TEMPLATE = 1 << 20  # bytes; the longest of known models has 20 thousand
+_MEMORY_CLASS = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
+_MAX_TEMPLATE_CHARACTERS = 1 << 20  # the longest template of the known models has 20 000
 
 
 def reserved(name: str) -> str:
-    """What the name means already wherever a pair is named, as a clause; empty where it is free."""
+    """Return what a name already means where a pair is named, as a clause, or an empty text if it is free."""
     if name == "builtin":
         return "it is the name of the built-in pair"
     if name in ("default", "localspec"):
@@ -47,29 +46,31 @@ def reserved(name: str) -> str:
 
 
 class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One file on the hub, the first of a sharded one. Hash and size where they are known.
+    """One file on the hub, or the first file of a sharded model.
 
-    weights: the repository of the same model in its own format, and its rows of token embeddings.
+    weights: the repository of the same model in its original format. vocabulary: the rows of its token
+    embeddings, 0 if unknown. verified: where the names were checked. template_sha256: the hash of the chat
+    template's text. The hashes and the size are empty or 0 if unknown.
     """
 
     repo: str
     file: str
     weights: str = ""
     vocabulary: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] = 0
-    verified: str = ""  # where the names were seen
+    verified: str = ""
     revision: str = "main"
     sha256: str = ""
-    template_sha256: str = ""  # of the chat template's text
+    template_sha256: str = ""
     size_gib: Annotated[float, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
 
 class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What a person says of a pair in place of its target's file, and no more.
+    """What a user states about a pair, in addition to or instead of the target's file.
 
-    chat_template: a file, beside models.toml unless its path is absolute, and once it is read its text.
-    sampling: defaults by parameter. keep: once loaded it leaves for no other pair. idle_unload: seconds
-    without a request before it is unloaded, 0: never; else as the configuration says. rpc: machines that
-    have layers of the target.
+    chat_template: a file, relative to the folder of models.toml; once it is read, its text. sampling:
+    default values by parameter. keep: once loaded, the pair is not unloaded for another one. idle_unload:
+    seconds without a request before it is unloaded, 0 for never, None for the configured time. rpc: machines
+    that hold layers of the target.
     """
 
     chat_template: str = ""
@@ -80,17 +81,17 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     @property
     def says(self) -> bool:
-        """Whether it says anything."""
-        told = self.chat_template or self.sampling or self.keep or self.rpc
-        return bool(told) or self.idle_unload is not None
+        """Whether anything is stated."""
+        has_values = self.chat_template or self.sampling or self.keep or self.rpc
+        return bool(has_values) or self.idle_unload is not None
 
 
 class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One entry of the catalogue. `memory`: GB of GPU memory it is meant for, or "cpu".
+    """One entry of the catalogue.
 
-    heads: a file of heads that were trained with the target and predict several tokens (MTP);
-    embedded_heads: they are in the target's own file. year: of the target, 0 where it is not known.
-    context: tokens that are worth reserving memory for, 0 where nothing is known.
+    memory: GB of GPU memory that the pair is meant for, or "cpu". heads: a file of heads trained with the
+    target that predict several tokens (MTP). embedded_heads: such heads are in the target's own file. year:
+    the target's release, 0 if unknown. context: tokens worth reserving memory for, 0 if unknown.
     """
 
     summary: str
@@ -120,48 +121,50 @@ class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def files(self) -> tuple[Weights, ...]:
-        """The target's, and that of what drafts for it, where that is one."""
-        return tuple(each for each in (self.target, self.draft or self.heads) if each)
+        """The target's file and that of the model or heads that draft for it, if any."""
+        return tuple(file for file in (self.target, self.draft or self.heads) if file)
 
     def estimated_bytes(self) -> int:
-        """Memory this pair wants, from the catalogue alone: sizes where known, else the class.
+        """Return the memory that this pair needs, estimated from the catalogue alone.
 
-        A fifth on top of the weights and 1 GiB stand for the caches; a header says it better.
+        If all file sizes are known, it is their sum, plus a fifth and 1 GiB for the caches. Otherwise it is
+        the pair's memory class. A header gives a better estimate.
         """
-        sizes = [each.size_gib for each in (self.target, self.draft, self.heads) if each]
+        sizes = [file.size_gib for file in (self.target, self.draft, self.heads) if file]
         if all(sizes):
             return int((sum(sizes) * 1.2 + 1) * GIB)
-        least = self.memory.split("-")[0]
-        return int(least if least.isdigit() else 4) * GIB
+        minimum_gb = self.memory.split("-")[0]
+        return int(minimum_gb if minimum_gb.isdigit() else 4) * GIB
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """Pairs by name, the other names people type for them, what goes before a pair's own files, and pairs
-    that other servers answer for.
+    """All pairs by name, with their aliases, presets and upstream servers.
+
+    presets: by pair name, for the pairs that have one. upstreams: the pairs that another server answers for.
     """
 
     pairs: Mapping[str, Pair]
     aliases: Mapping[str, str]
-    presets: Mapping[str, Preset] = field(default_factory=dict)  # by pair, of those that have one
+    presets: Mapping[str, Preset] = field(default_factory=dict)
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)
 
     def find(self, name: str) -> tuple[str, Pair]:
-        """Return a pair's own name and the pair, for its name, an alias or Ollama's name of its target.
+        """Return the name and entry of a pair, found by its name, an alias or Ollama's name of its target.
 
         Raises:
-            ModelNotFound: with the nearest names there are.
+            ModelNotFound: there is no such pair; the message suggests similar names.
         """
-        wanted = name.strip().lower()
-        own = wanted if wanted in self.pairs else self.aliases.get(wanted)
+        query = name.strip().lower()
+        pair_name = query if query in self.pairs else self.aliases.get(query)
         hint = ""
-        if own is None and ollama_names.is_ollama_name(wanted):
-            same = self.same_model(wanted)
-            own = same[0] if len(same) == 1 else None
-            hint = one_of(same or self._owners(ollama_names.same_family(wanted, self.names)))
-        if own is not None:
-            return own, self.pairs[own]
-        hint = hint or did_you_mean(wanted, self.names)
+        if pair_name is None and ollama_names.is_ollama_name(query):
+            candidates = self.same_model(query)
+            pair_name = candidates[0] if len(candidates) == 1 else None
+            hint = one_of(candidates or self._owners(ollama_names.same_family(query, self.names)))
+        if pair_name is not None:
+            return pair_name, self.pairs[pair_name]
+        hint = hint or did_you_mean(query, self.names)
         raise ModelNotFound(
             f"There is no pair '{name[:80]}' in the catalogue.{hint} See: localspec catalogue",
             param="model",
@@ -173,7 +176,7 @@ class Catalogue:
         return [*self.pairs, *self.aliases]
 
     def same_model(self, name: str) -> list[str]:
-        """Return the own names of the pairs whose target is Ollama's model `name`."""
+        """Return the names of the pairs whose target is Ollama's model `name`."""
         return self._owners(ollama_names.same_model(name, self.names))
 
     def _owners(self, names: Iterable[str]) -> list[str]:
@@ -181,30 +184,30 @@ class Catalogue:
 
 
 def one_of(names: Collection[str]) -> str:
-    """Return a question about which of several names is meant, after a blank; empty if there is none."""
+    """Return a question about which of several names is meant, after a space, or an empty text."""
     return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
-def did_you_mean(wanted: str, names: Iterable[str]) -> str:
-    """A sentence with the names that are near, after a blank; nothing where none is."""
-    if len(wanted) > _LONGEST_NAME:
-        return ""  # nothing is near, and looking for it takes the longer
-    near = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question that suggests similar names, after a space, or an empty text."""
+    if len(name) > _MAX_NAME_CHARACTERS:
+        return ""  # nothing is similar, and comparing long texts is slow
+    matches = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
 def shipped_catalogue() -> Path:
-    """models.toml: inside the package when installed, at the top of a checkout."""
+    """Return the shipped models.toml: inside an installed package, or at the top of a checkout."""
     package = Path(__file__).parent.parent
     inside = package / "models.toml"
     return inside if inside.exists() else package.parent / "models.toml"
 
 
 def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
-    """The shipped catalogue with the user's own (which need not exist) laid over it.
+    """Load the shipped catalogue, overlaid with the user's own, which need not exist.
 
     Raises:
-        CatalogueError: naming file, line and key, and what is allowed.
+        CatalogueError: a file is wrong; the message names file, line and key, and what is allowed.
     """
     pairs: dict[str, Pair] = {}
     aliases: dict[str, str] = {}
@@ -213,25 +216,27 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
     for path in (shipped or shipped_catalogue(), user):
         if path == user and not path.exists():
             continue
-        found, preset, server = read_catalogue(path, pairs)
-        presets |= preset
-        servers |= server
-        for name, pair in found.items():
-            aliases = {alias: own for alias, own in aliases.items() if own != name}
+        file_pairs, file_presets, file_servers = read_catalogue(path, pairs)
+        presets |= file_presets
+        servers |= file_servers
+        for name, pair in file_pairs.items():
+            aliases = {alias: owner for alias, owner in aliases.items() if owner != name}
             pairs[name] = pair
             aliases.update(dict.fromkeys(pair.aliases, name))
     pairs = {name: pair for name, pair in pairs.items() if name not in servers}
-    aliases = {alias: own for alias, own in aliases.items() if own in pairs}
+    aliases = {alias: owner for alias, owner in aliases.items() if owner in pairs}
     return Catalogue(pairs, aliases, presets, servers)
 
 
 def read_catalogue(
     path: Path, below: Collection[str] = ()
 ) -> tuple[dict[str, Pair], dict[str, Preset], dict[str, Upstream]]:
-    """One file's pairs, presets and upstreams, strictly checked; it is laid over the pairs named `below`.
+    """Read and strictly check one file's pairs, presets and upstreams.
+
+    below: the names of the pairs that the file overlays.
 
     Raises:
-        CatalogueError: naming file, line and key, and what is allowed.
+        CatalogueError: the file is wrong; the message names file, line and key, and what is allowed.
     """
     try:
         text = read_file(path).decode()
@@ -244,45 +249,53 @@ def read_catalogue(
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        last = f"at line {text.count(chr(10)) + 1}, the last"
-        what = str(error).replace("at end of document", last)  # else it names the line itself
-        raise CatalogueError(f"{path}: {what}.") from error
-    place = _Place(path, text)
+        last_line = f"at line {text.count(chr(10)) + 1}, the last"
+        problem = str(error).replace(
+            "at end of document", last_line
+        )  # other messages name the line
+        raise CatalogueError(f"{path}: {problem}.") from error
+    locator = _KeyLocator(path, text)
     for key in table:
         if key not in ("version", "pairs"):
-            raise place.error((key,), f"unknown key '{key}'; the keys are version and pairs")
+            raise locator.error((key,), f"unknown key '{key}'; the keys are version and pairs")
     if table.get("version", VERSION) != VERSION:
-        raise place.error(("version",), f"version must be {VERSION}")
+        raise locator.error(("version",), f"version must be {VERSION}")
     entries = table.get("pairs", {})
     if not isinstance(entries, dict):
-        raise place.error(("pairs",), "pairs must be a table: [pairs.NAME]")
-    read = {name: _read_entry(place, name, entry) for name, entry in entries.items()}
-    pairs = {name: each for name, each in read.items() if isinstance(each, Pair)}
-    _check_names(place, pairs, below)
-    servers = {name: each for name, each in read.items() if isinstance(each, Upstream)}
+        raise locator.error(("pairs",), "pairs must be a table: [pairs.NAME]")
+    parsed = {name: _parse_entry(locator, name, entry) for name, entry in entries.items()}
+    pairs = {name: entry for name, entry in parsed.items() if isinstance(entry, Pair)}
+    _check_names(locator, pairs, below)
+    servers = {name: entry for name, entry in parsed.items() if isinstance(entry, Upstream)}
     for name in servers:
-        if what := reserved(name):
-            raise place.error(("pairs", name), f"'{name}' cannot be a pair's name: {what}")
-    others = {name: each for name, each in read.items() if isinstance(each, Preset)}
-    presets = {name: _preset(place, name, each) for name, each in others.items() if each.says}
+        if problem := reserved(name):
+            raise locator.error(("pairs", name), f"'{name}' cannot be a pair's name: {problem}")
+    stated = {name: entry for name, entry in parsed.items() if isinstance(entry, Preset)}
+    presets = {
+        name: _complete_preset(locator, name, entry) for name, entry in stated.items() if entry.says
+    }
     return pairs, presets, servers
 
 
-class _Place:
-    """Finds the line of a key. tomllib keeps no positions, so on an error the text is searched."""
+class _KeyLocator:
+    """Find the line of a key for error messages.
+
+    tomllib keeps no positions, so the text is searched after an error.
+    """
 
     def __init__(self, path: Path, text: str) -> None:
         self.path = path
         self.lines = text.splitlines()
 
-    def error(self, keys: tuple[str, ...], what: str) -> CatalogueError:
+    def error(self, keys: tuple[str, ...], problem: str) -> CatalogueError:
+        """Return the error for a key, with its file and line."""
         dotted = ".".join(keys)
-        return CatalogueError(f"{self.path}, line {self._line(keys)}, {dotted}: {what}.")
+        return CatalogueError(f"{self.path}, line {self._find_line(keys)}, {dotted}: {problem}.")
 
-    def _line(self, keys: tuple[str, ...]) -> int:
-        """The line of the key itself, else of the innermost table around it that has a header."""
+    def _find_line(self, keys: tuple[str, ...]) -> int:
+        """Return the line of the key, or of the innermost table around it that has a header."""
         for depth in range(len(keys), -1, -1):
-            start = self._header(keys[:depth])
+            start = self._find_header(keys[:depth])
             if start is None:
                 continue
             if depth == len(keys):
@@ -297,93 +310,108 @@ class _Place:
                 return start + 1
         return 1
 
-    def _header(self, keys: tuple[str, ...]) -> int | None:
+    def _find_header(self, keys: tuple[str, ...]) -> int | None:
+        """Return the index of the line with the header of a table, or None."""
         if not keys:
             return 0
         dotted = ".".join(keys)
         for number, line in enumerate(self.lines):
-            found = re.match(r"\s*\[([^\[\]]+)\]", line)
-            if found and re.sub(r"[\s\"']", "", found[1]) == dotted:
+            match = re.match(r"\s*\[([^\[\]]+)\]", line)
+            if match and re.sub(r"[\s\"']", "", match[1]) == dotted:
                 return number
         return None
 
 
-def _preset(place: _Place, name: str, entry: Preset) -> Preset:
-    """With the template's text, every number checked, and nothing of a pair's own."""
+def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
+    """Return the checked preset of an entry, with the text of its chat template.
+
+    Raises:
+        CatalogueError: a parameter, an address or the template is wrong.
+    """
     keys = ("pairs", name, "sampling")
-    known = {each.name: each.kind for each in parameters() if each.name not in _NO_DEFAULTS}
+    types = {
+        parameter.name: parameter.kind
+        for parameter in parameters()
+        if parameter.name not in _NO_DEFAULTS
+    }
     for key, value in entry.sampling.items():
-        if key not in known:
-            raise place.error((*keys, key), f"there is no sampling parameter '{key[:40]}'")
+        if key not in types:
+            raise locator.error((*keys, key), f"there is no sampling parameter '{key[:40]}'")
         try:
-            msgspec.convert(int(value) if value == int(value) else value, known[key], strict=False)
+            msgspec.convert(int(value) if value == int(value) else value, types[key], strict=False)
         except (msgspec.ValidationError, OverflowError, ValueError) as error:
-            raise place.error((*keys, key), f"{value} is not allowed: {error}") from None
+            raise locator.error((*keys, key), f"{value} is not allowed: {error}") from None
     for endpoint in entry.rpc:
         if not ENDPOINT.fullmatch(endpoint):
-            raise place.error(("pairs", name, "rpc"), f"'{endpoint[:80]}' is not HOST:PORT")
-    told = Preset(
+            raise locator.error(("pairs", name, "rpc"), f"'{endpoint[:80]}' is not HOST:PORT")
+    preset = Preset(
         sampling=entry.sampling, keep=entry.keep, idle_unload=entry.idle_unload, rpc=entry.rpc
     )
     if not entry.chat_template:
-        return told
-    file = place.path.parent / Path(entry.chat_template).expanduser()
+        return preset
+    file = locator.path.parent / Path(entry.chat_template).expanduser()
     try:
         text = read_file(file).decode()
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise place.error(
-            ("pairs", name, "chat_template"), f"{file} cannot be read: {why}"
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise locator.error(
+            ("pairs", name, "chat_template"), f"{file} cannot be read: {reason}"
         ) from None
-    if not text.strip() or len(text) > _LONGEST_TEMPLATE:
-        raise place.error(
+    if not text.strip() or len(text) > _MAX_TEMPLATE_CHARACTERS:
+        raise locator.error(
             ("pairs", name, "chat_template"), f"{file} is empty or too large for a template"
         )
-    return msgspec.structs.replace(told, chat_template=text)
+    return msgspec.structs.replace(preset, chat_template=text)
 
 
-def _read_entry(place: _Place, name: str, entry: object) -> Pair | Preset | Upstream:
-    """A pair; without a target, what is said of one that is here, or the server that has it."""
-    said = set(entry) if isinstance(entry, dict) else set()
+def _parse_entry(locator: _KeyLocator, name: str, entry: object) -> Pair | Preset | Upstream:
+    """Parse one entry: a pair, an upstream server, or the preset of a pair if it has no target.
+
+    Raises:
+        CatalogueError: the entry is wrong.
+    """
+    stated_keys = set(entry) if isinstance(entry, dict) else set()
     kind: type[Pair | Preset | Upstream] = Pair
-    if said and said <= set(Preset.__struct_fields__):
+    if stated_keys and stated_keys <= set(Preset.__struct_fields__):
         kind = Preset
-    elif "upstream" in said:
+    elif "upstream" in stated_keys:
         kind = Upstream
     try:
         pair = msgspec.convert(entry, kind, strict=True)
     except msgspec.ValidationError as error:
-        what, _, where = str(error).partition(" - at `$")
-        keys = tuple(re.findall(r"\w+", where))
-        field = re.search(r"field `(\w+)`", what)
+        problem, _, location = str(error).partition(" - at `$")
+        keys = tuple(re.findall(r"\w+", location))
+        field = re.search(r"field `(\w+)`", problem)
         if field:
             keys += (field[1],)
-        what = what.replace("Object", "the table").replace("`", "'")
-        raise place.error(("pairs", name, *keys), what[:1].lower() + what[1:]) from None
+        problem = problem.replace("Object", "the table").replace("`", "'")
+        raise locator.error(("pairs", name, *keys), problem[:1].lower() + problem[1:]) from None
     if isinstance(pair, Upstream):
         if not NAME.fullmatch(name):
-            raise place.error(("pairs", name), f"'{name}' is not {_NAMED}")
-        key, wrong = upstreams.problem(name, pair)
-        if wrong:
-            raise place.error(("pairs", name, key), wrong)
+            raise locator.error(("pairs", name), f"'{name}' is not {_NAME_RULE}")
+        key, problem = upstreams.problem(name, pair)
+        if problem:
+            raise locator.error(("pairs", name, key), problem)
         return pair
     if not isinstance(pair, Pair):
         return pair
-    for keys, pattern, value, shape in _patterns(name, pair):
+    for keys, pattern, value, shape in _text_rules(name, pair):
         if value and not pattern.fullmatch(value):
-            raise place.error(("pairs", name, *keys), f"'{value}' is not {shape}")
+            raise locator.error(("pairs", name, *keys), f"'{value}' is not {shape}")
     for key, value in (("summary", pair.summary), ("target.repo", pair.target.repo)):
         if not value:
-            raise place.error(("pairs", name, *key.split(".")), "must not be empty")
+            raise locator.error(("pairs", name, *key.split(".")), "must not be empty")
     return pair
 
 
-def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], str, str]]:
-    """Every string with a fixed shape: where it is, its pattern, its value, what it should be."""
-    yield (), NAME, name, _NAMED
+def _text_rules(
+    name: str, pair: Pair
+) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], str, str]]:
+    """Yield each text with a fixed form: its keys, its pattern, its value, and the form in words."""
+    yield (), NAME, name, _NAME_RULE
     for alias in pair.aliases:
-        yield ("aliases",), NAME, alias, _NAMED
-    yield ("memory",), _MEMORY, pair.memory, "a number of GB, a range such as 16-24, or cpu"
+        yield ("aliases",), NAME, alias, _NAME_RULE
+    yield ("memory",), _MEMORY_CLASS, pair.memory, "a number of GB, a range such as 16-24, or cpu"
     for role, weights in (("target", pair.target), ("draft", pair.draft), ("heads", pair.heads)):
         if weights:
             yield (role, "repo"), REPO, weights.repo, "a repository (OWNER/NAME)"
@@ -399,23 +427,30 @@ def _patterns(name: str, pair: Pair) -> Iterator[tuple[tuple[str, ...], re.Patte
             yield (role, "revision"), REVISION, weights.revision or "?", "a branch, tag or commit"
 
 
-def _check_names(place: _Place, pairs: Mapping[str, Pair], below: Collection[str]) -> None:
-    """No name may mean two things."""
+def _check_names(locator: _KeyLocator, pairs: Mapping[str, Pair], below: Collection[str]) -> None:
+    """Check that no name has two meanings.
+
+    Raises:
+        CatalogueError: a name or alias is reserved or used twice.
+    """
     owner: dict[str, str] = {name: name for name in (*below, *pairs)}
     for name, pair in pairs.items():
-        if what := reserved(name):
-            raise place.error(("pairs", name), f"'{name}' cannot be a pair's name: {what}")
+        if problem := reserved(name):
+            raise locator.error(("pairs", name), f"'{name}' cannot be a pair's name: {problem}")
         for alias in pair.aliases:
-            if what := reserved(alias):
-                what = f"'{alias}' cannot be a pair's other name: {what}"
+            if problem := reserved(alias):
+                problem = f"'{alias}' cannot be a pair's other name: {problem}"
             elif owner.setdefault(alias, name) != name:
-                what = f"'{alias}' already means '{owner[alias]}'"
-            if what:
-                raise place.error(("pairs", name, "aliases"), what)
+                problem = f"'{alias}' already means '{owner[alias]}'"
+            if problem:
+                raise locator.error(("pairs", name, "aliases"), problem)
 
 
 class LiveCatalogue:
-    """The catalogue as it is now; a broken edit keeps the last good one, `problem` says so."""
+    """The current catalogue, which can be reloaded.
+
+    After a broken edit the last valid catalogue stays in use, and `problem` describes the mistake.
+    """
 
     def __init__(self, user: Path, shipped: Path | None = None) -> None:
         self._user = user
@@ -424,17 +459,17 @@ class LiveCatalogue:
         try:
             self.current = load_catalogue(user, self._shipped)
         except CatalogueError as error:
-            # At start there is no last good one: the shipped file alone keeps the pairs usable.
+            # There is no earlier valid catalogue yet. The shipped file alone keeps its pairs usable.
             self.problem = f"{error.message} Your file is ignored until it is corrected."
             self.current = load_catalogue(self._shipped, self._shipped)
 
     @property
     def files(self) -> tuple[Path, Path]:
-        """The files to watch."""
+        """The files to watch for changes."""
         return self._shipped, self._user
 
     def reload(self) -> bool:
-        """Read both files again; False when they are broken and the last good ones stay."""
+        """Read both files again; return False if they are wrong and the last catalogue stays."""
         try:
             self.current = load_catalogue(self._user, self._shipped)
         except CatalogueError as error:

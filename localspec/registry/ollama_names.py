@@ -1,55 +1,66 @@
-"""Ollama's names of models ("qwen2.5-coder:7b"), and the pairs that are the same model."""
+"""Find the pairs that are the same model as one that Ollama names ("qwen2.5-coder:7b")."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
 
-_LIBRARY = re.compile(r"^(registry\.ollama\.ai/)?library/")
-# What a tag may say of a chat model that the name of a pair usually leaves out.
-_CHAT = re.compile(r"[-_](instruct|it|chat)$")
+_LIBRARY_PREFIX = re.compile(r"^(registry\.ollama\.ai/)?library/")
+# Suffixes of a tag that mark a chat model. The names of pairs usually omit them.
+_CHAT_SUFFIX = re.compile(r"[-_](instruct|it|chat)$")
 
 
 def is_ollama_name(name: str) -> bool:
-    """Return whether a name has the form of one in Ollama's library, which is MODEL:TAG."""
-    model, colon, tag = _LIBRARY.sub("", name.strip()).partition(":")
+    """Return whether a name has the form of Ollama's library, MODEL:TAG."""
+    model, colon, tag = _LIBRARY_PREFIX.sub("", name.strip()).partition(":")
     return bool(model and colon and tag) and not re.search(r"[/,\s~:]|\.gguf$", model + tag)
 
 
 def same_model(name: str, names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are called like Ollama's model `name`.
+    """Return those of `names` that mean Ollama's model `name`.
 
-    The model and its tag must agree each by itself, whatever the punctuation: "llama3.1:8b" is
-    "llama31-8b", and "llama3:18b" is not. The tag "latest" stands for no tag.
+    The model and its tag must each match, ignoring punctuation: "llama3.1:8b" matches "llama31-8b" and
+    "llama3:18b" does not. The tag "latest" counts as no tag.
     """
-    model, tag = _parts(name)
-    tags = {tag, _CHAT.sub("", tag)}
-    return [each for each in names if any(_is(each, model, tag) for tag in tags)]
+    model, tag = _split_name(name)
+    tags = {tag, _CHAT_SUFFIX.sub("", tag)}
+    return [
+        pair_name for pair_name in names if any(_is_model(pair_name, model, tag) for tag in tags)
+    ]
 
 
 def same_family(name: str, names: Iterable[str]) -> list[str]:
-    """Return those of `names` that begin like Ollama's model `name`, of any size."""
-    model, _ = _parts(name)
-    return [each for each in names if any(_bare(left) == _bare(model) for left, _ in _splits(each))]
+    """Return those of `names` that begin like Ollama's model `name`, in any size."""
+    model, _ = _split_name(name)
+    return [
+        pair_name
+        for pair_name in names
+        if any(
+            _strip_punctuation(prefix) == _strip_punctuation(model)
+            for prefix, _ in _splits(pair_name)
+        )
+    ]
 
 
-def _parts(name: str) -> tuple[str, str]:
-    model, _, tag = _LIBRARY.sub("", name.strip().lower()).partition(":")
+def _split_name(name: str) -> tuple[str, str]:
+    model, _, tag = _LIBRARY_PREFIX.sub("", name.strip().lower()).partition(":")
     return model, "" if tag == "latest" else tag
 
 
-def _is(pair: str, model: str, tag: str) -> bool:
+def _is_model(pair: str, model: str, tag: str) -> bool:
     if not tag:
-        return _bare(pair) == _bare(model)
+        return _strip_punctuation(pair) == _strip_punctuation(model)
     return any(
-        _bare(left) == _bare(model) and _bare(right) == _bare(tag) for left, right in _splits(pair)
+        _strip_punctuation(prefix) == _strip_punctuation(model)
+        and _strip_punctuation(suffix) == _strip_punctuation(tag)
+        for prefix, suffix in _splits(pair)
     )
 
 
 def _splits(pair: str) -> list[tuple[str, str]]:
-    """Return the ways to read a pair's name as a model and a tag."""
-    return [(pair[: at.start()], pair[at.end() :]) for at in re.finditer("-", pair)]
+    """Return all ways to split a pair's name into a model and a tag."""
+    return [(pair[: dash.start()], pair[dash.end() :]) for dash in re.finditer("-", pair)]
 
 
-def _bare(text: str) -> str:
+def _strip_punctuation(text: str) -> str:
     return re.sub(r"[-._]", "", text)

@@ -1,4 +1,4 @@
-"""Pairs that another server answers for: their tables in models.toml, checked, written and removed."""
+"""Pairs that another server answers for: check, add and remove their tables in models.toml."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from localspec.files import write_whole
 from localspec.paths import read_file
 from localspec.protocol.settings import Upstream
 
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_HEADER = re.compile(r"\s*\[")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_TABLE_HEADER = re.compile(r"\s*\[")
 
 
 def problem(name: str, entry: Upstream) -> tuple[str, str]:
-    """What is wrong with an entry: its key, and what it should be; two empty texts where nothing is."""
-    if what := _address(entry.upstream):
-        return "upstream", what
+    """Return the key of an entry that is wrong and what it must be, or two empty texts."""
+    if fault := _check_address(entry.upstream):
+        return "upstream", fault
     if entry.key_env and entry.key_file:
         return "key_file", "give either key_env or key_file"
-    if entry.key_env and not _VARIABLE.fullmatch(entry.key_env):
-        # Not repeated: whoever mistakes it for the key itself has written that.
+    if entry.key_env and not _VARIABLE_NAME.fullmatch(entry.key_env):
+        # The value is not repeated, since it may be the secret key itself, entered by mistake.
         return "key_env", "must be the name of an environment variable that holds the key"
     for key, path in (("key_file", entry.key_file), ("ca", entry.ca)):
         if path and not Path(path).expanduser().is_absolute():
@@ -37,76 +37,98 @@ def problem(name: str, entry: Upstream) -> tuple[str, str]:
     return "", ""
 
 
-def _address(url: str) -> str:
-    """What is wrong with a server's address; it may hold a password, so that it is not repeated."""
+def _check_address(url: str) -> str:
+    """Return what is wrong with a server's address, or an empty text.
+
+    The address may contain a password, so it is not repeated.
+    """
     example = "must look like http://HOST:PORT/v1"
     try:
         parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         return example
     if "@" in parts.netloc:
         return "must contain no user or password; name the key by key_env or key_file"
-    if not good or parts.query or parts.fragment or not url.isascii() or not url.isprintable():
+    if not is_valid or parts.query or parts.fragment or not url.isascii() or not url.isprintable():
         return example
     return example if " " in url or "\\" in url else ""
 
 
 def add(file: Path, name: str, entry: Upstream, *, replace: bool = False) -> None:
-    """Write the pair's table into the person's models.toml, and change nothing else there.
+    """Add the pair's table to the user's models.toml and change nothing else there.
 
     Raises:
-        InvalidRequest: what the entry says. Conflict: the name is taken there. CatalogueError: the file
-        is broken, or says this pair where it cannot be changed. StoreError: it cannot be written.
+        InvalidRequest: the entry is wrong.
+        Conflict: the file already has a pair of this name.
+        CatalogueError: the file is invalid, or states this pair in a form that cannot be edited.
+        StoreError: the file cannot be written.
     """
-    key, what = problem(name, entry)
-    if what:
-        raise InvalidRequest(f"'{key}' {what}.", param=key)
-    text, table = _read(file)
+    key, fault = problem(name, entry)
+    if fault:
+        raise InvalidRequest(f"'{key}' {fault}.", param=key)
+    text, table = _read_table(file)
     if name in table.get("pairs", {}):
         if not replace:
             raise Conflict(
                 f"{file} has a pair '{name}' already; to replace it: localspec add … --replace"
             )
-        text, table = _without(file, text, table, name)
-    given = [key for key in entry.__struct_fields__ if getattr(entry, key) != getattr(_PLAIN, key)]
-    every = msgspec.json.decode(msgspec.json.encode(entry))  # as TOML has it: lists, no tuples
-    said = {key: every[key] for key in given}
-    lines = [f"[pairs.{_key(name)}]", *(f"{key} = {_toml(value)}" for key, value in said.items())]
-    gap = "\n" * (bool(text) + (bool(text) and not text.endswith("\n")))
-    wanted = {**table, "pairs": {**table.get("pairs", {}), name: said}}
-    _write(file, f"{text}{gap}{chr(10).join(lines)}\n", wanted)
+        text, table = _remove_table(file, text, table, name)
+    changed_keys = [
+        key for key in entry.__struct_fields__ if getattr(entry, key) != getattr(_DEFAULTS, key)
+    ]
+    # The round trip through JSON turns tuples into lists, as TOML has them.
+    encoded = msgspec.json.decode(msgspec.json.encode(entry))
+    values = {key: encoded[key] for key in changed_keys}
+    lines = [
+        f"[pairs.{_format_key(name)}]",
+        *(f"{key} = {_format_value(value)}" for key, value in values.items()),
+    ]
+    separator = "\n" * (bool(text) + (bool(text) and not text.endswith("\n")))
+    expected = {**table, "pairs": {**table.get("pairs", {}), name: values}}
+    _write_table(file, f"{text}{separator}{chr(10).join(lines)}\n", expected)
 
 
-_PLAIN = Upstream(upstream="-")
+_DEFAULTS = Upstream(upstream="-")
 
 
 def remove(file: Path, name: str) -> None:
-    """Take the pair's table out of the person's models.toml. Raises as `add`."""
-    text, table = _read(file)
+    """Remove the pair's table from the user's models.toml.
+
+    Raises:
+        CatalogueError, StoreError: as `add`.
+    """
+    text, table = _read_table(file)
     if name in table.get("pairs", {}):
-        _write(file, *_without(file, text, table, name))
+        _write_table(file, *_remove_table(file, text, table, name))
 
 
-def _without(file: Path, text: str, table: dict[str, Any], name: str) -> tuple[str, dict[str, Any]]:
-    """The file without the pair's table. Raises CatalogueError: it is not written as a table of its own."""
+def _remove_table(
+    file: Path, text: str, table: dict[str, Any], name: str
+) -> tuple[str, dict[str, Any]]:
+    """Return the text and content of the file without the pair's table.
+
+    Raises:
+        CatalogueError: the pair is not written as a table of its own.
+    """
     lines = text.splitlines(keepends=True)
     header = re.compile(rf"\s*\[\s*pairs\s*\.\s*[\"']?{re.escape(name)}[\"']?\s*\]\s*(#.*)?")
-    starts = [at for at, line in enumerate(lines) if header.fullmatch(line.rstrip("\r\n"))]
-    rest = {key: each for key, each in table.get("pairs", {}).items() if key != name}
-    wanted = {**table, "pairs": rest}
+    starts = [index for index, line in enumerate(lines) if header.fullmatch(line.rstrip("\r\n"))]
+    other_pairs = {key: pair for key, pair in table.get("pairs", {}).items() if key != name}
+    expected = {**table, "pairs": other_pairs}
     if len(starts) == 1:
         end = starts[0] + 1
-        while end < len(lines) and not _HEADER.match(lines[end]):
+        while end < len(lines) and not _TABLE_HEADER.match(lines[end]):
             end += 1
-        kept = "".join(lines[: starts[0]] + lines[end:]).rstrip("\n")
-        kept += "\n" if kept else ""
-        if _same(kept, wanted):
-            return kept, wanted
+        remaining = "".join(lines[: starts[0]] + lines[end:]).rstrip("\n")
+        remaining += "\n" if remaining else ""
+        if _means(remaining, expected):
+            return remaining, expected
     raise CatalogueError(f"{file} says '{name}' in a way that cannot be changed here; edit it.")
 
 
-def _read(file: Path) -> tuple[str, dict[str, Any]]:
+def _read_table(file: Path) -> tuple[str, dict[str, Any]]:
+    """Return the text and content of the file, both empty if it does not exist."""
     try:
         text = read_file(file).decode()
     except FileNotFoundError:
@@ -119,30 +141,35 @@ def _read(file: Path) -> tuple[str, dict[str, Any]]:
         raise CatalogueError(f"{file}: {error}. Correct it first.") from error
 
 
-def _write(file: Path, text: str, wanted: dict[str, Any]) -> None:
-    if not _same(text, wanted):
+def _write_table(file: Path, text: str, expected: dict[str, Any]) -> None:
+    """Write the file if its new text means exactly `expected`.
+
+    Raises:
+        CatalogueError: the text means something else. StoreError: the file cannot be written.
+    """
+    if not _means(text, expected):
         raise CatalogueError(f"{file} cannot be changed here without other changes; edit it.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file.resolve(), text.encode())  # what a link leads to, and not the link
+        write_whole(file.resolve(), text.encode())  # replaces the target of a link, not the link
     except OSError as error:
         raise StoreError(f"{file} cannot be written: {error.strerror}.") from error
 
 
-def _same(text: str, wanted: dict[str, Any]) -> bool:
-    """Whether a file with this text says that and no more; a table of no pairs is none."""
+def _means(text: str, expected: dict[str, Any]) -> bool:
+    """Return whether the text means `expected`. A missing table of pairs counts as an empty one."""
     try:
-        found = tomllib.loads(text)
+        content = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return False
-    return {"pairs": {}, **found} == {"pairs": {}, **wanted}
+    return {"pairs": {}, **content} == {"pairs": {}, **expected}
 
 
-def _key(name: str) -> str:
+def _format_key(name: str) -> str:
     return f'"{name}"' if "." in name else name
 
 
-def _toml(value: object) -> str:
+def _format_value(value: object) -> str:
     try:
         return literals.toml(value)
     except ValueError:

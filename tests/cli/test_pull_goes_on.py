@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from localspec.registry.hub.journal import bytes_there
+from localspec.registry.hub.journal import count_written_bytes
 from tests.support.daemons import FAKE_WORKER, wait_for
 from tests.support.gguf_files import model
 from tests.support.pulling import PullingHome, pulling_home
@@ -64,7 +64,9 @@ def missing(home: PullingHome) -> int:
     for data in (BIG, SMALL):
         name = hashlib.sha256(data).hexdigest()
         if not (home.store / "blobs" / name).exists():
-            left += len(data) - bytes_there(home.store / "parts" / f"{name}.part", len(data))
+            left += len(data) - count_written_bytes(
+                home.store / "parts" / f"{name}.part", len(data)
+            )
     return left
 
 

@@ -129,7 +129,7 @@ def test_a_load_that_the_kernel_kills_for_memory_is_tried_once_more_with_half_th
     counts = tmp_path / "counts"
     counts.write_text("oom_kill 3\n")
     read = counts if counted else Path(shutil.copy(counts, tmp_path / "others"))
-    monkeypatch.setattr(ended, "_OOM_COUNTS", (read,))
+    monkeypatch.setattr(ended, "_OOM_COUNTERS", (read,))
     tries = 2 if counted else 1
     killed = PairFiles("builtin", str(ROOT / "localspec" / "builtin" / "target.gguf"))
 

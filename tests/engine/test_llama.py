@@ -27,9 +27,9 @@ from localspec.errors import InvalidRequest, LoadFailed
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header import architectures
 from localspec.registry.header.gguf import read_header
-from localspec.registry.header.model import describe
+from localspec.registry.header.model import describe_model
 from localspec.registry.header.source import FileSource
-from localspec.registry.header.traits import traits
+from localspec.registry.header.traits import read_traits
 from tests.support import gguf_files
 from tests.support.gguf_files import STRING, U32
 from tests.support.pairs import BOS, END, EOS, N_VOCAB
@@ -198,7 +198,11 @@ def test_a_model_is_described_in_the_words_of_show(name: str) -> None:
         described = loaded.description.split(", ")
         size = f"{loaded.n_params / 1e6:.2f} M parameters"
     header = read_header(FileSource(path))
-    assert described == [describe([header]).architecture, size, traits([header]).quantization]
+    assert described == [
+        describe_model([header]).architecture,
+        size,
+        read_traits([header]).quantization,
+    ]
 
 
 @pytest.mark.parametrize("file_type", [*range(4), *range(7, 33), 36, 37, 38, 15 | 1024])

@@ -56,7 +56,7 @@ def buffers(lines: list[str], kinds: str) -> float:
 def made(model: Model, kv_types: tuple[KvType, KvType] = need.F16, **other: Any) -> Context:
     settings = ContextSettings(
         n_ctx=CELLS,
-        n_batch=need.PASS,
+        n_batch=need.PASS_ROWS,
         n_seq=SEQUENCES,
         n_outputs=SEQUENCES * 16 + 64,
         n_threads=1,
@@ -74,7 +74,7 @@ def test_caches_states_and_buffers_of_every_kind_of_model(
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
     read = read_local_model(path)
     load = need.Load(context=CELLS, cuda=bool(gpus()))
-    counted = need._need(read, load, SEQUENCES, SEQUENCES * 16 + 64)
+    counted = need._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
         told.clear()
         with made(model):
@@ -91,7 +91,7 @@ def test_buffers_without_flash_attention(
     """Where a CPU chooses that, fewer rows are computed at once."""
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
     load = need.Load(context=CELLS, attention="off", chosen=chosen)
-    counted = need._need(read_local_model(path), load, SEQUENCES, SEQUENCES * 16 + 64)
+    counted = need._compute_need(read_local_model(path), load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
         told.clear()
         with made(model, flash_attention="off", n_ubatch=SCORED_ROWS if chosen else 0):
@@ -109,7 +109,7 @@ def test_a_gpu_without_a_kernel_for_the_heads_computes_scores(
 
     def counted(**more: Any) -> int:
         load = need.Load(context=CELLS, **more)
-        return need._need(read, load, SEQUENCES, SEQUENCES * 16 + 64).compute
+        return need._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64).compute
 
     kernel = length in (64, 80, 128)
     assert counted(cuda=True) == counted(attention="auto" if kernel else "off")
@@ -130,7 +130,7 @@ def test_the_cache_and_buffers_of_heads(architecture: str, tmp_path: Path, told:
     counted = need.need_of_heads(read_local_model(path), need.Load(context=CELLS, parallel=1))
     with Model(str(path), heads=True) as model:
         told.clear()
-        settings = ContextSettings(CELLS, need.PASS, SEQUENCES, 16, 1, heads=True)
+        settings = ContextSettings(CELLS, need.PASS_ROWS, SEQUENCES, 16, 1, heads=True)
         with Context(model, settings):
             kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
     assert (counted.cache - MAX_BYTES) / MIB == pytest.approx(kept, abs=0.02)
@@ -145,7 +145,9 @@ def test_heads_in_a_file_of_their_own_need_buffers_alone(tmp_path: Path, told: l
     assert (counted.cache, twice.compute) == (0, 2 * counted.compute)
     with Model(str(ours)) as model, Model(str(theirs), heads=True) as heads, made(model) as target:
         told.clear()
-        settings = ContextSettings(CELLS, need.PASS, SEQUENCES, 16, 1, heads=True, target=target)
+        settings = ContextSettings(
+            CELLS, need.PASS_ROWS, SEQUENCES, 16, 1, heads=True, target=target
+        )
         with Context(heads, settings):
             assert not any("KV buffer" in line for line in told)
             assert counted.compute / MIB >= buffers(told, "compute")
@@ -161,7 +163,7 @@ def test_types_of_cache(kv_types: tuple[KvType, KvType], tmp_path: Path, told: l
         told.clear()
         with made(model, kv_types):
             kept = buffers(told, "KV")
-    counted = need._need(read, need.Load(context=CELLS, kv_types=kv_types), 1, 16)
+    counted = need._compute_need(read, need.Load(context=CELLS, kv_types=kv_types), 1, 16)
     assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
 
 
@@ -184,9 +186,9 @@ def test_a_target_that_does_not_take_a_type_is_refused_and_a_draft_keeps_its_own
     assert loaded(even, odd) == [f"The draft's KV cache is f16: {said}."]
     with pytest.raises(LoadFailed, match=f"does not take `kv_type` q4_0: {said}. To use f16:"):
         loaded(odd, even)
-    assert need.takes(read_local_model(even), ("q4_0", "q4_0"))
+    assert need.supports_kv_types(read_local_model(even), ("q4_0", "q4_0"))
     for types in (("q4_0", "f16"), ("f16", "q4_0")):
-        assert not need.takes(read_local_model(odd), types)
+        assert not need.supports_kv_types(read_local_model(odd), types)
     settings = EngineSettings(n_ctx=512, type_v="q4_0")
     with pytest.raises(LoadFailed, match=f"does not take `kv_type_v` q4_0: {said}. To use f16:"):
         loaded(odd, even)

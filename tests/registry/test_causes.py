@@ -71,7 +71,7 @@ def answered(
     ],
 )
 def test_what_the_hub_answers(response: httpx2.Response, kind: type, says: str) -> None:
-    found = causes.of_status(response, Network(), HUB, "a/b", "f.gguf")
+    found = causes.error_from_status(response, Network(), HUB, "a/b", "f.gguf")
     assert type(found) is kind
     assert says in str(found)
     assert SECRET not in str(found)
@@ -79,12 +79,14 @@ def test_what_the_hub_answers(response: httpx2.Response, kind: type, says: str) 
 
 def test_a_revision_that_is_not_there() -> None:
     response = answered(404, x_error_code="RevisionNotFound")
-    assert "no such revision of a/b" in str(causes.of_status(response, Network(), HUB, "a/b", ""))
+    assert "no such revision of a/b" in str(
+        causes.error_from_status(response, Network(), HUB, "a/b", "")
+    )
 
 
 def test_a_page_of_another_endpoint() -> None:
     response = answered(404, f"{MIRROR}/a/b", content_type="text/html")
-    found = causes.of_status(response, PROXIED, MIRROR, "a/b", "f.gguf")
+    found = causes.error_from_status(response, PROXIED, MIRROR, "a/b", "f.gguf")
     assert isinstance(found, WebPage)
     assert "(HF_ENDPOINT)" in str(found)
 
@@ -122,7 +124,7 @@ UNTRUSTED.verify_code, UNTRUSTED.verify_message = 18, "self-signed certificate"
 def test_what_the_http_library_raises(
     error: Exception, kind: type, says: str, network: Network
 ) -> None:
-    found = causes.of_failure(error, network, httpx2.URL(f"{HUB}/a/b"), "a/b", "f.gguf")
+    found = causes.error_from_exception(error, network, httpx2.URL(f"{HUB}/a/b"), "a/b", "f.gguf")
     assert type(found) is kind
     assert says in str(found)
     assert SECRET not in f"{found} {getattr(found, 'advice', '')}"
@@ -139,21 +141,23 @@ def test_a_time_to_wait_may_be_a_date(seconds: int, skew: int) -> None:
         "date": format_datetime(server, usegmt=True),
         "retry-after": format_datetime(server + timedelta(seconds=seconds), usegmt=True),
     }
-    assert causes._retry_after(headers) == min(max(seconds, 0), 300)
-    assert causes._retry_after({"retry-after": str(max(seconds, 0))}) == min(max(seconds, 0), 300)
+    assert causes._parse_retry_after(headers) == min(max(seconds, 0), 300)
+    assert causes._parse_retry_after({"retry-after": str(max(seconds, 0))}) == min(
+        max(seconds, 0), 300
+    )
 
 
 @given(st.text(max_size=40))
 def test_a_time_to_wait_that_is_none_is_passed_over(value: str) -> None:
-    seconds = causes._retry_after({"retry-after": value, "date": value})
+    seconds = causes._parse_retry_after({"retry-after": value, "date": value})
     assert seconds is None or 0 <= seconds <= 300
 
 
 def test_our_own_errors_pass_as_they_are() -> None:
     for error in (HubError("ours"), Interrupted("ours")):
-        assert causes.of_failure(error, Network(), None, "a/b", "f.gguf") is error
+        assert causes.error_from_exception(error, Network(), None, "a/b", "f.gguf") is error
 
 
 def test_an_error_before_there_was_an_address() -> None:
-    found = causes.of_failure(httpx2.ConnectError("x"), Network(), None, "a/b", "f.gguf")
+    found = causes.error_from_exception(httpx2.ConnectError("x"), Network(), None, "a/b", "f.gguf")
     assert type(found) is Unreachable

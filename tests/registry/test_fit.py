@@ -211,7 +211,7 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
     larger = planned(target, draft, Memory(ram + more, vram), load)
     assert worth(larger) >= worth(chosen)
     small_cache = replace(load, kv_types=need.F16)
-    if need.takes(target, load.kv_types):
+    if need.supports_kv_types(target, load.kv_types):
         plain = planned(target, draft, Memory(ram, vram), small_cache)
         assert worth(chosen) >= worth(plain)
 

@@ -79,7 +79,7 @@ def test_model_and_tag_agree_each_by_itself(model: str, tag: str) -> None:
             for at, char in enumerate(found)
             if char == "-"
         }
-        whole = tag == "latest" or not ollama_names._CHAT.sub("", tag)
+        whole = tag == "latest" or not ollama_names._CHAT_SUFFIX.sub("", tag)
         assert whole or any(left == model.translate(bare) for left, _ in ways)
 
 

@@ -264,7 +264,7 @@ def test_how_far_the_hashing_of_the_cache_is_can_be_seen(
 ) -> None:
     commit = hub.files["own/target", "target.gguf"].commit
     _in_cache(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
-    monkeypatch.setattr(files_module, "CHUNK", len(TARGET) // 4)
+    monkeypatch.setattr(files_module, "CHUNK_BYTES", len(TARGET) // 4)
     seen: list[tuple[FileState, ...]] = []
     puller.pull("p", pair, seen.append)
     parts = [each[0] for each in seen]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from localspec.registry.hub import journal as journal_module
-from localspec.registry.hub.journal import Journal, bytes_there, prefix_there
+from localspec.registry.hub.journal import Journal, count_written_bytes, read_written_prefix
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import model, sha256
@@ -107,15 +107,15 @@ def test_a_journal_remembers(part: Path) -> None:
     journal.write(1, b"abc")
     journal.write(3, b"d" * 100)
     journal.close()
-    assert bytes_there(part, 1000) == 103
-    assert prefix_there(part, 1000) == b""
+    assert count_written_bytes(part, 1000) == 103
+    assert read_written_prefix(part, 1000) == b""
     again = Journal(part, 1000, 500)
     assert again.segment == 300, "the segments it was begun with"
     assert [again.done(index) for index in range(4)] == [0, 3, 0, 100]
     again.fill(0, b"z" * 302)
     assert [again.done(index) for index in range(4)] == [300, 3, 0, 100]
     again.close()
-    assert prefix_there(part, 1000) == b"z" * 300
+    assert read_written_prefix(part, 1000) == b"z" * 300
     assert part.read_bytes()[298:304] == b"zzabc\0"
 
 
@@ -124,13 +124,13 @@ def test_after_a_power_cut_only_what_is_on_the_disk_counts(
 ) -> None:
     journal = Journal(part, 1000, 300)
     journal.write(0, b"a" * 100)
-    journal.sync(after=1)
+    journal.sync(threshold=1)
     journal.write(0, b"b" * 50)
-    journal.sync(after=1000)
+    journal.sync(threshold=1000)
     journal.close()
-    assert bytes_there(part, 1000) == 150
+    assert count_written_bytes(part, 1000) == 150
     monkeypatch.setattr(journal_module, "boot_id", lambda: b"another run of the machine")
-    assert bytes_there(part, 1000) == 100
+    assert count_written_bytes(part, 1000) == 100
     again = Journal(part, 1000, 300)
     assert again.done(0) == 100
     again.close()
@@ -150,7 +150,7 @@ def test_a_broken_journal_starts_again(part: Path, damage: bytes) -> None:
     journal.write(0, b"a" * 100)
     journal.close()
     part.with_suffix(".journal").write_bytes(damage)
-    assert bytes_there(part, 1000) == 0
+    assert count_written_bytes(part, 1000) == 0
     again = Journal(part, 1000, 300)
     assert again.total == 0
     again.close()

@@ -31,7 +31,7 @@ from localspec.registry.header.gguf import read_header
 from localspec.registry.header.model import read_local_model
 from localspec.registry.header.need import Load
 from localspec.registry.header.source import FileSource
-from localspec.registry.header.traits import Traits, traits
+from localspec.registry.header.traits import Traits, read_traits
 from localspec.registry.store import files, garbage, integrity
 from localspec.registry.store.details import describe
 from localspec.registry.store.local import add, refreshed
@@ -168,7 +168,7 @@ def template_of(text: str, *, tools: bool, system: bool) -> TemplateView:
 
 
 def file_traits(file: Gguf, folder: Path) -> Traits:
-    return traits([read_header(FileSource(file.write(folder / "m.gguf")))])
+    return read_traits([read_header(FileSource(file.write(folder / "m.gguf")))])
 
 
 # removing

@@ -29,7 +29,7 @@ REASONS = ("the kind of tokenizer is", "add_bos_token is", "; the draft knows")
 def judge(target: Gguf, draft: Gguf, folder: Path) -> Verdict:
     files = [target.write(folder / "target.gguf"), draft.write(folder / "draft.gguf")]
     ours, theirs = (read_vocabulary(read_header(FileSource(file))) for file in files)
-    return pairing.judge(ours, theirs)
+    return pairing.judge_vocabularies(ours, theirs)
 
 
 def test_a_tokenizer_matches_itself(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_every_vocabulary_against_every_other(
     ours: str, theirs: str, vocabularies: dict[str, Vocabulary]
 ) -> None:
     target, draft = vocabularies[ours], vocabularies[theirs]
-    verdict = pairing.judge(target, draft)
+    verdict = pairing.judge_vocabularies(target, draft)
     if ours == theirs:
         assert verdict == Verdict(True, "", ())
     elif (ours, theirs) in MATCHED:

@@ -1,8 +1,9 @@
-"""Models that other programs keep on this disk, and what they could be to each other.
+"""Models that other programs keep on this disk, and how they could be paired.
 
-programs.py   where other programs keep models; ollama.py: Ollama, which names files by hashes
-discovery.py  every model on this disk
-matches.py    which of them could draft for which, and the pairs worth making
-gain.py       what a draft is worth, from measurements
-drafts.py     all of them ranked as drafts for one target
+programs.py   the folders in which other programs keep models
+ollama.py     the models of Ollama, which names files by their hashes
+discovery.py  find every model on this disk
+matches.py    which models could draft for which, and the pairs worth adding
+gain.py       the speed-up of a draft, from measurements
+drafts.py     rank all models as drafts for one target
 """

@@ -1,4 +1,4 @@
-"""Models that are already on this disk, wherever other programs put them."""
+"""Find the models that are already on this disk, wherever other programs put them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from localspec.registry.disk import ollama, programs
 from localspec.registry.header.model import shard_names
 from localspec.registry.store.store import Store
 
-# A disk with a million files is walked through in less; a share on the network may take for ever.
+# A search of a disk with a million files takes less. A network share may take for ever.
 PATIENCE_S = 60.0
-# Of two files of one size so many pieces are compared; to hash them would take minutes.
-_PIECES, _PIECE = 16, 64 << 10
-_NO_MODELS = frozenset({"/proc", "/sys", "/dev"})
+# Two files of the same size are compared by this many samples, since hashing them would take minutes.
+_SAMPLES, _SAMPLE_BYTES = 16, 64 << 10
+_SKIPPED_FOLDERS = frozenset({"/proc", "/sys", "/dev"})
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A model file (the first part of a sharded one), what to call it, and who put it there; `pair`: the
-    pair here that it is of.
+    """A model file on this disk; of a sharded model, its first part.
+
+    name: what to call it. origin: the program that put it there. pair: the installed pair that it belongs
+    to, or "".
     """
 
     path: Path
@@ -36,15 +38,16 @@ class Found:
 def find_models(
     store: Store, folders: Iterable[Path] = (), environ: Mapping[str, str] = os.environ
 ) -> list[Found]:
-    """Every GGUF model on this disk in the places we know and in `folders`, each once."""
+    """Return every GGUF model in the known folders and in `folders`, each once."""
     return Search(store, folders, environ).models
 
 
 @dataclass
 class Search:
-    """One look at this disk: `models`, each once, and in `problems` a sentence for each place that
-    could not be looked into. `told` is called with the folder that is being read; after `patience`
-    seconds the search ends where it is.
+    """One search of this disk.
+
+    models: every model, each once. problems: a sentence for each folder that could not be searched. told:
+    called with each folder before it is read. patience: the search ends after this many seconds.
     """
 
     store: Store
@@ -58,94 +61,107 @@ class Search:
     def __post_init__(self) -> None:
         self._end = time.monotonic() + self.patience
         self._stopped = False
-        self._walked: set[tuple[int, int]] = set()
+        self._visited: set[tuple[int, int]] = set()
         self._files: dict[tuple[int, int] | Path, Found] = {}
         self._sizes: dict[int, list[Path]] = {}
-        for found in self._everywhere():
-            key = _identity(found.path)
+        for model in self._find_all():
+            key = _file_identity(model.path)
             known = self._files.get(key)
             if known is None:
-                if not self._is_copy(found.path):
-                    self.models.append(found)
-                self._files[key] = found
+                if not self._is_copy(model.path):
+                    self.models.append(model)
+                self._files[key] = model
             elif known.name.startswith("sha256-") and known in self.models:
-                # A pair's file that is Ollama's: it has a name there.
-                self.models[self.models.index(known)] = replace(known, name=found.name)
+                # The file of a pair lies in Ollama's folder, where it has a better name.
+                self.models[self.models.index(known)] = replace(known, name=model.name)
 
     def _is_copy(self, path: Path) -> bool:
-        """Whether a model of this size, and with the same bytes wherever one looks, was found already."""
+        """Return whether a model with the same size and the same samples was found already."""
         try:
             size = path.stat().st_size
         except OSError:
             return False
-        others = self._sizes.setdefault(size, [])
-        copy = bool(others) and any(_sample(path, size) == _sample(each, size) for each in others)
-        others.append(path)
+        same_size = self._sizes.setdefault(size, [])
+        copy = bool(same_size) and any(
+            _read_samples(path, size) == _read_samples(other, size) for other in same_size
+        )
+        same_size.append(path)
         return copy
 
-    def _everywhere(self) -> Iterator[Found]:
+    def _find_all(self) -> Iterator[Found]:
+        """Yield the models of all folders, which may include duplicates."""
         for record in self.store.listing().records:
             for model in record.models:
                 path = self.store.part_path(model.parts[0])
                 yield Found(path, model.file, f"pair {record.name}", record.name)
         for origin, folder in programs.folders(self.environ):
-            yield from self._in_folder(folder, origin)
+            yield from self._search_folder(folder, origin)
         for home in ollama.homes(self.environ):
-            yield from self._in_ollama(home)
+            yield from self._search_ollama(home)
         for folder in self.folders:
-            yield from self._in_folder(folder, str(folder), named=True)
+            yield from self._search_folder(folder, str(folder), named=True)
 
-    def _in_folder(self, root: Path, origin: str, *, named: bool = False) -> Iterator[Found]:
-        def failed(error: OSError) -> None:
+    def _search_folder(self, root: Path, origin: str, *, named: bool = False) -> Iterator[Found]:
+        """Yield the models in a folder and its subfolders. `named`: the user named this folder."""
+
+        def report_error(error: OSError) -> None:
             if error.errno not in (errno.ENOENT, errno.ENOTDIR) or named:
                 self.problems.append(f"{error.filename} cannot be read: {error.strerror}.")
 
         if named and root.is_file():
             yield Found(root, root.name, str(root.parent))
             return
-        for place, folders, files in os.walk(root, onerror=failed, followlinks=True):
-            here = Path(place)
-            if self._is_late(here):
+        for current, folders, files in os.walk(root, onerror=report_error, followlinks=True):
+            folder = Path(current)
+            if self._report_folder(folder):
                 return
             if named and {"manifests", "blobs"} <= {*folders}:
-                yield from self._in_ollama(here)
-                folders[:] = [each for each in folders if each not in ("manifests", "blobs")]
-            if origin == programs.HUB and here == root:  # data sets have a million files
-                folders[:] = [each for each in folders if each.startswith("models--")]
-            folders[:] = sorted(each for each in folders if self._is_new(here / each))
+                yield from self._search_ollama(folder)
+                folders[:] = [name for name in folders if name not in ("manifests", "blobs")]
+            if (
+                origin == programs.HUB and folder == root
+            ):  # skip data sets, which may have a million files
+                folders[:] = [name for name in folders if name.startswith("models--")]
+            folders[:] = sorted(name for name in folders if self._mark_visited(folder / name))
             for file in sorted(files):
-                path = here / file
+                path = folder / file
                 if file.lower().endswith(".gguf") and _is_first_part(file):
                     yield Found(path, programs.name_of(path, root, origin), origin)
-                elif file == "model.yml" and (other := programs.elsewhere(path)):
-                    yield Found(other, here.name, origin)
+                elif file == "model.yml" and (linked := programs.elsewhere(path)):
+                    yield Found(linked, folder.name, origin)
 
-    def _is_new(self, folder: Path) -> bool:
-        """Whether it was not walked through: links lead in circles, and folders named lie in others."""
-        if str(folder) in _NO_MODELS:
+    def _mark_visited(self, folder: Path) -> bool:
+        """Return whether the folder is visited for the first time.
+
+        Links may form circles, and a named folder may lie inside another one.
+        """
+        if str(folder) in _SKIPPED_FOLDERS:
             return False
         try:
             info = folder.stat()
         except OSError:
             return False
         key = (info.st_dev, info.st_ino)
-        if key in self._walked:
+        if key in self._visited:
             return False
-        self._walked.add(key)
+        self._visited.add(key)
         return True
 
-    def _is_late(self, here: Path) -> bool:
-        self.told(here)
+    def _report_folder(self, folder: Path) -> bool:
+        """Report the folder that is being read; return whether the time is up."""
+        self.told(folder)
         if time.monotonic() < self._end:
             return False
         if not self._stopped:
-            self.problems.append(f"The search was stopped after {self.patience:.0f} s, in {here}.")
+            self.problems.append(
+                f"The search was stopped after {self.patience:.0f} s, in {folder}."
+            )
         self._stopped = True
         return True
 
-    def _in_ollama(self, home: Path) -> Iterator[Found]:
-        """Ollama names its files by hash; its manifests say which of them are models."""
-        if self._is_late(home):
+    def _search_ollama(self, home: Path) -> Iterator[Found]:
+        """Yield Ollama's models. It names files by hash, and its manifests list the models."""
+        if self._report_folder(home):
             return
         try:
             if not (home / "manifests").is_dir():
@@ -153,35 +169,41 @@ class Search:
         except OSError as error:
             self.problems.append(f"{home} cannot be read: {error.strerror}.")
             return
-        for each in ollama.tagged(home):
-            if each.file:
-                yield Found(each.file, each.name, "Ollama")
+        for model in ollama.tagged(home):
+            if model.file:
+                yield Found(model.file, model.name, "Ollama")
             else:
-                self.problems.append(f"{each.name} (Ollama) cannot be used: {each.problem}.")
+                self.problems.append(f"{model.name} (Ollama) cannot be used: {model.problem}.")
 
 
-def _identity(path: Path) -> tuple[int, int] | Path:
-    """The same for all names of one file."""
+def _file_identity(path: Path) -> tuple[int, int] | Path:
+    """Return a key that is the same for all paths of one file."""
     try:
         info = path.stat()
-    except OSError:  # a link that leads nowhere: whoever reads it says so
+    except OSError:  # a broken link, which is reported when it is read
         return path
     return info.st_dev, info.st_ino
 
 
-def _sample(path: Path, size: int) -> list[bytes] | Path:
-    """Pieces of a file: its header and some of its weights, which no two models share."""
+def _read_samples(path: Path, size: int) -> list[bytes] | Path:
+    """Return samples of a file, or its path if it cannot be read.
+
+    They contain its header and some weights, which differ between any two models.
+    """
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # opening a pipe would block
             return path
         with path.open("rb", buffering=0) as file:
-            return [os.pread(file.fileno(), _PIECE, size * at // _PIECES) for at in range(_PIECES)]
+            return [
+                os.pread(file.fileno(), _SAMPLE_BYTES, size * index // _SAMPLES)
+                for index in range(_SAMPLES)
+            ]
     except OSError:
         return path
 
 
 def _is_first_part(name: str) -> bool:
-    """Not a later part of a sharded model, and not the image half of one."""
+    """Return whether the file is neither a later part of a sharded model nor an image projector."""
     try:
         return shard_names(name)[0] == name and "mmproj" not in name.lower()
     except BadGguf:

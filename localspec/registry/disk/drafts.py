@@ -1,4 +1,4 @@
-"""Which of the models on this disk could draft for a target, best first."""
+"""Rank the models on this disk as drafts for a target, best first."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.model import Model, read_local_model
 from localspec.registry.header.pairing import verdict
 
-Call = Callable[[str, Path], str]  # a file of this name at this path
+Call = Callable[[str, Path], str]  # (name, path) → what `localspec add` accepts for the file
 
 
 def rank_drafts(
@@ -23,46 +23,51 @@ def rank_drafts(
     measure: Callable[[Path, Path], Trial] | None = None,
     call: Call = lambda name, path: str(path),
 ) -> Drafts:
-    """All of `models` judged as drafts for `target`: those that match first.
+    """Return all `models` judged as drafts for `target`, those that match first.
 
-    Among them the ones that gain most where they were measured, else the smallest: a draft's speed
-    matters more than its quality. `call`: what `add` takes for each.
+    If `measure` is given, the matching ones are ordered by their measured gain, else by size, the smallest
+    first: a draft's speed matters more than its quality. call: returns what `localspec add` accepts for a
+    file.
 
     Raises:
         BadGguf: the target itself cannot be read.
     """
-    ours = read_local_model(target)
-    same = target.resolve()
-    judged = [_judge(ours, found, call) for found in models if found.path.resolve() != same]
+    target_model = read_local_model(target)
+    target_path = target.resolve()
+    views = [
+        _judge_draft(target_model, model, call)
+        for model in models
+        if model.path.resolve() != target_path
+    ]
     if measure is None:
-        return Drafts(str(target), drafts=sorted(judged, key=_order))
+        return Drafts(str(target), drafts=sorted(views, key=_sort_key))
     trials: dict[str, Trial] = {}
-    for each in judged:
-        if each.matched:
+    for view in views:
+        if view.matched:
             try:
-                trials[each.path] = measure(target, Path(each.path))
-            except LocalspecError as error:  # one that cannot even be measured does not match
-                each.matched, each.reason = False, error.message
+                trials[view.path] = measure(target, Path(view.path))
+            except LocalspecError as error:  # a draft that cannot be measured cannot be used
+                view.matched, view.reason = False, error.message
     gains = weigh(trials)
-    for each in judged:
-        each.gain = gains.get(each.path)
-    judged.sort(key=_order)
-    for before, each in pairwise(judged):
-        each.tied = bool(before.gain and each.gain and alike(before.gain, each.gain))
-    return Drafts(str(target), plain=plain_speed(trials), drafts=judged)
+    for view in views:
+        view.gain = gains.get(view.path)
+    views.sort(key=_sort_key)
+    for previous, view in pairwise(views):
+        view.tied = bool(previous.gain and view.gain and alike(previous.gain, view.gain))
+    return Drafts(str(target), plain=plain_speed(trials), drafts=views)
 
 
-def _order(each: DraftView) -> tuple[bool, float, int, str]:
-    gain = each.gain.speed_up if each.gain else 0.0
-    return not each.matched, -gain, each.size, each.name
+def _sort_key(view: DraftView) -> tuple[bool, float, int, str]:
+    gain = view.gain.speed_up if view.gain else 0.0
+    return not view.matched, -gain, view.size, view.name
 
 
-def _judge(target: Model, found: Found, call: Call) -> DraftView:
-    path = str(found.path)
-    view = DraftView(found.name, path, found.origin, 0, 0.0, matched=False, reason="")
-    view.file = call(found.name, found.path)
+def _judge_draft(target: Model, candidate: Found, call: Call) -> DraftView:
+    path = str(candidate.path)
+    view = DraftView(candidate.name, path, candidate.origin, 0, 0.0, matched=False, reason="")
+    view.file = call(candidate.name, candidate.path)
     try:
-        draft = read_local_model(found.path, as_draft=True)
+        draft = read_local_model(candidate.path, as_draft=True)
     except LocalspecError as error:
         view.reason = error.message
         return view
@@ -70,9 +75,9 @@ def _judge(target: Model, found: Found, call: Call) -> DraftView:
     if draft.weights >= target.weights:
         view.reason = f"it is not smaller than the target ({draft.weights} bytes of weights)."
     elif draft.rollback == "none":
-        view.reason = rollback_sentence(found.name, draft.architecture, draft.rollback) + "."
+        view.reason = rollback_sentence(candidate.name, draft.architecture, draft.rollback) + "."
     else:
-        judged = verdict(target, draft)
-        view.matched, view.notes = judged.matched, judged.notes
-        view.reason = "" if judged.matched else f"{judged.reason}."
+        judgement = verdict(target, draft)
+        view.matched, view.notes = judgement.matched, judgement.notes
+        view.reason = "" if judgement.matched else f"{judgement.reason}."
     return view

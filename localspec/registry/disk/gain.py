@@ -1,7 +1,7 @@
-"""What a draft is worth: how often its tokens are accepted, times what passes cost on this machine.
+"""Estimate the speed-up of a draft from its acceptance rate and the cost of passes on this machine.
 
-Acceptance of greedy text does not depend on how busy the machine is, and the costs of all drafts of one
-target are weighed together, so that a disturbance while one was loaded does not decide the order.
+The acceptance rate of greedy text does not depend on the load of the machine. The pass costs of all drafts of
+one target are combined, so that a disturbance during one measurement does not decide the order.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import TypeVar
 from localspec.protocol.disk import DraftGain
 
 MAX_DEPTH = 16
-_Z = 1.96  # of a normal distribution: 95 % lie within
-# Student's t, 95 %, by degrees of freedom 1…9: there are few texts.
-_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+_Z_95 = 1.96  # standard deviations of a normal distribution that contain 95 %
+# Student's t for 95 %, by degrees of freedom from 1 to 9. There are only a few texts.
+_T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was measured of one draft.
+    """The measurements of one draft.
 
-    texts: for each text how many drafts were looked at (up to the first rejection of each round) and how
-    many of them accepted. target_ms, draft_ms: milliseconds of a pass by its width. overhead_ms: of a
-    round, beside the passes.
+    texts: for each text, the number of draft tokens checked (up to the first rejection of each round) and
+    the number accepted. target_ms, draft_ms: milliseconds of a pass by its width in rows. overhead_ms:
+    milliseconds of a round besides its passes.
     """
 
     texts: Sequence[tuple[int, int]]
@@ -36,27 +36,28 @@ class Trial:
 
 
 def weigh(trials: Mapping[_Key, Trial]) -> dict[_Key, DraftGain]:
-    """The gain of each draft of one target, at the depth that pays best (at least one token, so that
-    drafts which never pay can be compared too).
+    """Return the gain of each draft of one target, at its best depth.
+
+    The depth is at least one token, so that drafts that never pay off can be compared too.
     """
-    target_ms, overhead = _costs(trials)
-    return {key: _gain(trial, target_ms, overhead) for key, trial in trials.items()}
+    target_ms, overhead = _combine_costs(trials)
+    return {key: _estimate_gain(trial, target_ms, overhead) for key, trial in trials.items()}
 
 
 def plain_speed(trials: Mapping[_Key, Trial]) -> float | None:
-    """Tokens per second of the target alone; None where nothing was tried."""
-    target_ms, overhead = _costs(trials)
-    return 1e3 / (_padded(target_ms, 1) + overhead) if target_ms else None
+    """Return the tokens per second of the target alone, or None without measurements."""
+    target_ms, overhead = _combine_costs(trials)
+    return 1e3 / (_pass_ms(target_ms, 1) + overhead) if target_ms else None
 
 
-def alike(one: DraftGain, other: DraftGain) -> bool:
-    """Can the two not be told apart by what was measured?"""
-    return one.low <= other.high and other.low <= one.high
+def alike(first: DraftGain, second: DraftGain) -> bool:
+    """Return whether the confidence intervals of two gains overlap."""
+    return first.low <= second.high and second.low <= first.high
 
 
-def _costs(trials: Mapping[_Key, Trial]) -> tuple[dict[int, float], float]:
-    """Milliseconds of a pass of the target by its width, and of a round beside the passes."""
-    # The smallest of several measurements is the least disturbed one.
+def _combine_costs(trials: Mapping[_Key, Trial]) -> tuple[dict[int, float], float]:
+    """Return the milliseconds of a target pass by width, and of a round besides its passes."""
+    # The smallest of several measurements is the least disturbed.
     target_ms: dict[int, float] = {}
     for trial in trials.values():
         for width, ms in trial.target_ms.items():
@@ -64,17 +65,18 @@ def _costs(trials: Mapping[_Key, Trial]) -> tuple[dict[int, float], float]:
     return target_ms, min((trial.overhead_ms for trial in trials.values()), default=0.0)
 
 
-def _gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> DraftGain:
+def _estimate_gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> DraftGain:
+    """Return the gain of a draft at the depth with the best speed-up."""
     low, acceptance, high = acceptance_interval(trial.texts)
-    step = trial.draft_ms.get(1) or min(trial.draft_ms.values())
-    plain = _padded(target_ms, 1) + overhead
-    deepest = min(MAX_DEPTH, max(target_ms) - 1)
+    draft_ms = trial.draft_ms.get(1) or min(trial.draft_ms.values())
+    plain_ms = _pass_ms(target_ms, 1) + overhead
+    max_depth = min(MAX_DEPTH, max(target_ms) - 1)
 
     def speed_up(rate: float, depth: int) -> float:
-        spent = depth * step + _padded(target_ms, depth + 1) + overhead
-        return expected_tokens(rate, depth) * plain / spent
+        round_ms = depth * draft_ms + _pass_ms(target_ms, depth + 1) + overhead
+        return expected_tokens(rate, depth) * plain_ms / round_ms
 
-    depth = max(range(1, max(deepest, 1) + 1), key=lambda each: speed_up(acceptance, each))
+    depth = max(range(1, max(max_depth, 1) + 1), key=lambda depth: speed_up(acceptance, depth))
     return DraftGain(
         acceptance,
         low,
@@ -87,36 +89,46 @@ def _gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> Draf
 
 
 def expected_tokens(acceptance: float, depth: int) -> float:
-    """Tokens per round, the target's own included: (1 - α^(γ+1)) / (1 - α) (Leviathan et al. 2022)."""
-    return sum(acceptance**each for each in range(depth + 1))
+    """Return the expected tokens per round, including the target's own.
+
+    It is (1 - α^(γ+1)) / (1 - α) for the acceptance rate α and the depth γ (Leviathan et al. 2022).
+    """
+    return sum(acceptance**position for position in range(depth + 1))
 
 
-def _padded(costs: Mapping[int, float], width: int) -> float:
-    """A pass of so many rows, padded where a wider one is cheaper; of the widest there is beyond it."""
-    wide = [ms for each, ms in costs.items() if each >= width]
-    return min(wide) if wide else costs[max(costs)]
+def _pass_ms(costs: Mapping[int, float], width: int) -> float:
+    """Return the milliseconds of a pass with `width` rows.
+
+    The pass is padded if a wider one is cheaper. Beyond the widest measured pass, the cost of that one is
+    used.
+    """
+    candidates = [ms for measured_width, ms in costs.items() if measured_width >= width]
+    return min(candidates) if candidates else costs[max(costs)]
 
 
 def acceptance_interval(texts: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
-    """Low, rate and high of the acceptance. The interval is the wider of two: of the spread between the
-    texts (a ratio estimator's, with Student's t), and Wilson's of a share of that many trials.
+    """Return the lower bound, the rate and the upper bound of the acceptance.
+
+    The interval is the wider of two: one from the spread between the texts (a ratio estimator with Student's
+    t), and Wilson's interval for that number of trials.
     """
-    tried, kept = (sum(column) for column in zip(*texts, strict=True)) if texts else (0, 0)
-    if not tried:
+    checked, accepted = (sum(column) for column in zip(*texts, strict=True)) if texts else (0, 0)
+    if not checked:
         return 0.0, 0.0, 1.0
-    rate = kept / tried
-    low, high = _wilson(rate, tried)
+    rate = accepted / checked
+    low, high = _wilson_interval(rate, checked)
     if len(texts) > 1:
-        freedom = len(texts) - 1
-        spread = sum((yes - rate * count) ** 2 for count, yes in texts)
-        error = sqrt(spread * len(texts) / freedom) / tried
-        width = error * _T[min(freedom, len(_T)) - 1]
+        degrees = len(texts) - 1
+        spread = sum((hits - rate * count) ** 2 for count, hits in texts)
+        error = sqrt(spread * len(texts) / degrees) / checked
+        width = error * _T_95[min(degrees, len(_T_95)) - 1]
         low, high = min(low, max(0.0, rate - width)), max(high, min(1.0, rate + width))
-    return min(low, rate), rate, max(high, rate)  # they may differ by a rounding
+    return min(low, rate), rate, max(high, rate)  # guard against rounding errors
 
 
-def _wilson(rate: float, count: int) -> tuple[float, float]:
-    middle = rate + _Z**2 / (2 * count)
-    width = _Z * sqrt(rate * (1 - rate) / count + _Z**2 / (4 * count**2))
-    scale = 1 + _Z**2 / count
-    return max(0.0, (middle - width) / scale), min(1.0, (middle + width) / scale)
+def _wilson_interval(rate: float, count: int) -> tuple[float, float]:
+    """Return Wilson's score interval of a rate."""
+    center = rate + _Z_95**2 / (2 * count)
+    width = _Z_95 * sqrt(rate * (1 - rate) / count + _Z_95**2 / (4 * count**2))
+    scale = 1 + _Z_95**2 / count
+    return max(0.0, (center - width) / scale), min(1.0, (center + width) / scale)

@@ -1,4 +1,4 @@
-"""What the models on this disk could be to each other: targets, drafts, and the pairs worth making."""
+"""Judge which models on this disk could be targets and drafts, and propose pairs worth adding."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.model import read_local_model
 from localspec.registry.header.vocabulary import read_vocabulary
 
-# Target to draft, in bytes of weights. A draft half as large costs half of the target's time for each
-# token it guesses, and is worth that to nobody.
+# Target weights / draft weights. A draft of half the size costs half of the target's time for each token that
+# it proposes, which is too much to save time.
 MIN_RATIO = 2.0
-_NEARLY_ALL = 0.99  # of the tokens in use, as all of one family share; strangers propose less
-PATIENCE_S = 120.0  # headers are read in some 50 ms each; a disk that sleeps takes longer
-_PART = re.compile(r"-\d{5}-of-\d{5}$")
-_LONGEST_NAME = 64
+_FAMILY_COVERAGE = 0.99  # share of the used tokens that models of one family have in common
+PATIENCE_S = 120.0  # a header takes about 50 ms, longer on a disk that has to spin up
+_PART_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
+_MAX_NAME_CHARACTERS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class _Candidate:
+    """A model whose header was read. Models with the same `kind` have the same tokenizer."""
+
     found: Found
     weights: int
-    kind: int  # models of one kind have the same tokenizer
+    kind: int
     can_pair: bool
 
 
@@ -41,68 +43,84 @@ def judge_all(
     told: Callable[[str], None] = lambda name: None,
     patience: float = PATIENCE_S,
 ) -> list[DiskModel]:
-    """Every model with what can draft for it, by the one rule and by size. `told`: which is being read."""
+    """Return every model with the models that can draft for it, by tokenizer and size.
+
+    told: called with the name of each model before it is read. patience: after this many seconds the other
+    models are not read any more.
+    """
     end = time.monotonic() + patience
     kinds: dict[tuple[object, ...], int] = {}
     tokenizers: list[Tokenizer] = []
-    read: list[_Model | DiskModel] = []
-    for found in models:
-        told(found.name)
+    results: list[_Candidate | DiskModel] = []
+    for file in models:
+        told(file.name)
         if time.monotonic() > end:
             sentence = f"it was not read within {patience:.0f} s; name fewer folders."
-            read.append(_disk_model(found, problem=sentence))
+            results.append(_to_disk_model(file, problem=sentence))
             continue
         try:
-            read.append(_read(found, kinds, tokenizers))
+            results.append(_read_candidate(file, kinds, tokenizers))
         except LocalspecError as error:
-            read.append(_disk_model(found, problem=error.message))
-    good = sorted((each for each in read if isinstance(each, _Model)), key=lambda m: m.weights)
-    known: dict[tuple[int, int], Compatibility] = {}
+            results.append(_to_disk_model(file, problem=error.message))
+    candidates = [result for result in results if isinstance(result, _Candidate)]
+    candidates.sort(key=lambda candidate: candidate.weights)
+    verdicts: dict[tuple[int, int], Compatibility] = {}
 
-    def drafts(target: _Model) -> Iterator[tuple[bool, int, bool, str, Found]]:
-        """In their order: what shares nearly all tokens, the smaller, of the same program."""
-        for draft in good:
+    def drafts(target: _Candidate) -> Iterator[tuple[bool, int, bool, str, Found]]:
+        """Yield the drafts and their sort key: same family first, then small ones, then the same program."""
+        for draft in candidates:
             if draft.weights * MIN_RATIO > target.weights or not draft.can_pair:
                 continue
-            pair = target.kind, draft.kind
-            if pair not in known:
-                known[pair] = compare(tokenizers[pair[0]], tokenizers[pair[1]])
-            if known[pair].usable:
-                other, apart = draft.found, known[pair].coverage < _NEARLY_ALL
-                away = other.origin != target.found.origin
-                yield apart, draft.weights, away, other.name, other
+            kind_pair = target.kind, draft.kind
+            if kind_pair not in verdicts:
+                verdicts[kind_pair] = compare(tokenizers[kind_pair[0]], tokenizers[kind_pair[1]])
+            if verdicts[kind_pair].usable:
+                file, is_unrelated = draft.found, verdicts[kind_pair].coverage < _FAMILY_COVERAGE
+                is_elsewhere = file.origin != target.found.origin
+                yield is_unrelated, draft.weights, is_elsewhere, file.name, file
 
     judged: list[DiskModel] = []
-    for each in read:
-        if isinstance(each, _Model):
-            best = sorted(drafts(each), key=lambda it: it[:4]) if each.can_pair else []
-            each = _disk_model(each.found, each.weights, drafts=[draft for *_, draft in best])
-        judged.append(each)
+    for result in results:
+        if isinstance(result, _Candidate):
+            ranked = sorted(drafts(result), key=lambda item: item[:4]) if result.can_pair else []
+            files = [draft for *_, draft in ranked]
+            result = _to_disk_model(result.found, result.weights, drafts=files)
+        judged.append(result)
     return judged
 
 
-def _disk_model(
-    found: Found, weights: int = 0, problem: str = "", drafts: Sequence[Found] = ()
+def _to_disk_model(
+    file: Found, weights: int = 0, problem: str = "", drafts: Sequence[Found] = ()
 ) -> DiskModel:
-    paths = tuple(str(each.path) for each in drafts)
-    return DiskModel(found.name, str(found.path), found.origin, weights, problem, paths)
+    paths = tuple(str(draft.path) for draft in drafts)
+    return DiskModel(file.name, str(file.path), file.origin, weights, problem, paths)
 
 
-def _read(
-    found: Found, kinds: dict[tuple[object, ...], int], tokenizers: list[Tokenizer]
-) -> _Model:
-    """A model without its header: 15 MB of tokens are kept once for all that share them."""
-    model = read_local_model(found.path)
-    own = read_vocabulary(model.header)
-    its = own.tokenizer
-    digest = hashlib.sha256(own.tokens.raw).digest()
-    key = (its.kind, its.bos, its.eos, its.add_bos, its.add_eos, digest)
+def _read_candidate(
+    file: Found, kinds: dict[tuple[object, ...], int], tokenizers: list[Tokenizer]
+) -> _Candidate:
+    """Read a model's header and return only what is needed of it.
+
+    The tokens take 15 MB, so models with the same tokenizer share one copy.
+    """
+    model = read_local_model(file.path)
+    vocabulary = read_vocabulary(model.header)
+    tokenizer = vocabulary.tokenizer
+    digest = hashlib.sha256(vocabulary.tokens.raw).digest()
+    key = (
+        tokenizer.kind,
+        tokenizer.bos,
+        tokenizer.eos,
+        tokenizer.add_bos,
+        tokenizer.add_eos,
+        digest,
+    )
     if key not in kinds:
         kinds[key] = len(tokenizers)
-        tokenizers.append(its)
+        tokenizers.append(tokenizer)
     sentence = rollback_sentence(model.name, model.architecture, model.rollback)
-    pairs = not (sentence and model.rollback == "none") and not model.pooling
-    return _Model(found, model.weights, kinds[key], pairs)
+    can_pair = not (sentence and model.rollback == "none") and not model.pooling
+    return _Candidate(file, model.weights, kinds[key], can_pair)
 
 
 def propose(
@@ -111,39 +129,41 @@ def propose(
     taken: Iterable[str],
     call: Callable[[str, Path], str],
 ) -> list[AddRequest]:
-    """The pairs worth making of models that are in none: each with its best draft, and those that
-    have none and are nobody's draft alone. `paired`: paths of models that are in one. `taken`: names that
-    mean something already. `call`: what to call the file of that name and path.
+    """Return the pairs worth adding for models that are in none.
+
+    Each model is paired with its best draft. A model without a draft is added alone, unless it is the draft
+    of another one. paired: the paths of models that are in a pair. taken: names that already have a meaning.
+    call: returns what `localspec add` accepts for a file.
     """
-    known = {each.path: each for each in models}
-    helpers = {draft for each in models for draft in each.drafts}
+    by_path = {model.path: model for model in models}
+    draft_paths = {draft for model in models for draft in model.drafts}
     names = set(taken)
-    made: list[AddRequest] = []
-    for each in models:
-        if each.problem or each.path in paired:
+    requests: list[AddRequest] = []
+    for model in models:
+        if model.problem or model.path in paired:
             continue
-        if not each.drafts and each.path in helpers:
+        if not model.drafts and model.path in draft_paths:
             continue
-        draft = known[each.drafts[0]] if each.drafts else None
-        name = free_name(each.name, names)
+        draft = by_path[model.drafts[0]] if model.drafts else None
+        name = free_name(model.name, names)
         names.add(name)
-        made.append(
+        requests.append(
             AddRequest(
                 name=name,
-                target=call(each.name, Path(each.path)),
+                target=call(model.name, Path(model.path)),
                 draft=call(draft.name, Path(draft.path)) if draft else None,
-                hash_now=False,  # a pair that is made here may never be used
+                hash_now=False,  # a proposed pair may never be used
             )
         )
-    return made
+    return requests
 
 
 def free_name(model: str, taken: Iterable[str]) -> str:
-    """A pair's name made of a model's, that nothing has yet."""
+    """Return a pair name derived from a model's name that is not taken."""
     stem = model.rpartition("/")[2].lower().removesuffix(":latest")
     while stem.endswith(".gguf"):
-        stem = _PART.sub("", stem.removesuffix(".gguf"))
-    stem = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")[: _LONGEST_NAME - 4] or "model"
+        stem = _PART_SUFFIX.sub("", stem.removesuffix(".gguf"))
+    stem = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")[: _MAX_NAME_CHARACTERS - 4] or "model"
     names, number = set(taken), 1
     name = stem
     while name in names or reserved(name):

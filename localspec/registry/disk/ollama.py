@@ -1,6 +1,6 @@
-"""Ollama's models: files named by their hash, which its manifests give names.
+"""The models of Ollama, whose files are named by their hashes.
 
-manifests/HOST/OWNER/MODEL/TAG is JSON that says which of blobs/sha256-… is the model.
+The JSON file manifests/HOST/OWNER/MODEL/TAG states which of the files blobs/sha256-… is the model.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from localspec.paths import read_file
 
-_MANIFEST_LIMIT = 1 << 20
-_MODEL = "application/vnd.ollama.image.model"
+_MAX_MANIFEST_BYTES = 1 << 20
+_MODEL_MEDIA_TYPE = "application/vnd.ollama.image.model"
 _HOST = "registry.ollama.ai"
-# Where its services keep them on Linux: its own installer's user, and Arch Linux's.
-_SERVICES = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models")
+# The folders of its system services on Linux: of its own installer, and of Arch Linux.
+_SERVICE_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models")
 
 
 @dataclass(frozen=True, slots=True)
 class Tagged:
-    """A manifest: the name as Ollama shows it; no `file`, and why, where it cannot be made out."""
+    """A model with a manifest, and its name as Ollama shows it. Either `file` or `problem` is set."""
 
     name: str
     file: Path | None
@@ -30,47 +30,53 @@ class Tagged:
 
 
 def homes(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """The folders where Ollama may keep its models; the one that is set comes first."""
-    own = environ.get("OLLAMA_MODELS")
+    """Return the folders where Ollama may keep its models; the one set by the user comes first."""
+    configured = environ.get("OLLAMA_MODELS")
     usual = Path(environ.get("HOME") or Path.home(), ".ollama", "models")
-    return (*([Path(own).expanduser()] if own else []), usual, *map(Path, _SERVICES))
+    return (
+        *([Path(configured).expanduser()] if configured else []),
+        usual,
+        *map(Path, _SERVICE_FOLDERS),
+    )
 
 
 def tagged(home: Path) -> Iterator[Tagged]:
-    """Every model of one such folder."""
+    """Yield every model in one of these folders."""
     manifests = home / "manifests"
-    for place, folders, files in os.walk(manifests):
+    for folder, folders, files in os.walk(manifests):
         folders.sort()
         for file in sorted(files):
             if not file.startswith("."):
-                yield _read(home, Path(place, file))
+                yield _read_manifest(home, Path(folder, file))
 
 
 def named(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
-    """The file of the model that Ollama calls `name`; without a tag the latest is meant."""
-    wanted = _short(name if ":" in name.rpartition("/")[2] else f"{name}:latest").lower()
+    """Return the file of the model that Ollama calls `name`. A name without a tag means the latest."""
+    query = _shorten_name(name if ":" in name.rpartition("/")[2] else f"{name}:latest").lower()
     for home in homes(environ):
-        for each in tagged(home):
-            if each.file and each.name.lower() == wanted:
-                return each.file
+        for model in tagged(home):
+            if model.file and model.name.lower() == query:
+                return model.file
     return None
 
 
-def _short(name: str) -> str:
-    """As Ollama shows it: without its own host, and without its library's name."""
+def _shorten_name(name: str) -> str:
+    """Return a name as Ollama shows it, without its own host and library name."""
     name = name.removeprefix(f"{_HOST}/").removeprefix("library/")
-    host, slash, rest = name.partition("/")
-    return f"hf.co/{rest}" if slash and host == "huggingface.co" else name
+    host, slash, path = name.partition("/")
+    return f"hf.co/{path}" if slash and host == "huggingface.co" else name
 
 
-def _read(home: Path, manifest: Path) -> Tagged:
+def _read_manifest(home: Path, manifest: Path) -> Tagged:
     model = manifest.parent.relative_to(home / "manifests").as_posix()
-    name = _short(f"{model}:{manifest.name}")
+    name = _shorten_name(f"{model}:{manifest.name}")
     try:
-        if manifest.stat().st_size > _MANIFEST_LIMIT:
+        if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
             return Tagged(name, None, "its manifest is too large")
         layers = json.loads(read_file(manifest))["layers"]
-        digest = next(each["digest"] for each in layers if each["mediaType"] == _MODEL)
+        digest = next(
+            layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_MEDIA_TYPE
+        )
         kind, _, value = digest.partition(":")
         if not (kind.isalnum() and value.isalnum()):
             return Tagged(name, None, "its manifest cannot be read")
@@ -80,7 +86,7 @@ def _read(home: Path, manifest: Path) -> Tagged:
         return Tagged(name, None, "its manifest names no model")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Tagged(name, None, "its manifest cannot be read")
-    for blob in (f"{kind}-{value}", f"{kind}:{value}"):  # as it was called before 2024
-        if os.path.exists(home / "blobs" / blob):  # noqa: PTH110 - which raises where one may not look
+    for blob in (f"{kind}-{value}", f"{kind}:{value}"):  # the second form is older than 2024
+        if os.path.exists(home / "blobs" / blob):  # noqa: PTH110 - Path.exists may raise
             return Tagged(name, home / "blobs" / blob)
     return Tagged(name, None, f"its file is missing ({home / 'blobs' / f'{kind}-{value}'})")

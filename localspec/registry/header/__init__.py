@@ -1,14 +1,14 @@
-"""What a model's file says of it, before llama.cpp sees it.
+"""What the header of a model file states, before llama.cpp sees the file.
 
-source.py         where a header is read from
-gguf.py           the header of a GGUF file
-architectures.py  which architectures there are, and which can take tokens back
-vocabulary.py     the tokens, and those that would end llama.cpp
-weights.py        the tensors, and those that would end llama.cpp
-model.py          the numbers of a model, and those that would end llama.cpp
+source.py         read ranges of a file, here or on the hub
+gguf.py           parse the header of a GGUF file
+architectures.py  the architectures of llama.cpp, and which of them can roll back tokens
+vocabulary.py     the tokenizer, and checks against values that would end llama.cpp
+weights.py        the tensors, and checks against values that would end llama.cpp
+model.py          the numbers of a model, and checks against values that would end llama.cpp
 traits.py         quantization, licence, chat template, abilities
-pairing.py        may two models be a pair?
-kept.py           what a model keeps of the texts it reads
-need.py           memory a pair needs
-fit.py            the context and the layers that fit
+pairing.py        decide whether two models may be a pair
+kept.py           the size of a model's KV cache and recurrent state
+need.py           the memory that a pair needs
+fit.py            the context and the GPU layers that fit into memory
 """

@@ -1,18 +1,19 @@
-"""Which architectures llama.cpp has, and which of them can take tokens back, and how; read in its
-src/llama-arch.cpp and src/models/*.cpp as of llama-cpp-python 0.3.36 (LLM_ARCH_NAMES,
-llm_arch_is_recurrent, _is_hybrid, _is_diffusion, _supports_rs_rollback, and the models that set
-`swa_type`).
+"""The architectures of llama.cpp, and how each of them can roll back tokens.
+
+The lists follow src/llama-arch.cpp and src/models/*.cpp of llama-cpp-python 0.3.36 (LLM_ARCH_NAMES,
+llm_arch_is_recurrent, _is_hybrid, _is_diffusion, _supports_rs_rollback, and the models that set `swa_type`).
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-# full: any number of tokens. short: sliding-window attention; only with `swa_full`, else a few.
-# snapshots: recurrent state kept per token (`n_rs_seq`). none: not at all.
+# How many tokens can be rolled back. full: any number. short: any number with `swa_full`, else only a few
+# (sliding-window attention). snapshots: as many as there are snapshots of the recurrent state (`n_rs_seq`).
+# none: no tokens.
 Rollback = Literal["full", "short", "snapshots", "none"]
 
-# All there are (LLM_ARCH_NAMES); the installed llama.cpp is of exactly this release.
+# All architectures (LLM_ARCH_NAMES). The installed llama.cpp is of exactly this release.
 _KNOWN = frozenset(
     {
         "afmoe", "apertus", "arcee", "arctic", "arwkv7", "baichuan", "bailingmoe", "bailingmoe2",
@@ -46,21 +47,21 @@ _HYBRID = frozenset(
         "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "minimax-01",
     }
 )  # fmt: skip
-_SNAPSHOTS = frozenset(
+_WITH_SNAPSHOTS = frozenset(
     {
         "kimi-k3", "qwen35", "qwen35moe", "qwen4exp", "deepseek4", "glm5-next", "nemotron_h",
         "nemotron_h_moe", "lfm2", "lfm2moe", "bailingmoe3",
     }
 )  # fmt: skip
-# Of a hybrid's layers every n-th attends, n as its code has it where the file says nothing.
-_INTERVALS = {
+# In a hybrid model every n-th layer attends. These are the values for files that do not state n.
+_ATTENTION_INTERVALS = {
     "minimax-01": 8, "qwen3next": 4, "qwen35": 4, "qwen35moe": 4, "qwen4exp": 4,
 }  # fmt: skip
 _DELTA_HEADS = frozenset({"bailingmoe3", "glm5-next", "kimi-k3", "kimi-linear"})
-_BOTH_IN_EACH_LAYER = frozenset({"falcon-h1"})
+_CACHE_AND_STATE = frozenset({"falcon-h1"})
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
-# They keep only a window of the cache, when the file states one; phi3 reads it and ignores it.
-_SLIDING = frozenset(
+# These keep only a window of the cache if the file states its size. phi3 reads the size but ignores it.
+_SLIDING_WINDOW = frozenset(
     {
         "afmoe", "cohere2", "cohere2moe", "exaone-moe", "exaone4", "gemma2", "gemma3", "gemma3n",
         "gemma4", "gpt-oss", "llama4", "mimo2", "olmo2", "plamo3", "smallthinker", "step35",
@@ -69,48 +70,48 @@ _SLIDING = frozenset(
 
 
 def is_known(architecture: str) -> bool:
-    """Can llama.cpp load it at all?"""
+    """Return whether llama.cpp can load the architecture."""
     return architecture in _KNOWN
 
 
 def is_hybrid(architecture: str) -> bool:
-    """Recurrent layers, all or some: state of a fixed size instead of a growing cache."""
+    """Return whether some or all layers are recurrent: a state of fixed size instead of a growing cache."""
     return architecture in _RECURRENT or architecture in _HYBRID
 
 
 def is_recurrent(architecture: str) -> bool:
-    """Recurrent layers alone: no cache at all."""
+    """Return whether all layers are recurrent, so that there is no KV cache."""
     return architecture in _RECURRENT
 
 
 def attends_everywhere(architecture: str) -> bool:
-    """Whether each layer has a cache and a state."""
-    return architecture in _BOTH_IN_EACH_LAYER
+    """Return whether each layer has both a cache and a state."""
+    return architecture in _CACHE_AND_STATE
 
 
 def has_delta_heads(architecture: str) -> bool:
-    """Whether its states are Kimi's, of heads of their own (KDA)."""
+    """Return whether the states are those of Kimi's delta attention (KDA), with heads of their own."""
     return architecture in _DELTA_HEADS
 
 
 def attention_interval(architecture: str) -> int:
-    """Every which layer attends, where the file says nothing; 0: it has no such rule."""
-    return _INTERVALS.get(architecture, 0)
+    """Return n if every n-th layer attends by default, or 0 if there is no such rule."""
+    return _ATTENTION_INTERVALS.get(architecture, 0)
 
 
 def rollback(architecture: str, sliding_window: int) -> Rollback:
-    """How far this architecture can take tokens back after a rejected draft."""
+    """Return how far this architecture can roll back tokens after a rejected draft."""
     if architecture in _DIFFUSION:
         return "none"
     if is_hybrid(architecture):
-        return "snapshots" if architecture in _SNAPSHOTS else "none"
-    if architecture in _SLIDING and sliding_window > 0:
+        return "snapshots" if architecture in _WITH_SNAPSHOTS else "none"
+    if architecture in _SLIDING_WINDOW and sliding_window > 0:
         return "short"
     return "full"
 
 
 def rollback_sentence(name: str, architecture: str, kind: Rollback) -> str:
-    """One sentence for a person; empty where there is nothing to say."""
+    """Return a sentence about the limits of rollback, or an empty text if there are none."""
     if kind == "none":
         return (
             f"{name} has the architecture '{architecture}', which cannot roll back tokens, so "

@@ -1,11 +1,12 @@
-"""The header of a GGUF file: metadata and tensor table, read without llama.cpp.
+"""Parse the header of a GGUF file, its metadata and tensor table, without llama.cpp.
 
-Format: github.com/ggml-org/ggml, docs/gguf.md. Nothing in the file is trusted: every count,
-length, offset and size is checked against the size of the file before anything is read or reserved,
-so a bad file costs a sentence, not memory or time. The same code reads a local file and one on a
-server: a `Source` hands out ranges, and the reader asks for growing ones (64 KiB, then twice as
-much …), because a header's length is known only at its end: some kilobytes, or 15 MB with a large
-vocabulary.
+The format is described in github.com/ggml-org/ggml, docs/gguf.md. Nothing in the file is trusted: every
+count, length, offset and size is checked against the size of the file before anything is read or allocated.
+A bad file thus causes an error message and costs neither memory nor time.
+
+The same code reads local and remote files, through a `Source` that returns byte ranges. The length of a
+header is known only at its end: some kilobytes, or 15 MB with a large vocabulary. So the reader requests
+growing ranges, 64 KiB at first and then twice as much each time.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from dataclasses import dataclass
 from localspec.errors import BadGguf
 from localspec.registry.header.source import Source
 
-FIRST_FETCH = 64 << 10
-# The largest header seen is 20 MB (262 000 tokens with scores and merges).
-HEADER_LIMIT = 128 << 20
-# Far above any model (llama.cpp stops at 512 layers); they bound the work on a hostile file.
+FIRST_FETCH_BYTES = 64 << 10
+# The largest known header has 20 MB (262 000 tokens with scores and merges).
+MAX_HEADER_BYTES = 128 << 20
+# These limits bound the work on a hostile file. Real models are far below (llama.cpp supports 512 layers).
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MAX_KEY_LENGTH = 1 << 16
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
-LLAMA_ALIGNMENT = 32  # TENSOR_ALIGNMENT of ggml: it ends the process where weights lie otherwise
+LLAMA_ALIGNMENT = 32  # bytes; TENSOR_ALIGNMENT of ggml, which ends the process on any other
 
 _STRING, _ARRAY, _BOOL = 8, 9, 7
-# value type → struct code, of every fixed-size GGUF value type
+# GGUF value type of fixed size → struct code
 _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
@@ -55,7 +56,7 @@ _U64 = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class StringArray:
-    """`count` strings as they lie in the file: for each an 8-byte length, then the bytes."""
+    """`count` strings as they lie in the file, each with an 8-byte length before its bytes."""
 
     count: int
     raw: bytes
@@ -64,11 +65,11 @@ class StringArray:
         return self.count
 
     def __iter__(self) -> Iterator[bytes]:
-        raw, at, unpack = self.raw, 0, _U64.unpack_from
+        raw, offset, unpack = self.raw, 0, _U64.unpack_from
         for _ in range(self.count):
-            start = at + 8
-            at = start + unpack(raw, at)[0]
-            yield raw[start:at]
+            start = offset + 8
+            offset = start + unpack(raw, offset)[0]
+            yield raw[start:offset]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ Value = int | float | bool | str | StringArray | NumberArray
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One row of the tensor table. `shape` as in the file, ne[0] first; sizes in bytes."""
+    """One row of the tensor table. `shape` has ne[0] first, as in the file; sizes are in bytes."""
 
     name: str
     shape: tuple[int, ...]
@@ -106,7 +107,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a GGUF file says of itself. `read` is the number of bytes fetched to learn it."""
+    """The content of a GGUF header. `read` is the number of bytes that were fetched for it."""
 
     name: str
     file_size: int
@@ -118,134 +119,137 @@ class Header:
 
     @property
     def weights(self) -> int:
-        """Bytes of tensor data."""
+        """The bytes of tensor data."""
         return sum(tensor.size for tensor in self.tensors)
 
 
 class _Cursor:
-    """Reads forward through a growing prefix of the source; the one place that asks for bytes."""
+    """Read forward through a growing prefix of the source. Only this class reads from the source."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.buffer = bytearray()
-        self.at = 0
+        self.position = 0
 
-    def bad(self, what: str) -> BadGguf:
-        return BadGguf(f"{self.source.name} is not a usable GGUF file: {what}.")
+    def error(self, reason: str) -> BadGguf:
+        return BadGguf(f"{self.source.name} is not a usable GGUF file: {reason}.")
 
-    def need(self, count: int) -> None:
-        """Have `count` bytes from the current position in the buffer."""
-        end, have = self.at + count, len(self.buffer)
-        if end <= have:
+    def fetch(self, count: int) -> None:
+        """Make sure that the buffer has `count` bytes after the current position.
+
+        Raises:
+            BadGguf: the file is too short, or the header too long.
+        """
+        end, length = self.position + count, len(self.buffer)
+        if end <= length:
             return
         if end > self.source.size:
-            raise self.bad(
+            raise self.error(
                 f"it is truncated (its header continues past byte {self.source.size}, where the "
                 "file ends); download it again"
             )
-        if end > HEADER_LIMIT:
-            raise self.bad(f"its header is larger than {HEADER_LIMIT >> 20} MiB")
-        goal = min(max(end, 2 * have, FIRST_FETCH), self.source.size, HEADER_LIMIT)
-        data = self.source.read(have, goal - have)
-        if len(data) != goal - have:
-            raise self.bad("it became shorter while it was being read")
+        if end > MAX_HEADER_BYTES:
+            raise self.error(f"its header is larger than {MAX_HEADER_BYTES >> 20} MiB")
+        goal = min(max(end, 2 * length, FIRST_FETCH_BYTES), self.source.size, MAX_HEADER_BYTES)
+        data = self.source.read(length, goal - length)
+        if len(data) != goal - length:
+            raise self.error("it became shorter while it was being read")
         self.buffer += data
 
-    def u32(self) -> int:
-        self.need(4)
-        self.at += 4
-        value: int = _U32.unpack_from(self.buffer, self.at - 4)[0]
+    def read_u32(self) -> int:
+        self.fetch(4)
+        self.position += 4
+        value: int = _U32.unpack_from(self.buffer, self.position - 4)[0]
         return value
 
-    def u64(self) -> int:
-        self.need(8)
-        self.at += 8
-        value: int = _U64.unpack_from(self.buffer, self.at - 8)[0]
+    def read_u64(self) -> int:
+        self.fetch(8)
+        self.position += 8
+        value: int = _U64.unpack_from(self.buffer, self.position - 8)[0]
         return value
 
-    def take(self, count: int) -> bytes:
-        self.need(count)
-        self.at += count
-        return bytes(self.buffer[self.at - count : self.at])
+    def read_bytes(self, count: int) -> bytes:
+        self.fetch(count)
+        self.position += count
+        return bytes(self.buffer[self.position - count : self.position])
 
-    def text(self, what: str, limit: int) -> str:
-        """A string used as a name: short and valid UTF-8."""
-        length = self.u64()
+    def read_name(self, description: str, limit: int) -> str:
+        """Read a string that is used as a name, which must be short and valid UTF-8."""
+        length = self.read_u64()
         if length > limit:
-            raise self.bad(f"{what} is {length} bytes long and the limit is {limit}")
+            raise self.error(f"{description} is {length} bytes long and the limit is {limit}")
         try:
-            return self.take(length).decode("utf-8")
+            return self.read_bytes(length).decode("utf-8")
         except UnicodeDecodeError:
-            raise self.bad(f"{what} is not valid UTF-8") from None
+            raise self.error(f"{description} is not valid UTF-8") from None
 
-    def strings(self, count: int) -> StringArray:
-        """`count` strings without cutting them up: 150 000 tokens in 20 ms."""
-        start, left = self.at, count
-        while left:
-            self.at, left = _skip_strings(self.buffer, self.at, left)
-            if left:  # the next one is not in the buffer yet
-                self.need(8)
-                self.need(8 + _U64.unpack_from(self.buffer, self.at)[0])
-        return StringArray(count, bytes(self.buffer[start : self.at]))
+    def read_strings(self, count: int) -> StringArray:
+        """Read `count` strings without splitting them: 150 000 tokens take 20 ms."""
+        start, remaining = self.position, count
+        while remaining:
+            self.position, remaining = _skip_strings(self.buffer, self.position, remaining)
+            if remaining:  # the next string is not in the buffer yet
+                self.fetch(8)
+                self.fetch(8 + _U64.unpack_from(self.buffer, self.position)[0])
+        return StringArray(count, bytes(self.buffer[start : self.position]))
 
 
-def _skip_strings(buffer: bytearray, at: int, left: int) -> tuple[int, int]:
-    """Step over the whole strings in the buffer; the new position and how many are left."""
+def _skip_strings(buffer: bytearray, position: int, remaining: int) -> tuple[int, int]:
+    """Skip the complete strings in the buffer; return the new position and how many remain."""
     unpack, end = _U64.unpack_from, len(buffer)
-    while left and at + 8 <= end:
-        after = at + 8 + unpack(buffer, at)[0]
-        if after > end:
+    while remaining and position + 8 <= end:
+        next_position = position + 8 + unpack(buffer, position)[0]
+        if next_position > end:
             break
-        at, left = after, left - 1
-    return at, left
+        position, remaining = next_position, remaining - 1
+    return position, remaining
 
 
 def read_header(source: Source) -> Header:
-    """Read and check the header.
+    """Read and check the header of a GGUF file.
 
     Raises:
-        BadGguf: not a GGUF, of another version or byte order, cut, or contradicting itself or the
-            file's size; one sentence that names what.
+        BadGguf: the file is not GGUF, has another version or byte order, is truncated, or contradicts itself.
     """
     cursor = _Cursor(source)
     version = _read_start(cursor)
-    tensor_count, key_count = cursor.u64(), cursor.u64()
+    tensor_count, key_count = cursor.read_u64(), cursor.read_u64()
     if key_count > MAX_KEYS:
-        raise cursor.bad(f"it claims {key_count} metadata keys and the limit is {MAX_KEYS}")
+        raise cursor.error(f"it claims {key_count} metadata keys and the limit is {MAX_KEYS}")
     if tensor_count > MAX_TENSORS:
-        raise cursor.bad(f"it claims {tensor_count} tensors and the limit is {MAX_TENSORS}")
+        raise cursor.error(f"it claims {tensor_count} tensors and the limit is {MAX_TENSORS}")
     metadata: dict[str, Value] = {}
     for _ in range(key_count):
-        key = cursor.text("a metadata key", MAX_KEY_LENGTH)
+        key = cursor.read_name("a metadata key", MAX_KEY_LENGTH)
         if key in metadata or not key:
-            raise cursor.bad(f"the metadata key '{key[:80]}' is empty or appears twice")
+            raise cursor.error(f"the metadata key '{key[:80]}' is empty or appears twice")
         metadata[key] = _read_value(cursor, key)
-    alignment = _alignment(cursor, metadata)
+    alignment = _read_alignment(cursor, metadata)
     rows = [_read_tensor(cursor) for _ in range(tensor_count)]
-    data_offset = _padded(cursor.at, alignment)
-    tensors = _place(cursor, rows, data_offset, alignment)
+    data_offset = _round_up(cursor.position, alignment)
+    tensors = _check_layout(cursor, rows, data_offset, alignment)
     return Header(
         source.name, source.size, version, metadata, tensors, data_offset, len(cursor.buffer)
     )
 
 
 def _read_start(cursor: _Cursor) -> int:
-    """Magic and version."""
+    """Read the magic and return the version."""
     if cursor.source.size == 0:
-        raise cursor.bad("it is empty; download it again")
-    cursor.need(min(64, cursor.source.size))
+        raise cursor.error("it is empty; download it again")
+    cursor.fetch(min(64, cursor.source.size))
     if not cursor.buffer.startswith(b"GGUF"):
-        raise cursor.bad(_what_it_is(bytes(cursor.buffer[:64])))
-    cursor.at = 4
-    version = cursor.u32()
+        raise cursor.error(_describe_wrong_file(bytes(cursor.buffer[:64])))
+    cursor.position = 4
+    version = cursor.read_u32()
     if version & 0xFFFF == 0:
-        raise cursor.bad("it is big-endian; only little-endian files are supported")
+        raise cursor.error("it is big-endian; only little-endian files are supported")
     if version not in (2, 3):
-        raise cursor.bad(f"its GGUF version is {version} and only 2 and 3 are supported")
+        raise cursor.error(f"its GGUF version is {version} and only 2 and 3 are supported")
     return version
 
 
-def _what_it_is(head: bytes) -> str:
+def _describe_wrong_file(head: bytes) -> str:
     if head.startswith(b"version https://git-lfs"):
         return "it is a Git LFS pointer, not the file itself; run: git lfs pull"
     if head.lstrip()[:1] == b"<":
@@ -256,90 +260,95 @@ def _what_it_is(head: bytes) -> str:
 
 
 def _read_value(cursor: _Cursor, key: str) -> Value:
-    kind = cursor.u32()
+    kind = cursor.read_u32()
     if kind in _SCALARS:
-        return _scalar(cursor, kind)
+        return _read_scalar(cursor, kind)
     if kind == _STRING:
-        # Templates may hold broken UTF-8 and still be of use; names and tokens are kept as bytes.
-        return cursor.take(cursor.u64()).decode("utf-8", "replace")
+        # A chat template with broken UTF-8 may still be useful. Tokens are kept as bytes.
+        return cursor.read_bytes(cursor.read_u64()).decode("utf-8", "replace")
     if kind != _ARRAY:
-        raise cursor.bad(f"the value of '{key}' has the unknown type {kind}")
-    element, count = cursor.u32(), cursor.u64()
+        raise cursor.error(f"the value of '{key}' has the unknown type {kind}")
+    element, count = cursor.read_u32(), cursor.read_u64()
     width = 8 if element == _STRING else struct.calcsize("<" + _SCALARS.get(element, "x"))
     if element != _STRING and element not in _SCALARS:
-        raise cursor.bad(f"the list '{key}' has elements of the unknown type {element}")
-    if count * width > cursor.source.size - cursor.at:
-        raise cursor.bad(f"the list '{key}' claims {count} elements, more than the file can hold")
+        raise cursor.error(f"the list '{key}' has elements of the unknown type {element}")
+    if count * width > cursor.source.size - cursor.position:
+        raise cursor.error(f"the list '{key}' claims {count} elements, more than the file can hold")
     if element == _STRING:
-        return cursor.strings(count)
-    return NumberArray(count, element, cursor.take(count * width))
+        return cursor.read_strings(count)
+    return NumberArray(count, element, cursor.read_bytes(count * width))
 
 
-def _scalar(cursor: _Cursor, kind: int) -> int | float | bool:
+def _read_scalar(cursor: _Cursor, kind: int) -> int | float | bool:
     code = struct.Struct("<" + _SCALARS[kind])
-    value: int | float | bool = code.unpack(cursor.take(code.size))[0]
+    value: int | float | bool = code.unpack(cursor.read_bytes(code.size))[0]
     return value
 
 
-def _alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
+def _read_alignment(cursor: _Cursor, metadata: Mapping[str, Value]) -> int:
     value = metadata.get("general.alignment", 32)
     if type(value) is not int or not 1 <= value <= MAX_ALIGNMENT or value & (value - 1):
-        raise cursor.bad("'general.alignment' is not a power of two up to 1 MiB")
+        raise cursor.error("'general.alignment' is not a power of two up to 1 MiB")
     return value
 
 
-def _padded(offset: int, alignment: int) -> int:
+def _round_up(offset: int, alignment: int) -> int:
     return (offset + alignment - 1) // alignment * alignment
 
 
 def _read_tensor(cursor: _Cursor) -> Tensor:
-    """One row, with the offset still relative to the tensor data."""
-    name = cursor.text("a tensor's name", MAX_KEY_LENGTH)
-    dimensions = cursor.u32()
+    """Read one row of the tensor table; its offset is relative to the tensor data."""
+    name = cursor.read_name("a tensor's name", MAX_KEY_LENGTH)
+    dimensions = cursor.read_u32()
     if not 1 <= dimensions <= MAX_DIMENSIONS:
-        raise cursor.bad(f"the tensor '{name[:80]}' has {dimensions} dimensions")
-    shape = tuple(cursor.u64() for _ in range(dimensions))
-    kind, offset = cursor.u32(), cursor.u64()
+        raise cursor.error(f"the tensor '{name[:80]}' has {dimensions} dimensions")
+    shape = tuple(cursor.read_u64() for _ in range(dimensions))
+    kind, offset = cursor.read_u32(), cursor.read_u64()
     if kind not in TENSOR_TYPES:
-        raise cursor.bad(f"the tensor '{name[:80]}' has the unknown type {kind}")
+        raise cursor.error(f"the tensor '{name[:80]}' has the unknown type {kind}")
     type_name, block, block_size = TENSOR_TYPES[kind]
     elements = math.prod(shape)
     if elements == 0 or shape[0] % block:
-        raise cursor.bad(f"the tensor '{name[:80]}' of type {type_name} has the shape {shape}")
+        raise cursor.error(f"the tensor '{name[:80]}' of type {type_name} has the shape {shape}")
     return Tensor(name, shape, kind, offset, elements // block * block_size)
 
 
-def _place(cursor: _Cursor, rows: list[Tensor], start: int, alignment: int) -> tuple[Tensor, ...]:
-    """Check that the tensors lie one behind the other and end where the file ends.
+def _check_layout(
+    cursor: _Cursor, rows: list[Tensor], start: int, alignment: int
+) -> tuple[Tensor, ...]:
+    """Check that the tensors follow each other without gaps and end at the end of the file.
 
-    llama.cpp asks for the same layout and loads a file with bytes behind it or a cut one without a
-    word, so both are named here.
+    llama.cpp requires the same layout, but loads a truncated file, or one with bytes after the end, without
+    an error, so both are rejected here.
+
+    Raises:
+        BadGguf: the layout is wrong.
     """
     placed: list[Tensor] = []
     names: set[str] = set()
     expected = end = 0
     for row in rows:
         if row.name in names:
-            raise cursor.bad(f"the tensor '{row.name[:80]}' appears twice")
+            raise cursor.error(f"the tensor '{row.name[:80]}' appears twice")
         if row.offset != expected:
-            raise cursor.bad(
+            raise cursor.error(
                 f"the tensor '{row.name[:80]}' is at {row.offset} but should be at {expected}"
             )
         if (start + row.offset) % LLAMA_ALIGNMENT:
-            raise cursor.bad(
+            raise cursor.error(
                 f"the tensor '{row.name[:80]}' is at byte {start + row.offset}, but llama.cpp "
                 f"needs a multiple of {LLAMA_ALIGNMENT}"
             )
         names.add(row.name)
         end = start + row.offset + row.size
-        expected = _padded(row.offset + row.size, alignment)
+        expected = _round_up(row.offset + row.size, alignment)
         placed.append(Tensor(row.name, row.shape, row.kind, start + row.offset, row.size))
     size = cursor.source.size
     if placed and end > size:
-        raise cursor.bad(
+        raise cursor.error(
             f"it is truncated (its tensors end at byte {end}, the file at {size}); download "
             "it again"
         )
-    if placed and size > _padded(end, alignment):
-        raise cursor.bad(f"{size - end} unexpected bytes follow its last tensor")
+    if placed and size > _round_up(end, alignment):
+        raise cursor.error(f"{size - end} unexpected bytes follow its last tensor")
     return tuple(placed)

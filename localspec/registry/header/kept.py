@@ -1,8 +1,8 @@
-"""What a model keeps of the texts it reads: a cache, and in recurrent layers a state of fixed size.
+"""The size of a model's KV cache, and of the fixed-size state of its recurrent layers.
 
-As llama.cpp has it (llama_kv_cache, llama_memory_recurrent): attention keeps keys and values of every
-token in every layer that has its own, sliding windows whole (`swa_full`); a recurrent layer keeps as much
-for a text of any length.
+It follows llama.cpp (llama_kv_cache, llama_memory_recurrent). Each attention layer with a cache of its own
+stores keys and values of every token, even beyond a sliding window (`swa_full`). The state of a recurrent
+layer has the same size for texts of any length.
 """
 
 from __future__ import annotations
@@ -20,22 +20,24 @@ from localspec.registry.header.architectures import (
 )
 from localspec.registry.header.gguf import Header, NumberArray
 
-_F32 = 4  # bytes; states are kept in no other type
-_GEMMA3N_EACH_LAYER = 256  # numbers of each token that it adds in each layer
-_GEMMA3N_OWN = 20  # layers of it that have a cache of their own; the others read that of these
+_STATE_NUMBER_BYTES = 4  # states are always F32
+_GEMMA3N_LAYER_INPUTS = 256  # additional numbers per token and layer
+_GEMMA3N_CACHE_LAYERS = 20  # the other layers read the cache of these
 
 
 class Lengths(NamedTuple):
-    """Of a key and a value: of one head, or of many together."""
+    """The numbers in a key and in a value, of one head or of several together."""
 
     key: int
     value: int
 
 
 class Kept(NamedTuple):
-    """`keys`, `values`: numbers for each token. `heads`: the lengths that each of both come in.
-    `state`: bytes for each sequence. `beside`: numbers for each row of a pass that a plain layer needs not.
-    `ahead`: keys and values for each token that the model's own heads (MTP) keep, where they can draft.
+    """The sizes of what a model keeps of a text.
+
+    keys, values: numbers per token. heads: the lengths of the heads' keys and of their values. state: bytes
+    per sequence. beside: additional numbers per row of a pass, compared with a plain layer. ahead: numbers
+    per token that the model's own MTP heads keep, if they can draft.
     """
 
     keys: int
@@ -49,131 +51,169 @@ class Kept(NamedTuple):
 def kept(
     header: Header, architecture: str, kv_heads: tuple[int, ...], width: int, lengths: Lengths
 ) -> Kept:
-    """By a checked header; `kv_heads` has a number for each layer."""
-    numbers = _Numbers(header, architecture)
+    """Return the sizes of what a model keeps of a text.
+
+    header: a checked header. kv_heads: one number per layer. width: the embedding length. lengths: of one
+    head.
+    """
+    numbers = _HeaderNumbers(header, architecture)
     windowed = Lengths(
-        numbers.one("attention.key_length_swa", lengths.key),
-        numbers.one("attention.value_length_swa", lengths.value),
+        numbers.read_number("attention.key_length_swa", lengths.key),
+        numbers.read_number("attention.value_length_swa", lengths.value),
     )
-    slides = windowed != lengths
-    latent = numbers.one("attention.key_length_mla", 0) > 0  # the value is a part of the key
+    is_mixed = windowed != lengths
+    is_latent = (
+        numbers.read_number("attention.key_length_mla", 0) > 0
+    )  # in latent attention (MLA) the value is a part of the key
     keys, values, heads = 0, 0, (set[int](), set[int]())
-    for layer in _attending(numbers, architecture, kv_heads):
-        key, value = windowed if slides and numbers.slides(layer) else lengths
-        if latent:
-            value = 0
-        keys, values = keys + kv_heads[layer] * key, values + kv_heads[layer] * value
-        heads[0].add(key)
-        heads[1].add(value)
-    layers = sum(numbers.recurs(layer, architecture, kv_heads) for layer in range(len(kv_heads)))
-    state = layers * _state(numbers, architecture, width) * _F32
-    count = numbers.one("nextn_predict_layers", 0)
-    ahead = 0 if no_heads(architecture, count) else sum(kv_heads[len(kv_heads) - count :])
+    for layer in _cache_layers(numbers, architecture, kv_heads):
+        key_length, value_length = windowed if is_mixed and numbers.has_window(layer) else lengths
+        if is_latent:
+            value_length = 0
+        keys, values = keys + kv_heads[layer] * key_length, values + kv_heads[layer] * value_length
+        heads[0].add(key_length)
+        heads[1].add(value_length)
+    state_layers = sum(
+        numbers.has_state(layer, architecture, kv_heads) for layer in range(len(kv_heads))
+    )
+    state = state_layers * _count_state_numbers(numbers, architecture, width) * _STATE_NUMBER_BYTES
+    nextn_layers = numbers.read_number("nextn_predict_layers", 0)
+    draft_kv_heads = (
+        0 if no_heads(architecture, nextn_layers) else sum(kv_heads[len(kv_heads) - nextn_layers :])
+    )
     return Kept(
         keys,
         values,
         (frozenset(heads[0]), frozenset(heads[1])),
         state,
-        _beside(numbers, architecture, len(kv_heads)),
-        Lengths(ahead * lengths.key, 0 if latent else ahead * lengths.value),
+        _count_extra_numbers(numbers, architecture, len(kv_heads)),
+        Lengths(draft_kv_heads * lengths.key, 0 if is_latent else draft_kv_heads * lengths.value),
     )
 
 
 def cells(
     header: Header, architecture: str, kv_heads: tuple[int, ...], key_length: int
 ) -> set[tuple[bool, int, int, int]]:
-    """What the layers' caches are like: with a window or not, heads, length of a key and of a value."""
-    numbers, found = _Numbers(header, architecture), set()
+    """Return the distinct layouts of the layers' caches.
+
+    Each is a tuple: whether it has a window, the heads, the length of a key and of a value.
+    """
+    numbers, layouts = _HeaderNumbers(header, architecture), set()
     for layer, heads in enumerate(kv_heads):
-        slides = numbers.slides(layer)
-        kind = "_swa" if slides else ""
-        key = numbers.one(f"attention.key_length{kind}", key_length)
-        found.add((slides, heads, key, numbers.one(f"attention.value_length{kind}", key)))
-    return found
+        has_window = numbers.has_window(layer)
+        suffix = "_swa" if has_window else ""
+        key = numbers.read_number(f"attention.key_length{suffix}", key_length)
+        layouts.add(
+            (has_window, heads, key, numbers.read_number(f"attention.value_length{suffix}", key))
+        )
+    return layouts
 
 
-def _attending(numbers: _Numbers, architecture: str, kv_heads: tuple[int, ...]) -> Iterator[int]:
-    """The layers that have a cache of their own."""
+def _cache_layers(
+    numbers: _HeaderNumbers, architecture: str, kv_heads: tuple[int, ...]
+) -> Iterator[int]:
+    """Yield the indices of the layers that have a cache of their own."""
     if is_recurrent(architecture) or is_sidecar(architecture):
         return
-    # Heads that predict further tokens are not run; shared layers read another one's cache.
-    last = len(kv_heads) - numbers.one("nextn_predict_layers", 0)
+    # MTP heads do not run in a plain pass, and shared layers read the cache of another layer.
+    end = len(kv_heads) - numbers.read_number("nextn_predict_layers", 0)
     if architecture == "gemma3n":
-        last = min(last, _GEMMA3N_OWN)
+        end = min(end, _GEMMA3N_CACHE_LAYERS)
     if architecture == "gemma4":
-        last -= numbers.one("attention.shared_kv_layers", 0)
-    for layer in range(max(last, 1)):
-        attends = not numbers.recurs(layer, architecture, kv_heads)
-        if attends_everywhere(architecture) or (attends and not numbers.feeds_only(layer)):
+        end -= numbers.read_number("attention.shared_kv_layers", 0)
+    for layer in range(max(end, 1)):
+        is_attention = not numbers.has_state(layer, architecture, kv_heads)
+        if attends_everywhere(architecture) or (
+            is_attention and not numbers.is_feed_forward(layer)
+        ):
             yield layer
 
 
-def _state(numbers: _Numbers, architecture: str, width: int) -> int:
-    """Numbers that one recurrent layer keeps of a sequence (llama_hparams::n_embd_r and n_embd_s)."""
+def _count_state_numbers(numbers: _HeaderNumbers, architecture: str, width: int) -> int:
+    """Return how many numbers one recurrent layer keeps per sequence.
+
+    It follows llama_hparams::n_embd_r and n_embd_s.
+    """
     if "rwkv" in architecture:
-        return width * (numbers.one("token_shift_count", 2) + numbers.one("wkv.head_size", 0))
+        return width * (
+            numbers.read_number("token_shift_count", 2) + numbers.read_number("wkv.head_size", 0)
+        )
     if architecture.startswith("lfm2"):
-        return width * max(numbers.one("shortconv.l_cache", 0) - 1, 0)
-    kernel = numbers.one("ssm.conv_kernel", 0)
-    head = numbers.one("kda.head_dim", 0)
-    if head and has_delta_heads(architecture):
-        inner = numbers.one("attention.head_count", 1) * head
-        return 3 * (kernel - 1 if kernel else 3) * inner + head * inner
-    inner, states = numbers.one("ssm.inner_size", 0), numbers.one("ssm.state_size", 0)
-    beside = 2 * numbers.one("ssm.group_count", 0) * states
-    return max(kernel - 1, 0) * (inner + beside) + states * inner
+        return width * max(numbers.read_number("shortconv.l_cache", 0) - 1, 0)
+    kernel = numbers.read_number("ssm.conv_kernel", 0)
+    head_length = numbers.read_number("kda.head_dim", 0)
+    if head_length and has_delta_heads(architecture):
+        inner_size = numbers.read_number("attention.head_count", 1) * head_length
+        return 3 * (kernel - 1 if kernel else 3) * inner_size + head_length * inner_size
+    inner_size, state_size = (
+        numbers.read_number("ssm.inner_size", 0),
+        numbers.read_number("ssm.state_size", 0),
+    )
+    group_numbers = 2 * numbers.read_number("ssm.group_count", 0) * state_size
+    return max(kernel - 1, 0) * (inner_size + group_numbers) + state_size * inner_size
 
 
-def _beside(numbers: _Numbers, architecture: str, layers: int) -> int:
-    """Measured with llama.cpp's compute buffers, and somewhat more than they are."""
-    each_layer = _GEMMA3N_EACH_LAYER if architecture == "gemma3n" else 0
-    each_layer = numbers.one("embedding_length_per_layer_input", each_layer)
-    inner = numbers.one("ssm.inner_size", 0) if is_hybrid(architecture) else 0
-    return 10 * inner + 4 * layers * each_layer
+def _count_extra_numbers(numbers: _HeaderNumbers, architecture: str, layers: int) -> int:
+    """Return the additional numbers per row of a pass.
+
+    The factors were measured with llama.cpp's compute buffers and are somewhat larger than those.
+    """
+    layer_inputs = _GEMMA3N_LAYER_INPUTS if architecture == "gemma3n" else 0
+    layer_inputs = numbers.read_number("embedding_length_per_layer_input", layer_inputs)
+    inner_size = numbers.read_number("ssm.inner_size", 0) if is_hybrid(architecture) else 0
+    return 10 * inner_size + 4 * layers * layer_inputs
 
 
-class _Numbers:
-    """Whole numbers of the metadata, where they are some; what is wrong is not said here."""
+class _HeaderNumbers:
+    """Read integers from the metadata. Wrong values count as missing; other code reports them."""
 
     def __init__(self, header: Header, architecture: str) -> None:
         self._metadata = header.metadata
         self._prefix = architecture
 
-    def one(self, key: str, default: int) -> int:
-        """A number, of a list the largest."""
-        found = self._metadata.get(f"{self._prefix}.{key}", default)
-        if isinstance(found, NumberArray):
-            return max((each for each in found.values() if type(each) is int), default=default)
-        return found if type(found) is int and found >= 0 else default
+    def read_number(self, key: str, default: int) -> int:
+        """Return a number; of a list, the largest."""
+        value = self._metadata.get(f"{self._prefix}.{key}", default)
+        if isinstance(value, NumberArray):
+            return max(
+                (number for number in value.values() if type(number) is int), default=default
+            )
+        return value if type(value) is int and value >= 0 else default
 
-    def of(self, key: str, layer: int) -> int:
-        """A layer's number in a list; 0 where there is none."""
-        found = self._metadata.get(f"{self._prefix}.{key}")
-        values = found.values() if isinstance(found, NumberArray) else ()
+    def read_layer_number(self, key: str, layer: int) -> int:
+        """Return a layer's number in a list, or 0."""
+        value = self._metadata.get(f"{self._prefix}.{key}")
+        values = value.values() if isinstance(value, NumberArray) else ()
         return int(values[layer]) if layer < len(values) else 0
 
-    def slides(self, layer: int) -> bool:
-        """Whether a layer looks at a window: by a list, or all but each n-th."""
+    def has_window(self, layer: int) -> bool:
+        """Return whether a layer has a sliding window.
+
+        The pattern is a list, or a number n if every n-th layer has none.
+        """
         pattern = self._metadata.get(f"{self._prefix}.attention.sliding_window_pattern")
         if isinstance(pattern, NumberArray):
-            return self.of("attention.sliding_window_pattern", layer) != 0
+            return self.read_layer_number("attention.sliding_window_pattern", layer) != 0
         return type(pattern) is int and pattern > 1 and layer % pattern < pattern - 1
 
-    def feeds_only(self, layer: int) -> bool:
-        """Whether a layer neither attends nor recurs: each of this kind does one of three things."""
-        kind = self._prefix.startswith("nemotron_h")
-        return kind and self.of("feed_forward_length", layer) > 0
+    def is_feed_forward(self, layer: int) -> bool:
+        """Return whether a layer has neither attention nor a state.
 
-    def recurs(self, layer: int, architecture: str, kv_heads: tuple[int, ...]) -> bool:
-        """Whether a layer keeps a state."""
+        In such a model each layer is of one of three kinds.
+        """
+        has_kinds = self._prefix.startswith("nemotron_h")
+        return has_kinds and self.read_layer_number("feed_forward_length", layer) > 0
+
+    def has_state(self, layer: int, architecture: str, kv_heads: tuple[int, ...]) -> bool:
+        """Return whether a layer keeps a recurrent state."""
         if is_recurrent(architecture) or attends_everywhere(architecture):
             return True
-        if kv_heads[layer] == 0:  # in models without any state it is of no size
-            return not self.feeds_only(layer)
-        listed = self._metadata.get(f"{self._prefix}.attention.recurrent_layers")
-        if isinstance(listed, NumberArray):
-            return self.of("attention.recurrent_layers", layer) != 0
+        if kv_heads[layer] == 0:  # in models without recurrent layers the state has size 0
+            return not self.is_feed_forward(layer)
+        layer_list = self._metadata.get(f"{self._prefix}.attention.recurrent_layers")
+        if isinstance(layer_list, NumberArray):
+            return self.read_layer_number("attention.recurrent_layers", layer) != 0
         interval = attention_interval(architecture)
-        if not interval or layer >= len(kv_heads) - self.one("nextn_predict_layers", 0):
+        if not interval or layer >= len(kv_heads) - self.read_number("nextn_predict_layers", 0):
             return False
-        return (layer + 1) % max(self.one("full_attention_interval", interval), 1) != 0
+        return (layer + 1) % max(self.read_number("full_attention_interval", interval), 1) != 0

@@ -1,8 +1,8 @@
-"""What a header says about its model, and the checks that keep llama.cpp alive.
+"""The numbers of a model according to its header, and the checks that protect llama.cpp.
 
-llama.cpp aborts the process on some values (a layer count of 1000, a negative epsilon, zero heads)
-and silently accepts others that make the model useless (an end token that does not exist, zeros
-where the download stopped). Each is refused here in one sentence, before a worker sees the file.
+llama.cpp aborts the process on some values (a layer count of 1000, a negative epsilon, zero heads). It
+silently accepts others that make the model useless (an end token that does not exist, zeros where a download
+stopped). All of these are rejected here with one sentence, before a worker sees the file.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ MAX_WIDTH = 1 << 20
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # LLAMA_ROPE_SCALING_TYPES
 MAX_CONTEXT = 1 << 27
 MAX_SHARDS = 999
-_CLASSIFIERS = {"cls.weight", "cls.output.weight"}
-_SHARD = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
+_CLASSIFIER_TENSORS = {"cls.weight", "cls.output.weight"}
+_SHARD_SUFFIX = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model: its first file's header and the numbers the rest of the registry asks for.
+    """A model: the header of its first file, and the numbers that the rest of the registry needs.
 
-    `kv_heads` has one entry per layer. Sizes in bytes; `weights` counts all shards. `pooling`: of a model
-    that turns texts into numbers; None: it writes text.
+    kv_heads: one number per layer. Sizes are in bytes, and `weights` counts all shards. template_hash:
+    SHA-256 of the chat template, empty without one. pooling: set for a model that turns texts into numbers,
+    None if it writes text.
     """
 
     name: str
@@ -58,33 +59,33 @@ class Model:
     weights: int
     file_size: int
     rollback: Rollback
-    template_hash: str  # SHA-256 of the chat template, empty without one
+    template_hash: str
     pooling: Pooling | None = None
 
     @property
     def reads_whole(self) -> bool:
-        """Of one with a pooling: must a pass have all of a text?"""
+        """For a model with pooling, whether one pass must contain the whole text."""
         causal = self.header.metadata.get(f"{self.architecture}.attention.causal") is not False
         return reads_whole(self.architecture, causal=causal, pooling=self.pooling or "mean")
 
     @property
     def has_no_cache(self) -> bool:
-        """Does it read a text at once and keep nothing of it?"""
+        """Whether the model reads a text in one pass and keeps no cache of it."""
         return has_no_cache(self.architecture)
 
     @property
     def sidecar(self) -> bool:
-        """Is it MTP heads in a file of their own, which draft for one target?"""
+        """Whether the file contains MTP heads that draft for a separate target."""
         return is_sidecar(self.architecture)
 
     @property
     def no_heads(self) -> str:
-        """Why the heads (MTP) that it declares cannot draft, as a clause; empty: nothing says so."""
+        """Why the MTP heads that the file declares cannot draft, as a clause, or an empty text."""
         return no_heads(self.architecture, self._declared_heads) if self._declared_heads else ""
 
     @property
     def drafting_heads(self) -> int:
-        """How many heads (MTP) in its own file draft for it."""
+        """The number of MTP heads in the model's own file that draft for it."""
         return 0 if self.no_heads else self._declared_heads
 
     @property
@@ -94,94 +95,102 @@ class Model:
 
 
 def shard_names(filename: str) -> list[str]:
-    """All files of a sharded model, given any one; a list of itself when it is not sharded.
+    """Return the names of all files of a sharded model, given any of them.
+
+    A model in one file is returned as a list with that name.
 
     Raises:
-        BadGguf: the numbers in the name make no sense.
+        BadGguf: the part numbers in the name are invalid.
     """
-    found = _SHARD.search(filename)
-    if not found:
+    match = _SHARD_SUFFIX.search(filename)
+    if not match:
         return [filename]
-    number, count = int(found[1]), int(found[2])
+    number, count = int(match[1]), int(match[2])
     if not 1 <= number <= count <= MAX_SHARDS:
         raise BadGguf(f"{filename} is not a valid name for a part of a model.")
-    stem = filename[: found.start()]
-    return [f"{stem}-{index:05d}-of-{count:05d}{found[3]}" for index in range(1, count + 1)]
+    stem = filename[: match.start()]
+    return [f"{stem}-{index:05d}-of-{count:05d}{match[3]}" for index in range(1, count + 1)]
 
 
 def shard_paths(path: Path) -> list[Path]:
-    """The files of a local model, all beside each other. Raises BadGguf as `shard_names`."""
+    """Return the files of a local model, which are all in one folder.
+
+    Raises:
+        BadGguf: as `shard_names`.
+    """
     return [path.with_name(name) for name in shard_names(path.name)]
 
 
 def read_model(sources: Sequence[Source], *, as_draft: bool = False) -> Model:
-    """Read and check the headers of a model's files (one, or all shards in order). as_draft: it may be heads
-    that only draft.
+    """Read and check the headers of a model's files: one, or all shards in order.
+
+    as_draft: MTP heads in a separate file are allowed too.
 
     Raises:
-        BadGguf, UnsafeModel: one sentence that names file and fault.
+        BadGguf, UnsafeModel: one sentence that names the file and what is wrong.
     """
     headers = [read_header(source) for source in sources]
     check_shards(headers)
-    return describe(headers, as_draft=as_draft)
+    return describe_model(headers, as_draft=as_draft)
 
 
 def read_local_model(path: Path, *, as_draft: bool = False) -> Model:
-    """The model at `path`; its shards are looked for beside it. as_draft: as `read_model`.
+    """Read and check the model at `path`; its shards must be in the same folder. as_draft: as `read_model`.
 
     Raises:
-        BadGguf, UnsafeModel: one sentence that names file and fault.
+        BadGguf, UnsafeModel: one sentence that names the file and what is wrong.
     """
-    return read_model([FileSource(each) for each in shard_paths(path)], as_draft=as_draft)
+    return read_model([FileSource(part) for part in shard_paths(path)], as_draft=as_draft)
 
 
 def check_shards(headers: Sequence[Header]) -> None:
-    """Do these files, in this order, make up one model?
+    """Check that these files, in this order, form one model.
 
     Raises:
-        BadGguf: they do not. UnsafeModel: what they state of that is no number.
+        BadGguf: they do not.
+        UnsafeModel: the numbers that they state about it are invalid.
     """
     first = headers[0]
-    stated = _whole(first, "split.count", 0)
+    stated = _read_integer(first, "split.count", 0)
     if (stated or 1) != len(headers):
         raise BadGguf(
             f"{first.name} is one of {stated or 1} parts, but {len(headers)} were found; keep "
             "the file name it has on the hub, with its -00001-of-… ending."
         )
     for index, header in enumerate(headers):
-        if stated and _whole(header, "split.no", -1) != index:
+        if stated and _read_integer(header, "split.no", -1) != index:
             raise BadGguf(f"{header.name} is not part {index + 1} of {stated}.")
-    total = _whole(first, "split.tensors.count", 0)
+    total = _read_integer(first, "split.tensors.count", 0)
     if stated and total != sum(len(header.tensors) for header in headers):
         raise BadGguf(f"The parts of {first.name} do not contain the {total} tensors it declares.")
 
 
-def describe(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
-    """The model's numbers, every one of them checked. as_draft: as `read_model`.
+def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
+    """Return the numbers of a model after checking each of them. as_draft: as `read_model`.
 
     Raises:
-        BadGguf, UnsafeModel: one sentence that names file and fault.
+        BadGguf, UnsafeModel: one sentence that names the file and what is wrong.
     """
     first = headers[0]
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
-    architecture, pooling = _architecture(first, as_draft, tensors.keys())
+    architecture, pooling = _check_architecture(first, as_draft, tensors.keys())
     _check_floats(first, architecture)
-    layers = _number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
-    width = _number(first, f"{architecture}.embedding_length", 1, MAX_WIDTH)
-    heads = max(_per_layer(first, f"{architecture}.attention.head_count", layers, 1))
-    kv_key = f"{architecture}.attention.head_count_kv"
-    kv_heads = _per_layer(first, kv_key, layers, heads)
+    layers = _read_number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
+    width = _read_number(first, f"{architecture}.embedding_length", 1, MAX_WIDTH)
+    heads = max(_read_per_layer(first, f"{architecture}.attention.head_count", layers, 1))
+    kv_heads = _read_per_layer(first, f"{architecture}.attention.head_count_kv", layers, heads)
     _check_experts(first, architecture)
     _check_scaling(first, architecture)
-    _number(first, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, 1)
-    alone = is_sidecar(architecture)  # all its layers are heads
-    extra = _number(first, f"{architecture}.nextn_predict_layers", 0, layers - (not alone), 0)
-    check_tensors(first.name, architecture, layers, 0 if alone else extra, tensors)
-    window = _number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
+    _read_number(first, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, 1)
+    heads_only = is_sidecar(architecture)  # all its layers are MTP heads
+    max_extra = layers if heads_only else layers - 1
+    extra = _read_number(first, f"{architecture}.nextn_predict_layers", 0, max_extra, 0)
+    check_tensors(first.name, architecture, layers, 0 if heads_only else extra, tensors)
+    window = _read_number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
     lengths = Lengths(
-        _head_length(first, architecture, "key_length", head_width),
-        _head_length(first, architecture, "value_length", head_width),
+        _read_head_length(first, architecture, "key_length", head_width),
+        _read_head_length(first, architecture, "value_length", head_width),
     )
     template = first.metadata.get("tokenizer.chat_template")
     return Model(
@@ -193,8 +202,8 @@ def describe(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
         heads=heads,
         kv_heads=kv_heads,
         key_length=lengths.key,
-        feed_forward=_feed_forward(first, architecture, layers, width),
-        context=_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
+        feed_forward=_max_feed_forward(first, architecture, layers, width),
+        context=_read_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
         vocabulary=check_vocabulary(first, width, tensors),
         kept=kept(first, architecture, kv_heads, width, lengths),
         parameters=sum(tensor.elements for tensor in tensors.values()),
@@ -208,11 +217,17 @@ def describe(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
     )
 
 
-def _architecture(header: Header, as_draft: bool, tensors: Set[str]) -> tuple[str, Pooling | None]:
-    """The architecture, one that llama.cpp knows, and what the model makes of a text, if it writes none."""
+def _check_architecture(
+    header: Header, as_draft: bool, tensors: Set[str]
+) -> tuple[str, Pooling | None]:
+    """Return the architecture, and the pooling of a model that turns texts into numbers.
+
+    Raises:
+        UnsafeModel: llama.cpp does not support the model.
+    """
     architecture, pooling = header.metadata.get("general.architecture"), None
     if not (as_draft and isinstance(architecture, str) and is_sidecar(architecture)):
-        pooling = _purpose(header, as_draft)
+        pooling = _check_purpose(header, as_draft)
     if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
         raise UnsafeModel(f"{header.name} does not declare a model architecture.")
     if not is_known(architecture):
@@ -220,8 +235,8 @@ def _architecture(header: Header, as_draft: bool, tensors: Set[str]) -> tuple[st
             f"{header.name} has the architecture '{architecture}', which this localspec's "
             "llama.cpp does not support; a newer localspec may."
         )
-    if pooling == "rank" and not tensors & _CLASSIFIERS:
-        # llama.cpp would give it a number of another text of the same pass.
+    if pooling == "rank" and not tensors & _CLASSIFIER_TENSORS:
+        # llama.cpp would return a score that belongs to another text of the same pass.
         raise UnsafeModel(
             f"{header.name} is a reranker without the part that scores (tensor 'cls.output.weight'); it "
             "was converted incorrectly, choose another."
@@ -229,36 +244,48 @@ def _architecture(header: Header, as_draft: bool, tensors: Set[str]) -> tuple[st
     return architecture, pooling
 
 
-def _purpose(header: Header, as_draft: bool) -> Pooling | None:
-    """Only models that write text, or turn it into numbers, are of use here; drafts write."""
-    stated = header.metadata.get
-    architecture = str(stated("general.architecture", ""))
-    pooling = stated(f"{architecture}.pooling_type", 0)
+def _check_purpose(header: Header, as_draft: bool) -> Pooling | None:
+    """Return the pooling of a model that turns texts into numbers, or None if it writes text.
+
+    Raises:
+        UnsafeModel: it does neither, or it is a draft and does not write text.
+    """
+    read = header.metadata.get
+    architecture = str(read("general.architecture", ""))
+    pooling = read(f"{architecture}.pooling_type", 0)
     kind, causal = (
-        str(stated("general.type", "model")),
-        stated(f"{architecture}.attention.causal") is not False,
+        str(read("general.type", "model")),
+        read(f"{architecture}.attention.causal") is not False,
     )
     number = pooling if type(pooling) is int else 0
-    found = pooled(architecture, kind=kind, causal=causal, pooling=number)
+    model_pooling = pooled(architecture, kind=kind, causal=causal, pooling=number)
     reason = no_writer(architecture, kind=kind, causal=causal, pooling=number)
-    if reason and (as_draft or not found):
+    if reason and (as_draft or not model_pooling):
         raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
-    return found
+    return model_pooling
 
 
-def _whole(header: Header, key: str, default: int) -> int:
-    """A whole number from the metadata, or UnsafeModel."""
+def _read_integer(header: Header, key: str, default: int) -> int:
+    """Return an integer from the metadata.
+
+    Raises:
+        UnsafeModel: the value is not an integer.
+    """
     value: Value = header.metadata.get(key, default)
     if type(value) is not int:
         raise UnsafeModel(f"{header.name}: '{key}' must be a whole number.")
     return value
 
 
-def _number(header: Header, key: str, low: int, high: int, default: int | None = None) -> int:
-    """A whole number within its limits; `default` None makes it obligatory."""
+def _read_number(header: Header, key: str, low: int, high: int, default: int | None = None) -> int:
+    """Return an integer within its limits. Without a default it is required.
+
+    Raises:
+        UnsafeModel: the value is missing or wrong.
+    """
     if default is None and key not in header.metadata:
         raise UnsafeModel(f"{header.name} does not declare '{key}'.")
-    value = _whole(header, key, default or 0)
+    value = _read_integer(header, key, default or 0)
     if not low <= value <= high:
         raise UnsafeModel(
             f"{header.name}: '{key}' is {value} and must be between {low} and {high}."
@@ -266,8 +293,12 @@ def _number(header: Header, key: str, low: int, high: int, default: int | None =
     return value
 
 
-def _per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int, ...]:
-    """One number per layer; a single one counts for all, a list must have one for each."""
+def _read_per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int, ...]:
+    """Return one number per layer. A single number in the file applies to all layers.
+
+    Raises:
+        UnsafeModel: a list is too short, or a number is wrong.
+    """
     value = header.metadata.get(key, default)
     numbers: tuple[Value, ...]
     if isinstance(value, NumberArray):
@@ -278,7 +309,7 @@ def _per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int
         numbers = tuple(value.values()[:layers])
     else:
         numbers = (value,) * layers
-    low = 0 if isinstance(value, NumberArray) else 1  # layers without attention state 0
+    low = 0 if isinstance(value, NumberArray) else 1  # in a list, layers without attention have 0
     result: list[int] = []
     for number in numbers:
         if type(number) is not int or not low <= number <= MAX_WIDTH:
@@ -289,12 +320,16 @@ def _per_layer(header: Header, key: str, layers: int, default: int) -> tuple[int
     return tuple(result)
 
 
-def _head_length(header: Header, architecture: str, which: str, default: int) -> int:
-    return _number(header, f"{architecture}.attention.{which}", 1, 1 << 16, default)
+def _read_head_length(header: Header, architecture: str, key: str, default: int) -> int:
+    return _read_number(header, f"{architecture}.attention.{key}", 1, 1 << 16, default)
 
 
 def _check_floats(header: Header, architecture: str) -> None:
-    """No architecture has a use for NaN or infinity; epsilons are small and positive."""
+    """Check that all floats of the architecture are finite, and that epsilons are small and not negative.
+
+    Raises:
+        UnsafeModel: one of them is not.
+    """
     for key, value in header.metadata.items():
         if not key.startswith(f"{architecture}.") or type(value) is not float:
             continue
@@ -305,7 +340,7 @@ def _check_floats(header: Header, architecture: str) -> None:
 
 
 def _check_experts(header: Header, architecture: str) -> None:
-    experts = _number(header, f"{architecture}.expert_count", 0, MAX_EXPERTS, 0)
+    experts = _read_number(header, f"{architecture}.expert_count", 0, MAX_EXPERTS, 0)
     used = header.metadata.get(f"{architecture}.expert_used_count", 0)
     if type(used) is int and not (0 < used <= experts or used == experts == 0):
         raise UnsafeModel(f"{header.name} uses {used} of {experts} experts per token.")
@@ -320,6 +355,6 @@ def _check_scaling(header: Header, architecture: str) -> None:
         )
 
 
-def _feed_forward(header: Header, architecture: str, layers: int, width: int) -> int:
-    """Of the widest layer."""
-    return max(_per_layer(header, f"{architecture}.feed_forward_length", layers, 4 * width))
+def _max_feed_forward(header: Header, architecture: str, layers: int, width: int) -> int:
+    """Return the feed-forward length of the widest layer."""
+    return max(_read_per_layer(header, f"{architecture}.feed_forward_length", layers, 4 * width))

@@ -1,8 +1,8 @@
-"""May these two models be a pair? The one place that says no.
+"""Decide whether two models may be a pair. Only this module rejects one.
 
-Whether a difference of tokens keeps a draft from drafting is decided in localspec/compatibility.py.
-Here is what a header says beyond what that rule reads: the pre-tokenizer, token types and merges. They
-decide how text becomes tokens, which only the target does, so in a draft they are worth a note.
+localspec/compatibility.py decides whether a difference between tokens prevents drafting. The other
+differences in a header are judged here: the pre-tokenizer, token types and merges. They determine how text
+becomes tokens. Only the target tokenizes, so in a draft they cause a note and no error.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from localspec.compatibility import FIRST_COMPARED, Compatibility, compare
+from localspec.compatibility import FIRST_COMPARED_ID, Compatibility, compare
 from localspec.errors import BadGguf, CannotRollBack, NotMatched
 from localspec.purpose import not_its_sidecar
 from localspec.registry.header.architectures import rollback_sentence
@@ -20,16 +20,15 @@ from localspec.registry.header.kept import cells
 from localspec.registry.header.model import Model
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 
-_TYPES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
-_NOTED_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pre", "fim_suf", "fim_mid")
+_TOKEN_TYPES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
+_COMPARED_IDS = ("bos", "eos", "eot", "eom", "unknown", "padding", "fim_pre", "fim_suf", "fim_mid")
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether two vocabularies match.
+    """The result of comparing two vocabularies.
 
-    `reason` is one sentence naming the first difference, empty when they match; `notes` are
-    differences that do no harm.
+    reason: the first difference as one sentence, empty if they match. notes: harmless differences.
     """
 
     matched: bool
@@ -38,24 +37,27 @@ class Verdict:
 
 
 def verdict(target: Model, draft: Model) -> Verdict:
-    """Whether the two speak the same tokens, and of heads in a file of their own whether this is their
-    target; a file without a tokenizer does not match.
+    """Return whether the draft can draft for the target.
+
+    They must use the same tokens, and MTP heads in a separate file must belong to this target. A file
+    without a tokenizer does not match.
     """
-    if draft.sidecar and (reason := _not_its_sidecar(target, draft)):
+    if draft.sidecar and (reason := _explain_wrong_sidecar(target, draft)):
         return Verdict(False, f"not a matched pair: {reason}")
     try:
-        return judge(read_vocabulary(target.header), read_vocabulary(draft.header))
+        return judge_vocabularies(read_vocabulary(target.header), read_vocabulary(draft.header))
     except BadGguf as error:
         return Verdict(False, error.message.rstrip("."))
 
 
 def check_pair(target: Model, draft: Model | None) -> tuple[str, ...]:
-    """Sentences a person should know about the pair.
+    """Return sentences that the user should know about the pair.
 
-    A target alone is always allowed: it is decoded plainly, or with drafts that need no model.
+    A target alone is always allowed. It is decoded without drafts, or with drafts that need no model.
 
     Raises:
-        NotMatched: naming the first difference. CannotRollBack: naming the architecture.
+        NotMatched: the message names the first difference.
+        CannotRollBack: the message names the architecture.
     """
     if target.pooling:
         if draft:
@@ -72,51 +74,60 @@ def check_pair(target: Model, draft: Model | None) -> tuple[str, ...]:
         if sentence:
             notes.append(f"{sentence}.")
     if draft:
-        found = verdict(target, draft)
-        if not found.matched:
-            raise NotMatched(f"{target.name} and {draft.name}: {found.reason}.")
-        notes += [f"{note[:1].upper()}{note[1:]}." for note in found.notes]
+        judgement = verdict(target, draft)
+        if not judgement.matched:
+            raise NotMatched(f"{target.name} and {draft.name}: {judgement.reason}.")
+        notes += [f"{note[:1].upper()}{note[1:]}." for note in judgement.notes]
     return tuple(notes)
 
 
-def _not_its_sidecar(target: Model, draft: Model) -> str:
-    """Why heads in a file of their own cannot read the target's states and cache, as a clause."""
+def _explain_wrong_sidecar(target: Model, draft: Model) -> str:
+    """Return why MTP heads cannot read the target's states and cache, as a clause, or ""."""
     if reason := not_its_sidecar(draft.architecture, target.architecture):
         return reason
-    states = draft.header.metadata.get(f"{draft.architecture}.embedding_length_out")
-    if states != target.width:
-        return f"the draft reads states of {states} numbers, and the target's have {target.width}"
-    theirs, ours = (
-        cells(each.header, each.architecture, each.kv_heads, each.key_length)
-        for each in (draft, target)
+    state_length = draft.header.metadata.get(f"{draft.architecture}.embedding_length_out")
+    if state_length != target.width:
+        return f"the draft reads states of {state_length} numbers, and the target's have {target.width}"
+    draft_layouts, target_layouts = (
+        cells(model.header, model.architecture, model.kv_heads, model.key_length)
+        for model in (draft, target)
     )
-    return "" if theirs <= ours else "the draft reads other attention heads than the target has"
+    return (
+        ""
+        if draft_layouts <= target_layouts
+        else "the draft reads other attention heads than the target has"
+    )
 
 
-def judge(target: Vocabulary, draft: Vocabulary) -> Verdict:
-    """Can `draft` draft for `target`, and what is to be known of the two?"""
-    found = compare(target.tokenizer, draft.tokenizer)
-    if not found.usable:
-        return Verdict(False, f"not a matched pair: {found.reason}")
-    return Verdict(True, "", tuple(_notes(target, draft, found)))
+def judge_vocabularies(target: Vocabulary, draft: Vocabulary) -> Verdict:
+    """Return whether the draft's vocabulary can be used with the target's, with notes."""
+    compatibility = compare(target.tokenizer, draft.tokenizer)
+    if not compatibility.usable:
+        return Verdict(False, f"not a matched pair: {compatibility.reason}")
+    return Verdict(True, "", tuple(_list_differences(target, draft, compatibility)))
 
 
-def _notes(target: Vocabulary, draft: Vocabulary, found: Compatibility) -> Iterator[str]:
-    """Differences that do no harm, as clauses."""
-    if found.note:
-        yield found.note
+def _list_differences(
+    target: Vocabulary, draft: Vocabulary, compatibility: Compatibility
+) -> Iterator[str]:
+    """Yield harmless differences as clauses."""
+    if compatibility.note:
+        yield compatibility.note
     if target.pre != draft.pre:
         yield f"the pre-tokenizer is '{target.pre}' in the target and '{draft.pre}' in the draft"
-    yield from _type_difference(target, draft)
-    yield from _merge_difference(target.merges, draft.merges)
-    for name in _NOTED_IDS:
-        one, other = target.ids.get(name), draft.ids.get(name)
-        if one is not None and other is not None and one != other:
-            yield f"the {name} token is {one} in the target and {other} in the draft"
+    yield from _find_type_difference(target, draft)
+    yield from _find_merge_difference(target.merges, draft.merges)
+    for name in _COMPARED_IDS:
+        target_id, draft_id = target.ids.get(name), draft.ids.get(name)
+        if target_id is not None and draft_id is not None and target_id != draft_id:
+            yield f"the {name} token is {target_id} in the target and {draft_id} in the draft"
 
 
-def _type_difference(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
-    """The first token whose type differs. Converters of different dates disagree about many."""
+def _find_type_difference(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
+    """Yield the first difference between token types.
+
+    Different versions of the converter disagree about many tokens, so one example is enough.
+    """
     if target.types is None or draft.types is None:
         if target.types is not draft.types:
             yield "only one of the two files declares the types of its tokens"
@@ -124,16 +135,20 @@ def _type_difference(target: Vocabulary, draft: Vocabulary) -> Iterator[str]:
     if target.types.raw == draft.types.raw:
         return
     pairs = enumerate(zip(target.types.values(), draft.types.values(), strict=False))
-    for index, (ours, theirs) in islice(pairs, FIRST_COMPARED, None):
-        if ours != theirs:
-            one, other = (_TYPES.get(int(each), str(each)) for each in (ours, theirs))
-            yield f"token {index} is of type {one} in the target and {other} in the draft"
+    for index, (target_type, draft_type) in islice(pairs, FIRST_COMPARED_ID, None):
+        if target_type != draft_type:
+            target_name, draft_name = (
+                _TOKEN_TYPES.get(int(number), str(number)) for number in (target_type, draft_type)
+            )
+            yield f"token {index} is of type {target_name} in the target and {draft_name} in the draft"
             return
 
 
-def _merge_difference(ours: StringArray | None, theirs: StringArray | None) -> Iterator[str]:
-    if ours is None or theirs is None:
-        if ours is not theirs:
+def _find_merge_difference(
+    target_merges: StringArray | None, draft_merges: StringArray | None
+) -> Iterator[str]:
+    if target_merges is None or draft_merges is None:
+        if target_merges is not draft_merges:
             yield "only one of the two files lists merges"
-    elif ours != theirs:
+    elif target_merges != draft_merges:
         yield "the merges of the two tokenizers differ"

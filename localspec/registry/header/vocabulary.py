@@ -1,8 +1,7 @@
-"""The tokens that a header states, with llama.cpp's defaults, checked so that llama.cpp can live with
-them.
+"""Read the tokenizer from a header, with llama.cpp's defaults, and check that llama.cpp can use it.
 
-It aborts on a token that appears twice, when it is to add a begin token that does not exist, and on
-a byte token that names no byte; it goes on without a word when an end token does not exist.
+llama.cpp aborts on a token that appears twice, on a begin token to add that does not exist, and on a byte
+token that does not name a byte. It accepts an end token that does not exist without an error.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _KINDS = {
     "llama": "spm", "bert": "wpm", "gpt2": "bpe", "hybriddna": "bpe", "whitespace": "bpe",
     "gemma4": "bpe", "t5": "ugm", "rwkv": "rwkv", "plamo2": "plamo2",
 }  # fmt: skip
-# Names that llama.cpp maps to one and the same pre-tokenizer (llama_vocab::impl::load), by its first.
+# Names of the same pre-tokenizer (llama_vocab::impl::load); the first of them stands for all.
 _PRE_TOKENIZERS = (
     ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
      "jina-v5-nano"),
@@ -35,8 +34,8 @@ _PRE_TOKENIZERS = (
     ("bailingmoe", "bailingmoe2", "llada-moe"),
 )  # fmt: skip
 _SAME_PRE = {name: names[0] for names in _PRE_TOKENIZERS for name in names}
-# Pre-tokenizers, and models of a tokenizer, for which llama.cpp adds a begin token, or assumes other
-# ids for begin and end, unless the file says otherwise.
+# Pre-tokenizers and tokenizer models for which llama.cpp adds a begin token, or has other default ids of the
+# begin and end tokens, unless the file states them.
 _ADD_BOS_PRE = frozenset({"llama-bpe", "tekken", "chameleon"})
 _NO_BOS_PRE = frozenset({"chatglm-bpe"})
 _ADD_BOS = frozenset({"llama", "bert"})
@@ -45,16 +44,19 @@ _DEFAULT_IDS = {
     "llama": (1, 2), "bert": (101, None), "gpt2": (11, 11), "hybriddna": (11, 11),
     "whitespace": (11, 11), "t5": (None, 1), "plamo2": (1, 2),
 }  # fmt: skip
-_ABSENT_IDS = (0xFFFFFFFF, -1)  # how converters write "no such token"
-_BYTE = 6
+_ABSENT_IDS = (0xFFFFFFFF, -1)  # converters write these for a token that does not exist
+_BYTE_TYPE = 6  # the token type of single bytes
 _BYTE_TEXT = re.compile(rb"<0x[0-9A-Fa-f]{2}>")
-# llama.cpp splits the spaces apart and then asserts that no token to be merged has one.
-_DEADLY = ("whitespace",)
+# llama.cpp splits off the spaces and then asserts that no token to merge contains one.
+_CRASHING_PRE = ("whitespace",)
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A tokenizer as the file states it, with llama.cpp's defaults filled in."""
+    """A tokenizer as the file states it, with llama.cpp's defaults filled in.
+
+    ids: the stated special tokens by name ("bos", …).
+    """
 
     name: str
     tokenizer: Tokenizer
@@ -62,11 +64,11 @@ class Vocabulary:
     tokens: StringArray
     types: NumberArray | None
     merges: StringArray | None
-    ids: dict[str, int]  # stated special tokens: "bos" → id
+    ids: dict[str, int]
 
 
 def read_vocabulary(header: Header) -> Vocabulary:
-    """The tokenizer in a header.
+    """Return the tokenizer in a header.
 
     Raises:
         BadGguf: there is none, or one of its lists has the wrong type.
@@ -91,7 +93,9 @@ def read_vocabulary(header: Header) -> Vocabulary:
     }
     if kind == "gemma4":
         pre = kind
-    pre = _SAME_PRE.get(pre, pre) if _KINDS.get(kind) == "bpe" else ""  # only these have one
+    pre = (
+        _SAME_PRE.get(pre, pre) if _KINDS.get(kind) == "bpe" else ""
+    )  # other kinds have no pre-tokenizer
     bos, eos = _DEFAULT_IDS.get(kind, (None, None))
     add_bos = data.get("tokenizer.ggml.add_bos_token", kind in _ADD_BOS or pre in _ADD_BOS_PRE)
     return Vocabulary(
@@ -113,10 +117,12 @@ def read_vocabulary(header: Header) -> Vocabulary:
 
 
 def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) -> int:
-    """The number of tokens: the list, its types, the embedding rows and the special ids agree.
+    """Return the number of tokens after checking that all numbers about them agree.
+
+    These are the token list, the token types, the rows of the embedding, and the special ids.
 
     Raises:
-        UnsafeModel: naming what does not.
+        UnsafeModel: the message names what does not agree.
     """
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray) or not tokens.count:
@@ -133,7 +139,7 @@ def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) 
             not isinstance(value, NumberArray) or value.count != tokens.count
         ):
             raise UnsafeModel(f"{header.name}: '{key}' does not have one entry per token.")
-    if header.metadata.get("tokenizer.ggml.pre") in _DEADLY:
+    if header.metadata.get("tokenizer.ggml.pre") in _CRASHING_PRE:
         raise UnsafeModel(
             f"{header.name} uses the pre-tokenizer '{header.metadata['tokenizer.ggml.pre']}', "
             "with which llama.cpp crashes on two spaces in a row; only embedding models use "
@@ -155,21 +161,21 @@ def _check_special_ids(header: Header, count: int) -> None:
 def _check_texts(vocabulary: Vocabulary) -> None:
     name, count = vocabulary.name, vocabulary.tokens.count
     tokenizer = vocabulary.tokenizer
-    # llama.cpp reads a text up to its first NUL.
-    read = (text.partition(b"\0")[0] for text in vocabulary.tokens)
-    texts = [text or b"[EMPTY_%d]" % index for index, text in enumerate(read)]
-    if len(set(texts)) != count:  # empty ones get these names in llama.cpp too
-        twice = Counter(texts).most_common(1)[0][0]
-        raise UnsafeModel(f"{name} lists the token {twice[:40]!r} twice.")
-    for what, add, token in (
+    # llama.cpp reads each text up to its first NUL, and gives empty texts these names.
+    terminated = (text.partition(b"\0")[0] for text in vocabulary.tokens)
+    texts = [text or b"[EMPTY_%d]" % index for index, text in enumerate(terminated)]
+    if len(set(texts)) != count:
+        duplicate = Counter(texts).most_common(1)[0][0]
+        raise UnsafeModel(f"{name} lists the token {duplicate[:40]!r} twice.")
+    for place, is_added, token in (
         ("begin", tokenizer.add_bos, tokenizer.bos),
         ("end", tokenizer.add_eos, tokenizer.eos),
     ):
-        if add and (token is None or token >= count):
-            raise UnsafeModel(f"{name} should add a token for the {what} of a text but has none.")
+        if is_added and (token is None or token >= count):
+            raise UnsafeModel(f"{name} should add a token for the {place} of a text but has none.")
     kinds = vocabulary.types.values() if vocabulary.types else ()
-    if _BYTE not in kinds:
+    if _BYTE_TYPE not in kinds:
         return
     for text, kind in zip(texts, kinds, strict=True):
-        if kind == _BYTE and not _BYTE_TEXT.fullmatch(text):
+        if kind == _BYTE_TYPE and not _BYTE_TEXT.fullmatch(text):
             raise UnsafeModel(f"{name}: the byte token {text[:40]!r} is not a byte.")

@@ -1,4 +1,4 @@
-"""The tensors of a model: all there, of types that llama.cpp computes with, and not visibly damaged."""
+"""Check the tensors of a model: complete, of types that llama.cpp supports, and not visibly damaged."""
 
 from __future__ import annotations
 
@@ -13,42 +13,43 @@ from localspec.registry.header.gguf import TENSOR_TYPES, Tensor, read_header
 from localspec.registry.header.source import FileSource, Source
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
-# What each layer of the common dense architectures must hold; others are left to llama.cpp, which
-# reports a missing tensor without dying.
-_DENSE = frozenset({"llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "mistral3"})
-_LAYER_PARTS = ("attn_norm.weight", "attn_output.weight", "ffn_norm.weight")
-_LAYER_CHOICES = (
+# Each layer of these common dense architectures must have the tensors below. For other architectures
+# llama.cpp itself reports a missing tensor without ending the process.
+_DENSE_ARCHITECTURES = frozenset(
+    {"llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "mistral3"}
+)
+_REQUIRED_IN_LAYER = ("attn_norm.weight", "attn_output.weight", "ffn_norm.weight")
+_ONE_REQUIRED_IN_LAYER = (
     ("attn_q.weight", "attn_qkv.weight"),
     ("attn_k.weight", "attn_qkv.weight"),
     ("attn_v.weight", "attn_qkv.weight"),
     ("ffn_down.weight", "ffn_down_exps.weight"),
     ("ffn_up.weight", "ffn_up_exps.weight"),
 )
-# llama.cpp's kernels add and multiply by these as float32 alone, and end the process otherwise.
-_ADDED = re.compile(r".*(norm[^.]*\.weight|\.bias)")
-# Matrices that a token is multiplied with; no kernel does so with whole numbers, or with the types
-# that hold the other factor.
-_MULTIPLIED = re.compile(r"(token_embd|output|blk\.\d+\.(attn|ffn)_[a-z_]+)\.weight")
-_NO_FACTORS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
-_VOCABULARY_ROWS = ("token_embd.weight", "output.weight")
-_TAIL = 4096
+# llama.cpp's kernels support only F32 for these tensors and end the process on other types.
+_F32_ONLY = re.compile(r".*(norm[^.]*\.weight|\.bias)")
+# Weight matrices. No kernel multiplies by integers, or by the types that are used for activations.
+_MATRIX = re.compile(r"(token_embd|output|blk\.\d+\.(attn|ffn)_[a-z_]+)\.weight")
+_UNSUPPORTED_MATRIX_TYPES = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
+_VOCABULARY_TENSORS = ("token_embd.weight", "output.weight")
+_MAX_TAIL_BYTES = 4096  # checked for zeros at the end of a file
 
 
 def check_tensors(
     name: str, architecture: str, layers: int, extra: int, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Every layer there, none too many, and each with its parts where they are known.
+    """Check that every layer is present, that there are no others, and that each has the known tensors.
 
-    `extra` of the layers predict further tokens (MTP) and may be elsewhere.
+    extra: how many of the layers predict further tokens (MTP) and may be in another file.
 
     Raises:
-        UnsafeModel: naming the tensor.
+        UnsafeModel: the message names the tensor.
     """
     if not tensors:
         raise UnsafeModel(f"{name} contains a vocabulary but no weights.")
     if "token_embd.weight" not in tensors:
         raise UnsafeModel(f"{name} lacks the tensor 'token_embd.weight'.")
-    present = {int(found[1]) for found in map(_BLOCK.match, tensors) if found}
+    present = {int(match[1]) for match in map(_BLOCK.match, tensors) if match}
     _check_types(name, tensors.values())
     missing = sorted(set(range(layers - extra)) - present)
     if len(missing) == layers - extra:
@@ -57,28 +58,34 @@ def check_tensors(
         raise UnsafeModel(f"{name} declares {layers} layers but lacks layer {missing[0]}.")
     if present and max(present) >= layers:
         raise UnsafeModel(f"{name} declares {layers} layers but contains layer {max(present)}.")
-    if architecture not in _DENSE:
+    if architecture not in _DENSE_ARCHITECTURES:
         return
-    needed = ["output_norm.weight"]
-    needed += [f"blk.{layer}.{part}" for layer in range(layers - extra) for part in _LAYER_PARTS]
-    for part in needed:
+    required = ["output_norm.weight"]
+    required += [
+        f"blk.{layer}.{part}" for layer in range(layers - extra) for part in _REQUIRED_IN_LAYER
+    ]
+    for part in required:
         if part not in tensors:
             raise UnsafeModel(f"{name} lacks the tensor '{part}'.")
     for layer in range(layers - extra):
-        for choice in _LAYER_CHOICES:
+        for choice in _ONE_REQUIRED_IN_LAYER:
             if not any(f"blk.{layer}.{part}" in tensors for part in choice):
                 raise UnsafeModel(f"{name} lacks the tensor 'blk.{layer}.{choice[0]}'.")
 
 
 def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
-    """The tensors are of types that llama.cpp has kernels for."""
+    """Check that the tensors have types for which llama.cpp has kernels.
+
+    Raises:
+        UnsafeModel: the message names the tensor.
+    """
     for tensor in tensors:
         kind = TENSOR_TYPES[tensor.kind][0]
-        if len(tensor.shape) == 1 and kind != "F32" and _ADDED.fullmatch(tensor.name):
+        if len(tensor.shape) == 1 and kind != "F32" and _F32_ONLY.fullmatch(tensor.name):
             raise UnsafeModel(
                 f"{name}: the tensor '{tensor.name}' is of type {kind} and must be F32."
             )
-        if kind in _NO_FACTORS and _MULTIPLIED.fullmatch(tensor.name):
+        if kind in _UNSUPPORTED_MATRIX_TYPES and _MATRIX.fullmatch(tensor.name):
             raise UnsafeModel(
                 f"{name}: the tensor '{tensor.name}' is of type {kind}, which is not a type for "
                 "weights."
@@ -86,25 +93,31 @@ def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """A quick look at the weights of a local file: is the end zero, are the norms finite?
+    """Check that the weights of a local file do not end in zeros and that its norms are finite.
 
-    Zeros at the end are what a broken download or copy leaves; NaN in a norm makes every answer
-    nonsense; llama.cpp loads both without a word. Reads a few MB, whatever the size of the file.
+    A broken download or copy leaves zeros at the end, and NaN in a norm makes every answer nonsense.
+    llama.cpp loads both without an error. This reads only a few MB, whatever the size of the file.
 
     Raises:
-        UnsafeModel: naming the tensor.
+        UnsafeModel: the message names the tensor.
     """
     source = FileSource(path)
     header = read_header(source)
     if not header.tensors:
         return
-    last = max(header.tensors, key=lambda tensor: tensor.offset)
-    # The last rows of a vocabulary may be padding, and zero; half of it never is.
-    span = last.size // 2 if last.name in _VOCABULARY_ROWS else min(last.size, _TAIL)
-    is_bias = last.name.endswith(".bias")
-    if not is_bias and _is_zero(source, last.offset + last.size - span, span):
+    last_tensor = max(header.tensors, key=lambda tensor: tensor.offset)
+    # The last rows of a vocabulary may be padding with zeros, but never half of them.
+    tail_bytes = (
+        last_tensor.size // 2
+        if last_tensor.name in _VOCABULARY_TENSORS
+        else min(last_tensor.size, _MAX_TAIL_BYTES)
+    )
+    is_bias = last_tensor.name.endswith(".bias")
+    if not is_bias and _is_zero(
+        source, last_tensor.offset + last_tensor.size - tail_bytes, tail_bytes
+    ):
         raise UnsafeModel(
-            f"{header.name} ends in zeros (tensor '{last.name}'); it is damaged, download it again."
+            f"{header.name} ends in zeros (tensor '{last_tensor.name}'); it is damaged, download it again."
         )
     for tensor in header.tensors:
         if tensor.kind == 0 and len(tensor.shape) == 1:
@@ -117,10 +130,10 @@ def check_weights(path: Path) -> None:
 
 
 def _is_zero(source: Source, offset: int, size: int) -> bool:
-    """Whether `size` bytes from `offset` are all zero; stops at the first that is not."""
+    """Return whether `size` bytes from `offset` are all zero, reading only up to the first that is not."""
     while size > 0:
-        piece = source.read(offset, min(size, 1 << 20))
-        if not piece or piece.count(0) != len(piece):
+        chunk = source.read(offset, min(size, 1 << 20))
+        if not chunk or chunk.count(0) != len(chunk):
             return False
-        offset, size = offset + len(piece), size - len(piece)
+        offset, size = offset + len(chunk), size - len(chunk)
     return True

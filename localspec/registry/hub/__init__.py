@@ -1,12 +1,12 @@
 """The Hugging Face hub: names, headers and bytes from it.
 
-network.py     what an environment says about the network, and an HTTP client made of it
-causes.py      why the hub could not be asked, in one sentence
-hub.py         which bytes a name means, and ranges of them
-repository.py  what a person wrote for a repository, and which models its files are
-retry.py       trying again, with patience and an end
+network.py     the network settings of one environment, and an HTTP client for them
+causes.py      why a request to the hub failed, in one sentence
+hub.py         what a name on the hub means, and ranges of its bytes
+repository.py  parse references to repositories, and list the models of a repository
+retry.py       retries with growing pauses and an end
 cache.py       what the Hugging Face cache on this disk has
-remote.py      the start of a file, for its header
-journal.py     which bytes of an unfinished file are there
-transfer.py    one file's bytes, resumable after a kill
+remote.py      the start of a remote file, for its header
+journal.py     which bytes of an unfinished download are written
+transfer.py    the download of one file, resumable after a kill
 """

@@ -1,4 +1,4 @@
-"""What the Hugging Face cache on this disk has of the hub, for when there is no network."""
+"""Look up files in the Hugging Face cache on this disk, for when there is no network."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def cached_file(repo: str, file: str, commit: str, sha256: str, size: int) -> Path | None:
-    """The file in the Hugging Face cache, if it seems whole; its hash is still to be checked."""
+    """Return the file in the Hugging Face cache if its size matches.
+
+    Its hash still has to be checked.
+    """
     folder = hf_cache() / f"models--{repo.replace('/', '--')}"
     for path in (folder / "snapshots" / commit / file, folder / "blobs" / sha256):
         try:
@@ -24,9 +27,9 @@ def cached_file(repo: str, file: str, commit: str, sha256: str, size: int) -> Pa
 
 
 def resolve_in_cache(repo: str, file: str, revision: str = "main") -> RemoteFile | None:
-    """What the Hugging Face cache knows of a file of the hub, where it is there whole.
+    """Return what the Hugging Face cache knows of a file on the hub, if the cache has all of it.
 
-    Large files lie there under their SHA-256, `refs` has each revision's commit.
+    The cache names large files by their SHA-256, and `refs` has the commit of each revision.
     """
     folder = hf_cache() / f"models--{repo.replace('/', '--')}"
     try:
@@ -42,7 +45,7 @@ def resolve_in_cache(repo: str, file: str, revision: str = "main") -> RemoteFile
 
 
 def list_in_cache(repo: str, revision: str = "main") -> tuple[Listed, ...]:
-    """The models of a repository that the Hugging Face cache has whole."""
+    """Return the models of a repository that are complete in the Hugging Face cache."""
     folder = hf_cache() / f"models--{repo.replace('/', '--')}"
     try:
         ref = folder / "refs" / revision
@@ -51,5 +54,5 @@ def list_in_cache(repo: str, revision: str = "main") -> tuple[Listed, ...]:
         names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf")]
     except (OSError, ValueError):
         return ()
-    known = [resolve_in_cache(repo, name, revision) for name in sorted(names)]
-    return tuple(Listed(each.file, each.size) for each in known if each)
+    resolved = [resolve_in_cache(repo, name, revision) for name in sorted(names)]
+    return tuple(Listed(remote.file, remote.size) for remote in resolved if remote)

@@ -1,7 +1,7 @@
-"""The Hugging Face hub: which bytes a name means, and ranges of them; its errors in our words.
+"""Resolve and download files of the Hugging Face hub.
 
-huggingface_hub gives addresses and headers and renews a login; it is imported on first use (0.3 s).
-Each hub has its own HTTP client, since huggingface_hub's serves one environment.
+huggingface_hub builds URLs and headers and renews a login. It is imported on first use, which takes 0.3 s.
+Each Hub object has its own HTTP client, because huggingface_hub's client serves only one environment.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     import httpx2
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_CONNECT_TIMEOUT = 10.0
-_MOST_REDIRECTS = 10
-_MOST_PAGES = 20  # of a list, a thousand files each; no repository of models has as many
+_CONNECT_TIMEOUT_S = 10.0
+_MAX_REDIRECTS = 10
+_MAX_PAGES = 20  # of a file list, with a thousand files each; no repository of models has that many
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file on the hub, pinned to a commit and a hash. Size in bytes."""
+    """One file on the hub, pinned to a commit and a hash. The size is in bytes."""
 
     repo: str
     file: str
@@ -54,7 +54,7 @@ class RemoteFile:
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One file (or folder, by its `type`) in the hub's list of a repository. Size in bytes."""
+    """One file in the hub's list of a repository, or a folder (see `type`). The size is in bytes."""
 
     file: str = msgspec.field(name="path")
     size: int = 0
@@ -63,18 +63,22 @@ class Listed(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Bytes on their way. `whole`: the server ignores ranges and sends the file from its start."""
+    """The bytes of a download in progress.
+
+    whole: the server ignores ranges and sends the file from its start.
+    """
 
     whole: bool
     chunks: Iterator[bytes]
 
 
 class Hub:
-    """One hub, as one pull reaches it. `network` None: this process's own environment.
+    """A hub, as one pull reaches it.
 
-    `endpoint` None: the network's own. `token` None: the network's, for its own endpoint alone;
-    another endpoint gets no token but one that was given for it. No token goes on to a host that the
-    endpoint redirects to. `stall`: seconds without a byte after which a connection is given up.
+    endpoint: the URL of the hub; None for that of the network. token: None for the network's token, which is
+    used only for the network's own endpoint. Another endpoint gets no token except one passed here, and no
+    token is sent to a host that the endpoint redirects to. stall: a connection is given up after this many
+    seconds without a byte. network: None for this process's own environment.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class Hub:
         self._token = token
         self.stall = stall
         self._lock = threading.Lock()
-        self._opened: httpx2.Client | None = None
+        self._http_client: httpx2.Client | None = None
 
     @property
     def network(self) -> Network:
@@ -101,14 +105,17 @@ class Hub:
         return (self._endpoint or self.network.endpoint).rstrip("/")
 
     def check_online(self) -> None:
-        """Raises Offline where a variable forbids the network."""
+        """Raise Offline if a variable forbids the network."""
         if self.network.offline:
             raise Offline(
                 f"{self.network.offline} is set, so nothing can be pulled; installed pairs still work."
             )
 
     def _library(self) -> ModuleType:
-        """huggingface_hub, without its telemetry: a pull says which file it wants, no more."""
+        """Import huggingface_hub without its telemetry.
+
+        A pull thus tells the hub which file it needs and nothing more.
+        """
         self.check_online()
         import huggingface_hub
         import huggingface_hub.constants
@@ -118,12 +125,12 @@ class Hub:
         return huggingface_hub
 
     def _client(self) -> httpx2.Client:
-        """This hub's own: huggingface_hub's one session is everybody's."""
+        """Return this hub's own HTTP client; the session of huggingface_hub is shared by all hubs."""
         with self._lock:
-            if self._opened is None:
-                self._opened = self.network.client()
-                weakref.finalize(self, self._opened.close)
-            return self._opened
+            if self._http_client is None:
+                self._http_client = self.network.client()
+                weakref.finalize(self, self._http_client.close)
+            return self._http_client
 
     def _url(self, repo: str, file: str, revision: str) -> str:
         library = self._library()
@@ -138,17 +145,17 @@ class Hub:
         headers: dict[str, str] = library.utils.build_hf_headers(
             token=False, library_name="localspec"
         )
-        if token := self._token or self._own_token(library):
+        if token := self._token or self._environment_token(library):
             if not re.fullmatch(r"[!-~]+", token):
                 raise BadToken("The hub token contains invalid characters; check HF_TOKEN.")
             headers["authorization"] = f"Bearer {token}"
         return headers | {"Accept-Encoding": "identity"}
 
-    def _own_token(self, library: ModuleType) -> str:
-        """What the environment has for its own endpoint.
+    def _environment_token(self, library: ModuleType) -> str:
+        """Return the token that the environment has for its own endpoint, or an empty text.
 
-        A login goes to the endpoint that people log in at, or the daemon was started with; to one
-        that a shell names only what it names too.
+        A stored login is sent only to the public hub or the endpoint that the daemon was started with. An
+        endpoint that a shell names gets only a token that the shell names too.
         """
         network, constants = self.network, library.constants
         if self.endpoint != network.endpoint:
@@ -160,85 +167,86 @@ class Hub:
             file = network.login
         if file is None:
             return ""
-        same = str(file) == constants.HF_TOKEN_PATH
+        is_library_file = str(file) == constants.HF_TOKEN_PATH
         if (
-            same
+            is_library_file
             and not {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"} & os.environ.keys()
         ):
-            return library.get_token() or ""  # which renews what is about to expire
+            return library.get_token() or ""  # it renews a token that is about to expire
         return network.token_in(file)
 
     @contextmanager
-    def _asking(self, url: str, repo: str, file: str) -> Iterator[None]:
-        """Everything that goes wrong inside is told in our words."""
+    def _translate_errors(self, url: str, repo: str, file: str) -> Iterator[None]:
+        """Convert the HTTP library's exceptions to localspec's errors."""
         import httpx2
 
         try:
             yield
         except (httpx2.HTTPError, httpx2.InvalidURL, ValueError) as error:
             try:
-                asked = httpx2.URL(url)
+                parsed_url = httpx2.URL(url)
             except httpx2.InvalidURL:
-                asked = None
-            raise causes.of_failure(error, self.network, asked, repo, file) from None
+                parsed_url = None
+            raise causes.error_from_exception(error, self.network, parsed_url, repo, file) from None
 
-    def _refused(self, response: httpx2.Response, repo: str, file: str) -> Exception:
-        return causes.of_status(response, self.network, self.endpoint, repo, file)
+    def _refusal_error(self, response: httpx2.Response, repo: str, file: str) -> Exception:
+        return causes.error_from_status(response, self.network, self.endpoint, repo, file)
 
-    def _metadata(self, url: str, repo: str, file: str) -> httpx2.Response:
-        """The answer to a HEAD that states commit, hash and size, redirects among it.
+    def _request_metadata(self, url: str, repo: str, file: str) -> httpx2.Response:
+        """Return the response to a HEAD request that states commit, hash and size. It may be a redirect.
 
-        Not huggingface_hub's own way, which takes the token along to other hosts of the hub.
+        huggingface_hub's own function is not used, because it sends the token to other hosts of the hub too.
         """
-        with self._asking(url, repo, file):
+        with self._translate_errors(url, repo, file):
             hosts = {*self._library().constants.HF_URL_HOSTS, urlsplit(self.endpoint).hostname}
         headers = self._headers()
-        for _ in range(_MOST_REDIRECTS):
-            with self._asking(url, repo, file):
+        for _ in range(_MAX_REDIRECTS):
+            with self._translate_errors(url, repo, file):
                 response = self._client().request(
                     "HEAD",
                     url,
                     headers=headers,
-                    timeout=min(_CONNECT_TIMEOUT, self.stall),
+                    timeout=min(_CONNECT_TIMEOUT_S, self.stall),
                     follow_redirects=False,
                 )
             if response.status_code >= 400:
-                raise self._refused(response, repo, file)
+                raise self._refusal_error(response, repo, file)
             if not response.has_redirect_location:
                 return response
-            here = response.request.url
-            there = here.join(response.headers["location"])
-            if there.origin != here.origin:
-                # A storage says nothing about the file; another hub does.
-                if there.host not in hosts:
+            url_before = response.request.url
+            url_after = url_before.join(response.headers["location"])
+            if url_after.origin != url_before.origin:
+                # A storage server states nothing about the file, while another hub does.
+                if url_after.host not in hosts:
                     return response
                 headers.pop("authorization", None)
-            url = str(there)
+            url = str(url_after)
         return response
 
     def resolve(self, repo: str, file: str, revision: str = "main") -> RemoteFile:
-        """What the hub says `file` is at `revision`.
+        """Return the commit, hash and size of `file` at `revision`.
 
         Raises:
-            Offline, Gated, NotOnHub, WebPage, HubError; Interrupted when it may be tried again.
+            Offline, Gated, NotOnHub, WebPage, HubError: the request failed for good.
+            Interrupted: it may be tried again.
         """
-        found = self._metadata(self._url(repo, file, revision), repo, file)
-        headers = found.headers
+        response = self._request_metadata(self._url(repo, file, revision), repo, file)
+        headers = response.headers
         size = headers.get("x-linked-size", "")
-        packed = headers.get("content-encoding", "identity").lower() != "identity"
-        if not size and not found.is_redirect and not packed:
+        is_compressed = headers.get("content-encoding", "identity").lower() != "identity"
+        if not size and not response.is_redirect and not is_compressed:
             size = headers.get("content-length", "")
         commit = headers.get("x-repo-commit", "")
-        if commit and packed and not size:
+        if commit and is_compressed and not size:
             raise HubError(
                 f"The hub does not state the size of {repo}/{file}: something on the way "
                 f"compresses it ({headers['content-encoding'][:40]}); check HF_ENDPOINT and the "
                 "proxies."
             )
         if not commit or not size.isdigit():
-            raise causes.web_page(self.endpoint, repo)
+            raise causes.web_page_error(self.endpoint, repo)
         etag = headers.get("x-linked-etag") or headers.get("etag") or ""
-        etag = _unquoted(etag)
+        etag = _strip_etag(etag)
         if not _SHA256.fullmatch(etag):
             raise HubError(
                 f"The hub states no SHA-256 for {repo}/{file}, so it cannot be verified."
@@ -246,110 +254,119 @@ class Hub:
         return RemoteFile(repo, file, commit, etag, int(size))
 
     def files(self, repo: str, revision: str = "main") -> tuple[Listed, ...]:
-        """Every file of a repository, in all its folders.
+        """Return every file of a repository, in all its folders.
 
         Raises:
             As `resolve`.
         """
         url = f"{self.endpoint}/api/models/{repo}/tree/{quote(revision, safe='')}?recursive=true"
         headers = self._headers()
-        found: list[Listed] = []
+        entries: list[Listed] = []
         try:
-            for _ in range(_MOST_PAGES):
-                with self._asking(url, repo, ""):
+            for _ in range(_MAX_PAGES):
+                with self._translate_errors(url, repo, ""):
                     response = self._client().get(
                         url,
                         headers=headers,
-                        timeout=min(_CONNECT_TIMEOUT, self.stall),
+                        timeout=min(_CONNECT_TIMEOUT_S, self.stall),
                         follow_redirects=True,
                     )
                 if response.status_code != 200:
-                    raise self._refused(response, repo, "")
-                found += msgspec.json.decode(response.content, type=list[Listed])
-                there = response.url.join(response.links.get("next", {}).get("url", ""))
-                if "next" not in response.links or there.origin != response.url.origin:
-                    break  # the token stays with the host that it is for
-                url = str(there)
+                    raise self._refusal_error(response, repo, "")
+                entries += msgspec.json.decode(response.content, type=list[Listed])
+                next_url = response.url.join(response.links.get("next", {}).get("url", ""))
+                if "next" not in response.links or next_url.origin != response.url.origin:
+                    break  # the token must not go to another host
+                url = str(next_url)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise causes.web_page(self.endpoint, repo) from None
-        return tuple(each for each in found if each.type == "file")
+            raise causes.web_page_error(self.endpoint, repo) from None
+        return tuple(entry for entry in entries if entry.type == "file")
 
     @contextmanager
     def stream(self, remote: RemoteFile, start: int, end: int) -> Iterator[Answer]:
-        """Bytes [start, end) of a file, from the pinned commit.
+        """Download the bytes [start, end) of a file at its pinned commit.
 
         Raises:
-            FileChanged: it is not the file that was pinned. Else as `resolve`.
+            FileChanged: the file on the hub is not the pinned one.
+            Others: as `resolve`.
         """
         import httpx2
 
         url = self._url(remote.repo, remote.file, remote.commit)
         headers = self._headers() | {"Range": f"bytes={start}-{end - 1}"}
-        timeout = httpx2.Timeout(self.stall, connect=_CONNECT_TIMEOUT)
+        timeout = httpx2.Timeout(self.stall, connect=_CONNECT_TIMEOUT_S)
         with (
-            self._asking(url, remote.repo, remote.file),
+            self._translate_errors(url, remote.repo, remote.file),
             self._client().stream(
                 "GET", url, headers=headers, timeout=timeout, follow_redirects=True
             ) as response,
         ):
             if response.status_code not in (200, 206):
-                raise self._refused(response, remote.repo, remote.file)
+                raise self._refusal_error(response, remote.repo, remote.file)
             if "text/html" in response.headers.get("content-type", ""):
-                raise causes.web_page(self.endpoint, remote.repo)
-            packed = _packing(response, remote)
-            whole = _check_answer(response, remote, start)
-            chunks = response.iter_bytes() if packed else response.iter_raw()
-            yield Answer(whole, self._chunks(chunks, url, remote))
+                raise causes.web_page_error(self.endpoint, remote.repo)
+            encoding = _content_encoding(response, remote)
+            is_whole = _check_response(response, remote, start)
+            chunks = response.iter_bytes() if encoding else response.iter_raw()
+            yield Answer(is_whole, self._chunks(chunks, url, remote))
 
     def _chunks(self, chunks: Iterator[bytes], url: str, remote: RemoteFile) -> Iterator[bytes]:
-        with self._asking(url, remote.repo, remote.file):
+        with self._translate_errors(url, remote.repo, remote.file):
             yield from chunks
 
 
-def _unquoted(etag: str) -> str:
+def _strip_etag(etag: str) -> str:
     return etag.removeprefix("W/").strip('"')
 
 
-def _packing(response: httpx2.Response, remote: RemoteFile) -> str:
-    """How the bytes are packed ("": not at all), although we ask for them as they are.
+def _content_encoding(response: httpx2.Response, remote: RemoteFile) -> str:
+    """Return how the response is compressed, "" if it is not. The request asks for uncompressed bytes.
 
     Raises:
-        HubError: they cannot be unpacked. Of a packed file a range is no part of the file.
+        HubError: it cannot be decompressed. A range of a compressed file is not a part of the file.
     """
-    packed: str = response.headers.get("content-encoding", "").strip().lower()
-    if packed in ("", "identity"):
+    encoding: str = response.headers.get("content-encoding", "").strip().lower()
+    if encoding in ("", "identity"):
         return ""
-    if packed in ("gzip", "deflate") and response.status_code == 200:
-        return packed
+    if encoding in ("gzip", "deflate") and response.status_code == 200:
+        return encoding
     raise HubError(
         f"{response.request.url.host} sends {remote.repo}/{remote.file} compressed "
-        f"({packed[:40]}), which was not requested and cannot be downloaded in parts; a "
+        f"({encoding[:40]}), which was not requested and cannot be downloaded in parts; a "
         "mirror or proxy on the way does that: check HF_ENDPOINT and the proxies, or ask "
         "their administrator."
     )
 
 
-def _check_answer(response: httpx2.Response, remote: RemoteFile, start: int) -> bool:
-    """Whether the whole file comes instead of a range; raises when it is not the pinned file."""
+def _check_response(response: httpx2.Response, remote: RemoteFile, start: int) -> bool:
+    """Return whether the response contains the whole file instead of the range.
+
+    Raises:
+        FileChanged: it is not the pinned file.
+    """
     status = response.status_code
-    changed = FileChanged(
+    file_changed = FileChanged(
         f"{remote.repo}/{remote.file} changed on the hub while it was being downloaded."
     )
-    for each in (*response.history, response):
-        commit = each.headers.get("x-repo-commit", remote.commit)
-        etag: str = each.headers.get("x-linked-etag") or each.headers.get("etag") or ""
-        etag = _unquoted(etag)
+    for redirect in (*response.history, response):
+        commit = redirect.headers.get("x-repo-commit", remote.commit)
+        etag: str = redirect.headers.get("x-linked-etag") or redirect.headers.get("etag") or ""
+        etag = _strip_etag(etag)
         if commit != remote.commit or (_SHA256.fullmatch(etag) and etag != remote.sha256):
-            raise changed
+            raise file_changed
     if status == 206:
-        placed = re.fullmatch(
+        content_range = re.fullmatch(
             r"bytes (\d+)-\d+/(\d+)", response.headers.get("content-range", "").strip()
         )
-        if not placed or int(placed[1]) != start or int(placed[2]) != remote.size:
-            raise changed
+        if (
+            not content_range
+            or int(content_range[1]) != start
+            or int(content_range[2]) != remote.size
+        ):
+            raise file_changed
         return False
     length = response.headers.get("content-length")
-    packed = response.headers.get("content-encoding")
-    if length is not None and not packed and int(length) != remote.size:
-        raise changed
+    encoding = response.headers.get("content-encoding")
+    if length is not None and not encoding and int(length) != remote.size:
+        raise file_changed
     return True

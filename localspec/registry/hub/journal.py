@@ -1,9 +1,9 @@
-"""Which bytes of an unfinished file are there, so that a kill at any moment loses next to nothing.
+"""Record which bytes of an unfinished download are written.
 
-Beside `SHA256.part` lies `SHA256.journal`: for each segment of the file how many bytes of it were
-written, and how many of those are known to be on the disk. A killed process leaves what it wrote in
-the system's memory, so the first number is right as long as the machine has not been restarted;
-after a power cut only the second is. The boot id tells which of the two applies.
+A kill at any moment thus loses almost nothing. Beside `SHA256.part` lies `SHA256.journal`. For each segment
+of the file it has the number of bytes written, and the number of bytes known to be on the disk. What a killed
+process wrote stays in the system's memory, so the first number is right as long as the machine has not been
+restarted. After a power cut only the second one is right. The boot id in the journal shows which case it is.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> bytes:
-    """Tells one run of the machine from another; empty where the system has none."""
+    """Return an id of the current run of the machine, or an empty value if the system has none."""
     try:
         return _BOOT_ID.read_bytes().strip()[:40]
     except OSError:
@@ -32,7 +32,7 @@ def boot_id() -> bytes:
 
 
 class Journal:
-    """The file under way and its journal, both open. Written from several threads."""
+    """An unfinished file and its journal, both open. Several threads may write to it."""
 
     def __init__(self, part: Path, size: int, segment: int) -> None:
         self.part = part
@@ -58,16 +58,16 @@ class Journal:
         return len(self._done)
 
     def span(self, index: int) -> tuple[int, int]:
-        """Start and end of a segment in the file."""
+        """Return the start and end of a segment in the file."""
         start = index * self.segment
         return start, min(start + self.segment, self.size)
 
     def done(self, index: int) -> int:
-        """Bytes of this segment that are there."""
+        """Return how many bytes of the segment are written."""
         return self._done[index]
 
     def write(self, index: int, data: bytes) -> None:
-        """Append to a segment. First the bytes, then the note that they are there."""
+        """Append data to a segment: first the bytes, then their entry in the journal."""
         start = index * self.segment + self._done[index]
         view = memoryview(data)
         while view:
@@ -77,36 +77,39 @@ class Journal:
             self._done[index] += len(data)
             self.total += len(data)
             self._unsynced += len(data)
-            self._note(index)
+            self._write_entry(index)
 
-    def fill(self, at: int, data: bytes) -> None:
-        """Take over the file's bytes from `at` on, as far as they are missing and join what is there."""
-        for index in range(at // self.segment, self.segments):
+    def fill(self, offset: int, data: bytes) -> None:
+        """Write the part of `data` that is missing and adjoins the written bytes.
+
+        at: the offset of `data` in the file.
+        """
+        for index in range(offset // self.segment, self.segments):
             start, end = self.span(index)
-            if start >= at + len(data):
+            if start >= offset + len(data):
                 return
             missing = start + self._done[index]
-            if at <= missing < end and (piece := data[missing - at : end - at]):
-                self.write(index, piece)
+            if offset <= missing < end and (chunk := data[missing - offset : end - offset]):
+                self.write(index, chunk)
 
-    def sync(self, after: int) -> None:
-        """Once `after` bytes have come since the last time, force them to the disk and note it."""
-        if self._unsynced < after or not self._sync_lock.acquire(blocking=False):
-            return  # another thread is at it
+    def sync(self, threshold: int) -> None:
+        """Force the data and the journal to the disk once `threshold` bytes are not yet synced."""
+        if self._unsynced < threshold or not self._sync_lock.acquire(blocking=False):
+            return  # another thread is syncing
         try:
             with self._lock:
-                safe, self._unsynced = list(self._done), 0
+                synced, self._unsynced = list(self._done), 0
             os.fdatasync(self._data)
             with self._lock:
-                self._durable = safe
-                for index in range(len(safe)):
-                    self._note(index)
+                self._durable = synced
+                for index in range(len(synced)):
+                    self._write_entry(index)
             os.fdatasync(self._file)
         finally:
             self._sync_lock.release()
 
     def reset(self) -> None:
-        """Nothing is there."""
+        """Start again with nothing written."""
         count = max(1, -(-self.size // self.segment))
         with self._lock:
             self._done, self._durable, self.total = [0] * count, [0] * count, 0
@@ -114,16 +117,16 @@ class Journal:
             os.ftruncate(self._data, 0)
             os.ftruncate(self._data, self.size)
             body = b"".join(_ENTRY.pack(0, 0) for _ in range(count))
-            os.pwrite(self._file, self._head() + body, 0)
+            os.pwrite(self._file, self._pack_head() + body, 0)
 
     def finish(self, blob: Path) -> None:
-        """Everything is there and right: put the file in its place."""
+        """Move the complete and verified file to its place."""
         os.fsync(self._data)
         self.part.replace(blob)
         self.path.unlink(missing_ok=True)
 
     def discard(self) -> None:
-        """Throw away what is there."""
+        """Delete the unfinished file and its journal."""
         self.part.unlink(missing_ok=True)
         self.path.unlink(missing_ok=True)
 
@@ -131,42 +134,44 @@ class Journal:
         os.close(self._data)
         os.close(self._file)
 
-    def _head(self) -> bytes:
+    def _pack_head(self) -> bytes:
         return _HEAD.pack(_MAGIC, self.size, self.segment, boot_id())
 
-    def _note(self, index: int) -> None:
+    def _write_entry(self, index: int) -> None:
         entry = _ENTRY.pack(self._done[index], self._durable[index])
         os.pwrite(self._file, entry, _HEAD.size + index * _ENTRY.size)
 
     def _load(self) -> bool:
-        """Take over what an earlier process left; False when it cannot be trusted."""
+        """Take over what an earlier process wrote; return False if it cannot be trusted."""
         if os.fstat(self._data).st_size != self.size:
             return False
-        left = _parse(os.pread(self._file, os.fstat(self._file).st_size, 0), self.size)
-        if left is None:
+        entries = _parse_journal(os.pread(self._file, os.fstat(self._file).st_size, 0), self.size)
+        if entries is None:
             return False
-        self.segment, self._done, self._durable = left.segment, left.done, left.durable
-        os.pwrite(self._file, self._head(), 0)  # from now on this run of the machine counts
+        self.segment, self._done, self._durable = entries.segment, entries.done, entries.durable
+        os.pwrite(
+            self._file, self._pack_head(), 0
+        )  # the entries now belong to this run of the machine
         for index in range(self.segments):
-            self._note(index)
+            self._write_entry(index)
         return True
 
 
 @dataclass(frozen=True, slots=True)
-class _Left:
-    """What a journal says, as far as it can be trusted. Bytes per segment."""
+class _Entries:
+    """The trustworthy content of a journal, in bytes per segment."""
 
     segment: int
     done: list[int]
     durable: list[int]
 
 
-def _parse(data: bytes, size: int) -> _Left | None:
-    """Read a journal; None when it is broken or another file's."""
+def _parse_journal(data: bytes, size: int) -> _Entries | None:
+    """Parse a journal; return None if it is broken or belongs to another file."""
     if len(data) < _HEAD.size:
         return None
-    magic, stated, segment, boot = _HEAD.unpack_from(data)
-    if magic != _MAGIC or stated != size or segment <= 0:
+    magic, stated_size, segment, boot = _HEAD.unpack_from(data)
+    if magic != _MAGIC or stated_size != size or segment <= 0:
         return None
     count = max(1, -(-size // segment))
     if len(data) != _HEAD.size + count * _ENTRY.size:
@@ -179,35 +184,35 @@ def _parse(data: bytes, size: int) -> _Left | None:
         length = min(segment, size - index * segment)
         if max(done[index], durable[index]) > length:
             return None
-    return _Left(segment, done, durable)
+    return _Entries(segment, done, durable)
 
 
-def _left(part: Path, size: int) -> _Left | None:
-    """What an earlier pull left, without touching it."""
+def _read_entries(part: Path, size: int) -> _Entries | None:
+    """Return what an earlier pull wrote, without changing it."""
     try:
         if part.is_symlink() or part.stat().st_size != size:
             return None
-        return _parse(read_file(part.with_suffix(".journal")), size)
+        return _parse_journal(read_file(part.with_suffix(".journal")), size)
     except OSError:
         return None
 
 
-def bytes_there(part: Path, size: int) -> int:
-    """How many bytes of a file an earlier pull left."""
-    left = _left(part, size)
-    return sum(left.done) if left else 0
+def count_written_bytes(part: Path, size: int) -> int:
+    """Return how many bytes of a file an earlier pull wrote."""
+    entries = _read_entries(part, size)
+    return sum(entries.done) if entries else 0
 
 
-def prefix_there(part: Path, size: int) -> bytes:
-    """The bytes an earlier pull left at the start of the file, as far as they have no gap.
+def read_written_prefix(part: Path, size: int) -> bytes:
+    """Return the start of the file that an earlier pull wrote without a gap.
 
-    At most the first segment: that is where the header is.
+    It is at most the first segment, which contains the header.
     """
-    left = _left(part, size)
-    if left is None or not left.done[0]:
+    entries = _read_entries(part, size)
+    if entries is None or not entries.done[0]:
         return b""
     try:
         with part.open("rb") as file:
-            return file.read(left.done[0])
+            return file.read(entries.done[0])
     except OSError:
         return b""

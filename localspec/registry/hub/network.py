@@ -1,7 +1,7 @@
-"""How one pull reaches the hub: the variables of one environment, and an HTTP client made of them.
+"""The network settings of one environment, and an HTTP client for them.
 
-The daemon serves shells whose environments differ, so nothing here is read from or written to the
-process's own environment or huggingface_hub's one session; each pull has its own client.
+The daemon serves shells with different environments. So nothing here reads or changes the process's own
+environment or huggingface_hub's only session; each pull has its own client.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ if TYPE_CHECKING:
     import httpx2
 
 HUB = "https://huggingface.co"
-_LONGEST_TOKEN = 16 << 10  # bytes; they have some forty
-_TRUE = ("1", "ON", "YES", "TRUE")
-_BUNDLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-_COUNTED = {*_BUNDLES, *_PROXIES, *(name.upper() for name in _PROXIES)} | {
-    "HF_ENDPOINT", "HF_HOME", "HF_TOKEN_PATH", "XDG_CACHE_HOME",
-}  # fmt: skip
+_MAX_TOKEN_BYTES = 16 << 10  # real tokens have about 40
+_TRUE_VALUES = ("1", "ON", "YES", "TRUE")
+_CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+_PROXY_VARIABLES = ("http_proxy", "https_proxy", "all_proxy")
+# The variables whose values are checked for unprintable characters.
+_CHECKED_VARIABLES = {
+    *_CERTIFICATE_VARIABLES,
+    *_PROXY_VARIABLES,
+    *(name.upper() for name in _PROXY_VARIABLES),
+    *("HF_ENDPOINT", "HF_HOME", "HF_TOKEN_PATH", "XDG_CACHE_HOME"),
+}
 _SCHEMES = ("http", "https", "socks5", "socks5h")
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy and the variable that names it. `url` may hold a password; `place` never does."""
+    """A proxy and the variable that names it. `url` may contain a password; `place` never does."""
 
     url: str = field(repr=False)
     variable: str
@@ -57,60 +61,71 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What one environment says about the network.
+    """The network settings of one environment.
 
-    `token_file` is named by HF_TOKEN_PATH, `login` is where `hf auth login` leaves its token.
-    `certificates`: (variable, path of a file or folder) instead of the system's.
+    token_file: the file that HF_TOKEN_PATH names. login: where `hf auth login` stores its token. offline:
+    the variable that forbids the network, or "". proxies: by scheme, or "all". certificates: variables and
+    the paths of files or folders that replace the system's certificates.
     """
 
     endpoint: str = HUB
     token: str = field(default="", repr=False)
     token_file: Path | None = None
     login: Path | None = None
-    offline: str = ""  # the variable that forbids the network
-    proxies: Mapping[str, Proxy] = field(default_factory=dict)  # by scheme, or "all"
+    offline: str = ""
+    proxies: Mapping[str, Proxy] = field(default_factory=dict)
     no_proxy: tuple[str, ...] = ()
     certificates: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, variables: Mapping[str, str]) -> Network:
-        """Read an environment, or what of it came with a request.
+        """Read the settings from environment variables, or from those that came with a request.
 
         Raises:
-            NetworkSettings: a variable that counts holds what nothing can be made of.
+            NetworkSettings: a variable has an unusable value.
         """
-        for name in _COUNTED & variables.keys():
+        for name in _CHECKED_VARIABLES & variables.keys():
             if not variables[name].strip().isprintable():
                 raise NetworkSettings(f"{name} contains an unprintable character; correct it.")
-        implicit = not _true(variables.get("HF_HUB_DISABLE_IMPLICIT_TOKEN"))
+        sends_token = not _is_true(variables.get("HF_HUB_DISABLE_IMPLICIT_TOKEN"))
         token = variables.get("HF_TOKEN") or variables.get("HUGGING_FACE_HUB_TOKEN") or ""
-        named = variables.get("HF_TOKEN_PATH")
-        offline = [n for n in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _true(variables.get(n))]
+        token_path = variables.get("HF_TOKEN_PATH")
+        offline = [
+            variable
+            for variable in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+            if _is_true(variables.get(variable))
+        ]
         proxies = {}
         for scheme in ("http", "https", "all"):
-            variable, value = _either(variables, f"{scheme}_proxy")
+            variable, value = _read_either_case(variables, f"{scheme}_proxy")
             if value:
                 proxies[scheme] = Proxy(value if "://" in value else f"http://{value}", variable)
         return cls(
             endpoint=(variables.get("HF_ENDPOINT") or HUB).rstrip("/"),
-            token="".join(token.split()) if implicit else "",
-            token_file=_path(named) if implicit and named else None,
-            login=_home(variables) / "token" if implicit else None,
+            token="".join(token.split()) if sends_token else "",
+            token_file=_expand_path(token_path) if sends_token and token_path else None,
+            login=_hf_home(variables) / "token" if sends_token else None,
             offline=offline[0] if offline else "",
             proxies=proxies,
-            no_proxy=tuple(_either(variables, "no_proxy")[1].replace(",", " ").lower().split()),
-            certificates=tuple((n, variables[n]) for n in _BUNDLES if variables.get(n)),
+            no_proxy=tuple(
+                _read_either_case(variables, "no_proxy")[1].replace(",", " ").lower().split()
+            ),
+            certificates=tuple(
+                (variable, variables[variable])
+                for variable in _CERTIFICATE_VARIABLES
+                if variables.get(variable)
+            ),
         )
 
     def token_in(self, file: Path) -> str:
-        """The token in a file; "" where nobody has logged in.
+        """Return the token in a file, or "" if nobody has logged in.
 
         Raises:
             NetworkSettings: HF_TOKEN_PATH names a file that cannot be read.
         """
         try:
             with os.fdopen(open_file(file, os.O_RDONLY), "rb") as opened:
-                return "".join(opened.read(_LONGEST_TOKEN).decode(errors="replace").split())
+                return "".join(opened.read(_MAX_TOKEN_BYTES).decode(errors="replace").split())
         except FileNotFoundError:
             if file == self.login:
                 return ""
@@ -122,18 +137,18 @@ class Network:
         )
 
     def proxy_for(self, scheme: str, host: str, port: int | None) -> Proxy | None:
-        """Which proxy leads to an address."""
+        """Return the proxy that leads to an address, or None."""
         proxy = self.proxies.get(scheme) or self.proxies.get("all")
         port = port or {"http": 80, "https": 443}.get(scheme)
-        if proxy is None or any(_spared(each, host, port) for each in self.no_proxy):
+        if proxy is None or any(_bypasses_proxy(entry, host, port) for entry in self.no_proxy):
             return None
         return proxy
 
     def trust(self) -> ssl.SSLContext:
-        """Which certificates are trusted: those that are named, else the system's.
+        """Return a TLS context with the certificates that the variables name, or the system's.
 
         Raises:
-            NetworkSettings: a file that is named cannot be read, or holds none.
+            NetworkSettings: a named file cannot be read or contains no certificates.
         """
         if not self.certificates:
             import httpx2
@@ -141,7 +156,7 @@ class Network:
             return httpx2.create_ssl_context(trust_env=False)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         for variable, name in self.certificates:
-            folders = [each for each in name.split(os.pathsep) if os.path.isdir(each)]  # noqa: PTH112 - raises nothing
+            folders = [folder for folder in name.split(os.pathsep) if os.path.isdir(folder)]  # noqa: PTH112 - raises nothing
             if folders or variable == "SSL_CERT_DIR":
                 for folder in folders:
                     context.load_verify_locations(capath=folder)
@@ -162,55 +177,63 @@ class Network:
         return context
 
     def client(self) -> httpx2.Client:
-        """An HTTP client of its own, which reads no environment. The caller closes it."""
-        return _client(self)
+        """Return a new HTTP client that reads no environment. The caller closes it."""
+        return _build_client(self)
 
 
-def _client(network: Network) -> httpx2.Client:
+def _build_client(network: Network) -> httpx2.Client:
     import httpx2
 
-    class Ways(httpx2.BaseTransport):
-        """Each request by its own way: directly, or through the proxy that its address has."""
+    class RoutingTransport(httpx2.BaseTransport):
+        """Send each request directly or through the proxy for its address."""
 
         def __init__(self) -> None:
             self._lock = threading.Lock()
-            self._ways: dict[tuple[Proxy | None, bool], httpx2.HTTPTransport] = {}
+            self._transports: dict[tuple[Proxy | None, bool], httpx2.HTTPTransport] = {}
 
         def handle_request(self, request: httpx2.Request) -> httpx2.Response:
             url = request.url
             proxy = network.proxy_for(url.scheme, url.host, url.port)
             with self._lock:
                 key = (proxy, url.scheme == "https")
-                way = self._ways.get(key) or self._ways.setdefault(key, _way(network, *key))
-            return way.handle_request(request)
+                transport = self._transports.get(key) or self._transports.setdefault(
+                    key, _build_transport(network, *key)
+                )
+            return transport.handle_request(request)
 
         def close(self) -> None:
-            for way in self._ways.values():
-                way.close()
+            for transport in self._transports.values():
+                transport.close()
 
-    return httpx2.Client(transport=Ways(), trust_env=False)
+    return httpx2.Client(transport=RoutingTransport(), trust_env=False)
 
 
-def _way(network: Network, proxy: Proxy | None, secure: bool) -> httpx2.HTTPTransport:
-    """Connections to servers that want TLS (`secure`) or none, directly or through a proxy."""
+def _build_transport(network: Network, proxy: Proxy | None, secure: bool) -> httpx2.HTTPTransport:
+    """Return a transport for servers with TLS (`secure`) or without, directly or through a proxy.
+
+    Raises:
+        NetworkSettings: the proxy's address is invalid or its kind is not supported.
+    """
     import httpx2
 
-    def trust(needed: bool) -> ssl.SSLContext:
-        # Without TLS nothing is to be trusted, and a file that is missing harms nobody.
-        return network.trust() if needed else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    def make_context(uses_tls: bool) -> ssl.SSLContext:
+        # Without TLS no certificate is used, so a missing certificate file does not matter.
+        return network.trust() if uses_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     if proxy is None:
-        return httpx2.HTTPTransport(verify=trust(secure), trust_env=False)
+        return httpx2.HTTPTransport(verify=make_context(secure), trust_env=False)
     if proxy.scheme not in _SCHEMES:
         raise NetworkSettings(
             f"{proxy.variable} names a proxy of an unsupported kind ({proxy.scheme}); http, "
             "https, socks5 and socks5h are supported."
         )
     try:
-        behind = httpx2.Proxy(
-            proxy.url, ssl_context=trust(True) if proxy.scheme == "https" else None
+        upstream_proxy = httpx2.Proxy(
+            proxy.url, ssl_context=make_context(True) if proxy.scheme == "https" else None
         )
-        return httpx2.HTTPTransport(verify=trust(secure), trust_env=False, proxy=behind)
+        return httpx2.HTTPTransport(
+            verify=make_context(secure), trust_env=False, proxy=upstream_proxy
+        )
     except ImportError:
         raise NetworkSettings(
             f"{proxy.variable} names a SOCKS proxy ({proxy.place}), but the package for SOCKS "
@@ -223,7 +246,7 @@ def _way(network: Network, proxy: Proxy | None, secure: bool) -> httpx2.HTTPTran
 
 
 def is_address(endpoint: str) -> bool:
-    """Whether it could be a hub's."""
+    """Return whether the text has the form of a hub's address."""
     try:
         parts = urlsplit(endpoint)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -231,30 +254,33 @@ def is_address(endpoint: str) -> bool:
         return False
 
 
-def _true(value: str | None) -> bool:
-    return (value or "").upper() in _TRUE
+def _is_true(value: str | None) -> bool:
+    return (value or "").upper() in _TRUE_VALUES
 
 
-def _either(variables: Mapping[str, str], name: str) -> tuple[str, str]:
-    """A variable that is known in both cases, and its value; in lower case it counts first."""
+def _read_either_case(variables: Mapping[str, str], name: str) -> tuple[str, str]:
+    """Return the name and value of a variable that may be in lower or upper case; lower case wins."""
     if name in variables:
         return name, variables[name].strip()
     return name.upper(), variables.get(name.upper(), "").strip()
 
 
-def _path(name: str) -> Path:
+def _expand_path(name: str) -> Path:
     return Path(os.path.expanduser(os.path.expandvars(name)))  # noqa: PTH111 - raises nothing
 
 
-def _home(variables: Mapping[str, str]) -> Path:
-    """huggingface_hub's folder of that environment."""
+def _hf_home(variables: Mapping[str, str]) -> Path:
+    """Return huggingface_hub's folder in that environment."""
     if variables.get("HF_HOME"):
-        return _path(variables["HF_HOME"])
-    return _path(variables.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
+        return _expand_path(variables["HF_HOME"])
+    return _expand_path(variables.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
 
 
-def _spared(entry: str, host: str, port: int | None) -> bool:
-    """Whether an entry of NO_PROXY means this host; as curl: a name means what lies below it too."""
+def _bypasses_proxy(entry: str, host: str, port: int | None) -> bool:
+    """Return whether an entry of NO_PROXY covers this host.
+
+    As in curl, a name also covers its subdomains.
+    """
     if entry == "*":
         return True
     entry = entry.partition("://")[2] or entry
@@ -263,11 +289,11 @@ def _spared(entry: str, host: str, port: int | None) -> bool:
     except ValueError:
         pass
     try:
-        named = urlsplit(f"//{entry}")
-        if named.port not in (None, port):
+        parts = urlsplit(f"//{entry}")
+        if parts.port not in (None, port):
             return False
     except ValueError:
         return False
-    name = (named.hostname or "").removeprefix("*").removeprefix(".")
+    name = (parts.hostname or "").removeprefix("*").removeprefix(".")
     host = host.lower()
     return bool(name) and (host == name or host.endswith(f".{name}"))

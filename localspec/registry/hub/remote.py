@@ -1,4 +1,4 @@
-"""The start of a file on the hub, read for its header, and what is not thrown away of it."""
+"""Read the start of a file on the hub for its header, and keep what was downloaded of it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from localspec.registry.store.files import check_cancel
 
 
 class Flow:
-    """A whole file on its way, from a server that ignores ranges: its next bytes begin at `at`.
+    """A download of a whole file from a server that ignores ranges. Its next bytes begin at `at`.
 
-    It stays open, so that the file comes once: its start for the header, then the rest.
+    The connection stays open after the header, so that the file is transferred only once.
     """
 
     def __init__(self, chunks: Iterator[bytes], connection: ExitStack) -> None:
@@ -33,8 +33,8 @@ class Flow:
 class RemoteSource:
     """The start of a file on the hub, as a gguf.Source.
 
-    `prefix` holds the bytes that are known, from an earlier pull or read here: a header read once
-    is not fetched again with the rest.
+    `prefix` holds the bytes that are known from an earlier pull or were read here. A header that was read is
+    thus not downloaded again with the other bytes.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class RemoteSource:
         self.flow: Flow | None = None
 
     def read(self, offset: int, size: int) -> bytes:
-        """One range; a server that ignores ranges is read from the start up to the end of it."""
+        """Return one range. A server that ignores ranges is read from the start to its end."""
         end = min(offset + size, self.size)
         start = max(offset, min(end, len(self.prefix)))
         data = bytes(self.prefix[offset:start])
@@ -66,18 +66,18 @@ class RemoteSource:
     def _read(self, start: int, end: int) -> bytes:
         if self.flow is None:
             with ExitStack() as connection:
-                answer = connection.enter_context(self._hub.stream(self._remote, start, end))
-                if not answer.whole:
-                    return self._range(answer.chunks, end - start)
-                self.flow = Flow(answer.chunks, connection.pop_all())
+                response = connection.enter_context(self._hub.stream(self._remote, start, end))
+                if not response.whole:
+                    return self._read_range(response.chunks, end - start)
+                self.flow = Flow(response.chunks, connection.pop_all())
         try:
-            return self._from_flow(self.flow, start, end)
+            return self._read_flow(self.flow, start, end)
         except BaseException:
             self.flow.close()
             self.flow = None
             raise
 
-    def _range(self, chunks: Iterator[bytes], size: int) -> bytes:
+    def _read_range(self, chunks: Iterator[bytes], size: int) -> bytes:
         data = bytearray()
         for chunk in chunks:
             check_cancel(self._cancel)
@@ -86,8 +86,8 @@ class RemoteSource:
                 return bytes(data[:size])
         raise Interrupted("the connection closed early")
 
-    def _from_flow(self, flow: Flow, start: int, end: int) -> bytes:
-        """All that comes by is known from then on."""
+    def _read_flow(self, flow: Flow, start: int, end: int) -> bytes:
+        """Read from the flow up to `end`, and keep everything in the prefix."""
         if len(self.prefix) >= end:
             return bytes(self.prefix[start:end])
         for chunk in flow:

@@ -1,7 +1,7 @@
-"""Any repository of the hub: what a person wrote for it, and which models its files are.
+"""Parse references to repositories of the hub, and list the models in a repository.
 
-A reference is OWNER/REPO, with `:` and a quantization or a file's name behind it if one is meant;
-the hub's own addresses of repositories and files are understood too.
+A reference is OWNER/REPO, optionally followed by `:` and a quantization or file name. The hub's own URLs of
+repositories and files are understood too.
 """
 
 from __future__ import annotations
@@ -21,30 +21,33 @@ from localspec.registry.header.model import shard_names
 from localspec.registry.hub.hub import Listed
 
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
-_OTHER_KINDS = ("datasets", "spaces", "api", "collections", "papers")
-_TYPED = re.compile(r"[\w.-]{1,200}", re.ASCII)
-# The last such word of a file's name. Makers put "UD-" or "i1-" before those of special recipes.
-_QUANT = re.compile(
+_OTHER_PATHS = ("datasets", "spaces", "api", "collections", "papers")
+_SUFFIX = re.compile(r"[\w.-]{1,200}", re.ASCII)
+# A quantization in a file name. Special recipes have the prefix "UD-" or "i1-".
+_QUANT_IN_NAME = re.compile(
     r"(?:^|(?<=[-._]))((?:UD[-_]|i1[-_])?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP\d(?:_MOE)?|NVFP\d|B?F16|FP16|F32|FP32))"
     r"(?=[-._]|$)",
     re.IGNORECASE,
 )
-# Parts and helpers of models: images, importance matrices, adapters, heads that draft.
-_NO_TARGET = re.compile(
+# Files that are not models: image projectors, importance matrices, adapters, and heads that draft.
+_NOT_A_MODEL = re.compile(
     r"^mtp[-._]|(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector|eagle3|dflash\d*)(?:[-._]|$)",
     re.IGNORECASE,
 )
-_HEADS = re.compile(r"^mtp[-._]", re.IGNORECASE)
-# Of each number of bits the mixture that most people run, and others are measured against.
-_USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
-_MOST_BITS = 8  # more of them cost memory and speed and answer no better
-_BITS_BESIDE_GPU = 4  # where main memory has to help, speed is what is short
-_LONGEST_NAME = 64
-_SHOWN = 12  # quantizations in one sentence
+_HEADS_FILE = re.compile(r"^mtp[-._]", re.IGNORECASE)
+# The most common quantization for each number of bits.
+_COMMON_QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
+_MAX_BITS = 8  # more bits cost memory and speed, and answers are no better
+_MAX_BITS_PARTLY_ON_GPU = 4  # a model partly in main memory is slow, so fewer bits are better
+_MAX_NAME_CHARACTERS = 64
+_MAX_LISTED = 12  # quantizations in one sentence
 
 
 class Reference(msgspec.Struct, frozen=True, kw_only=True):
-    """A repository, and what of it: `quant` or `file` (a path or its last part), else neither."""
+    """A repository, and the part of it that is meant.
+
+    quant: a quantization. file: a path, or its last part. At most one of the two is set.
+    """
 
     repo: str
     quant: str = ""
@@ -52,9 +55,9 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     revision: str = "main"
 
     def __str__(self) -> str:
-        which = self.file or self.quant
+        suffix = self.file or self.quant
         revision = f"@{self.revision}" if self.revision != "main" else ""
-        return f"{self.repo}{':' if which else ''}{which}{revision}"
+        return f"{self.repo}{':' if suffix else ''}{suffix}{revision}"
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,9 +70,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of a repository: its first file, in how many parts, bytes in all.
+    """One model of a repository.
 
-    `quant` is empty where the name states none; `stem` is the name without it, in small letters.
+    file: its first file. parts: the number of files. size: bytes of all files. quant: empty if the name
+    states none. stem: the name without it, in lower case.
     """
 
     file: str
@@ -84,126 +88,131 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bits(self) -> int:
-        """Of a weight, by the quantization's name; 0 where nothing says it."""
-        found = re.search(r"\d+", self.quant.removeprefix("i1-"))
-        return int(found[0]) if found else 0
+        """The bits of a weight, according to the quantization's name; 0 if it does not state them."""
+        match = re.search(r"\d+", self.quant.removeprefix("i1-"))
+        return int(match[0]) if match else 0
 
 
 def reference(text: str, endpoint: str | None = None) -> Reference | None:
-    """What a person wrote for a repository; None when it is a plain name, as the catalogue has them.
+    """Parse a reference to a repository; return None for a plain name, as pairs of the catalogue have.
 
-    `endpoint`: the address of the hub in use, whose addresses are understood as well.
+    endpoint: the address of the hub in use, whose URLs are understood too.
 
     Raises:
-        InvalidRequest: it looks like a reference and is none, or leads to another site.
+        InvalidRequest: the text looks like a reference but is not valid, or leads to another site.
     """
     written = text.strip()
-    rest = re.sub(r"^hf:(//)?", "", written, flags=re.IGNORECASE)
+    path = re.sub(r"^hf:(//)?", "", written, flags=re.IGNORECASE)
     query = ""
-    if re.match(r"https?://", rest, re.IGNORECASE):
-        address = _address(rest)
-        if address is None or address.netloc.rpartition("@")[2].lower() not in _hosts(endpoint):
+    if re.match(r"https?://", path, re.IGNORECASE):
+        address = _split_url(path)
+        if address is None or address.netloc.rpartition("@")[2].lower() not in _known_hosts(
+            endpoint
+        ):
             raise InvalidRequest(
                 f"'{text[:200]}' is not a URL of the hub; use OWNER/REPO[:QUANT].",
                 param="name",
             )
-        rest, query = unquote(address.path).strip("/"), address.query
+        path, query = unquote(address.path).strip("/"), address.query
     else:
-        first, slash, after = rest.partition("/")
-        if first.lower() in _HOSTS and slash:
-            rest = unquote(after.partition("#")[0].partition("?")[0])
-    if "/" not in rest and rest == written:
+        host, slash, location = path.partition("/")
+        if host.lower() in _HOSTS and slash:
+            path = unquote(location.partition("#")[0].partition("?")[0])
+    if "/" not in path and path == written:
         return None
-    found = _parsed(rest.rstrip("/"), parse_qs(query).get("show_file_info", [""])[0])
-    if found is None:
+    parsed = _parse_path(path.rstrip("/"), parse_qs(query).get("show_file_info", [""])[0])
+    if parsed is None:
         raise InvalidRequest(
             f"'{text[:200]}' is not a repository; use OWNER/REPO[:QUANT] or "
             "OWNER/REPO:FILE.gguf (for a file on this disk: localspec add).",
             param="name",
         )
-    return found
+    return parsed
 
 
-def _hosts(endpoint: str | None) -> tuple[str, ...]:
-    address = _address(endpoint) if endpoint else None
-    return (*_HOSTS, address.netloc.rpartition("@")[2].lower()) if address else _HOSTS
+def _known_hosts(endpoint: str | None) -> tuple[str, ...]:
+    url = _split_url(endpoint) if endpoint else None
+    return (*_HOSTS, url.netloc.rpartition("@")[2].lower()) if url else _HOSTS
 
 
-def _address(text: str) -> SplitResult | None:
+def _split_url(text: str) -> SplitResult | None:
     try:
         return urlsplit(text)
-    except ValueError:  # of brackets that are no IPv6 address
+    except ValueError:  # brackets without an IPv6 address
         return None
 
 
-def _parsed(path: str, file: str) -> Reference | None:
-    """OWNER/REPO[:WHICH], OWNER/REPO/FILE.gguf or OWNER/REPO/blob/REVISION/FILE.gguf."""
-    path, _, which = path.partition(":")
+def _parse_path(path: str, file: str) -> Reference | None:
+    """Parse OWNER/REPO[:WHICH], OWNER/REPO/FILE.gguf or OWNER/REPO/blob/REVISION/FILE.gguf."""
+    path, _, suffix = path.partition(":")
     parts = path.split("/")
-    repo, rest, revision = "/".join(parts[:2]), parts[2:], "main"
-    if len(parts) < 2 or parts[0] in _OTHER_KINDS or not REPO.fullmatch(repo):
+    repo, folders, revision = "/".join(parts[:2]), parts[2:], "main"
+    if len(parts) < 2 or parts[0] in _OTHER_PATHS or not REPO.fullmatch(repo):
         return None
-    if rest and rest[0] in ("blob", "resolve", "raw", "tree"):
-        count = 3 if rest[1:2] == ["refs"] else 1
-        revision, rest = "/".join(rest[1 : 1 + count]), rest[1 + count :]
+    if folders and folders[0] in ("blob", "resolve", "raw", "tree"):
+        count = 3 if folders[1:2] == ["refs"] else 1
+        revision, folders = "/".join(folders[1 : 1 + count]), folders[1 + count :]
         if not REVISION.fullmatch(revision):
             return None
-    if rest and rest[-1].lower().endswith(".gguf"):
-        file = "/".join(rest)
-    elif rest and revision == "main":
+    if folders and folders[-1].lower().endswith(".gguf"):
+        file = "/".join(folders)
+    elif folders and revision == "main":
         return None
-    if which.lower().endswith(".gguf"):
-        file, which = which, ""
-    if which.lower() == "latest":  # as others write "whichever"
-        which = ""
-    if not rest and parts[1].lower().endswith(".gguf"):
-        return None  # a file in a folder here
-    if (file and not FILE.fullmatch(file)) or (which and not _TYPED.fullmatch(which)):
+    if suffix.lower().endswith(".gguf"):
+        file, suffix = suffix, ""
+    if suffix.lower() == "latest":  # Ollama's tag for the default one
+        suffix = ""
+    if not folders and parts[1].lower().endswith(".gguf"):
+        return None  # a local file in a folder
+    if (file and not FILE.fullmatch(file)) or (suffix and not _SUFFIX.fullmatch(suffix)):
         return None
-    return Reference(repo=repo, quant="" if file else which, file=file, revision=revision)
+    return Reference(repo=repo, quant="" if file else suffix, file=file, revision=revision)
 
 
-def pair_name(wanted: Reference) -> str:
-    """The pair that a pull of this makes: owner, repository and what was named of it, always the same.
+def pair_name(target: Reference) -> str:
+    """Return the name of the pair that a pull of this reference creates. It is always the same.
 
-    Names that are too long are cut, and end in some digits of the whole one's hash.
+    It consists of the owner, the repository and the part that is meant. A name that is too long is cut and
+    ends in some digits of its hash.
     """
-    owner, _, repo = wanted.repo.lower().partition("/")
+    owner, _, repo = target.repo.lower().partition("/")
     repo = re.sub(r"[-._]gguf$", "", repo)
-    which = wanted.quant
-    if wanted.file:
-        repo, which = _stem(PurePosixPath(wanted.file).name).lower(), ""
-    revision = "" if wanted.revision == "main" else wanted.revision[:12]
-    name = "-".join(part for part in (owner, repo, which.lower(), revision) if part)
+    suffix = target.quant
+    if target.file:
+        repo, suffix = _strip_part(PurePosixPath(target.file).name).lower(), ""
+    revision = "" if target.revision == "main" else target.revision[:12]
+    name = "-".join(part for part in (owner, repo, suffix.lower(), revision) if part)
     name = re.sub(r"[^a-z0-9._-]+", "-", name).strip("._-")
-    if len(name) > _LONGEST_NAME:
+    if len(name) > _MAX_NAME_CHARACTERS:
         digits = hashlib.sha256(name.encode()).hexdigest()[:8]
-        name = f"{name[: _LONGEST_NAME - 9].rstrip('._-')}-{digits}"
+        name = f"{name[: _MAX_NAME_CHARACTERS - 9].rstrip('._-')}-{digits}"
     return name
 
 
 def model_name(repo: str) -> str:
-    """What a repository or file calls its model: without owner, quantization and ending, so that the
-    same one is known elsewhere.
+    """Return the name of the model in a repository or file, without owner, quantization and ending.
+
+    The same model thus has the same name in other repositories.
     """
-    name = _split(repo.rpartition("/")[2])[0]
+    name = _split_quant(repo.rpartition("/")[2])[0]
     name = re.sub(r"[-._](gguf|mtp|qat)(?=[-._]|$)", "", name)
-    if re.match(r"[a-z-]+_[a-z]", name):  # another maker's, by whom it was packed
+    if re.match(r"[a-z-]+_[a-z]", name):  # the packager put the owner before the name
         name = name.partition("_")[2]
     return name.removeprefix("meta-")
 
 
 def choices(files: Iterable[Listed], *, everything: bool = False) -> tuple[Choice, ...]:
-    """The models of a repository that could be a target or a draft, the largest first.
+    """Return the models of a repository that could be a target or a draft, the largest first.
 
-    `everything`: also what by its name is something else; its header says what it is. The parts of
-    a split file are one, and left out while one is missing. Of two files of one name and
-    quantization the one in fewer parts counts.
+    Parts of a split file form one model, which is left out if a part is missing. Of two files with the same
+    name and quantization, the one with fewer parts is used.
+
+    everything: also return files that are something else by their name; their header shows what they are.
     """
-    sizes = {each.file: each.size for each in files if FILE.fullmatch(each.file)}
-    found: dict[tuple[str, str], Choice] = {}
+    sizes = {file.file: file.size for file in files if FILE.fullmatch(file.file)}
+    models: dict[tuple[str, str], Choice] = {}
     for file in sorted(sizes):
-        if _NO_TARGET.search(PurePosixPath(file).name) and not everything:
+        if _NOT_A_MODEL.search(PurePosixPath(file).name) and not everything:
             continue
         try:
             parts = parts_of(file)
@@ -211,129 +220,137 @@ def choices(files: Iterable[Listed], *, everything: bool = False) -> tuple[Choic
             continue
         if parts[0] != file or not all(part in sizes for part in parts):
             continue
-        stem, quant = _split(file)
+        stem, quant = _split_quant(file)
         size = sum(sizes[part] for part in parts)
         choice = Choice(file=file, parts=len(parts), size=size, stem=stem, quant=quant)
-        other = found.get((stem, quant))
-        if other is None or choice.parts < other.parts:
-            found[stem, quant] = choice
-    return tuple(sorted(found.values(), key=lambda each: (-each.size, each.file)))
+        known = models.get((stem, quant))
+        if known is None or choice.parts < known.parts:
+            models[stem, quant] = choice
+    return tuple(sorted(models.values(), key=lambda choice: (-choice.size, choice.file)))
 
 
 def parts_of(file: str) -> list[str]:
-    """All parts of a file on the hub, in its folder there.
+    """Return all parts of a file on the hub, with their folder.
 
     Raises:
-        BadGguf: the numbers in its name make no sense.
+        BadGguf: the part numbers in its name are invalid.
     """
     folder, slash, name = file.rpartition("/")
     return [f"{folder}{slash}{part}" for part in shard_names(name)]
 
 
 def heads(files: Iterable[Listed], target: str) -> str:
-    """The file of heads beside a target (mtp-…), the one whose name is most like it; "" without."""
-    stem = _split(target)[0]
-    names = [each.file for each in files if _HEADS.match(PurePosixPath(each.file).name)]
+    """Return the file of MTP heads that belongs to a target, or "" if there is none.
+
+    Of several (mtp-…) it is the one with the most similar name.
+    """
+    stem = _split_quant(target)[0]
+    names = [file.file for file in files if _HEADS_FILE.match(PurePosixPath(file.file).name)]
     names = [name for name in names if FILE.fullmatch(name)]
-    alike = [name for name in names if stem in PurePosixPath(name).name.lower()]
-    return min(alike or names, key=lambda name: (len(name), name), default="")
+    similar = [name for name in names if stem in PurePosixPath(name).name.lower()]
+    return min(similar or names, key=lambda name: (len(name), name), default="")
 
 
-def _stem(name: str) -> str:
-    """A file's name without its ending and the number of its part."""
+def _strip_part(name: str) -> str:
+    """Return a file name without its ending and part number."""
     return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.IGNORECASE)
 
 
-def _split(file: str) -> tuple[str, str]:
-    """Name (small letters) and quantization of a file; the folder's name may state it instead."""
+def _split_quant(file: str) -> tuple[str, str]:
+    """Split a file name into its lower-case stem and its quantization.
+
+    If the file name states no quantization, that of the folder is used.
+    """
     path = PurePosixPath(file)
-    stem = _stem(path.name)
-    places = list(_QUANT.finditer(stem))
-    if places:
-        place = places[-1]
-        rest = f"{stem[: place.start()].rstrip('-._')}{stem[place.end() :]}"
-        return rest.lower(), _spelled(place[1])
-    folder = _QUANT.fullmatch(path.parent.name)
-    return stem.lower(), _spelled(folder[1]) if folder else ""
+    stem = _strip_part(path.name)
+    matches = list(_QUANT_IN_NAME.finditer(stem))
+    if matches:
+        match = matches[-1]
+        remainder = f"{stem[: match.start()].rstrip('-._')}{stem[match.end() :]}"
+        return remainder.lower(), _normalize_quant(match[1])
+    folder = _QUANT_IN_NAME.fullmatch(path.parent.name)
+    return stem.lower(), _normalize_quant(folder[1]) if folder else ""
 
 
-def _spelled(quant: str) -> str:
+def _normalize_quant(quant: str) -> str:
     return f"i1-{quant[3:].upper()}" if quant[:2] == "i1" else quant.upper()
 
 
-def matching(wanted: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Those of a repository's models that a reference may mean.
+def matching(target: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]:
+    """Return the models of a repository that a reference may mean.
 
-    Where it says nothing: all quantizations of one model.
+    A reference without a quantization or file means all quantizations of one model.
 
     Raises:
-        NotOnHub: there is no such one. InvalidRequest: which of several models is not said.
+        NotOnHub: there is no such model.
+        InvalidRequest: the repository has several models and the reference does not say which.
     """
     if not offered:
         raise NotOnHub(
-            f"{wanted.repo} contains no GGUF file of a model that generates text; "
+            f"{target.repo} contains no GGUF file of a model that generates text; "
             "repositories that do are often named …-GGUF."
         )
-    found = _named(wanted, offered)
-    if not found:
-        labels = list(dict.fromkeys(each.label for each in offered))
+    matched = _match_suffix(target, offered)
+    if not matched:
+        labels = list(dict.fromkeys(choice.label for choice in offered))
         raise NotOnHub(
-            f"{wanted.repo} has no '{wanted.file or wanted.quant}'; it has: "
-            f"{_enumerated(labels)}. Name one after a colon: {wanted.repo}:{labels[-1]}"
+            f"{target.repo} has no '{target.file or target.quant}'; it has: "
+            f"{_join_names(labels)}. Name one after a colon: {target.repo}:{labels[-1]}"
         )
-    stems = list(dict.fromkeys(each.stem for each in found))
-    own = [stem for stem in stems if model_name(stem) == model_name(wanted.repo)]
-    if len(stems) > 1 and len(own) != 1:
-        files = [each.file for each in found]
+    stems = list(dict.fromkeys(choice.stem for choice in matched))
+    namesakes = [stem for stem in stems if model_name(stem) == model_name(target.repo)]
+    if len(stems) > 1 and len(namesakes) != 1:
+        files = [choice.file for choice in matched]
         raise InvalidRequest(
-            f"{wanted.repo} contains several models; name a file of one: "
-            f"{_enumerated(files)}. For example: {wanted.repo}:{files[0]}",
+            f"{target.repo} contains several models; name a file of one: "
+            f"{_join_names(files)}. For example: {target.repo}:{files[0]}",
             param="name",
         )
-    return tuple(each for each in found if each.stem == (own or stems)[0])
+    return tuple(choice for choice in matched if choice.stem == (namesakes or stems)[0])
 
 
-def _named(wanted: Reference, offered: Sequence[Choice]) -> list[Choice]:
-    file, quant = wanted.file.lower(), wanted.quant.lower()
+def _match_suffix(target: Reference, offered: Sequence[Choice]) -> list[Choice]:
+    file, quant = target.file.lower(), target.quant.lower()
     if file:
-        exact = [each for each in offered if each.file.lower() == file]
+        exact = [choice for choice in offered if choice.file.lower() == file]
         return exact or [
-            each
-            for each in offered
-            if PurePosixPath(each.file).name.lower() == PurePosixPath(file).name
+            choice
+            for choice in offered
+            if PurePosixPath(choice.file).name.lower() == PurePosixPath(file).name
         ]
     if not quant:
         return list(offered)
-    for same in (
-        lambda each: each.quant.lower() == quant,
-        lambda each: _stem(PurePosixPath(each.file).name).lower() == quant,
-        lambda each: each.quant.lower().partition("-")[2] == quant,  # of a special recipe
+    for is_match in (
+        lambda choice: choice.quant.lower() == quant,
+        lambda choice: _strip_part(PurePosixPath(choice.file).name).lower() == quant,
+        # The quantization of a special recipe, without its prefix.
+        lambda choice: choice.quant.lower().partition("-")[2] == quant,
     ):
-        found = [each for each in offered if same(each)]
-        if found:
-            return found
+        matched = [choice for choice in offered if is_match(choice)]
+        if matched:
+            return matched
     return []
 
 
 def best(offered: Sequence[Choice], fits: Callable[[Choice], Fits]) -> Choice:
-    """Which of a model's quantizations to take where none is named.
+    """Return the quantization of a model to use if none is named.
 
-    Of those that fit into memory (the GPU's, where there is one) with a usual context those of the
-    most bits, up to eight: more answer no better. Among them the one that most people run (Q8_0,
-    Q6_K, Q5_K_M, Q4_K_M, …), else the largest. Where main memory has to help the GPU's, four bits
-    are the most, for speed. Where nothing fits, the smallest: the pull then says what is lacking.
+    Of those that fit into memory (the GPU's, if there is one) with a common context, it takes those with the
+    most bits, up to eight. Among these it takes the most common one (Q8_0, Q6_K, Q5_K_M, Q4_K_M, …), else
+    the largest. If a model must be partly in main memory, the limit is four bits, for speed. If nothing
+    fits, it takes the smallest, and the pull then reports the missing memory.
     """
-    packed = [each for each in offered if each.bits <= _MOST_BITS] or list(offered)
-    for room, most in (("yes", _MOST_BITS), ("partly", _BITS_BESIDE_GPU)):
-        here = [each for each in packed if fits(each) == room]
-        here = [each for each in here if each.bits <= most] or here[-1:]
-        if here:
-            bits = max(each.bits for each in here)
-            same = [each for each in here if each.bits == bits]
-            return max(same, key=lambda each: (each.quant in _USUAL, each.size))
-    return min(packed, key=lambda each: each.size)
+    quantized = [choice for choice in offered if choice.bits <= _MAX_BITS] or list(offered)
+    for fit, max_bits in (("yes", _MAX_BITS), ("partly", _MAX_BITS_PARTLY_ON_GPU)):
+        candidates = [choice for choice in quantized if fits(choice) == fit]
+        candidates = [choice for choice in candidates if choice.bits <= max_bits] or candidates[-1:]
+        if candidates:
+            bits = max(choice.bits for choice in candidates)
+            finalists = [choice for choice in candidates if choice.bits == bits]
+            return max(finalists, key=lambda choice: (choice.quant in _COMMON_QUANTS, choice.size))
+    return min(quantized, key=lambda choice: choice.size)
 
 
-def _enumerated(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}"
+def _join_names(names: Sequence[str]) -> str:
+    suffix = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f"{', '.join(names[:_MAX_LISTED])}{suffix}"

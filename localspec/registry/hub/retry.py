@@ -1,4 +1,4 @@
-"""Trying again, with patience and an end."""
+"""Retry interrupted requests with growing pauses, up to a limit."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """The request may be tried again: the line broke, stalled, or the server asked for patience.
+    """A request that may be tried again: the connection broke or stalled, or the server asked to wait.
 
-    advice: what to look at when trying again does not help. retry_after: in seconds. what: what cannot be
-    done, for the error after the last try. max_tries: fewer than usual, where more promise nothing.
+    advice: what to check if retries do not help. retry_after: in seconds. what: what failed, for the error
+    after the last try. max_tries: a lower limit, if more tries would not help.
     """
 
     def __init__(
         self,
-        why: str,
+        reason: str,
         advice: str = "",
         *,
         retry_after: float | None = None,
         what: str = "The hub cannot be reached",
         max_tries: int | None = None,
     ) -> None:
-        super().__init__(why)
+        super().__init__(reason)
         self.advice = advice
         self.retry_after = retry_after
         self.what = what
         self.max_tries = max_tries
 
     def tries(self, patience: Patience) -> int:
-        """Return how often to try in all."""
+        """Return the maximum number of tries."""
         return min(patience.tries, self.max_tries or patience.tries)
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """What a pull waits for: another attempt, the how manieth of how many, in how many seconds."""
+    """A failed request that is tried again after `seconds`. `attempt` counts from 1, up to `tries`."""
 
     cause: str
     attempt: int
@@ -55,9 +55,9 @@ class Retry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How often to try without getting a byte further, and how long to wait between (seconds).
+    """How often to try without progress, and how many seconds to wait between the tries.
 
-    `told` is called before each wait, and with None after it; from whichever thread waits.
+    told: called before each wait with the coming attempt, and after it with None, from the waiting thread.
     """
 
     tries: int = 8
@@ -71,10 +71,12 @@ def patiently(
     patience: Patience | None = None,
     cancel: threading.Event | None = None,
 ) -> T:
-    """Call `action` until it is not Interrupted.
+    """Call `action` until it succeeds or the tries are used up.
 
     Raises:
-        Unreachable: after all tries. PullCancelled. Whatever else `action` raises.
+        Unreachable: all tries failed.
+        PullCancelled: `cancel` was set.
+        Others: any exception of `action` except Interrupted.
     """
     patience = patience or Patience()
     for attempt in range(patience.tries):
@@ -82,22 +84,24 @@ def patiently(
             return action()
         except Interrupted as error:
             if attempt + 1 >= error.tries(patience):
-                raise gave_up(error) from None
-            pause(attempt, error, patience, cancel)
+                raise unreachable_error(error) from None
+            wait_before_retry(attempt, error, patience, cancel)
     raise AssertionError("tries is at least 1")
 
 
-def gave_up(error: Interrupted) -> Unreachable:
-    what_to_do = f"{error.advice}, and try again" if error.advice else "try again later"
-    return Unreachable(f"{error.what}: {error}. Anything already downloaded is kept; {what_to_do}.")
+def unreachable_error(error: Interrupted) -> Unreachable:
+    """Return the error after the last try."""
+    next_step = f"{error.advice}, and try again" if error.advice else "try again later"
+    return Unreachable(f"{error.what}: {error}. Anything already downloaded is kept; {next_step}.")
 
 
-def pause(
+def wait_before_retry(
     attempt: int, error: Interrupted, patience: Patience, cancel: threading.Event | None
 ) -> None:
-    """Wait twice as long each time, with some jitter, and as long as the server asked at least.
+    """Wait before the next attempt.
 
-    A server that asks for no time at all is one that many ask at once.
+    The pause doubles with each attempt, has some jitter, and is at least as long as the server asked. The
+    jitter spreads the clients that a busy server asks to wait for the same time.
     """
     seconds = min(patience.first_pause * 2**attempt, patience.longest_pause)
     seconds = max(seconds, error.retry_after or 0.0) * random.uniform(1.0, 1.3)

@@ -1,4 +1,4 @@
-"""From what a person asked for to a pair: which file of a repository, and what drafts for it."""
+"""Turn what a user asked for into a pair: choose the file of a repository and what drafts for it."""
 
 from __future__ import annotations
 
@@ -42,18 +42,21 @@ from localspec.registry.pulls.plan import PlannedModel, Planner
 from localspec.registry.pulls.wanted import Wanted, as_weights
 from localspec.registry.store.records import Record, roles_of
 
-# A draft of more than a third of the target's weights takes about as long as it saves.
-_LEAST_RATIO = 3
-_MOST_LOOKED_AT = 3  # drafts of the catalogue; each costs the reading of a header
-_MANY_TOKENS = 32_768  # of context: a quantization that leaves no room for as many is too large
-_SIZE = re.compile(r"[-_]?(?<![a-z0-9.])[ea]?\d+(\.\d+)?[bm](?![a-z0-9])")
+# Target weights / draft weights. A larger draft takes about as much time as it saves.
+_MIN_WEIGHT_RATIO = 3
+_MAX_CATALOGUE_DRAFTS = 3  # checked for one target; each costs the download of a header
+# A quantization that leaves no memory for this context is too large.
+_REQUIRED_CONTEXT_TOKENS = 32_768
+# The number of parameters in a model name.
+_PARAMETER_COUNT = re.compile(r"[-_]?(?<![a-z0-9.])[ea]?\d+(\.\d+)?[bm](?![a-z0-9])")
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The pair; the models whose headers were read on the way; and what to tell the person.
+    """The result of a decision.
 
-    `offers`: the quantizations there are, where none was named.
+    pair: the pair to pull. known: the models whose headers were read on the way. offers: the available
+    quantizations, if none was named. said: sentences for the user.
     """
 
     pair: Pair
@@ -63,166 +66,184 @@ class Decision:
 
 
 def decide(
-    planner: Planner, wanted: Wanted, catalogue: Catalogue, cancel: threading.Event | None = None
+    planner: Planner, request: Wanted, catalogue: Catalogue, cancel: threading.Event | None = None
 ) -> Decision:
-    """The pair that is meant. A pair that was pulled as this before stays what it was.
+    """Return the pair to pull. A pair that was pulled from the same reference before keeps its files.
 
     Raises:
-        NotOnHub, HubError and below; InvalidRequest: which of several models is not said.
-        BadGguf, UnsafeModel: the target. NotMatched, CannotRollBack: a draft that was named.
+        NotOnHub, HubError and below: the repository cannot be read.
+        InvalidRequest: the repository has several models and the request does not say which.
+        BadGguf, UnsafeModel: the target is unusable.
+        NotMatched, CannotRollBack: the named draft is unusable.
     """
-    if wanted.pair and (wanted.decided or not (wanted.draft or wanted.no_draft)):
-        return Decision(wanted.pair)
-    return _Deciding(planner, wanted, catalogue, cancel).run()
+    if request.pair and (request.decided or not (request.draft or request.no_draft)):
+        return Decision(request.pair)
+    return _Decider(planner, request, catalogue, cancel).run()
 
 
-class _Deciding:
-    """One decision on its way; headers are read once."""
+class _Decider:
+    """One decision in progress, which reads each header only once."""
 
     def __init__(
         self,
         planner: Planner,
-        wanted: Wanted,
+        request: Wanted,
         catalogue: Catalogue,
         cancel: threading.Event | None,
     ) -> None:
-        self._planner, self._wanted = planner, wanted
+        self._planner, self._request = planner, request
         self._catalogue, self._cancel = catalogue, cancel
         self._known: dict[Weights, PlannedModel] = {}
         self._offers: tuple[Offer, ...] = ()
-        self._here = _here(planner, wanted)
+        self._earlier = _find_earlier_pull(planner, request)
 
     def run(self) -> Decision:
-        wanted, said = self._wanted, ""
-        if wanted.pair:
-            pair, listed = wanted.pair, tuple[Listed, ...]()
+        """Make the decision."""
+        request, sentence = self._request, ""
+        if request.pair:
+            pair, listed = request.pair, tuple[Listed, ...]()
         else:
-            assert wanted.target
-            listed = self._list(wanted.target)
-            pair = self._target(wanted.target, listed)
-        if wanted.no_draft:
-            pair = _with(pair)
-        elif wanted.draft:
-            pair = _with(pair, draft=self._draft(wanted.draft))
-        elif self._here and self._here.draft:
-            pair = _with(pair, draft=as_weights(self._here.draft, self._planner.store.part_path))
+            assert request.target
+            listed = self._list_files(request.target)
+            pair = self._choose_target(request.target, listed)
+        if request.no_draft:
+            pair = _with_draft(pair)
+        elif request.draft:
+            pair = _with_draft(pair, draft=self._choose_draft(request.draft))
+        elif self._earlier and self._earlier.draft:
+            pair = _with_draft(
+                pair, draft=as_weights(self._earlier.draft, self._planner.store.part_path)
+            )
         else:
-            pair, said = self._proposed(pair, listed)
-        return Decision(pair, self._known, self._offers, (said,) if said else ())
+            pair, sentence = self._propose_draft(pair, listed)
+        return Decision(pair, self._known, self._offers, (sentence,) if sentence else ())
 
     # ------------------------------------------------------------------ which file
 
-    def _list(self, wanted: Reference) -> tuple[Listed, ...]:
-        """What the hub has; without a network what its cache here has of it."""
+    def _list_files(self, reference: Reference) -> tuple[Listed, ...]:
+        """Return the files on the hub; without a network, those that its local cache has."""
         try:
             return patiently(
-                lambda: self._planner.hub.files(wanted.repo, wanted.revision),
+                lambda: self._planner.hub.files(reference.repo, reference.revision),
                 self._planner.first_contact,
                 self._cancel,
             )
         except (Offline, Unreachable):
-            cached = list_in_cache(wanted.repo, wanted.revision)
+            cached = list_in_cache(reference.repo, reference.revision)
             if not cached:
                 raise
             return cached
 
-    def _target(self, wanted: Reference, listed: Sequence[Listed]) -> Pair:
-        """A pair of this target alone."""
-        found = matching(wanted, choices(listed, everything=bool(wanted.file)))
-        kept = [each for each in found if self._here and each.file == self._here.target.file]
-        chosen = kept[0] if kept else self._best(wanted, found)
-        if not (wanted.quant or wanted.file):
-            fits = self._fits(self._look(wanted, chosen).model)
+    def _choose_target(self, reference: Reference, listed: Sequence[Listed]) -> Pair:
+        """Return a pair that has only the target."""
+        matched = matching(reference, choices(listed, everything=bool(reference.file)))
+        earlier = [
+            choice
+            for choice in matched
+            if self._earlier and choice.file == self._earlier.target.file
+        ]
+        choice = earlier[0] if earlier else self._choose_quant(reference, matched)
+        if not (reference.quant or reference.file):
+            fits = self._fit_check(self._read_choice(reference, choice).model)
             self._offers = tuple(
                 Offer(
-                    quant=each.label,
-                    size=each.size,
-                    fits=fits(each),
-                    taken=each.file == chosen.file,
+                    quant=option.label,
+                    size=option.size,
+                    fits=fits(option),
+                    taken=option.file == choice.file,
                 )
-                for each in found
+                for option in matched
             )
-        header = self._look(wanted, chosen).model.header.metadata
+        header = self._read_choice(reference, choice).model.header.metadata
         licence = header.get("general.license")
         fim = any(key.startswith("tokenizer.ggml.fim_pre") for key in header)
         return Pair(
-            summary=f"{chosen.label} of {wanted.repo}",
-            target=_weights(wanted, chosen),
+            summary=f"{choice.label} of {reference.repo}",
+            target=_to_weights(reference, choice),
             licence=licence[:80] if isinstance(licence, str) else "unknown",
             roles=("chat", "fim") if fim else ("chat",),
         )
 
-    def _best(self, wanted: Reference, found: Sequence[Choice]) -> Choice:
-        """First by the sizes alone, then by what the header of that one says of all."""
-        if len(found) == 1:
-            return found[0]
-        guess = best(found, self._fits(None))
-        return best(found, self._fits(self._look(wanted, guess).model))
+    def _choose_quant(self, reference: Reference, matched: Sequence[Choice]) -> Choice:
+        """Return the best of several quantizations.
 
-    def _fits(self, like: Model | None) -> Callable[[Choice], fit.Fits]:
-        """Whether memory holds a model, by its size and the header of one of another quantization."""
+        A first guess uses the file sizes. The header of that file then shows the memory needs of all of them.
+        """
+        if len(matched) == 1:
+            return matched[0]
+        guess = best(matched, self._fit_check(None))
+        return best(matched, self._fit_check(self._read_choice(reference, guess).model))
+
+    def _fit_check(self, sibling: Model | None) -> Callable[[Choice], fit.Fits]:
+        """Return a function that checks whether memory can hold a model.
+
+        It uses the file size, and if given, the header of another quantization of the same model.
+        """
         free = self._planner.memory() if self._planner.memory else None
 
-        def fits(choice: Choice) -> fit.Fits:
+        def check_fit(choice: Choice) -> fit.Fits:
             if free is None:
                 return "yes"
-            needed = choice.size * 11 // 10  # caches and buffers, before a header says how large
-            if like:
-                load = Load(context=min(_MANY_TOKENS, like.context))
-                needed = fit.needed(like, None, load) - like.weights + choice.size
+            # Without a header, count a tenth of the weights for caches and buffers.
+            needed = choice.size * 11 // 10
+            if sibling:
+                load = Load(context=min(_REQUIRED_CONTEXT_TOKENS, sibling.context))
+                needed = fit.needed(sibling, None, load) - sibling.weights + choice.size
             return fit.fits(needed, free)
 
-        return fits
+        return check_fit
 
-    def _look(self, wanted: Reference, chosen: Choice) -> PlannedModel:
-        return self._read(_weights(wanted, chosen))
+    def _read_choice(self, reference: Reference, chosen: Choice) -> PlannedModel:
+        return self._read_header(_to_weights(reference, chosen))
 
-    def _read(self, weights: Weights, *, as_draft: bool = False) -> PlannedModel:
+    def _read_header(self, weights: Weights, *, as_draft: bool = False) -> PlannedModel:
         if weights not in self._known:
             self._known[weights] = self._planner.look(weights, self._cancel, as_draft=as_draft)
         return self._known[weights]
 
-    def _drafting(self, weights: Weights) -> Model:
-        return self._read(weights, as_draft=True).model
+    def _read_draft(self, weights: Weights) -> Model:
+        return self._read_header(weights, as_draft=True).model
 
     # ------------------------------------------------------------------ what drafts
 
-    def _draft(self, wanted: Reference) -> Weights:
-        """The draft that was named; of several quantizations the usual one of the most bits."""
-        listed = self._list(wanted)
-        found = matching(wanted, choices(listed, everything=bool(wanted.file)))
-        return _weights(wanted, best(found, lambda _: "yes"))
+    def _choose_draft(self, reference: Reference) -> Weights:
+        """Return the named draft; of several quantizations, the most common one with the most bits."""
+        listed = self._list_files(reference)
+        matched = matching(reference, choices(listed, everything=bool(reference.file)))
+        return _to_weights(reference, best(matched, lambda _: "yes"))
 
-    def _proposed(self, pair: Pair, listed: Sequence[Listed]) -> tuple[Pair, str]:
-        """The best draft that can be had, and a sentence that says which and why.
+    def _propose_draft(self, pair: Pair, listed: Sequence[Listed]) -> tuple[Pair, str]:
+        """Return the pair with the best available draft, and a sentence that explains the choice.
 
-        In this order: what the catalogue pairs this model, or another size of its family, with; heads
-        in the target's own file; heads in a file beside it; a model on this disk; nothing, which
-        leaves drafts from the text itself.
+        The candidates, in order: what the catalogue pairs with this model or another size of its family;
+        heads in the target's own file; heads in a file beside it; a model on this disk. If none is suitable,
+        drafts come from the text itself.
         """
-        target = self._read(pair.target).model
+        target = self._read_header(pair.target).model
         if target.pooling:
             return msgspec.structs.replace(pair, roles=roles_of(target.pooling)), ""
-        for name, weights in self._of_the_catalogue(pair.target, target):
-            if self._suits(target, partial(self._drafting, weights)):
-                where = f"{weights.repo}/{weights.file}"
-                return _with(
+        for name, weights in self._catalogue_drafts(pair.target, target):
+            if self._is_suitable(target, partial(self._read_draft, weights)):
+                location = f"{weights.repo}/{weights.file}"
+                return _with_draft(
                     pair, draft=weights
-                ), f"Draft: {where}, which the catalogue lists for {name}."
+                ), f"Draft: {location}, which the catalogue lists for {name}."
         if target.header.metadata.get(f"{target.architecture}.nextn_predict_layers"):
             pair = msgspec.structs.replace(pair, embedded_heads=True)
             return pair, "Drafts: this model's own heads (MTP), which are in its file."
-        beside = heads(listed, pair.target.file)
-        file = Weights(repo=pair.target.repo, file=beside, revision=pair.target.revision)
-        if beside and self._suits(target, partial(self._drafting, file)):
+        heads_file = heads(listed, pair.target.file)
+        heads_weights = Weights(
+            repo=pair.target.repo, file=heads_file, revision=pair.target.revision
+        )
+        if heads_file and self._is_suitable(target, partial(self._read_draft, heads_weights)):
             return (
-                msgspec.structs.replace(pair, heads=file),
-                f"Drafts: this model's own heads (MTP), {beside} in the same repository.",
+                msgspec.structs.replace(pair, heads=heads_weights),
+                f"Drafts: this model's own heads (MTP), {heads_file} in the same repository.",
             )
-        for path, name in self._on_this_disk():
-            if self._suits(target, partial(read_local_model, path, as_draft=True)):
+        for path, name in self._disk_models():
+            if self._is_suitable(target, partial(read_local_model, path, as_draft=True)):
                 weights = Weights(repo="", file=str(path))
-                return _with(
+                return _with_draft(
                     pair, draft=weights
                 ), f"Draft: {name}, which is on this disk and matches."
         return pair, (
@@ -230,77 +251,83 @@ class _Deciding:
             f"name one: localspec pull {pair.target.repo} --draft OWNER/REPO"
         )
 
-    def _suits(self, target: Model, read: Callable[[], Model]) -> bool:
-        """Whether a model can be the draft and is small enough to be worth it."""
+    def _is_suitable(self, target: Model, read_draft: Callable[[], Model]) -> bool:
+        """Return whether a model can be the draft and is small enough to save time."""
         try:
-            draft = read()
+            draft = read_draft()
             check_pair(target, draft)
         except PullCancelled:
             raise
         except LocalspecError:
             return False
-        return draft.weights * _LEAST_RATIO <= target.weights
+        return draft.weights * _MIN_WEIGHT_RATIO <= target.weights
 
-    def _of_the_catalogue(self, target: Weights, model: Model) -> Iterator[tuple[str, Weights]]:
-        """Pairs of the same model, then of its family; by repository, then by what its header says."""
+    def _catalogue_drafts(self, target: Weights, model: Model) -> Iterator[tuple[str, Weights]]:
+        """Yield the names and drafts of the catalogue's pairs of the same model, then of its family.
+
+        Models are compared by the names of their repositories and the names in the header.
+        """
         names = [model_name(target.repo), *_base_names(model)]
-        seen: list[Weights] = []
-        for same in (_itself, _family):
+        yielded: list[Weights] = []
+        for simplify in (_keep_name, _strip_size):
             for name in names:
-                for own, pair in self._catalogue.pairs.items():
-                    alike = same(model_name(pair.target.repo)) == same(name)
-                    # Heads beside a target are of that size alone.
-                    draft = pair.draft or (pair.heads if same is _itself else None)
-                    if alike and draft and draft not in seen:
-                        if len(seen) == _MOST_LOOKED_AT:
+                for pair_name, pair in self._catalogue.pairs.items():
+                    is_match = simplify(model_name(pair.target.repo)) == simplify(name)
+                    # Heads in a separate file fit only a target of that size.
+                    draft = pair.draft or (pair.heads if simplify is _keep_name else None)
+                    if is_match and draft and draft not in yielded:
+                        if len(yielded) == _MAX_CATALOGUE_DRAFTS:
                             return
-                        seen.append(draft)
-                        yield own, draft
+                        yielded.append(draft)
+                        yield pair_name, draft
 
-    def _on_this_disk(self) -> Iterator[tuple[Path, str]]:
-        """Models here, the smallest file first: a draft's speed matters more than its quality."""
+    def _disk_models(self) -> Iterator[tuple[Path, str]]:
+        """Yield the models on this disk, the smallest file first.
+
+        The speed of a draft matters more than its quality.
+        """
         sized = []
-        for found in find_models(self._planner.store):
-            if not self._wanted.whole_disk and not found.pair:
+        for model in find_models(self._planner.store):
+            if not self._request.whole_disk and not model.pair:
                 continue
             try:
-                sized.append((found.path.stat().st_size, found))
+                sized.append((model.path.stat().st_size, model))
             except OSError:
                 continue
-        for _, found in sorted(sized, key=lambda each: (each[0], each[1].name)):
-            yield found.path, f"{found.name} ({found.origin})"
+        for _, model in sorted(sized, key=lambda item: (item[0], item[1].name)):
+            yield model.path, f"{model.name} ({model.origin})"
 
 
-def _itself(name: str) -> str:
+def _keep_name(name: str) -> str:
     return name
 
 
-def _here(planner: Planner, wanted: Wanted) -> Record | None:
-    """The pair that was pulled as this before."""
+def _find_earlier_pull(planner: Planner, request: Wanted) -> Record | None:
+    """Return the pair that was pulled from the same reference before, or None."""
     try:
-        record = planner.store.get(wanted.name)
+        record = planner.store.get(request.name)
     except (ModelNotFound, RegistryError):
         return None
-    return record if record.source == "hub" and record.asked == wanted.asked else None
+    return record if record.source == "hub" and record.asked == request.asked else None
 
 
-def _weights(wanted: Reference, chosen: Choice) -> Weights:
-    return Weights(repo=wanted.repo, file=chosen.file, revision=wanted.revision)
+def _to_weights(reference: Reference, choice: Choice) -> Weights:
+    return Weights(repo=reference.repo, file=choice.file, revision=reference.revision)
 
 
-def _with(pair: Pair, draft: Weights | None = None) -> Pair:
-    """The target with this draft and nothing else that drafts."""
+def _with_draft(pair: Pair, draft: Weights | None = None) -> Pair:
+    """Return the pair with this draft and nothing else that drafts."""
     return msgspec.structs.replace(pair, draft=draft, heads=None, embedded_heads=False)
 
 
 def _base_names(model: Model) -> list[str]:
-    """The models that this one was made of, by its header."""
+    """Return the names of the models that this one was derived from, according to its header."""
     metadata = model.header.metadata
     names = [metadata.get(f"general.base_model.{number}.name") for number in range(4)]
     names.append(metadata.get("general.basename"))
     return [re.sub(r"[\s_]+", "-", name.lower()) for name in names if isinstance(name, str)]
 
 
-def _family(name: str) -> str:
-    """A model's name without its size."""
-    return _SIZE.sub("", name)
+def _strip_size(name: str) -> str:
+    """Return a model's name without its size."""
+    return _PARAMETER_COUNT.sub("", name)

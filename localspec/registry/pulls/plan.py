@@ -1,4 +1,4 @@
-"""Before any weight is fetched: which files a pair takes, and all that their headers can tell."""
+"""Plan a pull before any weights are downloaded: its files, and all checks that headers allow."""
 
 from __future__ import annotations
 
@@ -19,26 +19,28 @@ from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.source import FileSource, Source
 from localspec.registry.hub.cache import cached_file, resolve_in_cache
 from localspec.registry.hub.hub import Hub, RemoteFile
-from localspec.registry.hub.journal import bytes_there, prefix_there
+from localspec.registry.hub.journal import count_written_bytes, read_written_prefix
 from localspec.registry.hub.remote import Flow, RemoteSource
 from localspec.registry.hub.repository import parts_of
 from localspec.registry.hub.retry import Patience, patiently
 from localspec.registry.hub.transfer import Tuning
-from localspec.registry.store.files import free_sentence
+from localspec.registry.store.files import describe_free_space
 from localspec.registry.store.records import StoredModel
 from localspec.registry.store.store import Store, local_parts
 
-# Left free on the disk beyond the files themselves: logs, state and other programs live there too.
-DISK_RESERVE = 64 << 20
+# Bytes that must stay free on the disk besides the files, for logs, state and other programs.
+DISK_RESERVE_BYTES = 64 << 20
 FROM_CACHE = "Offline: using the files in the Hugging Face cache; the hub may have newer ones."
-# A person waits for the first word of the hub, and without a network it never comes.
-_FIRST_TRIES = 4
+# A user waits for the first response of the hub, and without a network it never comes.
+_MAX_FIRST_TRIES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A file to fetch. `prefix`: the bytes read to check it, which are not fetched again; `flow`: the
-    rest, where the server sends it all the same.
+    """A file to download.
+
+    prefix: the bytes that were read to check its header, which are not downloaded again. flow: an open
+    download of the whole file, if the server ignores ranges.
     """
 
     remote: RemoteFile
@@ -48,23 +50,24 @@ class PlannedFile:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A target or draft before its weights are fetched; several `files` when it is sharded.
+    """A target or draft before its weights are downloaded.
 
-    `stored`: it is on this disk and used as it is; there are no `files` then.
+    files: several if the model is sharded, none if it is on this disk. stored: the model on this disk that
+    is used as it is. from_cache: the hub could not be reached, so its local cache was used.
     """
 
     weights: Weights
     files: tuple[PlannedFile, ...]
     model: Model
     stored: StoredModel | None = None
-    from_cache: bool = False  # what the hub has was not to be learned
+    from_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A pair that passed every check that headers allow.
 
-    `files`: each once, even if target and draft share one. `fetch`: bytes still to come.
+    files: each file once, even if target and draft share it. fetch: the bytes still to download.
     """
 
     name: str
@@ -78,7 +81,7 @@ class Plan:
 
 @dataclass(slots=True)
 class Planner:
-    """Plans pulls into a store. `memory` None leaves the memory check out."""
+    """Plans pulls into a store. If `memory` is None, memory is not checked."""
 
     store: Store
     hub: Hub = field(default_factory=Hub)
@@ -87,9 +90,9 @@ class Planner:
 
     @property
     def first_contact(self) -> Patience:
-        """For the first word of the hub, which a person waits for."""
+        """The patience for the first response of the hub, for which a user waits."""
         usual = self.tuning.patience
-        return replace(usual, tries=min(usual.tries, _FIRST_TRIES))
+        return replace(usual, tries=min(usual.tries, _MAX_FIRST_TRIES))
 
     def preflight(
         self,
@@ -98,22 +101,26 @@ class Planner:
         cancel: threading.Event | None = None,
         known: Mapping[Weights, PlannedModel] | None = None,
     ) -> Plan:
-        """Everything that headers can tell, before any weight is fetched.
+        """Return the plan of a pull after all checks that headers allow.
+
+        known: models whose headers are read already.
 
         Raises:
             NotMatched, CannotRollBack, DoesNotFit, DiskFull, BadGguf, HubError and below.
         """
-        target, draft, notes = self._models(pair, cancel, known or {})
+        target, draft, notes = self._read_models(pair, cancel, known or {})
         models = (target, draft) if draft else (target,)
-        chosen = self._fits(target.model, draft.model if draft else None)
-        notes += chosen.notes if chosen else ()
-        notes += [note for model in models for note in _differs_from_catalogue(model)]
+        fit_result = self._check_memory(target.model, draft.model if draft else None)
+        notes += fit_result.notes if fit_result else ()
+        notes += [note for model in models for note in _catalogue_differences(model)]
         if any(model.from_cache for model in models):
             notes.append(FROM_CACHE)
-        if pair.kind == "mtp-embedded" and (why := target.model.no_heads):
-            notes.append(f"{why[:1].upper()}{why[1:]}; drafts come from the text itself (n-gram).")
-        files = {each.remote.sha256: each for model in models for each in model.files}
-        fetch = sum(self.missing(each.remote) for each in files.values())
+        if pair.kind == "mtp-embedded" and (reason := target.model.no_heads):
+            notes.append(
+                f"{reason[:1].upper()}{reason[1:]}; drafts come from the text itself (n-gram)."
+            )
+        files = {file.remote.sha256: file for model in models for file in model.files}
+        fetch = sum(self.missing(file.remote) for file in files.values())
         self._check_disk(fetch)
         return Plan(
             name=name,
@@ -125,33 +132,34 @@ class Planner:
             notes=tuple(notes),
         )
 
-    def _models(
+    def _read_models(
         self,
         pair: Pair,
         cancel: threading.Event | None,
         known: Mapping[Weights, PlannedModel],
     ) -> tuple[PlannedModel, PlannedModel | None, list[str]]:
-        """Target, what drafts, and what is to be known of the two. Without heads that are of no use: they are
-        nothing that a person has named.
-        """
-        drafts = pair.draft or pair.heads
+        """Return the target, the model that drafts, and notes about the two.
 
-        def look(weights: Weights) -> PlannedModel:
-            as_draft = weights is drafts
+        Heads that turn out to be unusable are left out, since the user did not name them.
+        """
+        draft_weights = pair.draft or pair.heads
+
+        def read(weights: Weights) -> PlannedModel:
+            as_draft = weights is draft_weights
             return known.get(weights) or self.look(weights, cancel, as_draft=as_draft)
 
         with ThreadPoolExecutor(2, thread_name_prefix="header") as pool:
-            ours = pool.submit(look, pair.target)
-            theirs = pool.submit(look, drafts) if drafts else None
-        target, said = ours.result(), list[str]()
+            target_future = pool.submit(read, pair.target)
+            draft_future = pool.submit(read, draft_weights) if draft_weights else None
+        target, heads_notes = target_future.result(), list[str]()
         try:
-            draft = theirs.result() if theirs else None
+            draft = draft_future.result() if draft_future else None
             return target, draft, list(check_pair(target.model, draft.model if draft else None))
         except (BadGguf, NotMatched) as error:
-            if pair.draft or not drafts:
+            if pair.draft or not draft_weights:
                 raise
-            said.append(f"{error.message} Drafts come from the text itself (n-gram).")
-        return target, None, [*check_pair(target.model, None), *said]
+            heads_notes.append(f"{error.message} Drafts come from the text itself (n-gram).")
+        return target, None, [*check_pair(target.model, None), *heads_notes]
 
     def look(
         self,
@@ -160,15 +168,16 @@ class Planner:
         *,
         as_draft: bool = False,
     ) -> PlannedModel:
-        """Resolve a model's files and read their headers; without a repository, of a file here. as_draft: as
-        `read_model`.
+        """Find a model's files and read their headers; without a repository, those of a local file.
+
+        as_draft: as `read_model`.
         """
         if not weights.repo:
             path = Path(weights.file)
             model = read_local_model(path, as_draft=as_draft)
-            return PlannedModel(weights, (), model, self._stored_here(path, model))
+            return PlannedModel(weights, (), model, self._find_stored(path, model))
         remotes, from_cache = self._resolve(weights, cancel)
-        sources = [self._source(remote, cancel) for remote in remotes]
+        sources = [self._open_source(remote, cancel) for remote in remotes]
         model = read_model(sources, as_draft=as_draft)
         files = tuple(
             PlannedFile(remote, bytes(source.prefix), source.flow)
@@ -181,7 +190,7 @@ class Planner:
     def _resolve(
         self, weights: Weights, cancel: threading.Event | None
     ) -> tuple[tuple[RemoteFile, ...], bool]:
-        """A model's files as the hub has them; without a network as its cache here has all of them."""
+        """Return a model's files on the hub, and whether they come from its local cache."""
         files = parts_of(weights.file)
         try:
             return tuple(
@@ -193,40 +202,45 @@ class Planner:
                 for file in files
             ), False
         except (Offline, Unreachable):
-            cached = [resolve_in_cache(weights.repo, each, weights.revision) for each in files]
-            known = tuple(each for each in cached if each)
+            cached = [resolve_in_cache(weights.repo, file, weights.revision) for file in files]
+            known = tuple(file for file in cached if file)
             if len(known) < len(files):
                 raise
             return known, True
 
-    def _stored_here(self, path: Path, read: Model) -> StoredModel:
-        """A file of the store with all that is known of it; any other is hashed when it is loaded."""
+    def _find_stored(self, path: Path, header_model: Model) -> StoredModel:
+        """Return the store's entry for a local file.
+
+        A file that is not in the store is hashed when it is loaded.
+        """
         for record in self.store.listing().records:
             for model in record.models:
                 if self.store.part_path(model.parts[0]) == path:
                     return model
         parts = local_parts(path)
-        return StoredModel(parts=parts, architecture=read.architecture, pooling=read.pooling)
+        return StoredModel(
+            parts=parts, architecture=header_model.architecture, pooling=header_model.pooling
+        )
 
-    def _source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:
-        """Where to read a header: the disk when the file is there, else the hub."""
-        for path in (self.store.blob(remote.sha256), in_cache(remote)):
+    def _open_source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:
+        """Return the source for a header: the disk if the file is there, else the hub."""
+        for path in (self.store.blob(remote.sha256), find_in_cache(remote)):
             if path and path.is_file() and path.stat().st_size == remote.size:
                 source = FileSource(path)
                 source.name = remote.name
                 return source
-        prefix = prefix_there(self.store.unfinished(remote.sha256), remote.size)
+        prefix = read_written_prefix(self.store.unfinished(remote.sha256), remote.size)
         return RemoteSource(self.hub, remote, prefix, self.tuning.patience, cancel)
 
-    def _fits(self, target: Model, draft: Model | None) -> fit.Fit | None:
+    def _check_memory(self, target: Model, draft: Model | None) -> fit.Fit | None:
         return fit.fit(target, draft, self.memory(), Load()) if self.memory else None
 
     def missing(self, remote: RemoteFile) -> int:
-        """Bytes of a file that neither the store nor the Hugging Face cache has."""
+        """Return how many bytes of a file are neither in the store nor in the Hugging Face cache."""
         blob = self.store.blob(remote.sha256)
-        if in_cache(remote) or (blob.is_file() and blob.stat().st_size == remote.size):
+        if find_in_cache(remote) or (blob.is_file() and blob.stat().st_size == remote.size):
             return 0
-        return remote.size - bytes_there(self.store.unfinished(remote.sha256), remote.size)
+        return remote.size - count_written_bytes(self.store.unfinished(remote.sha256), remote.size)
 
     def _check_disk(self, fetch: int) -> None:
         folder = self.store.root
@@ -234,33 +248,35 @@ class Planner:
             folder = folder.parent
         info = os.statvfs(folder)
         free = info.f_bavail * info.f_frsize
-        if fetch and fetch + DISK_RESERVE > free:
+        if fetch and fetch + DISK_RESERVE_BYTES > free:
             raise DiskFull(
-                f"Not enough disk space: {fetch} more bytes are needed (and {DISK_RESERVE} in "
-                f"reserve), {free_sentence(folder)}. Free some space (localspec gc) and pull "
+                f"Not enough disk space: {fetch} more bytes are needed (and {DISK_RESERVE_BYTES} in "
+                f"reserve), {describe_free_space(folder)}. Free some space (localspec gc) and pull "
                 "again."
             )
 
 
-def in_cache(remote: RemoteFile) -> Path | None:
+def find_in_cache(remote: RemoteFile) -> Path | None:
+    """Return the file in the Hugging Face cache, or None."""
     return cached_file(remote.repo, remote.file, remote.commit, remote.sha256, remote.size)
 
 
-def _differs_from_catalogue(model: PlannedModel) -> list[str]:
+def _catalogue_differences(model: PlannedModel) -> list[str]:
+    """Return a note for each hash that differs from the catalogue's."""
     weights, notes = model.weights, []
     if not model.files:
         return []
-    stated, found = weights.sha256, model.files[0].remote.sha256
-    if stated and stated != found:
+    stated, actual = weights.sha256, model.files[0].remote.sha256
+    if stated and stated != actual:
         notes.append(
             f"{weights.file} differs from the catalogue's (SHA-256 {stated[:12]}… there, "
-            f"{found[:12]}… on the hub); the hub's is verified and used."
+            f"{actual[:12]}… on the hub); the hub's is verified and used."
         )
-    stated, found = weights.template_sha256, model.model.template_hash
-    if stated and stated != found:
+    stated, actual = weights.template_sha256, model.model.template_hash
+    if stated and stated != actual:
         notes.append(
             f"The chat template in {weights.file} differs from the catalogue's (SHA-256 "
-            f"{stated[:12]}… there, {found[:12] or 'nothing'}… in the file); answers may "
+            f"{stated[:12]}… there, {actual[:12] or 'nothing'}… in the file); answers may "
             "differ."
         )
     return notes

@@ -1,4 +1,4 @@
-"""Pulling a pair: look at the headers first, fetch all files, show it when they are whole."""
+"""Pull a pair: check the headers, download all files, and add the pair once they are complete."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from localspec.errors import FileChanged, PullCancelled
 from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.hub.hub import RemoteFile
 from localspec.registry.hub.transfer import Limit, Transfer
-from localspec.registry.pulls.plan import Plan, PlannedModel, Planner, in_cache
+from localspec.registry.pulls.plan import Plan, PlannedModel, Planner, find_in_cache
 from localspec.registry.pulls.state import FileState
 from localspec.registry.store.files import check_cancel, sha256_of
 from localspec.registry.store.records import Part, Record, StoredModel, roles_of
 
-_TICK = 0.25  # seconds between two reports of progress
-_CHANGES = 3  # how often a file may change on the hub during one pull
+_REPORT_INTERVAL_S = 0.25
+_MAX_PLANS = 3  # a pull is planned again if a file changes on the hub meanwhile
 
 Report = Callable[[tuple[FileState, ...]], None]
 
 
 @dataclass(slots=True)
 class Puller(Planner):
-    """Pulls pairs into a store. `asked` goes into the record."""
+    """Pulls pairs into a store. `asked` is written into the record."""
 
     limit: Limit = field(default_factory=lambda: Limit(0))
     asked: str = ""
@@ -40,34 +40,35 @@ class Puller(Planner):
         planned: Callable[[Plan], None] = lambda plan: None,
         known: Mapping[Weights, PlannedModel] | None = None,
     ) -> Record:
-        """Check, fetch, verify, show. Blocks; call it in a thread.
+        """Check, download, verify and store a pair. It blocks, so call it in a thread.
 
-        `known`: models whose headers were read already.
+        report: called with the state of all files. planned: called with the plan. known: models whose
+        headers are read already.
 
         Raises:
-            RegistryError and below: one sentence; what was fetched is kept for the next try.
+            RegistryError and below. What was downloaded is kept for the next try.
         """
         cancel = cancel or threading.Event()
         self.store.prepare()
         with self.store.pulling():
-            for change in range(_CHANGES):
+            for attempt in range(_MAX_PLANS):
                 try:
                     plan = self.preflight(name, pair, cancel, known)
-                    known = None  # should a file change, all is read again
+                    known = None  # if a file changes, all headers are read again
                     planned(plan)
-                    record = self._record(plan, _Fetch(self, plan, report, cancel).run())
-                    self.store.put_new(record)  # the record appears last
+                    record = self._make_record(plan, _Fetch(self, plan, report, cancel).run())
+                    self.store.put_new(record)  # last, because a pair exists once its record does
                     return record
                 except FileChanged:
-                    if change + 1 == _CHANGES:
+                    if attempt + 1 == _MAX_PLANS:
                         raise
         raise AssertionError("unreachable: the loop returns or raises")
 
-    def _record(self, plan: Plan, used: Mapping[str, Path]) -> Record:
+    def _make_record(self, plan: Plan, cached_paths: Mapping[str, Path]) -> Record:
         return Record(
             name=plan.name,
-            target=self._stored(plan.target, used),
-            draft=self._stored(plan.draft, used) if plan.draft else None,
+            target=self._to_stored(plan.target, cached_paths),
+            draft=self._to_stored(plan.draft, cached_paths) if plan.draft else None,
             created=time.time(),
             summary=plan.pair.summary,
             licence=plan.pair.licence,
@@ -77,11 +78,11 @@ class Puller(Planner):
             asked=self.asked,
         )
 
-    def _stored(self, planned: PlannedModel, used: Mapping[str, Path]) -> StoredModel:
+    def _to_stored(self, planned: PlannedModel, cached_paths: Mapping[str, Path]) -> StoredModel:
         if planned.stored:
             return planned.stored
         return StoredModel(
-            parts=tuple(self._part(each.remote, used) for each in planned.files),
+            parts=tuple(self._to_part(file.remote, cached_paths) for file in planned.files),
             architecture=planned.model.architecture,
             repo=planned.weights.repo,
             revision=planned.files[0].remote.commit,
@@ -90,8 +91,8 @@ class Puller(Planner):
             pooling=planned.model.pooling,
         )
 
-    def _part(self, remote: RemoteFile, used: Mapping[str, Path]) -> Part:
-        path = used.get(remote.sha256)
+    def _to_part(self, remote: RemoteFile, cached_paths: Mapping[str, Path]) -> Part:
+        path = cached_paths.get(remote.sha256)
         return Part(
             file=remote.file,
             size=remote.size,
@@ -102,79 +103,87 @@ class Puller(Planner):
 
 
 class _Fetch:
-    """What a plan lacks, on its way. `report` hears where each file stands."""
+    """The download of what a plan lacks. `report` is called with the state of each file."""
 
     def __init__(self, puller: Puller, plan: Plan, report: Report, cancel: threading.Event) -> None:
         self._puller, self._plan = puller, plan
         self._report, self._cancel = report, cancel
-        self._used: dict[str, Path] = {}
+        self._cached_paths: dict[str, Path] = {}
         self._files = {
-            each.remote.sha256: FileState(
-                each.remote.name, each.remote.size - puller.missing(each.remote), each.remote.size
+            file.remote.sha256: FileState(
+                file.remote.name, file.remote.size - puller.missing(file.remote), file.remote.size
             )
-            for each in plan.files
+            for file in plan.files
         }
 
     def run(self) -> dict[str, Path]:
-        """By hash the files that the Hugging Face cache has and that are used there; all others are in
-        the store afterwards.
+        """Download the missing files into the store.
+
+        Returns:
+            The files that stay in the Hugging Face cache, by hash.
         """
-        stop = threading.Event()  # the person cancels, or another file failed
+        stop = threading.Event()  # set if the user cancels or another file fails
         transfers: list[Transfer] = []
-        for each in self._plan.files:
-            if path := self._whole_in_cache(each.remote):
-                self._used[each.remote.sha256] = path
+        for file in self._plan.files:
+            if path := self._find_verified(file.remote):
+                self._cached_paths[file.remote.sha256] = path
             else:
                 transfers.append(
                     Transfer(
                         self._puller.hub,
                         self._puller.store,
-                        each.remote,
+                        file.remote,
                         self._puller.tuning,
                         stop,
-                        each.prefix,
+                        file.prefix,
                         self._puller.limit,
-                        each.flow,
+                        file.flow,
                     )
                 )
         if transfers:
             self._transfer(transfers, stop)
-        return self._used
+        return self._cached_paths
 
-    def _whole_in_cache(self, remote: RemoteFile) -> Path | None:
-        """The file in the Hugging Face cache, hash checked: its own download does not check it."""
-        path = in_cache(remote)
+    def _find_verified(self, remote: RemoteFile) -> Path | None:
+        """Return the file in the Hugging Face cache if its hash is right.
+
+        The cache's own download does not check the hash.
+        """
+        path = find_in_cache(remote)
         if path is None or self._puller.store.blob(remote.sha256).exists():
             return None
 
-        def hashed(read: int) -> None:
-            self._told(remote, remote.size, read)
+        def report_progress(bytes_read: int) -> None:
+            self._set_progress(remote, remote.size, bytes_read)
             self._report(tuple(self._files.values()))
 
         check_cancel(self._cancel)
-        found = sha256_of(path, progress=hashed, cancel=self._cancel)
-        return path if found == remote.sha256 else None
+        sha256 = sha256_of(path, progress=report_progress, cancel=self._cancel)
+        return path if sha256 == remote.sha256 else None
 
     def _transfer(self, transfers: list[Transfer], stop: threading.Event) -> None:
-        """All files at once; when one fails the others stop and keep what they have."""
+        """Download all files at once; if one fails, the others stop and keep their bytes."""
         with ThreadPoolExecutor(len(transfers), thread_name_prefix="file") as pool:
-            futures: list[Future[None]] = [pool.submit(each.run) for each in transfers]
+            futures: list[Future[None]] = [pool.submit(transfer.run) for transfer in transfers]
             pending: set[Future[None]] = set(futures)
             try:
                 while pending:
-                    done, pending = wait(pending, timeout=_TICK, return_when=FIRST_EXCEPTION)
+                    done, pending = wait(
+                        pending, timeout=_REPORT_INTERVAL_S, return_when=FIRST_EXCEPTION
+                    )
                     if self._cancel.is_set() or any(future.exception() for future in done):
                         stop.set()
-                    for each in transfers:
-                        self._told(each.remote, each.done, each.hashed)
+                    for transfer in transfers:
+                        self._set_progress(transfer.remote, transfer.done, transfer.hashed)
                     self._report(tuple(self._files.values()))
             except BaseException:  # a callback failed, or the program is ending
                 stop.set()
                 raise
         failures = [error for future in futures if (error := future.exception())]
-        failures.sort(key=lambda error: isinstance(error, PullCancelled))  # the cause first
+        # The file that failed comes before those that were cancelled because of it.
+        failures.sort(key=lambda error: isinstance(error, PullCancelled))
         if failures:
             raise failures[0]
 
-    def _told(self, remote: RemoteFile, done: int, hashed: int) -> None:
+    def _set_progress(self, remote: RemoteFile, done: int, hashed: int) -> None:
         self._files[remote.sha256] = FileState(remote.name, done, remote.size, hashed)

@@ -1,4 +1,4 @@
-"""The pulls under way in this process: started once, watched by many, cancelled by name."""
+"""The pulls in progress in this process: each is started once, may be watched by many, and has a name."""
 
 from __future__ import annotations
 
@@ -37,37 +37,45 @@ from localspec.registry.pulls.pull import Puller
 from localspec.registry.pulls.state import RUNNING, FileState, PullState, State
 from localspec.registry.pulls.wanted import Unfinished, Wanted
 
-_RATE_SECONDS = 5.0
-# Of failures those that pass: such a pull is tried again when the daemon starts the next time.
-_PASSING = (Unreachable, Offline, WebPage, ProxyRefused, Untrusted, NetworkSettings, DiskFull)
-_KEPT = 32  # finished pulls that can still be asked about
+_RATE_WINDOW_S = 5.0
+# Failures that may be temporary. Such a pull is tried again when the daemon starts the next time.
+_TEMPORARY_ERRORS = (
+    Unreachable,
+    Offline,
+    WebPage,
+    ProxyRefused,
+    Untrusted,
+    NetworkSettings,
+    DiskFull,
+)
+_MAX_LISTED_PULLS = 32  # finished ones beyond that are forgotten
 
 
 class Pull:
-    """One pull in its own thread. It goes on whoever watches or leaves."""
+    """One pull in its own thread. It continues whether or not anybody watches."""
 
     def __init__(
         self,
         puller: Puller,
-        wanted: Wanted,
+        request: Wanted,
         catalogue: Callable[[], Catalogue],
         unfinished: Unfinished,
         *,
         resumed: bool = False,
     ) -> None:
-        self.name = name = wanted.name
-        self.wanted = wanted
+        self.name = name = request.name
+        self.wanted = request
         self.error: LocalspecError | None = None
         self._catalogue = catalogue
         self._lock = threading.Lock()
-        self._waits: dict[int, Retry] = {}  # by the thread that waits
+        self._waits: dict[int, Retry] = {}  # by the id of the waiting thread
         self._watchers: list[Callable[[], None]] = []
-        patience = dataclasses.replace(puller.tuning.patience, told=self._told)
+        patience = dataclasses.replace(puller.tuning.patience, told=self._set_retry)
         tuning = dataclasses.replace(puller.tuning, patience=patience)
         self._puller = dataclasses.replace(puller, tuning=tuning)
         self._unfinished, self._resumed = unfinished, resumed
         self._interrupted = False
-        self._keep(wanted)
+        self._remember(request)
         self._cancel = threading.Event()
         self._finished = threading.Event()
         self._samples: deque[tuple[float, int]] = deque()
@@ -77,12 +85,12 @@ class Pull:
 
     @property
     def state(self) -> PullState:
-        """A snapshot; cheap, from any thread."""
+        """A snapshot of the pull; cheap to read from any thread."""
         return self._state
 
     @contextmanager
     def watched(self, changed: Callable[[], None]) -> Iterator[None]:
-        """While it is held `changed` is called after each new `state`, from the pull's threads."""
+        """Call `changed` after each change of `state`, from the pull's threads, until the block ends."""
         with self._lock:
             self._watchers.append(changed)
         try:
@@ -92,40 +100,40 @@ class Pull:
                 self._watchers.remove(changed)
 
     def cancel(self) -> None:
-        """Ask it to stop, and forget that it was wanted; what was fetched is kept."""
+        """Stop the pull and forget that it was requested; what was downloaded is kept."""
         self._cancel.set()
         if self._finished.is_set() and self._forget():
-            self._change(
+            self._update_state(
                 state="cancelled",
                 message="The pull is cancelled; anything already downloaded is kept for the next one.",
                 code="pull_cancelled",
             )
 
     def interrupt(self) -> None:
-        """Ask it to stop for now: the daemon ends. What was cancelled before stays so."""
+        """Stop the pull until the daemon starts again; a cancelled pull stays cancelled."""
         if not self._cancel.is_set():
             self._interrupted = True
             self._cancel.set()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Until it has ended; False when `timeout` seconds were not enough."""
+        """Wait until the pull has ended; return False after `timeout` seconds."""
         return self._finished.wait(timeout)
 
     def _run(self) -> None:
         try:
             decision = decide(self._puller, self.wanted, self._catalogue(), self._cancel)
-            self._keep(msgspec.structs.replace(self.wanted, pair=decision.pair, decided=True))
-            self._change(offers=decision.offers, said=decision.said)
+            self._remember(msgspec.structs.replace(self.wanted, pair=decision.pair, decided=True))
+            self._update_state(offers=decision.offers, said=decision.said)
             self._puller.pull(
                 self.name,
                 decision.pair,
-                self._progress,
+                self._on_progress,
                 self._cancel,
-                self._planned,
+                self._on_plan,
                 decision.known,
             )
             self._forget()
-            self._change(
+            self._update_state(
                 state="done",
                 seconds_left=0.0,
                 rate=0.0,
@@ -133,14 +141,17 @@ class Pull:
                 hashed=self._state.size,
             )
         except LocalspecError as error:
-            self._ended_by(error)
-        except Exception as error:  # a fault of ours must not leave the pull running for ever
-            self._ended_by(LocalspecError(f"The pull failed: {type(error).__name__}."))
+            self._end_with(error)
+        except Exception as error:  # a bug must not leave the pull running for ever
+            self._end_with(LocalspecError(f"The pull failed: {type(error).__name__}."))
         finally:
             self._finished.set()
 
-    def _ended_by(self, error: LocalspecError) -> None:
-        """Interrupted, whatever came of that; cancelled, or failed: only what passes is tried again."""
+    def _end_with(self, error: LocalspecError) -> None:
+        """Set the final state after an error: interrupted, cancelled or failed.
+
+        Only a pull with a temporary error is tried again later.
+        """
         if self._interrupted:
             sentence = (
                 f"The pull of {self.name} is interrupted because the daemon is stopping; it "
@@ -148,79 +159,83 @@ class Pull:
             )
             self._fail(PullCancelled(sentence), "interrupted")
             return
-        begun = self._resumed or bool(self.wanted.files)
-        passing = (*_PASSING, Gated) if self._resumed else _PASSING  # no token was kept
-        if not begun or not isinstance(error, passing):
+        has_started = self._resumed or bool(self.wanted.files)
+        temporary = (
+            (*_TEMPORARY_ERRORS, Gated) if self._resumed else _TEMPORARY_ERRORS
+        )  # a resumed pull has no token, since tokens are not stored
+        if not has_started or not isinstance(error, temporary):
             self._forget()
         self._fail(error, "cancelled" if error.code == "pull_cancelled" else "failed")
 
     def _fail(self, error: LocalspecError, state: State) -> None:
         self.error = error
-        self._change(
+        self._update_state(
             state=state, rate=0.0, seconds_left=None, message=error.message, code=error.code
         )
 
-    def _keep(self, wanted: Wanted) -> None:
-        """Remember what is wanted, as far as it is known."""
-        self.wanted = wanted
-        self._unfinished.keep(wanted)
+    def _remember(self, request: Wanted) -> None:
+        """Store the request as far as it is known."""
+        self.wanted = request
+        self._unfinished.keep(request)
 
     def _forget(self) -> bool:
         return self._unfinished.drop(self.name)
 
-    def _planned(self, plan: Plan) -> None:
-        remotes = [each.remote for each in plan.files]
-        hashes = tuple(each.sha256 for each in remotes)
-        self._keep(msgspec.structs.replace(self.wanted, files=hashes))
-        files = tuple(FileState(each.name, 0, each.size) for each in remotes)
-        size = sum(each.size for each in remotes)
-        self._change(
+    def _on_plan(self, plan: Plan) -> None:
+        remotes = [file.remote for file in plan.files]
+        hashes = tuple(file.sha256 for file in remotes)
+        self._remember(msgspec.structs.replace(self.wanted, files=hashes))
+        files = tuple(FileState(file.name, 0, file.size) for file in remotes)
+        size = sum(file.size for file in remotes)
+        self._update_state(
             state="downloading", files=files, size=size, done=size - plan.fetch, notes=plan.notes
         )
 
-    def _progress(self, files: tuple[FileState, ...]) -> None:
-        """From the pull's own thread, four times a second."""
+    def _on_progress(self, files: tuple[FileState, ...]) -> None:
+        """Update the state; the pull's own thread calls this four times a second."""
         now = time.monotonic()
-        done, hashed = sum(each.done for each in files), sum(each.hashed for each in files)
-        size = sum(each.size for each in files)
+        done, hashed = sum(file.done for file in files), sum(file.hashed for file in files)
+        size = sum(file.size for file in files)
         verifying = done == size
-        here = hashed if verifying else done
+        position = hashed if verifying else done
         if verifying != (self._state.state == "verifying"):
-            self._samples.clear()  # of the other
-        self._samples.append((now, here))
-        while now - self._samples[0][0] > _RATE_SECONDS:
+            self._samples.clear()  # they belong to the other phase
+        self._samples.append((now, position))
+        while now - self._samples[0][0] > _RATE_WINDOW_S:
             self._samples.popleft()
-        since, before = self._samples[0]
-        rate = max(0.0, (here - before) / (now - since)) if now > since else 0.0
-        self._change(
+        start_time, start_position = self._samples[0]
+        rate = (
+            max(0.0, (position - start_position) / (now - start_time)) if now > start_time else 0.0
+        )
+        self._update_state(
             state="verifying" if verifying else "downloading",
             done=done,
             size=size,
             hashed=hashed,
             rate=rate,
-            seconds_left=(size - here) / rate if rate else None,
+            seconds_left=(size - position) / rate if rate else None,
             files=files,
         )
 
-    def _told(self, retry: Retry | None) -> None:
-        """From the threads that fetch."""
+    def _set_retry(self, retry: Retry | None) -> None:
+        """Update the retry that is shown; the downloading threads call this."""
         with self._lock:
             self._waits.pop(threading.get_ident(), None)
             if retry:
                 self._waits[threading.get_ident()] = retry
-            first = min(self._waits.values(), key=lambda each: each.seconds, default=None)
-        self._change(retry=first)
+            next_retry = min(self._waits.values(), key=lambda wait: wait.seconds, default=None)
+        self._update_state(retry=next_retry)
 
-    def _change(self, **values: object) -> None:
+    def _update_state(self, **values: object) -> None:
         with self._lock:
             self._state = msgspec.structs.replace(self._state, **values)
             watchers = tuple(self._watchers)
-        for changed in watchers:
-            changed()
+        for notify in watchers:
+            notify()
 
 
 class Pulls:
-    """All pulls of a daemon; those of the last one that were not finished go on at once."""
+    """All pulls of a daemon. The unfinished pulls of the previous daemon resume at once."""
 
     def __init__(
         self,
@@ -231,21 +246,23 @@ class Pulls:
         self._puller, self._catalogue, self._unfinished = puller, catalogue, unfinished
         self._lock = threading.Lock()
         self._pulls: dict[str, Pull] = {}
-        for wanted in unfinished.all():
-            hub = Hub(wanted.endpoint) if wanted.endpoint else None
-            self._pulls[wanted.name] = self._pull(wanted, hub, resumed=True)
+        for request in unfinished.all():
+            hub = Hub(request.endpoint) if request.endpoint else None
+            self._pulls[request.name] = self._start_pull(request, hub, resumed=True)
 
-    def _pull(self, wanted: Wanted, hub: Hub | None, *, resumed: bool = False) -> Pull:
+    def _start_pull(self, request: Wanted, hub: Hub | None, *, resumed: bool = False) -> Pull:
         puller = dataclasses.replace(
             self._puller,
             hub=hub or self._puller.hub,
-            limit=Limit(wanted.limit_rate),
-            asked=wanted.asked,
+            limit=Limit(request.limit_rate),
+            asked=request.asked,
         )
-        return Pull(puller, wanted, self._catalogue, self._unfinished, resumed=resumed)
+        return Pull(puller, request, self._catalogue, self._unfinished, resumed=resumed)
 
     def start(self, wanted: Wanted, hub: Hub | None = None) -> Pull:
-        """Start a pull (from `hub`, if not the usual one), or join the running one of this pair.
+        """Start a pull, or join the running one of this pair.
+
+        hub: a hub other than the usual one.
 
         Raises:
             Conflict: something else is being pulled under this name.
@@ -261,26 +278,30 @@ class Pulls:
                     )
                 return running
             self._pulls.pop(name, None)
-            while len(self._pulls) >= _KEPT and self._forget_oldest():
+            while len(self._pulls) >= _MAX_LISTED_PULLS and self._forget_oldest():
                 pass
-            pull = self._pulls[name] = self._pull(wanted, hub)
+            pull = self._pulls[name] = self._start_pull(wanted, hub)
             return pull
 
     def wanted(self, name: str) -> Wanted | None:
-        """What is being pulled under this name, or still wanted after it failed."""
+        """Return the request that is being pulled under this name, or that failed and will be resumed."""
         with self._lock:
             pull = self._pulls.get(name)
         if pull and pull.state.state in RUNNING:
             return pull.wanted
-        return next((each for each in self._unfinished.all() if each.name == name), None)
+        return next((request for request in self._unfinished.all() if request.name == name), None)
 
     def states(self) -> tuple[PullState, ...]:
-        """Every pull running or lately ended, oldest first."""
+        """Return the state of every running or recently ended pull, oldest first."""
         with self._lock:
             return tuple(pull.state for pull in self._pulls.values())
 
     def get(self, name: str) -> Pull:
-        """Raises NotFound."""
+        """Return the pull of this name.
+
+        Raises:
+            NotFound: there is none.
+        """
         with self._lock:
             pull = self._pulls.get(name)
         if pull is None:
@@ -288,14 +309,18 @@ class Pulls:
         return pull
 
     def of_repository(self, written: str) -> Pull:
-        """The pull of what a person wrote for a repository. Raises NotFound."""
+        """Return the pull of a repository, given as the user wrote it.
+
+        Raises:
+            NotFound: there is none.
+        """
         with suppress(InvalidRequest, NotFound):
-            found = reference(written)
-            return self.get(pair_name(found) if found else written)
-        return self.get(written)  # which says so
+            repository = reference(written)
+            return self.get(pair_name(repository) if repository else written)
+        return self.get(written)  # raises NotFound with the name as it was written
 
     def close(self, timeout: float = 5.0) -> None:
-        """Interrupt all and wait up to `timeout` seconds; for the daemon's end."""
+        """Interrupt all pulls when the daemon ends, and wait up to `timeout` seconds."""
         with self._lock:
             pulls = list(self._pulls.values())
         for pull in pulls:

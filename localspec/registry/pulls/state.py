@@ -1,4 +1,4 @@
-"""What a pull shows of itself, from the threads that fetch to the terminal: one shape all the way."""
+"""The state of a pull, in one form from the downloading threads to the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUNNING = ("checking", "downloading", "verifying")
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """One file of a pull, in bytes."""
+    """One file of a pull. Numbers are in bytes."""
 
     file: str
     done: int
@@ -25,14 +25,12 @@ class FileState(msgspec.Struct, frozen=True):
 
 
 class PullState(msgspec.Struct, frozen=True, kw_only=True):
-    """A pull at one moment. `rate` in bytes per second, `seconds_left` None while unknown; while it
-    verifies, `hashed` is what counts.
+    """A pull at one moment. `rate` is in bytes per second, `seconds_left` is None while unknown.
 
-    "interrupted": by the daemon's end; it goes on at the next start. `retry`: a request failed and is
-    tried again; of several the one that comes first.
-
-    `message` is the error's sentence and `code` its code; `notes` are what the checks found.
-    `offers`: the quantizations there are, where none was named; `said`: what was decided, and why.
+    While `state` is "verifying", `hashed` is the progress. An "interrupted" pull was stopped by the end of
+    the daemon and resumes at its next start. `retry`: a request failed and will be tried again; if several
+    will, the first of them. `message` is the error's sentence and `code` its code. `notes` are remarks of
+    the checks. `offers`: the available quantizations, if none was named. `said`: what was chosen, and why.
     """
 
     name: str

@@ -1,5 +1,6 @@
-"""What a person asked to be pulled, and what of it is not here yet: that goes on when the daemon starts
-again.
+"""What a user asked to pull, and the list of unfinished pulls.
+
+Unfinished pulls resume when the daemon starts again.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from localspec.registry.hub.repository import Reference, pair_name, parts_of, re
 from localspec.registry.store.files import make_folder, write_whole
 from localspec.registry.store.records import Part, Record, StoredModel
 
-VERSION = 1  # of the file
+VERSION = 1  # format version of the file
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """A pull as it was asked for. No token is in it.
+    """A pull as it was requested. It contains no token.
 
-    `name`: what the pair will be called. `pair`: the catalogue's, or what was decided before
-    (`decided`); else `target` says where to look. `draft`: the one to take instead, `no_draft`:
-    none. `asked`: all this as text, empty for a pair as the catalogue has it. `endpoint`: the hub.
-    `limit_rate`: bytes per second, 0: as fast as it comes. `whole_disk`: a draft may be proposed
-    among the files of other programs. `files`: the hashes of what is fetched, once they are known.
+    name: the name that the pair will have. pair: the catalogue's entry, or what was decided before
+    (`decided`). target: the repository, if there is no `pair`. draft: the draft to use instead. no_draft:
+    use none. asked: the request as text, empty for a pair as the catalogue has it. endpoint: the hub.
+    limit_rate: bytes per second, 0 for no limit. whole_disk: a draft may be proposed among the files of
+    other programs. files: the hashes of the files to download, once they are known.
     """
 
     name: str
@@ -47,28 +48,28 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
 
 
-def asked(each: Wanted) -> str:
-    """For a sentence: as what something is pulled."""
-    return each.asked or f"{each.name} from the catalogue"
+def asked(request: Wanted) -> str:
+    """Return what is being pulled, for a sentence."""
+    return request.asked or f"{request.name} from the catalogue"
 
 
-def is_cached(wanted: Wanted) -> bool:
-    """Whether the Hugging Face cache has what a pull needs, so that it may do without a network."""
-    pair = wanted.pair
-    if pair is None and wanted.target:
-        return bool(list_in_cache(wanted.target.repo, wanted.target.revision))
-    models = [each for each in (pair.target, pair.draft) if each and each.repo] if pair else []
+def is_cached(request: Wanted) -> bool:
+    """Return whether the Hugging Face cache has all files of a pull, so that it needs no network."""
+    pair = request.pair
+    if pair is None and request.target:
+        return bool(list_in_cache(request.target.repo, request.target.revision))
+    models = [model for model in (pair.target, pair.draft) if model and model.repo] if pair else []
     return bool(models) and all(
-        resolve_in_cache(each.repo, part, each.revision)
-        for each in models
-        for part in parts_of(each.file)
+        resolve_in_cache(model.repo, part, model.revision)
+        for model in models
+        for part in parts_of(model.file)
     )
 
 
 def wanted(
     text: str,
     catalogue: Catalogue,
-    here: Callable[[str], Record | None],
+    find_record: Callable[[str], Record | None],
     part_path: Callable[[Part], Path],
     *,
     draft: str | None = None,
@@ -78,54 +79,61 @@ def wanted(
     limit_rate: int = 0,
     whole_disk: bool = True,
 ) -> Wanted:
-    """What `text` asks for: a repository; a pair that was pulled from one, again; a catalogue's pair.
+    """Return the pull that `text` asks for.
 
-    `here` gives the record of a pair, `part_path` where a file of one lies; `pair` is the name to give
-    it, else the usual one.
+    The text names a repository, a pair that was pulled from one before, or a pair of the catalogue.
+
+    find_record: returns the record of an installed pair. part_path: returns the path of a pair's file. pair:
+    the name for the pair, if not the usual one.
 
     Raises:
-        InvalidRequest: something that is no repository; a name that cannot be, or the catalogue's.
-        ModelNotFound: no such pair.
+        InvalidRequest: the repository is invalid, or the name is invalid or belongs to a catalogue pair.
+        ModelNotFound: there is no such pair.
     """
     if draft and no_draft:
         raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
     target = reference(text, endpoint)
-    drafting = _drafting(draft, endpoint) if draft else None
-    found: Pair | None = None
+    draft_model = _parse_draft(draft, endpoint) if draft else None
+    catalogue_pair: Pair | None = None
     if target is None:
-        again = here(text.strip().lower())
-        if again and not (draft or no_draft or pair) and _is_of_hub(again, catalogue):
-            return _again(again, part_path, endpoint, limit_rate)
-        own, found = catalogue.find(text)
+        record = find_record(text.strip().lower())
+        if record and not (draft or no_draft or pair) and _can_pull_again(record, catalogue):
+            return _repeat_pull(record, part_path, endpoint, limit_rate)
+        usual_name, catalogue_pair = catalogue.find(text)
     else:
-        own = pair_name(target)
-    what = str(target) if target else (own if drafting or no_draft or pair else "")
-    name = _checked(pair, own, catalogue) if pair or target else own
+        usual_name = pair_name(target)
+    source = str(target) if target else (usual_name if draft_model or no_draft or pair else "")
+    name = _check_name(pair, usual_name, catalogue) if pair or target else usual_name
     return Wanted(
         name=name,
-        pair=found,
+        pair=catalogue_pair,
         target=target,
-        draft=drafting,
+        draft=draft_model,
         no_draft=no_draft,
-        asked=what + (f" --draft {drafting}" if drafting else " --no-draft" if no_draft else ""),
+        asked=source
+        + (f" --draft {draft_model}" if draft_model else " --no-draft" if no_draft else ""),
         endpoint=endpoint,
         limit_rate=limit_rate,
         whole_disk=whole_disk,
     )
 
 
-def _drafting(draft: str, endpoint: str) -> Reference:
-    found = reference(draft, endpoint)
-    if not found:
+def _parse_draft(draft: str, endpoint: str) -> Reference:
+    parsed = reference(draft, endpoint)
+    if not parsed:
         raise InvalidRequest(
             f"'{draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].", param="draft"
         )
-    return found
+    return parsed
 
 
-def _checked(given: str | None, own: str, catalogue: Catalogue) -> str:
-    """The pair's name: no other pair of the catalogue may be meant by it."""
-    name = (given or own).strip().lower()
+def _check_name(chosen: str | None, default_name: str, catalogue: Catalogue) -> str:
+    """Return the name for the pair.
+
+    Raises:
+        InvalidRequest: it is invalid, or means another pair of the catalogue.
+    """
+    name = (chosen or default_name).strip().lower()
     if not NAME.fullmatch(name) or name.endswith(".gguf"):
         raise InvalidRequest(
             f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
@@ -134,25 +142,25 @@ def _checked(given: str | None, own: str, catalogue: Catalogue) -> str:
             param="pair",
         )
     try:
-        meant, _ = catalogue.find(name)
+        catalogue_name, _ = catalogue.find(name)
     except ModelNotFound:
         return name
-    if given is None or meant != own:
+    if chosen is None or catalogue_name != default_name:
         raise InvalidRequest(
             f"'{name}' is a pair in the catalogue; choose another name: --name NAME", param="pair"
         )
     return name
 
 
-def _is_of_hub(record: Record, catalogue: Catalogue) -> bool:
-    """Whether it was pulled from a repository, or the catalogue has it no more."""
+def _can_pull_again(record: Record, catalogue: Catalogue) -> bool:
+    """Return whether the pair was pulled from a repository, or is no longer in the catalogue."""
     return record.source == "hub" and bool(record.asked or record.name not in catalogue.pairs)
 
 
-def _again(
+def _repeat_pull(
     record: Record, part_path: Callable[[Part], Path], endpoint: str, limit_rate: int
 ) -> Wanted:
-    """The same files as before, as the hub has them now."""
+    """Return a pull of the same files, as the hub has them now."""
     pair = Pair(
         summary=record.summary,
         target=as_weights(record.target, part_path),
@@ -171,21 +179,22 @@ def _again(
 
 
 def as_weights(stored: StoredModel, part_path: Callable[[Part], Path]) -> Weights:
-    """A model of a record as something to pull: from its repository, or the file here."""
+    """Return what to pull for a stored model: its file in its repository, or the local file."""
     if stored.repo:
         return Weights(repo=stored.repo, file=stored.file)
     return Weights(repo="", file=str(part_path(stored.parts[0])))
 
 
-class _Kept(msgspec.Struct):
+class _UnfinishedFile(msgspec.Struct):
     pulls: tuple[Wanted, ...] = ()
     version: int = VERSION
 
 
 class Unfinished:
-    """One file, written whole each time, and none while nothing is wanted. For threads.
+    """The list of unfinished pulls, stored in one file. It may be used from several threads.
 
-    What cannot be kept is pulled all the same; it only does not go on by itself.
+    The file is replaced as a whole, and deleted when the list is empty. If it cannot be written, the pull
+    continues but does not resume by itself later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -193,45 +202,45 @@ class Unfinished:
         self._lock = threading.Lock()
 
     def all(self) -> tuple[Wanted, ...]:
-        """What is wanted, the oldest first; nothing where the file is broken."""
+        """Return the unfinished pulls, oldest first; none if the file is broken."""
         try:
-            kept = msgspec.json.decode(read_file(self._path), type=_Kept)
+            content = msgspec.json.decode(read_file(self._path), type=_UnfinishedFile)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
             return ()
-        return kept.pulls if kept.version == VERSION else ()
+        return content.pulls if content.version == VERSION else ()
 
     def files(self) -> frozenset[str]:
-        """The hashes of all files that are being fetched."""
-        return frozenset(sha256 for each in self.all() for sha256 in each.files)
+        """Return the hashes of all files that are being downloaded."""
+        return frozenset(sha256 for pull in self.all() for sha256 in pull.files)
 
-    def keep(self, wanted: Wanted) -> None:
-        """Also in place of what was wanted under this name before."""
-        wanted = msgspec.structs.replace(wanted, endpoint=_without_secrets(wanted.endpoint))
+    def keep(self, request: Wanted) -> None:
+        """Add a pull, replacing any other of the same name."""
+        request = msgspec.structs.replace(request, endpoint=_without_secrets(request.endpoint))
         with self._lock:
-            others = [each for each in self.all() if each.name != wanted.name]
-            self._write((*others, wanted))
+            other_pulls = [pull for pull in self.all() if pull.name != request.name]
+            self._write((*other_pulls, request))
 
     def drop(self, name: str) -> bool:
-        """Forget one; whether it was wanted."""
+        """Remove a pull; return whether it was in the list."""
         with self._lock:
             pulls = self.all()
-            others = tuple(each for each in pulls if each.name != name)
-            if others != pulls:
-                self._write(others)
-            return others != pulls
+            remaining = tuple(pull for pull in pulls if pull.name != name)
+            if remaining != pulls:
+                self._write(remaining)
+            return remaining != pulls
 
     def _write(self, pulls: tuple[Wanted, ...]) -> None:
         with suppress(RegistryError, UnsafePath, OSError):
             if pulls:
                 make_folder(self._path.parent)
-                write_whole(self._path, msgspec.json.encode(_Kept(pulls)))
+                write_whole(self._path, msgspec.json.encode(_UnfinishedFile(pulls)))
             else:
                 self._path.unlink(missing_ok=True)
                 sync_folder(self._path.parent)
 
 
 def _without_secrets(endpoint: str) -> str:
-    """An address without a user's name and password, and without what may be a key behind it."""
+    """Return the URL without user name, password, query and fragment, which may contain a key."""
     if not endpoint:
         return ""
     try:

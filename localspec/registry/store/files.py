@@ -1,4 +1,4 @@
-"""Files that must not be half-written, followed through a link, or touched by two at once."""
+"""Files that must not be half-written, followed through a link, or changed by two processes at once."""
 
 from __future__ import annotations
 
@@ -18,18 +18,21 @@ from localspec import files
 from localspec.errors import DiskFull, PullCancelled, StoreError, StoreReadOnly, UnsafePath
 from localspec.paths import open_file
 
-CHUNK = 4 << 20
-_LOCK_POLL = 0.2  # seconds between two tries, so that a waiting pull can be cancelled
+CHUNK_BYTES = 4 << 20
+_LOCK_POLL_S = 0.2  # between two tries, so that a waiting pull can be cancelled
 
 
 def store_error(
     error: OSError, path: Path, *, needed: int | None = None
 ) -> StoreError | UnsafePath:
-    """What the operating system refused, in our words; `needed` bytes were still to be written."""
+    """Return the localspec error for an error of the operating system.
+
+    needed: the bytes that were still to be written.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        want = f"{needed} more bytes are needed and " if needed is not None else ""
+        need = f"{needed} more bytes are needed and " if needed is not None else ""
         return DiskFull(
-            f"The disk is full: {want}{free_sentence(path)}. What was written of {path.name} "
+            f"The disk is full: {need}{describe_free_space(path)}. What was written of {path.name} "
             "is kept; free some space and try again."
         )
     if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
@@ -39,8 +42,8 @@ def store_error(
     return StoreError(f"{path}: {error.strerror}.")
 
 
-def free_sentence(path: Path) -> str:
-    """How much is free on the disk of `path`, for a message."""
+def describe_free_space(path: Path) -> str:
+    """Return how much is free on the disk of `path`, for a message."""
     try:
         info = os.statvfs(path if path.exists() else path.parent)
     except OSError:
@@ -49,7 +52,7 @@ def free_sentence(path: Path) -> str:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file of the store: never through a symbolic link, never anything but a file.
+    """Open a file of the store. Symbolic links and anything but a regular file are refused.
 
     Raises:
         UnsafePath, StoreError
@@ -65,7 +68,7 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder of the store, for its owner only.
+    """Create a folder of the store that only its owner may enter.
 
     Raises:
         UnsafePath: a symbolic link is in its place.
@@ -80,7 +83,7 @@ def make_folder(path: Path) -> Path:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """As `localspec.files.write_whole`, with what goes wrong in our words.
+    """Write a file as `localspec.files.write_whole` does, and raise localspec's own errors.
 
     Raises:
         DiskFull, StoreReadOnly, StoreError, UnsafePath
@@ -100,10 +103,9 @@ def locked(
     cancel: threading.Event | None = None,
     waiting: Callable[[], None] | None = None,
 ) -> Iterator[bool]:
-    """Hold a lock between processes and between threads; yields False when it is taken and not
-    waited for. The kernel lets go of it when the holder dies.
+    """Hold a lock between processes and threads; yield False if it is taken and `wait` is false.
 
-    `waiting` is called now and again while waiting.
+    The kernel releases the lock when its holder dies. waiting: called from time to time while waiting.
     """
     descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
     mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
@@ -119,14 +121,14 @@ def locked(
             check_cancel(cancel)
             if waiting:
                 waiting()
-            time.sleep(_LOCK_POLL)
+            time.sleep(_LOCK_POLL_S)
         yield True
     finally:
         os.close(descriptor)
 
 
 def check_cancel(cancel: threading.Event | None) -> None:
-    """Raises PullCancelled once `cancel` is set."""
+    """Raise PullCancelled once `cancel` is set."""
     if cancel is not None and cancel.is_set():
         raise PullCancelled(
             "The pull was cancelled; anything already downloaded is kept for the next one."
@@ -135,7 +137,7 @@ def check_cancel(cancel: threading.Event | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How far the hashing of a file is, in bytes."""
+    """The progress of hashing a file, in bytes."""
 
     file: str
     done: int
@@ -143,21 +145,22 @@ class Reading:
 
 
 class Hashes:
-    """SHA-256 of whole files, each read once as it is: by inode, size and time of its last change.
+    """A cache of the SHA-256 of whole files. It may be used from several threads.
 
-    Whoever asks while a file is read waits for that. For threads.
+    Each version of a file, identified by inode, size and modification time, is read once. Other threads that
+    need its hash meanwhile wait for it.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: dict[tuple[int, int], _Hash] = {}
-        self._reading: dict[int, Reading] = {}  # by the thread that reads
+        self._files: dict[tuple[int, int], _HashEntry] = {}
+        self._reading: dict[int, Reading] = {}  # by the id of the reading thread
 
     @property
     def reading(self) -> Reading | None:
-        """The file that is read now, of several the largest."""
+        """The file that is being hashed; of several, the largest."""
         with self._lock:
-            return max(self._reading.values(), key=lambda each: each.size, default=None)
+            return max(self._reading.values(), key=lambda reading: reading.size, default=None)
 
     def of(
         self,
@@ -165,60 +168,63 @@ class Hashes:
         cancel: threading.Event | None = None,
         progress: Callable[[int], None] = lambda done: None,
     ) -> str:
-        """Hexadecimal digits; `progress` hears the bytes read so far, whoever reads them.
+        """Return the SHA-256 of a file in hexadecimal digits.
+
+        progress: called with the bytes read so far, even if another thread reads the file.
 
         Raises:
-            PullCancelled: `cancel` was set meanwhile. OSError: it cannot be read.
+            PullCancelled: `cancel` was set meanwhile.
+            OSError: the file cannot be read.
         """
         info = path.stat()
         with self._lock:
-            known = self._files.setdefault((info.st_dev, info.st_ino), _Hash())
-        while not known.busy.acquire(timeout=_LOCK_POLL):
+            entry = self._files.setdefault((info.st_dev, info.st_ino), _HashEntry())
+        while not entry.busy.acquire(timeout=_LOCK_POLL_S):
             check_cancel(cancel)
-            progress(known.done)
+            progress(entry.done)
         try:
-            now = _stamp(path)
-            if known.stamp != now:
-                digest = self._read(path, known, cancel, progress)
-                if _stamp(path) != now:
-                    return digest  # of a file that was being written
-                known.stamp, known.digest = now, digest
-            return known.digest
+            stamp = _file_stamp(path)
+            if entry.stamp != stamp:
+                digest = self._hash_file(path, entry, cancel, progress)
+                if _file_stamp(path) != stamp:
+                    return digest  # the file is being written, so the hash is not kept
+                entry.stamp, entry.digest = stamp, digest
+            return entry.digest
         finally:
-            known.busy.release()
+            entry.busy.release()
 
-    def _read(
+    def _hash_file(
         self,
         path: Path,
-        known: _Hash,
+        entry: _HashEntry,
         cancel: threading.Event | None,
         progress: Callable[[int], None],
     ) -> str:
-        me, size = threading.get_ident(), path.stat().st_size
+        thread_id, size = threading.get_ident(), path.stat().st_size
 
-        def read(done: int) -> None:
-            known.done = done
+        def report(done: int) -> None:
+            entry.done = done
             with self._lock:
-                self._reading[me] = Reading(path.name, done, size)
+                self._reading[thread_id] = Reading(path.name, done, size)
             progress(done)
 
         try:
-            read(0)
-            return sha256_of(path, progress=read, cancel=cancel)
+            report(0)
+            return sha256_of(path, progress=report, cancel=cancel)
         finally:
             with self._lock:
-                self._reading.pop(me, None)
+                self._reading.pop(thread_id, None)
 
 
-class _Hash:
+class _HashEntry:
     def __init__(self) -> None:
         self.busy = threading.Lock()
         self.stamp: tuple[int, int] | None = None
         self.digest = ""
-        self.done = 0  # bytes, while it is read
+        self.done = 0  # bytes read so far
 
 
-def _stamp(path: Path) -> tuple[int, int]:
+def _file_stamp(path: Path) -> tuple[int, int]:
     info = path.stat()
     return info.st_size, info.st_mtime_ns
 
@@ -229,12 +235,12 @@ def sha256_of(
     progress: Callable[[int], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> str:
-    """Hash of a whole file as hexadecimal digits; `progress` hears the bytes read so far."""
+    """Return the SHA-256 of a whole file; `progress` is called with the bytes read so far."""
     digest, done = hashlib.sha256(), 0
     with os.fdopen(open_file(path, os.O_RDONLY), "rb", buffering=0) as file:
-        while piece := file.read(CHUNK):
-            digest.update(piece)  # without the interpreter's lock: others go on
-            done += len(piece)
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)  # releases the interpreter lock, so other threads run
+            done += len(chunk)
             if progress:
                 progress(done)
             check_cancel(cancel)

@@ -1,4 +1,4 @@
-"""What no pair needs any more, and how it goes."""
+"""Delete pairs, and files that no pair needs any more."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from localspec.registry.store.store import PULLS_LOCK, Store
 
 
 def remove(store: Store, name: str, in_use: Callable[[str], bool] = lambda _: False) -> RemovedView:
-    """Forget a pair and delete the store's files that no other pair needs.
+    """Remove a pair and delete the store's files that no other pair needs.
 
     Raises:
-        Conflict: `in_use` says that the pair is loaded.
+        Conflict: `in_use` returns that the pair is loaded.
     """
     record = store.get(name)
     if in_use(name):
@@ -29,34 +29,34 @@ def remove(store: Store, name: str, in_use: Callable[[str], bool] = lambda _: Fa
         sync_folder(store.pairs)
     except OSError as error:
         raise store_error(error, store.record_path(name)) from error
-    with locked(store.parts / PULLS_LOCK, wait=False) as alone:
-        if not alone:
+    with locked(store.parts / PULLS_LOCK, wait=False) as is_locked:
+        if not is_locked:
             return RemovedView(
                 name, 0, ("its files, until the running pull is done; then run: localspec gc",)
             )
-        return _delete(store, record)
+        return _delete_files(store, record)
 
 
-def _delete(store: Store, record: Record) -> RemovedView:
-    """The files of a removed pair."""
-    needed = _needed(store)
-    freed, kept = 0, []
+def _delete_files(store: Store, record: Record) -> RemovedView:
+    """Delete the files of a removed pair."""
+    needed = _find_owners(store)
+    freed, remaining = 0, []
     for part in {part.sha256 or part.path: part for part in record.parts}.values():
         if part.path:
-            kept.append(f"{part.path} (your own file)")
+            remaining.append(f"{part.path} (your own file)")
         elif part.sha256 in needed:
-            kept.append(f"{part.file} (used by {', '.join(needed[part.sha256])})")
+            remaining.append(f"{part.file} (used by {', '.join(needed[part.sha256])})")
         else:
             freed += _delete_file(store.blob(part.sha256))
             remove_tree(store.shards / part.sha256)
-    return RemovedView(record.name, freed, tuple(kept))
+    return RemovedView(record.name, freed, tuple(remaining))
 
 
 def collect(store: Store, *, dry_run: bool = False) -> CollectedView:
-    """Delete what no pair needs: files, temporary ones, downloads that nobody waits for.
+    """Delete what no pair needs: files, temporary files, and downloads that nobody will resume.
 
     Raises:
-        Conflict: a pull is running, or a record cannot be read (its files might be needed).
+        Conflict: a pull is running, or a record cannot be read, whose files might be needed.
     """
     if not store.root.is_dir():
         return CollectedView(0, (), dry_run)
@@ -64,28 +64,31 @@ def collect(store: Store, *, dry_run: bool = False) -> CollectedView:
     if problems:
         raise Conflict(f"Nothing was deleted: {problems[0]}")
     store.prepare()
-    with locked(store.parts / PULLS_LOCK, wait=False) as alone:
-        if not alone:
+    with locked(store.parts / PULLS_LOCK, wait=False) as is_locked:
+        if not is_locked:
             raise Conflict("A pull is running; wait until it is done or cancel it, then try again.")
-        freed, gone = 0, []
-        for path in list(_garbage(store)):
-            size = path.lstat().st_blocks * 512  # unfinished files have holes
+        freed, deleted = 0, []
+        for path in list(_find_garbage(store)):
+            size = (
+                path.lstat().st_blocks * 512
+            )  # allocated bytes, since unfinished files have holes
             if path.suffix != ".lock":
-                gone.append(path.name)
+                deleted.append(path.name)
             freed += size
             if not dry_run:
                 _delete_file(path)
-        return CollectedView(freed, tuple(gone), dry_run)
+        return CollectedView(freed, tuple(deleted), dry_run)
 
 
-def _garbage(store: Store) -> Iterator[Path]:
-    needed = _needed(store)
+def _find_garbage(store: Store) -> Iterator[Path]:
+    """Yield every file of the store that no pair and no unfinished pull needs."""
+    needed = _find_owners(store)
     for path in sorted(store.blobs.glob("*.gguf")):
         if path.stem not in needed:
             yield path
-    wanted = store.wanted()
+    unfinished = store.wanted()
     for path in sorted(store.parts.iterdir()):
-        if path.name != PULLS_LOCK and path.stem not in wanted:
+        if path.name != PULLS_LOCK and path.stem not in unfinished:
             yield path
     yield from sorted(store.pairs.glob(UNFINISHED))
     for folder in sorted(store.shards.glob("*")):
@@ -93,8 +96,8 @@ def _garbage(store: Store) -> Iterator[Path]:
             yield from sorted(folder.iterdir())
 
 
-def _needed(store: Store) -> dict[str, list[str]]:
-    """Hash → names of the pairs that need the file."""
+def _find_owners(store: Store) -> dict[str, list[str]]:
+    """Return the names of the pairs that need each file, by the file's hash."""
     needed: dict[str, list[str]] = {}
     for record in store.listing().records:
         for part in record.parts:
@@ -106,7 +109,7 @@ def _needed(store: Store) -> dict[str, list[str]]:
 
 
 def _delete_file(path: Path) -> int:
-    """Delete one file of the store; the bytes freed."""
+    """Delete one file of the store and return the bytes freed."""
     try:
         size = path.lstat().st_size
         path.unlink()

@@ -1,4 +1,4 @@
-"""Are a pair's files what they were when their hashes were taken?"""
+"""Check that a pair's files have not changed since they were hashed."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from localspec.registry.store.store import Store
 
 
 def ready(store: Store, name: str, cancel: threading.Event | None = None) -> Record:
-    """The pair, ready to load: every file there, of its size, unchanged since it was hashed.
+    """Return the record of a pair after checking that it is ready to load.
 
-    A file whose hash was never taken, or whose modification time moved, is hashed now, unless
-    that was done and could not be written down.
+    Every file must exist, have its size, and be unchanged since it was hashed. A file that was never hashed,
+    or whose modification time changed, is hashed now, unless its hash is still in the cache.
 
     Raises:
-        Damaged: naming the file and what to do.
+        Damaged: a file is damaged or missing; the message names it and what to do.
         PullCancelled: `cancel` was set meanwhile.
     """
     record = store.get(name)
@@ -39,15 +39,15 @@ def ready(store: Store, name: str, cancel: threading.Event | None = None) -> Rec
         stale = stale or _is_stale(store, part)
     if stale:
 
-        def hashed(part: Part, _progress: Callable[[int], None]) -> str:
+        def hash_stale(part: Part, _progress: Callable[[int], None]) -> str:
             if _is_stale(store, part):
                 return store.hashes.of(store.part_path(part), cancel)
             return part.sha256
 
-        record, reports = _verified(store, record, hashed)
-        bad = [report.problem for report in reports if report.problem]
-        if bad:
-            raise Damaged(f"{bad[0]} {remedy(record)}")
+        record, reports = _verify_parts(store, record, hash_stale)
+        problems = [report.problem for report in reports if report.problem]
+        if problems:
+            raise Damaged(f"{problems[0]} {remedy(record)}")
     return record
 
 
@@ -57,9 +57,9 @@ def changed(
     cancel: threading.Event | None = None,
     progress: Callable[[int], None] = lambda done: None,
 ) -> bool:
-    """Is it another file than the one that was hashed? Its content decides, not its date.
+    """Return whether a file is no longer the one that was hashed. Its content decides, not its date.
 
-    `progress` hears the bytes that were read of it.
+    progress: called with the bytes read so far.
 
     Raises:
         PullCancelled: `cancel` was set meanwhile.
@@ -68,18 +68,21 @@ def changed(
         if store.part_path(part).stat().st_size != part.size:
             return True
         if not part.checked or not _is_stale(store, part):
-            return False  # with 0: found damaged, or never hashed
+            return False  # `checked` is 0 if it was found damaged or never hashed
         return store.hashes.of(store.part_path(part), cancel, progress) != part.sha256
     except OSError:
-        return False  # whoever loads it says so
+        return False  # loading it reports the error
 
 
 def glance(store: Store, record: Record) -> str:
-    """What a look at the folders says against using the pair, a sentence; empty where nothing does."""
-    own = record.source == "own"
+    """Return why the pair cannot be used, as a sentence, or an empty text.
+
+    This looks only at the directory entries of its files and reads none of them.
+    """
+    is_own = record.source == "own"
     for part in record.parts:
         problem = _quick_problem(store, part)
-        if own and _was_touched(store, part):
+        if is_own and _was_touched(store, part):
             return f"{part.file} has changed; it is read again when the pair is used."
         if not (part.path or part.checked or problem):
             problem = f"{part.file} was found damaged."
@@ -89,10 +92,10 @@ def glance(store: Store, record: Record) -> str:
 
 
 def _was_touched(store: Store, part: Part) -> bool:
-    """Is there another file than when it was looked at last, or the same with another date?"""
+    """Return whether the size or the modification time of a file differs from the recorded one."""
     try:
         info = store.part_path(part).stat()
-    except OSError:  # missing, or in a folder that may not be read
+    except OSError:  # it is missing, or its folder may not be read
         return False
     if not stat.S_ISREG(info.st_mode):
         return False
@@ -100,84 +103,92 @@ def _was_touched(store: Store, part: Part) -> bool:
 
 
 def _is_stale(store: Store, part: Part) -> bool:
-    return not part.sha256 or _mtime(store, part) != part.checked
+    return not part.sha256 or _read_mtime(store, part) != part.checked
 
 
 def verify(
     store: Store, name: str, progress: Callable[[int, int], None] | None = None
 ) -> list[FileReport]:
-    """Hash every file of a pair and remember the outcome; `progress(done, total)` in bytes."""
+    """Hash every file of a pair and record the result. `progress(done, total)` is in bytes."""
 
-    def hashed(part: Part, told: Callable[[int], None]) -> str:
-        return sha256_of(store.part_path(part), progress=told)
+    def hash_part(part: Part, report: Callable[[int], None]) -> str:
+        return sha256_of(store.part_path(part), progress=report)
 
-    return _verified(store, store.get(name), hashed, progress)[1]
+    return _verify_parts(store, store.get(name), hash_part, progress)[1]
 
 
 def verify_files(
     record: Record, progress: Callable[[int, int], None] | None = None
 ) -> list[FileReport]:
-    """The files of a record that is not stored: hashed where their names state their hash.
+    """Check the files of a record that is not stored. Only those whose names contain their hash are hashed.
 
-    Of others header and weights were looked at when the record was made; more is not known of them.
+    The header and weights of the others were checked when the record was made.
     """
     reports, done = [], 0
     for role, model in record.by_role:
         for part in model.parts:
-            told = shifted(progress, done, record.size)
-            wrong = part.sha256 and sha256_of(Path(part.path), progress=told) != part.sha256
+            report = shifted(progress, done, record.size)
+            is_damaged = part.sha256 and sha256_of(Path(part.path), progress=report) != part.sha256
             problem = (
-                f"{part.file} is damaged: its SHA-256 does not match its name." if wrong else ""
+                f"{part.file} is damaged: its SHA-256 does not match its name."
+                if is_damaged
+                else ""
             )
             reports.append(FileReport(role, part.file, problem, hashed=bool(part.sha256)))
             done += part.size
     return reports
 
 
-def _verified(
+def _verify_parts(
     store: Store,
     record: Record,
-    hashed: Callable[[Part, Callable[[int], None]], str],
+    hash_part: Callable[[Part, Callable[[int], None]], str],
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Record, list[FileReport]]:
-    """The record with what `hashed` found, written down too, and what that says of each file."""
+    """Hash the parts of a pair with `hash_part` and store the updated record.
+
+    Returns:
+        The updated record, and a report for each file.
+    """
     reports: list[FileReport] = []
     done = 0
-    checked: dict[str, StoredModel] = {}
+    updated_models: dict[str, StoredModel] = {}
     for role, model in record.by_role:
         parts: list[Part] = []
         for part in model.parts:
-            told = shifted(progress, done, record.size)
-            part, problem = _verify_part(store, part, partial(hashed, part, told))
+            report = shifted(progress, done, record.size)
+            part, problem = _verify_part(store, part, partial(hash_part, part, report))
             done += part.size
             parts.append(part)
             reports.append(FileReport(role, part.file, problem))
-        checked[role] = msgspec.structs.replace(model, parts=tuple(parts))
-    updated = msgspec.structs.replace(record, target=checked["target"], draft=checked.get("draft"))
+        updated_models[role] = msgspec.structs.replace(model, parts=tuple(parts))
+    updated = msgspec.structs.replace(
+        record, target=updated_models["target"], draft=updated_models.get("draft")
+    )
     if updated != record:
-        with suppress(StoreReadOnly):  # the answer counts; next time they are hashed again
+        with suppress(StoreReadOnly):  # the files are hashed again next time
             store.put(updated)
     return updated, reports
 
 
-def _verify_part(store: Store, part: Part, hashed: Callable[[], str]) -> tuple[Part, str]:
-    """The part with its new `checked` mark, and what is wrong with it."""
+def _verify_part(store: Store, part: Part, hash_file: Callable[[], str]) -> tuple[Part, str]:
+    """Return the part with its new `checked` time, and what is wrong with it."""
     unchecked = msgspec.structs.replace(part, checked=0)
     problem = _quick_problem(store, part)
     if problem:
         return unchecked, problem
-    mtime = _mtime(store, part)
+    mtime = _read_mtime(store, part)
     try:
-        found = hashed()
+        sha256 = hash_file()
     except OSError as error:
         return unchecked, f"{part.file} cannot be read: {error.strerror}."
-    if part.sha256 and found != part.sha256:
+    if part.sha256 and sha256 != part.sha256:
         return unchecked, f"{part.file} is damaged: its SHA-256 does not match the recorded one."
-    return msgspec.structs.replace(part, sha256=found, checked=mtime), ""
+    return msgspec.structs.replace(part, sha256=sha256, checked=mtime), ""
 
 
 def _quick_problem(store: Store, part: Part) -> str:
-    """What a look at the directory says against a file; empty when nothing does."""
+    """Return what is wrong with a file, judged by its directory entry, or an empty text."""
     path = store.part_path(part)
     try:
         info = path.stat() if part.path else path.lstat()
@@ -190,28 +201,30 @@ def _quick_problem(store: Store, part: Part) -> str:
     return ""
 
 
-def _mtime(store: Store, part: Part) -> int:
+def _read_mtime(store: Store, part: Part) -> int:
     return store.part_path(part).stat().st_mtime_ns
 
 
 def shifted(
     progress: Callable[[int, int], None] | None, start: int, total: int
 ) -> Callable[[int], None]:
-    """Progress within one file as progress within the pair."""
+    """Return a callback that converts progress within one file to progress within the pair."""
     return lambda done: progress(start + done, total) if progress else None
 
 
 def remedy(record: Record) -> str:
     """Return what to do about a damaged or missing file of the pair."""
     if record.source != "own":
-        return f"Run: localspec pull {record.name}"  # fetches what is damaged and nothing else
+        return f"Run: localspec pull {record.name}"  # downloads only what is damaged
     if not all(os.path.isfile(part.path) for part in record.parts):  # noqa: PTH113 - never raises
         return f"Restore it, or remove the pair: localspec rm {record.name}"
     files = f"--target {shlex.quote(record.target.parts[0].path)}"
     if record.draft:
         files += f" --draft {shlex.quote(record.draft.parts[0].path)}"
-    told = record.roles == ("chat",) or record.target.pooling
-    chosen = f" --pooling {record.pooling}" if record.pooling else ""
-    roles = chosen if told else "".join(f" --role {each}" for each in record.roles)
-    again = f"localspec add {record.name} {files}{roles} --replace"
-    return f"Restore it, or accept it as it is: {again}"
+    has_default_roles = record.roles == ("chat",) or record.target.pooling
+    pooling_option = f" --pooling {record.pooling}" if record.pooling else ""
+    roles = (
+        pooling_option if has_default_roles else "".join(f" --role {role}" for role in record.roles)
+    )
+    command = f"localspec add {record.name} {files}{roles} --replace"
+    return f"Restore it, or accept it as it is: {command}"

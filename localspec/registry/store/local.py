@@ -1,4 +1,4 @@
-"""The user's own files: checked as a pull checks, and used where they lie."""
+"""Pairs of the user's own files, which are checked as in a pull and used where they lie."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from localspec.registry.store.files import Hashes
 from localspec.registry.store.records import Record, StoredModel, roles_of
 from localspec.registry.store.store import Store, local_parts
 
-_SAME = (
+_SAME_FILE_MESSAGE = (
     "Target and draft are the same file: such a draft costs as much as it saves. "
     "Leave out the draft, or use a smaller model of the same family (to find one: "
     "localspec drafts FILE)."
@@ -41,13 +41,14 @@ def add(
     hash_now: bool = True,
     replace: bool = False,
 ) -> Record:
-    """Make a pair of files that lie anywhere on this disk.
+    """Add a pair of files that lie anywhere on this disk.
 
-    `hash_now` False puts the hashing off until the pair is first loaded.
+    hash_now: False postpones the hashing until the pair is first loaded.
 
     Raises:
-        InvalidRequest: the name. Conflict: it is taken. BadGguf, UnsafeModel, NotMatched,
-        CannotRollBack: the files.
+        InvalidRequest: the name is invalid, or both files are the same.
+        Conflict: the name is taken.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: the files cannot be used.
     """
     if not NAME.fullmatch(name):
         raise InvalidRequest(
@@ -55,23 +56,23 @@ def add(
             "digits, '.', '_' and '-', starting with a letter or digit.",
             param="name",
         )
-    if what := reserved(name):
-        raise InvalidRequest(f"'{name}' cannot be a pair's name: {what}.", param="name")
+    if meaning := reserved(name):
+        raise InvalidRequest(f"'{name}' cannot be a pair's name: {meaning}.", param="name")
     if not replace and _exists(store, name):
         raise Conflict(f"A pair '{name}' already exists; to replace it, add: --replace")
     if draft and target.exists() and draft.exists() and target.samefile(draft):
-        raise InvalidRequest(_SAME, param="draft")
+        raise InvalidRequest(_SAME_FILE_MESSAGE, param="draft")
     hashes = store.hashes if hash_now else None
     record = describe_files(name, target, draft, roles=roles, pooling=pooling, hashes=hashes)
-    if record.draft and _content(record.draft) == _content(record.target):
-        raise InvalidRequest(_SAME, param="draft")
+    if record.draft and _identify_files(record.draft) == _identify_files(record.target):
+        raise InvalidRequest(_SAME_FILE_MESSAGE, param="draft")
     if draft and record.draft and record.draft.size > record.target.size:
         record = msgspec.structs.replace(
-            record, notes=(*record.notes, _swapped(record, target, draft))
+            record, notes=(*record.notes, _swap_note(record, target, draft))
         )
-    draft_here = _shared(store, record.draft) if record.draft else None
+    stored_draft = _use_store_files(store, record.draft) if record.draft else None
     record = msgspec.structs.replace(
-        record, target=_shared(store, record.target), draft=draft_here, summary=summary
+        record, target=_use_store_files(store, record.target), draft=stored_draft, summary=summary
     )
     store.put_new(record)
     return record
@@ -83,34 +84,39 @@ def refreshed(
     cancel: threading.Event | None = None,
     progress: Callable[[int, int], None] = lambda done, size: None,
 ) -> tuple[Record, str]:
-    """A pair of own files as they are now, and what to say of it where they have changed: it is the
-    person's file, so another one in its place is a newer version and no damage.
+    """Return a pair of own files as they are now, and a sentence about what changed, or an empty text.
 
-    `progress(done, total)` in bytes hears of the hashing of what seems to have changed.
+    These are the user's files, so a changed one is a newer version and not damage. `progress(done, total)` is
+    called in bytes while files that seem changed are hashed.
 
     Raises:
-        BadGguf, UnsafeModel, NotMatched, CannotRollBack: what is there now cannot be used.
-        StoreError: it cannot be written down. PullCancelled: `cancel` was set meanwhile.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: the new files cannot be used.
+        StoreError: the record cannot be written.
+        PullCancelled: `cancel` was set meanwhile.
     """
     if record.source != "own":
         return record, ""
-    changed, done = [], 0
+    changed_files, done = [], 0
     for part in record.parts:
-        told = integrity.shifted(progress, done, record.size)
-        if integrity.changed(store, part, cancel, told):
-            changed.append(part.file)
+        report = integrity.shifted(progress, done, record.size)
+        if integrity.changed(store, part, cancel, report):
+            changed_files.append(part.file)
         done += part.size
-    if not changed:
+    if not changed_files:
         return record, ""
     target = Path(record.target.parts[0].path)
     draft = Path(record.draft.parts[0].path) if record.draft else None
-    writes = record.target.pooling is None  # what was told by the file may be otherwise now
-    roles = record.roles if writes else ("chat",)
-    now = describe_files(record.name, target, draft, roles=roles, pooling=record.pooling)
-    now = msgspec.structs.replace(now, created=record.created, summary=record.summary)
-    store.put(now)
-    verb = "has" if len(changed) == 1 else "have"
-    return now, f"{' and '.join(changed)} {verb} changed since the pair was added or last used."
+    # The roles of an embedding model follow from its file, which may have changed.
+    generates_text = record.target.pooling is None
+    roles = record.roles if generates_text else ("chat",)
+    current = describe_files(record.name, target, draft, roles=roles, pooling=record.pooling)
+    current = msgspec.structs.replace(current, created=record.created, summary=record.summary)
+    store.put(current)
+    verb = "has" if len(changed_files) == 1 else "have"
+    return (
+        current,
+        f"{' and '.join(changed_files)} {verb} changed since the pair was added or last used.",
+    )
 
 
 def describe_files(
@@ -122,28 +128,32 @@ def describe_files(
     pooling: Pooling | None = None,
     hashes: Hashes | None = None,
 ) -> Record:
-    """The record of such a pair, checked and not stored (the pair inside the package uses this).
-    pooling: what a person has chosen.
+    """Return the checked record of a pair of files, without storing it.
+
+    The built-in pair inside the package uses this. pooling: the user's choice.
     """
-    ours = _checked(target)
-    ours = dataclasses.replace(ours, pooling=pooling or ours.pooling)
-    theirs = _checked(draft, as_draft=True) if draft else None
-    notes = check_pair(ours, theirs)
+    target_model = _check_model(target)
+    target_model = dataclasses.replace(target_model, pooling=pooling or target_model.pooling)
+    draft_model = _check_model(draft, as_draft=True) if draft else None
+    notes = check_pair(target_model, draft_model)
     return Record(
         name=name,
-        target=_stored(ours, target, hashes),
-        draft=_stored(theirs, draft, hashes) if theirs and draft else None,
+        target=_to_stored(target_model, target, hashes),
+        draft=_to_stored(draft_model, draft, hashes) if draft_model and draft else None,
         source="own",
         created=time.time(),
-        roles=roles_of(ours.pooling) or tuple(roles),
+        roles=roles_of(target_model.pooling) or tuple(roles),
         notes=notes,
-        template_sha256=ours.template_hash,
+        template_sha256=target_model.template_hash,
         pooling=pooling,
     )
 
 
-def _shared(store: Store, model: StoredModel) -> StoredModel:
-    """Files that lie in the store already are kept while one pair of those that use them is there."""
+def _use_store_files(store: Store, model: StoredModel) -> StoredModel:
+    """Return the model with the store's own files marked as such.
+
+    Such files are kept as long as one pair needs them.
+    """
     return msgspec.structs.replace(
         model,
         parts=tuple(
@@ -155,12 +165,13 @@ def _shared(store: Store, model: StoredModel) -> StoredModel:
     )
 
 
-def _content(model: StoredModel) -> list[str]:
-    """What its files are told apart by; their paths where they are not hashed yet."""
+def _identify_files(model: StoredModel) -> list[str]:
+    """Return what identifies the files of a model: their hashes, or their paths if not hashed yet."""
     return [part.sha256 or part.path for part in model.parts]
 
 
-def _swapped(record: Record, target: Path, draft: Path) -> str:
+def _swap_note(record: Record, target: Path, draft: Path) -> str:
+    """Return a note that target and draft may be swapped, since the draft is larger."""
     files = f"--target {shlex.quote(str(draft))} --draft {shlex.quote(str(target))}"
     return (
         f"The draft {draft.name} is larger than the target {target.name}, so it costs more than it "
@@ -176,7 +187,12 @@ def _exists(store: Store, name: str) -> bool:
     return True
 
 
-def _checked(path: Path, *, as_draft: bool = False) -> Model:
+def _check_model(path: Path, *, as_draft: bool = False) -> Model:
+    """Read a local model and check its weights.
+
+    Raises:
+        BadGguf, UnsafeModel: it cannot be used.
+    """
     for part in shard_paths(path):
         if not part.exists():
             raise BadGguf(f"{part} does not exist.")
@@ -186,7 +202,7 @@ def _checked(path: Path, *, as_draft: bool = False) -> Model:
     return model
 
 
-def _stored(model: Model, path: Path, hashes: Hashes | None) -> StoredModel:
+def _to_stored(model: Model, path: Path, hashes: Hashes | None) -> StoredModel:
     return StoredModel(
         parts=local_parts(path, hashes),
         architecture=model.architecture,

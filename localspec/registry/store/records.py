@@ -1,4 +1,4 @@
-"""What the store remembers of a pair: one JSON file each, versioned."""
+"""The record of a pair in the store: one JSON file with a format version."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a model.
 
-    `path` is where a file lies that is used in place; without it the file is the store's own, named
-    by its hash. `checked` is the modification time (ns) at which the hash was last found right;
-    0: not since it was written down, so it is hashed again before it is used.
+    path: where a file lies that is used in place; empty for a file of the store, which is named by its hash.
+    checked: the modification time (ns) at which the hash was last found right. 0 means that it was never
+    checked, so the file is hashed before it is used.
     """
 
     file: str
@@ -33,9 +33,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A target or draft: where it came from, and its parts (more than one when sharded).
+    """A target or draft: where it came from, and its parts, several if it is sharded.
 
-    heads: of its own (MTP), in its file, that can draft. pooling: of one that turns texts into numbers.
+    heads: how many MTP heads in its own file can draft. pooling: set for a model that turns texts into
+    numbers.
     """
 
     parts: tuple[Part, ...]
@@ -56,10 +57,10 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A pair that is there. `created` is Unix time; `notes` are harmless differences.
+    """An installed pair. `created` is Unix time; `notes` are harmless differences.
 
-    `asked`: as what it was pulled; empty for a pair of the catalogue as that has it. `pooling`: a person's
-    choice, which goes before what the target's file says.
+    asked: the reference it was pulled from, empty for a pair as the catalogue has it. pooling: the user's
+    choice, which overrides the target's file.
     """
 
     name: str
@@ -78,7 +79,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kind(self) -> DraftKind:
-        """What drafts for the target; "none": it writes no text."""
+        """What drafts for the target; "none" if the target does not write text."""
         if self.target.pooling:
             return "none"
         if self.draft:
@@ -87,7 +88,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def purposes(self) -> tuple[str, ...]:
-        """Return what the pair is for: its roles, with "text" for "chat" if its target cannot chat.
+        """The roles of the pair, with "text" instead of "chat" if its target cannot chat.
 
         A base model's file has no chat template.
         """
@@ -97,9 +98,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_role(self) -> tuple[tuple[str, StoredModel], ...]:
-        """Each model after its role: "target", "draft"."""
-        both = (("target", self.target), ("draft", self.draft))
-        return tuple((role, model) for role, model in both if model)
+        """Each model with its role, "target" or "draft"."""
+        models = (("target", self.target), ("draft", self.draft))
+        return tuple((role, model) for role, model in models if model)
 
     @property
     def models(self) -> tuple[StoredModel, ...]:
@@ -119,7 +120,7 @@ class _Versioned(msgspec.Struct):
 
 
 def roles_of(pooling: Pooling | None) -> tuple[Literal["embed", "rerank"], ...]:
-    """What a model that turns texts into numbers is for; nothing of one that writes."""
+    """Return the roles of a model with this pooling; none for a model that writes text."""
     if pooling is None:
         return ()
     return ("rerank",) if pooling == "rank" else ("embed",)
@@ -130,10 +131,11 @@ def encode(record: Record) -> bytes:
 
 
 def decode(name: str, data: bytes) -> Record:
-    """A record from its file.
+    """Parse a record from its file.
 
     Raises:
-        RecordTooNew: a newer localspec wrote it. StoreError: it is not a record.
+        RecordTooNew: it was written by a newer localspec.
+        StoreError: it is not a valid record.
     """
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
@@ -148,14 +150,14 @@ def decode(name: str, data: bytes) -> Record:
     if record.name != name or not all(model.parts for model in record.models):
         raise StoreError(f"The record of the pair '{name}' is broken: it names another pair.")
     for part in record.parts:
-        problem = _problem(part)
+        problem = _find_problem(part)
         if problem:
             raise StoreError(f"The record of the pair '{name}' is broken: {problem}.")
     return record
 
 
-def _problem(part: Part) -> str:
-    """What makes a part lead elsewhere than to its own file; "" when nothing does."""
+def _find_problem(part: Part) -> str:
+    """Return what is wrong with a part, or "". A wrong part could lead to another file than its own."""
     if part.sha256 and not _SHA256.fullmatch(part.sha256):
         return f"'{part.sha256[:80]}' is not a SHA-256"
     if not part.sha256 and not part.path:

@@ -1,9 +1,9 @@
-"""The pairs that are here. Files are named by their hash, a pair is one JSON record.
+"""The store of the installed pairs. Files are named by their hashes, and a pair is one JSON record.
 
-models/pairs/NAME.json        a pair exists exactly when its record does, and that comes last
-models/blobs/SHA256.gguf      whole, verified files, shared between pairs
-models/parts/                 files under way, their journals and locks (transfer.py)
-models/shards/SHA256/         links with the names llama.cpp expects of a sharded model
+models/pairs/NAME.json        the record of a pair; it is written last, and the pair exists once it does
+models/blobs/SHA256.gguf      complete, verified files, shared between pairs
+models/parts/                 unfinished downloads, their journals and locks (transfer.py)
+models/shards/SHA256/         links with the names that llama.cpp expects of a sharded model
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """All pairs, and one sentence for each record that cannot be read."""
+    """All readable records, and one sentence for each record that cannot be read."""
 
     records: tuple[Record, ...]
     problems: tuple[str, ...]
 
 
 class Store:
-    """The folder of one user's models. Nothing is created before something is written."""
+    """The folder of one user's models. Nothing is created until something is written."""
 
     def __init__(
         self,
@@ -58,8 +58,10 @@ class Store:
         hashes: Hashes | None = None,
         wanted: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
-        """`hashes`: those that are known, where somebody keeps them. `wanted`: those of the files that
-        pulls which are not finished fetch."""
+        """Set the folder. Hashes may be shared with other stores.
+
+        wanted: returns the hashes of the files that unfinished pulls need.
+        """
         self.root = root
         self.wanted = wanted
         self.hashes = hashes or Hashes()
@@ -82,23 +84,23 @@ class Store:
                 )
 
     def listing(self) -> Listing:
-        """Every pair; broken and newer records are told, not fatal."""
-        found: list[Record] = []
+        """Return all records; broken and newer ones are reported as problems."""
+        readable: list[Record] = []
         problems: list[str] = []
         for path in sorted(self.pairs.glob("*.json")) if self.pairs.is_dir() else []:
             try:
-                found.append(self.get(path.stem))
+                readable.append(self.get(path.stem))
             except RegistryError as error:
                 problems.append(error.message)
             except (UnsafePath, ModelNotFound) as error:
                 problems.append(error.message)
-        return Listing(tuple(found), tuple(problems))
+        return Listing(tuple(readable), tuple(problems))
 
     def get(self, name: str) -> Record:
-        """The record of one pair.
+        """Return the record of one pair.
 
         Raises:
-            ModelNotFound, RecordTooNew, StoreError
+            ModelNotFound, RecordTooNew, StoreError, UnsafePath
         """
         path = self.record_path(name)
         if path.is_symlink():
@@ -114,19 +116,21 @@ class Store:
         return records.decode(name, data)
 
     def blob(self, sha256: str) -> Path:
-        """Where a file with this hash lies, or would lie."""
+        """Return the path of the complete file with this hash, whether it exists or not."""
         return self.blobs / f"{sha256}.gguf"
 
     def unfinished(self, sha256: str) -> Path:
-        """Where such a file grows while it is fetched."""
+        """Return the path of the unfinished download of a file with this hash."""
         return self.parts / f"{sha256}.part"
 
     def part_path(self, part: Part) -> Path:
-        """The file of one part."""
+        """Return the path of a part's file."""
         return Path(part.path) if part.path else self.blob(part.sha256)
 
     def model_path(self, model: StoredModel) -> Path:
-        """The path to hand to llama.cpp; for a sharded model the first of properly named links.
+        """Return the path that llama.cpp loads.
+
+        For a sharded model it is the first of several links, which have the names that llama.cpp expects.
 
         Raises:
             StoreReadOnly, DiskFull, StoreError, UnsafePath: the links cannot be made.
@@ -146,14 +150,12 @@ class Store:
         return links[0]
 
     def paths(self, record: Record) -> tuple[Path, Path | None]:
-        """What to hand to llama.cpp: target, and draft if there is one."""
+        """Return the paths that llama.cpp loads: of the target, and of the draft if there is one."""
         draft = self.model_path(record.draft) if record.draft else None
         return self.model_path(record.target), draft
 
-    # writing
-
     def put(self, record: Record) -> None:
-        """Make a pair visible: its record, whole or not at all.
+        """Write the record of a pair atomically, which makes the pair visible.
 
         Raises:
             DiskFull, StoreReadOnly, StoreError
@@ -162,8 +164,9 @@ class Store:
         write_whole(self.record_path(record.name), records.encode(record))
 
     def put_new(self, record: Record) -> None:
-        """The same, refusing to write over a pair of a newer localspec, and with a pulled one over
-        a person's own.
+        """Write the record of a pair unless that would replace one that must stay.
+
+        A pair of a newer localspec is never replaced, and a pair of the user's own files not by a pulled one.
 
         Raises:
             RecordTooNew, Conflict
@@ -174,54 +177,61 @@ class Store:
         except RecordTooNew:
             raise
         except (ModelNotFound, RegistryError):
-            pass  # none yet, or a broken one, which this mends
+            pass  # there is none, or a broken one, which is replaced
         self.put(record)
 
     def pulling(self) -> AbstractContextManager[bool]:
-        """Held by every pull: while it is, no file is collected."""
+        """Return a shared lock that every pull holds, so that no file is deleted meanwhile."""
         return locked(self.parts / PULLS_LOCK, shared=True)
 
     def record_path(self, name: str) -> Path:
-        """Where the record of a pair lies, or would lie. Raises ModelNotFound: no possible name."""
+        """Return the path of a pair's record, whether it exists or not.
+
+        Raises:
+            ModelNotFound: the name is not a valid pair name.
+        """
         if not NAME.fullmatch(name):
             raise ModelNotFound(f"'{name[:80]}' is not the name of a pair.", param="model")
         return self.pairs / f"{name}.json"
 
 
 def local_parts(path: Path, hashes: Hashes | None = None) -> tuple[Part, ...]:
-    """The parts of a model used where it lies; with `hashes` each is read once, whole.
+    """Return the parts of a model that is used where it lies. With `hashes`, each file is read and hashed.
 
     Raises:
-        Damaged: its hash is not the one it is named by.
+        Damaged: a file does not have the hash that its name states.
     """
     parts = []
-    for each in shard_paths(path):
-        info = each.stat()
-        told = _told_hash(each)
-        found = hashes.of(each) if hashes else told
-        if told and found != told:
-            raise Damaged(f"{each} is damaged: its SHA-256 does not match its name.")
+    for file in shard_paths(path):
+        info = file.stat()
+        stated_hash = _hash_from_name(file)
+        sha256 = hashes.of(file) if hashes else stated_hash
+        if stated_hash and sha256 != stated_hash:
+            raise Damaged(f"{file} is damaged: its SHA-256 does not match its name.")
         parts.append(
             Part(
-                file=each.name,
+                file=file.name,
                 size=info.st_size,
-                sha256=found,
-                path=str(each.absolute()),
+                sha256=sha256,
+                path=str(file.absolute()),
                 checked=info.st_mtime_ns if hashes else 0,
             )
         )
     return tuple(parts)
 
 
-def _told_hash(path: Path) -> str:
-    """The SHA-256 by which its keeper (Ollama, the Hugging Face cache, a store) names a file, or ""."""
-    own = path.resolve()
-    name = own.name.removeprefix("sha256-").removeprefix("sha256:").removesuffix(".gguf")
-    return name if own.parent.name == "blobs" and _SHA256.fullmatch(name) else ""
+def _hash_from_name(path: Path) -> str:
+    """Return the SHA-256 in a file's name, or "".
+
+    Ollama, the Hugging Face cache and localspec's stores name files by their hash.
+    """
+    target = path.resolve()
+    name = target.name.removeprefix("sha256-").removeprefix("sha256:").removesuffix(".gguf")
+    return name if target.parent.name == "blobs" and _SHA256.fullmatch(name) else ""
 
 
 def own_sentence(name: str) -> str:
-    """Why nothing is pulled in place of a pair of the person's own, and what to do."""
+    """Return why a pull does not replace a pair of the user's own files, and what to do."""
     return (
         f"'{name}' is a pair of your own files, which a pull does not replace. Choose "
         f"another name (localspec pull … --name NAME), or run: localspec rm {name}"

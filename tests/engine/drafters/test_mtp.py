@@ -232,7 +232,7 @@ def test_drafts_follow_from_the_text_alone_whoever_runs_beside(
         assert each.alike(anew(either, found, each.text, len(each.drafts)))
 
 
-@pytest.mark.parametrize("architecture", sorted(purpose._WITH_HEADS))
+@pytest.mark.parametrize("architecture", sorted(purpose._TESTED_HEADS))
 def test_what_several_texts_read_together_is_each_ones_own(
     models: Path, load: Load, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
@@ -240,7 +240,7 @@ def test_what_several_texts_read_together_is_each_ones_own(
     if architecture in get_args(Architecture):
         files = contextual_heads(models / "heads", cast(Architecture, architecture))
     else:
-        count = 3 if architecture in purpose._WITH_SEVERAL else 1
+        count = 3 if architecture in purpose._TESTED_SEVERAL_HEADS else 1
         file = architectures.write(architecture, models, experts=True, heads=count)
         files = PairFiles(architecture, str(file), None)
     engine = load(files)
@@ -541,7 +541,7 @@ def test_without_heads_that_work_the_reason_is_said_and_the_text_is_plain(
         monkeypatch.setattr(binding, "_ext", None)
         monkeypatch.setattr(binding, "_missing", "llama_set_embeddings_nextn")
     elif why == "architecture":
-        monkeypatch.setattr(purpose, "_WITH_HEADS", frozenset())
+        monkeypatch.setattr(purpose, "_TESTED_HEADS", frozenset())
     elif why == "context":
         make = Models.context
 
