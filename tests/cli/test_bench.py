@@ -673,6 +673,6 @@ def test_a_tie_is_told_between_the_two_texts_whatever_a_grammar_forbids() -> Non
     told = [("state", -2.45), ("1", -2.878), ("2", -2.891), ("", -3.0), ("-2", -3.5)]
     likely = [{"token": token, "logprob": logprob} for token, logprob in told]
     event = {"token": "1", "logprob": -2.878, "top_logprobs": likely}
-    assert asking._lead(event, '2, "member": true') == pytest.approx(0.013)
-    assert asking._lead({**event, "token": "-1"}, "-2, ") == pytest.approx(0.622)
-    assert asking._lead(event, "7") is None
+    assert asking._lead_of(event, '2, "member": true') == pytest.approx(0.013)
+    assert asking._lead_of({**event, "token": "-1"}, "-2, ") == pytest.approx(0.622)
+    assert asking._lead_of(event, "7") is None

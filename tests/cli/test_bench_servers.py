@@ -157,4 +157,4 @@ def _run(answer: Answer) -> Run:
     from localspec.cli.bench import running
 
     work = Work("x", "text", [CHAT])
-    return running._run(running.Turn(work, 0, 0, "greedy"), "speculative", answer)
+    return running._to_run(running.Turn(work, 0, 0, "greedy"), "speculative", answer)
