@@ -74,7 +74,7 @@ _REFUSED_TEXT: dict[str, Rule] = {
     "structural_tag": Rule(_CONSTRAINT, _NONE),
     "chat_template": Rule(_TEMPLATE, _NONE),
     "echo": Rule("an answer does not repeat its prompt, except in /v1/completions", _OFF),
-    "add_special_tokens": Rule("whether a text begins with BOS, the model's file says", (True,)),
+    "add_special_tokens": Rule("the model's file says whether a text begins with BOS", (True,)),
     "previous_response": Rule("send 'previous_response_id'", _NONE),
     "previous_input_messages": Rule("send them in 'input'", _NONE),
     # llama-server
@@ -138,7 +138,7 @@ _REFUSED_VECTORS: dict[str, Rule] = {
     "truncate_dim": Rule("send 'dimensions'"),
     "normalize": Rule("send 'embd_normalize': -1 to leave vectors as they are", (True,)),
     "truncation_direction": Rule("the beginning of a text is read", ("right", "Right")),
-    "add_special_tokens": Rule("whether a text begins with BOS, the model's file says", (True,)),
+    "add_special_tokens": Rule("the model's file says whether a text begins with BOS", (True,)),
 }
 
 _REFUSED_SCORES: dict[str, Rule] = {

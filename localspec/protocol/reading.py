@@ -33,7 +33,7 @@ _MAX_ESCAPE_BYTES = 6  # bytes of the longest escape, \u0000
 # that a person might search by hand.
 _MAX_REREAD_BYTES = 1 << 20  # bytes
 _MAX_SEARCHED_VALUES = 20_000  # keys and values
-MOST_REPAIRS = 64  # times that a body is decoded again because integers in it are written as 7.0
+MAX_REPAIRS = 64  # times that a body is decoded again because integers in it are written as 7.0
 
 
 class BadBody(ValueError):
@@ -147,7 +147,7 @@ def _decode_with_repairs(
         msgspec.ValidationError, msgspec.DecodeError: as raised by msgspec's decoder.
     """
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
-    repairs = MOST_REPAIRS if len(body) <= _MAX_REREAD_BYTES else 1
+    repairs = MAX_REPAIRS if len(body) <= _MAX_REREAD_BYTES else 1
     for _ in range(repairs):
         try:
             return cast(Body, decoder.decode(body)), body
@@ -227,7 +227,7 @@ def converted(value: object, kind: type[Body], at: str) -> Body:
 
 
 def _convert_with_repairs(value: object, kind: type[Body]) -> Body:
-    for _ in range(MOST_REPAIRS):
+    for _ in range(MAX_REPAIRS):
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
@@ -373,7 +373,7 @@ def _find_nul(body: bytes | bytearray) -> BadBody:
     """Return the error for a NUL character, with the field's path if it is found quickly."""
     try:
         value = json.loads(body) if len(body) <= _MAX_REREAD_BYTES else None
-    except (ValueError, RecursionError):  # numbers longer than Python reads
+    except (ValueError, RecursionError):  # ValueError: also a number too long for Python
         value = None
     for path, leaf in islice(_walk(value), _MAX_SEARCHED_VALUES):
         if isinstance(leaf, str) and "\0" in leaf:
