@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from localspec.cli.lsp.documents import Document, Place
 
-BEFORE, AFTER = 32768, 8192  # bytes before and after the cursor
-BLOCK = 64  # lines
+PREFIX_BYTES, SUFFIX_BYTES = 32768, 8192  # sent from before and after the cursor
+BLOCK_LINES = 64
 
 _PIECE_LINES = 48
 _MAX_PIECE_BYTES = 4096
@@ -26,8 +26,8 @@ def around(document: Document, place: Place) -> dict[str, Any]:
     line_after = line[place.column :] + _line_end(document, place.line)
     return {
         "input_prefix": _text_above(document, place.line),
-        "prompt": _cut_beginning(line[: place.column], BEFORE),
-        "input_suffix": _cut_end(line_after + _text_below(document, place.line), AFTER),
+        "prompt": _cut_beginning(line[: place.column], PREFIX_BYTES),
+        "input_suffix": _cut_end(line_after + _text_below(document, place.line), SUFFIX_BYTES),
     }
 
 
@@ -47,20 +47,20 @@ def _join_lines(document: Document, first: int, end: int) -> str:
 
 
 def _text_above(document: Document, line: int) -> str:
-    """Return whole blocks of lines above a line, of at least BEFORE bytes if there are as many.
+    """Return whole blocks of lines above a line, of at least PREFIX_BYTES bytes if there are as many.
 
     Whole blocks keep the beginning of the text unchanged while the cursor moves.
     """
-    first = (line + 1) // BLOCK * BLOCK
+    first = (line + 1) // BLOCK_LINES * BLOCK_LINES
     size = len(_encode(_join_lines(document, first, line)))
-    while first > 0 and (first >= line or size < BEFORE):
-        first -= BLOCK
-        size += len(_encode(_join_lines(document, first, min(first + BLOCK, line))))
-    return _cut_beginning(_join_lines(document, first, line), 2 * BEFORE)
+    while first > 0 and (first >= line or size < PREFIX_BYTES):
+        first -= BLOCK_LINES
+        size += len(_encode(_join_lines(document, first, min(first + BLOCK_LINES, line))))
+    return _cut_beginning(_join_lines(document, first, line), 2 * PREFIX_BYTES)
 
 
 def _text_below(document: Document, line: int) -> str:
-    return _cut_end(_join_lines(document, line + 1, line + 1 + BLOCK), AFTER)
+    return _cut_end(_join_lines(document, line + 1, line + 1 + BLOCK_LINES), SUFFIX_BYTES)
 
 
 def _encode(text: str) -> bytes:
@@ -116,7 +116,7 @@ class Visited:
 
     def rests(self, document: Document, line: int) -> None:
         """Note the place where the cursor rests if it is far from the last one in its document."""
-        if abs(line - self._last_lines.get(document.uri, -BLOCK)) >= BLOCK:
+        if abs(line - self._last_lines.get(document.uri, -BLOCK_LINES)) >= BLOCK_LINES:
             self.left(document, line)
 
     def take(self) -> bool:

@@ -15,7 +15,7 @@ _MAX_SUGGESTION_TOKENS = 64
 _MAX_SUGGESTION_MS = 3000
 _QUIET_S = 1.0  # time without a request after which visited places are prefilled
 _SAMPLING = {"top_k": 40, "top_p": 0.99, "samplers": ["top_k", "top_p", "infill"]}
-HOW = "Begin the selection with a comment: # localspec: add types"  # short enough for one row
+EDIT_HINT = "Begin the selection with a comment: # localspec: add types"  # short enough for one row
 
 
 class Suggestion(NamedTuple):
@@ -192,7 +192,7 @@ class Desk:
             request = questions.instruction(document.content(first))
             part = lines._replace(first=first + 1)  # the comment itself is removed
             if not request or part.first > last:
-                raise UsageError(HOW)
+                raise UsageError(EDIT_HINT)
         old, old_part, block = lines.text, part.text, part.fenced
         is_whole_file = part.first == 0 and last == self._count_lines(document) - 1
         question = questions.edit(context.name(document.uri), block, request, whole=is_whole_file)

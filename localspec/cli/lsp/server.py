@@ -201,7 +201,10 @@ class Protocol(LanguageServerProtocol):
 # The handlers that are registered below. pygls passes the server to each of them.
 
 
-async def inline(ls: Server, params: types.InlineCompletionParams) -> types.InlineCompletionList:
+async def suggest_inline(
+    ls: Server, params: types.InlineCompletionParams
+) -> types.InlineCompletionList:
+    """Return a suggestion that the editor shows as ghost text."""
     items = []
     if suggestion := await ls.suggested(params.text_document.uri, params.position):
         cursor = types.Range(params.position, params.position)
@@ -209,7 +212,8 @@ async def inline(ls: Server, params: types.InlineCompletionParams) -> types.Inli
     return types.InlineCompletionList(items)
 
 
-async def plain(ls: Server, params: types.CompletionParams) -> types.CompletionList:
+async def suggest_in_menu(ls: Server, params: types.CompletionParams) -> types.CompletionList:
+    """Return a suggestion that the editor shows in its completion menu."""
     items = []
     if suggestion := await ls.suggested(params.text_document.uri, params.position):
         item = suggestions.item(suggestion.text, suggestion.before)
@@ -230,7 +234,8 @@ async def plain(ls: Server, params: types.CompletionParams) -> types.CompletionL
     return types.CompletionList(is_incomplete=True, items=items)
 
 
-def actions(ls: Server, params: types.CodeActionParams) -> list[types.CodeAction]:
+def list_code_actions(ls: Server, params: types.CodeActionParams) -> list[types.CodeAction]:
+    """Return the actions for the selected lines: explain and edit."""
     uri, (start, end) = params.text_document.uri, (params.range.start, params.range.end)
     last = end.line - (end.character == 0 and end.line > start.line)
     location = {"uri": uri, "first": start.line, "last": last}
@@ -258,7 +263,7 @@ def _is_requested(kind: str, only: Any) -> bool:
     return only is None or any(f"{kind}.".startswith(f"{outer}.") or outer == "" for outer in only)
 
 
-def made(desk: Desk, folder: Path) -> Server:
+def create_server(desk: Desk, folder: Path) -> Server:
     """Return a server that offers what the editor can show."""
     server = Server(desk, folder)
 
@@ -269,26 +274,24 @@ def made(desk: Desk, folder: Path) -> Server:
             feature = server.feature(
                 types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions()
             )
-            feature(inline)
+            feature(suggest_inline)
         else:
             options = types.CompletionOptions(trigger_characters=_TRIGGERS)
-            server.feature(types.TEXT_DOCUMENT_COMPLETION, options)(plain)
+            server.feature(types.TEXT_DOCUMENT_COMPLETION, options)(suggest_in_menu)
 
     options = types.CodeActionOptions(code_action_kinds=["", _REWRITE])
-    server.feature(types.TEXT_DOCUMENT_CODE_ACTION, options)(actions)
+    server.feature(types.TEXT_DOCUMENT_CODE_ACTION, options)(list_code_actions)
     for name in (EXPLAIN, EDIT):
-        server.command(name)(
-            lambda *_: None
-        )  # this only declares it; `Server.run` is called instead
+        # This only declares the command. The protocol calls `Server.run` instead.
+        server.command(name)(lambda *_: None)
     return server
 
 
 def serve(model: str) -> None:
     """Serve until the editor or its connection ends."""
-    logging.getLogger("pygls").setLevel(
-        logging.ERROR
-    )  # a request that ended before its cancel is no news
+    # pygls warns about a cancel that comes after its request has ended, which is harmless.
+    logging.getLogger("pygls").setLevel(logging.ERROR)
     # pygls closes the stream that it writes to, so it gets a duplicate of standard output.
     stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     with tempfile.TemporaryDirectory(prefix="localspec-lsp-") as folder:
-        made(Desk(Daemon(), model), Path(folder)).start_io(sys.stdin.buffer, stdout)
+        create_server(Desk(Daemon(), model), Path(folder)).start_io(sys.stdin.buffer, stdout)
