@@ -99,7 +99,7 @@ class Ours(Client):
         Raises:
             LocalspecError: as reported by the daemon.
         """
-        path, body = request(prompt, how)
+        path, body = build_request(prompt, how)
         body |= {"localspec": {"private": True}, **({"model": self.model} if self.model else {})}
         if how.speculative is not None:
             body["speculative"] = how.speculative
@@ -118,7 +118,7 @@ class Ours(Client):
         that token is not among the likeliest. (A grammar may forbid tokens that are likelier than
         both.)
         """
-        path, body = request(prompt, how)
+        path, body = build_request(prompt, how)
         body |= {"n_probs": 20} if prompt.is_place else {"logprobs": True, "top_logprobs": 20}
         body |= {"localspec": {"private": True}, "speculative": how.speculative}
         body |= {"model": self.model} if self.model else {}
@@ -170,7 +170,7 @@ class Other:
             Gone: the server cannot be reached, or is silent.
             BadResponse: the server refuses the request, or its answer is invalid.
         """
-        path, body = request(prompt, how)
+        path, body = build_request(prompt, how)
         try:
             if not prompt.is_place:
                 body["model"] = self._find_model(how)
@@ -190,7 +190,7 @@ class Other:
             raise BadResponse(f"{self.name} refused: {error.message}") from error
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             raise BadResponse(
-                f"{self.name} answers in another shape than OpenAI's or llama-server's."
+                f"The answer of {self.name} has neither OpenAI's form nor llama-server's."
             ) from error
         self._openai_only = True
         return self.ask(prompt, how)
@@ -223,7 +223,7 @@ class Other:
             raise Gone(f"{self.name} did not answer in time.") from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-            raise Gone(f"{self.name} cannot be asked: {reason}.") from error
+            raise Gone(f"{self.name} cannot be reached: {reason}.") from error
         finally:
             connection.close()
 
@@ -294,7 +294,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def request(prompt: Prompt, how: How) -> tuple[str, Event]:
+def build_request(prompt: Prompt, how: How) -> tuple[str, Event]:
     """Return the path and body of a request, with names that llama-server supports, too."""
     body: Event = {"stream": True, "cache_prompt": how.cached, "timings_per_token": True}
     if not how.own:
@@ -329,7 +329,7 @@ def _parse_events(chunks: Iterator[bytes]) -> Generator[Event, None, None]:
         except ValueError as error:
             raise BadResponse("The server's answer is not valid JSON.") from error
         if not isinstance(event, dict):
-            raise BadResponse("The server's answer has another shape than OpenAI's.")
+            raise BadResponse("The server's answer does not have OpenAI's form.")
         if isinstance(event.get("error"), dict):
             raise transport.error_of(event["error"])
         yield event

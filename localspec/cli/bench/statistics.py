@@ -30,7 +30,7 @@ class Pair(NamedTuple):
     speculative_s: float
 
 
-def pooled(pairs: Sequence[Pair]) -> float:
+def pooled_speed_up(pairs: Sequence[Pair]) -> float:
     """Return the speculative rate divided by the plain one; nan if there is no work.
 
     Each rate is all work divided by all time.
@@ -48,9 +48,9 @@ def speed_up(pairs: Sequence[Pair]) -> Estimate | None:
     valid = [pair for pair in pairs if min(pair) > 0]
     if not valid:
         return None
-    count, value = len(valid), pooled(valid)
+    count, value = len(valid), pooled_speed_up(valid)
     interval = _bootstrap_interval(
-        value, lambda rng: pooled(rng.choices(valid, k=count)), count, count - 1
+        value, lambda rng: pooled_speed_up(rng.choices(valid, k=count)), count, count - 1
     )
     return Estimate(value, *interval, count)
 
@@ -64,10 +64,10 @@ def overall(groups: Sequence[Sequence[Pair]]) -> Estimate | None:
         return None
 
     def resample(rng: random.Random) -> float:
-        return geometric([pooled(rng.choices(group, k=len(group))) for group in valid])
+        return geometric([pooled_speed_up(rng.choices(group, k=len(group))) for group in valid])
 
     largest, count = max(map(len, valid)), sum(map(len, valid))
-    value = geometric(list(map(pooled, valid)))
+    value = geometric(list(map(pooled_speed_up, valid)))
     return Estimate(
         value, *_bootstrap_interval(value, resample, largest, count - len(valid)), count
     )

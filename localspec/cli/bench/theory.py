@@ -55,6 +55,8 @@ class Prices:
         (rounds, tokens, ms), (shallow_rounds, shallow_tokens, shallow_ms) = (
             self._time_beyond_passes(answers) for answers in (deep, shallow)
         )
+        # Two linear equations, one for each depth: rounds × per_round + tokens × per_token = milliseconds.
+        # Where noise makes a cost negative, that cost is taken as 0 and the other carries all of the time.
         determinant = rounds * shallow_tokens - shallow_rounds * tokens
         if determinant:
             per_round = (ms * shallow_tokens - shallow_ms * tokens) / determinant
