@@ -24,7 +24,7 @@ def script(pair: Pair, place: Place, served: Served) -> str:
         lines += comments([f"{purpose[:1].upper()}{purpose[1:]}:", shlex.join(command)])
     if served.first:
         lines += comments(["Then here again, once `ray status` shows all of them:"])
-    lines += [wrapped(served.command, served.program), ""]
+    lines += [wrap_command(served.command, served.program), ""]
     return "\n".join([*lines, *comments(connect.lines(pair, place, served)), ""])
 
 
@@ -34,7 +34,7 @@ def comments(texts: Iterable[str]) -> Iterator[str]:
         yield "# " + "".join(char if char.isprintable() else "?" for char in text)
 
 
-def wrapped(command: Sequence[str], program: int) -> str:
+def wrap_command(command: Sequence[str], program: int) -> str:
     """Return a command with one line for each option."""
     lines = [[*command[:program]]]
     for word in command[program:]:

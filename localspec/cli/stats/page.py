@@ -55,7 +55,7 @@ def page(statistics: dict[str, Any]) -> str:
     body = [f"<h1>{as_html(title)}</h1>", f"<p>{as_html(heading)}</p>"]
     body += [f"<p>{as_html(sentence)}</p>" for sentence in sentences]
     if statistics["total"]["answers"]:
-        if len(statistics["by_day"]) > 1:  # of one day a chart says nothing
+        if len(statistics["by_day"]) > 1:  # a chart of a single day says nothing
             body.append(_draw_charts(statistics["by_day"]))
         body += [_section(*group) for group in tables(statistics)]
     body.append("<footer>")

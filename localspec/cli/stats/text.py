@@ -25,7 +25,7 @@ def show(statistics: dict[str, Any]) -> None:
         for heading, rows in tables(statistics):
             render.line("")
             render.table([[heading, *COLUMNS], *([name, *cells] for name, cells in rows)])
-        if len(statistics["by_day"]) > 1:  # of one day a plot says nothing
+        if len(statistics["by_day"]) > 1:  # a plot of a single day says nothing
             render.line("")
             _print_plots(statistics["by_day"])
     render.line("")
