@@ -1,4 +1,4 @@
-"""What clients get back: OpenAI's shapes, plus llama-server's `timings` and ours under `localspec`."""
+"""Responses to clients: OpenAI's forms, llama-server's `timings`, and our own under `localspec`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class EmbeddingUsage(Struct):
 
 
 class Embedding(Struct):
-    """`embedding`: numbers, or the bytes of float32, little-endian, in base64."""
+    """One embedding: a list of numbers, or little-endian float32 in base64."""
 
     embedding: list[float] | str
     index: int
@@ -33,7 +33,7 @@ class Embedding(Struct):
 
 
 class Unheeded(Struct):
-    """Ours, in answers that have no more of it: fields of the request that changed nothing."""
+    """Extensions of localspec in answers with no others: fields of the request without effect."""
 
     ignored: list[str]
 
@@ -47,7 +47,10 @@ class EmbeddingList(Struct):
 
 
 class NativeEmbedding(Struct):
-    """llama-server's: one row, since the rows of a text's tokens become one. `localspec`: in the first."""
+    """llama-server's form of an embedding, with one row.
+
+    `localspec` is in the first one only.
+    """
 
     index: int
     embedding: list[list[float]]
@@ -55,7 +58,7 @@ class NativeEmbedding(Struct):
 
 
 class Ranked(Struct, omit_defaults=True):
-    """`index`: of the document in the request; it is repeated where that was asked for."""
+    """One ranked document. `index`: its position in the request. `document`: on request."""
 
     index: int
     relevance_score: float
@@ -63,7 +66,7 @@ class Ranked(Struct, omit_defaults=True):
 
 
 class RankedText(Struct, omit_defaults=True):
-    """`localspec`: in the first."""
+    """One ranked text. `localspec` is in the first one only."""
 
     index: int
     score: float
@@ -72,7 +75,7 @@ class RankedText(Struct, omit_defaults=True):
 
 
 class RankedList(Struct):
-    """The best document first."""
+    """Ranked documents, the best first."""
 
     results: list[Ranked]
     model: str
@@ -108,7 +111,10 @@ class ChatLogprobs(Struct):
 
 
 class TextLogprobs(Struct):
-    """The first token of a prompt follows nothing, so that its log-probabilities are null."""
+    """Log-probabilities of a text.
+
+    The first token of a prompt follows nothing, so its log-probabilities are null.
+    """
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -117,7 +123,7 @@ class TextLogprobs(Struct):
 
 
 class PromptLogprob(Struct):
-    """vLLM's, of a token of a prompt or of one that is likelier there; `rank` is 1 for the likeliest."""
+    """vLLM's log-probability of a prompt's token or of a likelier one. `rank`: 1 for the likeliest."""
 
     logprob: float
     rank: int
@@ -125,7 +131,7 @@ class PromptLogprob(Struct):
 
 
 class CalledFunction(Struct):
-    """`arguments` is JSON, as the model wrote it."""
+    """The function of a tool call. `arguments` is JSON, as the model wrote it."""
 
     name: str
     arguments: str
@@ -155,7 +161,7 @@ class ChatAnswer(Struct):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
-    function_call: CalledFunction | UnsetType = UNSET  # where `functions` were sent
+    function_call: CalledFunction | UnsetType = UNSET  # if the request has `functions`
 
 
 class ChatChoice(Struct):
@@ -189,8 +195,12 @@ class TextChoice(Struct):
 
 
 class PromptProgress(Struct):
-    """llama-server's: tokens of a prompt, those found in a cache, those read by now with them, and
-    milliseconds since it was begun.
+    """llama-server's progress of a prompt.
+
+    - `total`: tokens of the prompt.
+    - `cache`: tokens found in a cache.
+    - `processed`: tokens prefilled by now, including cached ones.
+    - `time_ms`: milliseconds since prefill began.
     """
 
     total: int
@@ -200,9 +210,12 @@ class PromptProgress(Struct):
 
 
 class Ahead(Struct):
-    """What is before a request: `position` others that wait, `requests` with those that run, and of their
-    prompts so many tokens that are still to be read. `seconds`: until it gets a place, as expected by what
-    others took; null: nothing is known yet.
+    """The work that precedes a request.
+
+    - `position`: waiting requests before it.
+    - `requests`: those and the running ones.
+    - `prompt_tokens`: tokens of their prompts that are not prefilled yet.
+    - `seconds`: the expected wait, estimated from earlier requests; null if nothing is known yet.
     """
 
     position: int
@@ -212,9 +225,14 @@ class Ahead(Struct):
 
 
 class Progress(Struct):
-    """What an answer waits for: other requests ("queued", `ahead`), another pair that answers or loads
-    ("waiting", and `pair` is that one), its own that loads (`done`: 0…1), or its prompt ("reading", `done`
-    of `prompt_tokens`; `seconds`: what that still takes if nobody else's is read).
+    """What an answer waits for before it begins.
+
+    - `state`: "queued": other requests (`ahead`). "waiting": another pair that answers or loads.
+      "loading": its own pair. "reading": its prompt.
+    - `pair`: the pair that it waits for.
+    - `done`: 0…1, while loading or reading.
+    - `prompt_tokens`: tokens of its prompt.
+    - `seconds`: the time that reading still takes if no other prompt is read.
     """
 
     state: Literal["queued", "waiting", "loading", "reading"]
@@ -226,13 +244,17 @@ class Progress(Struct):
 
 
 class Extra(Struct):
-    """Ours. `drafted`: (start, end) character spans of this chunk that came from the draft.
+    """Extensions of localspec in an answer.
 
-    `news`: what happened to the pair's files, or is wrong in the configuration, said with one answer and
-    not again. `not_kept`: why the answer is not in its conversation, said when it is complete. `limit`:
-    what a `finish_reason` of "length" means, as many tokens as were asked for or a full context. `ignored`:
-    fields of the request that changed nothing. `passes`: under `timings_per_token`, of each target pass that
-    wrote how many tokens were drafted and accepted, and the drafts' kind ("": it had none).
+    - `news`: a change of the pair's files, or a problem in the configuration. It is reported once,
+      with one answer.
+    - `drafted`: (start, end) character spans of this chunk that came from a draft.
+    - `not_kept`: why a complete answer was not saved in its conversation.
+    - `limit`: the cause of the `finish_reason` "length": the requested number of tokens, or a full
+      context.
+    - `ignored`: fields of the request without effect.
+    - `passes`: with `timings_per_token`, for each target pass that produced tokens: drafted and
+      accepted tokens, and the kind of the drafts ("" for none).
     """
 
     speculation: Speculation | UnsetType = UNSET
@@ -251,7 +273,7 @@ Choices = list[ChatChoice] | list[ChunkChoice] | list[TextChoice]
 
 
 class Completion(Struct):
-    """chat.completion, chat.completion.chunk and text_completion, by `object`."""
+    """A chat.completion, chat.completion.chunk or text_completion, as `object` says."""
 
     id: str
     object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]
@@ -266,7 +288,10 @@ class Completion(Struct):
 
 
 class ErrorDetail(Struct):
-    """`n_prompt_tokens` and `n_ctx`: of a prompt that is too long, as llama-server has them."""
+    """An error.
+
+    `n_prompt_tokens` and `n_ctx` are given for a prompt that is too long, as in llama-server.
+    """
 
     message: str
     type: str
@@ -281,13 +306,13 @@ class ErrorBody(Struct):
 
 
 class OllamaError(Struct):
-    """Ollama's, with no more than a sentence."""
+    """Ollama's error, which is only a sentence."""
 
     error: str
 
 
 class ModelMeta(Struct):
-    """llama-server's: the context that is served and the one that was trained for, in tokens; bytes."""
+    """llama-server's `meta`: the served and the trained context in tokens, parameters, and bytes."""
 
     n_ctx: int
     n_ctx_train: int
@@ -296,7 +321,11 @@ class ModelMeta(Struct):
 
 
 class ModelStatus(Struct):
-    """`value` as llama-server has it; of a pair that is loaded `since` (Unix time) and `memory` in bytes."""
+    """The status of a pair. `value` is as in llama-server.
+
+    - `since`: when it was loaded (Unix time).
+    - `memory`: bytes that it uses.
+    """
 
     value: Literal["loaded", "loading", "unloaded"]
     since: int | UnsetType = UNSET
@@ -304,7 +333,10 @@ class ModelStatus(Struct):
 
 
 class Model(Struct):
-    """`context_length`, in tokens, and `capabilities` are told of pairs whose files can be read."""
+    """A pair in the list of models.
+
+    `context_length` (tokens) and `capabilities` are given for pairs whose files can be read.
+    """
 
     id: str
     created: int
@@ -322,8 +354,10 @@ class ModelList(Struct):
 
 
 class PassCosts(Struct):
-    """What passes of the target and of the draft cost at load, in milliseconds by their width in tokens, and
-    what a round costs beside them.
+    """The cost of passes measured at load, in milliseconds.
+
+    - `target_ms`, `draft_ms`: by the width of the pass in tokens.
+    - `overhead_ms`: the cost of a round besides its passes.
     """
 
     target_ms: dict[int, float]
@@ -332,10 +366,16 @@ class PassCosts(Struct):
 
 
 class PairStatus(Struct):
-    """`state`: unloaded, loading, ready or set_aside; `progress` 0…1 while loading. `plan`: the memory
-    that was free at the load, and what of it the pair is to use; `memory`: bytes of that, null where it is
-    not known. `since`: Unix time. `running` and `waiting`: its requests. `unloads_in`: seconds, if nobody
-    asks; null: never. `keep`: it leaves for no other pair. `costs`: null of a model that writes nothing.
+    """The status of a pair.
+
+    - `progress`: 0…1 while loading.
+    - `plan`: the memory that was free at the load, and how the pair uses it.
+    - `memory`: bytes in use; null if not known.
+    - `since`: when it was loaded (Unix time).
+    - `running`, `waiting`: numbers of its requests.
+    - `unloads_in`: seconds until it is unloaded if there is no request; null: never.
+    - `keep`: it is not unloaded to make room for another pair.
+    - `costs`: null for a model that generates no text.
     """
 
     name: str
@@ -359,10 +399,13 @@ class PairStatus(Struct):
 
 
 class UpstreamStatus(Struct):
-    """A pair that another server answers for, and its requests since the daemon started. `kind` and
-    `model`: null until it was asked. `away`: it did not answer and is tried again, and `fallback` answers
-    (`fallbacks` times so far); `problem`: why it did not, the last time. `tokens_per_pass`: of the answers
-    whose speculation was told; null: of none.
+    """A pair on another server, and its requests since the daemon started.
+
+    - `kind`, `model`: null until the server was asked.
+    - `away`: the server did not answer. It is tried again, and `fallback` answers meanwhile
+      (`fallbacks` times so far).
+    - `problem`: why it did not answer the last time.
+    - `tokens_per_pass`: of the answers whose speculation was reported; null if there were none.
     """
 
     name: str
@@ -383,8 +426,11 @@ class UpstreamStatus(Struct):
 
 
 class Counts(Struct):
-    """Since the daemon started. `requests` to `cancelled`: generations. `embeddings`: requests for vectors
-    or rankings that were answered, with so many texts and their tokens.
+    """Counters since the daemon started.
+
+    - `requests`, `failed`, `cancelled`: generations.
+    - `embeddings`: answered requests for vectors or rankings, with `embedded_texts` texts and
+      `embedded_tokens` tokens.
     """
 
     requests: int = 0
@@ -401,14 +447,16 @@ class Counts(Struct):
 
 
 class Figures(Struct):
-    """How answers went since the daemon started.
+    """Performance since the daemon started.
 
-    `first_text_ms`: median wait for an answer's first text. `cache_hits`: prompts that began in a
-    slot, in memory or on the disk, and those of which parts were moved ("shift"). `mean_depth`:
-    drafts per target pass. `accepted_at`: the share of each pass's first, second, … drafts that
-    were accepted. `speed_up`: over plain decoding, of answers with `measured_tokens` together.
-    `prompt_per_second`: tokens of prompts that are
-    read, at a text's beginning; `full_prompt_per_second`: where the context is full.
+    - `first_text_ms`: median wait for the first text of an answer.
+    - `cache_hits`: prompts whose beginning was in a slot, in memory or on disk, and those of which
+      parts were moved ("shift").
+    - `mean_depth`: drafts per target pass.
+    - `accepted_at`: the fraction of each pass's first, second, … drafts that were accepted.
+    - `speed_up`: over plain decoding, of answers with `measured_tokens` tokens altogether.
+    - `prompt_per_second`: prefill rate at the beginning of a text, in tokens per second.
+    - `full_prompt_per_second`: prefill rate at the end of a full context.
     """
 
     first_text_ms: float | None = None
@@ -424,7 +472,7 @@ class Figures(Struct):
 
 
 class Hashing(Struct):
-    """A file that is read whole for its SHA-256, in bytes."""
+    """A file that is being read for its SHA-256. `done` and `size` are bytes."""
 
     file: str
     done: int
@@ -434,9 +482,10 @@ class Hashing(Struct):
 class Configured(Struct):
     """The configuration after it was read again.
 
-    `problems`: what is wrong in it or could not be done. `notes`: what of it the pair does not get on this
-    machine. `origin`: variables and flags that come before the file, by key. `listen`, `token_file`: as
-    in Status.
+    - `problems`: errors in it, and what could not be done.
+    - `notes`: settings that the pair cannot have on this machine.
+    - `origin`: environment variables and flags that override the file, by key.
+    - `listen`, `token_file`: as in Status.
     """
 
     problems: list[str]
@@ -447,16 +496,21 @@ class Configured(Struct):
 
 
 class Status(Struct):
-    """/localspec/status. Times in seconds. `pulls` run; `problems`: files edited and not readable.
-    `hashing`: what a pair that is to be loaded or added waits for.
+    """The daemon's status, as /localspec/status returns it. Times are seconds.
 
-    `configured`: the pair that answers where none is named. `pair` is the one that was asked last of those
-    in memory, else the configured one; `worker_pid` its engine's. `pairs`: all that are in memory or being
-    loaded, the same order. `running`, `waiting`: of all pairs. `upstreams`: those of other servers that
-    were asked. `memory`: bytes that pairs may have, null: as many as are free.
-
-    `listen`: the URL of the TCP listener, and `token_file` where its bearer token lies. `ahead`: of a
-    request for `pair` that came now.
+    - `configured`: the pair that answers if a request names none.
+    - `pair`: of the pairs in memory the one used last, or else the configured one. `worker_pid` is
+      the process of its engine.
+    - `pairs`: all pairs in memory or being loaded, in the same order.
+    - `upstreams`: pairs on other servers that were used.
+    - `running`, `waiting`: requests of all pairs.
+    - `memory`: bytes that pairs may use; null: all free memory.
+    - `pulls`: number of running pulls.
+    - `problems`: edited files that cannot be read.
+    - `hashing`: the file that a load or an addition waits for.
+    - `listen`: URL of the TCP listener.
+    - `token_file`: file with its bearer token.
+    - `ahead`: the work that would precede a request for `pair` sent now.
     """
 
     version: str

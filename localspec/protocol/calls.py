@@ -1,5 +1,6 @@
-"""Tool calls: how families of models write them, what may be called, and calls as text of a chat, where a
-template has no other place for them.
+"""Tool calls: how model families write them, which are allowed, and calls as text of a chat.
+
+Calls become text where a chat template has no other place for them.
 """
 
 from __future__ import annotations
@@ -10,78 +11,90 @@ from typing import Any, Literal
 
 import msgspec
 
-ID = "\0"
+ID = "\0"  # stands for any call id in the literals of a `CallFormat`
 
 
 class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How one family writes calls.
+    """How one family of models writes tool calls.
 
-    hermes: {"name": …, "arguments": …} between markers. tags: the same, but for <function=…> with a
-    <parameter=…> each. json: such objects, or an array of them; mistral: always the array. named: the
-    name, `middle`, the arguments' JSON. gemma: call:name{key:value}. found: as a template was seen to write
-    them, to the letter.
+    The kinds are:
 
-    opens, close: the markers around a call, the usual opening first. bare: an answer that is JSON from its
-    first character is a call too. arguments: their key. lead: what stands between a marker and JSON.
-    identity: marks a call's id after its name. again, of a found one: between two calls, both ends included;
-    in its literals ID stands for any id. parameter: what stands before a key, before a text, before another
-    value, and behind it; without it the arguments are JSON.
-    told: the template knows no tools. guessed: it knows them, and not how calls are written.
+    - hermes: `{"name": …, "arguments": …}` between markers.
+    - tags: `<function=…>` between markers, with a `<parameter=…>` for each argument.
+    - json: such objects as hermes has, or an array of them.
+    - mistral: always an array of such objects.
+    - named: the name, then `middle`, then the arguments as JSON.
+    - gemma: `call:name{key:value}`.
+    - found: literally as a chat template was observed to write them.
     """
 
     kind: Literal["hermes", "tags", "json", "mistral", "named", "gemma", "found"]
+    # Markers that begin a call, the usual one first.
     opens: tuple[str, ...] = ()
+    # Marker that ends a call.
     close: str = ""
+    # An answer that is JSON from its first character on is a call, too.
     bare: bool = False
+    # Key of the arguments.
     arguments: str = "arguments"
+    # Text between a marker and the JSON.
     lead: str = ""
     middle: str = ""
+    # Marks a call's id after its name.
     identity: str = ""
+    # Of a "found" format: what stands between two calls, including the end of the first and the
+    # beginning of the second.
     again: str = ""
+    # What stands before a key, before a text, before any other value, and behind a value. If it
+    # is empty, the arguments are JSON.
     parameter: tuple[str, ...] = ()
+    # The template does not support tools.
     told: bool = False
+    # The template supports tools but does not say how calls are written.
     guessed: bool = False
 
 
 class Tools(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The calls that an answer may have. schemas: of each tool's arguments, by its name.
-
-    required: the answer is calls and nothing else. parallel: there may be several. strict: the names of
-    those whose schema must hold or be refused; of others what cannot be held is left out.
-    """
+    """The tool calls that an answer may contain."""
 
     format: CallFormat
+    # JSON Schema of each tool's arguments, by the tool's name.
     schemas: dict[str, Any]
+    # The answer consists of calls and nothing else.
     required: bool = False
+    # The answer may have several calls.
     parallel: bool = True
+    # Names of the tools whose schema must be enforced completely or be refused. Of other schemas
+    # the parts that cannot be enforced are left out.
     strict: list[str] = []
 
 
 def types_of(schema: Any, root: dict[str, Any], depth: int = 20) -> set[str]:
-    """The types of the values that a schema within `root` describes; {"any"} where it does not say.
+    """Return the types that a schema within `root` allows, {"any"} if it does not say.
 
-    An argument is written as text where it can be nothing else, and as JSON where it cannot be text.
+    An argument that can only be a string is written as plain text; one that cannot be a string is
+    written as JSON.
     """
     if not isinstance(schema, dict) or not depth:
         return {"any"}
     if "$ref" in schema:
-        return types_of(_target(schema["$ref"], root), root, depth - 1)
+        return types_of(_resolve_reference(schema["$ref"], root), root, depth - 1)
     kind = schema.get("type")
     if isinstance(kind, str):
         return {kind}
     if isinstance(kind, list):
-        return {str(each) for each in kind}
+        return {str(name) for name in kind}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            found = {each for part in schema[key] for each in types_of(part, root, depth - 1)}
-            return {"any"} if "any" in found else found
+            types = {name for part in schema[key] for name in types_of(part, root, depth - 1)}
+            return {"any"} if "any" in types else types
     if "const" in schema or isinstance(schema.get("enum"), list):
         return {type_of(value) for value in schema.get("enum", [schema.get("const")])}
     return {"any"}
 
 
 def type_of(value: object) -> str:
-    """A value's type in JSON Schema's words; every number is a "number"."""
+    """Return a value's type as JSON Schema names it; every number is a "number"."""
     match value:
         case None:
             return "null"
@@ -96,28 +109,28 @@ def type_of(value: object) -> str:
     return "object"
 
 
-def _target(pointer: Any, root: dict[str, Any]) -> Any:
-    """What a reference within the schema leads to."""
-    found: Any = root
+def _resolve_reference(pointer: Any, root: dict[str, Any]) -> Any:
+    """Return what a `$ref` within the schema refers to, or None."""
+    node: Any = root
     for name in str(pointer).removeprefix("#").split("/")[1:]:
-        found = found.get(name) if isinstance(found, dict) else None
-    return found if str(pointer).startswith("#") else None
+        node = node.get(name) if isinstance(node, dict) else None
+    return node if str(pointer).startswith("#") else None
 
 
 # ------------------------------------------------------------------------ as text
 
 
 def with_calls(text: str | None, calls: Iterable[dict[str, Any]]) -> str:
-    """An answer's text, and each of its calls below it."""
-    return "\n".join([*([text] if text else []), *map(_written, calls)])
+    """Return an answer's text, followed by each of its calls."""
+    return "\n".join([*([text] if text else []), *map(_format_call, calls)])
 
 
 def result_text(text: str | None) -> str:
-    """What a tool gave back, for a question."""
+    """Return a tool's result as the text of a user message."""
     return f"<tool_response>\n{text or ''}\n</tool_response>"
 
 
-def _written(call: dict[str, Any]) -> str:
+def _format_call(call: dict[str, Any]) -> str:
     function = call.get("function") or {}
     body = {"name": function.get("name"), "arguments": function.get("arguments")}
     return f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"

@@ -1,4 +1,4 @@
-"""What goes over the socket about kept conversations: /localspec/conversations. Times in Unix seconds."""
+"""Saved conversations as they are sent over HTTP: /localspec/conversations. Times are Unix seconds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class StoredMessage(Struct, omit_defaults=True):
-    """`finish` of an answer: stop, length, tool_calls, interrupted (its reader left) or failed;
-    `seconds` from its first token to its last; `kind` what it was for (requests.Kind).
+    """A message of a saved conversation.
 
-    `reasoning_content`, `tool_calls`, `tool_call_id` and `name` are as in a request's messages.
+    - `finish`: how an answer ended: stop, length, tool_calls, interrupted (its reader left) or
+      failed.
+    - `seconds`: from the answer's first token to its last.
+    - `kind`: what the answer was for, one of `requests.Kind`.
+    - `reasoning_content`, `tool_calls`, `tool_call_id`, `name`: as in the messages of a request.
     """
 
     role: str
@@ -33,9 +36,11 @@ class StoredMessage(Struct, omit_defaults=True):
 
 
 class Match(Struct):
-    """Where a text was found: its line, cut if it is long, and which characters of that are the text.
+    """A place where a search found its text.
 
-    `role` is that of the message, or "title".
+    - `role`: the role of the message, or "title".
+    - `line`: the line that contains the text, shortened if it is long.
+    - `start`, `end`: the characters of `line` that match.
     """
 
     role: str
@@ -45,7 +50,11 @@ class Match(Struct):
 
 
 class ConversationEntry(Struct):
-    """One line of the list. `messages` counts questions and answers; `match`: the first, of a search."""
+    """A conversation as lists show it.
+
+    - `messages`: number of questions and answers.
+    - `match`: the first match of a search.
+    """
 
     id: str
     title: str
@@ -70,9 +79,10 @@ class Conversation(Struct):
 
 
 class Undone(Struct):
-    """`question` was taken back, and what followed it; `left` questions stand before it.
+    """The result of taking back a question and everything that followed it.
 
-    With none left the conversation is removed.
+    - `left`: number of questions that remain before it. With none left, the conversation is
+      removed.
     """
 
     id: str
@@ -81,7 +91,7 @@ class Undone(Struct):
 
 
 class Forgotten(Struct):
-    """How many conversations were removed, and which if it was one."""
+    """The number of removed conversations, and the id if it was a single one."""
 
     removed: int
     id: str | None = None

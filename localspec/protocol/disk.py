@@ -1,4 +1,4 @@
-"""What goes over the socket about models on this disk: /localspec/disk, /drafts. Sizes in bytes."""
+"""Models on this disk as they are sent over HTTP: /localspec/disk, /drafts. Sizes in bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from localspec.protocol.reading import OrDefault, Request
 
 
 class DiskRequest(Request):
-    """`folders`: absolute paths, looked through beside the places where programs keep models.
+    """A request for the models on this disk.
 
-    `environment`: the variables of the client's shell that say where those are.
+    - `folders`: absolute paths that are searched in addition to the places where programs keep
+      models.
+    - `environment`: the variables of the client's shell that say where those places are.
     """
 
     folders: OrDefault[Annotated[list[File], Meta(max_length=64)]] = field(default_factory=list)
@@ -21,7 +23,10 @@ class DiskRequest(Request):
 
 
 class DraftsRequest(Request):
-    """`target`: a pair whose target is meant, an absolute path, or a name of Ollama's."""
+    """A request for the models that could draft for a target.
+
+    - `target`: the name of a pair, whose target is meant, an absolute path, or a name of Ollama's.
+    """
 
     target: File
     folders: OrDefault[Annotated[list[File], Meta(max_length=64)]] = field(default_factory=list)
@@ -29,9 +34,12 @@ class DraftsRequest(Request):
 
 
 class DraftGain(Struct):
-    """What a draft is worth: acceptance per drafted token, and the speed-up over the target alone that it
-    gives at the depth that pays best, each with its 95 % interval. Where it never pays, below 1, the
-    daemon does not draft.
+    """The measured benefit of a draft model, with 95 % intervals.
+
+    - `acceptance`: per drafted token.
+    - `speed_up`: over the target alone, at `depth`, the depth that pays best. If it is below 1 at
+      every depth, the daemon does not draft.
+    - `low`, `high`: the interval of `speed_up`.
     """
 
     acceptance: float
@@ -44,10 +52,13 @@ class DraftGain(Struct):
 
 
 class DraftView(Struct):
-    """A possible draft. `reason` is why not; `ratio` is target / draft in bytes of weights.
+    """A possible draft model.
 
-    `gain` is there where it was measured; `tied`: what was measured does not tell it apart from the one
-    before it. `file` is what `add` takes for it: its name in Ollama, or its path.
+    - `ratio`: the target's bytes of weights divided by the draft's.
+    - `reason`: why it does not match, if it does not.
+    - `gain`: present if it was measured.
+    - `tied`: the measurement does not distinguish it from the one before it.
+    - `file`: the name that `add` takes for it: its name in Ollama, or its path.
     """
 
     name: str
@@ -64,10 +75,11 @@ class DraftView(Struct):
 
 
 class Drafts(Struct):
-    """An event of /drafts: what is being measured, and in the last one the list, best first.
+    """An event of /drafts: the draft being measured, or in the last one the list, best first.
 
-    `plain` is the target's speed alone in tokens per second, where it was measured. `file` is what `add`
-    takes for the target, `pair` a free name for a pair of it.
+    - `plain`: the speed of the target alone in tokens per second, if it was measured.
+    - `file`: the name that `add` takes for the target.
+    - `pair`: a free name for a pair of it.
     """
 
     target: str
@@ -79,9 +91,13 @@ class Drafts(Struct):
 
 
 class DiskModel(Struct):
-    """A model on this disk: bytes of weights, who put it there, or in `problem` why it is of no use.
+    """A model on this disk.
 
-    `drafts`: paths of those that can draft for it, the best by what is known without measuring first.
+    - `origin`: the program that put it there.
+    - `size`: bytes of weights.
+    - `problem`: why it cannot be used.
+    - `drafts`: paths of the models that can draft for it, the best first as far as is known without
+      measuring.
     """
 
     name: str
@@ -93,10 +109,10 @@ class DiskModel(Struct):
 
 
 class Disk(Struct):
-    """An event of /disk: what is being read, and in the last one all that was found.
+    """An event of /disk: the folder being searched, or in the last one everything found.
 
-    `pairs`: those worth making, each as POST /localspec/pairs takes it. `problems`: a sentence for each
-    place that could not be looked into.
+    - `pairs`: pairs worth making, each in the form that POST /localspec/pairs takes.
+    - `problems`: one sentence for each place that could not be searched.
     """
 
     looking: str = ""

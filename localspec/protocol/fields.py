@@ -1,13 +1,14 @@
-"""Account for the fields of a request that no struct declares, and for those that change nothing.
+"""Account for the fields of a request that no struct declares, and for those without effect.
 
-A field that nobody here serves must not be passed over in silence. `account` is called once for every body,
+A field that is not served must not be dropped silently. `account` is called once for every body,
 whatever its protocol. It sorts each field into one of three groups:
 
 - The request's struct declares it: it is served, unless `WITHOUT_EFFECT` lists it.
-- `REFUSED` lists it: the answer would not be what was asked for, so the request fails and names it.
-- Anything else is left out, and the answer names it in `localspec.ignored`.
+- `REFUSED` lists it: the answer would differ from what was requested, so the request fails and
+  names the field.
+- Any other field is ignored, and the answer names it in `localspec.ignored`.
 
-Null means what leaving out means, so a field that is null is in no group.
+Null means the same as a missing field, so a field that is null is in no group.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from msgspec import Raw, Struct
 
 from localspec.protocol.reading import BadBody
 
-MAX_NAMED = 64  # paths in one answer; the others are counted
+MAX_NAMED = 64  # paths in one answer; any others are only counted
 MAX_PATH = 120  # characters of one path
-_SMALL = 64  # bytes; a longer value is no neutral one
+_MAX_NEUTRAL_BYTES = 64  # a longer value cannot be a neutral one
 
 
-# The names that lead to a field, and the places in lists.
+# The field names, and the positions in lists, that lead to a field.
 Path = tuple[str | int, ...]
 
 
 class Rule(NamedTuple):
-    """What is said of a field: why it is refused or without effect, and which values ask for nothing."""
+    """Why a field is refused or has no effect, and the neutral values that request nothing."""
 
     reason: str
     neutral: tuple[object, ...] = ()
@@ -45,7 +46,7 @@ _SAMPLER = "there is no such sampler here"
 _TEMPLATE = "prompts are made by the model's own chat template"
 _LENGTH = "a prompt that is too long is refused; shorten it before it is sent"
 
-# Fields of requests that generate text, in whatever protocol, that would make another answer.
+# Fields that would change the answer of a request that generates text, in any protocol.
 _REFUSED_TEXT: dict[str, Rule] = {
     # OpenAI
     "audio": Rule("models here write text only", _NONE),
@@ -73,7 +74,7 @@ _REFUSED_TEXT: dict[str, Rule] = {
     "structural_tag": Rule(_CONSTRAINT, _NONE),
     "chat_template": Rule(_TEMPLATE, _NONE),
     "echo": Rule("an answer does not repeat its prompt, except in /v1/completions", _OFF),
-    "add_special_tokens": Rule("whether a text begins with BOS, the model's file says", (True,)),
+    "add_special_tokens": Rule("the model's file says whether a text begins with BOS", (True,)),
     "previous_response": Rule("send 'previous_response_id'", _NONE),
     "previous_input_messages": Rule("send them in 'input'", _NONE),
     # llama-server
@@ -94,7 +95,7 @@ _REFUSED_TEXT: dict[str, Rule] = {
 }
 
 _ELSEWHERE = "it is a field of the endpoints below /v1, OpenAI's"
-# Fields that hold an answer to something, of requests whose struct does not declare them.
+# Fields that constrain an answer, for requests whose struct does not declare them.
 _BINDING: dict[str, Rule] = {
     **dict.fromkeys(
         ("regex", "grammar", "ebnf", "json_schema", "stop", "stop_sequences", "logit_bias"),
@@ -137,7 +138,7 @@ _REFUSED_VECTORS: dict[str, Rule] = {
     "truncate_dim": Rule("send 'dimensions'"),
     "normalize": Rule("send 'embd_normalize': -1 to leave vectors as they are", (True,)),
     "truncation_direction": Rule("the beginning of a text is read", ("right", "Right")),
-    "add_special_tokens": Rule("whether a text begins with BOS, the model's file says", (True,)),
+    "add_special_tokens": Rule("the model's file says whether a text begins with BOS", (True,)),
 }
 
 _REFUSED_SCORES: dict[str, Rule] = {
@@ -151,7 +152,7 @@ _REFUSED_SCORES: dict[str, Rule] = {
     "max_chunks_per_doc": Rule("each document is read as one text", (1,)),
 }
 
-# By the `refuses` of a request's struct.
+# Refused fields by the `refuses` of a request's struct.
 REFUSED: dict[str, Mapping[str, Rule]] = {
     "": {},
     "text": _REFUSED_TEXT,
@@ -161,8 +162,8 @@ REFUSED: dict[str, Mapping[str, Rule]] = {
     "scores": _REFUSED_SCORES,
 }
 
-# Fields that no struct declares and that need no word, because what they ask for is the case anyway.
-# A place in a list is "".
+# Undeclared fields that are not reported, because what they request is the case anyway. "" stands for a
+# position in a list.
 FULFILLED: dict[Path, Rule] = {
     ("response_format", "json_schema", "strict"): Rule("every schema is held to"),
     ("response_format", "json_schema", "description"): Rule("it is for people, as 'name' is"),
@@ -181,8 +182,8 @@ _HOSTED = {
     "mcp_servers": Rule("no server is called", _NONE),
 }
 
-# Declared fields that change nothing, by the request's struct. They are declared because their values are
-# checked, or because a client finds them again in the answer.
+# Declared fields without effect, by the request's struct. They are declared because their values are checked,
+# or because the answer repeats them.
 WITHOUT_EFFECT: dict[str, dict[str, Rule]] = {
     "MessagesRequest": {"metadata": Rule("nobody is billed here", _NONE), **_HOSTED},
     "CountTokensRequest": _HOSTED,
@@ -201,13 +202,13 @@ WITHOUT_EFFECT: dict[str, dict[str, Rule]] = {
 
 
 class Ignored(list[str]):
-    """Paths in a request of what changed nothing, as `localspec.ignored` names them; a bounded list."""
+    """The paths of a request's fields without effect, as `localspec.ignored` names them. Bounded."""
 
-    more = 0
+    more = 0  # paths beyond MAX_NAMED
 
     def add(self, path: str, kind: object = None) -> None:
-        """Name a path; `kind`: of what kind the thing there is, where that is not known here."""
-        path = _cut(path if kind is None else f"{path} ({str(kind)[:80]})")
+        """Add a path, with the type of the item there if the path alone does not say it."""
+        path = _shorten_path(path if kind is None else f"{path} ({str(kind)[:80]})")
         if path in self:
             return
         if len(self) < MAX_NAMED:
@@ -216,32 +217,32 @@ class Ignored(list[str]):
         if self.more:
             self.pop()
         else:
-            self.more = 1  # the path that gives its place to the count
+            self.more = 1  # the last path, which the count replaces
             self.pop()
         self.more += 1
         self.append(f"and {self.more} more")
 
 
 def account(body: bytes | bytearray, request: Struct) -> Ignored:
-    """Return what of `body` changes nothing; `request` is what was decoded from it.
+    """Return the fields of `body` without effect. `request` is the struct decoded from it.
 
     Raises:
-        BadBody: a field is refused by its name, or a name is no text.
+        BadBody: a field is refused by its name, or a name is not text.
     """
     kind = type(request)
-    found = Ignored()
+    ignored = Ignored()
     try:
-        for path, value in _undeclared(Raw(body), kind, ()):
-            _judge(path, value, REFUSED[getattr(kind, "refuses", "")], found)
+        for path, value in _find_undeclared(Raw(body), kind, ()):
+            _sort_field(path, value, REFUSED[getattr(kind, "refuses", "")], ignored)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBody(f"The request body is not valid JSON: {error}.") from None
     for name in without_effect(request):
-        found.add(name)
-    return found
+        ignored.add(name)
+    return ignored
 
 
 def without_effect(request: Struct) -> Iterator[str]:
-    """Yield the declared fields of a request that were sent and change nothing."""
+    """Yield the declared fields of a request that were sent and have no effect."""
     for name, rule in WITHOUT_EFFECT.get(type(request).__name__, {}).items():
         value = getattr(request, name)
         if value is not None and not _is_among(value, rule.neutral):
@@ -249,32 +250,36 @@ def without_effect(request: Struct) -> Iterator[str]:
 
 
 def refuse_undeclared(body: bytes | bytearray, request: Struct) -> None:
-    """Refuse fields that nobody here knows, in requests that change what is on this machine.
+    """Refuse undeclared fields, in requests that change something on this machine.
 
     Raises:
         BadBody: there is one.
     """
     try:
-        first = next((path for path, _ in _undeclared(Raw(body), type(request), ())), None)
+        first = next((path for path, _ in _find_undeclared(Raw(body), type(request), ())), None)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBody(f"The request body is not valid JSON: {error}.") from None
     if first is not None:
-        name = _cut(_written(first))
+        name = _shorten_path(_format_path(first))
         raise BadBody(f"'{name}' is not a field of this request.", name)
 
 
-def _judge(path: Path, value: Raw, refused: Mapping[str, Rule], found: Ignored) -> None:
-    """Raise for a field that is refused (BadBody), else name it unless it asks for nothing."""
+def _sort_field(path: Path, value: Raw, refused: Mapping[str, Rule], ignored: Ignored) -> None:
+    """Add a field to `ignored`, unless its value is neutral or the request is fulfilled anyway.
+
+    Raises:
+        BadBody: the field is refused.
+    """
     if len(path) == 1 and (rule := refused.get(str(path[0]))):
-        if not _is_among(_small(value), rule.neutral):
+        if not _is_among(_decode_if_short(value), rule.neutral):
             raise BadBody(f"'{path[0]}' is not supported: {rule.reason}.", str(path[0]))
         return
-    rule = FULFILLED.get(tuple("" if isinstance(each, int) else each for each in path))
-    if rule is None or (rule.neutral and not _is_among(_small(value), rule.neutral)):
-        found.add(_written(path))
+    rule = FULFILLED.get(tuple("" if isinstance(part, int) else part for part in path))
+    if rule is None or (rule.neutral and not _is_among(_decode_if_short(value), rule.neutral)):
+        ignored.add(_format_path(path))
 
 
-def _written(path: Path) -> str:
+def _format_path(path: Path) -> str:
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -284,51 +289,54 @@ def _written(path: Path) -> str:
     return text
 
 
-def _small(value: Raw) -> object:
-    """The value where it is short enough to be a neutral one, else itself."""
+def _decode_if_short(value: Raw) -> object:
+    """Decode a value that is short enough to be neutral; return others unchanged."""
     text = bytes(value)
-    return msgspec.json.decode(text) if len(text) <= _SMALL else value
+    return msgspec.json.decode(text) if len(text) <= _MAX_NEUTRAL_BYTES else value
 
 
 def _is_among(value: object, choices: tuple[object, ...]) -> bool:
-    """Whether it is one of the choices; true and 1 are two values."""
+    """Return whether `value` is one of `choices`; true and 1 are different values."""
     return any(
-        value == each and isinstance(value, bool) == isinstance(each, bool) for each in choices
+        value == choice and isinstance(value, bool) == isinstance(choice, bool)
+        for choice in choices
     )
 
 
-# ---------------------------------------------------------------------------- walking
+# ---------------------------------------------------------------------------- finding undeclared fields
 
 
-def _undeclared(text: Raw, kind: type[Struct], path: Path) -> Iterator[tuple[Path, Raw]]:
-    """Yield the fields of an object that its struct does not declare, and those of declared objects in it."""
-    declared = _declared(kind)
-    for name, value in _object.decode(text).items():
-        here = (*path, name)
-        first = bytes(memoryview(value)[:1])
+def _find_undeclared(text: Raw, kind: type[Struct], path: Path) -> Iterator[tuple[Path, Raw]]:
+    """Yield the fields of an object that its struct does not declare, also of objects within it."""
+    declared = _declared_fields(kind)
+    for name, value in _object_decoder.decode(text).items():
+        field_path = (*path, name)
+        first_byte = bytes(memoryview(value)[:1])
         if name not in declared:
-            if first != b"n":  # null
-                yield here, value
-        elif first == b"{" and (variants := declared[name].variants):
-            yield from _undeclared(value, _variant(value, variants), here)
-        elif first == b"[" and (inner := declared[name].each):
-            yield from _undeclared_of_each(value, inner, here)
+            if first_byte != b"n":  # null
+                yield field_path, value
+        elif first_byte == b"{" and (variants := declared[name].variants):
+            yield from _find_undeclared(value, _find_variant(value, variants), field_path)
+        elif first_byte == b"[" and (item_struct := declared[name].item):
+            yield from _find_undeclared_in_list(value, item_struct, field_path)
 
 
-def _undeclared_of_each(text: Raw, kind: type[Struct], path: Path) -> Iterator[tuple[Path, Raw]]:
-    """Yield each undeclared field of the items of a list once, where it stands first."""
-    seen = set(_declared(kind))
-    for index, item in enumerate(_objects.decode(text)):
-        for name in item.keys() - seen:
+def _find_undeclared_in_list(
+    text: Raw, kind: type[Struct], path: Path
+) -> Iterator[tuple[Path, Raw]]:
+    """Yield each undeclared field of a list's items once, at its first position."""
+    known = set(_declared_fields(kind))
+    for index, item in enumerate(_list_decoder.decode(text)):
+        for name in item.keys() - known:
             if bytes(memoryview(item[name])[:1]) != b"n":
-                seen.add(name)
+                known.add(name)
                 yield (*path, index, name), item[name]
 
 
-def _variant(text: Raw, variants: tuple[type[Struct], ...]) -> type[Struct]:
-    """Return the struct that an object was decoded as; among several, its tag says which."""
+def _find_variant(text: Raw, variants: tuple[type[Struct], ...]) -> type[Struct]:
+    """Return the struct that an object was decoded as. Among several, its tag decides."""
     if len(variants) > 1:
-        values = _object.decode(text)
+        values = _object_decoder.decode(text)
         for kind in variants:
             config = kind.__struct_config__
             tag = values.get(config.tag_field or "")
@@ -337,45 +345,45 @@ def _variant(text: Raw, variants: tuple[type[Struct], ...]) -> type[Struct]:
     return variants[0]
 
 
-_object = msgspec.json.Decoder(dict[str, Raw])
-_objects = msgspec.json.Decoder(list[dict[str, Raw]])
+_object_decoder = msgspec.json.Decoder(dict[str, Raw])
+_list_decoder = msgspec.json.Decoder(list[dict[str, Raw]])
 
 
-class _Inner(NamedTuple):
-    """The structs in a field's type: those that the field itself may be, and that of a list's items."""
+class _Nested(NamedTuple):
+    """The structs in a field's type: those of the field itself, and that of a list's items."""
 
     variants: tuple[type[Struct], ...] = ()
-    each: type[Struct] | None = None
+    item: type[Struct] | None = None
 
 
-# Lists of objects whose undeclared fields are looked at. Others may hold as many objects as a body does, are
-# shown to the model as they are (tools), or refuse what they do not know.
-_LISTS = ("messages",)
+# Lists whose items are searched for undeclared fields. Other lists may hold as many objects as fit into a
+# body, are passed to the model unchanged (tools), or refuse unknown fields themselves.
+_WALKED_LISTS = ("messages",)
 
 
 @cache
-def _declared(kind: type[Struct]) -> dict[str, _Inner]:
+def _declared_fields(kind: type[Struct]) -> dict[str, _Nested]:
     hints = get_type_hints(kind)
-    found = {}
+    nested = {}
     for field in msgspec.structs.fields(kind):
-        types = list(_types(hints[field.name]))
-        variants = tuple(each for each in types if _is_struct(each))
-        each = None
-        if field.encode_name in _LISTS:
-            lists = [inner for each in types for inner in get_args(each)]
-            each = next((inner for inner in lists if _is_struct(inner)), None)
-        found[field.encode_name] = _Inner(variants, each)
+        types = list(_union_members(hints[field.name]))
+        variants = tuple(kind for kind in types if _is_struct(kind))
+        item = None
+        if field.encode_name in _WALKED_LISTS:
+            lists = [inner for member in types for inner in get_args(member)]
+            item = next((inner for inner in lists if _is_struct(inner)), None)
+        nested[field.encode_name] = _Nested(variants, item)
     if tag_field := kind.__struct_config__.tag_field:
-        found[tag_field] = _Inner()
-    return found
+        nested[tag_field] = _Nested()
+    return nested
 
 
-def _types(kind: Any) -> Iterator[Any]:
-    """The members of a union, with what Annotated adds taken off."""
+def _union_members(kind: Any) -> Iterator[Any]:
+    """Yield the members of a union, without their annotations."""
     members = get_args(kind)
     if members and not isinstance(kind, type) and getattr(kind, "__origin__", None) is not list:
-        for each in members:
-            yield from _types(each)
+        for member in members:
+            yield from _union_members(member)
     yield kind
 
 
@@ -383,5 +391,5 @@ def _is_struct(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Struct)
 
 
-def _cut(path: str) -> str:
+def _shorten_path(path: str) -> str:
     return path if len(path) <= MAX_PATH else f"{path[: MAX_PATH - 1]}…"

@@ -1,7 +1,7 @@
 """Frames between the daemon and its engine worker, over one socketpair.
 
-A frame is a 4-byte little-endian length and a msgpack body holding one tagged struct. Requests carry
-an `id` chosen by the daemon; every message about that request carries it back.
+A frame is a 4-byte little-endian length and a msgpack body with one tagged struct. Requests carry
+an `id` chosen by the daemon, and every message about a request carries the same id.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from localspec.protocol.settings import Pooling, Upstream
 # Bytes. A prompt of a million tokens is a few MB; more than this is a bug, not a request.
 MAX_FRAME = 256 * 1024 * 1024
 _HEADER = struct.Struct("<I")
-ANYONE = "clients"  # in place of a conversation, whose text is saved: of those who named none
+# The name under which states are saved for requests that name no conversation.
+ANYONE = "clients"
 
 
 class Frame(msgspec.Struct, tag=True, omit_defaults=True):
     """Base of all frames."""
 
 
-# ---------------------------------------------------------------------------- what a request asks
+# ---------------------------------------------------------------------------- contents of a request
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -40,52 +41,52 @@ class Message(msgspec.Struct, omit_defaults=True):
 
 
 class ChatPrompt(msgspec.Struct, tag="chat", omit_defaults=True):
-    """Rendered through the target's own chat template.
-
-    `answer_prefix` is written after it as the beginning of the answer, which is not repeated.
-    `continued`: the answer goes on with the last message, whose text (or thoughts, which then are all
-    it has) `answer_prefix` repeats; its turn is not closed and none is opened.
-    `parse_special`: special tokens that messages spell are read as such, and not as text.
-    """
+    """A chat that is rendered by the target's own chat template."""
 
     messages: list[Message]
     add_generation_prompt: bool = True
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = {}
+    # Text written after the template as the beginning of the answer. The answer does not repeat
+    # it.
     answer_prefix: str = ""
+    # The answer continues the last message. Its turn is not closed, and no new one is opened.
+    # `answer_prefix` repeats its text, or its thoughts, in which case it has nothing else.
     continued: Literal["", "content", "reasoning_content"] = ""
+    # Special tokens that are spelled out in messages are parsed as such and not as text.
     parse_special: bool = False
 
 
 class TextPrompt(msgspec.Struct, tag="text", omit_defaults=True):
-    """Plain text. `special` parses control tokens written in it; BOS follows the model's own flag."""
+    """A plain text. `special` parses control tokens in it. BOS follows the model's own flag."""
 
     text: str
     special: bool = True
 
 
 class TokenPrompt(msgspec.Struct, tag="tokens"):
-    """Token ids, taken as they are."""
+    """Token ids, used unchanged."""
 
     tokens: list[int]
 
 
 class InfillPrompt(msgspec.Struct, tag="infill", omit_defaults=True):
-    """Fill-in-the-middle, assembled with the model's own FIM tokens as llama-server's /infill does.
+    """A fill-in-the-middle prompt.
 
-    `extra` is repository context as (file name, text) pairs; `prompt` is the beginning of the line
-    the cursor is in, and follows the prefix.
+    It is assembled with the model's own FIM tokens, as llama-server's /infill does.
     """
 
     prefix: str
     suffix: str
+    # Repository context as (file name, text) pairs.
     extra: list[tuple[str, str]] = []
+    # The beginning of the line that contains the cursor. It follows the prefix.
     prompt: str = ""
     n_predict: int = 0
 
 
 class MixedPrompt(msgspec.Struct, tag="mixed"):
-    """Texts and token ids, one after the other; BOS comes before a text at the beginning alone."""
+    """Texts and token ids in sequence. BOS is added only before a text at the very beginning."""
 
     parts: list[str | int]
 
@@ -94,46 +95,50 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt | MixedPrompt | InfillPrompt
 
 
 class Sampling(Sampled, omit_defaults=True):
-    """Sampling as asked. infill: llama.cpp's sampler of that name comes last, which lets a completion
-    end where writing on is not likely. `text_bias` is for every token of a text.
-    """
+    """Sampling parameters of a request."""
 
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    # Biases of every token of a text, by the text.
     text_bias: dict[str, float] = msgspec.field(default_factory=dict)
     ignore_eos: bool = False
+    # llama.cpp's sampler of that name comes last. It lets a completion end where it is not
+    # likely to go on.
     infill: bool = False
 
 
 class Constraint(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A language the answer must be in. `source`: JSON Schema text, GBNF, or a regular expression;
-    `begun`: how the answer begins, where it is continued. `param`: the field that asks for it. `strict`:
-    a schema is refused if a keyword of it cannot be enforced; else the keyword is left out."""
+    """A language that the answer must be in."""
 
     kind: Literal["json_object", "json_schema", "grammar", "regex"]
+    # JSON Schema text, GBNF, or a regular expression.
     source: str = ""
+    # The beginning of an answer that is continued.
     begun: str = ""
+    # The request's field that contains the constraint.
     param: str | None = None
+    # A schema is refused if one of its keywords cannot be enforced. Otherwise that keyword is
+    # left out.
     strict: bool = False
 
 
 class ThinkingLimit(msgspec.Struct, frozen=True):
-    """How many tokens the thoughts before an answer may have. `markers`: pairs of texts between which
-    thoughts stand; the second one ends them when there have been so many."""
+    """How many tokens the thoughts before an answer may have."""
 
     tokens: int
+    # Pairs of texts between which thoughts stand. The second one is inserted to end them at the
+    # limit.
     markers: list[tuple[str, str]]
 
 
 class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How to speculate. depth None: the policy decides; an int: that many, always.
-
-    `prediction` is text the caller expects in the answer (OpenAI's field), drafted from by lookup.
-    """
+    """How to speculate."""
 
     enabled: bool = True
+    # Tokens drafted per round. None: the policy decides.
     depth: int | None = None
     kind: Literal["auto", "draft", "mtp", "ngram"] = "auto"
     verification: Literal["auto", "match", "rejection"] = "auto"
+    # Text that the caller expects in the answer (OpenAI's field). Drafts are looked up in it.
     prediction: str | None = None
 
 
@@ -141,77 +146,81 @@ class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PairFiles(msgspec.Struct, omit_defaults=True):
-    """A pair by name and absolute paths. `draft` None: the target alone. `pooling`: the target writes
-    nothing; it turns texts into numbers, and so makes one row of a text's (see purpose.py).
-
-    `chat_template`, its text, and `sampling`, defaults by parameter, go before what the target's file says.
-    `rpc`: other machines that have layers of the target. `upstream`: another server answers; there are no
-    files then, and no worker is told of it.
-    """
+    """A pair by its name and absolute paths."""
 
     name: str
     target: str
+    # None: only the target.
     draft: str | None = None
+    # Text of a chat template that replaces the one in the target's file.
     chat_template: str = ""
+    # Default sampling parameters that replace those in the target's file.
     sampling: dict[str, float] = {}
+    # How an embedding model makes one vector of a text (see purpose.py). Such a model generates
+    # no text.
     pooling: Pooling | None = None
+    # Other machines that hold layers of the target.
     rpc: tuple[str, ...] = ()
+    # The other server that answers. There are no files then, and no worker gets such a pair.
     upstream: Upstream | None = None
 
 
 class Load(Frame, omit_defaults=True):
-    """Load a pair. Answered by Loading…, then Loaded or LoadError."""
+    """Load a pair. The reply is Loading…, then Loaded or LoadError."""
 
     pair: PairFiles
     settings: EngineSettings
 
 
 class Generate(Frame, omit_defaults=True):
-    """Generate one completion. Answered by Started, Reading…, Delta…, then Done or Failed.
-
-    `shown` are control tokens whose text belongs to the answer (a tool call's marker); others are
-    silent. `max_predict_ms` ends the answer at the first newline after that time, and
-    `single_line_indent` at a line indented less. `conversation`: the id of a kept one, whose state is
-    then saved apart from others'. `private`: without one, nothing of it is saved. `n_cache_reuse`: the
-    least tokens of a chunk of the cache that may be moved
-    to another place of the text, near as that is to what reading it there would give; 0: none may.
-    `progress`: every pass that reads the prompt is told of, also the last; else those before it only.
-    `tools`: the calls that the answer may have. `thoughts`: markers around thoughts that may stand at its
-    beginning, before what `tools` and `constraint` ask of the rest.
-    `post_sampling`: log-probabilities are of the draw, after all that changes them. `return_tokens`:
-    deltas name the tokens of their text, and `timings`: how long it has taken so far. `stop_token_ids` end
-    the answer as the model's own end does; neither comes before `min_tokens` tokens, unless a constraint
-    allows nothing else. `prompt_logprobs`: the prompt's own log-probabilities, with so many likeliest tokens
-    beside each.
-    """
+    """Generate one completion. The reply is Started, Reading…, Delta…, then Done or Failed."""
 
     id: int
     prompt: Prompt
     sampling: Sampling = msgspec.field(default_factory=Sampling)
     max_tokens: int | None = None
+    # Neither the model's own end nor `stop_token_ids` end the answer before this many tokens,
+    # unless a constraint allows nothing else.
     min_tokens: int = 0
     stop: list[str] = []
+    # Token ids that end the answer as the model's own end does.
     stop_token_ids: list[int] = []
     constraint: Constraint | None = None
     thinking: ThinkingLimit | None = None
+    # The tool calls that the answer may contain.
     tools: Tools | None = None
+    # Markers around thoughts that may precede the part to which `tools` and `constraint` apply.
     thoughts: list[tuple[str, str]] = []
     speculative: Speculative = Speculative()
     top_logprobs: int | None = None
+    # Report the prompt's own log-probabilities, with this many likeliest tokens beside each.
     prompt_logprobs: int | None = None
+    # Log-probabilities are those of the draw, after everything that changes them.
     post_sampling: bool = False
     exact: bool | None = None
     cache_prompt: bool = True
+    # Length in tokens from which a cached chunk may be moved to another position. The result is
+    # close to what prefilling it there would give, but not equal. 0: none may be moved.
     n_cache_reuse: int = 0
     priority: Literal["chat", "editor"] = "chat"
     reveal_draft: bool = False
+    # End the answer at the first newline after this time.
     max_predict_ms: int | None = None
+    # End the answer at a line that is indented less than this.
     single_line_indent: int | None = None
+    # Control tokens whose text belongs to the answer (such as a tool call's marker). Others have
+    # no text.
     shown: list[str] = []
+    # Id of a saved conversation, whose state is saved separately from others'.
     conversation: str | None = None
+    # Deltas include the ids of their tokens.
     return_tokens: bool = False
+    # Deltas include the time taken so far.
     timings: bool = False
+    # Report every pass that prefills the prompt, also the last one. Otherwise the last one is
+    # not reported.
     progress: bool = False
+    # Without a conversation, save nothing of this request.
     private: bool = False
 
 
@@ -219,52 +228,57 @@ EmbeddingInput = str | list[int | str]  # a text, token ids, or texts and ids mi
 
 
 class Embed(Frame, omit_defaults=True):
-    """Turn texts into numbers. Answered by Reply with {"vectors": [bytes…], "tokens": [int…]}, one of each
-    for each input: float32, little-endian; how many tokens were read.
+    """Turn texts into vectors.
 
-    `dimensions`: so many of the first numbers alone (0: all). `normalize`: 2 makes the sum of their
-    squares 1, another p > 0 that of their p-th powers; 0 makes the largest 32760, and -1 changes nothing.
-    An input that is too long is refused, unless `truncate`: then its beginning is read. `most`: tokens
-    that are read of each input (0: all).
+    The reply is Reply with {"vectors": [bytes…], "tokens": [int…]}, with one item for each input:
+    its vector as little-endian float32, and the number of tokens read.
     """
 
     id: int
     inputs: list[EmbeddingInput]
+    # Read only the beginning of an input that is too long. Otherwise it is refused.
     truncate: bool = False
+    # Return only this many leading elements; 0: all.
     dimensions: int = 0
+    # 2 scales vectors to length 1; another p > 0 normalizes by the p-norm; 0 scales the largest
+    # element to 32760; -1 changes nothing.
     normalize: int = 2
+    # Tokens that are read of each input at most; 0: all.
     most: int = 0
 
 
 class Rerank(Frame, omit_defaults=True):
-    """How well each document answers the query. Answered by Reply with {"scores": [float…],
-    "tokens": [int…]}. `truncate`: of a document that is too long the beginning is read. `most`: tokens
-    that are read of each document (0: all).
+    """Score how well each document answers the query.
+
+    The reply is Reply with {"scores": [float…], "tokens": [int…]}.
     """
 
     id: int
     query: str
     documents: list[str]
+    # Read only the beginning of a document that is too long.
     truncate: bool = False
+    # Tokens that are read of each document at most; 0: all.
     most: int = 0
 
 
 class Cancel(Frame):
-    """Stop request `id` within one step; it answers Done with finish_reason "cancelled"."""
+    """Stop request `id` within one step. It ends with Done and the finish_reason "cancelled"."""
 
     id: int
 
 
-# The daemon holds a whole reply, and nothing else happens there while it reads one.
+# The daemon holds a whole reply in memory, and it does nothing else while it decodes one.
 MOST_TOKENS = 1 << 20
 MOST_PIECES = 1 << 17
 MOST_TEXT = 16 << 20  # bytes
 
 
 class Tokenize(Frame, omit_defaults=True):
-    """Answered by Reply with {"tokens": [...], "pieces": [bytes…]}, these only if they are asked for.
+    """Tokenize a text.
 
-    More of them than MOST_TOKENS or MOST_PIECES are refused.
+    The reply is Reply with {"tokens": [...], "pieces": [bytes…]}; pieces are included on request
+    only. More than MOST_TOKENS tokens or MOST_PIECES pieces are refused.
     """
 
     id: int
@@ -275,8 +289,9 @@ class Tokenize(Frame, omit_defaults=True):
 
 
 class Detokenize(Frame):
-    """Answered by Reply with {"content": str}; ids outside the vocabulary are refused, and a text of
-    more than MOST_TEXT.
+    """Turn token ids into text. The reply is Reply with {"content": str}.
+
+    Ids outside the vocabulary are refused, and so is a text of more than MOST_TEXT bytes.
     """
 
     id: int
@@ -284,29 +299,30 @@ class Detokenize(Frame):
 
 
 class ApplyTemplate(Frame):
-    """Answered by Reply with {"prompt": str}."""
+    """Render a chat. The reply is Reply with {"prompt": str}."""
 
     id: int
     prompt: ChatPrompt
 
 
 class CountTokens(Frame):
-    """Answered by Reply with {"tokens": int}, how long a prompt is, also one that does not fit."""
+    """Count the tokens of a prompt, even if it does not fit. The reply is Reply with {"tokens": int}."""
 
     id: int
     prompt: Prompt
 
 
 class Ping(Frame):
-    """Answered by Pong at once, also while a pass takes long."""
+    """Ask for a sign of life. Pong comes at once, even while a pass takes long."""
 
     id: int
 
 
 class Forget(Frame):
-    """Drop what is kept of a conversation's text, with None of all conversations.
+    """Delete what is saved of a conversation's text; None: of all conversations.
 
-    Answered by Forgotten once no file has it and none will get it, also while the worker ends.
+    The reply is Forgotten, once no file contains it and none will, even if the worker is shutting
+    down.
     """
 
     id: int
@@ -314,85 +330,82 @@ class Forget(Frame):
 
 
 class Spare(Frame):
-    """Prompts without a slot have room for `most` bytes from now on, or for as many as there are.
-
-    Answered by Spared.
-    """
+    """Limit the memory of cached prefixes without a slot. The reply is Spared."""
 
     id: int
+    # Bytes from now on, if as many are available.
     most: int
 
 
 class Shutdown(Frame):
-    """Save conversations' states, for some seconds at most, and exit; the daemon has drained before."""
+    """Save conversations' states, within a few seconds, and exit. The daemon has drained before."""
 
 
 # ---------------------------------------------------------------------------- worker → daemon
 
 
 class Loading(Frame):
-    """Progress of a load: stage is "target", "draft", "profile"; fraction 0…1."""
+    """Progress of a load. `stage` is "target", "draft" or "profile"; `fraction` is 0…1."""
 
     stage: str
     fraction: float
 
 
 class PromptCost(msgspec.Struct, frozen=True):
-    """What reading prompts costs, in seconds: a text's first token, and what each token that is before
-    another adds to it, for attention looks at them all.
-    """
+    """The cost of prefilling prompts, in seconds."""
 
+    # Cost of a text's first token.
     token_s: float
+    # Additional cost of a token for each token before it, because attention reads them all.
     deeper_s: float = 0.0
 
     def at(self, position: float) -> float:
-        """Of the token at this position."""
+        """Return the seconds that the token at this position takes."""
         return self.token_s + self.deeper_s * position
 
     def of(self, start: float, end: float) -> float:
-        """Of the tokens from one position to another."""
+        """Return the seconds that the tokens between two positions take."""
         return (end - start) * self.at((start + end) / 2)
 
 
 class Loaded(Frame, omit_defaults=True):
-    """The pair that is loaded, as /props and status show it. n_ctx: tokens that all requests share;
-    sampling_defaults: how a request is sampled that says nothing of it.
-    """
+    """The pair that is loaded, as /props and status show it."""
 
     name: str
     target_description: str
     draft_description: str | None
+    # Tokens that all requests share.
     n_ctx: int
     parallel: int
     chat_template: str | None
     bos_token: str
     eos_token: str
-    speculation: str | None = None  # why not, when drafts are impossible
+    speculation: str | None = None  # the reason why drafts are impossible, if they are
     backend: str = "cpu"
+    # How a request is sampled that does not set these parameters.
     sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
-    notes: list[str] = []  # what had to give for want of memory
-    reading: PromptCost | None = None  # as Started has it
+    notes: list[str] = []  # what was reduced for lack of memory
+    reading: PromptCost | None = None  # as in Started
 
 
 class LoadError(Frame):
-    """The pair cannot be loaded; the worker stays empty and alive."""
+    """The pair cannot be loaded. The worker stays alive without a pair."""
 
     message: str
 
 
 class TokenLogprob(msgspec.Struct):
-    """One token and its log-probability under the target; `piece` are its raw bytes.
-
-    `offset`: the character of the text in which its bytes begin; -1 where that is not known, of another
-    server. `rank`, of a prompt's tokens: 1 for the likeliest; 0 where that is not known.
-    """
+    """One token and its log-probability under the target. `piece` is its raw bytes."""
 
     id: int
     piece: bytes
     logprob: float
     top: list[tuple[int, bytes, float]] = []
+    # Position in the text, in characters, where its bytes begin; -1 if another server does not
+    # say.
     offset: int = -1
+    # Of a prompt's token: 1 for the likeliest; 0 if it is not known.
     rank: int = 0
 
 
@@ -401,54 +414,61 @@ CACHES: tuple[Cache, ...] = get_args(Cache)
 
 
 class Started(Frame, omit_defaults=True):
-    """The prompt is tokenized and has a slot. `tail`: the last characters of a chat's prompt.
-
-    `exact_tokens`: of the cached ones those before the first that was moved in the cache; None: it is not
-    known. `cache`: where the cached tokens come from; "memory" and "disk" are prefixes that had no slot, of
-    "shift" some were moved from another place of the text. `logit_bias`: of a request that has any.
-    `reading`: what that costs, as far as it is known by now. `thoughts`: what opens and closes them.
-    `note`: what of the request cannot be had. `news`: what whoever asked must be told of who answers, and
-    `stand_in`: the pair that does, where it is not the one that was asked.
-    """
+    """The prompt is tokenized and has a slot."""
 
     id: int
     prompt_tokens: int
     cached_tokens: int
+    # The last characters of a chat's prompt.
     tail: str = ""
+    # Where the cached tokens come from. "memory" and "disk" are prefixes without a slot; with
+    # "shift" some were moved from another position of the text.
     cache: Literal[""] | Cache = ""
+    # The biases of a request that has any.
     logit_bias: dict[int, float] = {}
+    # The cost of prefilling the prompt, as far as it is known by now.
     reading: PromptCost | None = None
+    # A part of the request that cannot be fulfilled.
     note: str = ""
+    # Markers that open and close thoughts.
     thoughts: list[tuple[str, str]] = []
+    # A message for the user about the pair that answers.
     news: str = ""
+    # The pair that answers, if it is not the requested one.
     stand_in: str = ""
+    # Cached tokens before the first one that was moved in the cache. None: not known.
     exact_tokens: int | None = None
 
 
 class Reading(Frame, omit_defaults=True):
-    """A pass has read a part of the prompt: so many of its tokens are read now, the cached ones
-    among them, `ms` after the request got its slot. `reading`: as Started has it. `scores`: of the
-    prompt's tokens the next ones, where `prompt_logprobs` were asked for, the first of them the prompt's
-    token number `scores_from`. The first token of a prompt follows nothing, so its log-probability is 0
-    and says nothing.
+    """A pass has prefilled a part of the prompt.
+
+    The first token of a prompt follows nothing, so its log-probability is 0 and means nothing.
     """
 
     id: int
+    # Tokens of the prompt that are in the cache now.
     processed: int
+    # Milliseconds since the request got its slot.
     ms: float
+    # As in Started.
     reading: PromptCost | None = None
+    # Log-probabilities of the prompt's next tokens, if `prompt_logprobs` were requested.
     scores: list[TokenLogprob] = []
+    # Position in the prompt of the first of them.
     scores_from: int = 0
 
 
 class Timings(msgspec.Struct):
-    """llama-server's `timings`, in its names. Milliseconds; rates are tokens per second.
+    """llama-server's `timings`, with its names. Times are milliseconds; rates are tokens per second.
 
-    As there, `predicted_ms` is from the first token to the last, and the rates of predicted tokens are of
-    those after the first. What it has not, of the cached tokens: `cache_shift_n`, those moved in the cache
-    for this request, and `cache_exact_n`, those before the first that was moved for this one or an earlier
-    one: if that is fewer than `cache_n`, the answer is near to what a fresh reading gives. It is left out
-    where it is not known, as of another server.
+    As in llama-server, `predicted_ms` is the time from the first token to the last, and the rates
+    of predicted tokens do not include the first one. Two fields are extensions:
+
+    - `cache_shift_n`: cached tokens that were moved in the cache for this request.
+    - `cache_exact_n`: cached tokens before the first one that was moved, for this request or an
+      earlier one. If it is less than `cache_n`, the answer is only close to what prefilling
+      everything would give. It is left out if it is not known, as for another server.
     """
 
     cache_n: int = 0
@@ -467,10 +487,9 @@ class Timings(msgspec.Struct):
 
 
 class CallPart(msgspec.Struct, omit_defaults=True):
-    """A call that begins, where it has a `name`, and more of the JSON of its arguments. `index` counts
-    the calls of an answer from 0.
-    """
+    """A part of a tool call: the beginning if it has a `name`, and more JSON of its arguments."""
 
+    # Number of the call in its answer, from 0.
     index: int
     name: str = ""
     id: str = ""
@@ -478,26 +497,28 @@ class CallPart(msgspec.Struct, omit_defaults=True):
 
 
 class Delta(Frame, omit_defaults=True):
-    """Text to show now: whole UTF-8 characters only, never part of a stop string.
-
-    `logprobs` has the tokens that produced it when asked for, and `ids` their ids; `drafted` are
-    (start, end) character spans of `text` that came from the draft, when `reveal_draft` was set.
-    `tokens` have been generated so far, in the time that `timings` tell when asked for. `thought` and
-    `calls`: what another server has told apart from the text; a worker's own is all text.
-    """
+    """Text to show now: complete UTF-8 characters only, never a part of a stop string."""
 
     id: int
     text: str
+    # The tokens that produced the text, on request.
     logprobs: list[TokenLogprob] = []
+    # (start, end) character spans of `text` that came from a draft, if `reveal_draft` was set.
     drafted: list[tuple[int, int]] = []
+    # Tokens generated so far.
     tokens: int = 0
+    # Ids of the tokens that produced the text, on request.
     ids: list[int] = []
+    # Time taken so far, on request.
     timings: Timings | None = None
+    # Thoughts that another server has separated from the text. A worker sends everything as
+    # text.
     thought: str = ""
+    # Tool calls that another server has separated from the text.
     calls: list[CallPart] = []
 
     def and_then(self, more: Delta) -> Delta:
-        """This and what follows it, in one."""
+        """Return one delta with the content of this one and of `more`, which follows it."""
         shift = len(self.text)
         return Delta(
             self.id,
@@ -515,8 +536,9 @@ class Delta(Frame, omit_defaults=True):
 class Speculation(msgspec.Struct):
     """What speculation did for one answer.
 
-    `rounds` counts target passes that produced tokens. `plain_tokens_per_second` is the measured
-    rate of width-1 passes at this context length; `speed_up` is the achieved rate over it.
+    - `rounds`: target passes that produced tokens.
+    - `plain_tokens_per_second`: the measured rate of passes of width 1 at this context length.
+    - `speed_up`: the achieved rate divided by that rate.
     """
 
     active: bool = False
@@ -535,7 +557,7 @@ class Speculation(msgspec.Struct):
 
 
 class Verified(msgspec.Struct, frozen=True, array_like=True):
-    """What one target pass made of drafts of this kind; "" where it had none."""
+    """One target pass that verified drafts of this kind; "" if it had none."""
 
     drafted: int
     accepted: int
@@ -543,32 +565,32 @@ class Verified(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Done(Frame, omit_defaults=True):
-    """The end of a generation.
-
-    finish_reason: "stop" (end of generation or a stop string), "length", "cancelled". `truncated`: it was
-    the context that ended it, and not the request's own limit. `depths[n]`: target
-    passes that verified n drafts; `accepts[n]`: those that accepted n of them. `passes`: of the engine for
-    all requests, since the last one ended, with so many sequences altogether (`busy`). `trace`: every pass
-    that wrote, in order, when `timings` were asked for.
-    """
+    """The end of a generation."""
 
     id: int
+    # "stop" (the model's own end, or a stop string), "length" or "cancelled".
     finish_reason: str
     prompt_tokens: int
     completion_tokens: int
     timings: Timings
     speculation: Speculation
     stop_string: str | None = None
+    # The context ended the answer, not the request's own limit.
     truncated: bool = False
+    # `depths[n]` is the number of target passes that verified n drafts.
     depths: list[int] = []
+    # `accepts[n]` is the number of target passes that accepted n drafts.
     accepts: list[int] = []
+    # The engine's passes for all requests since the last request ended.
     passes: int = 0
+    # The number of sequences in those passes, summed up.
     busy: int = 0
+    # Every pass that produced tokens, in order, if `timings` were requested.
     trace: list[Verified] = []
 
 
 class Failed(Frame, omit_defaults=True):
-    """Request `id` failed; the worker goes on. The fields are errors.LocalspecError's."""
+    """Request `id` failed; the worker goes on. The fields are those of errors.LocalspecError."""
 
     id: int
     code: str
@@ -579,31 +601,33 @@ class Failed(Frame, omit_defaults=True):
 
 
 class Preparing(Frame):
-    """Request `id` is becoming tokens, or has: a death between the two is of its text's making."""
+    """Request `id` is about to be tokenized, or has been.
+
+    If the worker dies between the two, the request's text is the cause.
+    """
 
     id: int
     begins: bool
 
 
 class Reply(Frame):
-    """The answer to a small request: tokenize, detokenize, apply-template, count tokens."""
+    """The answer to a small request: tokenize, detokenize, apply a template, count tokens."""
 
     id: int
     value: dict[str, Any]
 
 
 class Pong(Frame, omit_defaults=True):
-    """`still_s`: for how long the step loop has not come a pass, or anything else, further.
-
-    0 where it has nothing to do. A loop or a pass that never ends is seen by it.
-    """
+    """The answer to Ping."""
 
     id: int
+    # Seconds since the step loop last completed a pass or anything else; 0 if it has nothing to
+    # do. A loop or a pass that never ends is detected by it.
     still_s: float = 0.0
 
 
 class Spared(Frame):
-    """`room`: bytes that prompts without a slot may take from now on."""
+    """The answer to Spare. `room`: bytes that prefixes without a slot may use from now on."""
 
     id: int
     room: int
@@ -657,7 +681,7 @@ from_worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decod
 
 
 def encode(frame: Frame) -> bytes:
-    """Header and body, ready to send."""
+    """Return a frame's header and body, ready to send."""
     body = _encoder.encode(frame)
     if len(body) > MAX_FRAME:
         raise ValueError(f"frame of {len(body)} bytes exceeds {MAX_FRAME}")
@@ -665,10 +689,10 @@ def encode(frame: Frame) -> bytes:
 
 
 def frame_length(header: bytes | bytearray) -> int:
-    """Body length in bytes from a 4-byte header.
+    """Return the length of the body in bytes, from a 4-byte header.
 
     Raises:
-        ValueError: longer than MAX_FRAME, so the stream is not ours or out of step.
+        ValueError: it exceeds MAX_FRAME, so the stream is not ours or is out of step.
     """
     length: int = _HEADER.unpack(header)[0]
     if length > MAX_FRAME:
@@ -677,10 +701,10 @@ def frame_length(header: bytes | bytearray) -> int:
 
 
 def taken(buffer: bytearray) -> Iterator[bytes]:
-    """The bodies of the frames that are whole, each of which leaves the buffer.
+    """Yield the bodies of all complete frames and remove them from the buffer.
 
     Raises:
-        ValueError: as frame_length, after those before it.
+        ValueError: as `frame_length`, after the frames before it.
     """
     while len(buffer) >= HEADER_SIZE:
         end = HEADER_SIZE + frame_length(buffer[:HEADER_SIZE])
@@ -695,7 +719,7 @@ HEADER_SIZE = _HEADER.size
 
 
 def read_blocking(sock: socket.socket) -> bytes | None:
-    """One body from a blocking socket, or None at a clean end of stream."""
+    """Return one body from a blocking socket, or None at a clean end of the stream."""
     header = _read_exactly(sock, HEADER_SIZE)
     return None if header is None else _read_exactly(sock, frame_length(header))
 

@@ -1,7 +1,7 @@
-"""What goes over the socket about pairs and pulls: /localspec/pairs, /pulls, /gc.
+"""Pairs and pulls as they are sent over HTTP: /localspec/pairs, /pulls, /gc.
 
-Sizes in bytes, contexts in tokens, times in Unix seconds. A pull's state
-is the PullState of registry/pulls/state.py as it is.
+Sizes are bytes, contexts are tokens, times are Unix seconds. The state of a pull is sent as the
+`PullState` of registry/pulls/state.py.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ File = Annotated[str, Meta(min_length=1, max_length=4096)]
 # ---------------------------------------------------------------------------- requests
 
 
-Variable = Annotated[str, Meta(max_length=1 << 16)]  # lists of hosts grow long
+Variable = Annotated[str, Meta(max_length=1 << 16)]  # lists of hosts can be long
 
 
 class Network(Struct, rename="upper"):
-    """The variables of the asking shell that say how the hub is reached; what is not set there is not set.
+    """Environment variables of the client's shell that say how the hub is reached.
 
-    Paths are absolute. Proxies by their names in upper case, in whichever case they were set.
+    A variable that is missing counts as unset. Paths are absolute. Proxy variables are given by
+    their upper-case names, even if the shell has them in lower case.
     """
 
     hf_token: Variable | None = None
@@ -52,13 +53,16 @@ class Network(Struct, rename="upper"):
 class PullRequest(Request):
     """Pull a pair of the catalogue, or any model of the hub.
 
-    `name`: a pair's, or OWNER/REPO[:QUANT or FILE.gguf], also as the hub's address of it. `draft`: the same
-    of a repository, to draft for it; where neither that nor `no_draft` is given, one is proposed and
-    used. `pair`: what to call the pair. `limit_rate`: bytes per second, 0: as fast as it comes.
-
-    `network` is the asking shell's, for this pull alone; without it the daemon's own environment counts.
-    It is refused over TCP, as `endpoint` is. `endpoint`, `token` and `offline` go before both, and
-    another endpoint than theirs gets `token` and no other.
+    - `name`: the name of a pair, or OWNER/REPO[:QUANT or FILE.gguf], also as its address on the
+      hub.
+    - `draft`: the same form for a repository whose model is to draft for it. With neither `draft`
+      nor `no_draft`, a draft is proposed and used.
+    - `pair`: the name of the new pair.
+    - `limit_rate`: bytes per second; 0: no limit.
+    - `network`: the variables of the client's shell, for this pull alone. Without it the daemon's
+      own environment counts. It is refused over TCP, and so is `endpoint`.
+    - `endpoint`, `token`, `offline`: these override both environments. An endpoint that differs
+      from theirs gets `token` and no other.
     """
 
     name: Source
@@ -73,10 +77,11 @@ class PullRequest(Request):
 
 
 class AddRequest(Request):
-    """Make a pair of files on this disk, named by absolute paths or by Ollama's names (`qwen2.5:7b`).
+    """Make a pair of files on this disk.
 
-    `hash_now` false: they are hashed when the pair is first loaded. `pooling`: the target is for
-    embeddings, and makes one row of numbers of a text's so, whatever its file says.
+    - `target`, `draft`: absolute paths, or Ollama's names (`qwen2.5:7b`).
+    - `hash_now`: if false, the files are hashed when the pair is first loaded.
+    - `pooling`: the target is an embedding model that pools this way, whatever its file says.
     """
 
     name: Name
@@ -91,8 +96,10 @@ class AddRequest(Request):
 
 
 class AddUpstreamRequest(Request):
-    """Make a pair that another server answers for: a table of models.toml, with these keys. Nobody is
-    contacted. `key_file` and `ca` are absolute paths; a key itself is sent nowhere.
+    """Make a pair that another server answers for: a table of models.toml with these keys.
+
+    The server is not contacted. `key_file` and `ca` are absolute paths; the key itself is never
+    sent.
     """
 
     name: Name
@@ -116,14 +123,15 @@ class CollectRequest(Request):
 # ---------------------------------------------------------------------------- answers
 
 
-# What drafts: a model of its own; heads in the target's file or in one beside it; the text itself, which all
-# have that write; nothing, for an embedding model writes none; whatever another server has.
+# What drafts for a target: a model of its own; MTP heads in the target's file or in a separate one; the text
+# itself, which every generating pair can use; nothing, of an embedding model; or whatever another server has.
 DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram", "none", "upstream"]
 
 
 class Original(Struct):
-    """A model as its makers publish it, for engines that read no GGUF. `vocabulary`: rows of token
-    embeddings, 0 where the catalogue does not say.
+    """A model in its makers' format, for engines that do not read GGUF.
+
+    - `vocabulary`: rows of token embeddings; 0 if the catalogue does not say.
     """
 
     repo: str
@@ -131,14 +139,19 @@ class Original(Struct):
 
 
 class PairEntry(Struct):
-    """One line of the list. `fits`: whether this machine's free memory holds it, by its size.
+    """A pair as lists show it.
 
-    "partly": the GPU's memory does not, but with main memory it does. `problem`: a sentence about a file
-    that is missing or has changed. `notes`: harmless differences and doubts. `kind`: what drafts: a model,
-    heads (MTP) in the target's file or in that of the draft, the text itself (ngram), or, of a model that
-    writes none, nothing; "upstream": another server answers, at the address in `target`. `takes`: bytes of
-    memory, and `since` (Unix time), of one that is loaded. `originals`: of the target and of what drafts
-    for it, where the catalogue names them.
+    - `here`: its files are on this disk.
+    - `kind`: what drafts for the target: a model, heads (MTP) in the target's file or in that of
+      the draft, the text itself (ngram), or nothing for a model that writes no text. "upstream":
+      another server answers, at the address in `target`.
+    - `fits`: whether its size fits into the free memory of this machine. "partly": not into GPU
+      memory alone, but together with main memory.
+    - `problem`: a sentence about a file that is missing or has changed.
+    - `notes`: harmless differences and doubts.
+    - `takes`: bytes of memory, of a loaded pair.
+    - `since`: when it was loaded (Unix time).
+    - `originals`: the original models of the target and of its draft, if the catalogue names them.
     """
 
     name: str
@@ -167,8 +180,10 @@ class PairEntry(Struct):
 
 
 class PairList(Struct):
-    """`problems`: one sentence each: records and catalogues that cannot be read. `configured`: the pair that
-    answers where none is named.
+    """All pairs.
+
+    - `problems`: one sentence for each record or catalogue that cannot be read.
+    - `configured`: the pair that answers if a request names none.
     """
 
     pairs: list[PairEntry]
@@ -179,7 +194,7 @@ class PairList(Struct):
 
 
 class TemplateView(Struct):
-    """A chat template: its text, and what that seems to have a place for. `length` in characters."""
+    """A chat template: its text, and what it appears to support. `length` is in characters."""
 
     sha256: str
     length: int
@@ -189,12 +204,15 @@ class TemplateView(Struct):
 
 
 class ModelView(Struct):
-    """One model of a pair. `weights`, `cache` and `compute`: memory at the shown context.
+    """One model of a pair.
 
-    `types`: bytes of weights by tensor type. `licence`: as the file states it. `fim`: whether it has the
-    tokens that filling in needs. `heads`: layers that predict further tokens (MTP). `pooling`: of an
-    embedding model, how it makes one row of numbers of a text's; "rank": of a reranker.
-    `width`: numbers of a token, and of an embedding.
+    - `weights`, `cache`, `compute`: memory at the shown context.
+    - `types`: bytes of weights by tensor type.
+    - `licence`: as the file states it.
+    - `fim`: it has the tokens needed for fill-in-the-middle.
+    - `heads`: layers that predict further tokens (MTP).
+    - `pooling`: how an embedding model makes one vector of a text; "rank" for a reranker.
+    - `width`: elements of a token's vector, and of an embedding.
     """
 
     file: str
@@ -224,7 +242,7 @@ class ModelView(Struct):
 
 
 class ContextView(Struct):
-    """The memory a pair needs with so many tokens of context. `fits` as in a list."""
+    """The memory that a pair needs with this many tokens of context. `fits` is as in a list."""
 
     context: int
     needed: int
@@ -232,7 +250,7 @@ class ContextView(Struct):
 
 
 class NeedView(Struct):
-    """Memory of one model: its weights, its cache, and what a pass needs."""
+    """Memory of one model: its weights, its cache, and the buffers of a pass."""
 
     weights: int = 0
     cache: int = 0
@@ -240,10 +258,13 @@ class NeedView(Struct):
 
 
 class FitView(Struct):
-    """What this machine's free memory allows, and the plan of a load. `gpu_layers` −1: all.
+    """The plan of a load: what the free memory of this machine allows.
 
-    `needed` is all of it: of both models, `prefixes` for prompts that have no slot, and the engine's own;
-    `on_gpu` is what of it lies there. `others`: the context by types of cache that would allow a longer one.
+    - `gpu_layers`: layers on the GPU; -1: all.
+    - `needed`: all memory: of both models, of `prefixes` and of the engine itself.
+    - `on_gpu`: the part of it in GPU memory.
+    - `prefixes`: memory for prompts that have no slot.
+    - `others`: types of cache that would allow a longer context, with that context.
     """
 
     context: int
@@ -258,17 +279,19 @@ class FitView(Struct):
     on_gpu: int = 0
 
 
-# In Ollama's words.
+# Ollama's names.
 Capability = Literal["completion", "insert", "tools", "thinking", "embedding", "rerank"]
 
 
 class PairView(Struct):
-    """Everything about one pair. `fit` None: it does not fit, and `fit_notes` says why.
+    """Everything about one pair.
 
-    `kind` as in a list; of an "upstream" there are no files, and `target.path` is the server's address.
-    `contexts`: doubling, up to what the models were trained for. `problem`: a
-    sentence about a file that has changed. `calls`: how calls of tools are written; "" without a chat
-    template.
+    - `fit`: null if the pair does not fit; `fit_notes` then says why.
+    - `kind`: as in a list. An "upstream" pair has no files, and `target.path` is the server's
+      address.
+    - `contexts`: each twice the one before, up to the context that the models were trained for.
+    - `problem`: a sentence about a file that has changed.
+    - `calls`: how tool calls are written; "" without a chat template.
     """
 
     name: str
@@ -295,24 +318,25 @@ class PairView(Struct):
 
     @property
     def capabilities(self) -> list[Capability]:
-        """What it can be asked for."""
+        """What the pair can be used for."""
         if pooling := self.target.pooling:
             return ["rerank" if pooling == "rank" else "embedding"]
-        found: list[Capability] = ["completion"]
+        capabilities: list[Capability] = ["completion"]
         if self.kind == "upstream":
             return ["completion", "insert", "tools"] if self.target.fim else ["completion", "tools"]
         template = self.target.template
         if self.target.fim:
-            found.append("insert")
+            capabilities.append("insert")
         if template:
-            found.append("tools")  # a template that knows none is told of them in the question
+            # A template without support for tools still gets them, in the text of the question.
+            capabilities.append("tools")
             if "think" in template.text or "reasoning" in template.text:
-                found.append("thinking")
-        return found
+                capabilities.append("thinking")
+        return capabilities
 
 
 class RemovedView(Struct):
-    """`kept`: files that stay although the pair is gone, each with the reason."""
+    """The result of removing a pair. `kept` lists files that stay, each with the reason."""
 
     name: str
     freed: int
@@ -326,8 +350,11 @@ class CollectedView(Struct):
 
 
 class FileReport(Struct):
-    """`problem` is empty when the file is whole, as far as it is known: `hashed` is false where there is no
-    hash to compare it with."""
+    """The result of checking one file.
+
+    - `problem`: empty if the file is intact, as far as is known.
+    - `hashed`: false if there is no hash to compare it with.
+    """
 
     role: str
     file: str
@@ -336,9 +363,12 @@ class FileReport(Struct):
 
 
 class Verifying(Struct):
-    """An event of /verify: bytes hashed so far; `files` only in the last one.
+    """An event of /verify.
 
-    `remedy`: what to do when one of them has a problem. `news`: own files that have changed.
+    - `done`: bytes hashed so far.
+    - `files`: only in the last event.
+    - `remedy`: what to do if a file has a problem.
+    - `news`: files of the user's own that have changed.
     """
 
     name: str

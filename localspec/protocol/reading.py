@@ -1,8 +1,8 @@
-"""JSON bodies into declared structs; what does not fit is refused in one sentence.
+"""Decode JSON bodies into declared structs, and refuse others with one sentence.
 
-msgspec checks types and limits. Its messages are turned round here, so that a person reads the
-field's name first, and what plain JSON forbids (NaN, lone surrogates, NUL) is named as well. null means
-what leaving out means: clients send it for what they leave to us.
+msgspec checks types and limits. This module rewrites its messages so that they begin with the
+field's name, and reports what plain JSON forbids as well (NaN, lone surrogates, NUL). Null means
+the same as a missing field: clients send it to request the default.
 """
 
 from __future__ import annotations
@@ -19,20 +19,25 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 import msgspec
 from msgspec import Struct
 
-# Strings, lists and objects, each of 50 to 250 bytes: a chat of 10 000 messages has some 60 000.
+# Limit of strings, lists and objects in a body. Each takes 50 to 250 bytes of memory. A chat of 10 000
+# messages has about 60 000.
 MOST_PARTS = 1 << 18
-# Commas, so numbers for the most part, of 8 to 40 bytes: prompts of a million token ids.
+# Limit of commas in a body, most of which separate numbers of 8 to 40 bytes. It admits prompts of a million
+# token ids.
 MOST_ITEMS = 5 << 18
-_PIECE = 1 << 16  # bytes; a long text taken apart at its quotes would cost what is to be saved
-_ESCAPE = 6  # bytes of the longest one, \u0000
-# Naming the field at fault takes a second reading and a walk: enough for what a person may search.
-_READ_TWICE = 1 << 20  # bytes
-_LOOKED_AT = 20_000  # keys and values
-MOST_REPAIRS = 64  # readings of a body whose whole numbers are written as 7.0
+_PIECE_BYTES = (
+    1 << 16
+)  # bytes; splitting a long text at its quotes at once would cost the memory to be saved
+_MAX_ESCAPE_BYTES = 6  # bytes of the longest escape, \u0000
+# Naming the invalid field takes a second decoding and a walk through the values. Both are limited to sizes
+# that a person might search by hand.
+_MAX_REREAD_BYTES = 1 << 20  # bytes
+_MAX_SEARCHED_VALUES = 20_000  # keys and values
+MAX_REPAIRS = 64  # times that a body is decoded again because integers in it are written as 7.0
 
 
 class BadBody(ValueError):
-    """A request body that is not what was declared. `param` is the field, when one is to blame."""
+    """A request body that does not match its declaration. `param` names the invalid field, if known."""
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -41,15 +46,16 @@ class BadBody(ValueError):
 
 
 class TooHeavy(ValueError):
-    """More structure than any request has."""
+    """A body has more structure than any real request."""
 
 
 class Weight:
-    """The structure of a text so far; `nul` is whether \\u0000 stands somewhere in it.
+    """A count of the structure in a body. `nul` says whether an escaped NUL occurs in it.
 
-    It is counted while the text comes in, before anything is decoded, in a time that hangs on the bytes
-    alone. A byte of text costs a byte or a few, a byte of structure up to a hundred: 16 MiB of empty lists
-    are five million objects, made while nothing else in the process runs.
+    It is taken while the body arrives, before anything is decoded, in time linear in its bytes.
+    Decoded, a byte of text costs a byte or a few, but a byte of structure up to a hundred: 16 MiB
+    of empty lists become five million objects, and nothing else in the process runs while they are
+    created.
     """
 
     def __init__(self) -> None:
@@ -57,24 +63,25 @@ class Weight:
         self.nul = False
         self._quotes = 0
         self._brackets = 0
-        self._held = b""  # the beginning of an escape that ends in the next piece
+        self._unfinished = b""  # beginning of an escape that ends in the next piece
 
     @property
     def parts(self) -> int:
-        """Strings, lists and objects."""
+        """Number of strings, lists and objects."""
         return self._quotes // 2 + self._brackets
 
     def feed(self, piece: bytes | bytearray) -> None:
-        r"""Count the next piece of the text.
+        """Count the next piece of the body.
 
         Raises:
-            TooHeavy: it has too much structure. What comes after need not be read.
+            TooHeavy: it has too much structure. The remaining pieces need not be read.
         """
-        data = (self._held + piece).replace(rb"\\", b"")  # what is left begins an escape
-        cut = data.rfind(b"\\", max(len(data) - _ESCAPE + 1, 0))
+        # Without escaped backslashes, every backslash that remains begins an escape.
+        data = (self._unfinished + piece).replace(rb"\\", b"")
+        cut = data.rfind(b"\\", max(len(data) - _MAX_ESCAPE_BYTES + 1, 0))
         if data[cut + 1 : cut + 2] not in (b"", b"u"):
-            cut = -1  # one of two characters, and whole
-        self._held = b"" if cut < 0 else data[cut:]
+            cut = -1  # the escape has two characters and is complete
+        self._unfinished = b"" if cut < 0 else data[cut:]
         data = data if cut < 0 else data[:cut]
         self.nul = self.nul or rb"\u0000" in data
         parts = data.replace(rb"\"", b"").split(b'"')
@@ -90,11 +97,11 @@ class Weight:
             raise TooHeavy(f"The request has more than {MOST_ITEMS} items.")
 
     def add(self, text: bytes | bytearray) -> None:
-        """Count a whole text more; see feed."""
-        self._held = b""
+        """Count another complete text; see `feed`."""
+        self._unfinished = b""
         self._quotes += self._quotes % 2
-        for at in range(0, len(text), _PIECE):
-            self.feed(text[at : at + _PIECE])
+        for start in range(0, len(text), _PIECE_BYTES):
+            self.feed(text[start : start + _PIECE_BYTES])
 
 
 Body = TypeVar("Body", bound=Struct)
@@ -102,10 +109,10 @@ _decoders: dict[type[Struct], msgspec.json.Decoder[Any]] = {}
 
 
 def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = None) -> Body:
-    """The request in `body`; `weight` where it was taken while the body came in.
+    """Return the request in `body`. `weight` is given if it was counted while the body arrived.
 
     Raises:
-        BadBody: one sentence that names the field and what it may be.
+        BadBody: the body is invalid; its message names the field and what it may be.
     """
     try:
         if weight is None:
@@ -114,133 +121,143 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
     except TooHeavy as error:
         raise BadBody(str(error)) from None
     try:
-        request, body = _decoded(body, kind)
+        request, body = _decode_with_repairs(body, kind)
     except msgspec.ValidationError as error:
-        raise _named_key(_refused(str(error), kind), body, kind) from None
+        raise _name_key(_explain(str(error), kind), body, kind) from None
     except RecursionError:
         raise BadBody("The request body is nested too deeply.") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _malformed(body, error) from None
+        raise _find_malformed(body, error) from None
     if weight.nul:
-        raise _with_nul(body)
+        raise _find_nul(body)
     if (tools := getattr(request, "tools", None)) and isinstance(tools[0], Struct):
-        _keep_own(tools, body)
+        _attach_originals(tools, body)
     return request
 
 
-def _decoded(body: bytes | bytearray, kind: type[Body]) -> tuple[Body, bytes | bytearray]:
-    """The request, and its body with 7 for 7.0 wherever a whole number is asked for: clients in Lua, Go
-    and R write so.
+def _decode_with_repairs(
+    body: bytes | bytearray, kind: type[Body]
+) -> tuple[Body, bytes | bytearray]:
+    """Return the decoded request and the body that it was decoded from.
+
+    Clients in Lua, Go and R write integers as 7.0. Where a field needs an integer, such numbers are
+    replaced and the body is decoded again.
 
     Raises:
-        msgspec.ValidationError, msgspec.DecodeError: as msgspec's decoder.
+        msgspec.ValidationError, msgspec.DecodeError: as raised by msgspec's decoder.
     """
     decoder = _decoders.setdefault(kind, msgspec.json.Decoder(kind))
-    repairs = MOST_REPAIRS if len(body) <= _READ_TWICE else 1
+    repairs = MAX_REPAIRS if len(body) <= _MAX_REREAD_BYTES else 1
     for _ in range(repairs):
         try:
             return cast(Body, decoder.decode(body)), body
         except msgspec.ValidationError as error:
-            if (repaired := _with_whole_numbers(body, str(error))) is None:
+            if (repaired := _repair_integers(body, str(error))) is None:
                 raise
             body = repaired
     return cast(Body, decoder.decode(body)), body
 
 
-def _with_whole_numbers(body: bytes | bytearray, message: str) -> bytes | None:
-    """The body with whole numbers at the place that `message` refuses, and in the rest of a list or an
-    object of values there; None: it refuses something else.
+def _repair_integers(body: bytes | bytearray, message: str) -> bytes | None:
+    """Return the body with an integer in the place that `message` refuses, or None.
+
+    All other such numbers in the same list or object are replaced as well. None: `message` refuses
+    something other than a float.
     """
     if not (refused := _FLOAT_FOR_INT.match(message)):
         return None
     try:
-        found = msgspec.json.decode(body)
-        changed = _make_whole(found, _steps(refused["path"]))
-        return msgspec.json.encode(found) if changed else None
+        value = msgspec.json.decode(body)
+        changed = _floats_to_integers(value, _split_path(refused["path"]))
+        return msgspec.json.encode(value) if changed else None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OverflowError):
         return None
 
 
-def _steps(path: str) -> list[str]:
-    """Return the names and places in one of msgspec's paths."""
+def _split_path(path: str) -> list[str]:
+    """Return the names and positions in one of msgspec's paths."""
     return re.findall(r"\w+|\[(?:\d+|\.\.\.)\]", path)
 
 
-def _make_whole(value: Any, path: Sequence[str]) -> bool:
-    """Change floats that are whole numbers into integers, where `path` leads in `value`. False: none is.
+def _floats_to_integers(value: Any, path: Sequence[str]) -> bool:
+    """Replace floats at `path` in `value` that are integers. Return whether there was any.
 
-    Of an object's key that msgspec does not name, "[...]", all are meant, and beside an item of a list
-    all other items.
+    "[...]" stands for a key of an object that msgspec does not name, so all of them are tried. For
+    an item of a list, all items are tried.
     """
     if not path:
         return False
-    name, deeper = path[0], path[1:]
+    step, remaining = path[0], path[1:]
     if not isinstance(value, dict | list):
         return False
     keys: list[Any] = [*value] if isinstance(value, dict) else [*range(len(value))]
-    if not name.startswith("["):
-        keys = [name] if name in value else []
-    elif deeper and isinstance(value, list):
-        keys = [int(name[1:-1])]
-    if deeper:
-        changed = [_make_whole(value[key], deeper) for key in keys]
+    if not step.startswith("["):
+        keys = [step] if step in value else []
+    elif remaining and isinstance(value, list):
+        keys = [int(step[1:-1])]
+    if remaining:
+        changed = [_floats_to_integers(value[key], remaining) for key in keys]
         return any(changed)
-    whole = [key for key in keys if isinstance(value[key], float) and _is_whole(value[key])]
-    for key in whole:
+    integer_keys = [
+        key for key in keys if isinstance(value[key], float) and _is_exact_integer(value[key])
+    ]
+    for key in integer_keys:
         value[key] = int(value[key])
-    return bool(whole)
+    return bool(integer_keys)
 
 
-def _is_whole(value: float) -> bool:
-    """A whole number of those that a float tells apart."""
+def _is_exact_integer(value: float) -> bool:
+    """Return whether a float is an integer that a float can represent exactly."""
     return value.is_integer() and abs(value) <= 2**53
 
 
 def converted(value: object, kind: type[Body], at: str) -> Body:
-    """A part of a request that was read as it came, as `kind`. at: its path, "tools[0]".
+    """Convert a part of a request that was decoded without a type. `at` is its path ("tools[0]").
 
     Raises:
         BadBody: as `decode`.
     """
     try:
-        return _converted(value, kind)
+        return _convert_with_repairs(value, kind)
     except msgspec.ValidationError as error:
-        found = _refused(str(error), kind)
-        path = f"{at}.{found.param}" if found.param else at
-        subject = f"'{found.param}'" if found.param else "The request body"
-        raise BadBody(found.message.replace(subject, f"'{path}'", 1), path) from None
+        explained = _explain(str(error), kind)
+        path = f"{at}.{explained.param}" if explained.param else at
+        subject = f"'{explained.param}'" if explained.param else "The request body"
+        raise BadBody(explained.message.replace(subject, f"'{path}'", 1), path) from None
 
 
-def _converted(value: object, kind: type[Body]) -> Body:
-    for _ in range(MOST_REPAIRS):
+def _convert_with_repairs(value: object, kind: type[Body]) -> Body:
+    for _ in range(MAX_REPAIRS):
         try:
             return msgspec.convert(value, kind)
         except msgspec.ValidationError as error:
             refused, value = _FLOAT_FOR_INT.match(str(error)), deepcopy(value)
-            if not refused or not _make_whole(value, _steps(refused["path"])):
+            if not refused or not _floats_to_integers(value, _split_path(refused["path"])):
                 raise
     return msgspec.convert(value, kind)
 
 
-class _Tools(Struct):
+class _OriginalTools(Struct):
     tools: list[dict[str, Any]]
 
 
-_tools = msgspec.json.Decoder(_Tools)
+_tools_decoder = msgspec.json.Decoder(_OriginalTools)
 
 
-def _keep_own(tools: list[Struct], body: bytes | bytearray) -> None:
-    """Tools know their caller's own objects, with the keys that nobody here declared."""
+def _attach_originals(tools: list[Struct], body: bytes | bytearray) -> None:
+    """Attach to each tool its caller's own object, including keys that no struct declares."""
     try:
-        own = _tools.decode(body).tools
+        originals = _tools_decoder.decode(body).tools
     except RecursionError:
         raise BadBody("The request body is nested too deeply.") from None
-    for tool, each in zip(tools, own, strict=True):
-        tool.__dict__["own"] = each
+    for tool, original in zip(tools, originals, strict=True):
+        tool.__dict__["own"] = original
 
 
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-# A number with a fraction where only a whole one is wanted.
+_MESSAGE_AND_PATH = re.compile(
+    r"^(?P<what>.*?)(?: - at `(?:key in )?\$\.?(?P<path>[^`]*)`)?$", re.DOTALL
+)
+# A float where only an integer is expected.
 _FLOAT_FOR_INT = re.compile(
     r"^Expected `(?:[^`]*\| )?int(?: \|[^`]*)?`, got `float` - at `\$\.?(?P<path>[^`]*)`$"
 )
@@ -250,7 +267,7 @@ _LIMIT = re.compile(r"Expected `[^`]+` (<=|>=|<|>) (\S+)$")
 _TYPE = re.compile(r"Expected `([^`]+)`(?:, got `([^`]+)`)?$")
 _ENUM = re.compile(r"Invalid enum value (.+)$", re.DOTALL)
 _BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
-_WANTED = {
+_EXPECTED_NAMES = {
     "float": "a number",
     "int": "a whole number",
     "str": "a string",
@@ -258,112 +275,118 @@ _WANTED = {
     "array": "a list",
     "object": "an object",
 }
-_FOUND = {**_WANTED, "float": "a number with a fraction", "null": "null"}
+_ACTUAL_NAMES = {**_EXPECTED_NAMES, "float": "a number with a fraction", "null": "null"}
 
 
-def _refused(message: str, kind: type[Struct]) -> BadBody:
-    """msgspec says "Expected `float` <= 2.0 - at `$.temperature`"; people read the name first."""
-    found = _AT.match(message)
-    assert found is not None
-    what, path = found["what"], found["path"] or ""
+def _explain(message: str, kind: type[Struct]) -> BadBody:
+    """Turn msgspec's message ("Expected `float` <= 2.0 - at `$.temperature`") into a sentence.
+
+    The sentence begins with the field's name.
+    """
+    match = _MESSAGE_AND_PATH.match(message)
+    assert match is not None
+    what, path = match["what"], match["path"] or ""
     if missing := _MISSING.match(what):
         path = f"{path}.{missing[1]}" if path else missing[1]
         return BadBody(f"'{path}' is missing.", path)
     if path and not path.endswith("]") and what.endswith("got `null`"):
-        return BadBody(f"'{path}' is missing.", path)  # null is a field that is not there
+        return BadBody(f"'{path}' is missing.", path)  # null counts as a missing field
     subject = f"'{path}'" if path else "The request body"
-    return BadBody(f"{subject} {_sentence(what, kind, path)}.", path or None)
+    return BadBody(f"{subject} {_describe(what, kind, path)}.", path or None)
 
 
 _KEY = re.compile(r"(\w+)\[\.\.\.\]$")
 
 
-def _named_key(error: BadBody, body: bytes | bytearray, kind: type[Struct]) -> BadBody:
-    """msgspec does not say which key of an object it does not like: the first such is looked for."""
-    found = _KEY.match(error.param or "")
-    if found is None or len(body) > _READ_TWICE:
+def _name_key(error: BadBody, body: bytes | bytearray, kind: type[Struct]) -> BadBody:
+    """Name the first invalid key of an object, which msgspec's message does not name."""
+    match = _KEY.match(error.param or "")
+    if match is None or len(body) > _MAX_REREAD_BYTES:
         return error
-    name = found[1]
-    [wanted] = [field.type for field in msgspec.structs.fields(kind) if field.name == name]
+    name = match[1]
+    [field_type] = [field.type for field in msgspec.structs.fields(kind) if field.name == name]
     try:
         keys = msgspec.json.decode(body)[name]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return error  # what the request's own fields leave out may be anything
-    for key, value in islice(keys.items(), _LOOKED_AT):
+        return error  # a field that the struct does not declare may contain anything
+    for key, value in islice(keys.items(), _MAX_SEARCHED_VALUES):
         try:
-            msgspec.convert({key: value}, wanted)
+            msgspec.convert({key: value}, field_type)
         except msgspec.ValidationError:
             path = f"{name}[{json.dumps(key, ensure_ascii=False)}]"
             return BadBody(error.message.replace(f"{name}[...]", path, 1), path)
     return error
 
 
-def _sentence(what: str, kind: type[Struct], path: str) -> str:
-    """What follows "'temperature' …"."""
-    if found := _LIMIT.match(what):
-        return f"must be {_BOUNDS[found[1]]} {found[2].removesuffix('.0')}"
+def _describe(what: str, kind: type[Struct], path: str) -> str:
+    """Return the second half of the sentence, after "'temperature' "."""
+    if match := _LIMIT.match(what):
+        return f"must be {_BOUNDS[match[1]]} {match[2].removesuffix('.0')}"
     if what.lower().endswith("out of range"):  # 1e999: infinite, or an integer beyond 64 bits
         return "must be a finite number"
-    if found := _LENGTH.match(what):
-        unit = "character" if found[1] == "str" else "item"
-        plural = "" if found[3] == "1" else "s"
-        return f"must have {_BOUNDS[found[2]]} {found[3]} {unit}{plural}"
-    if found := _TYPE.match(what):
-        wanted = [name for name in found[1].split(" | ") if name != "null"]
-        but = f", not {_named([found[2]], _FOUND)}" if found[2] else ""
-        return f"must be {_named(wanted, _WANTED)}{but}"
-    if found := _ENUM.match(what):
-        choices = " or ".join(_choices(kind, path))
-        return f"must be {choices}, not {found[1]}" if choices else f"may not be {found[1]}"
+    if match := _LENGTH.match(what):
+        unit = "character" if match[1] == "str" else "item"
+        plural = "" if match[3] == "1" else "s"
+        return f"must have {_BOUNDS[match[2]]} {match[3]} {unit}{plural}"
+    if match := _TYPE.match(what):
+        expected = [name for name in match[1].split(" | ") if name != "null"]
+        instead = f", not {_join_names([match[2]], _ACTUAL_NAMES)}" if match[2] else ""
+        return f"must be {_join_names(expected, _EXPECTED_NAMES)}{instead}"
+    if match := _ENUM.match(what):
+        choices = " or ".join(_literal_choices(kind, path))
+        return f"must be {choices}, not {match[1]}" if choices else f"may not be {match[1]}"
     return f"is refused: {what[:1].lower()}{what[1:]}"
 
 
-def _named(kinds: list[str], names: dict[str, str]) -> str:
-    return " or ".join(names.get(kind, kind) for kind in kinds)
+def _join_names(types: list[str], names: dict[str, str]) -> str:
+    return " or ".join(names.get(kind, kind) for kind in types)
 
 
-def _choices(kind: type[Struct], path: str) -> list[str]:
-    """What the Literal at `path` allows, from the declaration."""
+def _literal_choices(kind: type[Struct], path: str) -> list[str]:
+    """Return the values that the Literal at `path` allows, quoted."""
     types: list[msgspec.inspect.Type] = [msgspec.inspect.type_info(kind)]
     for name in re.findall(r"\w+|\[", path):
-        types = [deeper for each in types for deeper in _inside(each, name)]
+        types = [member for outer in types for member in _member_types(outer, name)]
     return [
         f"'{value}'"
-        for each in types
-        if isinstance(each, msgspec.inspect.LiteralType)
-        for value in each.values
+        for literal in types
+        if isinstance(literal, msgspec.inspect.LiteralType)
+        for value in literal.values
     ]
 
 
-def _inside(each: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
-    """The members of field `name`, or of an item when `name` is "["; unions taken apart."""
-    found: msgspec.inspect.Type | None = None
-    if isinstance(each, msgspec.inspect.ListType) and name == "[":
-        found = each.item_type
-    elif isinstance(each, msgspec.inspect.StructType):
-        found = next((field.type for field in each.fields if field.encode_name == name), None)
-    if isinstance(found, msgspec.inspect.Metadata):
-        found = found.type
-    if isinstance(found, msgspec.inspect.UnionType):
-        return list(found.types)
-    return [found] if found else []
+def _member_types(outer: msgspec.inspect.Type, name: str) -> list[msgspec.inspect.Type]:
+    """Return the types of field `name`, or of an item if `name` is "["; unions are split."""
+    member: msgspec.inspect.Type | None = None
+    if isinstance(outer, msgspec.inspect.ListType) and name == "[":
+        member = outer.item_type
+    elif isinstance(outer, msgspec.inspect.StructType):
+        member = next((field.type for field in outer.fields if field.encode_name == name), None)
+    if isinstance(member, msgspec.inspect.Metadata):
+        member = member.type
+    if isinstance(member, msgspec.inspect.UnionType):
+        return list(member.types)
+    return [member] if member else []
 
 
-def _with_nul(body: bytes | bytearray) -> BadBody:
-    """Names the field where it is found soon."""
+def _find_nul(body: bytes | bytearray) -> BadBody:
+    """Return the error for a NUL character, with the field's path if it is found quickly."""
     try:
-        value = json.loads(body) if len(body) <= _READ_TWICE else None
-    except (ValueError, RecursionError):  # numbers longer than Python reads
+        value = json.loads(body) if len(body) <= _MAX_REREAD_BYTES else None
+    except (ValueError, RecursionError):  # ValueError: also a number too long for Python
         value = None
-    for path, leaf in islice(_leaves(value), _LOOKED_AT):
+    for path, leaf in islice(_walk(value), _MAX_SEARCHED_VALUES):
         if isinstance(leaf, str) and "\0" in leaf:
             return BadBody(f"'{path}' contains a NUL character, which is not allowed.", path)
     return BadBody("The request contains a NUL character, which is not allowed.")
 
 
-def _malformed(body: bytes | bytearray, error: Exception) -> BadBody:
-    """Why `body` is no JSON. Python's reader takes NaN and lone surrogates, so it finds them."""
-    if len(body) > _READ_TWICE:
+def _find_malformed(body: bytes | bytearray, error: Exception) -> BadBody:
+    """Return why `body` is not JSON.
+
+    Python's decoder accepts NaN and lone surrogates, so these can be located in what it returns.
+    """
+    if len(body) > _MAX_REREAD_BYTES:
         return BadBody(f"The request body is not valid JSON: {error}.")
     try:
         value = json.loads(body)
@@ -371,9 +394,9 @@ def _malformed(body: bytes | bytearray, error: Exception) -> BadBody:
         return BadBody("The request body is nested too deeply.")
     except UnicodeDecodeError:
         return BadBody("The request body is not valid UTF-8.")
-    except ValueError as plain:
-        return BadBody(f"The request body is not valid JSON: {plain}.")
-    for path, leaf in islice(_leaves(value), _LOOKED_AT):
+    except ValueError as python_error:
+        return BadBody(f"The request body is not valid JSON: {python_error}.")
+    for path, leaf in islice(_walk(value), _MAX_SEARCHED_VALUES):
         if isinstance(leaf, float) and not math.isfinite(leaf):
             return BadBody(f"'{path}' must be a finite number, not {leaf}.", path)
         if isinstance(leaf, str) and any("\ud800" <= char <= "\udfff" for char in leaf):
@@ -383,28 +406,28 @@ def _malformed(body: bytes | bytearray, error: Exception) -> BadBody:
     return BadBody(f"The request body is not valid JSON: {error}.")
 
 
-def _leaves(value: object) -> Iterator[tuple[str, Any]]:
-    """Every key and scalar in `value` with its path, in their order and without recursion."""
-    inside = [iter([("", value)])]
-    while inside:
-        for path, item in inside[-1]:
+def _walk(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield every key and scalar in `value` with its path, in order and without recursion."""
+    stack = [iter([("", value)])]
+    while stack:
+        for path, item in stack[-1]:
             if isinstance(item, dict | list):
-                inside.append(_items(item, path))
+                stack.append(_walk_members(item, path))
                 break
             yield path.encode("utf-8", "replace").decode(), item
         else:
-            inside.pop()
+            stack.pop()
 
 
-def _items(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[str, Any]]:
+def _walk_members(value: dict[str, Any] | list[Any], path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, list):
         for index, item in enumerate(value):
             yield f"{path}[{index}]", item
         return
     for key, item in value.items():
-        here = f"{path}.{key}" if path else key
-        yield here, key
-        yield here, item
+        item_path = f"{path}.{key}" if path else key
+        yield item_path, key
+        yield item_path, item
 
 
 # ---------------------------------------------------------------------------- null in a request
@@ -416,31 +439,34 @@ if TYPE_CHECKING:
 else:
 
     class OrDefault:
-        """`OrDefault[kind]`: null is read too, and the field then has its default."""
+        """The type of a field that also accepts null: `OrDefault[kind]`.
+
+        Null gives the field its default.
+        """
 
         def __class_getitem__(cls, kind: Any) -> Any:
             return kind | None
 
 
 class Request(Struct):
-    """Base of what clients send, and of what stands in it, if any of it has another default than null.
+    """Base of request structs that have a field whose default is not null.
 
-    What a body may hold by the million has none: this costs a call for each.
+    Structs that a body may contain by the million do without it, because it costs a call for each.
     """
 
     def __post_init__(self) -> None:
-        for name, factory in _defaults(type(self)):
+        for name, factory in _default_factories(type(self)):
             if getattr(self, name) is None:
                 setattr(self, name, factory())
 
 
 @cache
-def _defaults(kind: type[Struct]) -> list[tuple[str, Any]]:
-    """The optional fields whose default is not null, each with what makes it."""
-    found = []
+def _default_factories(kind: type[Struct]) -> list[tuple[str, Any]]:
+    """Return the optional fields whose default is not null, each with a factory for the default."""
+    factories = []
     for field in msgspec.structs.fields(kind):
         if field.default_factory is not msgspec.NODEFAULT:
-            found.append((field.name, field.default_factory))
+            factories.append((field.name, field.default_factory))
         elif field.default is not msgspec.NODEFAULT and field.default is not None:
-            found.append((field.name, lambda default=field.default: default))
-    return found
+            factories.append((field.name, lambda default=field.default: default))
+    return factories

@@ -1,7 +1,7 @@
-"""What clients ask, OpenAI's requests and llama-server's, checked strictly.
+"""Requests of clients, OpenAI's and llama-server's, checked strictly.
 
-A field of the wrong type or out of range is refused with its name and its limit; `fields.py` says what
-becomes of fields that are not declared, and null is read as a field that is not there.
+A field of the wrong type or out of range is refused with its name and its limit. `fields.py` says
+what happens to fields that are not declared. Null is read as a missing field.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_PROMPTS = 16
 MAX_TOOLS = 128
-MAX_INPUTS = 2048  # texts of one request for embeddings, as OpenAI has it
-PING_INTERVAL = 30
-# Each token of an answer is compared with the beginnings of all stop strings.
+MAX_INPUTS = 2048  # texts of one request for embeddings; OpenAI's limit
+PING_INTERVAL = 30  # seconds
+# The length is limited because every token of an answer is compared with the beginnings of all stop strings.
 Stop = Annotated[str, Meta(max_length=1024)]
 
 
@@ -35,8 +35,12 @@ class StreamOptions(Request):
 
 
 class JsonSchema(Request):
-    """OpenAI's wrapper around a schema; `name` changes nothing here. `strict`: the schema is refused if a
-    keyword of it cannot be enforced; else the keyword is left out."""
+    """OpenAI's wrapper around a schema.
+
+    - `name`: has no effect here.
+    - `strict`: the schema is refused if one of its keywords cannot be enforced. Otherwise that
+      keyword is left out.
+    """
 
     schema: OrDefault[dict[str, Any]] = field(default_factory=dict)
     name: OrDefault[str] = ""
@@ -44,7 +48,7 @@ class JsonSchema(Request):
 
 
 class ResponseFormat(Request):
-    """OpenAI's `json_schema` wrapper, or llama-server's `schema` directly."""
+    """The format of an answer: OpenAI's `json_schema` wrapper, or llama-server's `schema` directly."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -53,7 +57,7 @@ class ResponseFormat(Request):
 
 
 class ContentPart(Struct):
-    """`refusal`: the text of a part of that type, which an assistant's message may have."""
+    """A part of a message. An assistant's part of the type `refusal` has its text in that field."""
 
     type: str
     text: str | None = None
@@ -61,17 +65,20 @@ class ContentPart(Struct):
 
 
 class FunctionCall(Struct):
-    """OpenAI's call before there were tools; `arguments` is JSON."""
+    """A call in OpenAI's form that is older than tools. `arguments` is JSON."""
 
     name: str
     arguments: str | None = None
 
 
 class ChatMessage(Struct, dict=True):
-    """`function_call`, and the role "function" of its result, are OpenAI's older form of calls."""
+    """A message of a chat.
+
+    `function_call`, and the role "function" of its result, are OpenAI's older form of tool calls.
+    """
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    # Left out it is None after all: only an error tells the two apart.
+    # A missing field becomes None as well. Only an error message distinguishes it from null.
     content: str | list[ContentPart] | None = UNSET  # type: ignore[assignment]
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
@@ -86,12 +93,12 @@ class ChatMessage(Struct, dict=True):
 
     @property
     def lacks_content(self) -> bool:
-        """Whether the field was left out, and is not null."""
+        """Whether the field was left out; false if it is null."""
         return bool(self.__dict__.get("lacks_content"))
 
 
 class Function(Request, omit_defaults=True):
-    """A tool's function; `parameters` is a JSON Schema. strict: it is held to, or refused."""
+    """A tool's function. `parameters` is a JSON Schema; with `strict` it is enforced or refused."""
 
     name: str
     description: OrDefault[str] = ""
@@ -104,13 +111,16 @@ class Tool(Request, dict=True):
     type: OrDefault[Literal["function"]] = "function"
 
     def shown(self) -> dict[str, Any]:
-        """The caller's own object, which is what a template writes: its keys in their order, and those
-        that nobody here knows. Null is what leaving out is, in a function's parameters excepted."""
-        own = self.__dict__.get("own") or msgspec.to_builtins(self)
-        function = {key: value for key, value in own["function"].items() if value is not None}
-        found = {key: value for key, value in own.items() if value is not None}
-        added = {} if "type" in found else {"type": self.type}
-        return {**added, **found, "function": function}
+        """Return the caller's own object, which is what a chat template writes.
+
+        It has the caller's keys in their order, including those that no struct declares. Null
+        counts as a missing key, except inside a function's parameters.
+        """
+        original = self.__dict__.get("own") or msgspec.to_builtins(self)
+        function = {key: value for key, value in original["function"].items() if value is not None}
+        given_keys = {key: value for key, value in original.items() if value is not None}
+        default_type = {} if "type" in given_keys else {"type": self.type}
+        return {**default_type, **given_keys, "function": function}
 
 
 class NamedFunction(Struct):
@@ -125,8 +135,9 @@ class ToolChoice(Request):
 
 
 class Prediction(Request):
-    """Text the caller expects in the answer; drafted from by lookup. What is longer than the context
-    is cut to it, since no answer can be longer.
+    """Text that the caller expects in the answer; drafts are looked up in it.
+
+    A text longer than the context is cut to it, since no answer can be longer.
     """
 
     content: str | list[ContentPart]
@@ -134,7 +145,7 @@ class Prediction(Request):
 
 
 class SpeculativeOptions(Request):
-    """Ours: `depth` is a number of drafted tokens or "auto"."""
+    """An extension of localspec: how to speculate. `depth` is a number of drafted tokens, or "auto"."""
 
     enabled: OrDefault[bool] = True
     depth: OrDefault[Drafted | Literal["auto"]] = "auto"
@@ -142,18 +153,23 @@ class SpeculativeOptions(Request):
     verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
 
 
-# What an answer is for, as statistics tell it.
+# What an answer is for. Statistics group answers by it.
 Kind = Literal["ask", "chat", "complete", "edit", "json", "cmd", "commit", "explain", "other"]
 
 
 class LocalspecOptions(Request):
-    """Ours. `conversation`, of a chat: "new", "last" or an id: question and answer are kept there.
-    `kind` says what the answer is for: it is kept with the answer, or, where no conversation is, with
-    the answer's figures alone (tokens, times, drafts) and none of its text. `title` is what lists
-    call a new conversation (its first line counts); without it the question's first line is.
-    `progress`: a stream says what it waits for before the answer begins, in chunks without choices; errors
-    of that time come in the stream too then. `private`: no file keeps what the engine makes of the prompt,
-    as is done for long ones, so that they need not be read again.
+    """Extensions of localspec.
+
+    - `conversation`: of a chat: "new", "last" or an id. The question and the answer are saved in
+      that conversation.
+    - `kind`: what the answer is for. It is saved with the answer. Without a conversation it is
+      saved with the answer's figures alone (tokens, times, drafts) and none of its text.
+    - `title`: the title of a new conversation in lists; only its first line counts. Without it, the
+      first line of the question is used.
+    - `progress`: before the answer begins, a stream reports what it waits for, in chunks without
+      choices. Errors of that time then come in the stream, too.
+    - `private`: no file stores the state that the engine computes for the prompt. Otherwise states
+      of long prompts are stored, so that they need not be prefilled again.
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
@@ -163,22 +179,17 @@ class LocalspecOptions(Request):
     private: OrDefault[bool] = False
 
 
-# Least tokens of a chunk of the cache that may be moved; 0: none may be.
+# Length in tokens from which a cached chunk may be moved to another position; 0: none may be moved.
 CacheReuse = Annotated[int, Meta(ge=0, le=INT32)]
 
 
 class GenerationRequest(Aliases, Request):
-    """What chat and text completions share.
+    """The fields that chat and text completions share.
 
-    `logit_bias`: of token ids, or of every token of a text; an object or, as llama-server has it, a
-    list of pairs. false: never. `timings_per_token`: every chunk of a stream has llama-server's `timings`.
-    `return_progress`: a stream says in chunks of their own how much of the prompt is read.
-    `sse_ping_interval`: seconds after which a stream that is silent gets a comment; 0 or -1: never.
-    `post_sampling_probs`: log-probabilities are those of the draw, after bias, penalties, truncation and
-    temperature. `mirostat` (but for 0), `adaptive_target` (but for a negative one) and `lora` are refused.
+    `mirostat` (except 0), `adaptive_target` (except negative values) and `lora` are refused.
     """
 
-    refuses: ClassVar[str] = "text"  # the table of fields.py for what is not declared
+    refuses: ClassVar[str] = "text"  # key of the table in fields.py that lists refused fields
 
     model: OrDefault[str] = ""
     stream: OrDefault[bool] = False
@@ -186,9 +197,11 @@ class GenerationRequest(Aliases, Request):
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
-    n_predict: TokenLimit | None = None  # llama-server's
-    n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None  # `n`, for llama-server
+    n_predict: TokenLimit | None = None  # llama-server's name of `max_tokens`
+    n_cmpl: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None  # llama-server's name of `n`
     stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    # Biases of token ids, or of every token of a text. It is an object or, as in llama-server, a
+    # list of pairs. False forbids the token.
     logit_bias: dict[str, Bias | bool] | list[tuple[int | str, Bias | bool]] | None = None
     ignore_eos: OrDefault[bool] = False
     response_format: ResponseFormat | None = None
@@ -201,9 +214,14 @@ class GenerationRequest(Aliases, Request):
     cache_prompt: OrDefault[bool] = True
     n_cache_reuse: OrDefault[CacheReuse] = 0
     reveal_draft: OrDefault[bool] = False
+    # Every chunk of a stream has llama-server's `timings`.
     timings_per_token: OrDefault[bool] = False
+    # A stream reports in chunks of its own how much of the prompt has been prefilled.
     return_progress: OrDefault[bool] = False
+    # Seconds after which a silent stream gets a comment; 0 or -1: never.
     sse_ping_interval: OrDefault[Annotated[int, Meta(ge=-1, le=86_400)]] = PING_INTERVAL
+    # Log-probabilities are those of the final draw, after bias, penalties, truncation and
+    # temperature.
     post_sampling_probs: OrDefault[bool] = False
     mirostat: Annotated[int, Meta(ge=0, le=2)] | None = None
     adaptive_target: Annotated[float, Meta(ge=-1, le=1)] | None = None
@@ -222,18 +240,22 @@ ThinkingTokens = Annotated[int, Meta(ge=-1, le=INT32)]
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
-    """`continue_final_message`: the answer goes on with the last message, which is the assistant's;
-    true, unless said otherwise, where it is. "reasoning_content" goes on with its thoughts. With it,
-    and without `messages`, the last answer of a kept conversation goes on where it was cut off.
+    """POST /v1/chat/completions.
 
-    `reasoning_budget_tokens` (and llama-server's other name for it): so many tokens of thoughts, then they
-    are ended with the model's own closing marker; 0: none, -1: any number. `reasoning_effort` is told to
-    templates that know it, and is a budget where none is given. Without any, the template decides.
-
-    `parse_special`: special tokens that are spelled in messages and tools (`<|im_end|>`) are read as such;
-    without it they are text, and the chat template alone writes special tokens.
-    `functions` and `function_call`: OpenAI's older form of `tools` and `tool_choice`; the answer then has a
-    `function_call`. `documents` are shown to templates that know them.
+    - `continue_final_message`: the answer continues the last message, which is the assistant's. It
+      defaults to true if there is such a message. "reasoning_content" continues its thoughts. With
+      it, and without `messages`, the last answer of a saved conversation continues where it was cut
+      off.
+    - `reasoning_budget_tokens`, `thinking_budget_tokens`, `thinking_token_budget`: after this many
+      tokens of thoughts the model's own closing marker ends them; 0: no thoughts, -1: no limit. The
+      first two names are llama-server's, the third is vLLM's.
+    - `reasoning_effort`: passed to templates that support it, and turned into a budget if none is
+      given. Without either, the template decides.
+    - `parse_special`: special tokens that are spelled out in messages and tools (`<|im_end|>`) are
+      parsed as such. Otherwise they are text, and only the chat template writes special tokens.
+    - `functions`, `function_call`: OpenAI's older form of `tools` and `tool_choice`. The answer
+      then has a `function_call`.
+    - `documents`: passed to templates that support them.
     """
 
     refuses: ClassVar[str] = "chat"
@@ -259,7 +281,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class PromptObject(Request):
-    """llama-server's; `multimodal_data` is refused, since no model here reads any."""
+    """llama-server's form of a prompt. `multimodal_data` is refused, since no model here reads any."""
 
     prompt_string: str | Annotated[list[str | int], Meta(min_length=1)]
     multimodal_data: list[Any] | None = None
@@ -274,9 +296,14 @@ Prompts = (
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """`prompt`: a text, token ids, texts and ids mixed, or several of these. With `echo` the answer
-    begins with the prompt, and `logprobs` are of its tokens, too. `prompt_logprobs`, vLLM's: the prompt's
-    alone, in a field of their own. `best_of` may be no more than `n`."""
+    """POST /v1/completions.
+
+    - `prompt`: a text, token ids, texts and ids mixed, or several of these.
+    - `echo`: the answer begins with the prompt, and `logprobs` include its tokens.
+    - `prompt_logprobs`: vLLM's field: log-probabilities of the prompt alone, in a field of their
+      own.
+    - `best_of`: may not exceed `n`.
+    """
 
     prompt: Prompts
     suffix: str | None = None
@@ -287,19 +314,19 @@ class CompletionRequest(GenerationRequest, kw_only=True):
 
 
 class InputObject(Request):
-    """llama-server's other forms of one input: `prompt_string`, or `content` in a message's parts."""
+    """llama-server's other forms of one input: `prompt_string`, or `content` as in a message."""
 
     prompt_string: str | Annotated[list[str | int], Meta(min_length=1)] | None = None
     content: str | list[ContentPart] | None = None
     multimodal_data: list[Any] | None = None
 
 
-# Texts; token ids, or texts and ids mixed, of one input; or lists of these, one for each input.
+# Texts, token ids, or texts and ids mixed, of one input; or a list with one of these for each input.
 Inputs = Annotated[list[str | int | list[str | int] | InputObject], Meta(min_length=1)]
 
 
 class LoadRequest(Request):
-    """`model` is a pair's name; empty for the configured one."""
+    """A request to load a pair. `model` is its name; empty: the configured pair."""
 
     model: OrDefault[str] = ""
 
@@ -338,12 +365,15 @@ class TemplateRequest(Request):
 
 
 class EmbeddingRequest(Request):
-    """OpenAI's, and llama-server's /embedding. `input`, or `content`: a text, token ids, texts and ids mixed,
-    or several of these. `dimensions`: of each vector so many of the first numbers, made of length 1 again.
-    `truncate`: of an input that is too long the beginning is read; else it is refused. `embd_normalize`:
-    2 makes vectors of length 1, another p > 0 does so by the p-norm, 0 makes the largest number 32760, -1
-    leaves them as they are. `truncate_prompt_tokens`, vLLM's: of each input so many tokens are read, with -1
-    as many as the model reads.
+    """OpenAI's request for embeddings, and llama-server's /embedding.
+
+    - `input`, `content`: a text, token ids, texts and ids mixed, or several of these.
+    - `dimensions`: only this many leading elements of each vector, normalized to length 1 again.
+    - `truncate`: of an input that is too long only the beginning is read. Otherwise it is refused.
+    - `embd_normalize`: 2 makes vectors of length 1; another p > 0 normalizes by the p-norm; 0
+      scales the largest element to 32760; -1 changes nothing.
+    - `truncate_prompt_tokens`: vLLM's field: tokens that are read of each input; -1: as many as the
+      model can read.
     """
 
     refuses: ClassVar[str] = "vectors"
@@ -359,15 +389,19 @@ class EmbeddingRequest(Request):
 
 
 class DocumentText(Request):
-    """Jina's other way of writing a document."""
+    """Jina's other form of a document."""
 
     text: str
 
 
 class RerankRequest(Request):
-    """Jina's; and, with `texts` in place of `documents`, that of Hugging Face's Text Embeddings Inference,
-    which gets its answer. `top_n`: so many of the best; without it all. `truncate`: as for embeddings.
-    `max_tokens_per_doc`, Cohere's: of each document so many tokens are read at most.
+    """Jina's request for a ranking, also in the form of Text Embeddings Inference.
+
+    - `texts`: with it in place of `documents`, the answer has the form of Text Embeddings
+      Inference.
+    - `top_n`: only this many of the best documents; without it, all.
+    - `truncate`: as for embeddings.
+    - `max_tokens_per_doc`: Cohere's field: tokens that are read of each document at most.
     """
 
     refuses: ClassVar[str] = "scores"
@@ -390,29 +424,28 @@ _MILLISECONDS = Annotated[float, Meta(ge=-1, le=1e9)]
 
 
 class NativeRequest(GenerationRequest, kw_only=True):
-    """What both share.
+    """The fields that llama-server's /completion and /infill share."""
 
-    `samplers` names those that work; "infill" among them ends a completion where
-    writing on is not likely.
-    `response_fields` picks fields of the answer by path; the paths become its keys.
-    `id_slot` chooses no slot here (the longest cached prefix does); with `user` it tells editors apart.
-    `t_max_prompt_ms` is taken and, as in llama-server, changes nothing: a warm-up that sends 1 wants its
-    prompt read.
-    """
-
+    # Names of the samplers to use. With "infill" among them, a completion ends where it is not
+    # likely to go on.
     samplers: list[str] | str | None = None
     n_probs: OrDefault[Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]] = 0
     n_indent: Count | None = None
+    # It is accepted and, as in llama-server, has no effect: a warm-up that sends 1 wants its
+    # prompt prefilled.
     t_max_prompt_ms: _MILLISECONDS | None = None
     t_max_predict_ms: _MILLISECONDS | None = None
+    # Paths of the answer's fields to return. The paths become the keys of the answer.
     response_fields: list[str] | None = None
     return_tokens: OrDefault[bool] = False
+    # It chooses no slot here, where the longest cached prefix decides. Together with `user` it
+    # distinguishes editors.
     id_slot: OrDefault[_SLOT] = -1
     user: str | None = None
 
 
 class NativeCompletionRequest(NativeRequest, kw_only=True):
-    """`prompt`: a text, token ids, texts and ids mixed, or several of these."""
+    """llama-server's /completion. `prompt`: a text, token ids, both mixed, or several of these."""
 
     prompt: Prompts
 
@@ -425,9 +458,12 @@ class ExtraFile(Request):
 
 
 class InfillRequest(NativeRequest, kw_only=True):
-    """`prompt` is the part of the cursor's line before it, `input_prefix` the lines above.
+    """llama-server's /infill: text for the cursor's place in a file.
 
-    `n_cache_reuse`, off elsewhere: an edit above the cursor need not have all that follows read again.
+    - `prompt`: the part of the cursor's line that precedes the cursor.
+    - `input_prefix`: the lines above.
+    - `n_cache_reuse`: off in other requests; here an edit above the cursor should not require
+      prefilling everything below it again.
     """
 
     n_cache_reuse: OrDefault[CacheReuse] = 32

@@ -1,12 +1,12 @@
-"""The sampling parameters, each declared once: its type, how far it may go, and its other names.
+"""The sampling parameters, each declared once: its type, its limits and its other names.
 
-Requests and frames have the fields of `Sampled`; what is said of a parameter anywhere else is read from
-here. The limits hold in a request and in a model's file alike. Within them every step stays finite in
-float32, whatever a model's logits are: a penalty that divides by next to nothing, or by what float32
-takes for nothing, would leave no token to choose.
+Requests and frames inherit the fields of `Sampled`, and everything else that names a parameter
+reads it from here. The same limits hold in a request and in a model's file. Within them every step
+stays finite in float32 for any logits. A penalty that divides by almost zero, or by a number that
+float32 rounds to zero, would leave no token to choose.
 
-To add one: its field here, its default in engine/sampling/settings.py beside what it does, and where `ask`
-is to have it, its option in cli/options.py.
+To add a parameter: add its field here, its default in engine/sampling/settings.py beside the code
+that applies it, and its option in cli/options.py if `localspec ask` is to have it.
 """
 
 from __future__ import annotations
@@ -19,38 +19,39 @@ from msgspec import Meta, Struct
 INT32 = (1 << 31) - 1
 
 Count = Annotated[int, Meta(ge=0, le=INT32)]
-LookBack = Annotated[int, Meta(ge=-1, le=INT32)]  # -1: all of the text
-# -1: as many as fit; -2: until the context is full, which is the same here.
+LookBack = Annotated[int, Meta(ge=-1, le=INT32)]  # tokens; -1: all of the text
+# -1: as many tokens as fit; -2: until the context is full, which is the same thing here.
 TokenLimit = Annotated[int, Meta(ge=-2, le=INT32)]
 Probability = Annotated[float, Meta(ge=0, le=1)]
 Temperature = Annotated[float, Meta(ge=0, le=100)]
-# Logits are divided by it, or multiplied: both ways by a thousand at most.
+# Logits are divided or multiplied by it, so either way they change by a factor of 1000 at most.
 RepeatPenalty = Annotated[float, Meta(ge=0.001, le=100)]
-# Standard deviations of all logits; 0 and below: off, as in llama-server.
+# Standard deviations of all logits. Zero and below switch it off, as in llama-server.
 Sigmas = Annotated[float, Meta(ge=-1, le=100)]
 Exponent = Annotated[float, Meta(ge=0, le=100)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]  # OpenAI's
+Penalty = Annotated[float, Meta(ge=-2, le=2)]  # OpenAI's limits
 DryMultiplier = Annotated[float, Meta(ge=0, le=100)]
-DryBase = Annotated[float, Meta(ge=0, le=100)]  # below 1: llama.cpp's default, as in llama-server
-Bias = Annotated[float, Meta(ge=-100, le=100)]  # OpenAI's
+# Below 1, llama.cpp's default is used, as in llama-server.
+DryBase = Annotated[float, Meta(ge=0, le=100)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]  # OpenAI's limits
 
 
 class Also(NamedTuple):
-    """A parameter elsewhere.
+    """What a parameter is called elsewhere."""
 
-    `gguf`: the key below `general.sampling.` by which a model's file gives its default. `sampler`: the one
-    of llama-server's `samplers` that it belongs to, and `off` the value that switches that off.
-    """
-
+    # Key below `general.sampling.` with which a model's file sets its default.
     gguf: str = ""
+    # The one of llama-server's `samplers` that the parameter belongs to.
     sampler: str = ""
+    # The value that switches that sampler off.
     off: float | None = None
 
 
 class Sampled(Struct):
-    """Sampling as asked. None: the model's own default (`general.sampling.*`), else llama.cpp's.
+    """Sampling parameters of a request, with llama.cpp's names and meanings.
 
-    temperature 0 is greedy. Names and meanings are llama.cpp's.
+    None stands for the model's own default (`general.sampling.*` in its file), or else llama.cpp's.
+    A temperature of 0 is greedy.
     """
 
     temperature: Annotated[Temperature, Also("temp", "temperature", 1.0)] | None = None
@@ -77,7 +78,7 @@ class Sampled(Struct):
 
 
 class Parameter(NamedTuple):
-    """One field of `Sampled`; `kind` is its type with its limits."""
+    """One field of `Sampled`. `kind` is its type, including its limits."""
 
     name: str
     kind: Any
@@ -86,11 +87,11 @@ class Parameter(NamedTuple):
 
 @cache
 def parameters() -> tuple[Parameter, ...]:
-    """All of them, in the order of the fields."""
+    """Return all sampling parameters in the order of the fields."""
     hints = get_type_hints(Sampled, include_extras=True)
-    found = []
+    result = []
     for name in Sampled.__struct_fields__:
-        kind = next(each for each in get_args(hints[name]) if each is not type(None))
-        also = next((each for each in get_args(kind) if isinstance(each, Also)), Also())
-        found.append(Parameter(name, kind, also))
-    return tuple(found)
+        kind = next(member for member in get_args(hints[name]) if member is not type(None))
+        also = next((mark for mark in get_args(kind) if isinstance(mark, Also)), Also())
+        result.append(Parameter(name, kind, also))
+    return tuple(result)

@@ -1,7 +1,8 @@
-"""How far each setting may go, said once, and how a pair is loaded by them.
+"""The limits of each setting, declared once, and the settings with which a pair is loaded.
 
-A person's configuration, models.toml, the engine's settings and a request's options have these types, so
-that what one of them accepts the next one takes. The limits are those of what uses a number in the end.
+The user's configuration, models.toml, the engine's settings and a request's options share these
+types, so that a value which one of them accepts is accepted by the next. The limits are those of
+the code that finally uses the number.
 """
 
 from __future__ import annotations
@@ -11,42 +12,48 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-# llama.cpp makes no fewer cells, and a prompt has a system message, a question and an answer.
-LEAST_CONTEXT = 256  # tokens
+# Tokens. llama.cpp allocates no fewer cells, and a chat needs a system message, a question and an
+# answer anyway.
+LEAST_CONTEXT = 256
 MAX_CONTEXT = 1 << 24
 MAX_PARALLEL = 64
 MAX_DRAFTED = 64
 
-Context = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]  # tokens; 0: chosen
+Context = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]  # tokens; 0: chosen automatically
 Parallel = Annotated[int, Meta(ge=1, le=MAX_PARALLEL)]
-# Of the engine: with the places that the daemon keeps for editors. llama.cpp's own limit is 256.
+# Sequences of the engine, including those that the daemon reserves for editors. llama.cpp's own
+# limit is 256.
 Sequences = Annotated[int, Meta(ge=1, le=2 * MAX_PARALLEL)]
-Threads = Annotated[int, Meta(ge=0, le=512)]  # GGML_MAX_N_THREADS; 0: chosen
+Threads = Annotated[int, Meta(ge=0, le=512)]  # GGML_MAX_N_THREADS; 0: chosen automatically
 Layers = Annotated[int, Meta(ge=-1, le=10_000)]  # -1: all
 Gpu = Annotated[int, Meta(ge=0, le=15)]  # GGML_CUDA_MAX_DEVICES
-Drafted = Annotated[int, Meta(ge=0, le=MAX_DRAFTED)]  # tokens drafted at once
+Drafted = Annotated[int, Meta(ge=0, le=MAX_DRAFTED)]  # tokens drafted per round
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 24)]
-# Where machines serve layers, as HOST:PORT; llama.cpp's RPC backend takes so many.
+# Machines that serve layers, as HOST:PORT. llama.cpp's RPC backend takes at most 16 of them.
 Endpoints = Annotated[tuple[str, ...], Meta(max_length=16)]
 Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 SplitMode = Literal["layer", "row", "none"]
 KvType = Literal["f16", "q8_0", "q5_1", "q4_0"]  # the largest first
-KvTypeV = Literal["same", KvType]  # "same" as the keys'
-KV_BLOCK = 32  # numbers of a cache that share a scale, but for f16
+KvTypeV = Literal["same", KvType]  # "same": the type of the keys
+KV_BLOCK = 32  # cache elements that share a scale in every type except f16
 FlashAttention = Literal["auto", "on", "off"]
-# Rows computed at once where a CPU chooses to be without flash attention: each has a score for every cell.
+# Rows per pass on a CPU without flash attention. Each row needs a score for every cell, so that a
+# pass of many rows would take much memory.
 SCORED_ROWS = 128
-# Tokens of context up to which that is no faster: short texts attend to each other's cells, too. With
-# vectors of 512 bits flash attention reads faster up to some 8 000 tokens, writes as fast up to 4 000, and
-# slower beyond (facts.md).
+# Tokens of context up to which a CPU is no faster without flash attention, because the sequences of
+# a short context also attend to each other's cells. With 512-bit vectors flash attention prefills
+# faster up to about 8 000 tokens and decodes as fast up to 4 000; beyond that it decodes slower
+# (facts.md).
 SHORT, SHORT_WIDE = 2048, 12288
-FEW = 5  # texts at once, most of which seldom write: 4 that do are as fast either way (facts.md)
-# How the rows of a text's tokens become one: their mean, the first, the last; "rank": a score, by a head
-# of the model's own, of how well a text answers a question.
+# Sequences up to which a CPU may go without flash attention. Most of them seldom decode at the same
+# time, and with four that do, both ways are equally fast (facts.md).
+FEW = 5
+# How the vectors of a text's tokens become one: their mean, the first or the last. "rank": a head of
+# the model turns them into a score of how well the text answers a query.
 Pooling = Literal["mean", "cls", "last", "rank"]
 
 
-# Which server it is; "auto": found out with the first request.
+# The kind of another server. "auto": it is detected with the first request.
 UpstreamKind = Literal[
     "auto", "openai", "llama-server", "localspec", "vllm", "sglang", "tensorrt-llm"
 ]
@@ -54,91 +61,98 @@ Seconds = Annotated[float, Meta(gt=0, le=86_400)]
 
 
 class Upstream(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A pair whose target another server has, as models.toml names it; the keys are its fields.
+    """A pair whose target is on another server, as models.toml names it. Its keys are the fields."""
 
-    upstream: where its API begins, as in http://tower:8000/v1. upstream_model: what it calls the model,
-    else it is its only one. key_env: the variable that holds its key, or key_file: the file. ca: a file of
-    certificates to trust. fallback: the pair that answers while it does not. Seconds until it is
-    connected, until the first of an answer comes, and between two parts of it.
-    """
-
+    # Base URL of its API, such as http://tower:8000/v1.
     upstream: Annotated[str, Meta(min_length=1, max_length=2048)]
+    # The server's name of the model. It may be empty if the server has only one.
     upstream_model: Annotated[str, Meta(max_length=512)] = ""
     upstream_kind: UpstreamKind = "auto"
+    # Environment variable that holds the API key.
     key_env: Annotated[str, Meta(max_length=256)] = ""
+    # File that holds the API key.
     key_file: Annotated[str, Meta(max_length=4096)] = ""
+    # File of certificates to trust.
     ca: Annotated[str, Meta(max_length=4096)] = ""
+    # The pair that answers while the server does not.
     fallback: Annotated[str, Meta(max_length=4096)] = ""
     summary: Annotated[str, Meta(max_length=1024)] = ""
     roles: tuple[Literal["chat", "fim"], ...] = ("chat",)
+    # Seconds until the connection is established.
     connect_timeout: Seconds = 10.0
+    # Seconds until the first part of an answer arrives.
     first_token_timeout: Seconds = 600.0
+    # Seconds between two parts of an answer.
     silence_timeout: Seconds = 120.0
 
 
 class EngineSettings(msgspec.Struct, omit_defaults=True):
-    """How a pair is loaded. 0 means: decide for this machine and model.
+    """The settings with which a pair is loaded. 0 means: choose for this machine and model."""
 
-    n_ctx is in tokens that all sequences share: one alone may use all, and who finds no room waits.
-    `extra_buffers` False is safe mode: llama.cpp's repacked CPU
-    kernels (AMX among them) stay off. `exact` makes exact mode the default for every request; `exact_lacks`:
-    where it is not, the bytes of that mode's own cache, if memory does not hold them besides.
-    `pass_s`: seconds that a pass should take at most, 0 any: longer prompts are read in more of them.
-    `gap_s`: the same of passes that answers which are being written wait for. `turns`: a file by which
-    workers take turns on the processors, "" for none.
-    `state_dir` keeps what was measured, `states_dir` texts' states up to `states_bytes`;
-    `prefix_bytes` limits the memory for prefixes that have no slot.
-
-    On a GPU: `n_gpu_layers` of the target and `draft_gpu_layers` of the draft, -1 all of them;
-    `split_mode` is how several GPUs share the target, `main_gpu` the one that has the draft.
-    `rpc_needed`: the target does not fit here without the other machines that the pair names.
-    `choose_on_device`: greedy tokens are chosen where the logits are; None: where that is a GPU.
-    """
-
+    # Tokens that all sequences share. One alone may use all of them, and a sequence that finds
+    # no room has to wait.
     n_ctx: Context = 0
     parallel: Sequences = 4
     n_threads: Threads = 0
     n_batch: Annotated[int, Meta(ge=64, le=1 << 16)] = 512
+    # Layers of the target on a GPU; -1: all.
     n_gpu_layers: Layers = -1
+    # Layers of the draft model on a GPU; -1: all.
     draft_gpu_layers: Layers = -1
+    # How several GPUs share the target.
     split_mode: SplitMode = "layer"
+    # The GPU that has the draft model.
     main_gpu: Gpu = 0
+    # The target does not fit on this machine without the other machines that the pair names.
     rpc_needed: bool = False
     flash_attention: FlashAttention = "auto"
+    # Greedy tokens are chosen on the device that holds the logits. None: only if that is a GPU.
     choose_on_device: bool | None = None
     type_kv: KvType = "f16"
     type_v: KvTypeV = "same"
+    # False is safe mode: llama.cpp's repacked CPU kernels, AMX among them, stay off.
     extra_buffers: bool = True
+    # Exact mode is the default of every request.
     exact: bool = False
+    # Bytes that exact mode's own cache would need in addition. 0 if memory holds it.
     exact_lacks: Bytes = 0
+    # Tokens drafted per round. None: the policy decides.
     depth: Drafted | None = None
+    # Longest time of a pass in seconds; 0: any. Longer prompts are read in several passes.
     pass_s: Annotated[float, Meta(ge=0)] = 0.0
+    # The same limit while other requests are decoding and wait for the pass.
     gap_s: Annotated[float, Meta(ge=0)] = 0.25
+    # Lock file with which workers take turns on the CPU; "": none.
     turns: str = ""
+    # Folder in which measurements are saved.
     state_dir: str = ""
+    # Memory limit of cached prefixes that have no slot.
     prefix_bytes: Bytes = 0
+    # Folder in which states of texts are saved, up to `states_bytes`.
     states_dir: str = ""
     states_bytes: Bytes = 0
 
     @property
     def kv_types(self) -> tuple[KvType, KvType]:
-        """Of the cache's keys, and of its values."""
+        """Types of the cache's keys and of its values."""
         return self.type_kv, self.type_kv if self.type_v == "same" else self.type_v
 
     def on_cpu(self, context: int, *, wide: bool) -> FlashAttention:
-        """Flash attention where "auto" is a CPU's to choose, with so many tokens of context. One text is
-        written faster without it, the more the longer it is; many are together slower, for each attends
-        to all. It needs less memory, and only with it values can be quantized.
+        """Return whether a CPU uses flash attention with this many tokens of context.
 
-        wide: the CPU computes with vectors of 512 bits.
+        With "auto" the CPU chooses. A single sequence decodes faster without flash attention, the
+        more so the longer it is. Many sequences are slower without it, because each attends to the
+        cells of all. Flash attention needs less memory, and only with it can values be quantized.
+
+        wide: the CPU computes with 512-bit vectors.
         """
-        auto = self.flash_attention == "auto" and self.kv_types == ("f16", "f16")
-        long = self.parallel <= FEW and context > (SHORT_WIDE if wide else SHORT)
-        return "off" if auto and long else self.flash_attention
+        is_auto = self.flash_attention == "auto" and self.kv_types == ("f16", "f16")
+        is_long = self.parallel <= FEW and context > (SHORT_WIDE if wide else SHORT)
+        return "off" if is_auto and is_long else self.flash_attention
 
 
 class Limits(NamedTuple):
-    """What a type allows: numbers from `low` to `high`, or one of `choices`."""
+    """The values that a type allows: numbers from `low` to `high`, or one of `choices`."""
 
     low: float | None = None
     high: float | None = None
@@ -146,10 +160,10 @@ class Limits(NamedTuple):
 
 
 def limits(kind: Any) -> Limits:
-    """Those of a type of this module, or of one made of it."""
+    """Return the limits of a type of this module, or of a type made of one."""
     base, *marks = get_args(kind) if get_origin(kind) is Annotated else (kind,)
-    found = Limits(choices=get_args(base) if get_origin(base) is Literal else ())
-    for each in marks:
-        if isinstance(each, Meta):
-            found = Limits(each.ge, each.le)
-    return found
+    result = Limits(choices=get_args(base) if get_origin(base) is Literal else ())
+    for mark in marks:
+        if isinstance(mark, Meta):
+            result = Limits(mark.ge, mark.le)
+    return result

@@ -1,4 +1,4 @@
-"""What goes over the socket about kept answers together: /localspec/statistics. Times in seconds."""
+"""Statistics of saved answers as they are sent over HTTP: /localspec/statistics. Times in seconds."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from msgspec import Struct
 
 
 class Group(Struct):
-    """Some answers together; `name` is a day ("2026-11-22"), a pair or a kind of work.
+    """Statistics of some answers together.
 
-    `seconds`: from each answer's first token to its last; `tokens_per_second` is over those, None of none.
-    `acceptance`: of the drafted tokens those that were accepted, 0…1, None where nothing was drafted.
-    `speed_up` over plain decoding and `saved_seconds` are of the answers where it was measured, which
-    took `measured_seconds`; both are None where it never was.
+    - `name`: a day ("2026-11-22"), the name of a pair, or a kind of work.
+    - `seconds`: from each answer's first token to its last, summed up.
+    - `tokens_per_second`: over those seconds; null if there are none.
+    - `acceptance`: accepted drafted tokens as a fraction of all drafted tokens, 0…1; null if
+      nothing was drafted.
+    - `measured_seconds`: time taken by the answers whose speed-up was measured.
+    - `speed_up`: over plain decoding, of those answers; null if it was never measured.
+    - `saved_seconds`: time that those answers saved; null if it was never measured.
     """
 
     name: str
@@ -28,10 +32,12 @@ class Group(Struct):
 
 
 class Statistics(Struct):
-    """Of the `days` that end today, in the daemon's time zone, the newest last in `by_day`.
+    """Statistics of the `days` days that end today, in the daemon's time zone.
 
-    Days without an answer are there too, from the first one with an answer on. `unfinished` answers were
-    interrupted or failed; their figures are not known, and they are counted nowhere else.
+    - `by_day`: the newest day last. From the first day with an answer on, days without answers are
+      included.
+    - `unfinished`: answers that were interrupted or failed. Their figures are not known, so they
+      are counted nowhere else.
     """
 
     days: int

@@ -99,9 +99,9 @@ def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(learned, "PairsClient", Daemon)
     monkeypatch.setattr(drafts, "PairsClient", Daemon)
     monkeypatch.setattr(
-        drafts, "_ranked", lambda name, report, *_: reports.Ranked(name, report.overall)
+        drafts, "_rank", lambda name, report, *_: reports.Ranked(name, report.overall)
     )
-    monkeypatch.setattr(measured, "_LOOK", 0.0)
+    monkeypatch.setattr(measured, "_BUSY_SAMPLE_S", 0.0)
     monkeypatch.setattr(statistics, "RESAMPLES", 4)  # every line of it is looked at
     monkeypatch.setattr(distribution, "_SHUFFLES", 4)
     monkeypatch.setattr(distribution, "ANSWERS", 4)

@@ -75,11 +75,11 @@ WHOLE = stream(piece("Hello"), piece(" you"), piece("", "stop"))
             "refused: Loading model (HTTP 503)",
         ),
         ((MODELS, b"HTTP/1.1 404 Not Found\r\n\r\n"), "refused: Not Found (HTTP 404)"),
-        ((MODELS, stream([1])), "another shape"),
+        ((MODELS, stream([1])), "does not have OpenAI's form"),
         ((MODELS, HEAD + b"data: {\n\n"), "not valid JSON"),
-        ((HEAD + b'{"data": 1}',), "another shape"),
-        ((b"SSH-2.0-OpenSSH_9.2\r\n",), "cannot be asked"),
-        ((b"",), "cannot be asked"),
+        ((HEAD + b'{"data": 1}',), "neither OpenAI's form nor llama-server's"),
+        ((b"SSH-2.0-OpenSSH_9.2\r\n",), "cannot be reached"),
+        ((b"",), "cannot be reached"),
     ],
 )
 def test_what_is_no_answer_is_one_line(answers: tuple[bytes, ...], said: str) -> None:
@@ -157,4 +157,4 @@ def _run(answer: Answer) -> Run:
     from localspec.cli.bench import running
 
     work = Work("x", "text", [CHAT])
-    return running._run(running.Turn(work, 0, 0, "greedy"), "speculative", answer)
+    return running._to_run(running.Turn(work, 0, 0, "greedy"), "speculative", answer)

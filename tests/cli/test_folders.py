@@ -14,7 +14,7 @@ import pytest
 
 import localspec
 from localspec.cli.editors import plugin
-from localspec.cli.editors.settings import Machine, _agent
+from localspec.cli.editors.settings import Machine, _agent_command
 from tests.support.daemons import Home, scripted_home
 
 PACKAGE = Path(localspec.__file__).parent
@@ -43,7 +43,7 @@ def commands() -> dict[str, list[str]]:
     """What is written into other programs' settings, with something to do."""
     [vim] = re.findall(r"'localspec_command', (\[.*\])\)", plugin.text("vim"))
     command = json.loads(vim.replace("'", '"'))
-    agent = _agent()
+    agent = _agent_command()
     return {
         "plug-in": [*command, "start", "--json"],
         "ask": [*command, "ask", "--no-log", "hello"],

@@ -252,6 +252,6 @@ def test_no_duration_is_negative_and_next_to_nothing(seconds: float) -> None:
 def test_a_speed_up_near_one_is_called_no_difference(ratio: float, saved: float) -> None:
     total = {"speed_up": ratio, "acceptance": None, "saved_seconds": saved, "tokens": 5000}
     total |= {"seconds": 10.0, "measured_seconds": 10.0}
-    sentence = said._speculation(total)
+    sentence = said._describe_speculation(total)
     assert ("no clear difference" in sentence) == (abs(ratio - 1) < 0.03)
     assert ("lost" in sentence or "saved" in sentence) == (abs(ratio - 1) >= 0.03)

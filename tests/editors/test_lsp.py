@@ -157,7 +157,7 @@ def test_places_that_were_visited_are_sent_once_they_are_taken() -> None:
 def test_what_was_visited_is_read_ahead_in_a_quiet_moment(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "_QUIET", 0.0)
+    monkeypatch.setattr(desk, "_QUIET_S", 0.0)
 
     def extra(body: dict[str, Any]) -> list[str]:
         return [each["filename"] for each in body["input_extra"]]

@@ -1,4 +1,4 @@
-"""The Agent Client Protocol, by its own library: each session is a conversation of the history."""
+"""The Agent Client Protocol. Each session is a conversation of the history."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _REASONS: dict[str, schema.StopReason] = {"length": "max_tokens", "cancelled": "
 
 
 class Agent:
-    """For one editor. `model`: the pair that is asked; "": the configured one."""
+    """An agent for one editor. `model`: the pair that answers; "": the configured one."""
 
     def __init__(self, daemon: Daemon, model: str = "") -> None:
         self._daemon = daemon
         self._model = {"model": model} if model else {}
-        self._conversations: dict[str, str] = {}  # by session: an id, or "new"
+        self._conversations: dict[str, str] = {}  # id by session; "new" before the first answer
         self._running: dict[str, asyncio.Task[str]] = {}
 
     def on_connect(self, conn: acp.Client) -> None:
@@ -47,17 +47,21 @@ class Agent:
         )
 
     async def new_session(self, cwd: str, **_: Any) -> acp.NewSessionResponse:
-        del cwd  # nothing is done there: it is a chat
+        del cwd  # a chat does nothing in the editor's folder
         session = uuid.uuid4().hex
         self._conversations[session] = "new"
         return acp.NewSessionResponse(session_id=session)
 
     async def prompt(self, session_id: str, prompt: list[Block], **_: Any) -> acp.PromptResponse:
-        """Raises acp.RequestError: no such session, or why there is no answer."""
+        """Answer a prompt.
+
+        Raises:
+            acp.RequestError: there is no such session, or no answer for another reason.
+        """
         if session_id not in self._conversations:
             raise acp.RequestError.resource_not_found(session_id)
         try:
-            question = "\n\n".join(map(_text, prompt))
+            question = "\n\n".join(map(_to_text, prompt))
             task = asyncio.create_task(self._answer(session_id, question))
             self._running[session_id] = task
             reason = await task
@@ -74,62 +78,66 @@ class Agent:
             task.cancel()
 
     async def _answer(self, session: str, question: str) -> str:
-        """Why it ended; what came has been told."""
-        ours = {"kind": "chat", "conversation": self._conversations[session]}
+        """Send the answer to the editor while it is generated, and return why it ended."""
+        extensions = {"kind": "chat", "conversation": self._conversations[session]}
         messages = [{"role": "user", "content": question}]
-        request = {"messages": messages, "localspec": ours, **self._model}
+        request = {"messages": messages, "localspec": extensions, **self._model}
         loop, chunks = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any]]()
 
         def call(client: CancellableClient) -> None:
             for chunk in client.stream_chat(request):
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
-        asked = asyncio.create_task(self._daemon.ask(call))
-        asked.add_done_callback(lambda _: chunks.put_nowait({}))  # that was the last one
+        request_task = asyncio.create_task(self._daemon.ask(call))
+        request_task.add_done_callback(
+            lambda _: chunks.put_nowait({})
+        )  # an empty chunk marks the end
         reason = ""
         try:
             while chunk := await chunks.get():
-                given = (chunk.get("localspec") or {}).get("conversation")
-                self._conversations[session] = given or self._conversations[session]
+                conversation = (chunk.get("localspec") or {}).get("conversation")
+                self._conversations[session] = conversation or self._conversations[session]
                 for choice in chunk["choices"]:
                     reason = choice.get("finish_reason") or reason
-                    await self._tell(session, choice["delta"])
-            await asked
+                    await self._send_update(session, choice["delta"])
+            await request_task
         finally:
-            asked.cancel()
+            request_task.cancel()
         return reason
 
-    async def _tell(self, session: str, delta: dict[str, Any]) -> None:
+    async def _send_update(self, session: str, delta: dict[str, Any]) -> None:
         if thought := delta.get("reasoning_content"):
             await self._editor.session_update(session, acp.update_agent_thought_text(thought))
         if text := delta.get("content"):
             await self._editor.session_update(session, acp.update_agent_message_text(text))
 
 
-def _text(block: Block) -> str:
-    """A part of a question; a file that is named comes with its text.
+def _to_text(block: Block) -> str:
+    """Return a part of a question as text; a file that is named comes with its content.
 
     Raises:
-        UsageError: it cannot be read.
+        UsageError: the file cannot be read.
     """
     match block:
         case schema.TextContentBlock():
             return block.text
-        case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as found):
-            return f"{_name(found.uri)}:\n\n{found.text}"
+        case schema.EmbeddedResourceContentBlock(
+            resource=schema.TextResourceContents() as resource
+        ):
+            return f"{_file_name(resource.uri)}:\n\n{resource.text}"
         case schema.ResourceContentBlock(uri=uri) if uri.startswith("file:"):
-            return f"{_name(uri)}:\n\n{inputs.read_text(_path(uri))}"
+            return f"{_file_name(uri)}:\n\n{inputs.read_text(_file_path(uri))}"
     return f"({block.type} without text)"
 
 
-def _path(uri: str) -> str:
+def _file_path(uri: str) -> str:
     return unquote(urlsplit(uri).path)
 
 
-def _name(uri: str) -> str:
-    return _path(uri).rpartition("/")[2]
+def _file_name(uri: str) -> str:
+    return _file_path(uri).rpartition("/")[2]
 
 
 def serve(model: str) -> None:
-    """Until the editor closes the pipe."""
+    """Serve until the editor closes the pipe."""
     asyncio.run(acp.run_agent(cast("acp.Agent", Agent(Daemon(), model))))

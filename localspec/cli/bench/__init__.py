@@ -1,16 +1,18 @@
-"""`localspec bench`: whether speculation pays here, with this pair, for this work. A client as any other.
+"""`localspec bench`: measure whether speculation pays with this pair, on this machine, for this work.
 
-prompts/        what is asked
-asking.py       one prompt to a server, ours or another, and what came back when
-running.py      all prompts, plain and speculative in turns; what ends that early
-summary.py      answers → what is said of each kind of work
+It is a client like any other.
+
+prompts/        the prompts
+asking.py       send one prompt to our daemon or another server, and time what comes back
+running.py      run all prompts alternately plain and with drafts, and stop early if necessary
+summary.py      turn answers into figures for each kind of work
 statistics.py   speed-ups and their bootstrap intervals
-distribution.py whether sampling gives the same both ways
-theory.py       what the formula and a replay with measured costs say
-verdict.py      a word for each kind of work, and the sentence for a person
-report.py       all of that as data, which schema.json describes
-learned.py      what the pair had learned before, which a bench leaves as it was
-measured.py     the parts in their order
-drafts.py       several drafts for one target
-shown/          on a terminal, and as a page with plots
+distribution.py test whether sampling with drafts gives the same distribution
+theory.py       what the formula and a replay with measured costs predict
+verdict.py      a verdict for each kind of work, and a sentence for people
+report.py       all results as data, described by schema.json
+learned.py      reset what the pair has learned during a bench
+measured.py     the complete measurement
+drafts.py       compare several drafts for one target
+shown/          the report on a terminal, and as a page with plots
 """

@@ -1,6 +1,6 @@
-"""Do sampled answers with drafts come from the same distribution as plain ones?
+"""Test whether sampled answers with drafts come from the same distribution as plain ones.
 
-A permutation test of how they begin: it sees gross differences, and no small ones.
+It is a permutation test of how answers begin, which detects large differences but no small ones.
 """
 
 from __future__ import annotations
@@ -14,57 +14,60 @@ from localspec.cli.bench.asking import How, Ours
 from localspec.cli.bench.prompts.workloads import Prompt
 from localspec.cli.bench.report import Distribution
 
-ANSWERS = 24  # each way
-_TOKENS = 8  # of each
-_DEPTH = 3  # drafts of a pass, so that there are some
-_WORDS = 4  # whose frequencies are compared
+ANSWERS = 24  # with drafts, and as many without
+_ANSWER_TOKENS = 8
+_DEPTH = 3  # drafts per pass, fixed so that there are some
+_COMPARED_WORDS = 4  # leading words of an answer whose frequencies are compared
 _SHUFFLES = 2000
-# Answers to it begin in many ways.
+# Answers to this prompt begin in many ways.
 _PROMPT = Prompt(ask="Invent the first sentence of a novel.")
 
 
 def check(server: Ours, room: int, drafts: dict[str, Any]) -> Distribution | None:
-    """Ask the same as often plainly as with drafts; None where nothing was drafted.
+    """Request the same answer equally often with and without drafts, and compare the answers.
+
+    None: nothing was drafted.
 
     Raises:
-        LocalspecError: the daemon's.
+        LocalspecError: as reported by the daemon.
     """
     texts: tuple[list[str], list[str]] = ([], [])
-    ways: tuple[dict[str, Any], dict[str, Any]] = {"enabled": False}, {**drafts, "depth": _DEPTH}
+    modes: tuple[dict[str, Any], dict[str, Any]] = {"enabled": False}, {**drafts, "depth": _DEPTH}
     drafted = 0
     for _ in range(ANSWERS):
-        for said, speculative in zip(texts, ways, strict=True):
-            how = How(_TOKENS, room, speculative, own=True, cached=True)
-            answer = server.ask(_PROMPT, how)
-            said.append(answer.text)
+        for answers, speculative in zip(texts, modes, strict=True):
+            options = How(_ANSWER_TOKENS, room, speculative, own=True, cached=True)
+            answer = server.ask(_PROMPT, options)
+            answers.append(answer.text)
             drafted += int(answer.timings.get("draft_n") or 0)
     return Distribution(ANSWERS, p_value(*texts)) if drafted else None
 
 
-def p_value(one: Sequence[str], other: Sequence[str]) -> float:
-    """How often texts of one distribution, dealt at random, differ as much as these in their first words."""
-    texts = [_words(text) for text in (*one, *other)]
+def p_value(first: Sequence[str], second: Sequence[str]) -> float:
+    """Return how often random groups of the texts differ as much as these two in their first words."""
+    texts = [_first_words(text) for text in (*first, *second)]
     rng = random.Random(0)
-    seen = _apart(texts, len(one))
-    as_far = 1  # as it was dealt
+    observed = _distance(texts, len(first))
+    at_least = 1  # the observed grouping itself
     for _ in range(_SHUFFLES):
         rng.shuffle(texts)
-        as_far += _apart(texts, len(one)) >= seen - 1e-9
-    return as_far / (_SHUFFLES + 1)
+        at_least += _distance(texts, len(first)) >= observed - 1e-9
+    return at_least / (_SHUFFLES + 1)
 
 
-def _words(text: str) -> list[str]:
-    return (text.split() + [""] * _WORDS)[:_WORDS]
+def _first_words(text: str) -> list[str]:
+    return (text.split() + [""] * _COMPARED_WORDS)[:_COMPARED_WORDS]
 
 
-def _apart(texts: Sequence[Sequence[str]], first: int) -> float:
-    """Over all places, how far the shares of the words there are apart."""
-    total, others = 0.0, len(texts) - first
-    for at in range(_WORDS):
-        one = Counter(each[at] for each in texts[:first])
-        other = Counter(each[at] for each in texts[first:])
-        words = one.keys() | other.keys()
+def _distance(texts: Sequence[Sequence[str]], count: int) -> float:
+    """Return the difference in frequency of each word at each position, summed up."""
+    total, remaining = 0.0, len(texts) - count
+    for position in range(_COMPARED_WORDS):
+        first = Counter(words[position] for words in texts[:count])
+        second = Counter(words[position] for words in texts[count:])
+        vocabulary = first.keys() | second.keys()
         total += sum(
-            abs(one[word] / max(first, 1) - other[word] / max(others, 1)) for word in words
+            abs(first[word] / max(count, 1) - second[word] / max(remaining, 1))
+            for word in vocabulary
         )
     return total

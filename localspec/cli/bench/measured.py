@@ -1,4 +1,4 @@
-"""A bench from the command line's wishes to a report."""
+"""Run a complete bench and return its report."""
 
 from __future__ import annotations
 
@@ -24,30 +24,36 @@ from localspec.machine.quiet import NOISE, Others
 
 Say = Callable[[str], None]
 Watch = Callable[[Now, Callable[[], list[Workload]]], None]
-_LOOK = 0.5  # seconds
-_TIES = 8  # places where texts part that are looked at
-_LEAST = 5.0  # seconds of answers, however long the load took
-_DISTURBED = 0.2  # of all answers, so many beside another program's work are too many
+_BUSY_SAMPLE_S = 0.5  # time over which other programs' work is measured before the bench
+_MAX_TIES = 8  # divergences of texts whose log-probabilities are requested
+_MIN_ANSWER_S = 5.0  # time for answers, however long the load took
+_MAX_DISTURBED_RATIO = (
+    0.2  # fraction of answers disturbed by other programs above which a warning is given
+)
 
 
 def measure(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
-    """The daemon's pair of that name, or the configured one.
+    """Measure the daemon's pair of that name, or the configured one.
 
     Raises:
-        LocalspecError: it does not load, or no prompt can be answered.
+        LocalspecError: the pair does not load, or no prompt can be answered.
     """
-    _check(model)
-    with learned.beginning(model, keep=plan.apply) as said:
-        report = _measured(plan, model, say, watch)
-    report.notes += said
+    _refuse_upstream(model)
+    with learned.beginning(model, keep=plan.apply) as learning_notes:
+        report = _run_bench(plan, model, say, watch)
+    report.notes += learning_notes
     return report
 
 
-def _check(model: str) -> None:
-    """Raises UsageError: another server answers for the pair, and drafts as it likes."""
+def _refuse_upstream(model: str) -> None:
+    """Refuse a pair on another server, which drafts as it likes.
+
+    Raises:
+        UsageError: the pair is on another server.
+    """
     client = PairsClient()
     name = model or str(client.status()["pair"]["name"])
-    if any(each["name"] == name and each["kind"] == "upstream" for each in client.pairs()["pairs"]):
+    if any(pair["name"] == name and pair["kind"] == "upstream" for pair in client.pairs()["pairs"]):
         raise UsageError(
             f"'{name}' is served by another server, whose drafts cannot be switched off for one answer: "
             "there is nothing to compare. To have it beside a pair of this machine: localspec bench "
@@ -55,91 +61,97 @@ def _check(model: str) -> None:
         )
 
 
-def _measured(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
+def _run_bench(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
     server = Ours(model)
-    began, when = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
+    start, started_at = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     say("Loading the pair …")
-    first = Bench(server, plan, None, ())
-    first.warm_up()
+    warm_up = Bench(server, plan, None, ())
+    warm_up.warm_up()
     status = server.status()
-    if first.found.partial:
-        pair = {**_UNKNOWN, "name": model or status["pair"]["name"]}
-        return _report(plan, first.found, pair, when)
-    notes, plan = _sampling(server, plan)
-    pids = [status["pid"], *(each["pid"] for each in status["pairs"] if each["pid"])]
-    notes += _busy(status, pids)
-    if plan.seconds is not None:  # of which some went by
-        plan = replace(plan, seconds=max(plan.seconds - (time.monotonic() - began), _LEAST))
+    if warm_up.found.partial:
+        pair = {**_UNLOADED_PAIR, "name": model or status["pair"]["name"]}
+        return _build_report(plan, warm_up.found, pair, started_at)
+    notes, plan = _skip_greedy_sampling(server, plan)
+    pids = [status["pid"], *(pair["pid"] for pair in status["pairs"] if pair["pid"])]
+    notes += _warn_if_busy(status, pids)
+    if plan.seconds is not None:  # the load has used some of them
+        plan = replace(plan, seconds=max(plan.seconds - (time.monotonic() - start), _MIN_ANSWER_S))
     bench = Bench(server, plan, status["pair"]["n_ctx"], pids)
-    found = bench.run(
-        lambda now, found: watch(now, lambda: summary.workloads(plan.works, found, None))
+    results = bench.run(
+        lambda progress, results: watch(
+            progress, lambda: summary.workloads(plan.works, results, None)
+        )
     )
-    report = _report(plan, found, status["pair"], when)
+    report = _build_report(plan, results, status["pair"], started_at)
     report.notes[:0] = notes
-    if not found.partial and plan.seconds is None:
-        _ties(bench, report.workloads)
-        report.distribution = _sampled(bench)
+    if not results.partial and plan.seconds is None:
+        _add_gaps(bench, report.workloads)
+        report.distribution = _compare_distributions(bench)
         report.partial = plan.stopping.when is not None
-    report.seconds = time.monotonic() - began
+    report.seconds = time.monotonic() - start
     return report
 
 
-# A pair of which an interrupt came before it was loaded.
-_UNKNOWN = dict.fromkeys(("target", "draft", "n_ctx", "memory", "backend", "costs"))
+# The status of a pair that was not loaded when the bench was interrupted.
+_UNLOADED_PAIR = dict.fromkeys(("target", "draft", "n_ctx", "memory", "backend", "costs"))
 
 
-def _report(plan: Plan, found: Found, pair: dict[str, Any], when: str) -> Report:
-    """What the answers say, of a pair as the daemon's status has it."""
-    costs = _costs(pair)
-    told = summary.workloads(plan.works, found, costs)
-    quiet, notes = _disturbed(found.runs)
-    if found.their_end:
-        notes.append(f"{found.their_end} It was not asked again.")
+def _build_report(plan: Plan, results: Found, pair: dict[str, Any], started_at: str) -> Report:
+    """Return the report of the answers of a pair. `pair` is its status as the daemon reports it."""
+    costs = _parse_costs(pair)
+    works = summary.workloads(plan.works, results, costs)
+    quiet, notes = _check_quiet(results.runs)
+    if results.their_end:
+        notes.append(f"{results.their_end} It was not asked again.")
     return Report(
         pair=pair["name"],
-        when=when,
+        when=started_at,
         seconds=0.0,
         tokens=plan.tokens,
-        partial=found.partial,
+        partial=results.partial,
         quiet=quiet,
-        machine=_machine(pair["backend"]),
-        sentence=sentence(told),
-        workloads=told,
-        runs=found.runs,
+        machine=_describe_machine(pair["backend"]),
+        sentence=sentence(works),
+        workloads=works,
+        runs=results.runs,
         localspec=localspec.__version__,
         target=pair["target"],
         draft=pair["draft"],
         context=pair["n_ctx"],
         memory=pair["memory"],
-        overall=_overall(plan, found.runs),
+        overall=_overall_speed_up(plan, results.runs),
         costs=costs,
         against=plan.against.name if plan.against else None,
-        theirs=summary.theirs(plan.works, found) if plan.against else [],
-        their_runs=found.theirs,
-        notes=[*filter(None, [found.ended]), *_undrafted(found.runs), *notes],
+        theirs=summary.theirs(plan.works, results) if plan.against else [],
+        their_runs=results.theirs,
+        notes=[*filter(None, [results.ended]), *_explain_no_drafts(results.runs), *notes],
     )
 
 
-def _undrafted(runs: Sequence[Run]) -> list[str]:
-    """Why nothing was drafted at all, if so."""
-    drafted = [run for run in runs if run.mode == "speculative"]
-    reasons = [run.reason for run in drafted if run.reason]
-    if not reasons or any(run.drafted for run in drafted):
+def _explain_no_drafts(runs: Sequence[Run]) -> list[str]:
+    """Return why nothing was drafted, if nothing was."""
+    speculative = [run for run in runs if run.mode == "speculative"]
+    reasons = [run.reason for run in speculative if run.reason]
+    if not reasons or any(run.drafted for run in speculative):
         return []
     return [f"No tokens were drafted: {statistics.mode(reasons)}."]
 
 
-def _ties(bench: Bench, told: Sequence[Workload]) -> None:
-    """How near to a tie the target was where texts part."""
-    works = {each.name: each for each in bench.plan.works}
-    parted = [(works[each.name], one) for each in told for one in each.differences]
-    for work, one in parted[:_TIES]:
+def _add_gaps(bench: Bench, summaries: Sequence[Workload]) -> None:
+    """Add to each difference how close to a tie the target was."""
+    works = {work.name: work for work in bench.plan.works}
+    differences = [
+        (works[work.name], difference) for work in summaries for difference in work.differences
+    ]
+    for work, difference in differences[:_MAX_TIES]:
         with contextlib.suppress(LocalspecError, KeyboardInterrupt):
-            one.gap = bench.lead(work, one.prompt, one.at, one.speculative)
+            difference.gap = bench.lead(
+                work, difference.prompt, difference.at, difference.speculative
+            )
 
 
-def _sampled(bench: Bench) -> Distribution | None:
-    """Whether sampling gives the same both ways, where that was measured."""
+def _compare_distributions(bench: Bench) -> Distribution | None:
+    """Return whether sampling with drafts gives the same distribution, if the plan includes it."""
     if not bench.plan.own:
         return None
     with contextlib.suppress(LocalspecError, KeyboardInterrupt), bench.plan.stopping.waiting():
@@ -147,64 +159,68 @@ def _sampled(bench: Bench) -> Distribution | None:
     return None
 
 
-def _machine(backend: str | None) -> Machine:
+def _describe_machine(backend: str | None) -> Machine:
     host = machine.Host.here()
     return Machine(
         f"{host.system} {host.arch}", machine.cpu(host).model, os.cpu_count() or 1, backend
     )
 
 
-def _overall(plan: Plan, runs: Sequence[Run]) -> Any:
+def _overall_speed_up(plan: Plan, runs: Sequence[Run]) -> Any:
     greedy = [run for run in runs if run.sampling == "greedy"]
     groups = [[run for run in greedy if run.workload == work.name] for work in plan.works]
     return ratios.overall([[rates for rates, _ in summary.pairs(group)] for group in groups])
 
 
-def _sampling(server: Ours, plan: Plan) -> tuple[list[str], Plan]:
-    """Where the pair samples greedily by itself, its own sampling is temperature 0."""
+def _skip_greedy_sampling(server: Ours, plan: Plan) -> tuple[list[str], Plan]:
+    """Leave out the pair's own sampling if that is temperature 0 as well."""
     if not plan.own or server.sampling().get("temperature", 0.8):
         return [], plan
     note = "By itself this pair samples at temperature 0, so that nothing else was measured."
     return [note], replace(plan, own=False)
 
 
-def _costs(pair: dict[str, Any]) -> Costs | None:
-    found = pair.get("costs")
-    if not found:
+def _parse_costs(pair: dict[str, Any]) -> Costs | None:
+    costs = pair.get("costs")
+    if not costs:
         return None
-    return Costs(_table(found["target_ms"]), _table(found["draft_ms"]), found["overhead_ms"])
+    return Costs(
+        _parse_table(costs["target_ms"]), _parse_table(costs["draft_ms"]), costs["overhead_ms"]
+    )
 
 
-def _table(found: dict[str, float]) -> dict[int, float]:
-    return {int(width): ms for width, ms in found.items()}
+def _parse_table(table: dict[str, float]) -> dict[int, float]:
+    return {int(width): ms for width, ms in table.items()}
 
 
-def _busy(status: dict[str, Any], pids: Sequence[int]) -> list[str]:
-    """What works on this machine beside the daemon before anything is measured."""
+def _warn_if_busy(status: dict[str, Any], pids: Sequence[int]) -> list[str]:
+    """Return a warning if the machine is busy before the measurement."""
     if status["running"] or status["waiting"]:
         return [
             "The daemon was answering other requests when this began, so figures may be too low."
         ]
-    others = Others()
-    time.sleep(_LOOK)
-    cores = others.cores(pids)
+    other_programs = Others()
+    time.sleep(_BUSY_SAMPLE_S)
+    cores = other_programs.cores(pids)
     if cores is None or cores <= NOISE:
         return []
-    names = ", ".join(name for name, _ in others.busiest())
-    by = f" ({names})" if names else ""
-    return [f"The machine was busy when this began: other programs{by} used {cores:.1f} cores."]
+    names = ", ".join(name for name, _ in other_programs.busiest())
+    by_whom = f" ({names})" if names else ""
+    return [
+        f"The machine was busy when this began: other programs{by_whom} used {cores:.1f} cores."
+    ]
 
 
-def _disturbed(runs: Sequence[Run]) -> tuple[bool | None, list[str]]:
-    """Whether it was quiet, None where nobody knows; and what is said if not."""
-    known = [run.others for run in runs if run.others is not None]
-    if not known:
+def _check_quiet(runs: Sequence[Run]) -> tuple[bool | None, list[str]]:
+    """Return whether the machine was quiet, None if that is not known, and a warning if it was not."""
+    cores_by_answer = [run.others for run in runs if run.others is not None]
+    if not cores_by_answer:
         return None, []
-    loud = [each for each in known if each > NOISE]
-    if len(loud) <= _DISTURBED * len(known):
+    disturbed = [cores for cores in cores_by_answer if cores > NOISE]
+    if len(disturbed) <= _MAX_DISTURBED_RATIO * len(cores_by_answer):
         return True, []
-    cores = statistics.median(loud)
+    cores = statistics.median(disturbed)
     return False, [
-        f"During {len(loud)} of {len(known)} answers other programs used {cores:.1f} cores (median); close "
-        "them and measure again."
+        f"During {len(disturbed)} of {len(cores_by_answer)} answers other programs used "
+        f"{cores:.1f} cores (median); close them and measure again."
     ]

@@ -1,7 +1,8 @@
-"""What a bench has found, as `--json` writes it and `bench compare` reads it. schema.json describes it.
+"""The report of a bench, as `--json` writes it and `bench compare` reads it.
 
-Times in milliseconds unless a name says otherwise; rates in tokens per second, from an answer's first token
-to its last, as llama-server counts. "plain" is the target alone, "speculative" with drafts as usual.
+schema.json describes it. Times are milliseconds unless a name says otherwise. Rates are tokens per
+second, from an answer's first token to its last, as llama-server counts. "plain" means the target
+alone, "speculative" means with drafts as usual.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ Verdict = Literal["faster", "same", "off", "slower", "unclear", "not measured"]
 
 
 class Estimate(Struct, frozen=True):
-    """A figure and its 95 % bootstrap interval, of so many pairs of answers; null: too few for one."""
+    """A figure and its 95 % bootstrap interval.
+
+    - `pairs`: the number of pairs of answers behind it.
+    - `low`, `high`: null if the pairs are too few for an interval.
+    """
 
     value: float
     low: float | None = None
@@ -32,8 +37,10 @@ class Estimate(Struct, frozen=True):
 
 
 class Round(Struct, frozen=True, array_like=True):
-    """What a target pass brought: so many tokens, after so many drafted ones, of which so many were accepted,
-    from drafts of this kind. Another server than localspec says it of what came together, which may be more.
+    """The tokens of one target pass, and its drafted and accepted tokens of this kind of draft.
+
+    Servers other than localspec report this for each chunk of a stream, which may contain several
+    passes.
     """
 
     tokens: int
@@ -43,19 +50,25 @@ class Round(Struct, frozen=True, array_like=True):
 
 
 class Arrival(Struct, frozen=True, array_like=True):
-    """What came together: so many tokens, so many milliseconds after those before."""
+    """Tokens that arrived together, this many milliseconds after those before."""
 
     tokens: int
     ms: float
 
 
 class Run(Struct):
-    """One answer. `sampling` "own": as the pair samples by itself.
+    """One answer.
 
-    `prompt`: the number of the prompt in its workload. `first_ms`: until the first text came, prompt and
-    all; `total_ms`: until the last. `rate`: null where an answer is too short for one. `source`: where most
-    drafts came from. `reason`: why there were none. `joules`: of the whole machine. `others`: cores that
-    other programs kept busy. `digest`: of the text, so that answers can be compared without it.
+    - `prompt`: number of the prompt in its workload.
+    - `sampling`: "own" is the pair's own sampling.
+    - `first_ms`: time until the first text, including the prompt.
+    - `total_ms`: time until the last text.
+    - `rate`: null if the answer is too short for one.
+    - `digest`: hash of the text, so that answers can be compared without it.
+    - `source`: where most drafts came from.
+    - `reason`: why there were no drafts.
+    - `joules`: energy used by the whole machine.
+    - `others`: cores that other programs used.
     """
 
     workload: str
@@ -83,7 +96,11 @@ class Run(Struct):
 
 
 class Side(Struct):
-    """Answers of one mode together. `rate`: all tokens by all time; times are medians."""
+    """All answers of one mode together.
+
+    - `rate`: all tokens divided by all time.
+    - `first_ms`, `total_ms`: medians.
+    """
 
     answers: int
     tokens: int
@@ -94,13 +111,15 @@ class Side(Struct):
 
 
 class Acceptance(Struct):
-    """Three figures that are all called acceptance rate.
+    """Acceptance of drafts, with three figures that are all called acceptance rate.
 
-    `of_drafted`: accepted by drafted tokens (llama.cpp, vLLM). `of_answer`: accepted by all tokens of the
-    answers (LM Studio). `conditional`: the chance that a token is accepted if all before it were (α of the
-    papers), from the passes that were rejected. `mean_length`: accepted tokens of a pass that had drafts.
-    `by_position`: the share of first, second, … drafts that were accepted. `sources`: drafted and accepted
-    tokens by where they came from.
+    - `of_drafted`: accepted tokens per drafted token (llama.cpp, vLLM).
+    - `of_answer`: accepted tokens per token of the answers (LM Studio).
+    - `conditional`: the probability that a token is accepted if all before it were (α in the
+      papers), estimated from the passes with a rejection.
+    - `mean_length`: accepted tokens per pass that had drafts.
+    - `by_position`: the fraction of first, second, … drafts that were accepted.
+    - `sources`: drafted and accepted tokens by the source of the drafts.
     """
 
     drafted: int
@@ -116,10 +135,13 @@ class Acceptance(Struct):
 
 
 class Difference(Struct):
-    """Where the two texts of a prompt part at temperature 0: after so many characters, and how they go on.
+    """The place where the two texts of a prompt diverge at temperature 0.
 
-    `gap`: how much likelier, as a difference of log-probabilities, the target found the token it wrote
-    plainly than the next best one there; small: a near-tie within the rounding of wider passes.
+    - `at`: number of equal characters before it.
+    - `plain`, `speculative`: how the texts continue.
+    - `gap`: the difference in log-probability, under the target, between the token of the plain
+      text and the next best one. If it is small, this is a near-tie within the rounding of wider
+      passes.
     """
 
     prompt: int
@@ -130,14 +152,15 @@ class Difference(Struct):
 
 
 class Theory(Struct):
-    """What arithmetic says beside the measurement, from what rounds cost here: passes by their width as at
-    the load, and all else as answers took it.
+    """Predictions from the measured costs: of passes by their width at load, of the rest from answers.
 
-    `tokens_per_pass`: the formula's, at the measured `conditional` acceptance and mean `depth`; `speed_up`:
-    from it and the costs. `best_depth`: of all fixed depths the best by replay, with its speed-up; `optimum`:
-    the speed-up of somebody who knows beforehand what will be accepted. `reached`: the share of that which
-    the depths chosen here reached; `regret`: the time they lost against the best fixed depth, as a share of
-    it (less than 0: they were better than any fixed one).
+    - `tokens_per_pass`: by the formula, at the measured `conditional` acceptance and mean `depth`.
+    - `speed_up`: from that and the costs.
+    - `best_depth`, `best_speed_up`: the best of all fixed depths by replay.
+    - `optimum`: the speed-up with perfect knowledge of what will be accepted.
+    - `reached`: the fraction of that optimum that the chosen depths reached.
+    - `regret`: the time lost against the best fixed depth, as a fraction of it. Below 0: better
+      than any fixed depth.
     """
 
     depth: float
@@ -151,9 +174,12 @@ class Theory(Struct):
 
 
 class Workload(Struct):
-    """One kind of work, at one kind of sampling. `identical`: whether all texts of the two modes were
-    equal; null where they need not be. `speed_up`: of rates; `latency`: of whole answers' times, with the
-    prompt. `note`: why it was not measured, or what of it was not.
+    """One kind of work with one kind of sampling.
+
+    - `identical`: all texts of the two modes were equal; null if they need not be.
+    - `speed_up`: of rates.
+    - `latency`: of the times of whole answers, including the prompt.
+    - `note`: why all or a part of it was not measured.
     """
 
     name: str
@@ -172,10 +198,12 @@ class Workload(Struct):
 
 
 class Theirs(Struct):
-    """What another server made of the same prompts, at temperature 0. `ours`: our rate with drafts over
-    theirs, as it is set up. `drafted`, `accepted`: tokens, as it says; null where it says nothing of drafts.
-    `same_prompts`: whether its prompts had as many tokens as ours. `identical`: whether its texts are those
-    that we wrote plainly.
+    """Another server's answers to the same prompts, at temperature 0.
+
+    - `ours`: our rate with drafts divided by theirs, as the other server is set up.
+    - `drafted`, `accepted`: tokens, as the server reports them; null if it reports no drafts.
+    - `same_prompts`: its prompts had as many tokens as ours.
+    - `identical`: its texts are equal to our plain ones.
     """
 
     workload: str
@@ -189,8 +217,11 @@ class Theirs(Struct):
 
 
 class Ranked(Struct):
-    """One of several drafts for the same target. `size_ratio`: its file by the target's. `code`, `text`: the
-    geometric means of the speed-ups of such work. `note`: why it could not be measured.
+    """One of several drafts for the same target.
+
+    - `size_ratio`: the size of its file divided by the target's.
+    - `code`, `text`: geometric means of the speed-ups of such work.
+    - `note`: why it could not be measured.
     """
 
     draft: str
@@ -204,14 +235,17 @@ class Ranked(Struct):
 
 
 class Distribution(Struct):
-    """Of so many sampled answers each way: how likely their beginnings differ so much by chance alone."""
+    """A comparison of this many sampled answers each way.
+
+    - `p`: the probability that their beginnings differ this much by chance alone.
+    """
 
     answers: int
     p: float
 
 
 class Costs(Struct):
-    """What passes cost at load, by their width in tokens, and what a round costs beside them."""
+    """The cost of passes at load by their width in tokens, and the cost of a round besides them."""
 
     target_ms: dict[int, float]
     draft_ms: dict[int, float] = {}
@@ -226,12 +260,19 @@ class Machine(Struct):
 
 
 class Report(Struct):
-    """`seconds` it took; `when` it began, in UTC. `partial`: it ended early, and what there is is told.
-    `tokens`: of an answer at most. `memory`: bytes that the loaded pair has. `overall`: the geometric mean of
-    the workloads' speed-ups at temperature 0. `quiet`: false where other programs disturbed it. `against`:
-    the other server, `theirs` what is said of its answers, and `their_runs` these. `drafts`: of several
-    that were compared, the best first; the rest of the report is of that one. `distribution`: of the pair's
-    own sampling.
+    """The results of one bench.
+
+    - `when`: when it began, in UTC.
+    - `seconds`: how long it took.
+    - `tokens`: maximum tokens of an answer.
+    - `partial`: it ended early, and the report covers what was complete.
+    - `quiet`: false if other programs disturbed it.
+    - `memory`: bytes used by the loaded pair.
+    - `overall`: geometric mean of the workloads' speed-ups at temperature 0.
+    - `against`: the other server. `theirs` are its figures, and `their_runs` its answers.
+    - `drafts`: several drafts that were compared, the best first. The rest of the report is about
+      that one.
+    - `distribution`: of the pair's own sampling.
     """
 
     pair: str
@@ -261,16 +302,16 @@ class Report(Struct):
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """Plain values, as they are written."""
+    """Return the report as plain values, ready to be written as JSON."""
     value: dict[str, Any] = msgspec.to_builtins(report, str_keys=True)
     return value
 
 
 def read(name: str) -> Report:
-    """A report that `--json` wrote.
+    """Return a report that `--json` wrote.
 
     Raises:
-        UsageError: it cannot be read, or is none.
+        UsageError: the file cannot be read, or is no report.
     """
     try:
         return msgspec.json.decode(Path(name).read_bytes(), type=Report)
@@ -281,7 +322,7 @@ def read(name: str) -> Report:
 
 
 def schema() -> str:
-    """The text of schema.json."""
+    """Return the text of schema.json."""
     described = msgspec.json.schema(Report)
     named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
     return json.dumps(named, indent=1) + "\n"

@@ -1,4 +1,4 @@
-"""The measurement: every prompt plain and with drafts in turns, so that drift falls on both alike."""
+"""Run a bench: every prompt alternately plain and with drafts, so that drift affects both alike."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ from localspec.machine.quiet import Others
 _PLAIN: dict[str, Any] = {"enabled": False}
 _DRAFTED: dict[str, Any] = {"enabled": True}
 _MODES: tuple[Mode, Mode] = ("plain", "speculative")
-PROBES = (DEEPEST, 1)  # depths of the answers that a replay goes by
-_WARM = 16  # tokens of an answer that nobody looks at
-_TEMPLATE = 96  # tokens that a chat template adds at most
-_CONTEXT = 4096  # tokens, where the server does not say
-_LEAST_ROOM = 128  # tokens of a question, whatever is left
+PROBES = (DEEPEST, 1)  # fixed depths of the answers on which the replay is based
+_WARM_UP_TOKENS = 16  # of an answer that is discarded
+_MAX_TEMPLATE_TOKENS = 96  # that a chat template adds to a question
+_DEFAULT_CONTEXT_TOKENS = 4096  # if the server does not report its context
+_MIN_QUESTION_TOKENS = 128  # even if the context has no room for them
 _SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-_AGAIN = 1.0  # seconds after which another signal is a second wish
+# A second signal aborts only after this time, since a terminal may send several at once.
+_SECOND_SIGNAL_S = 1.0
 
 
 class Stopping:
-    """Ctrl-C, SIGTERM and the end of the terminal stop the asking, and nothing of what comes after it: what
-    there is is reported, and what the pair had learned is put back. Who presses Ctrl-C again gives that up.
+    """A handler of Ctrl-C, SIGTERM and SIGHUP, which end the bench in an orderly way.
+
+    No further prompt is sent. What was measured is reported, and what the pair has learned is
+    reset. A second Ctrl-C skips that.
     """
 
     def __init__(self) -> None:
@@ -41,21 +44,21 @@ class Stopping:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Signals come here; those that whoever started this ignores are ignored."""
-        heard = [each for each in _SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
-        before = {each: signal.signal(each, self._stop) for each in heard}
+        """Handle the signals meanwhile, except those that the parent process made this one ignore."""
+        handled = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        previous = {number: signal.signal(number, self._stop) for number in handled}
         try:
             yield
         finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """For a server.
+        """Allow a signal to interrupt the wait for a server.
 
         Raises:
-            KeyboardInterrupt: it shall stop, since now or before.
+            KeyboardInterrupt: the bench was or is being stopped.
         """
         self._waits = True
         try:
@@ -66,54 +69,60 @@ class Stopping:
             self._waits = False
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
-        again = self.when is not None and time.monotonic() - self.when > _AGAIN
+        is_second = self.when is not None and time.monotonic() - self.when > _SECOND_SIGNAL_S
         self.when = self.when or time.monotonic()
-        if self._waits or again:
+        if self._waits or is_second:
             raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to ask and how often. seconds: begin nothing that would end later; own: also with the pair's own
-    sampling; probe: also answers that draft as deep as they can, and one token at a time, for the replay.
-
-    drafts: `speculative` of the runs with drafts. against: a server that is asked the same, as it is.
-    apply: the pair keeps what it learns from this. stopping: what ends it early.
-    """
+    """The prompts of a bench and how often to send them."""
 
     works: Sequence[Work]
     tokens: int
     repetitions: int
+    # Time limit. Nothing is begun that would end later.
     seconds: float | None = None
+    # Measure the pair's own sampling as well.
     own: bool = False
+    # Also get answers that draft as deep as possible, and one token at a time, for the replay.
     probe: bool = True
+    # Field `speculative` of the requests with drafts.
     drafts: dict[str, Any] = field(default_factory=lambda: dict(_DRAFTED))
+    # Another server that gets the same prompts, as it is set up.
     against: Other | None = None
+    # The pair keeps what it learns from these answers.
     apply: bool = False
+    # What ends the bench early.
     stopping: Stopping = field(default_factory=Stopping)
 
 
 @dataclass
 class Found:
-    """texts: of the first answer at temperature 0, by work, prompt and mode. theirs: the other server's
-    answers. failed, their_failed: by work, why. probes: answers at a fixed depth, by that. ended: why nobody
-    could be asked any more; their_end: the same of the other server alone.
-    """
+    """The answers of a bench."""
 
     runs: list[Run] = field(default_factory=list)
+    # Answers at a fixed depth, by that depth.
     probes: dict[int, list[Run]] = field(default_factory=lambda: {each: [] for each in PROBES})
+    # Answers of the other server.
     theirs: list[Run] = field(default_factory=list)
+    # Text of the first answer at temperature 0, by work, prompt and mode.
     texts: dict[tuple[str, int, Mode], str] = field(default_factory=dict)
+    # Why a kind of work failed, by its name.
     failed: dict[str, str] = field(default_factory=dict)
+    # The same for the other server.
     their_failed: dict[str, str] = field(default_factory=dict)
     partial: bool = False
+    # Why no further prompt could be sent.
     ended: str = ""
+    # The same for the other server alone.
     their_end: str = ""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt, once in each mode; or once with so many drafts in each pass (probe)."""
+    """A prompt, once in each mode, or once with a fixed number of drafts per pass (`probe`)."""
 
     work: Work
     prompt: int
@@ -124,12 +133,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class Now:
-    """How far it is. left_s: as expected by what was done. who: is asked, in which mode."""
+    """The progress of a bench."""
 
     done: int
     of: int
     turn: Turn
+    # The server or mode of the current answer.
     who: str
+    # Estimated seconds left.
     left_s: float | None
 
 
@@ -137,130 +148,142 @@ Watch = Callable[[Now, Found], None]
 
 
 def turns(plan: Plan) -> Iterator[Turn]:
-    """All kinds of work first, then again; so that whoever stops early has something of each. Short answers
-    more often: how exact a rate is depends on the time that was measured.
+    """Yield the prompts in order: every kind of work once, then all again.
+
+    So a bench that is stopped early has some answers of each kind. Short answers are repeated more
+    often, because the precision of a rate depends on the measured time.
     """
-    most = max(len(work.prompts) for work in plan.works)
+    max_prompts = max(len(work.prompts) for work in plan.works)
     samplings: tuple[Sampling, ...] = ("greedy", "own") if plan.own else ("greedy",)
     for repetition in range(plan.repetitions):
         for sampling in samplings:
-            for prompt in range(most):
+            for prompt in range(max_prompts):
                 for work in plan.works:
-                    often = _often(work, plan) if prompt < len(work.prompts) else 0
-                    for again in range(often):
-                        yield Turn(work, prompt, repetition * often + again, sampling)
-    # Last: a pair learns from these, too, what its own choice of depths would not have taught it.
+                    repeats = _count_repeats(work, plan) if prompt < len(work.prompts) else 0
+                    for index in range(repeats):
+                        yield Turn(work, prompt, repetition * repeats + index, sampling)
+    # These come last, because the pair also learns from them, and its own choice of depths would not have
+    # taught it the same.
     for work in plan.works if plan.probe else ():
         for depth in PROBES:
             yield Turn(work, 0, 0, "greedy", probe=depth)
 
 
-def _often(work: Work, plan: Plan) -> int:
-    """How often each prompt is asked in a repetition."""
+def _count_repeats(work: Work, plan: Plan) -> int:
+    """Return how often each prompt is sent in one repetition."""
     return max(plan.tokens // (2 * work.tokens), 1) if work.tokens else 1
 
 
 class Bench:
-    """Asks a server what a plan says. pids: of the server's own processes, whose work is not others'."""
+    """One measurement, which sends the prompts of a plan to a server.
+
+    pids: processes of the server itself, which do not count as other programs.
+    """
 
     def __init__(self, server: Ours, plan: Plan, context: int | None, pids: Sequence[int]) -> None:
         self.server, self.plan, self.found = server, plan, Found()
-        self.room, self._pids = (context or _CONTEXT) - _TEMPLATE, pids
+        self.room, self._pids = (context or _DEFAULT_CONTEXT_TOKENS) - _MAX_TEMPLATE_TOKENS, pids
         self._meter, self._began = Meter(), time.monotonic()
 
     def warm_up(self) -> None:
-        """Load the pair, and have every way of answering used once. Ctrl-C ends it: `partial` then.
+        """Load the pair and use every way of answering once. Ctrl-C ends it and sets `partial`.
 
         Raises:
-            LocalspecError: why it does not load or answer, or the other server does not.
+            LocalspecError: the pair does not load or answer, or the other server does not.
         """
         prompt = Prompt(ask="Say hello.")
         try:
             with self.plan.stopping.waiting():
-                if self.plan.against:  # first: it is known at once where nobody is there
-                    self.plan.against.ask(prompt, How(_WARM, _LEAST_ROOM, until=self._until()))
+                if self.plan.against:  # first, because an unreachable server is reported at once
+                    self.plan.against.ask(
+                        prompt, How(_WARM_UP_TOKENS, _MIN_QUESTION_TOKENS, until=self._deadline())
+                    )
                 for mode in _MODES:
-                    self.server.ask(prompt, self._how(_WARM, mode, "greedy"))
+                    self.server.ask(prompt, self._options(_WARM_UP_TOKENS, mode, "greedy"))
         except KeyboardInterrupt:
             self.found.partial = True
 
     def run(self, watch: Watch) -> Found:
-        """All of the plan, or what of it there was time for. Ctrl-C and the daemon's end end it: `partial`.
+        """Run the plan, as far as there is time. Ctrl-C or the daemon's end stop it and set `partial`.
 
         Raises:
-            LocalspecError: nothing could be asked at all.
+            LocalspecError: no answer was received at all.
         """
         try:
-            self._all(watch)
+            self._run_plan(watch)
         except KeyboardInterrupt:
             self.found.partial = True
-        except NoDaemon as error:  # another one would have another machine's state before it
+        except NoDaemon as error:  # answers of a new daemon would not be comparable
             if not self.found.runs:
                 raise
             self.found.partial, self.found.ended = True, error.message
         return self.found
 
-    def _all(self, watch: Watch) -> None:
-        todo = [(turn, list(self._asked(turn))) for turn in turns(self.plan)]
-        of = sum(len(asked) for _, asked in todo)
+    def _run_plan(self, watch: Watch) -> None:
+        trials = [(turn, list(self._asked(turn))) for turn in turns(self.plan)]
+        total = sum(len(modes) for _, modes in trials)
         done, slowest = 0, 0.0
-        for turn, asked in todo:
-            before = time.monotonic() - self._began
-            if self.plan.seconds is not None and done and before + slowest > self.plan.seconds:
+        for turn, modes in trials:
+            start = time.monotonic() - self._began
+            if self.plan.seconds is not None and done and start + slowest > self.plan.seconds:
                 return
-            for mode in asked:
-                spent = time.monotonic() - self._began
-                left = spent / done * (of - done) if done else None
-                watch(Now(done, of, turn, self._who(turn, mode), left), self.found)
+            for mode in modes:
+                elapsed = time.monotonic() - self._began
+                left_s = elapsed / done * (total - done) if done else None
+                watch(Now(done, total, turn, self._describe_asked(turn, mode), left_s), self.found)
                 self._one(turn, mode)
                 done += 1
-            slowest = max(slowest, time.monotonic() - self._began - before)
+            slowest = max(slowest, time.monotonic() - self._began - start)
 
     def lead(self, work: Work, prompt: int, at: int, other: str) -> float | None:
-        """As the server says it of plain decoding at temperature 0."""
-        how = self._how(self._tokens(work), "plain", "greedy")
+        """Return the lead in log-probability of a plain token at temperature 0, as `Ours.lead` does."""
+        how = self._options(self._max_tokens(work), "plain", "greedy")
         with self.plan.stopping.waiting():
             return self.server.lead(work.prompts[prompt], how, at, other)
 
     def _asked(self, turn: Turn) -> Iterator[Mode | None]:
-        """The modes of a turn, None: the other server. Each comes first as often, for each kind of work."""
+        """Yield the modes of a prompt in order; None stands for the other server.
+
+        For each kind of work, each mode comes first equally often.
+        """
         if turn.probe:
             yield "speculative"
             return
-        at = turn.prompt + turn.repetition
-        asked: list[Mode | None] = [*(_MODES[::-1] if at % 2 else _MODES)]
+        index = turn.prompt + turn.repetition
+        modes: list[Mode | None] = [*(_MODES[::-1] if index % 2 else _MODES)]
         if self.plan.against and turn.sampling == "greedy":
-            asked.insert(0 if (turn.prompt + turn.repetition // 2) % 2 else 2, None)
-        yield from asked
+            modes.insert(0 if (turn.prompt + turn.repetition // 2) % 2 else 2, None)
+        yield from modes
 
-    def _until(self) -> float | None:
-        """When an answer of the other server comes too late."""
+    def _deadline(self) -> float | None:
+        """Return the time after which an answer of the other server is useless."""
         return None if self.plan.seconds is None else self._began + self.plan.seconds
 
-    def _who(self, turn: Turn, mode: Mode | None) -> str:
+    def _describe_asked(self, turn: Turn, mode: Mode | None) -> str:
         if mode is None:
             return self.plan.against.name if self.plan.against else ""
         return f"{turn.probe} drafts a pass" if turn.probe else mode
 
-    def _how(self, tokens: int, mode: Mode, sampling: Sampling, *, probe: int = 0) -> How:
-        room = max(self.room - tokens, _LEAST_ROOM)
+    def _options(self, tokens: int, mode: Mode, sampling: Sampling, *, probe: int = 0) -> How:
+        room = max(self.room - tokens, _MIN_QUESTION_TOKENS)
         drafts = {**self.plan.drafts, **({"depth": probe} if probe else {})}
         return How(tokens, room, _PLAIN if mode == "plain" else drafts, sampling == "own")
 
     def _one(self, turn: Turn, mode: Mode | None) -> None:
-        """Ask, and note the answer or why there was none; what failed once is not asked again.
+        """Send a prompt and record its answer or its failure. A kind of work that failed is skipped.
 
         Raises:
-            NoDaemon: it has gone. LocalspecError: the first question of all has no answer.
+            NoDaemon: the daemon has stopped.
+            LocalspecError: the very first prompt has no answer.
         """
         if mode is None:
-            self._theirs(turn)
+            self._ask_other_server(turn)
             return
         work, failed = turn.work, self.found.failed
         if work.name in failed:
             return
-        how = self._how(self._tokens(work), mode, turn.sampling, probe=turn.probe)
-        others, before = Others(), self._meter.joules()
+        how = self._options(self._max_tokens(work), mode, turn.sampling, probe=turn.probe)
+        other_programs, joules_before = Others(), self._meter.joules()
         try:
             with self.plan.stopping.waiting():
                 answer = self.server.ask(work.prompts[turn.prompt], how)
@@ -271,37 +294,39 @@ class Bench:
                 raise
             failed[work.name] = error.message
             return
-        after = self._meter.joules()
-        run = _run(turn, mode, answer)
-        run.joules = None if before is None or after is None else after - before
-        run.others = others.cores(self._pids)
+        joules_after = self._meter.joules()
+        run = _to_run(turn, mode, answer)
+        run.joules = (
+            None if joules_before is None or joules_after is None else joules_after - joules_before
+        )
+        run.others = other_programs.cores(self._pids)
         (self.found.probes[turn.probe] if turn.probe else self.found.runs).append(run)
         if turn.sampling == "greedy" and not turn.probe:
             self.found.texts.setdefault((work.name, turn.prompt, mode), answer.text)
 
-    def _theirs(self, turn: Turn) -> None:
-        """Ask the other server the same, and lose nothing where it does not answer."""
-        found, work, server = self.found, turn.work, self.plan.against
-        if server is None or found.their_end or work.name in found.their_failed:
+    def _ask_other_server(self, turn: Turn) -> None:
+        """Send the same prompt to the other server, whose failures do not stop the bench."""
+        results, work, server = self.found, turn.work, self.plan.against
+        if server is None or results.their_end or work.name in results.their_failed:
             return
-        how = self._how(self._tokens(work), "plain", "greedy")
+        how = self._options(self._max_tokens(work), "plain", "greedy")
         try:
             with self.plan.stopping.waiting():
-                answer = server.ask(work.prompts[turn.prompt], replace(how, until=self._until()))
+                answer = server.ask(work.prompts[turn.prompt], replace(how, until=self._deadline()))
         except Gone as error:
-            found.their_end = error.message
+            results.their_end = error.message
         except LocalspecError as error:
-            found.their_failed[work.name] = error.message
+            results.their_failed[work.name] = error.message
         else:
-            found.theirs.append(_run(turn, "speculative", answer))
+            results.theirs.append(_to_run(turn, "speculative", answer))
 
-    def _tokens(self, work: Work) -> int:
-        """Of an answer at most."""
+    def _max_tokens(self, work: Work) -> int:
+        """Return the maximum number of tokens of an answer."""
         return min(work.tokens or self.plan.tokens, self.plan.tokens)
 
 
-def _run(turn: Turn, mode: Mode, answer: Answer) -> Run:
-    said, timings = answer.speculation, answer.timings
+def _to_run(turn: Turn, mode: Mode, answer: Answer) -> Run:
+    speculation, timings = answer.speculation, answer.timings
     return Run(
         workload=turn.work.name,
         prompt=turn.prompt,
@@ -317,9 +342,9 @@ def _run(turn: Turn, mode: Mode, answer: Answer) -> Run:
         digest=answer.digest,
         drafted=int(timings.get("draft_n") or 0),
         accepted=int(timings.get("draft_n_accepted") or 0),
-        passes=int(said.get("rounds") or 0),
-        source=said.get("kind"),
-        reason=said.get("reason"),
+        passes=int(speculation.get("rounds") or 0),
+        source=speculation.get("kind"),
+        reason=speculation.get("reason"),
         finish=answer.finish,
         rounds=answer.rounds,
         arrivals=answer.arrivals,

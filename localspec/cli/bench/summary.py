@@ -1,4 +1,4 @@
-"""From answers to what is said of each kind of work."""
+"""Turn answers into the figures of each kind of work."""
 
 from __future__ import annotations
 
@@ -25,65 +25,71 @@ from localspec.cli.bench.statistics import Pair
 from localspec.cli.bench.verdict import verdict
 
 LATE = "There was no time for it."
-_SHOWN = 24  # characters of a text behind the place where it parts from the other
+_EXCERPT_CHARACTERS = 24  # of each text, from the place where two texts diverge
 
 
-def workloads(works: Sequence[Work], found: Found, costs: Costs | None) -> list[Workload]:
-    """Each kind of work at temperature 0, then those at the pair's own sampling."""
-    told = []
+def workloads(works: Sequence[Work], results: Found, costs: Costs | None) -> list[Workload]:
+    """Return each kind of work at temperature 0, then those with the pair's own sampling."""
+    summaries = []
     for sampling in ("greedy", "own"):
-        runs = [run for run in found.runs if run.sampling == sampling]
+        runs = [run for run in results.runs if run.sampling == sampling]
         if sampling == "greedy" or runs:
-            told += [_workload(work, sampling, runs, found, costs) for work in works]
-    return told
+            summaries += [_summarize_work(work, sampling, runs, results, costs) for work in works]
+    return summaries
 
 
-def _workload(
-    work: Work, sampling: Sampling, runs: Sequence[Run], found: Found, costs: Costs | None
+def _summarize_work(
+    work: Work, sampling: Sampling, runs: Sequence[Run], results: Found, costs: Costs | None
 ) -> Workload:
-    own = [run for run in runs if run.workload == work.name]
-    plain, drafted = ([run for run in own if run.mode == mode] for mode in ("plain", "speculative"))
-    told = Workload(work.name, work.about, sampling, "not measured")
-    if not plain or not drafted:
-        told.note = found.failed.get(work.name, LATE)
-        told.plain = side(plain) if plain else None
-        told.speculative = side(drafted) if drafted else None
-        return told
-    told.plain, told.speculative = side(plain), side(drafted)
-    together = pairs(own)
-    told.speed_up = statistics.speed_up([rates for rates, _ in together])
-    told.latency = statistics.speed_up([times for _, times in together])
-    told.acceptance = acceptance(drafted)
-    told.verdict = verdict(told.speed_up or told.latency, told.acceptance, told.speculative.tokens)
+    work_runs = [run for run in runs if run.workload == work.name]
+    plain, speculative = (
+        [run for run in work_runs if run.mode == mode] for mode in ("plain", "speculative")
+    )
+    summary = Workload(work.name, work.about, sampling, "not measured")
+    if not plain or not speculative:
+        summary.note = results.failed.get(work.name, LATE)
+        summary.plain = side(plain) if plain else None
+        summary.speculative = side(speculative) if speculative else None
+        return summary
+    summary.plain, summary.speculative = side(plain), side(speculative)
+    paired = pairs(work_runs)
+    summary.speed_up = statistics.speed_up([rates for rates, _ in paired])
+    summary.latency = statistics.speed_up([times for _, times in paired])
+    summary.acceptance = acceptance(speculative)
+    summary.verdict = verdict(
+        summary.speed_up or summary.latency, summary.acceptance, summary.speculative.tokens
+    )
     if sampling == "greedy":
-        told.differences = differences(work.name, found.texts)
-        told.identical = all(a.digest == b.digest for a, b in _matched(own))
-        deep, shallow = (
-            [run for run in found.probes[depth] if run.workload == work.name] for depth in PROBES
+        summary.differences = differences(work.name, results.texts)
+        summary.identical = all(
+            first.digest == second.digest for first, second in _match_runs(work_runs)
         )
-        told.theory = of_theory(told.acceptance, plain, drafted, (deep, shallow), costs)
-    return told
+        deep, shallow = (
+            [run for run in results.probes[depth] if run.workload == work.name] for depth in PROBES
+        )
+        summary.theory = of_theory(summary.acceptance, plain, speculative, (deep, shallow), costs)
+    return summary
 
 
 def side(runs: Sequence[Run]) -> Side:
-    """Of one mode."""
+    """Return the figures of one mode."""
     timed = [run for run in runs if run.rate]
     seconds = sum(run.write_ms for run in timed) / 1e3
-    counted = [run for run in runs if run.joules is not None]
-    energy = sum(run.joules or 0.0 for run in counted)
-    written = sum(run.tokens for run in counted)
+    metered = [run for run in runs if run.joules is not None]
+    energy = sum(run.joules or 0.0 for run in metered)
+    metered_tokens = sum(run.tokens for run in metered)
     return Side(
         answers=len(runs),
         tokens=sum(run.tokens for run in runs),
         rate=sum(run.tokens - 1 for run in timed) / seconds if seconds else None,
         first_ms=statistics.median([run.first_ms for run in runs]),
         total_ms=statistics.median([run.total_ms for run in runs]),
-        joules_per_token=energy / written if written else None,
+        joules_per_token=energy / metered_tokens if metered_tokens else None,
     )
 
 
-def _matched(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Plain and speculative answers of the same prompt and repetition."""
+def _match_runs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Return plain and speculative answers to the same prompt in the same repetition."""
     plain = {(run.prompt, run.repetition): run for run in runs if run.mode == "plain"}
     return [
         (plain[run.prompt, run.repetition], run)
@@ -93,145 +99,197 @@ def _matched(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
 
 
 def pairs(runs: Sequence[Run]) -> list[tuple[Pair, Pair]]:
-    """Of each prompt answered both ways: tokens after the first in their time, and all in the whole time."""
+    """Return the rates and the latencies of each prompt that was answered both ways.
+
+    Rates have the tokens after the first in their time; latencies have all tokens in the whole
+    time.
+    """
     return [
         (
-            Pair(_after(a), a.write_ms / 1e3, _after(b), b.write_ms / 1e3),
-            Pair(a.tokens, a.total_ms / 1e3, b.tokens, b.total_ms / 1e3),
+            Pair(
+                _timed_tokens(plain),
+                plain.write_ms / 1e3,
+                _timed_tokens(speculative),
+                speculative.write_ms / 1e3,
+            ),
+            Pair(
+                plain.tokens, plain.total_ms / 1e3, speculative.tokens, speculative.total_ms / 1e3
+            ),
         )
-        for a, b in _matched(runs)
+        for plain, speculative in _match_runs(runs)
     ]
 
 
-def _after(run: Run) -> int:
-    """Tokens after the first; 0 where they are too few for a rate."""
+def _timed_tokens(run: Run) -> int:
+    """Return the number of tokens after the first; 0 if the answer is too short for a rate."""
     return run.tokens - 1 if run.rate else 0
 
 
-def theirs(works: Sequence[Work], found: Found) -> list[Theirs]:
-    """Another server's answers, each kind of work beside ours."""
-    return [_theirs(work, found) for work in works]
+def theirs(works: Sequence[Work], results: Found) -> list[Theirs]:
+    """Return another server's figures for each kind of work, beside ours."""
+    return [_summarize_theirs(work, results) for work in works]
 
 
-def _theirs(work: Work, found: Found) -> Theirs:
-    runs = [run for run in found.theirs if run.workload == work.name]
+def _summarize_theirs(work: Work, results: Found) -> Theirs:
+    runs = [run for run in results.theirs if run.workload == work.name]
     if not runs:
-        late = "It was not asked." if found.their_end else LATE
-        return Theirs(work.name, note=found.their_failed.get(work.name, late))
-    own = [run for run in found.runs if run.workload == work.name and run.sampling == "greedy"]
-    drafted, plain = (
-        {(run.prompt, run.repetition): run for run in own if run.mode == mode}
+        default_note = "It was not asked." if results.their_end else LATE
+        return Theirs(work.name, note=results.their_failed.get(work.name, default_note))
+    our_runs = [
+        run for run in results.runs if run.workload == work.name and run.sampling == "greedy"
+    ]
+    speculative, plain = (
+        {(run.prompt, run.repetition): run for run in our_runs if run.mode == mode}
         for mode in ("speculative", "plain")
     )
-    told = Theirs(work.name, side(runs), note=found.their_failed.get(work.name, ""))
-    both = [(run, drafted[at]) for run in runs if (at := (run.prompt, run.repetition)) in drafted]
-    told.ours = statistics.speed_up(
-        [Pair(_after(a), a.write_ms / 1e3, _after(b), b.write_ms / 1e3) for a, b in both]
+    summary = Theirs(work.name, side(runs), note=results.their_failed.get(work.name, ""))
+    matched = [
+        (run, speculative[at])
+        for run in runs
+        if (at := (run.prompt, run.repetition)) in speculative
+    ]
+    summary.ours = statistics.speed_up(
+        [
+            Pair(
+                _timed_tokens(theirs),
+                theirs.write_ms / 1e3,
+                _timed_tokens(ours),
+                ours.write_ms / 1e3,
+            )
+            for theirs, ours in matched
+        ]
     )
     if any(run.drafted for run in runs):
-        told.drafted, told.accepted = (
+        summary.drafted, summary.accepted = (
             sum(run.drafted for run in runs),
             sum(run.accepted for run in runs),
         )
-    asked = [(a.prompt_tokens, b.prompt_tokens) for a, b in both if a.prompt_tokens]
-    told.same_prompts = all(a == b for a, b in asked) if asked else None
-    beside = [(run, plain[at]) for run in runs if (at := (run.prompt, run.repetition)) in plain]
-    told.identical = all(a.digest == b.digest for a, b in beside) if beside else None
-    return told
+    prompt_sizes = [
+        (theirs.prompt_tokens, ours.prompt_tokens)
+        for theirs, ours in matched
+        if theirs.prompt_tokens
+    ]
+    summary.same_prompts = (
+        all(theirs == ours for theirs, ours in prompt_sizes) if prompt_sizes else None
+    )
+    compared = [(run, plain[at]) for run in runs if (at := (run.prompt, run.repetition)) in plain]
+    summary.identical = (
+        all(theirs.digest == ours.digest for theirs, ours in compared) if compared else None
+    )
+    return summary
 
 
 def acceptance(runs: Sequence[Run]) -> Acceptance:
+    """Return the acceptance of drafts in these answers."""
     drafted, accepted = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
     tokens, passes = sum(run.tokens for run in runs), sum(run.passes for run in runs)
-    first = sum(run.tokens > 0 for run in runs)  # tokens that came with a prompt
-    # What several rounds brought together does not say which of them was rejected.
-    single = [each for run in runs for each in run.rounds if each.tokens - each.accepted == 1]
-    tried = [each for each in single if each.drafted]
-    kept = sum(each.accepted for each in tried)
-    rejections = sum(each.accepted < each.drafted for each in tried)
+    prefill_tokens = sum(run.tokens > 0 for run in runs)  # tokens produced by prefill passes
+    # If several passes are reported together, it is not known which of them had a rejection.
+    single = [
+        round_ for run in runs for round_ in run.rounds if round_.tokens - round_.accepted == 1
+    ]
+    with_drafts = [round_ for round_ in single if round_.drafted]
+    accepted_in_single = sum(round_.accepted for round_ in with_drafts)
+    rejections = sum(round_.accepted < round_.drafted for round_ in with_drafts)
     sources: dict[str, tuple[int, int]] = {}
     for run in runs:
-        for each in run.rounds:
-            if each.drafted:
-                kind = each.kind or run.source or "unknown"
-                before = sources.get(kind, (0, 0))
-                sources[kind] = (before[0] + each.drafted, before[1] + each.accepted)
+        for round_ in run.rounds:
+            if round_.drafted:
+                kind = round_.kind or run.source or "unknown"
+                counts = sources.get(kind, (0, 0))
+                sources[kind] = (counts[0] + round_.drafted, counts[1] + round_.accepted)
     return Acceptance(
         drafted,
         accepted,
         drafted - accepted,
         accepted / drafted if drafted else None,
         accepted / tokens if tokens else None,
-        kept / (kept + rejections) if kept + rejections else None,
-        kept / len(tried) if tried else None,
-        (tokens - first) / passes if passes else None,
-        survival(tried),
+        accepted_in_single / (accepted_in_single + rejections)
+        if accepted_in_single + rejections
+        else None,
+        accepted_in_single / len(with_drafts) if with_drafts else None,
+        (tokens - prefill_tokens) / passes if passes else None,
+        survival(with_drafts),
         sources,
     )
 
 
 def survival(rounds: Sequence[Round], least: int = 1) -> list[float]:
-    """The share of first, second, … drafts that were accepted, of rounds that had one there; as far as so
-    many had.
+    """Return the fraction of first, second, … drafts that were accepted.
+
+    Only rounds that had a draft at that position count. Positions with fewer than `least` drafts
+    are left out.
     """
-    had: Counter[int] = Counter()
-    kept: Counter[int] = Counter()
-    for each in rounds:
-        had.update(range(each.drafted))
-        kept.update(range(each.accepted))
-    places = sum(count >= least for count in had.values())  # a deeper one is never had more often
-    return [kept[at] / had[at] for at in range(places)]
+    drafted: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
+    for round_ in rounds:
+        drafted.update(range(round_.drafted))
+        accepted.update(range(round_.accepted))
+    # No position has more drafts than the one before it, so the counts are in descending order.
+    positions = sum(count >= least for count in drafted.values())
+    return [accepted[position] / drafted[position] for position in range(positions)]
 
 
 def differences(work: str, texts: Mapping[tuple[str, int, Mode], str]) -> list[Difference]:
-    """Where texts part, by prompt."""
-    found = []
+    """Return where the texts of a kind of work diverge, by prompt."""
+    differences = []
     for (name, prompt, mode), plain in texts.items():
-        other = texts.get((work, prompt, "speculative"))
-        if name != work or mode != "plain" or other is None or other == plain:
+        speculative = texts.get((work, prompt, "speculative"))
+        if name != work or mode != "plain" or speculative is None or speculative == plain:
             continue
-        at = parts_at(plain, other)
-        found.append(Difference(prompt, at, plain[at : at + _SHOWN], other[at : at + _SHOWN]))
-    return found
+        position = parts_at(plain, speculative)
+        differences.append(
+            Difference(
+                prompt,
+                position,
+                plain[position : position + _EXCERPT_CHARACTERS],
+                speculative[position : position + _EXCERPT_CHARACTERS],
+            )
+        )
+    return differences
 
 
-def parts_at(one: str, other: str) -> int:
-    """How many characters are the same at the beginning."""
-    same = 0
-    for a, b in zip(one, other, strict=False):
+def parts_at(first: str, second: str) -> int:
+    """Return the length of the common beginning of two texts."""
+    length = 0
+    for a, b in zip(first, second, strict=False):
         if a != b:
             break
-        same += 1
-    return same
+        length += 1
+    return length
 
 
 def of_theory(
-    told: Acceptance,
+    measured: Acceptance,
     plain: Sequence[Run],
     runs: Sequence[Run],
     probes: tuple[Sequence[Run], Sequence[Run]],
     costs: Costs | None,
 ) -> Theory | None:
-    """Of a pair whose costs are known. probes: answers at the depths of PROBES."""
-    rounds = [each for run in runs for each in run.rounds]
-    count = sum(max(each.tokens - each.accepted, 1) for each in rounds)
-    own_ms = _per_token(runs)
+    """Return the predictions for a pair whose costs are known; None for others.
+
+    probes: answers at the depths of PROBES.
+    """
+    rounds = [round_ for run in runs for round_ in run.rounds]
+    count = sum(max(round_.tokens - round_.accepted, 1) for round_ in rounds)
+    own_ms = _ms_per_token(runs)
     if costs is None or not costs.target_ms or not count or own_ms is None:
         return None
-    depth = sum(each.drafted for each in rounds) / count
-    prices = theory.Prices(costs, _per_token(plain))
-    # No looks at what drafts would be are in the probes, and they drafted also where none paid otherwise.
-    deep, shallow = ([(run.rounds, run.write_ms) for run in each] for each in probes)
-    if any(run.drafted for each in probes for run in each):
+    depth = sum(round_.drafted for round_ in rounds) / count
+    prices = theory.Prices(costs, _ms_per_token(plain))
+    # Probes are the better data: they always draft, even where it does not pay, and no time goes into
+    # trying out whether drafts would pay.
+    deep, shallow = ([(run.rounds, run.write_ms) for run in answers] for answers in probes)
+    if any(run.drafted for answers in probes for run in answers):
         prices.learn(deep, shallow)
     else:
         prices.learn([(run.rounds, run.write_ms) for run in runs])
-    said = theory.by_formula(told, depth, prices)
-    return theory.replay(said, [run.rounds for run in probes[0]], own_ms, prices)
+    predicted = theory.by_formula(measured, depth, prices)
+    return theory.replay(predicted, [run.rounds for run in probes[0]], own_ms, prices)
 
 
-def _per_token(runs: Sequence[Run]) -> float | None:
-    """Milliseconds; None where answers are too short to tell."""
+def _ms_per_token(runs: Sequence[Run]) -> float | None:
+    """Return the milliseconds per token; None if the answers are too short."""
     timed = [run for run in runs if run.rate]
-    tokens = sum(map(_after, timed))
+    tokens = sum(map(_timed_tokens, timed))
     return sum(run.write_ms for run in timed) / tokens if tokens else None

@@ -1,4 +1,4 @@
-"""The text of Jupyter notebooks, which are JSON."""
+"""Extract the text of Jupyter notebooks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from localspec.errors import UsageError
 
-_OUTPUT = 2000  # characters of what a cell printed
+_MAX_OUTPUT_CHARACTERS = 2000  # of a cell's output
 
 
 def text(name: str, data: str) -> str:
-    """The cells of a Jupyter notebook in order; of code what it printed too.
+    """Return the cells of a Jupyter notebook in order, with the output of code cells.
 
     Raises:
-        UsageError: `data` is none.
+        UsageError: `data` is not a notebook of format 4.
     """
     try:
-        found = json.loads(data)
-        cells, metadata = found["cells"], found.get("metadata") or {}
-        language = _written((metadata.get("language_info") or {}).get("name"))
-        return "\n\n".join(filter(None, (_cell(each, language) for each in cells)))
+        notebook = json.loads(data)
+        cells, metadata = notebook["cells"], notebook.get("metadata") or {}
+        language = _join_lines((metadata.get("language_info") or {}).get("name"))
+        return "\n\n".join(filter(None, (_format_cell(cell, language) for cell in cells)))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(
             f"{name} is not a Jupyter notebook of format 4; to ask about it as it is: "
@@ -29,24 +29,24 @@ def text(name: str, data: str) -> str:
         ) from error
 
 
-def _cell(cell: dict[str, Any], language: str) -> str:
-    source = _written(cell.get("source")).strip("\n")
+def _format_cell(cell: dict[str, Any], language: str) -> str:
+    source = _join_lines(cell.get("source")).strip("\n")
     if cell["cell_type"] != "code":
         return source
     parts = [f"```{language}\n{source}\n```"] if source else []
     for output in cell.get("outputs") or []:
         data = output.get("data") or {}
         failure = f"{output.get('ename')}: {output.get('evalue')}" if "ename" in output else ""
-        shown = _written(output.get("text")) or _written(data.get("text/plain")) or failure
-        shown = re.sub(r"\x1b\[[0-9;]*m", "", shown).strip("\n")
-        if shown:
-            cut = "…" if len(shown) > _OUTPUT else ""
-            parts.append(f"Output:\n```\n{shown[:_OUTPUT]}{cut}\n```")
+        printed = _join_lines(output.get("text")) or _join_lines(data.get("text/plain")) or failure
+        printed = re.sub(r"\x1b\[[0-9;]*m", "", printed).strip("\n")
+        if printed:
+            ellipsis = "…" if len(printed) > _MAX_OUTPUT_CHARACTERS else ""
+            parts.append(f"Output:\n```\n{printed[:_MAX_OUTPUT_CHARACTERS]}{ellipsis}\n```")
     return "\n".join(parts)
 
 
-def _written(value: object) -> str:
-    """A text, which notebooks may write as a list of lines."""
+def _join_lines(value: object) -> str:
+    """Return a text, which notebooks may also store as a list of lines."""
     if isinstance(value, list):
-        return "".join(each for each in value if isinstance(each, str))
+        return "".join(line for line in value if isinstance(line, str))
     return value if isinstance(value, str) else ""

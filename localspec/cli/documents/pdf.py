@@ -1,4 +1,4 @@
-"""The text of PDF documents."""
+"""Extract the text of PDF documents."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 from localspec.errors import UsageError
 
-_PATIENCE = 60.0  # seconds for the program that reads them
+_PDFTOTEXT_TIMEOUT_S = 60.0
 
 
 def text(name: str) -> str:
-    """The text of a PDF document, by the program that is made for it.
+    """Return the text of a PDF document, as extracted by pdftotext.
 
     Raises:
-        UsageError: it is not installed, cannot read the document, or finds no text in it.
+        UsageError: pdftotext is not installed, cannot read the document, or finds no text in it.
     """
     command = ["pdftotext", "-layout", "-enc", "UTF-8", str(Path(name).absolute()), "-"]
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PATIENCE
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_PDFTOTEXT_TIMEOUT_S
         )
     except FileNotFoundError:
         raise UsageError(
@@ -28,12 +28,14 @@ def text(name: str) -> str:
         ) from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UsageError(f"{name}: pdftotext does not work: {error}.") from error
-    found = done.stdout.decode("utf-8", "replace").replace("\f", "\n\n").strip()
-    if done.returncode:
-        why = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["no reason is given"]
-        raise UsageError(f"{name} is a PDF document that pdftotext cannot read: {why[-1]}")
-    if not found:
+    content = result.stdout.decode("utf-8", "replace").replace("\f", "\n\n").strip()
+    if result.returncode:
+        reasons = result.stderr.decode("utf-8", "replace").strip().splitlines() or [
+            "no reason is given"
+        ]
+        raise UsageError(f"{name} is a PDF document that pdftotext cannot read: {reasons[-1]}")
+    if not content:
         raise UsageError(
             f"{name} is a PDF document without text, of scanned pages perhaps; ocrmypdf adds their text."
         )
-    return found
+    return content

@@ -1,6 +1,6 @@
-"""The one file that makes Vim or Neovim load the plug-in: it leads to the package, which stays where it is.
+"""Write the one file that makes Vim or Neovim load the plug-in from the installed package.
 
-So an upgrade of localspec is one of the plug-in, and uninstalling leaves nothing behind.
+Upgrading localspec thus upgrades the plug-in, and uninstalling it leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from localspec.errors import LocalspecError
 from localspec.files import write_whole
 
 EDITORS = ("vim", "nvim")
-_FIRST = '" Written by `localspec editor install'
-_PLACE = Path("pack", "localspec", "start", "localspec", "plugin", "localspec.vim")
-_TEXT = """\
+_FIRST_LINE = '" Written by `localspec editor install'
+_RELATIVE_PATH = Path("pack", "localspec", "start", "localspec", "plugin", "localspec.vim")
+_TEMPLATE = """\
 {first} {editor}`; `localspec editor uninstall {editor}` removes it.
 if isdirectory({folder})
   let g:localspec_command = get(g:, 'localspec_command', [{command}])
@@ -30,28 +30,30 @@ endif
 
 
 def file(editor: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Where the editor looks for it, of this user."""
+    """Return where the editor of this user looks for the file."""
     home = Path.home()
     if editor == "nvim":
-        data = _absolute(environ.get("XDG_DATA_HOME")) or home / ".local" / "share"
-        return data / (environ.get("NVIM_APPNAME") or "nvim") / "site" / _PLACE
-    xdg = (_absolute(environ.get("XDG_CONFIG_HOME")) or home / ".config") / "vim"
-    own = (home / ".vim", home / ".vimrc")
-    # Vim 9.1 reads ~/.config/vim where neither of the older places is there.
-    folder = xdg if xdg.is_dir() and not any(each.exists() for each in own) else home / ".vim"
-    return folder / _PLACE
+        data = _parse_absolute(environ.get("XDG_DATA_HOME")) or home / ".local" / "share"
+        return data / (environ.get("NVIM_APPNAME") or "nvim") / "site" / _RELATIVE_PATH
+    xdg = (_parse_absolute(environ.get("XDG_CONFIG_HOME")) or home / ".config") / "vim"
+    older_places = (home / ".vim", home / ".vimrc")
+    # Vim 9.1 reads ~/.config/vim if neither of the older places exists.
+    folder = (
+        xdg if xdg.is_dir() and not any(place.exists() for place in older_places) else home / ".vim"
+    )
+    return folder / _RELATIVE_PATH
 
 
-def _absolute(path: str | None) -> Path | None:
+def _parse_absolute(path: str | None) -> Path | None:
     return Path(path) if path and path.startswith("/") else None
 
 
 def text(editor: str) -> str:
-    """What is written there."""
+    """Return the content of the file."""
     folder = Path(localspec.__file__).resolve().parent / "editors"
     command = [sys.executable, "-P", "-m", "localspec"]
-    return _TEXT.format(
-        first=_FIRST,
+    return _TEMPLATE.format(
+        first=_FIRST_LINE,
         editor=editor,
         folder=literals.vim(str(folder)),
         command=", ".join(map(literals.vim, command)),
@@ -59,10 +61,10 @@ def text(editor: str) -> str:
 
 
 def install(editor: str) -> Path:
-    """Write it, over an older one of ours.
+    """Write the file, also over an older one of ours.
 
     Raises:
-        LocalspecError: another file is there, or it cannot be written.
+        LocalspecError: another file is in its place, or it cannot be written.
     """
     path = file(editor)
     _require_ours(path)
@@ -75,10 +77,10 @@ def install(editor: str) -> Path:
 
 
 def uninstall(editor: str) -> Path | None:
-    """Remove it, and the folders that it leaves empty; None when there is none.
+    """Remove the file and the folders that become empty; return None if there is no file.
 
     Raises:
-        LocalspecError: another file is there, or it cannot be removed.
+        LocalspecError: another file is in its place, or it cannot be removed.
     """
     path = file(editor)
     if not path.exists():
@@ -88,18 +90,20 @@ def uninstall(editor: str) -> Path | None:
         path.unlink()
     except OSError as error:
         raise LocalspecError(f"{path} cannot be removed: {error.strerror}.") from error
-    with contextlib.suppress(OSError):  # somebody keeps something there
-        for folder in path.parents[: len(_PLACE.parts)]:
+    with contextlib.suppress(OSError):  # a folder that contains other files stays
+        for folder in path.parents[: len(_RELATIVE_PATH.parts)]:
             folder.rmdir()
     return path
 
 
 def _require_ours(path: Path) -> None:
     try:
-        found = path.read_text(encoding="utf-8", errors="replace") if path.exists() else _FIRST
+        content = (
+            path.read_text(encoding="utf-8", errors="replace") if path.exists() else _FIRST_LINE
+        )
     except OSError as error:
         raise LocalspecError(f"{path} cannot be read: {error.strerror}.") from error
-    if not found.startswith(_FIRST):
+    if not content.startswith(_FIRST_LINE):
         raise LocalspecError(
             f"{path} was not written by localspec and is left as it is; move it away and try again."
         )

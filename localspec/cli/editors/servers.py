@@ -1,4 +1,4 @@
-"""What `localspec lsp` and `localspec acp` need before they start: a library, and an editor."""
+"""Check what `localspec lsp` and `localspec acp` need before they start: a library, and an editor."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from localspec.errors import UsageError
 
 class _Server(NamedTuple):
     name: str
-    package: str  # as it is imported
-    library: str  # as it is installed
-    editor: str  # whose settings show how it is started
+    package: str  # name for import
+    library: str  # name for pip
+    editor: str  # an editor whose settings show how the server is started
 
 
 _SERVERS = {
@@ -25,7 +25,7 @@ _SERVERS = {
 
 
 def missing(command: str) -> str:
-    """What is to be installed first, as a sentence; "" where nothing is."""
+    """Return what has to be installed first, as a sentence; "" if nothing has to be."""
     server = _SERVERS[command]
     if find_spec(server.package) is not None:
         return ""
@@ -36,9 +36,13 @@ def missing(command: str) -> str:
 
 
 def require(command: str) -> None:
-    """Raises UsageError: its library is missing, or it was not started by an editor."""
-    if told := missing(command):
-        raise UsageError(told)
+    """Check that a server can start.
+
+    Raises:
+        UsageError: its library is missing, or it was not started by an editor.
+    """
+    if problem := missing(command):
+        raise UsageError(problem)
     mode = os.fstat(0).st_mode
     if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):
         server = _SERVERS[command]

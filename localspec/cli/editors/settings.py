@@ -1,4 +1,4 @@
-"""Settings for editors and for plug-ins of others, with this machine's values in them."""
+"""Settings for editors and for other plug-ins, with this machine's values."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _TOKEN = "the output of: localspec token"
 
 
 class Machine(NamedTuple):
-    """What settings need to know."""
+    """The values that settings need."""
 
     socket: Path
     listen: str
     token: str
     pair: str
-    listens: bool  # TCP is served as it is configured
-    # what an editor starts
+    listens: bool  # the daemon is configured to listen on TCP
+    # The command that an editor starts.
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "localspec", "lsp")
 
 
 def machine(paths: Paths) -> Machine:
-    """This one, by its configuration. Nothing is asked of a daemon, and nothing started."""
+    """Return the values of this machine from its configuration, without contacting a daemon."""
     config = load_config(paths.config_file)
     try:
         token = read_file(paths.token).decode("ascii", "replace").strip()
@@ -43,13 +43,13 @@ def machine(paths: Paths) -> Machine:
     return Machine(paths.socket, listen, token or _TOKEN, pair, bool(config.listen))
 
 
-def _vim(here: Machine) -> str:
-    return f"let g:localspec_socket = {literals.vim(str(here.socket))}"
+def _vim(machine: Machine) -> str:
+    return f"let g:localspec_socket = {literals.vim(str(machine.socket))}"
 
 
-def _nvim_lsp(here: Machine) -> str:
+def _nvim_lsp(machine: Machine) -> str:
     return f"""\
-vim.lsp.config('localspec', {{ cmd = {{ {", ".join(map(literals.lua, here.command))} }} }})
+vim.lsp.config('localspec', {{ cmd = {{ {", ".join(map(literals.lua, machine.command))} }} }})
 vim.lsp.enable('localspec')
 vim.api.nvim_create_autocmd('LspAttach', {{ callback = function(event)
   local client = vim.lsp.get_client_by_id(event.data.client_id)
@@ -77,8 +77,8 @@ vim.lsp.commands['localspec.edit'] = function(command, context)
 end"""
 
 
-def _helix(here: Machine) -> str:
-    command, *arguments = here.command
+def _helix(machine: Machine) -> str:
+    command, *arguments = machine.command
     return f"""\
 [language-server.localspec]
 command = {_toml(command)}
@@ -89,25 +89,25 @@ name = "python"
 language-servers = ["pylsp", "localspec"]"""
 
 
-def _eglot(here: Machine) -> str:
+def _eglot(machine: Machine) -> str:
     return f"""\
 (with-eval-after-load 'eglot
   (add-to-list 'eglot-server-programs
-               '((prog-mode text-mode) . ({" ".join(map(literals.lisp, here.command))})) t))"""
+               '((prog-mode text-mode) . ({" ".join(map(literals.lisp, machine.command))})) t))"""
 
 
-def _lsp_mode(here: Machine) -> str:
+def _lsp_mode(machine: Machine) -> str:
     return f"""\
 (with-eval-after-load 'lsp-mode
   (lsp-register-client
    (make-lsp-client
-    :new-connection (lsp-stdio-connection '({" ".join(map(literals.lisp, here.command))}))
+    :new-connection (lsp-stdio-connection '({" ".join(map(literals.lisp, machine.command))}))
     :activation-fn (lambda (&rest _) t)
     :add-on? t :priority -1 :server-id 'localspec)))"""
 
 
-def _kakoune(here: Machine) -> str:
-    command, *arguments = here.command
+def _kakoune(machine: Machine) -> str:
+    command, *arguments = machine.command
     return f"""\
 hook -group lsp-localspec global BufSetOption filetype=.+ %{{
     set-option -add buffer lsp_servers %{{
@@ -119,81 +119,81 @@ hook -group lsp-localspec global BufSetOption filetype=.+ %{{
 }}"""
 
 
-def _llama_vim(here: Machine) -> str:
+def _llama_vim(machine: Machine) -> str:
     return (
         '" In vimrc, before the plug-in llama.vim is loaded; it needs Vim 9.1 or Neovim.\n'
         "let g:llama_config = {\n"
-        f"      \\ 'endpoint_fim': {literals.vim(f'http://{here.listen}/infill')},\n"
-        f"      \\ 'endpoint_inst': {literals.vim(f'http://{here.listen}/v1/chat/completions')},\n"
+        f"      \\ 'endpoint_fim': {literals.vim(f'http://{machine.listen}/infill')},\n"
+        f"      \\ 'endpoint_inst': {literals.vim(f'http://{machine.listen}/v1/chat/completions')},\n"
         f"      \\ 'api_key': trim(system('localspec token'))}}"
     )
 
 
-def _minuet(here: Machine) -> str:
+def _minuet(machine: Machine) -> str:
     return f"""\
 -- Over the socket; it needs plenary.nvim. Where nothing is shown: :Minuet virtualtext enable
 require('minuet').setup {{
   provider = 'openai_fim_compatible',
   n_completions = 1,
-  curl_extra_args = {{ '--unix-socket', {literals.lua(str(here.socket))} }},
+  curl_extra_args = {{ '--unix-socket', {literals.lua(str(machine.socket))} }},
   virtualtext = {{ auto_trigger_ft = {{ '*' }}, keymap = {{ accept = '<A-a>' }} }},
   provider_options = {{ openai_fim_compatible = {{
-    name = 'localspec', model = {literals.lua(here.pair)},
+    name = 'localspec', model = {literals.lua(machine.pair)},
     end_point = 'http://localhost/v1/completions',
     api_key = function() return 'unused' end,
   }} }},
 }}"""
 
 
-def _gptel(here: Machine) -> str:
-    # gptel knows models by symbols. A name with a blank or a bracket is one only if it is made of a string.
-    name = literals.lisp_symbol(here.pair)
+def _gptel(machine: Machine) -> str:
+    # gptel identifies models by symbols. A name with a blank or a bracket has to be quoted as a symbol.
+    name = literals.lisp_symbol(machine.pair)
     return f"""\
 ;; Over the socket, through curl.
 (setq gptel-model {name}
       gptel-backend
       (gptel-make-openai "localspec"
         :protocol "http" :host "localhost" :stream t :key "unused" :models (list {name})
-        :curl-args '("--unix-socket" {literals.lisp(str(here.socket))})))"""
+        :curl-args '("--unix-socket" {literals.lisp(str(machine.socket))})))"""
 
 
-def _minuet_el(here: Machine) -> str:
+def _minuet_el(machine: Machine) -> str:
     return f"""\
 ;; Over the socket. A suggestion is shown by: M-x minuet-show-suggestion
 (setq minuet-provider 'openai-fim-compatible
       minuet-n-completions 1)
 (setq minuet-openai-fim-compatible-options
-      (append (list :name "localspec" :model {literals.lisp(here.pair)} :api-key (lambda () "unused")
+      (append (list :name "localspec" :model {literals.lisp(machine.pair)} :api-key (lambda () "unused")
                     :end-point "http://localhost/v1/completions")
               minuet-openai-fim-compatible-options))
 (define-advice minuet--openai-fim-compatible-complete (:around (ask &rest given) localspec)
   (let ((plz-curl-default-args
-         (append '("--unix-socket" {literals.lisp(str(here.socket))}) plz-curl-default-args)))
+         (append '("--unix-socket" {literals.lisp(str(machine.socket))}) plz-curl-default-args)))
     (apply ask given)))"""
 
 
-def _emacs(here: Machine) -> str:
-    parts = {"gptel": f"(require 'gptel-openai)\n{_gptel(here)}", "minuet": _minuet_el(here)}
+def _emacs(machine: Machine) -> str:
+    parts = {"gptel": f"(require 'gptel-openai)\n{_gptel(machine)}", "minuet": _minuet_el(machine)}
     return "\n".join(
         f"(with-eval-after-load '{name}\n{textwrap.indent(text, '  ')})"
         for name, text in parts.items()
     )
 
 
-def _agent() -> dict[str, object]:
-    """How an editor starts the agent."""
+def _agent_command() -> dict[str, object]:
+    """Return how an editor starts the agent."""
     return {"command": sys.executable, "args": ["-P", "-m", "localspec", "acp"]}
 
 
-def _zed(here: Machine) -> str:
-    url = f"http://{here.listen}/v1"
+def _zed(machine: Machine) -> str:
+    url = f"http://{machine.listen}/v1"
     settings = {
-        "agent_servers": {"localspec": {"type": "custom", **_agent()}},
+        "agent_servers": {"localspec": {"type": "custom", **_agent_command()}},
         "language_models": {
             "openai_compatible": {
                 "localspec": {
                     "api_url": url,
-                    "available_models": [{"name": here.pair, "max_tokens": 8192}],
+                    "available_models": [{"name": machine.pair, "max_tokens": 8192}],
                 }
             }
         },
@@ -201,7 +201,7 @@ def _zed(here: Machine) -> str:
             "provider": "open_ai_compatible_api",
             "open_ai_compatible_api": {
                 "api_url": f"{url}/completions",
-                "model": here.pair,
+                "model": machine.pair,
                 "prompt_format": "qwen",
             },
         },
@@ -210,25 +210,25 @@ def _zed(here: Machine) -> str:
 
 
 def _jetbrains(_: Machine) -> str:
-    return json.dumps({"agent_servers": {"localspec": _agent()}}, indent=2)
+    return json.dumps({"agent_servers": {"localspec": _agent_command()}}, indent=2)
 
 
-def _vscode(here: Machine) -> str:
+def _vscode(machine: Machine) -> str:
     settings = {
-        "llama-vscode.endpoint": f"http://{here.listen}",
-        "llama-vscode.api_key": here.token,
+        "llama-vscode.endpoint": f"http://{machine.listen}",
+        "llama-vscode.api_key": machine.token,
     }
     return json.dumps(settings, indent=2)
 
 
 class Setting(NamedTuple):
-    """One editor's: where it goes, and what else is to be done."""
+    """The settings of one editor."""
 
-    about: str
+    about: str  # the file that they belong in
     text: Callable[[Machine], str]
-    tcp: bool = False
-    server: str = ""  # the command that it starts
-    more: str = ""
+    tcp: bool = False  # they need a TCP listener
+    server: str = ""  # the server that the editor starts: "lsp" or "acp"
+    more: str = ""  # what else there is to know or to do
 
 
 SETTINGS = {
@@ -276,19 +276,23 @@ SETTINGS = {
 }
 
 
-def notes(name: str, here: Machine) -> list[str]:
-    """What a person must know or do beside these settings, a sentence each."""
-    chosen = SETTINGS[name]
-    told = [f"For {chosen.about}."]
-    if chosen.tcp and not here.listens:
-        told.append(f"It needs TCP, which is off: localspec config set listen {LISTEN}")
-    if chosen.server and (first := missing(chosen.server)):
-        told.append(first)
-    return [*told, *([chosen.more] if chosen.more else [])]
+def notes(name: str, machine: Machine) -> list[str]:
+    """Return what a person must know or do beside these settings, one sentence each."""
+    setting = SETTINGS[name]
+    sentences = [f"For {setting.about}."]
+    if setting.tcp and not machine.listens:
+        sentences.append(f"It needs TCP, which is off: localspec config set listen {LISTEN}")
+    if setting.server and (problem := missing(setting.server)):
+        sentences.append(problem)
+    return [*sentences, *([setting.more] if setting.more else [])]
 
 
 def _toml(value: object) -> str:
-    """Raises UsageError: a path has bytes that TOML, which is UTF-8, has no form for."""
+    """Return a value as TOML.
+
+    Raises:
+        UsageError: a path has bytes that are not UTF-8, which TOML cannot represent.
+    """
     try:
         return literals.toml(value)
     except ValueError:
@@ -296,5 +300,5 @@ def _toml(value: object) -> str:
 
 
 def _in_braces(text: str) -> str:
-    """Return TOML for a place where an outer language counts braces."""
+    """Escape the braces in TOML, for a place where an outer language counts them."""
     return text.replace("{", "\\u007b").replace("}", "\\u007d")

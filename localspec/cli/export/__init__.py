@@ -1,8 +1,8 @@
-"""`localspec export`: a pair as the command or the file by which another engine serves it.
+"""`localspec export`: a pair as the command or the file with which another engine serves it.
 
-pair.py      what is known of the pair, from the daemon's answers; how deep to draft
-engines.py   vLLM, SGLang, TensorRT-LLM, llama-server: their arguments, and what they cannot do with it
+pair.py      the pair, from the daemon's answers, and the depth of its drafts
+engines.py   arguments of vLLM, SGLang, TensorRT-LLM and llama-server, and their limitations
 compose.py   any of them as a compose file
-script.py    a shell script
+script.py    any of them as a shell script
 connect.py   the `localspec add` line that connects to it
 """

@@ -1,4 +1,4 @@
-"""An exported pair as a compose file. What is a text there is JSON's, which is YAML's too."""
+"""An exported pair as a compose file. Its strings are JSON, which is also valid YAML."""
 
 from __future__ import annotations
 
@@ -21,62 +21,61 @@ IMAGES = {
     "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:latest",
     "llama-server": "ghcr.io/ggml-org/llama.cpp:server-cuda",
 }
-# As the images have their programs, where that is not on the path.
+# Programs that are not on the path of their image.
 _PROGRAMS = {"llama-server": ["/app/llama-server"]}
-# PyYAML and compose's own parser take JSON's texts but for these, which stand escaped.
-_WIDE = 100
-# Keys that are texts as they are: in YAML "0", "on" and "null" are none.
-_PLAIN = re.compile(r"(?!(?:on|off|yes|no|true|false|null)$)[a-z][a-z_]+")
+_MAX_LIST_CHARACTERS = 100  # a longer list gets one line for each item
+# Keys that need no quotes. In YAML, "0", "on" and "null" would not be strings.
+_PLAIN_KEY = re.compile(r"(?!(?:on|off|yes|no|true|false|null)$)[a-z][a-z_]+")
 
 
 def compose(pair: Pair, place: Place, engine: str) -> str:
-    """The file.
+    """Return the compose file.
 
     Raises:
-        UsageError: it is for one machine; or as the engine's.
+        UsageError: the place has several machines, or the engine cannot serve the pair.
     """
     if place.nodes > 1:
         raise UsageError(
             "A compose file is for one machine; for several: --to vllm or --to sglang."
         )
     mounts: list[dict[str, Any]] = []
-    inside = replace(
+    mounted = replace(
         pair,
-        target=_mounted(pair.target, "target", engine, mounts),
-        draft=_mounted(pair.draft, "draft", engine, mounts) if pair.draft else None,
+        target=_mount(pair.target, "target", engine, mounts),
+        draft=_mount(pair.draft, "draft", engine, mounts) if pair.draft else None,
     )
-    served = ENGINES[engine](inside, replace(place, host="0.0.0.0"))
-    words = [*_PROGRAMS.get(engine, served.command[: served.program])]
+    served = ENGINES[engine](mounted, replace(place, host="0.0.0.0"))
+    program = [*_PROGRAMS.get(engine, served.command[: served.program])]
     service: dict[str, Any] = {
         "image": IMAGES[engine],
-        "entrypoint": words,
+        "entrypoint": program,
         "command": served.command[served.program :],
         "ports": [f"{'' if place.host else '127.0.0.1:'}{served.port}:{served.port}"],
         "volumes": [{"type": "volume", "source": "weights", "target": "/root/.cache"}, *mounts],
-        "environment": ["HF_TOKEN"],  # the shell's, where it has one
+        "environment": ["HF_TOKEN"],  # passed on from the shell, if it is set there
         "ipc": "host",
         "restart": "unless-stopped",
         "deploy": {"resources": {"reservations": {"devices": [_gpus(place)]}}},
     }
-    whole: dict[str, Any] = {"services": {pair.served: service}, "volumes": {"weights": {}}}
+    document: dict[str, Any] = {"services": {pair.served: service}, "volumes": {"weights": {}}}
     if served.files:
-        whole["configs"] = {name: {"content": text} for name, text in served.files.items()}
+        document["configs"] = {name: {"content": text} for name, text in served.files.items()}
         service["configs"] = [{"source": name, "target": f"/{name}"} for name in served.files]
         service["working_dir"] = "/"
-    shown = [
+    lines = [
         *comments([f"{pair.name} on {served.title}: docker compose up", *served.notes]),
-        *_yaml(whole),
+        *_yaml(document),
         *comments(connect.lines(pair, place, served)),
     ]
-    return "\n".join(shown) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _gpus(place: Place) -> dict[str, Any]:
     return {"driver": "nvidia", "count": place.gpus, "capabilities": ["gpu"]}
 
 
-def _mounted(model: Model, role: str, engine: str, mounts: list[dict[str, Any]]) -> Model:
-    """The model with its place inside, where it is a file or a folder of this machine."""
+def _mount(model: Model, role: str, engine: str, mounts: list[dict[str, Any]]) -> Model:
+    """Return the model with its path in the container, and add a mount for it if necessary."""
     if engine == "llama-server":
         if model.repo:
             return model
@@ -92,18 +91,18 @@ def _mounted(model: Model, role: str, engine: str, mounts: list[dict[str, Any]])
 
 
 def _yaml(value: dict[str, Any], indent: str = "") -> Iterator[str]:
-    for name, each in value.items():
-        key = name if _PLAIN.fullmatch(name) else _scalar(name)
-        if isinstance(each, dict) and each:
+    for name, item in value.items():
+        key = name if _PLAIN_KEY.fullmatch(name) else _scalar(name)
+        if isinstance(item, dict) and item:
             yield f"{indent}{key}:"
-            yield from _yaml(each, indent + "  ")
-        elif isinstance(each, list) and len(_scalar(each)) > _WIDE:
+            yield from _yaml(item, indent + "  ")
+        elif isinstance(item, list) and len(_scalar(item)) > _MAX_LIST_CHARACTERS:
             yield f"{indent}{key}:"
-            yield from (f"{indent}  - {_scalar(item)}" for item in each)
+            yield from (f"{indent}  - {_scalar(element)}" for element in item)
         else:
-            yield f"{indent}{key}: {_scalar(each)}"
+            yield f"{indent}{key}: {_scalar(item)}"
 
 
 def _scalar(value: Any) -> str:
-    """JSON, in which compose finds none of the shell's variables."""
+    """Return a value as JSON, with dollar signs escaped, which compose would expand."""
     return literals.yaml(value).replace("$", "$$")

@@ -1,4 +1,4 @@
-"""How this localspec reaches an exported engine."""
+"""The command with which this localspec connects to an exported engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
 def lines(pair: Pair, place: Place, served: Served) -> Iterator[str]:
-    """The `localspec add` line, after what it needs."""
+    """Yield the `localspec add` line, after what it requires."""
     if place.host:
         yield "Then, where you ask from (so can whoever reaches the port, unless a firewall closes it):"
     else:
@@ -23,18 +23,18 @@ def lines(pair: Pair, place: Place, served: Served) -> Iterator[str]:
 
 
 def command(pair: Pair, place: Place, served: Served) -> list[str]:
-    """`localspec add …`."""
+    """Return the words of the `localspec add` command."""
     host = f"[{place.host}]" if ":" in place.host else place.host or "127.0.0.1"
     name = f"{pair.served}-{served.short}"
-    made = ["localspec", "add", name, "--upstream", f"http://{host}:{served.port}/v1"]
-    made += ["--upstream-kind", served.kind]
+    words = ["localspec", "add", name, "--upstream", f"http://{host}:{served.port}/v1"]
+    words += ["--upstream-kind", served.kind]
     if served.model:
-        made += ["--upstream-model", served.model]
-    # A server may have a chat template of its own for a base model.
+        words += ["--upstream-model", served.model]
+    # Another server may have its own chat template for a base model, so that it can chat.
     roles = ["chat" if role == "text" else role for role in pair.roles]
     if roles != ["chat"]:
         for role in roles:
-            made += ["--role", role]
+            words += ["--role", role]
     if pair.here and _NAME.fullmatch(pair.name):
-        made += ["--fallback", pair.name]
-    return made
+        words += ["--fallback", pair.name]
+    return words

@@ -1,4 +1,4 @@
-"""What an engine has to be told of a pair, read from the daemon's answers."""
+"""What an engine needs to know about a pair, read from the daemon's answers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 from localspec.errors import UsageError
 
-USUAL_DEPTH = 3  # what llama-server and SGLang draft where nothing is said
-_DEEPEST = 10
-_ENOUGH = 500  # drafted tokens that make a share
-# One token of a draft model against a pass of its target, where their sizes are not known.
-_DRAFT_COST = 0.1
+USUAL_DEPTH = 3  # the default of llama-server and SGLang, in tokens
+_MAX_DEPTH = 10  # tokens
+_MIN_DRAFTED_TOKENS = 500  # below which the acceptance rate is not used
+# Costs of drafting one token, as fractions of a target pass: with a draft model of unknown size, with
+# heads, and from the text. The last runs no model, but a wider pass is not quite free.
+_DRAFT_MODEL_COST = 0.1
 _HEADS_COST = 0.05
-_TEXT_COST = 0.02  # nothing is run for it, but a wider pass is not quite free
+_NGRAM_COST = 0.02
 _QUANT = re.compile(
     r"(?i)(?:^|[-._])((?:UD-)?(?:I?Q\d+(?:_[A-Z0-9]+)*|BF16|F16|F32|MXFP4\w*))(?=[-.])"
 )
@@ -25,98 +26,110 @@ _BILLIONS = re.compile(r"-(\d+(?:\.\d+)?)B\b")
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A target, or what drafts for one: a file of a repository (`repo` empty: of this machine, at `path`).
-
-    original: the same model in its makers' format, a repository or a folder. vocabulary: rows of token
-    embeddings, 0 where nobody said. size: bytes, 0 unknown.
-    """
+    """A target or a draft."""
 
     file: str
+    # The repository of the file; empty for a file of this machine, at `path`.
     repo: str = ""
     path: str = ""
+    # The same model in its makers' format: a repository or a folder.
     original: str = ""
+    # Rows of token embeddings; 0 if not known.
     vocabulary: int = 0
+    # Bytes; 0 if not known.
     size: int = 0
 
     @property
     def quantized(self) -> str:
-        """The repository with the quantization, as llama.cpp names a file of it."""
-        found = _QUANT.search(self.file)
-        return f"{self.repo}:{found[1].upper()}" if found else self.repo
+        """The repository with the quantization, in the form that llama.cpp expects."""
+        match = _QUANT.search(self.file)
+        return f"{self.repo}:{match[1].upper()}" if match else self.repo
 
     @property
     def billions(self) -> float:
-        """Parameters, as the original's name says them; 0: it does not."""
-        found = _BILLIONS.search(self.original)
-        return float(found[1]) if found else 0.0
+        """Parameters in billions, from the original's name; 0 if it does not say."""
+        match = _BILLIONS.search(self.original)
+        return float(match[1]) if match else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """kind: what drafts, as in the protocol. accepted of `drafted` tokens, as the history has them."""
+    """A pair to be exported."""
 
     name: str
+    # What drafts, as in the protocol.
     kind: str
     target: Model
     draft: Model | None = None
     roles: tuple[str, ...] = ("chat",)
+    # The pair's files are on this machine.
     here: bool = False
+    # Drafted tokens in the history, of which `accepted` were accepted.
     drafted: int = 0
     accepted: int = 0
 
     @property
     def served(self) -> str:
-        """A name that every engine and `localspec add` take."""
-        found = re.sub(r"[^a-z0-9._-]+", "-", self.name.lower()).strip("-._")
-        return found[-40:].lstrip("-._") or "model"
+        """A name that every engine and `localspec add` accept."""
+        name = re.sub(r"[^a-z0-9._-]+", "-", self.name.lower()).strip("-._")
+        return name[-40:].lstrip("-._") or "model"
 
     @property
     def called(self) -> str:
-        """What an engine is to call it: where it fills in as its makers do, which tells its markers."""
+        """The model's name at the engine.
+
+        A pair for fill-in-the-middle keeps its makers' name, by which the engine recognizes the
+        markers.
+        """
         return Path(self.target.original).name if "fim" in self.roles else self.served
 
     @property
     def depth(self) -> int:
-        """Tokens to draft at once; 0: drafts do not pay.
+        """Tokens to draft per round; 0: drafts do not pay.
 
-        The accepted share is ours; the cost is that of an engine whose wide passes cost what narrow ones
-        do, as on a GPU with one answer at a time: what a pass yields against what drafting for it costs.
+        It maximizes the yield of a pass divided by its cost. The acceptance rate is measured here.
+        The cost is that of an engine whose wide passes cost as much as narrow ones, as on a GPU
+        with one answer at a time.
         """
-        if self.drafted < _ENOUGH:
+        if self.drafted < _MIN_DRAFTED_TOKENS:
             return USUAL_DEPTH
-        share, cost = min(self.accepted / self.drafted, 0.99), self._cost
+        acceptance, cost = min(self.accepted / self.drafted, 0.99), self._cost
 
         def gain(depth: int) -> float:
-            return (1 - share ** (depth + 1)) / (1 - share) / (1 + cost * depth)
+            return (1 - acceptance ** (depth + 1)) / (1 - acceptance) / (1 + cost * depth)
 
-        return max(range(_DEEPEST + 1), key=gain)
+        return max(range(_MAX_DEPTH + 1), key=gain)
 
     @property
     def _cost(self) -> float:
         if self.kind == "ngram":
-            return _TEXT_COST
+            return _NGRAM_COST
         if self.kind != "model" or self.draft is None:
             return _HEADS_COST
         known = self.draft.size and self.target.size
-        return self.draft.size / self.target.size if known else _DRAFT_COST
+        return self.draft.size / self.target.size if known else _DRAFT_MODEL_COST
 
     @property
     def measured(self) -> str:
-        """Where the depth is from, as a sentence."""
-        if self.drafted < _ENOUGH:
+        """A sentence about where the depth comes from."""
+        if self.drafted < _MIN_DRAFTED_TOKENS:
             return f"No measurement for this pair; using draft depth {self.depth}."
-        share = f"{self.accepted / self.drafted:.0%} of {self.drafted} drafted tokens were accepted here"
-        return f"Depth {self.depth}: {share}." if self.depth else f"No drafts: only {share}."
+        acceptance = f"{self.accepted / self.drafted:.0%} of {self.drafted} drafted tokens were accepted here"
+        return (
+            f"Depth {self.depth}: {acceptance}." if self.depth else f"No drafts: only {acceptance}."
+        )
 
 
 def read(
     name: str, entry: Mapping[str, Any], view: Mapping[str, Any] | None, total: Mapping[str, Any]
 ) -> Pair:
-    """From a line of the list (empty for files that are no pair), the pair's own view where it is here, and
-    what the history has of its answers.
+    """Return the pair of an entry of the list.
+
+    entry: empty for files that are no pair. view: the pair's own view if it is on this machine.
+    total: the history's counts for its answers.
 
     Raises:
-        UsageError: it is no pair for an engine of another machine.
+        UsageError: the pair cannot be served by an engine of another machine.
     """
     kind = str((view or entry)["kind"])
     if kind == "upstream":
@@ -125,24 +138,29 @@ def read(
         raise UsageError(f"'{name}' turns texts into numbers; only pairs that write are exported.")
     drafts = kind in ("model", "mtp-sidecar")
     if view:
-        target, draft = _here(view["target"]), _here(view["draft"]) if drafts else None
+        target, draft = _from_view(view["target"]), _from_view(view["draft"]) if drafts else None
     else:
-        target, draft = _afar(entry["target"]), _afar(entry["draft"]) if drafts else None
+        target, draft = (
+            _from_catalogue(entry["target"]),
+            _from_catalogue(entry["draft"]) if drafts else None,
+        )
     originals = [*entry.get("originals", ())]
     if originals:
-        target = _with(target, originals[0])
-        draft = _with(draft, originals[1]) if draft else None
-    told = str((view or entry)["name"])
+        target = _with_original(target, originals[0])
+        draft = _with_original(draft, originals[1]) if draft else None
+    pair_name = str((view or entry)["name"])
     counts = {key: int(total.get(key) or 0) for key in ("drafted", "accepted")}
-    return Pair(told, kind, target, draft, tuple((view or entry)["roles"]), bool(view), **counts)
+    return Pair(
+        pair_name, kind, target, draft, tuple((view or entry)["roles"]), bool(view), **counts
+    )
 
 
-def _with(model: Model, original: Mapping[str, Any]) -> Model:
+def _with_original(model: Model, original: Mapping[str, Any]) -> Model:
     rows = int(original["vocabulary"]) or model.vocabulary
     return replace(model, original=str(original["repo"]), vocabulary=rows)
 
 
-def _here(model: Mapping[str, Any]) -> Model:
+def _from_view(model: Mapping[str, Any]) -> Model:
     return Model(
         str(model["file"]),
         str(model["repo"]),
@@ -152,6 +170,6 @@ def _here(model: Mapping[str, Any]) -> Model:
     )
 
 
-def _afar(named: str) -> Model:
+def _from_catalogue(named: str) -> Model:
     owner, repo, file = named.split("/", 2)
     return Model(file, f"{owner}/{repo}")

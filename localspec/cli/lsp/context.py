@@ -1,6 +1,7 @@
-"""What a completion is asked with: the text around the cursor, and pieces of where the person was before.
+"""The context of a completion: the text around the cursor, and pieces of visited places.
 
-As in localspec/editors/autoload/localspec/context.vim, byte for byte; the reasons stand there.
+It is byte for byte the same as in localspec/editors/autoload/localspec/context.vim, where the
+reasons are explained.
 """
 
 from __future__ import annotations
@@ -10,73 +11,79 @@ from urllib.parse import unquote, urlsplit
 
 from localspec.cli.lsp.documents import Document, Place
 
-BEFORE, AFTER = 32768, 8192  # bytes before and after the cursor
-BLOCK = 64  # lines
+PREFIX_BYTES, SUFFIX_BYTES = 32768, 8192  # sent from before and after the cursor
+BLOCK_LINES = 64
 
-_PIECE = 48  # lines of a piece
-_WIDEST = 4096  # bytes of one
-_LEAST = 4  # lines with something in them
-_MOST = 12  # pieces
+_PIECE_LINES = 48
+_MAX_PIECE_BYTES = 4096
+_MIN_FILLED_LINES = 4  # lines of a piece that are not blank
+_MAX_PIECES = 12
 
 
 def around(document: Document, place: Place) -> dict[str, Any]:
-    """The fields of a request for what stands at a place."""
+    """Return the fields of a request for a completion at a position."""
     line = document.content(place.line)
-    rest = line[place.column :] + _ended(document, place.line)
+    line_after = line[place.column :] + _line_end(document, place.line)
     return {
-        "input_prefix": _before(document, place.line),
-        "prompt": _end(line[: place.column], BEFORE),
-        "input_suffix": _beginning(rest + _after(document, place.line), AFTER),
+        "input_prefix": _text_above(document, place.line),
+        "prompt": _cut_beginning(line[: place.column], PREFIX_BYTES),
+        "input_suffix": _cut_end(line_after + _text_below(document, place.line), SUFFIX_BYTES),
     }
 
 
 def name(uri: str) -> str:
-    """A file's name without its folders."""
+    """Return a file's name without its folders."""
     return unquote(urlsplit(uri).path).rpartition("/")[2]
 
 
-def _ended(document: Document, line: int) -> str:
+def _line_end(document: Document, line: int) -> str:
     return "\n" if line < len(document.lines) - 1 else ""
 
 
-def _joined(document: Document, first: int, end: int) -> str:
-    """Lines from `first` up to and without `end`."""
+def _join_lines(document: Document, first: int, end: int) -> str:
+    """Return the lines from `first` up to but not including `end`."""
     numbers = range(first, min(end, len(document.lines)))
-    return "".join(document.content(each) + _ended(document, each) for each in numbers)
+    return "".join(document.content(number) + _line_end(document, number) for number in numbers)
 
 
-def _before(document: Document, line: int) -> str:
-    """Whole blocks of lines above a line: BEFORE bytes where there are as many, and at most a block more."""
-    first = (line + 1) // BLOCK * BLOCK
-    taken = len(_bytes(_joined(document, first, line)))
-    while first > 0 and (first >= line or taken < BEFORE):
-        first -= BLOCK
-        taken += len(_bytes(_joined(document, first, min(first + BLOCK, line))))
-    return _end(_joined(document, first, line), 2 * BEFORE)
+def _text_above(document: Document, line: int) -> str:
+    """Return whole blocks of lines above a line, of at least PREFIX_BYTES bytes if there are as many.
+
+    Whole blocks keep the beginning of the text unchanged while the cursor moves.
+    """
+    first = (line + 1) // BLOCK_LINES * BLOCK_LINES
+    size = len(_encode(_join_lines(document, first, line)))
+    while first > 0 and (first >= line or size < PREFIX_BYTES):
+        first -= BLOCK_LINES
+        size += len(_encode(_join_lines(document, first, min(first + BLOCK_LINES, line))))
+    return _cut_beginning(_join_lines(document, first, line), 2 * PREFIX_BYTES)
 
 
-def _after(document: Document, line: int) -> str:
-    return _beginning(_joined(document, line + 1, line + 1 + BLOCK), AFTER)
+def _text_below(document: Document, line: int) -> str:
+    return _cut_end(_join_lines(document, line + 1, line + 1 + BLOCK_LINES), SUFFIX_BYTES)
 
 
-def _bytes(text: str) -> bytes:
+def _encode(text: str) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _end(text: str, most: int) -> str:
-    """The end of a text, cut at a multiple of half of `most` bytes: it begins alike while it grows."""
-    data = _bytes(text)
-    half = most // 2
-    cut = max(-(-(len(data) - most) // half) * half, 0)
+def _cut_beginning(text: str, max_bytes: int) -> str:
+    """Return the end of a text, cut at a multiple of half of `most` bytes.
+
+    So its beginning stays the same for a while as the text grows.
+    """
+    data = _encode(text)
+    half = max_bytes // 2
+    cut = max(-(-(len(data) - max_bytes) // half) * half, 0)
     return data[cut:].decode("utf-8", "ignore")
 
 
-def _beginning(text: str, most: int) -> str:
-    return _bytes(text)[:most].decode("utf-8", "ignore")
+def _cut_end(text: str, max_bytes: int) -> str:
+    return _encode(text)[:max_bytes].decode("utf-8", "ignore")
 
 
 class Piece(NamedTuple):
-    """Some lines that somebody was at."""
+    """Some lines around a place that was visited."""
 
     uri: str
     first: int
@@ -84,48 +91,50 @@ class Piece(NamedTuple):
 
 
 class Visited:
-    """Where somebody was, which is sent along from the next quiet moment on: what changes in front of a
-    prompt has it read anew."""
+    """The places that were visited. New ones are sent from the next quiet moment on.
+
+    They precede the prompt, so that a change of them requires prefilling it again.
+    """
 
     def __init__(self) -> None:
-        self._pieces: list[Piece] = []  # those that are sent, oldest first
-        self._next: list[Piece] = []  # those that will be
-        self._were: dict[str, int] = {}  # the line that was left last, by document
+        self._pieces: list[Piece] = []  # pieces that are sent, oldest first
+        self._next: list[Piece] = []  # pieces that wait for the next quiet moment
+        self._last_lines: dict[str, int] = {}  # the line that was left last, by document
 
     def extra(self) -> list[dict[str, str]]:
-        """As `input_extra` of a request."""
-        return [{"filename": name(each.uri), "text": each.text} for each in self._pieces]
+        """Return the pieces as `input_extra` of a request."""
+        return [{"filename": name(piece.uri), "text": piece.text} for piece in self._pieces]
 
     def left(self, document: Document, line: int) -> None:
-        """Somebody leaves this place, or has come far from the last one."""
-        self._were[document.uri] = line
-        first = max(0, line - _PIECE // 2)
-        text = _beginning(_joined(document, first, first + _PIECE), _WIDEST)
-        if sum(bool(each.strip()) for each in text.split("\n")) >= _LEAST:
+        """Note a place that the cursor has left."""
+        self._last_lines[document.uri] = line
+        first = max(0, line - _PIECE_LINES // 2)
+        text = _cut_end(_join_lines(document, first, first + _PIECE_LINES), _MAX_PIECE_BYTES)
+        if sum(bool(row.strip()) for row in text.split("\n")) >= _MIN_FILLED_LINES:
             piece = Piece(document.uri, first, text)
-            self._next = [*_others(self._next, piece), piece]
+            self._next = [*_without_overlapping(self._next, piece), piece]
 
     def rests(self, document: Document, line: int) -> None:
-        """Somebody stays at this place: is it far from where they were last?"""
-        if abs(line - self._were.get(document.uri, -BLOCK)) >= BLOCK:
+        """Note the place where the cursor rests if it is far from the last one in its document."""
+        if abs(line - self._last_lines.get(document.uri, -BLOCK_LINES)) >= BLOCK_LINES:
             self.left(document, line)
 
     def take(self) -> bool:
-        """Take what waits among those that are sent; whether there was any."""
+        """Send the waiting pieces from now on. Return whether there were any."""
         if not self._next:
             return False
         for piece in self._next:
-            self._pieces = _others(self._pieces, piece)
-        self._pieces = [*self._pieces, *self._next][-_MOST:]
+            self._pieces = _without_overlapping(self._pieces, piece)
+        self._pieces = [*self._pieces, *self._next][-_MAX_PIECES:]
         self._next = []
         return True
 
 
-def _others(pieces: list[Piece], piece: Piece) -> list[Piece]:
-    """Those that do not show much of what this one shows."""
+def _without_overlapping(pieces: list[Piece], piece: Piece) -> list[Piece]:
+    """Return the pieces that do not show much of what `piece` shows."""
     return [
-        each
-        for each in pieces
-        if each.text != piece.text
-        and (each.uri != piece.uri or abs(each.first - piece.first) >= _PIECE * 3 // 4)
+        other
+        for other in pieces
+        if other.text != piece.text
+        and (other.uri != piece.uri or abs(other.first - piece.first) >= _PIECE_LINES * 3 // 4)
     ]

@@ -1,7 +1,7 @@
-"""The protocol, by pygls: what an editor asks becomes a question to the desk, and the answer its items.
+"""The language server protocol, by pygls: requests of the editor are passed to the desk.
 
-Nothing that a key asks for is an error: where there is no suggestion there is none, and the log of the
-editor's says why, once.
+A keystroke never causes an error message. Without a suggestion there is none, and the editor's log
+says why, once.
 """
 
 from __future__ import annotations
@@ -29,46 +29,49 @@ from localspec.client.tasks import Daemon
 from localspec.errors import Cancelled, LocalspecError
 
 EXPLAIN, EDIT = "localspec.explain", "localspec.edit"
-# Behind these there may be something to complete, although no word has begun.
+# Characters behind which a completion is useful although no word has begun.
 _TRIGGERS = [*".([{,=:"]
 _REWRITE = types.CodeActionKind.RefactorRewrite
 
 
 class Server(LanguageServer):
-    """For one editor. Explanations are files in `folder`, which its owner removes."""
+    """A language server for one editor. Explanations are files in `folder`, which the caller removes."""
 
     def __init__(self, desk: Desk, folder: Path) -> None:
         super().__init__("localspec", localspec.__version__, protocol_cls=Protocol)
         self.desk = desk
         self._folder = folder
         self._numbers = itertools.count(1)
-        self._told = ""
+        self._last_warning = ""
         self._running: set[asyncio.Task[None]] = set()
 
     async def suggested(self, uri: str, position: types.Position) -> Suggestion | None:
+        """Return the desk's suggestion. Errors are logged and give None."""
         try:
-            found = await self.desk.suggest(uri, position.line, position.character)
-        except Cancelled:  # a newer key has taken over
+            suggestion = await self.desk.suggest(uri, position.line, position.character)
+        except Cancelled:  # a newer keystroke has replaced the request
             return None
         except LocalspecError as error:
-            if error.message != self._told:
-                self._told = error.message
-                said = types.LogMessageParams(types.MessageType.Warning, error.message)
-                self.window_log_message(said)
+            if error.message != self._last_warning:
+                self._last_warning = error.message
+                message = types.LogMessageParams(types.MessageType.Warning, error.message)
+                self.window_log_message(message)
             return None
-        self._told = ""
-        return found
+        self._last_warning = ""
+        return suggestion
 
     def run(self, name: str, arguments: Sequence[Any]) -> None:
-        """A command: for lines `{"uri", "first", "last"}`, and an instruction. It goes on when this returns,
-        for some editors wait, for the answer and for nothing else, and not long.
+        """Start a command for the lines `{"uri", "first", "last"}`, with an optional instruction.
+
+        It continues after this returns, because some editors do nothing else while they wait, and
+        give up soon.
 
         Raises:
-            JsonRpcInvalidParams: it is none of ours, or other arguments belong to it.
+            JsonRpcInvalidParams: the command or its arguments are invalid.
         """
         try:
-            where, *words = arguments
-            uri, first, last = str(where["uri"]), int(where["first"]), int(where["last"])
+            location, *words = arguments
+            uri, first, last = str(location["uri"]), int(location["first"]), int(location["last"])
             if name not in (EXPLAIN, EDIT) or not all(isinstance(word, str) for word in words):
                 raise ValueError(f"{name} {words}")
         except (KeyError, TypeError, ValueError) as error:
@@ -94,47 +97,49 @@ class Server(LanguageServer):
         self.window_show_message(types.ShowMessageParams(kind, text))
 
     async def _show(self, text: str) -> None:
-        """As a document beside the others, where the editor opens one; else as a message."""
+        """Show a text as a document if the editor can open one, else as a message."""
         window = self.client_capabilities.window
         if window and window.show_document and window.show_document.support:
             path = self._folder / f"explanation-{next(self._numbers)}.md"
             path.write_text(text + "\n", encoding="utf-8")
-            asked = types.ShowDocumentParams(path.as_uri(), external=False, take_focus=False)
-            if (await self.window_show_document_async(asked)).success:
+            request = types.ShowDocumentParams(path.as_uri(), external=False, take_focus=False)
+            if (await self.window_show_document_async(request)).success:
                 return
         self.say(text)
 
     async def _apply(self, edit: Edit) -> None:
         uri, version = edit.lines.document.uri, edit.lines.document.version
-        change = types.TextEdit(_range(edit.lines), edit.text)
+        change = types.TextEdit(_to_range(edit.lines), edit.text)
         workspace = self.client_capabilities.workspace
-        known = workspace and workspace.workspace_edit and workspace.workspace_edit.document_changes
-        if known:  # then the editor refuses it where somebody has typed meanwhile
+        has_versions = (
+            workspace and workspace.workspace_edit and workspace.workspace_edit.document_changes
+        )
+        if has_versions:  # the editor then refuses the edit if the user has typed meanwhile
             document = types.OptionalVersionedTextDocumentIdentifier(uri, version)
-            whole = types.WorkspaceEdit(
+            workspace_edit = types.WorkspaceEdit(
                 document_changes=[types.TextDocumentEdit(document, [change])]
             )
         else:
-            whole = types.WorkspaceEdit(changes={uri: [change]})
-        params = types.ApplyWorkspaceEditParams(whole, label="localspec")
+            workspace_edit = types.WorkspaceEdit(changes={uri: [change]})
+        params = types.ApplyWorkspaceEditParams(workspace_edit, label="localspec")
         result = await self.workspace_apply_edit_async(params)
         if not result.applied:
-            why = f": {result.failure_reason}" if result.failure_reason else "."
-            self.say(f"The editor did not take the change{why}", types.MessageType.Error)
+            reason = f": {result.failure_reason}" if result.failure_reason else "."
+            self.say(f"The editor did not take the change{reason}", types.MessageType.Error)
 
 
 class _Progress:
-    """What an editor shows while an answer is written, and where it can be stopped."""
+    """The progress that an editor shows while an answer is generated, with a way to cancel it."""
 
     def __init__(self, server: Server, what: str) -> None:
         self._server = server
         self._title = f"localspec: {what}"
         window = server.client_capabilities.window
-        self._known = bool(window and window.work_done_progress)
+        self._is_supported = bool(window and window.work_done_progress)
         self._token = f"localspec-{id(self)}"
 
     async def __aenter__(self) -> None:
-        if not self._known:
+        if not self._is_supported:
             return
         progress = self._server.work_done_progress
         await progress.create_async(self._token)
@@ -143,25 +148,25 @@ class _Progress:
             progress.tokens[self._token].add_done_callback(lambda _: task.cancel())
 
     async def __aexit__(self, *_: object) -> None:
-        if self._known:
+        if self._is_supported:
             progress = self._server.work_done_progress
             progress.tokens.pop(self._token, None)
             progress.end(self._token, types.WorkDoneProgressEnd())
 
 
 class Protocol(LanguageServerProtocol):
-    """Texts are kept by us: pygls ends lines where str.splitlines does. And so are commands: it would have
-    each tell what arguments it takes."""
+    """pygls' protocol with our own documents and commands.
+
+    pygls splits lines as str.splitlines does, and requires each command to declare its arguments.
+    """
 
     _server: Server
 
     @lsp_method(types.TEXT_DOCUMENT_DID_OPEN)
     def lsp_text_document__did_open(self, params: types.DidOpenTextDocumentParams) -> None:
-        given = params.text_document
+        item = params.text_document
         kind = types.PositionEncodingKind(self.workspace.position_encoding or "utf-16")
-        document = Document(
-            given.uri, given.text, kind.value, str(given.language_id), given.version
-        )
+        document = Document(item.uri, item.text, kind.value, str(item.language_id), item.version)
         self._server.desk.open(document)
 
     @lsp_method(types.TEXT_DOCUMENT_DID_CHANGE)
@@ -172,8 +177,8 @@ class Protocol(LanguageServerProtocol):
         for change in params.content_changes:
             if isinstance(change, types.TextDocumentContentChangePartial):
                 start, end = (
-                    document.place(each.line, each.character)
-                    for each in (change.range.start, change.range.end)
+                    document.place(position.line, position.character)
+                    for position in (change.range.start, change.range.end)
                 )
                 document.replace(start, end, change.text)
                 self._server.desk.at(document, start.line)
@@ -185,7 +190,7 @@ class Protocol(LanguageServerProtocol):
     def lsp_text_document__did_close(self, params: types.DidCloseTextDocumentParams) -> None:
         self._server.desk.close(params.text_document.uri)
 
-    # pygls has a generator there that awaits its own commands; ours answer at once.
+    # pygls has a generator here that awaits its own commands. Ours return at once.
     @lsp_method(types.WORKSPACE_EXECUTE_COMMAND)
     def lsp_workspace__execute_command(  # type: ignore[override]
         self, params: types.ExecuteCommandParams
@@ -193,30 +198,34 @@ class Protocol(LanguageServerProtocol):
         self._server.run(params.command, params.arguments or [])
 
 
-# What is registered: pygls gives each its server.
+# The handlers that are registered below. pygls passes the server to each of them.
 
 
-async def inline(ls: Server, params: types.InlineCompletionParams) -> types.InlineCompletionList:
+async def suggest_inline(
+    ls: Server, params: types.InlineCompletionParams
+) -> types.InlineCompletionList:
+    """Return a suggestion that the editor shows as ghost text."""
     items = []
-    if found := await ls.suggested(params.text_document.uri, params.position):
-        here = types.Range(params.position, params.position)
-        items = [types.InlineCompletionItem(found.text, range=here)]
+    if suggestion := await ls.suggested(params.text_document.uri, params.position):
+        cursor = types.Range(params.position, params.position)
+        items = [types.InlineCompletionItem(suggestion.text, range=cursor)]
     return types.InlineCompletionList(items)
 
 
-async def plain(ls: Server, params: types.CompletionParams) -> types.CompletionList:
+async def suggest_in_menu(ls: Server, params: types.CompletionParams) -> types.CompletionList:
+    """Return a suggestion that the editor shows in its completion menu."""
     items = []
-    if found := await ls.suggested(params.text_document.uri, params.position):
-        item = suggestions.item(found.text, found.before)
-        place = found.place._replace(column=found.place.column - len(item.back))
-        start = types.Position(place.line, found.document.units(place))
-        shown = questions.fenced(item.text, found.document.language)
+    if suggestion := await ls.suggested(params.text_document.uri, params.position):
+        item = suggestions.item(suggestion.text, suggestion.before)
+        place = suggestion.place._replace(column=suggestion.place.column - len(item.back))
+        start = types.Position(place.line, suggestion.document.units(place))
+        preview = questions.fenced(item.text, suggestion.document.language)
         items = [
             types.CompletionItem(
                 item.label,
                 kind=types.CompletionItemKind.Text,
                 detail="localspec",
-                documentation=types.MarkupContent(types.MarkupKind.Markdown, shown),
+                documentation=types.MarkupContent(types.MarkupKind.Markdown, preview),
                 filter_text=item.text,
                 text_edit=types.TextEdit(types.Range(start, params.position), item.text),
                 insert_text_mode=types.InsertTextMode.AsIs,
@@ -225,61 +234,64 @@ async def plain(ls: Server, params: types.CompletionParams) -> types.CompletionL
     return types.CompletionList(is_incomplete=True, items=items)
 
 
-def actions(ls: Server, params: types.CodeActionParams) -> list[types.CodeAction]:
+def list_code_actions(ls: Server, params: types.CodeActionParams) -> list[types.CodeAction]:
+    """Return the actions for the selected lines: explain and edit."""
     uri, (start, end) = params.text_document.uri, (params.range.start, params.range.end)
     last = end.line - (end.character == 0 and end.line > start.line)
-    where = {"uri": uri, "first": start.line, "last": last}
+    location = {"uri": uri, "first": start.line, "last": last}
     document = ls.desk.documents.get(uri)
-    asked = questions.instruction(document.content(start.line)) if document else ""
-    edit = f"localspec: edit: {asked}" if asked else "localspec: edit as a comment says"
-    made = [("localspec: explain", "", EXPLAIN), (edit, _REWRITE, EDIT)]
+    instruction = questions.instruction(document.content(start.line)) if document else ""
+    edit_title = (
+        f"localspec: edit: {instruction}" if instruction else "localspec: edit as a comment says"
+    )
+    choices = [("localspec: explain", "", EXPLAIN), (edit_title, _REWRITE, EDIT)]
     return [
-        types.CodeAction(title, kind=kind, command=types.Command(title, name, arguments=[where]))
-        for title, kind, name in made
-        if _is_wanted(kind, params.context.only)
+        types.CodeAction(title, kind=kind, command=types.Command(title, name, arguments=[location]))
+        for title, kind, name in choices
+        if _is_requested(kind, params.context.only)
     ]
 
 
-def _range(lines: Lines) -> types.Range:
+def _to_range(lines: Lines) -> types.Range:
     document, first, last = lines
     end = Place(last, len(document.content(last)))
     return types.Range(types.Position(first, 0), types.Position(last, document.units(end)))
 
 
-def _is_wanted(kind: str, only: Any) -> bool:
-    """Whether an action's kind is one of those that are asked for, or inside one."""
-    return only is None or any(f"{kind}.".startswith(f"{each}.") or each == "" for each in only)
+def _is_requested(kind: str, only: Any) -> bool:
+    """Return whether an action's kind is one of the requested kinds, or inside one of them."""
+    return only is None or any(f"{kind}.".startswith(f"{outer}.") or outer == "" for outer in only)
 
 
-def made(desk: Desk, folder: Path) -> Server:
-    """A server that offers what the editor which starts it can show."""
+def create_server(desk: Desk, folder: Path) -> Server:
+    """Return a server that offers what the editor can show."""
     server = Server(desk, folder)
 
     @server.feature(types.INITIALIZE)
     def initialize(params: types.InitializeParams) -> None:
-        known = params.capabilities.text_document
-        if known and known.inline_completion:
+        text_document = params.capabilities.text_document
+        if text_document and text_document.inline_completion:
             feature = server.feature(
                 types.TEXT_DOCUMENT_INLINE_COMPLETION, types.InlineCompletionOptions()
             )
-            feature(inline)
+            feature(suggest_inline)
         else:
             options = types.CompletionOptions(trigger_characters=_TRIGGERS)
-            server.feature(types.TEXT_DOCUMENT_COMPLETION, options)(plain)
+            server.feature(types.TEXT_DOCUMENT_COMPLETION, options)(suggest_in_menu)
 
     options = types.CodeActionOptions(code_action_kinds=["", _REWRITE])
-    server.feature(types.TEXT_DOCUMENT_CODE_ACTION, options)(actions)
+    server.feature(types.TEXT_DOCUMENT_CODE_ACTION, options)(list_code_actions)
     for name in (EXPLAIN, EDIT):
-        server.command(name)(lambda *_: None)  # listed as ours; `run` is what is called
+        # This only declares the command. The protocol calls `Server.run` instead.
+        server.command(name)(lambda *_: None)
     return server
 
 
 def serve(model: str) -> None:
-    """Until the editor ends it, or itself."""
-    logging.getLogger("pygls").setLevel(
-        logging.ERROR
-    )  # a request that ended before its cancel is no news
-    # pygls closes what it writes to; standard output is closed by whoever opened it.
+    """Serve until the editor or its connection ends."""
+    # pygls warns about a cancel that comes after its request has ended, which is harmless.
+    logging.getLogger("pygls").setLevel(logging.ERROR)
+    # pygls closes the stream that it writes to, so it gets a duplicate of standard output.
     stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     with tempfile.TemporaryDirectory(prefix="localspec-lsp-") as folder:
-        made(Desk(Daemon(), model), Path(folder)).start_io(sys.stdin.buffer, stdout)
+        create_server(Desk(Daemon(), model), Path(folder)).start_io(sys.stdin.buffer, stdout)

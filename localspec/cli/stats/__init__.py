@@ -1,6 +1,6 @@
-"""What `localspec stats` shows of kept answers, which the daemon has added up.
+"""The output of `localspec stats`: statistics of saved answers, which the daemon has computed.
 
-figures.py  what is said of a group of answers: in one place, for every form
+figures.py  cells and sentences about a group of answers, for every form of output
 text.py     tables and small plots, for a terminal or a pipe
 page.py     the same as one HTML page
 """

@@ -1,4 +1,4 @@
-"""What is said of a group of answers, and what is said where it was not measured."""
+"""Cells and sentences about a group of answers, including what was not measured."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ KINDS = {
     "json": "JSON by schema",
     "unknown": "not recorded",
 }
-_CLEAR = 0.03  # a speed-up nearer to 1 may be noise
+_NOISE = 0.03  # a speed-up closer to 1 may be noise
 NOT_MEASURED = "not measured"
 COLUMNS = ("ANSWERS", "TOKENS", "TIME", "TOKENS/S", "ACCEPTED", "SPEED-UP", "SAVED")
 
 
 def row(group: dict[str, Any]) -> list[str]:
-    """A cell for each of COLUMNS."""
-    ratio = _speed_up(group)
+    """Return a cell for each of COLUMNS."""
+    ratio = _format_speed_up(group)
     saved = group["saved_seconds"] if ratio else None
     return [
         f"{group['answers']:,}",
@@ -32,34 +32,32 @@ def row(group: dict[str, Any]) -> list[str]:
     ]
 
 
-def _speed_up(group: dict[str, Any]) -> str:
+def _format_speed_up(group: dict[str, Any]) -> str:
     """Return the speed-up of a group; empty if it was measured over too few tokens."""
     seconds = group["seconds"]
-    measured = group["tokens"] * group["measured_seconds"] / seconds if seconds else 0
-    return speed_up(group["speed_up"], measured)
+    measured_tokens = group["tokens"] * group["measured_seconds"] / seconds if seconds else 0
+    return speed_up(group["speed_up"], measured_tokens)
 
 
-def summary(found: dict[str, Any]) -> list[str]:
-    """Sentences about all answers together."""
-    total, days = found["total"], found["days"]
+def summary(statistics: dict[str, Any]) -> list[str]:
+    """Return sentences about all answers together."""
+    total, days = statistics["total"], statistics["days"]
     when = "today" if days == 1 else f"in the last {days} days"
-    of = f" by {found['pair']}" if found["pair"] else ""
+    by_pair = f" by {statistics['pair']}" if statistics["pair"] else ""
     if not total["answers"]:
-        return [f"No answers{of} were saved {when}."]
+        return [f"No answers{by_pair} were saved {when}."]
     answers = f"{total['answers']:,} answer{'s' * (total['answers'] != 1)}"
     per_second = rate(total["tokens"], total["seconds"], total["tokens_per_second"])
     speed = f", {per_second} tokens/s" if per_second else ""
-    first = (
-        f"{answers}{of} {when}: {total['tokens']:,} tokens in {duration(total['seconds'])}{speed}."
-    )
-    return [first, _speculation(total)]
+    first = f"{answers}{by_pair} {when}: {total['tokens']:,} tokens in {duration(total['seconds'])}{speed}."
+    return [first, _describe_speculation(total)]
 
 
-def _speculation(total: dict[str, Any]) -> str:
+def _describe_speculation(total: dict[str, Any]) -> str:
     drafts = "no tokens were drafted"
     if total["acceptance"] is not None:
         drafts = f"{share(total['acceptance'])} of drafted tokens were accepted"
-    ratio = _speed_up(total)
+    ratio = _format_speed_up(total)
     if total["speed_up"] is None:
         return f"The speed-up was not measured; {drafts}."
     if not ratio:
@@ -67,7 +65,7 @@ def _speculation(total: dict[str, Any]) -> str:
             f"The speed-up was measured over fewer than {MIN_SPEED_UP_TOKENS} tokens, which says "
             f"nothing; {drafts}."
         )
-    if abs(total["speed_up"] - 1) < _CLEAR:
+    if abs(total["speed_up"] - 1) < _NOISE:
         return f"{ratio} the speed of plain decoding, which is no clear difference; {drafts}."
     verb = "saved" if total["saved_seconds"] >= 0 else "lost"
     return (
@@ -76,48 +74,58 @@ def _speculation(total: dict[str, Any]) -> str:
     )
 
 
-def notes(found: dict[str, Any]) -> list[str]:
-    """What is not in the figures."""
-    total, unfinished = found["total"], found["unfinished"]
-    said = []
+def notes(statistics: dict[str, Any]) -> list[str]:
+    """Return sentences about what the figures do not include."""
+    total, unfinished = statistics["total"], statistics["unfinished"]
+    sentences = []
     if total["measured_seconds"] and total["measured_seconds"] < 0.995 * total["seconds"]:
-        part = share(total["measured_seconds"] / total["seconds"])
-        said.append(
-            f"The speed-up was measured for {part} of the time; the rest is not counted in it."
+        measured = share(total["measured_seconds"] / total["seconds"])
+        sentences.append(
+            f"The speed-up was measured for {measured} of the time; the rest is not counted in it."
         )
     if unfinished:
         were = "answer was" if unfinished == 1 else "answers were"
-        said.append(f"{unfinished} {were} interrupted or failed and not counted.")
-    said.append(
+        sentences.append(f"{unfinished} {were} interrupted or failed and not counted.")
+    sentences.append(
         "Not included: answers with --no-log, removed conversations, and programs that do not ask to "
         "be counted."
     )
-    return said
+    return sentences
 
 
-def tables(found: dict[str, Any]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
-    """Headings and rows: by pair, by kind of work, and by day, of days with answers, the newest first."""
-    days = [each for each in reversed(found["by_day"]) if each["answers"]]
+def tables(statistics: dict[str, Any]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+    """Return headings and rows by pair, by kind of work, and by day with the newest first.
+
+    Days without answers are left out.
+    """
+    days = [day for day in reversed(statistics["by_day"]) if day["answers"]]
     return [
-        ("PAIR", [(each["name"], row(each)) for each in found["by_pair"]]),
-        ("KIND", [(KINDS.get(each["name"], each["name"]), row(each)) for each in found["by_kind"]]),
-        ("DAY", [(each["name"], row(each)) for each in days]),
+        ("PAIR", [(group["name"], row(group)) for group in statistics["by_pair"]]),
+        (
+            "KIND",
+            [
+                (KINDS.get(group["name"], group["name"]), row(group))
+                for group in statistics["by_kind"]
+            ],
+        ),
+        ("DAY", [(group["name"], row(group)) for group in days]),
     ]
 
 
 class Series:
-    """One figure over the days: None where there is none."""
+    """One figure over the days; None on days without it."""
 
     def __init__(self, name: str, values: Sequence[float | None], shown: Sequence[str]) -> None:
         self.name, self.values, self.shown = name, values, shown
 
     @property
     def most(self) -> float:
-        return max((each for each in self.values if each is not None), default=0.0)
+        """The largest value, 0 if there is none."""
+        return max((value for value in self.values if value is not None), default=0.0)
 
     @property
     def range(self) -> str:
-        """As in "1.10× to 1.84×"; what it is each day where that never changes."""
+        """A range such as "1.10× to 1.84×", or the value itself if it never changes."""
         known = [
             (value, text)
             for value, text in zip(self.values, self.shown, strict=True)
@@ -130,37 +138,37 @@ class Series:
 
 
 def series(days: Sequence[dict[str, Any]]) -> list[Series]:
-    """Tokens, the speed-up, and how many drafts were accepted."""
-    tokens = [each["tokens"] if each["answers"] else None for each in days]
-    ups = [each["speed_up"] if _speed_up(each) else None for each in days]
-    shares = [each["acceptance"] for each in days]
+    """Return tokens, speed-ups and acceptance rates over the days."""
+    tokens = [day["tokens"] if day["answers"] else None for day in days]
+    speed_ups = [day["speed_up"] if _format_speed_up(day) else None for day in days]
+    rates = [day["acceptance"] for day in days]
     return [
-        Series("tokens", tokens, [f"{each or 0:,}" for each in tokens]),
-        Series("speed-up", ups, [f"{each or 0:.2f}×" for each in ups]),
-        Series("accepted", shares, [share(each or 0) for each in shares]),
+        Series("tokens", tokens, [f"{value or 0:,}" for value in tokens]),
+        Series("speed-up", speed_ups, [f"{value or 0:.2f}×" for value in speed_ups]),
+        Series("accepted", rates, [share(value or 0) for value in rates]),
     ]
 
 
-def merged(days: Sequence[dict[str, Any]], room: int) -> tuple[list[dict[str, Any]], int]:
-    """At most `room` of them, each of several days where there are more; of how many."""
-    each = -(-len(days) // max(room, 1))
-    starts = range(0, len(days), each) if days else range(0)
-    return [_together(days[at : at + each]) for at in starts], each
+def merged(days: Sequence[dict[str, Any]], max_groups: int) -> tuple[list[dict[str, Any]], int]:
+    """Merge days until there are at most `room`, and return how many each stands for."""
+    size = -(-len(days) // max(max_groups, 1))
+    starts = range(0, len(days), size) if days else range(0)
+    return [_merge(days[start : start + size]) for start in starts], size
 
 
-def _together(days: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    answers, tokens, drafted, accepted, taken = (
-        sum(each[name] for each in days)
+def _merge(days: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    answers, tokens, drafted, accepted, measured_seconds = (
+        sum(day[name] for day in days)
         for name in ("answers", "tokens", "drafted", "accepted", "measured_seconds")
     )
-    plain = sum((each["speed_up"] or 0) * each["measured_seconds"] for each in days)
+    plain = sum((day["speed_up"] or 0) * day["measured_seconds"] for day in days)
     name = days[0]["name"] if len(days) == 1 else f"{days[0]['name']} to {days[-1]['name']}"
     return {
         "name": name,
         "answers": answers,
         "tokens": tokens,
         "acceptance": accepted / drafted if drafted else None,
-        "speed_up": plain / taken if taken else None,
-        "seconds": sum(each["seconds"] for each in days),
-        "measured_seconds": taken,
+        "speed_up": plain / measured_seconds if measured_seconds else None,
+        "seconds": sum(day["seconds"] for day in days),
+        "measured_seconds": measured_seconds,
     }

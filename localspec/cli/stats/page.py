@@ -1,4 +1,7 @@
-"""Kept answers as one HTML page that needs nothing else: no script, no font, no network."""
+"""Statistics of saved answers as one HTML page.
+
+The page needs nothing else: no script, no font, no network.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Any
 from localspec.cli.stats.figures import COLUMNS, Series, merged, notes, series, summary, tables
 from localspec.errors import visible
 
-_MOST = 90  # bars in a chart, which are 3 pixels wide on a phone then
+_MAX_BARS = 90  # in a chart, which makes each 3 pixels wide on a phone
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #fff; --line: #d0d7de;
   --bar: #2f6f9f; --none: #eaeef2 }
@@ -45,26 +48,26 @@ footer { margin-top: 2rem; font-size: .9rem }
 """
 
 
-def page(found: dict[str, Any]) -> str:
-    """The whole document."""
-    title = "localspec statistics" + (f": {found['pair']}" if found["pair"] else "")
-    first, *rest = summary(found)
-    body = [f"<h1>{as_html(title)}</h1>", f"<p>{as_html(first)}</p>"]
-    body += [f"<p>{as_html(sentence)}</p>" for sentence in rest]
-    if found["total"]["answers"]:
-        if len(found["by_day"]) > 1:  # of one day a chart says nothing
-            body.append(_charts(found["by_day"]))
-        body += [_table(*each) for each in tables(found)]
+def page(statistics: dict[str, Any]) -> str:
+    """Return the whole document."""
+    title = "localspec statistics" + (f": {statistics['pair']}" if statistics["pair"] else "")
+    heading, *sentences = summary(statistics)
+    body = [f"<h1>{as_html(title)}</h1>", f"<p>{as_html(heading)}</p>"]
+    body += [f"<p>{as_html(sentence)}</p>" for sentence in sentences]
+    if statistics["total"]["answers"]:
+        if len(statistics["by_day"]) > 1:  # a chart of a single day says nothing
+            body.append(_draw_charts(statistics["by_day"]))
+        body += [_section(*group) for group in tables(statistics)]
     body.append("<footer>")
-    body += [f"<p>{as_html(sentence)}</p>" for sentence in notes(found)]
+    body += [f"<p>{as_html(sentence)}</p>" for sentence in notes(statistics)]
     when = time.strftime("%Y-%m-%d %H:%M")
-    span = f"{found['since']} to {found['until']}"
+    span = f"{statistics['since']} to {statistics['until']}"
     body.append(f"<p>{as_html(span)}; written {when}.</p></footer>")
     return document(title, body)
 
 
 def document(title: str, body: Sequence[str], style: str = "") -> str:
-    """A whole page of parts that are HTML already; `style` comes after that of every page."""
+    """Return a whole page. `body` is HTML already, and `style` follows the style of every page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -77,23 +80,25 @@ def document(title: str, body: Sequence[str], style: str = "") -> str:
 
 
 def as_html(text: str) -> str:
-    """Text as it is shown, whatever is in it."""
+    """Escape text for HTML, including control characters."""
     return escape(visible(text, lines=False))
 
 
-def _charts(days: list[dict[str, Any]]) -> str:
-    shown, each = merged(days, _MOST)
-    per = "per day" if each == 1 else f"per {each} days"
-    return "\n".join(_chart(one, [day["name"] for day in shown], per) for one in series(shown))
+def _draw_charts(days: list[dict[str, Any]]) -> str:
+    groups, size = merged(days, _MAX_BARS)
+    per = "per day" if size == 1 else f"per {size} days"
+    return "\n".join(
+        _draw_chart(plotted, [day["name"] for day in groups], per) for plotted in series(groups)
+    )
 
 
-def _chart(plotted: Series, names: list[str], per: str) -> str:
+def _draw_chart(plotted: Series, names: list[str], per: str) -> str:
     bars = []
-    for value, shown, name in zip(plotted.values, plotted.shown, names, strict=True):
+    for value, text, name in zip(plotted.values, plotted.shown, names, strict=True):
         height = 100 * value / (plotted.most or 1) if value else 0
-        kind = f'style="height:{max(height, 2):.1f}%"' if value is not None else 'class="none"'
-        told = shown if value is not None else "none"
-        bars.append(f'<i {kind} title="{as_html(name)}: {told}"></i>')
+        attribute = f'style="height:{max(height, 2):.1f}%"' if value is not None else 'class="none"'
+        label = text if value is not None else "none"
+        bars.append(f'<i {attribute} title="{as_html(name)}: {label}"></i>')
     return (
         f"<figure><figcaption><b>{plotted.name} {per}</b><span>{plotted.range}</span></figcaption>"
         f'<div class="chart" role="img" aria-label="{plotted.name} {per}: {plotted.range}">'
@@ -102,21 +107,21 @@ def _chart(plotted: Series, names: list[str], per: str) -> str:
     )
 
 
-def _table(head: str, rows: list[tuple[str, list[str]]]) -> str:
+def _section(head: str, rows: list[tuple[str, list[str]]]) -> str:
     return f"<h2>By {head.lower()}</h2>\n{table((head, *COLUMNS), [[name, *cells] for name, cells in rows])}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """On a phone each row is a block of its own, with the headings beside its cells."""
-    shown = [as_html(name.capitalize()) for name in heads]
+    """Return a table. On a phone each row becomes a block with the headings beside its cells."""
+    names = [as_html(name.capitalize()) for name in heads]
     lines = []
-    for first, *cells in rows:
-        told = "".join(
+    for row_name, *cells in rows:
+        cells_html = "".join(
             f'<td data-name="{name}">{as_html(cell)}</td>'
-            for name, cell in zip(shown[1:], cells, strict=True)
+            for name, cell in zip(names[1:], cells, strict=True)
         )
-        lines.append(f"<tr><td>{as_html(first)}</td>{told}</tr>")
-    named = "".join(f'<th scope="col">{name}</th>' for name in shown)
+        lines.append(f"<tr><td>{as_html(row_name)}</td>{cells_html}</tr>")
+    header = "".join(f'<th scope="col">{name}</th>' for name in names)
     return (
-        f"<table><thead><tr>{named}</tr></thead>\n<tbody>" + "\n".join(lines) + "</tbody></table>"
+        f"<table><thead><tr>{header}</tr></thead>\n<tbody>" + "\n".join(lines) + "</tbody></table>"
     )

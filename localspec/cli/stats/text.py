@@ -1,4 +1,4 @@
-"""Tables and small plots of kept answers, on a terminal or in a pipe."""
+"""Tables and small plots of saved answers, on a terminal or in a pipe."""
 
 from __future__ import annotations
 
@@ -12,43 +12,44 @@ from localspec.cli.terminal import layout, render
 
 _BARS = "▁▂▃▄▅▆▇█"
 _ASCII = ".:-=+*#@"
-_ROOM = 80  # where there is no terminal
-_BESIDE = 32  # cells: a plot's name and its range
-_MOST = 60  # marks in a plot
+_DEFAULT_COLUMNS = 80  # if there is no terminal
+_LABEL_COLUMNS = 32  # for a plot's name and its range
+_MAX_MARKS = 60  # in a plot
 
 
-def show(found: dict[str, Any]) -> None:
-    for sentence in summary(found):
+def show(statistics: dict[str, Any]) -> None:
+    """Print the sentences, tables and plots."""
+    for sentence in summary(statistics):
         render.line(sentence)
-    if found["total"]["answers"]:
-        for head, rows in tables(found):
+    if statistics["total"]["answers"]:
+        for heading, rows in tables(statistics):
             render.line("")
-            render.table([[head, *COLUMNS], *([name, *cells] for name, cells in rows)])
-        if len(found["by_day"]) > 1:  # of one day a plot says nothing
+            render.table([[heading, *COLUMNS], *([name, *cells] for name, cells in rows)])
+        if len(statistics["by_day"]) > 1:  # a plot of a single day says nothing
             render.line("")
-            _plots(found["by_day"])
+            _print_plots(statistics["by_day"])
     render.line("")
-    for sentence in notes(found):
+    for sentence in notes(statistics):
         render.line(sentence)
 
 
-def _plots(days: list[dict[str, Any]]) -> None:
-    room = (layout.width(sys.stdout) or _ROOM) - _BESIDE
-    shown, each = merged(days, min(room, _MOST))
-    bars = _BARS if _draws_blocks() else _ASCII
-    plotted = series(shown)
-    render.fields([(one.name, f"{sparkline(one, bars)}  {one.range}") for one in plotted])
-    per = "day" if each == 1 else f"{each} days"
+def _print_plots(days: list[dict[str, Any]]) -> None:
+    columns = (layout.width(sys.stdout) or _DEFAULT_COLUMNS) - _LABEL_COLUMNS
+    groups, size = merged(days, min(columns, _MAX_MARKS))
+    bars = _BARS if _supports_blocks() else _ASCII
+    plotted = series(groups)
+    render.fields([(item.name, f"{sparkline(item, bars)}  {item.range}") for item in plotted])
+    per = "day" if size == 1 else f"{size} days"
     render.line(f"One mark per {per}, from {days[0]['name']} to {days[-1]['name']}.")
 
 
-def _draws_blocks() -> bool:
+def _supports_blocks() -> bool:
     utf = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf8")
     return utf and os.environ.get("TERM") != "dumb"
 
 
 def sparkline(plotted: Series, bars: Sequence[str]) -> str:
-    """A mark for each value, from 0 to the largest; a blank where there is none."""
+    """Return a mark for each value, from 0 to the largest; a blank if there is no value."""
     top = plotted.most or 1.0
     return "".join(
         " " if value is None else bars[min(int(value / top * len(bars)), len(bars) - 1)]

@@ -1,6 +1,6 @@
-"""What clients of other protocols than OpenAI's and llama-server's send and get, one file a protocol.
+"""Requests and responses of other protocols than OpenAI's and llama-server's, one file per protocol.
 
-anthropic: Messages
-ollama: chats, texts and models
-responses: OpenAI's Responses, in a room of its own
+anthropic.py   Messages
+ollama.py      chats, texts and models
+responses/     OpenAI's Responses
 """

@@ -1,7 +1,7 @@
-"""Anthropic's Messages: what its clients send, and what they get back.
+"""Anthropic's Messages API: requests and responses.
 
-Content blocks and tools are read as they come, since newer clients send kinds that nobody here knows:
-those of a known kind are checked when they are translated, and the others are passed over.
+Content blocks and tools are accepted as raw objects, since newer clients send kinds that are
+unknown here. Blocks of a known kind are checked when they are translated. Others are skipped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from localspec.protocol.reading import OrDefault, Request
 from localspec.protocol.requests import SpeculativeOptions, Stop
 from localspec.protocol.sampling import INT32, Count, Sampled
 
-# ---------------------------------------------------------------------------- asked
+# ---------------------------------------------------------------------------- requests
 
 Blocks = list[dict[str, Any]]
 
@@ -66,8 +66,11 @@ class ToolChoiceParam(Request):
 
 
 class ThinkingConfig(Request):
-    """`type`: "enabled" with a budget, "disabled", or the model's own way ("adaptive" and newer ones).
-    `display`: "omitted" leaves the thoughts' text out of the answer.
+    """Whether and how to think.
+
+    - `type`: "enabled" with a budget, "disabled", or the model's own way ("adaptive" and newer
+      values).
+    - `display`: "omitted" leaves the thoughts' text out of the answer.
     """
 
     type: str
@@ -76,7 +79,7 @@ class ThinkingConfig(Request):
 
 
 class OutputFormat(Struct):
-    """`type` is "json_schema"."""
+    """The format of an answer. `type` is "json_schema"."""
 
     type: Literal["json_schema"]
     schema: dict[str, Any]
@@ -94,19 +97,19 @@ class CreateThread(Struct, tag_field="type", tag="create"):
 class ContinueThread(Struct, tag_field="type", tag="continue"):
     """Continue a stored conversation after the answer `previous_message_id`.
 
-    `messages` holds the new messages only. The system prompt and the tools are those of the request that
-    created the thread; repeating them is allowed, changing them is not.
+    `messages` holds the new messages only. The system prompt and the tools are those of the request
+    that created the thread; repeating them is allowed, changing them is not.
     """
 
     previous_message_id: str
 
 
 class CountTokensRequest(Sampled, Request, kw_only=True):
-    """`messages` and all that is read with them.
+    """A request to count the tokens of `messages` and of everything that is read with them.
 
-    Tools of other types than "custom", which Anthropic runs or has trained its models for, are passed
-    over, like content blocks of kinds that are not known; `localspec.ignored` of the answer names them.
-    Sampling, where there is something to sample, has all our fields and not only Anthropic's.
+    Tools of other types than "custom", which Anthropic runs itself or has trained its models for,
+    are skipped, like content blocks of unknown kinds. The answer names them in `localspec.ignored`.
+    A request that generates text has all our sampling parameters, not only Anthropic's.
     """
 
     refuses: ClassVar[str] = "chat"
@@ -135,7 +138,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     speculative: SpeculativeOptions | None = None
 
 
-# ---------------------------------------------------------------------------- answered
+# ---------------------------------------------------------------------------- responses
 
 
 class TextBlock(Struct, tag="text"):
@@ -143,7 +146,7 @@ class TextBlock(Struct, tag="text"):
 
 
 class ThinkingBlock(Struct, tag="thinking"):
-    """`signature` proves nothing: clients send thoughts back only where there is one."""
+    """Thoughts. `signature` proves nothing, but clients send thoughts back only if there is one."""
 
     thinking: str
     signature: str
@@ -162,7 +165,11 @@ StopReason = Literal[
 
 
 class MessagesUsage(Struct):
-    """`input_tokens` are those that had to be read, `cache_read_input_tokens` the others of the prompt."""
+    """Numbers of tokens.
+
+    - `input_tokens`: tokens of the prompt that had to be prefilled.
+    - `cache_read_input_tokens`: the other tokens of the prompt.
+    """
 
     input_tokens: int
     cache_read_input_tokens: int
@@ -171,8 +178,11 @@ class MessagesUsage(Struct):
 
 
 class MessagesExtra(Struct):
-    """Ours. `ignored`: what of the request changed nothing; `note`, `news` as in OpenAI's answers.
-    `not_kept`: why the answer could not be stored in its thread.
+    """Extensions of localspec in an answer.
+
+    - `ignored`: fields of the request without effect.
+    - `note`, `news`: as in OpenAI's answers.
+    - `not_kept`: why the answer could not be stored in its thread.
     """
 
     ignored: list[str] | UnsetType = UNSET
@@ -200,9 +210,9 @@ class InputTokens(Struct):
 
 
 class MessagesErrorDetail(Struct):
-    """`code` and `param` are ours, and OpenAI's: Anthropic has nothing of the kind.
+    """An error. `code` and `param` are OpenAI's, because Anthropic has nothing of the kind.
 
-    `details` has an `error_code` where Anthropic's clients act on one: errors about threads.
+    `details` has an `error_code` if Anthropic's clients act on it, as for errors about threads.
     """
 
     type: str
@@ -218,7 +228,7 @@ class MessagesError(Struct):
     type: Literal["error"] = "error"
 
 
-# ---------------------------------------------------------------------------- streamed
+# ---------------------------------------------------------------------------- streams
 
 
 class TextDelta(Struct, tag="text_delta"):
@@ -234,7 +244,7 @@ class SignatureDelta(Struct, tag="signature_delta"):
 
 
 class InputDelta(Struct, tag="input_json_delta"):
-    """`partial_json`: more of the input's JSON, as the model writes it."""
+    """More JSON of a tool's input, as the model writes it."""
 
     partial_json: str
 
@@ -266,7 +276,7 @@ class Stopped(Struct):
 
 
 class MessageDelta(Struct, tag="message_delta"):
-    """`usage` counts the whole answer."""
+    """The end of an answer. `usage` counts the whole answer."""
 
     delta: Stopped
     usage: MessagesUsage
@@ -287,7 +297,7 @@ MessagesEvent = (
 
 
 class MessagesModel(Struct):
-    """`display_name` is the name; there is no other."""
+    """A pair in Anthropic's list of models. `display_name` is its name, since there is no other."""
 
     id: str
     display_name: str
@@ -296,7 +306,7 @@ class MessagesModel(Struct):
 
 
 class MessagesModelPage(Struct):
-    """All of them: there is one page."""
+    """All models; there is always one page."""
 
     data: list[MessagesModel]
     first_id: str | None

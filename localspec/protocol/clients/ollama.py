@@ -1,6 +1,7 @@
-"""Ollama's requests and answers: https://docs.ollama.com/api. Times in nanoseconds, sizes in bytes.
+"""Ollama's requests and responses: https://docs.ollama.com/api.
 
-As everywhere, null is a field that is not there; `fields.py` says what becomes of fields not declared here.
+Times are nanoseconds, sizes are bytes. As in other requests, null is a missing field, and
+`fields.py` says what happens to undeclared fields.
 """
 
 from __future__ import annotations
@@ -22,8 +23,12 @@ Name = Annotated[str, Meta(max_length=1024)]
 
 
 class Options(Sampled, Request):
-    """`num_ctx` asks for a context; how long it is here, the configuration says. Ollama's others have no
-    effect for one request: they are settings of the pair, or of samplers that are not here."""
+    """Ollama's options.
+
+    `num_ctx` requests a context, but its length is a setting of the configuration here. Ollama's
+    other options have no effect on a single request: they are settings of the pair, or belong to
+    samplers that do not exist here.
+    """
 
     num_predict: TokenLimit | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
@@ -31,15 +36,16 @@ class Options(Sampled, Request):
 
 
 class Asked(Request, kw_only=True):
-    """What chats and texts share. `model` has a tag or not; `keep_alive` 0 unloads it afterwards, and any
-    other duration is left to the configuration."""
+    """The fields that chats and texts share."""
 
     refuses: ClassVar[str] = "chat"
 
+    # A name with or without a tag.
     model: OrDefault[Name] = ""
     stream: OrDefault[bool] = True
     format: str | dict[str, Any] | None = None
     options: Options | None = None
+    # 0 unloads the model afterwards. Any other duration is left to the configuration.
     keep_alive: float | str | None = None
     think: Think | None = None
     logprobs: OrDefault[bool] = False
@@ -57,7 +63,7 @@ class AskedCall(Struct):
 
 
 class AskedMessage(Struct):
-    """`tool_name`: whose result a message of the role "tool" is."""
+    """A message. `tool_name`: the tool whose result a message of the role "tool" is."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
     content: str | None = None
@@ -69,15 +75,23 @@ class AskedMessage(Struct):
 
 
 class OllamaChatRequest(Asked, kw_only=True):
-    """Without `messages` it loads the model, or unloads it with a `keep_alive` of 0."""
+    """Ollama's /api/chat.
+
+    Without `messages` it loads the model, or unloads it with a `keep_alive` of 0.
+    """
 
     messages: Annotated[list[AskedMessage], Meta(max_length=10_000)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
 
 
 class OllamaGenerateRequest(Asked, kw_only=True):
-    """`raw`: the prompt as it is, through no template. `suffix`: what follows the place to fill in.
-    Without both `prompt` and `suffix` as a chat without messages."""
+    """Ollama's /api/generate.
+
+    - `raw`: the prompt is used unchanged, without a template.
+    - `suffix`: the text after the place to be filled in.
+
+    Without both `prompt` and `suffix` it is the same as a chat without messages.
+    """
 
     prompt: OrDefault[str] = ""
     suffix: OrDefault[str] = ""
@@ -89,8 +103,11 @@ class OllamaGenerateRequest(Asked, kw_only=True):
 
 
 class OllamaEmbedRequest(Request):
-    """Without an `input` it loads the model, or unloads it with a `keep_alive` of 0. `truncate` false: an
-    input that is too long is refused. `dimensions`: as OpenAI's.
+    """Ollama's /api/embed.
+
+    - `input`: without it, the model is loaded, or unloaded with a `keep_alive` of 0.
+    - `truncate`: if false, an input that is too long is refused.
+    - `dimensions`: as in OpenAI's request.
     """
 
     refuses: ClassVar[str] = "vectors"
@@ -103,7 +120,7 @@ class OllamaEmbedRequest(Request):
 
 
 class OllamaEmbeddingsRequest(Request):
-    """The older one, of one text, whose vector stays as long as it is."""
+    """Ollama's older /api/embeddings, for one text. The vector is not normalized."""
 
     refuses: ClassVar[str] = "vectors"
 
@@ -113,14 +130,17 @@ class OllamaEmbeddingsRequest(Request):
 
 
 class OllamaModelRequest(Request):
-    """A model by its name, which older clients call `name`. `stream`: how a pull is told."""
+    """A request about one model, which older clients call `name`.
+
+    - `stream`: whether the progress of a pull is sent as a stream.
+    """
 
     model: OrDefault[Name] = ""
     name: OrDefault[Name] = ""
     stream: OrDefault[bool] = True
 
 
-# ---------------------------------------------------------------------------- answers
+# ---------------------------------------------------------------------------- responses
 
 
 class OllamaEmbeddings(Struct):
@@ -165,7 +185,7 @@ class Logprob(TokenLogprob):
 
 
 class Line(Struct, kw_only=True):
-    """A line of a stream, or all of an answer. The last line has what follows `done`."""
+    """A line of a stream, or a whole answer. The last line has the fields that follow `done`."""
 
     model: str
     created_at: str
@@ -200,7 +220,11 @@ class Details(Struct):
 
 
 class OllamaModel(Struct, kw_only=True):
-    """Of a model that is loaded: `expires_at` when it is unloaded if nobody asks, `context_length` tokens."""
+    """A model.
+
+    - `expires_at`: when a loaded model is unloaded if there is no request.
+    - `context_length`: tokens, of a loaded model.
+    """
 
     name: str
     model: str
@@ -218,7 +242,12 @@ class OllamaModels(Struct):
 
 
 class OllamaShown(Struct):
-    """`template` is Jinja. `parameters`: a setting a line, the served context and the file's sampling."""
+    """Everything about one model.
+
+    - `template`: in the language Jinja.
+    - `parameters`: one setting per line: the served context and the sampling parameters of the
+      file.
+    """
 
     modelfile: str
     parameters: str
@@ -232,7 +261,7 @@ class OllamaShown(Struct):
 
 
 class OllamaProgress(Struct):
-    """A line of a pull. `localspec`: in the last."""
+    """A line of a pull. `localspec` is in the last one only."""
 
     status: str
     digest: str | UnsetType = UNSET
@@ -242,7 +271,11 @@ class OllamaProgress(Struct):
 
 
 class OllamaVersion(Struct):
-    """`version`: the release of Ollama whose API this is; clients refuse older ones. `localspec`: our own."""
+    """The release of Ollama whose API this is.
+
+    - `version`: clients refuse older releases.
+    - `localspec`: our own version.
+    """
 
     version: str
     localspec: str

@@ -1,5 +1,5 @@
-"""What is asked.
+"""The prompts of a bench.
 
-workloads.py   workloads.toml, a file of one's own, the history
-installed.py   well-known prompts of packages that are installed
+workloads.py   prompts of workloads.toml, of a file, or of the history
+installed.py   well-known prompts of installed packages
 """

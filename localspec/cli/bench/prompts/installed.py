@@ -1,6 +1,6 @@
-"""Well-known prompts, read from packages that bring them; nothing of them is in ours.
+"""Well-known prompts, read from the installed packages that contain them; we ship none of them.
 
-The packages' code is not run, only their data is read.
+Only the packages' data is read. Their code is not run.
 """
 
 from __future__ import annotations
@@ -22,27 +22,31 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class _Source:
-    """package: as pip calls it; module and file: where its prompts lie; works: what they are here."""
+    """A package with prompts."""
 
+    # Its name for pip.
     package: str
     licence: str
+    # The module in whose folder the prompts are.
     module: str
+    # Path of the prompts in that folder.
     file: str
+    # Turns the records of the file into kinds of work.
     works: Callable[[Sequence[Record]], list[Work]]
 
 
-def _human_eval(found: Sequence[Record]) -> list[Work]:
-    """Functions to be written, from a signature and a docstring."""
+def _human_eval(records: Sequence[Record]) -> list[Work]:
+    """Return functions to be completed from a signature and a docstring."""
     ask = "Complete this Python function. Answer with the whole function.\n\n```python\n{}\n```"
-    prompts = [Prompt(ask=ask.format(each["prompt"].strip())) for each in found]
+    prompts = [Prompt(ask=ask.format(record["prompt"].strip())) for record in records]
     return [Work("HumanEval", "code", prompts)]
 
 
-def _mt_bench(found: Sequence[Record]) -> list[Work]:
-    """The first question of each conversation, by its category."""
+def _mt_bench(records: Sequence[Record]) -> list[Work]:
+    """Return the first question of each conversation, grouped by category."""
     grouped: dict[str, list[Prompt]] = {}
-    for each in found:
-        grouped.setdefault(each["category"], []).append(Prompt(ask=each["turns"][0]))
+    for record in records:
+        grouped.setdefault(record["category"], []).append(Prompt(ask=record["turns"][0]))
     return [
         Work(f"MT-Bench {name}", "code" if name == "coding" else "text", prompts)
         for name, prompts in grouped.items()
@@ -64,10 +68,10 @@ SOURCES = {
 
 
 def works(name: str) -> list[Work]:
-    """Of one of SOURCES.
+    """Return the kinds of work of one of SOURCES.
 
     Raises:
-        UsageError: its package is not installed, or has other contents than expected.
+        UsageError: its package is not installed, or its contents are not as expected.
     """
     source = SOURCES[name]
     spec = importlib.util.find_spec(source.module)
@@ -80,9 +84,9 @@ def works(name: str) -> list[Work]:
     try:
         data = file.read_bytes()
         text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode()
-        found = source.works([json.loads(line) for line in text.splitlines() if line.strip()])
+        result = source.works([json.loads(line) for line in text.splitlines() if line.strip()])
     except (OSError, EOFError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise UsageError(f"{file} has no prompts as expected: {error!r}.") from error
-    if not found or not all(work.prompts for work in found):
+    if not result or not all(work.prompts for work in result):
         raise UsageError(f"{file} has no prompts.")
-    return found
+    return result

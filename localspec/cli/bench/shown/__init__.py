@@ -1,6 +1,6 @@
-"""How a report looks.
+"""The forms in which a report is shown.
 
-text.py   tables, the table while it runs, two reports beside each other
-page.py   the same as one HTML page
-plots.py  what is drawn on it
+text.py   tables on a terminal, also while the bench runs, and a comparison of two reports
+page.py   an HTML page
+plots.py  the plots on that page
 """

@@ -25,39 +25,39 @@ dd { margin: 0; overflow-wrap: anywhere }
 
 
 def page(report: Report) -> str:
-    """The whole document; see `plots.check`."""
+    """Return the whole document. Check first that matplotlib is installed, with `plots.check`."""
     title = f"localspec bench: {report.pair}"
     body = [
         f"<h1>{as_html(title)}</h1>",
         f'<p class="said">{as_html(report.sentence)}</p>',
-        *(f"<p>{as_html(each)}</p>" for each in text.warnings(report)),
-        _facts(report),
+        *(f"<p>{as_html(warning)}</p>" for warning in text.warnings(report)),
+        _facts_list(report),
     ]
     body.append('<div class="plots">')
     body += [_figure(name, svg) for name, svg in plots(report)]
     body.append("</div>")
     for sampling, heading in text.HEADINGS:
-        if some := [each for each in report.workloads if each.sampling == sampling]:
-            body += [f"<h2>{as_html(heading)}</h2>", _rows(text.table(some))]
+        if works := [work for work in report.workloads if work.sampling == sampling]:
+            body += [f"<h2>{as_html(heading)}</h2>", _known_columns(text.table(works))]
     if report.theirs:
-        body += [f"<h2>{as_html(text.beside(report))}</h2>", _rows(text.theirs(report))]
+        body += [f"<h2>{as_html(text.beside(report))}</h2>", _known_columns(text.theirs(report))]
     if report.drafts:
         heading = "Drafts for this target, the best first; the rest of this page is of that one"
-        body += [f"<h2>{heading}</h2>", _rows(text.ranking(report))]
+        body += [f"<h2>{heading}</h2>", _known_columns(text.ranking(report))]
     if theory := text.theories(report.workloads):
         body += [
             "<h2>By the formula, and by replay with the costs of passes here</h2>",
-            _rows(theory),
+            _known_columns(theory),
         ]
-    body += ["<h2>Acceptance</h2>", _rows(_acceptance(report.workloads))]
+    body += ["<h2>Acceptance</h2>", _known_columns(_acceptance_rows(report.workloads))]
     body.append("<footer>")
     body += [f"<p>{as_html(note)}</p>" for note in text.notes(report)]
-    told = f"Measured {report.when} UTC with localspec {report.localspec}. Rates are tokens per second from"
-    body.append(f"<p>{as_html(told)} an answer’s first token to its last.</p></footer>")
+    footer = f"Measured {report.when} UTC with localspec {report.localspec}. Rates are tokens per second from"
+    body.append(f"<p>{as_html(footer)} an answer’s first token to its last.</p></footer>")
     return document(title, body, _STYLE)
 
 
-def _facts(report: Report) -> str:
+def _facts_list(report: Report) -> str:
     rows = "".join(
         f"<dt>{as_html(name)}</dt><dd>{as_html(value)}</dd>" for name, value in text.facts(report)
     )
@@ -71,15 +71,15 @@ def _figure(name: str, svg: str) -> str:
     )
 
 
-def _rows(rows: list[list[str]]) -> str:
-    """Without columns of which nothing is known."""
-    known = [at for at in range(len(rows[0])) if any(row[at] for row in rows[1:])]
-    head, *rest = ([row[at] for at in known] for row in rows)
-    return table(head, rest)
+def _known_columns(rows: list[list[str]]) -> str:
+    """Return a table without the columns that are empty in all rows."""
+    columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    header, *cells = ([row[column] for column in columns] for row in rows)
+    return table(header, cells)
 
 
-def _acceptance(workloads: list[Workload]) -> list[list[str]]:
-    """The three definitions, which are all called acceptance rate."""
+def _acceptance_rows(workloads: list[Workload]) -> list[list[str]]:
+    """Return the rows for the three definitions that are all called acceptance rate."""
     rows = [
         [
             "WORK",
@@ -92,16 +92,16 @@ def _acceptance(workloads: list[Workload]) -> list[list[str]]:
             "SOURCES",
         ]
     ]
-    for each in workloads:
-        if each.sampling != "greedy" or (found := each.acceptance) is None:
+    for work in workloads:
+        if work.sampling != "greedy" or (acceptance := work.acceptance) is None:
             continue
         sources = ", ".join(
-            f"{name} {kept} of {tried}" for name, (tried, kept) in found.sources.items()
+            f"{name} {accepted} of {drafted}"
+            for name, (drafted, accepted) in acceptance.sources.items()
         )
-        shares = (found.of_drafted, found.of_answer, found.conditional)
-        told = ["" if share is None else f"{100 * share:.0f}%" for share in shares]
-        length = "" if found.mean_length is None else f"{found.mean_length:.2f}"
-        rows.append(
-            [each.name, f"{found.drafted:,}", f"{found.accepted:,}", *told, length, sources]
-        )
+        rates = (acceptance.of_drafted, acceptance.of_answer, acceptance.conditional)
+        percentages = ["" if rate is None else f"{100 * rate:.0f}%" for rate in rates]
+        length = "" if acceptance.mean_length is None else f"{acceptance.mean_length:.2f}"
+        counts = f"{acceptance.drafted:,}", f"{acceptance.accepted:,}"
+        rows.append([work.name, *counts, *percentages, length, sources])
     return rows

@@ -1,4 +1,4 @@
-"""A report on a terminal or in a pipe: tables, the sentence, and how far it is while it runs."""
+"""A report on a terminal or in a pipe: tables, the sentence, and the progress while a bench runs."""
 
 from __future__ import annotations
 
@@ -27,34 +27,35 @@ COLUMNS = (
     "PER PASS",
     "TEXT",
 )
-# Where they do not fit into a line: those that say whether it pays, and in a table below it the others.
-_MAIN = ("WORK", "PLAIN", "SPECULATIVE", "SPEED-UP", "95% INTERVAL", "ACCEPTED")
-_MORE = ("WORK", *(each for each in COLUMNS if each not in _MAIN))
+# If the columns do not fit into a line, the main table has those that say whether speculation pays, and a
+# second table below has the others.
+_MAIN_COLUMNS = ("WORK", "PLAIN", "SPECULATIVE", "SPEED-UP", "95% INTERVAL", "ACCEPTED")
+_MORE_COLUMNS = ("WORK", *(name for name in COLUMNS if name not in _MAIN_COLUMNS))
 HEADINGS: tuple[tuple[Sampling, str], ...] = (
     ("greedy", "Temperature 0, in tokens per second"),
     ("own", "The pair's own sampling, in tokens per second"),
 )
-_EVERY = 1.0  # seconds
-_UNLIKELY = 0.01  # p of a difference that is told
+_REDRAW_INTERVAL_S = 1.0
+_SIGNIFICANT_P = 0.01  # p below which the distributions are reported to differ
 _NOT_MEASURED = "not measured"
 
 
-def row(told: Workload) -> list[str]:
-    """A cell for each of COLUMNS; rates in tokens per second."""
-    plain, drafted, found = told.plain, told.speculative, told.acceptance
-    if plain is None or drafted is None or found is None:
-        return [told.name, *(rate(each) for each in (plain, drafted)), _NOT_MEASURED]
-    speed_up = told.speed_up or told.latency
+def row(work: Workload) -> list[str]:
+    """Return a cell for each of COLUMNS. Rates are tokens per second."""
+    plain, speculative, acceptance = work.plain, work.speculative, work.acceptance
+    if plain is None or speculative is None or acceptance is None:
+        return [work.name, *(rate(side) for side in (plain, speculative)), _NOT_MEASURED]
+    speed_up = work.speed_up or work.latency
     return [
-        told.name,
+        work.name,
         rate(plain),
-        rate(drafted),
+        rate(speculative),
         times(speed_up.value) if speed_up else _NOT_MEASURED,
         interval(speed_up),
-        f"{plain.first_ms:.0f}, {drafted.first_ms:.0f} ms",
-        "no drafts" if found.of_drafted is None else share(found.of_drafted),
-        "" if found.tokens_per_pass is None else f"{found.tokens_per_pass:.2f}",
-        "" if told.identical is None else "identical" if told.identical else "differs",
+        f"{plain.first_ms:.0f}, {speculative.first_ms:.0f} ms",
+        "no drafts" if acceptance.of_drafted is None else share(acceptance.of_drafted),
+        "" if acceptance.tokens_per_pass is None else f"{acceptance.tokens_per_pass:.2f}",
+        "" if work.identical is None else "identical" if work.identical else "differs",
     ]
 
 
@@ -66,39 +67,42 @@ def times(value: float) -> str:
     return f"{value:.2f}×"
 
 
-def interval(found: Estimate | None) -> str:
-    if found is None or found.low is None or found.high is None:
+def interval(estimate: Estimate | None) -> str:
+    if estimate is None or estimate.low is None or estimate.high is None:
         return ""
-    return f"{found.low:.2f} to {found.high:.2f}"
+    return f"{estimate.low:.2f} to {estimate.high:.2f}"
 
 
 def table(workloads: Sequence[Workload]) -> list[list[str]]:
-    rows = [row(each) for each in workloads]
+    rows = [row(work) for work in workloads]
     return [list(COLUMNS), *([*cells, *[""] * (len(COLUMNS) - len(cells))] for cells in rows)]
 
 
-def tables(workloads: Sequence[Workload], room: int | None) -> list[list[list[str]]]:
-    """The table, or two that have a line for each row where it is too wide."""
-    whole = table(workloads)
+def tables(workloads: Sequence[Workload], columns: int | None) -> list[list[list[str]]]:
+    """Return one table or, if it is too wide, two tables with the same rows."""
+    rows = table(workloads)
     main, more = (
         [
             [cell for cell, name in zip(cells, COLUMNS, strict=True) if name in names]
-            for cells in whole
+            for cells in rows
         ]
-        for names in (_MAIN, _MORE)
+        for names in (_MAIN_COLUMNS, _MORE_COLUMNS)
     )
-    wide, narrow = (len(layout.table(rows, room)) > len(rows) for rows in (whole, main))
-    return [main, more] if wide and not narrow else [whole]
+    # A table with more lines than rows was too wide.
+    whole_wraps, main_wraps = (
+        len(layout.table(shown, columns)) > len(shown) for shown in (rows, main)
+    )
+    return [main, more] if whole_wraps and not main_wraps else [rows]
 
 
 def show(report: Report) -> None:
-    """All that is known, the sentence last."""
+    """Print the whole report, with the sentence last."""
     render.fields(facts(report))
     for sampling, heading in HEADINGS:
-        some = [each for each in report.workloads if each.sampling == sampling]
-        if some:
-            for at, rows in enumerate(tables(some, layout.width(sys.stdout))):
-                render.line("" if at else f"\n{heading}:")
+        works = [work for work in report.workloads if work.sampling == sampling]
+        if works:
+            for number, rows in enumerate(tables(works, layout.width(sys.stdout))):
+                render.line("" if number else f"\n{heading}:")
                 render.table(rows)
     if report.theirs:
         render.line(f"\n{beside(report)}:")
@@ -118,9 +122,9 @@ def show(report: Report) -> None:
 
 
 def facts(report: Report) -> list[tuple[str, str]]:
-    """What was measured."""
+    """Return what was measured, as names and values."""
     machine = report.machine
-    found = [
+    entries = [
         ("pair", report.pair),
         ("target", report.target or ""),
         ("draft", report.draft or "none"),
@@ -132,40 +136,47 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ),
     ]
     if report.overall:
-        found.append(
+        entries.append(
             ("speed-up", f"{times(report.overall.value)} {_in_brackets(report.overall)}".strip())
         )
-    return [(name, value) for name, value in found if value]
+    return [(name, value) for name, value in entries if value]
 
 
-def _in_brackets(found: Estimate) -> str:
-    return f"({said})" if (said := interval(found)) else ""
+def _in_brackets(estimate: Estimate) -> str:
+    return f"({text})" if (text := interval(estimate)) else ""
 
 
 def beside(report: Report) -> str:
-    """What the table of another server's figures shows."""
+    """Return the heading of the table with another server's figures."""
     return (
         f"The same at {report.against}, as it is set up; the ratio is our rate with drafts by its"
     )
 
 
 def theirs(report: Report) -> list[list[str]]:
-    """Another server's rates beside ours."""
-    ours = {each.name: each.speculative for each in report.workloads if each.sampling == "greedy"}
-    rows = [list(_THEIRS)]
-    for each in report.theirs:
-        side, own = each.side, ours.get(each.workload)
-        first = "" if side is None or own is None else f"{side.first_ms:.0f}, {own.first_ms:.0f} ms"
-        ratio = "" if each.ours is None else times(each.ours.value)
-        rates = [rate(one) for one in (side, own)]
-        drafts = "" if not each.drafted else share((each.accepted or 0) / each.drafted)
-        texts = "" if each.identical is None else "identical" if each.identical else "differs"
-        note = each.note or ("its prompts differ in length" if each.same_prompts is False else "")
-        rows.append([each.workload, *rates, ratio, interval(each.ours), first, drafts, texts, note])
+    """Return the rows of the table with another server's rates beside ours."""
+    our_sides = {
+        work.name: work.speculative for work in report.workloads if work.sampling == "greedy"
+    }
+    rows = [list(_THEIRS_COLUMNS)]
+    for result in report.theirs:
+        their_side, our_side = result.side, our_sides.get(result.workload)
+        first = ""
+        if their_side is not None and our_side is not None:
+            first = f"{their_side.first_ms:.0f}, {our_side.first_ms:.0f} ms"
+        ratio = "" if result.ours is None else times(result.ours.value)
+        rates = [rate(side) for side in (their_side, our_side)]
+        drafts = "" if not result.drafted else share((result.accepted or 0) / result.drafted)
+        texts = "" if result.identical is None else "identical" if result.identical else "differs"
+        note = result.note
+        if not note and result.same_prompts is False:
+            note = "its prompts differ in length"
+        intervals = interval(result.ours)
+        rows.append([result.workload, *rates, ratio, intervals, first, drafts, texts, note])
     return rows
 
 
-_THEIRS = (
+_THEIRS_COLUMNS = (
     "WORK",
     "THEIRS",
     "OURS",
@@ -179,44 +190,45 @@ _THEIRS = (
 
 
 def ranking(report: Report) -> list[list[str]]:
-    """Several drafts for one target."""
+    """Return the rows of the table that compares several drafts for one target."""
     rows = [["DRAFT", "SPEED-UP", "CODE", "TEXT", "ACCEPTED", "SIZE", "RESULT"]]
-    for each in report.drafts:
-        overall = "" if each.overall is None else times(each.overall.value)
-        kinds = ["" if value is None else times(value) for value in (each.code, each.text)]
+    for ranked in report.drafts:
+        overall = "" if ranked.overall is None else times(ranked.overall.value)
+        kinds = ["" if value is None else times(value) for value in (ranked.code, ranked.text)]
         shares = [
-            "" if value is None else share(value) for value in (each.of_drafted, each.size_ratio)
+            "" if value is None else share(value)
+            for value in (ranked.of_drafted, ranked.size_ratio)
         ]
-        rows.append([each.draft, overall, *kinds, *shares, each.note or each.sentence])
+        rows.append([ranked.draft, overall, *kinds, *shares, ranked.note or ranked.sentence])
     return rows
 
 
 def theories(workloads: Sequence[Workload]) -> list[list[str]]:
-    """Rows of a table; none where nothing is known."""
+    """Return the rows of the table with predictions; none if there are none."""
     rows = []
-    for each in workloads:
-        if (said := each.theory) is None or each.acceptance is None:
+    for work in workloads:
+        if (theory := work.theory) is None or work.acceptance is None:
             continue
-        conditional = each.acceptance.conditional
+        conditional = work.acceptance.conditional
         rows.append(
             [
-                each.name,
+                work.name,
                 "" if conditional is None else share(conditional),
-                f"{said.depth:.1f}",
-                f"{said.tokens_per_pass:.2f}",
-                times(said.speed_up),
+                f"{theory.depth:.1f}",
+                f"{theory.tokens_per_pass:.2f}",
+                times(theory.speed_up),
                 ""
-                if said.best_speed_up is None
-                else f"{said.best_depth}: {times(said.best_speed_up)}",
-                "" if said.optimum is None else times(said.optimum),
-                "" if said.reached is None else share(said.reached),
-                "" if said.regret is None else share(said.regret),
+                if theory.best_speed_up is None
+                else f"{theory.best_depth}: {times(theory.best_speed_up)}",
+                "" if theory.optimum is None else times(theory.optimum),
+                "" if theory.reached is None else share(theory.reached),
+                "" if theory.regret is None else share(theory.regret),
             ]
         )
-    return [list(_THEORY), *rows] if rows else []
+    return [list(_THEORY_COLUMNS), *rows] if rows else []
 
 
-_THEORY = (
+_THEORY_COLUMNS = (
     "WORK",
     "ALPHA",
     "DEPTH",
@@ -230,69 +242,73 @@ _THEORY = (
 
 
 def notes(report: Report) -> list[str]:
-    """What a reader must know beside the figures, but for `warnings`."""
-    late = [
-        each.name for each in report.workloads if each.note == LATE and each.sampling == "greedy"
+    """Return what a reader must know in addition to the figures, except `warnings`."""
+    unmeasured = [
+        work.name for work in report.workloads if work.note == LATE and work.sampling == "greedy"
     ]
-    found = [f"There was no time for {listed(late)}."] if late else []
-    for each in report.workloads:
-        if each.note not in ("", LATE) and each.sampling == "greedy":
-            found.append(f"{each.name}: {each.note}")
-        found += [
-            _parts(each.name, one.at, one.plain, one.speculative, one.gap)
-            for one in each.differences
+    notes = [f"There was no time for {listed(unmeasured)}."] if unmeasured else []
+    for work in report.workloads:
+        if work.note not in ("", LATE) and work.sampling == "greedy":
+            notes.append(f"{work.name}: {work.note}")
+        notes += [
+            _describe_difference(
+                work.name, difference.at, difference.plain, difference.speculative, difference.gap
+            )
+            for difference in work.differences
         ]
-    if report.theirs and all(each.same_prompts for each in report.theirs if each.side):
-        found.append(f"All prompts had as many tokens at {report.against} as here.")
+    if report.theirs and all(result.same_prompts for result in report.theirs if result.side):
+        notes.append(f"All prompts had as many tokens at {report.against} as here.")
     if sampled := report.distribution:
-        word = "differ" if sampled.p < _UNLIKELY else "begin alike, as they should"
+        word = "differ" if sampled.p < _SIGNIFICANT_P else "begin alike, as they should"
         ways = f"{sampled.answers} sampled answers with drafts and {sampled.answers} without"
-        found.append(f"{ways} {word} (p = {sampled.p:.3f}).")
-    return [*found, *report.notes]
+        notes.append(f"{ways} {word} (p = {sampled.p:.3f}).")
+    return [*notes, *report.notes]
 
 
 def warnings(report: Report) -> list[str]:
-    """Why figures may be wrong, or too few."""
-    found = []
+    """Return why figures may be wrong or too few."""
+    warnings = []
     if report.partial:
-        found.append("Interrupted: these are the answers that were complete by then.")
+        warnings.append("Interrupted: these are the answers that were complete by then.")
     if report.quiet is False:
-        found.append("The machine was not quiet, so figures may be wrong.")
-    return found
+        warnings.append("The machine was not quiet, so figures may be wrong.")
+    return warnings
 
 
-def _parts(name: str, at: int, plain: str, other: str, gap: float | None) -> str:
-    how = "" if gap is None else f"; the target preferred its token by {gap:.3f} in log-probability"
-    return f"{name}: the texts part after {at} characters, {plain!r} and {other!r}{how}."
+def _describe_difference(name: str, at: int, plain: str, other: str, gap: float | None) -> str:
+    preference = (
+        "" if gap is None else f"; the target preferred its token by {gap:.3f} in log-probability"
+    )
+    return f"{name}: the texts part after {at} characters, {plain!r} and {other!r}{preference}."
 
 
 class Live:
-    """The table so far and a line of progress, in place on a terminal; elsewhere nothing."""
+    """The table so far and a line of progress, redrawn in place; nothing outside a terminal."""
 
     def __init__(self) -> None:
         self._drawn, self._shown = 0, 0.0
         self._terminal = render.is_drawn_on(sys.stderr)
 
-    def show(self, now: Now, workloads: Callable[[], list[Workload]]) -> None:
-        """At most once a second: adding up takes time that the next answer waits for."""
-        if not self._terminal or time.monotonic() - self._shown < _EVERY:
+    def show(self, progress: Now, workloads: Callable[[], list[Workload]]) -> None:
+        """Redraw at most once a second, because adding up delays the next answer."""
+        if not self._terminal or time.monotonic() - self._shown < _REDRAW_INTERVAL_S:
             return
         columns = (layout.width(sys.stderr) or 80) - 1
-        left = "" if now.left_s is None else f"about {duration(now.left_s)} left"
-        what = f"{now.turn.work.name}, {now.who}"
-        parts = [f"{now.done}/{now.of}", what, left, "Ctrl-C: report now"]
-        lines = [layout.fitting([each for each in parts if each], columns)]
-        measured = [each for each in workloads() if each.verdict != "not measured"]
-        if measured:
-            lines = [*layout.table(tables(measured, columns)[0], columns), *lines]
-        room = shutil.get_terminal_size().lines - 1
-        lines = [render.harmless(line, lines=False)[:columns] for line in lines][-room:]
+        time_left = "" if progress.left_s is None else f"about {duration(progress.left_s)} left"
+        current = f"{progress.turn.work.name}, {progress.who}"
+        parts = [f"{progress.done}/{progress.of}", current, time_left, "Ctrl-C: report now"]
+        lines = [layout.fitting([part for part in parts if part], columns)]
+        works = [work for work in workloads() if work.verdict != "not measured"]
+        if works:
+            lines = [*layout.table(tables(works, columns)[0], columns), *lines]
+        max_lines = shutil.get_terminal_size().lines - 1
+        lines = [render.harmless(line, lines=False)[:columns] for line in lines][-max_lines:]
         self.clear()
         render.stderr("\n".join(lines) + "\n")
         self._drawn, self._shown = len(lines), time.monotonic()
 
     def say(self, text: str) -> None:
-        """A line where there is a terminal, until the next."""
+        """Show a line until the next output, if there is a terminal."""
         if self._terminal:
             self.clear()
             render.stderr(f"{render.harmless(text, lines=False)}\n")
@@ -305,25 +321,30 @@ class Live:
 
 
 def compare(first: Report, second: Report, names: tuple[str, str]) -> None:
-    """Two reports, work by work."""
-    render.fields([(name, _what(each)) for name, each in zip(names, (first, second), strict=True)])
-    others = {(each.name, each.sampling): each for each in second.workloads}
+    """Print two reports side by side, work by work."""
+    render.fields(
+        [
+            (name, _describe_report(report))
+            for name, report in zip(names, (first, second), strict=True)
+        ]
+    )
+    second_works = {(work.name, work.sampling): work for work in second.workloads}
     rows = [["WORK", "SAMPLING", "PLAIN", "SPECULATIVE", "SPEED-UP", "INTERVALS"]]
-    apart = 0
-    for each in first.workloads:
-        other = others.get((each.name, each.sampling))
-        if other is None or each.speed_up is None or other.speed_up is None:
+    differing = 0
+    for work in first.workloads:
+        counterpart = second_works.get((work.name, work.sampling))
+        if counterpart is None or work.speed_up is None or counterpart.speed_up is None:
             continue
-        same = agree(each.speed_up, other.speed_up)
-        apart += same is False
+        overlap = agree(work.speed_up, counterpart.speed_up)
+        differing += overlap is False
         rows.append(
             [
-                each.name,
-                each.sampling,
-                _change(each.plain, other.plain),
-                _change(each.speculative, other.speculative),
-                f"{times(each.speed_up.value)} → {times(other.speed_up.value)}",
-                "" if same is None else "overlap" if same else "apart",
+                work.name,
+                work.sampling,
+                _format_change(work.plain, counterpart.plain),
+                _format_change(work.speculative, counterpart.speculative),
+                f"{times(work.speed_up.value)} → {times(counterpart.speed_up.value)}",
+                "" if overlap is None else "overlap" if overlap else "apart",
             ]
         )
     if len(rows) == 1:
@@ -332,17 +353,17 @@ def compare(first: Report, second: Report, names: tuple[str, str]) -> None:
     render.table(rows)
     render.line(
         "All speed-ups agree within their intervals."
-        if not apart
-        else f"{apart} of {len(rows) - 1} speed-ups differ by more than their intervals."
+        if not differing
+        else f"{differing} of {len(rows) - 1} speed-ups differ by more than their intervals."
     )
 
 
-def _what(report: Report) -> str:
+def _describe_report(report: Report) -> str:
     partial = ", partial" if report.partial else ""
     return f"{report.pair}, {report.when}, localspec {report.localspec}, {report.machine.processor}{partial}"
 
 
-def _change(before: Side | None, after: Side | None) -> str:
+def _format_change(before: Side | None, after: Side | None) -> str:
     if before is None or after is None or not before.rate or not after.rate:
         return ""
     return f"{rate(before)} → {rate(after)} ({100 * (after.rate / before.rate - 1):+.0f}%)"

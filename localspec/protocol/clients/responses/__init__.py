@@ -1,6 +1,8 @@
-"""OpenAI's Responses API on the wire. Imports what chats share of `protocol`.
+"""OpenAI's Responses API: requests, responses and the events of a stream.
 
-requests: what a client asks
-items: what its answer consists of, and what is listed of its input
-events: what comes in a stream
+It imports only what chats share of `protocol`.
+
+requests.py   the request of a client
+items.py      a response, its items, and the items that are listed of its input
+events.py     the events of a stream
 """

@@ -1,7 +1,8 @@
-"""What comes in the stream of a response, in the published order.
+"""The events of a response's stream, in the published order.
 
-created, in_progress; for each item output_item.added, what comes of it, output_item.done; at last completed,
-incomplete or failed. Of a text: content_part.added, its deltas, its done, content_part.done.
+First come created and in_progress. For each item follow output_item.added, the events of its
+content, and output_item.done. A text has content_part.added, its deltas, its done and
+content_part.done. The stream ends with completed, incomplete or failed.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from localspec.protocol.frames import Timings
 
 
 class Event(Struct, tag_field="type", kw_only=True):
-    """`timings` are llama-server's: at the end, and of each token under `timings_per_token`."""
+    """Base of all events."""
 
     sequence_number: int = 0
+    # llama-server's `timings`, at the end and, with `timings_per_token`, with each token.
     timings: Timings | UnsetType = UNSET
 
 
@@ -36,7 +38,7 @@ class Created(OfResponse, tag="response.created"):
 
 
 class InProgress(OfResponse, tag="response.in_progress"):
-    """`prompt_progress` is llama-server's: how much of the prompt is read."""
+    """The response is in progress. `prompt_progress` is llama-server's."""
 
     prompt_progress: PromptProgress | UnsetType = UNSET
 
@@ -46,7 +48,7 @@ class Completed(OfResponse, tag="response.completed"):
 
 
 class Incompleted(OfResponse, tag="response.incomplete"):
-    """It ended at a limit, or was cancelled."""
+    """The response ended at a limit, or was cancelled."""
 
 
 class Failed(OfResponse, tag="response.failed"):

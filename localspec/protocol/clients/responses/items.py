@@ -1,4 +1,4 @@
-"""A response, the items it consists of, and those that are listed of its input."""
+"""A response, the items it consists of, and the items that are listed of its input."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ class Message(Struct, tag_field="type", tag="message"):
 
 
 class Reasoning(Struct, tag_field="type", tag="reasoning"):
-    """Thoughts: in `content`, or in `summary` where a summary was asked for. `encrypted_content`, where it
-    is included, brings them back; it is opaque and no secret.
+    """Thoughts, in `content` or, if a summary was requested, in `summary`.
+
+    `encrypted_content` is included on request and lets a client send the thoughts back. It is
+    opaque but not secret.
     """
 
     id: str
@@ -98,7 +100,10 @@ class Incomplete(Struct):
 
 
 class ResponseError(Struct):
-    """`code`: one of those that are published; `localspec_code` is ours, which says more."""
+    """An error.
+
+    `code` is one of OpenAI's published codes, and `localspec_code` is our own, more specific one.
+    """
 
     code: str
     message: str
@@ -106,7 +111,11 @@ class ResponseError(Struct):
 
 
 class InputDetails(Struct):
-    """`cache_write_tokens`: those that were read, and that a request with the same beginning finds."""
+    """Tokens of the prompt.
+
+    - `cache_write_tokens`: tokens that were prefilled and that a request with the same beginning
+      finds in the cache.
+    """
 
     cached_tokens: int
     cache_write_tokens: int
@@ -125,7 +134,11 @@ class ResponseUsage(Struct):
 
 
 class ResponseExtra(Struct, omit_defaults=True):
-    """Ours. `ignored`: sentences about what of the request was not honoured. The rest: as in a chat."""
+    """Extensions of localspec in a response.
+
+    - `ignored`: sentences about parts of the request that were not honoured. The other fields are
+      as in a chat.
+    """
 
     ignored: list[str] = field(default_factory=list)
     speculation: Speculation | UnsetType = UNSET
@@ -137,8 +150,10 @@ class ResponseExtra(Struct, omit_defaults=True):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """A response. What a request left out is null; of parameters that are repeated here `localspec.ignored`
-    says which did nothing."""
+    """A response. Fields that the request left out are null.
+
+    Some parameters are only repeated here; `localspec.ignored` names those without effect.
+    """
 
     id: str
     object: Literal["response"] = "response"

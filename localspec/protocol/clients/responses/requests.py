@@ -1,5 +1,7 @@
-"""What clients of OpenAI's Responses ask, as leniently as is meant there: fields and items of newer
-clients are no mistake, and null is read as a field that is not there.
+"""Requests of OpenAI's Responses API.
+
+They are checked as leniently as OpenAI intends: fields and items of newer clients are no error, and
+null is read as a missing field.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ Metadata = Annotated[
 
 
 class Part(Struct):
-    """Part of an item: `input_text`, `output_text`, `reasoning_text`, `summary_text` or a `refusal`."""
+    """A part of an item: `input_text`, `output_text`, `reasoning_text`, `summary_text` or `refusal`."""
 
     type: str | None = None
     text: str | None = None
@@ -30,8 +32,10 @@ class Part(Struct):
 
 
 class InputItem(Struct):
-    """One item of `input`. Without a `type` it is a message. Of a type that nobody here knows no other
-    field is read; of `arguments`, `input` and `output` their own types are checked where they matter.
+    """One item of `input`. Without a `type` it is a message.
+
+    Of an item of unknown type no other field is read. The types of `arguments`, `input` and
+    `output` are checked where they are used.
     """
 
     type: str | None = None
@@ -49,7 +53,7 @@ class InputItem(Struct):
 
 
 class TextFormat(Request):
-    """`text`, `json_object`, or `json_schema` with its schema beside it."""
+    """The format of the answer: `text`, `json_object`, or `json_schema` with its `schema`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: OrDefault[str] = ""
@@ -70,12 +74,13 @@ class ReasoningOptions(Struct):
 
 
 class ResponsesRequest(GenerationRequest, kw_only=True):
-    """POST /v1/responses. Beyond OpenAI's fields those of chats that choose how an answer is written.
+    """POST /v1/responses. In addition to OpenAI's fields it has those of chats that affect the answer.
 
-    `store` false keeps nothing; else the response is kept as a conversation is, unless
-    `keep_responses` in the configuration says otherwise. `background`,
-    `conversation` and `prompt` are refused. `tools` and `input` items of other types than messages,
-    functions, custom tools, their calls and results, and thoughts are left out; `localspec.ignored` says so.
+    - `store`: false stores nothing. Otherwise the response is saved like a conversation, unless
+      `keep_responses` in the configuration says otherwise.
+    - `background`, `conversation`, `prompt`: refused.
+    - `tools`, `input`: functions and custom tools, messages, calls, their results and thoughts.
+      Items of other types are left out, and `localspec.ignored` names them.
     """
 
     refuses: ClassVar[str] = "chat"
