@@ -22,6 +22,7 @@ stats/        what `stats` shows
 bench/        what `bench` measures and shows
 terminal/     all that is drawn
 suggest.py    what Tab offers
+topics.py     the pages of the documentation: finding, searching and showing them
 settings.py   config.toml, read and changed with its comments kept
 doctor.py     what keeps localspec from working well here
 services.py   the daemon as a service of the system

@@ -5,6 +5,7 @@ Only what cannot be mistaken for text is taken as a mark: headings, list bullets
 lists) appears as the model wrote it, and every line stays a line.
 
 screen.py     pieces of text → the terminal: what is drawn again, and what has scrolled away
+page.py       a whole page → rows, for a pager
 lines.py      what a source line is, from the lines before it
 inline.py     emphasis and code within a line; wrapping; how wide text is
 tables.py     rows of a table, aligned where they fit
