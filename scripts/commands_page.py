@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Write localspec/docs/commands.md: the help of every command, as `localspec COMMAND --help` prints it.
 
-Run it after changing a command or its options. A test compares the page with the commands.
+Run it after changing a command or its options. A test compares the page with the commands; for that,
+`--print` prints the page instead.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,4 +51,7 @@ def _sections(context: click.Context) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(page(), encoding="utf-8")
+    if "--print" in sys.argv[1:]:
+        print(page(), end="")
+    else:
+        FILE.write_text(page(), encoding="utf-8")

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 
-import commands_page
 from localspec import config
 from localspec.cli import topics
 from localspec.cli.options import ALIASES, COMMANDS
@@ -180,9 +179,12 @@ def test_the_readme_is_short_and_begins_with_two_commands() -> None:
 
 
 def test_the_page_of_commands_is_current() -> None:
-    assert (DOCS / "commands.md").read_text() == commands_page.page(), (
-        "run scripts/commands_page.py"
-    )
+    # In a process of its own: click keeps the names of --help from the first context that a command had.
+    script = [sys.executable, ROOT / "scripts" / "commands_page.py", "--print"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    made = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8")
+    assert made.returncode == 0, made.stderr
+    assert PAGES["localspec/docs/commands.md"] == made.stdout, "run scripts/commands_page.py"
 
 
 # --- links
@@ -216,7 +218,8 @@ def test_the_links_of_a_page_lead_somewhere(name: str) -> None:
 def test_every_decision_is_in_their_index() -> None:
     folder = DOCS / "decisions"
     listed = links((folder / "index.md").read_text())
-    assert listed == sorted(path.name for path in folder.glob("0*.md"))
+    decisions = sorted(path.name for path in folder.glob("0*.md"))
+    assert [name for name in listed if not name.startswith("..")] == decisions
 
 
 def test_the_index_names_each_page_by_its_topic() -> None:
