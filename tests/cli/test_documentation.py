@@ -180,7 +180,7 @@ def test_the_readme_is_short_and_begins_with_two_commands() -> None:
 
 def test_the_page_of_commands_is_current() -> None:
     # In a process of its own: click keeps the names of --help from the first context that a command had.
-    script = [sys.executable, ROOT / "scripts" / "commands_page.py", "--print"]
+    script = [sys.executable, str(ROOT / "scripts" / "commands_page.py"), "--print"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
     made = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8")
     assert made.returncode == 0, made.stderr
