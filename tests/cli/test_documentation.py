@@ -238,3 +238,10 @@ def test_a_page_begins_with_its_title_and_what_it_is_about(name: str) -> None:
     assert title.startswith("# ")
     assert not blank
     assert summary
+
+
+def test_the_files_that_contributing_names_are_there() -> None:
+    text = LINKING[".github/CONTRIBUTING.md"]
+    named = re.findall(r"`((?:localspec|scripts|tests)/[\w./-]+)`", text)
+    assert len(named) > 30
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
