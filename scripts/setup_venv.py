@@ -134,7 +134,31 @@ def refresh(request: Request) -> None:
             "wheel": key,
         },
     )
+    if "test" in extras:
+        use_hooks(Path(request.root))
     print("localspec setup: ready.", file=sys.stderr)
+
+
+def use_hooks(root: Path) -> None:
+    """Have git run scripts/hooks in this checkout, unless it runs other hooks already.
+
+    Does nothing without git, and in a copy that is no checkout, which may lie inside another repository.
+    """
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return
+
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(root), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    folder = git("rev-parse", "--git-path", "hooks")
+    if git("config", "--get", "core.hooksPath") or not folder:
+        return
+    hooks = Path(root, folder)
+    if hooks.is_dir() and any(path.suffix != ".sample" for path in hooks.iterdir()):
+        return
+    git("config", "core.hooksPath", "scripts/hooks")
+    print("localspec setup: commits are checked by scripts/hooks.", file=sys.stderr)
 
 
 def find_compiler(host: Host) -> machine.Compiler:

@@ -319,8 +319,8 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     ),
     "registry/pulls": ({"*"}, "a pull joins them all"),
     "cli": (
-        {"cli/documents", "cli/terminal"},
-        "commands are imported by name, each when it is called",
+        {"cli/documents", "cli/terminal", "cli/terminal/markdown"},
+        "commands are imported by name, each when it is called; pages of the documentation are Markdown",
     ),
     "cli/terminal": ({"cli/terminal/markdown"}, "how things look, and not what they are"),
     "cli/terminal/markdown": (set(), "text in, rows out, whoever asked"),

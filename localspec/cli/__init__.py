@@ -22,6 +22,7 @@ stats/        the report of `stats`
 bench/        the measurements and the report of `bench`
 terminal/     everything that is drawn
 suggest.py    completions for the Tab key
+topics.py     the pages of the documentation: finding, searching and showing them
 settings.py   reading and changing config.toml while keeping its comments
 doctor.py     checks for problems on this machine
 services.py   the daemon as a service of the operating system

@@ -64,7 +64,7 @@ _COMMANDS_BY_GROUP = {
         ),
         "token": ("daemon.token", "Print the token for TCP clients."),
         "completion": ("completion", "Print the completion script for bash, zsh or fish."),
-        "help": ("help", "Show help for a command."),
+        "help": ("help", "Show help for a command, or a page of the documentation."),
     },
 }
 GROUPS = {title: tuple(commands) for title, commands in _COMMANDS_BY_GROUP.items()}

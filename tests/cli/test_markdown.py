@@ -174,8 +174,9 @@ ROOT = Path(__file__).parents[2]
 def real_answers() -> list[str]:
     """Answers of the shipped pair and in the manner of larger models; texts of Python and of ours."""
     found = (ROOT / "tests" / "support" / "answers.md").read_text().split("\f\n")
-    for name in ("README.md", "localspec/docs/decisions.md", "localspec/docs/CHANGELOG.md"):
-        found += (ROOT / name).read_text().split("\n## ")
+    pages = sorted((ROOT / "localspec" / "docs").glob("*.md"))
+    for path in (ROOT / "README.md", *(page for page in pages if page.name != "commands.md")):
+        found += path.read_text(encoding="utf-8").split("\n## ")
     for name in ("argparse", "textwrap", "shutil", "json", "re", "random", "string", "statistics"):
         module = importlib.import_module(name)
         texts = [

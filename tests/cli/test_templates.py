@@ -382,8 +382,8 @@ def texts_in(path: Path) -> Iterator[str]:
 
 
 def hints() -> set[str]:
-    """Every command line in our messages and README that saves a prompt with a variable."""
-    paths = [*(ROOT / "localspec").rglob("*.py"), ROOT / "README.md"]
+    """Every command line in our messages and pages that saves a prompt with a variable."""
+    paths = [*(ROOT / "localspec").rglob("*.py"), *(ROOT / "localspec" / "docs").rglob("*.md")]
     lines = [line for path in paths for text in texts_in(path) for line in text.splitlines()]
     found = {line[line.index("localspec ask --save") :] for line in lines if "ask --save" in line}
     return {line.strip("`. ") for line in found if "$" in line}

@@ -24,12 +24,13 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+import localspec
 import setup_venv
 from airgap import archive, machines, packages
 from localspec import machine
 
 ROOT = Path(__file__).parents[2]
-NAME = f"localspec-0.1.0-{machines.this_machine().name}"
+NAME = f"localspec-{localspec.__version__}-{machines.this_machine().name}"
 BACKEND = """
 import os, zipfile
 def _info(folder):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "localspec" / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +33,7 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(built: Path) -> N
     data |= {f"cli/bench/{name}" for name in ("schema.json", "prompts/workloads.toml")}
     plugin = ROOT / "localspec" / "editors"
     data |= {f"editors/{path.relative_to(plugin)}" for path in plugin.rglob("*") if path.is_file()}
+    data |= {f"docs/{path.relative_to(DOCS)}" for path in DOCS.rglob("*.md")}
     assert {name for name in inside if not name.endswith(".py")} == {
         f"localspec/{name}" for name in data
     }

@@ -1,4 +1,4 @@
-"""`localspec help`: what --help says, and the same as man pages in roff."""
+"""`localspec help`: the help of commands, the pages of the documentation, and man pages in roff."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import click
 
 import localspec
+from localspec.cli import command_names, topics
+from localspec.cli.app import Commands
 from localspec.cli.terminal import render
 
 # Of the program as a whole, on its own page.
@@ -27,26 +29,103 @@ _ENVIRONMENT = (
 
 def _offered(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     del parameter
-    return [name for name, _ in _commands(context.find_root()) if name.startswith(typed)]
+    names = [*(name for name, _ in _commands(context.find_root())), *topics.pages()]
+    return [name for name in names if name.startswith(typed)]
 
 
 @click.command(
-    help="Show help for a command, or the list of commands.",
+    help="Show help for a command, a page of the documentation, or the list of both.\n\n"
+    "On a terminal a page that is longer than the screen opens in a pager (PAGER, or less).",
     epilog="Examples:\n\n\b\n  localspec help ask\n  localspec help history rm\n"
+    "  localspec help pairs\n  localspec help --search proxy\n"
     "  localspec help --man ask | man -l -",
 )
-@click.argument("names", metavar="[COMMAND]...", nargs=-1, shell_complete=_offered)
+@click.argument("names", metavar="[COMMAND|TOPIC]...", nargs=-1, shell_complete=_offered)
+@click.option("--search", metavar="TEXT", help="Find the pages and sections that contain a text.")
 @click.option("--man", "as_man", is_flag=True, help="Print a man page, in roff.")
 @click.pass_context
-def command(context: click.Context, names: tuple[str, ...], as_man: bool) -> int:
-    at = context.find_root()
+def command(
+    context: click.Context, names: tuple[str, ...], search: str | None, as_man: bool
+) -> int:
+    root = context.find_root()
+    if search is not None:
+        if names or as_man:
+            raise click.UsageError("--search stands alone: localspec help --search TEXT", context)
+        return _search(search)
+    topic = None if not names or as_man or _is_command(root, names[0]) else topics.find(names)
+    if topic is not None:
+        topics.show(topic)
+        return 0
+    named = _command_named(root, names)
+    render.line(page(named).removesuffix("\n") if as_man else named.get_help())
+    if not names and not as_man:
+        render.line(f"\n{_topics(root)}")
+    return 0
+
+
+def _is_command(root: click.Context, word: str) -> bool:
+    """Return whether a word is a command or an alias. A synonym gives way to a page of that name."""
+    group = root.command
+    assert isinstance(group, Commands)
+    return group.get_command(root, word) is not None or word in group.aliases
+
+
+def _is_known(root: click.Context, word: str) -> bool:
+    """Return whether a word is a command, an alias or a synonym."""
+    group = root.command
+    assert isinstance(group, Commands)
+    return _is_command(root, word) or word in group.synonyms
+
+
+def _unknown(root: click.Context, word: str) -> str:
+    """Return what is wrong with a word that is neither a command nor a page, and which one may be meant."""
+    group = root.command
+    assert isinstance(group, Commands)
+    habit = " ".join(group.hints.get(word, ()))
+    command = habit or command_names.closest(word, group.list_commands(root))
+    meant = [name for name in (command, *topics.near(word)) if name]
+    if meant:
+        return f"No command or page '{word}'; did you mean {' or '.join(meant)}?"
+    return f"No command or page '{word}'. To search the pages: localspec help --search TEXT"
+
+
+def _command_named(root: click.Context, names: tuple[str, ...]) -> click.Context:
+    """Return the context of the command that the names lead to. Raises click.UsageError if there is none."""
+    at = root
     for name in names:
         if not isinstance(at.command, click.Group):
             raise click.UsageError(f"'{at.command_path}' has no commands.", at)
+        if at is root and not _is_known(root, name):
+            raise click.UsageError(_unknown(root, name), at)
         own, found, _ = at.command.resolve_command(at, [name])
         assert found is not None
         at = click.Context(found, parent=at, info_name=own)
-    render.line(page(at).removesuffix("\n") if as_man else at.get_help())
+    return at
+
+
+def _topics(root: click.Context) -> str:
+    """Return the list of pages, as help lists commands."""
+    formatter = root.make_formatter()
+    with formatter.section("Pages, shown by localspec help TOPIC"):
+        for title, entries in topics.groups().items():
+            with formatter.section(title):
+                formatter.write_dl(entries)
+    return formatter.getvalue().rstrip("\n")
+
+
+def _search(text: str) -> int:
+    """Print the places in the documentation that contain a text. Return 1 if there is none."""
+    shown = None
+    for match in topics.search(text):
+        place = f"{match.topic}: {match.heading}"
+        if place != shown:
+            render.line(f"\n{place}" if shown else place)
+            shown = place
+        start = match.line.lower().find(text.lower())
+        render.highlighted("  ", match.line, start, start + len(text))
+    if shown is None:
+        render.note(f"No page contains '{text}'.")
+        return 1
     return 0
 
 

@@ -135,8 +135,8 @@ LEARNED_FROM = (
     Task(
         "learn summary 2",
         "summary",
-        "localspec/docs/decisions.md",
-        "Which decisions were taken, and why? Answer in your own words.",
+        "localspec/docs/facts.md",
+        "Which facts are these, and why do they matter? Answer in your own words.",
     ),
     Task(
         "learn summary 3",

@@ -1,4 +1,5 @@
-"""README tells the truth: its commands are run, its table is the configuration."""
+"""README and the pages tell the truth: their commands are run, their links lead somewhere, the table of the
+configuration is the configuration, and the page of commands is what the commands say."""
 
 from __future__ import annotations
 
@@ -15,21 +16,35 @@ from pathlib import Path
 import pytest
 
 from localspec import config
+from localspec.cli import topics
+from localspec.cli.options import ALIASES, COMMANDS
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+DOCS = ROOT / "localspec" / "docs"
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+}
+LINKING = PAGES | {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in (".github/CONTRIBUTING.md", ".github/SECURITY.md", "localspec/builtin/README.md")
+}
+README = PAGES["README.md"]
 BUILTIN = ROOT / "localspec" / "builtin"
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    """Return all code blocks of a language, each once."""
+    pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    return list(dict.fromkeys(block for text in PAGES.values() for block in pattern.findall(text)))
 
 
 def commands() -> list[str]:
-    """Every line of shell but those of scripts/, which the tests of setup run."""
+    """Return every line of shell, once, except those of scripts/, which the tests of setup run."""
     text = "".join(blocks("sh")).replace("\\\n", " ")
     lines = [re.sub(r"\s{2,}#.*", "", line).strip() for line in text.splitlines()]
-    return [line for line in lines if line and line[0] != "#" and not line.startswith("scripts/")]
+    lines = [line for line in lines if line and line[0] != "#" and not line.startswith("scripts/")]
+    return list(dict.fromkeys(lines))
 
 
 # What cannot end well here: no network, no terminal, the small pair. Exit code, and what is said.
@@ -69,7 +84,7 @@ NOT_ALONE = {  # what comes before
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[dict[str, str]]:
-    """Somebody who follows README in a folder of code; the environment, with PWD."""
+    """Somebody who follows the pages in a folder of code; the environment, with PWD."""
     root = Path(tempfile.mkdtemp(prefix="ls-"))
     for name in ("bin", "run", "work/src", "models"):
         (root / name).mkdir(parents=True, mode=0o700)
@@ -115,13 +130,13 @@ def shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess
     )
 
 
-def test_readme_shows_commands() -> None:
-    assert len(commands()) > 30
+def test_the_pages_show_commands() -> None:
+    assert len(commands()) > 60
     assert set(REFUSED) | set(NOT_ALONE) <= set(commands())
 
 
 @pytest.mark.parametrize("line", commands())
-def test_a_command_of_the_readme_runs(reader: dict[str, str], line: str) -> None:
+def test_a_command_of_a_page_runs(reader: dict[str, str], line: str) -> None:
     code, said = REFUSED.get(line, (0, ""))
     # Whichever port is free: another test, or a real daemon, may have this one.
     run = shell(NOT_ALONE.get(line, "") + line.replace(":8012", ":0"), reader)
@@ -142,7 +157,9 @@ def test_the_snippet_for_python_runs(reader: dict[str, str]) -> None:
 
 
 def test_the_table_is_the_configuration() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", README, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \| `(.*?)` \|", (DOCS / "configuration.md").read_text(), re.MULTILINE
+    )
     default = config.Config()
     assert rows == [(key, json.dumps(getattr(default, key))) for key in config.KEYS]
 
@@ -153,3 +170,78 @@ def test_its_picture_is_there_and_fetches_nothing() -> None:
     assert "localspec&#160;status" in picture
     assert len(picture) < 60_000
     assert "url(http" not in picture
+
+
+def test_the_readme_is_short_and_begins_with_two_commands() -> None:
+    assert len(README.splitlines()) <= 150
+    first, second = [line for line in README.splitlines() if line.startswith("scripts/")][:2]
+    assert (first.split()[0], second.split()[0]) == ("scripts/ask", "scripts/test")
+
+
+def test_the_page_of_commands_is_current() -> None:
+    # In a process of its own: click keeps the names of --help from the first context that a command had.
+    script = [sys.executable, str(ROOT / "scripts" / "commands_page.py"), "--print"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
+    made = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8")
+    assert made.returncode == 0, made.stderr
+    assert PAGES["localspec/docs/commands.md"] == made.stdout, "run scripts/commands_page.py"
+
+
+# --- links
+
+_LINK = re.compile(r"!?\[[^]]*\]\(([^)\s]+)\)")
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+def links(text: str) -> list[str]:
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [
+        target for target in _LINK.findall(re.sub(r"`[^`]*`", "", prose)) if "://" not in target
+    ]
+
+
+@pytest.mark.parametrize("name", LINKING)
+def test_the_links_of_a_page_lead_somewhere(name: str) -> None:
+    for link in links(LINKING[name]):
+        target, _, anchor = link.partition("#")
+        path = (ROOT / name).parent / target if target else ROOT / name
+        assert path.exists(), f"{name} links to {link}"
+        if anchor:
+            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{name} links to {link}"
+
+
+def test_every_decision_is_in_their_index() -> None:
+    folder = DOCS / "decisions"
+    listed = links((folder / "index.md").read_text())
+    decisions = sorted(path.name for path in folder.glob("0*.md"))
+    assert [name for name in listed if not name.startswith("..")] == decisions
+
+
+def test_the_index_names_each_page_by_its_topic() -> None:
+    listed = [topic for entries in topics.groups().values() for topic, _ in entries]
+    pages = {topic for topic in topics.pages() if not topic.startswith("decisions/")} - {"index"}
+    assert sorted(listed) == sorted(pages)
+
+
+def test_no_page_hides_behind_a_command() -> None:
+    assert not topics.pages().keys() & {*COMMANDS, *ALIASES}
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
+def test_a_page_begins_with_its_title_and_what_it_is_about(name: str) -> None:
+    title, blank, summary = PAGES[name].splitlines()[:3]
+    assert title.startswith("# ")
+    assert not blank
+    assert summary
+
+
+def test_the_files_that_contributing_names_are_there() -> None:
+    text = LINKING[".github/CONTRIBUTING.md"]
+    named = re.findall(r"`((?:localspec|scripts|tests)/[\w./-]+)`", text)
+    assert len(named) > 30
+    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []

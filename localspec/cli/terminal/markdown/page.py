@@ -1,0 +1,82 @@
+"""A whole page of Markdown as rows, for a pager or for a terminal that nothing else is drawn on.
+
+The lines of a paragraph are joined before they are wrapped: the author of a page did not know how wide the
+reader's terminal is.
+"""
+
+from __future__ import annotations
+
+import re
+
+from localspec.cli.terminal.markdown import tables
+from localspec.cli.terminal.markdown.highlight import Highlighter
+from localspec.cli.terminal.markdown.inline import painted, read, styled, tabs, wrapped
+from localspec.cli.terminal.markdown.lines import Line, Reader
+
+WIDEST = 100  # columns; longer lines of prose are hard to read
+_FENCE = re.compile(r"^ *(```|~~~)")
+_BEGINS_A_BLOCK = re.compile(r"^ *([-*+] |\d{1,9}[.)] |#{1,6} |\||>|$)")
+
+
+def joined(text: str) -> list[str]:
+    """Return the lines of a page, with each paragraph and each list item on one line."""
+    lines: list[str] = []
+    in_code = may_continue = False
+    for line in text.splitlines():
+        fence = bool(_FENCE.match(line))
+        if not in_code and not fence and may_continue and not _BEGINS_A_BLOCK.match(line):
+            lines[-1] += f" {line.strip()}"
+            continue
+        in_code ^= fence
+        begins = line.lstrip()
+        may_continue = not (in_code or fence or not begins or begins.startswith(("#", "|")))
+        lines.append(line)
+    return lines
+
+
+def rows(text: str, columns: int) -> list[str]:
+    """Return the rows that a terminal of so many columns shows for a page, with their escape codes.
+
+    Only code, and a word that is wider than the terminal, may exceed `columns`.
+    """
+    width = max(min(columns - 1, WIDEST), 10)
+    reader, code = Reader(), Highlighter("")
+    shown: list[str] = []
+    table: list[str] = []
+    for line in [*joined(text), ""]:
+        if not reader.in_code and tables.may_be_row(line):
+            table.append(line)
+            continue
+        if table:
+            shown += _table(table, columns - 1)
+            table = []
+        in_code = reader.in_code
+        found = reader.take(line)
+        if in_code != reader.in_code:
+            code = Highlighter("" if in_code else reader.language)
+        shown += _rows(found, code, width, columns)
+    while shown and not shown[-1]:
+        shown.pop()
+    return shown
+
+
+def _table(lines: list[str], width: int) -> list[str]:
+    """Return the rows of a table, or of lines that only look like one."""
+    if not tables.is_table(lines):
+        return lines
+    return [row for line in tables.drawn(lines, width) for row in line]
+
+
+def _rows(line: Line, code: Highlighter, width: int, columns: int) -> list[str]:
+    """Return the rows of one line that belongs to no table."""
+    if line.kind == "blank":
+        return [""]
+    if line.kind in ("none", "label"):  # the fences of code, which has blank lines around it
+        return []
+    if line.kind == "code":
+        return [f"    {code.whole(tabs(line.text, columns))}".rstrip()]
+    if line.kind == "rule":
+        return [painted(styled("─" * width, line.style))]
+    hang = min(line.hang, width // 2)
+    first = styled(line.first.lstrip(" ").rjust(min(len(line.first), hang)))
+    return wrapped(first + read(line.text, line.style).stripped(), width, hang=hang)

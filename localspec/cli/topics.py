@@ -1,0 +1,145 @@
+"""The pages of the documentation, which lie in the package: finding, searching and showing them.
+
+A topic is the path of a page in `localspec/docs` without its suffix, such as "pairs" or "editors/vim".
+The index of a folder has the folder's name. The last part of a topic is enough where it is unambiguous.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from localspec.cli.terminal import layout, render
+
+FOLDER = Path(__file__).parents[1] / "docs"
+_ENTRY = re.compile(r"^- \[(?P<topic>[^]]+)\]\([^)]+\): (?P<summary>.*)$")
+_LINK = re.compile(r"(?<!!)\[(?P<text>[^]]+)\]\((?P<target>[^)\s]+)\)")
+
+
+class Match(NamedTuple):
+    """A line of a page that contains what was searched for, and the heading above it."""
+
+    topic: str
+    heading: str
+    line: str
+
+
+def pages() -> dict[str, Path]:
+    """Return the file of each topic."""
+    return {_topic(path): path for path in sorted(FOLDER.rglob("*.md"))}
+
+
+def _topic(path: Path) -> str:
+    name = path.relative_to(FOLDER).with_suffix("").as_posix().lower()
+    return name.removesuffix("/index")
+
+
+def groups() -> dict[str, list[tuple[str, str]]]:
+    """Return the topics of the index with their summaries, by the heading that they stand under."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    heading = ""
+    for line in (FOLDER / "index.md").read_text(encoding="utf-8").splitlines():
+        if line.startswith("## "):
+            heading = line.removeprefix("## ")
+        elif entry := _ENTRY.match(line):
+            found.setdefault(heading, []).append((entry["topic"], entry["summary"]))
+    return found
+
+
+def find(words: tuple[str, ...]) -> str | None:
+    """Return the topic that the words name ("editors vim", "how it works", "vim"), or None."""
+    known = pages()
+    for name in ("/".join(words), "-".join(words)):
+        name = name.lower().removesuffix(".md")
+        if name in known:
+            return name
+        short = [topic for topic in known if topic.rpartition("/")[2] == name]
+        if len(short) == 1:
+            return short[0]
+    return None
+
+
+def near(word: str) -> list[str]:
+    """Return up to three topics whose names resemble a word."""
+    names = {topic.rpartition("/")[2]: topic for topic in pages()} | {
+        each: each for each in pages()
+    }
+    close = difflib.get_close_matches(word.lower(), names, n=2, cutoff=0.7)
+    return list(dict.fromkeys(names[name] for name in close))
+
+
+def search(text: str) -> Iterator[Match]:
+    """Yield every line of every page that contains a text, whatever its case, as an editor would show it."""
+    sought = text.lower()
+    for topic, path in pages().items():
+        heading, in_code = "", False
+        for line in path.read_text(encoding="utf-8").splitlines():
+            in_code ^= line.lstrip().startswith("```")
+            if line.startswith("#") and not in_code:
+                heading = line.lstrip("# ")
+            if sought in line.lower():
+                yield Match(topic, heading, line.strip())
+
+
+def source(topic: str) -> str:
+    """Return the Markdown of a page."""
+    return pages()[topic].read_text(encoding="utf-8")
+
+
+def with_commands(topic: str) -> str:
+    """Return the Markdown of a page with the command that shows a linked page in place of its link."""
+    path = pages()[topic]
+
+    def replaced(link: re.Match[str]) -> str:
+        text, target = link["text"], link["target"].partition("#")[0]
+        if "://" in target:
+            return f"{text} ({target})"
+        linked = (path.parent / target).resolve() if target else path
+        if linked == path or linked.suffix != ".md" or FOLDER.resolve() not in linked.parents:
+            return text
+        name = _topic(FOLDER / linked.relative_to(FOLDER.resolve()))
+        return f"{text} (`localspec help {name}`)" if text != name else text
+
+    parts = re.split(r"(^```.*?^```$)", source(topic), flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else _LINK.sub(replaced, part) for part in parts)
+
+
+def show(topic: str) -> None:
+    """Print a page: drawn on a terminal, as Markdown in a pipe.
+
+    On a terminal, a page that is longer than the screen goes through a pager.
+    """
+    if not render.is_drawn_on(sys.stdout):
+        render.verbatim(source(topic).rstrip("\n"))
+        return
+    from localspec.cli.terminal.markdown import page
+
+    columns = layout.width(sys.stdout) or 80
+    rows = page.rows(with_commands(topic), columns)
+    text = "\n".join(rows) + "\n"
+    if len(rows) < shutil.get_terminal_size().lines or not _paged(text):
+        encoding = sys.stdout.encoding
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def _paged(text: str) -> bool:
+    """Show a text in the pager that PAGER names, else in less. Return whether there was one."""
+    pager = os.environ.get("PAGER", "less" if shutil.which("less") else "")
+    if pager in ("", "cat"):
+        return False
+    # As git does: colours are drawn, a short text is left on the screen, and so is the last page.
+    environment = {"LESS": "FRX", "LV": "-c", **os.environ}
+    sys.stdout.flush()
+    child = subprocess.Popen(["sh", "-c", pager], stdin=subprocess.PIPE, env=environment)
+    try:
+        child.communicate(text.encode("utf-8", "replace"))
+    except KeyboardInterrupt:  # it belongs to the pager, which goes on until its reader leaves it
+        child.wait()
+    return child.returncode not in (126, 127)

@@ -1,0 +1,148 @@
+"""`localspec help TOPIC` shows the pages of the documentation, and `--search` finds text in them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+from wcwidth import wcswidth
+
+from localspec.cli import topics
+from localspec.cli.terminal.markdown import page
+from localspec.cli.terminal.markdown.inline import bare_text
+from tests.support.daemons import Home
+from tests.support.terminal import terminal
+
+
+@pytest.mark.parametrize(
+    ("words", "topic"),
+    [
+        ("pairs", "pairs"),  # the synonym of a command, too
+        ("editors/vim", "editors/vim"),
+        ("editors vim", "editors/vim"),
+        ("vim", "editors/vim"),
+        ("how it works", "how-it-works"),
+        ("decisions", "decisions"),
+        ("changelog", "changelog"),
+    ],
+)
+def test_a_pipe_gets_a_page_as_it_was_written(home: Home, words: str, topic: str) -> None:
+    done = home.run("help", *words.split())
+    assert (done.returncode, done.stdout) == (0, topics.source(topic)), done.stderr
+
+
+def test_commands_come_before_pages_and_pages_before_synonyms(home: Home) -> None:
+    assert home.run("help", "lsp").stdout.startswith("Usage: localspec lsp")
+    assert home.run("help", "search").stdout.startswith("Usage: localspec catalogue")
+    assert home.run("help", "embeddings").stdout.startswith("# Embeddings")
+    assert home.run("help", "--man", "embeddings").stdout.startswith('.TH "LOCALSPEC\\-EMBED"')
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("quickstrat", "did you mean quickstart?"),
+        ("configuraton", "configuration"),
+        ("emcas", "editors/emacs"),
+        ("statu", "did you mean status?"),
+        ("daemon", "did you mean status?"),
+        ("xyzzy", "To search the pages: localspec help --search TEXT"),
+    ],
+)
+def test_an_unknown_topic_names_what_is_near(home: Home, word: str, meant: str) -> None:
+    done = home.run("help", word)
+    assert done.returncode == 2
+    assert f"No command or page '{word}'" in done.stderr
+    assert meant in done.stderr
+
+
+def test_a_search_prints_page_heading_and_line(home: Home) -> None:
+    done = home.run("help", "--search", "HTTPS_proxy")
+    assert done.returncode == 0
+    assert done.stdout.startswith("pairs: Pull from the hub\n  ")
+    assert "HTTPS_PROXY" in done.stdout.splitlines()[1]
+    nothing = home.run("help", "--search", "no page has this")
+    assert (nothing.returncode, nothing.stdout) == (1, "")
+    assert "No page contains 'no page has this'." in nothing.stderr
+    assert home.run("help", "ask", "--search", "x").returncode == 2
+
+
+def test_help_lists_the_pages(home: Home) -> None:
+    shown = home.run("help").stdout
+    for entries in topics.groups().values():
+        assert entries
+        for topic, _ in entries:
+            assert f"    {topic} " in shown
+
+
+def test_a_heading_within_code_is_no_heading() -> None:
+    headings = {match.heading for match in topics.search("localspec")}
+    assert "localspec ask" in headings
+    assert not {heading for heading in headings if heading.startswith("in ~/")}
+
+
+@pytest.mark.parametrize("columns", [44, 80, 200])
+@pytest.mark.parametrize("topic", [topic for topic in topics.pages() if topic != "commands"])
+def test_rows_fit_the_terminal_and_lose_no_word(topic: str, columns: int) -> None:
+    rows = [bare_text(row) for row in page.rows(topics.with_commands(topic), columns)]
+    for row in rows:
+        is_code = row.startswith("    ")
+        assert is_code or wcswidth(row) < columns or " " not in row.strip(" •│"), row
+    letters = "".join(filter(str.isalnum, "".join(rows)))
+    position = 0
+    for word in topics.source(topic).split():
+        if word.isalpha():
+            position = letters.index(word, position) + len(word)
+
+
+def test_links_to_pages_are_shown_as_commands() -> None:
+    shown = topics.with_commands("quickstart")
+    assert "The page asking (`localspec help asking`)" not in shown
+    assert "The page asking has all the ways to ask" in shown
+    assert "at the shell prompt (`localspec help shell`)" in shown
+    assert "](" not in shown
+    assert "gptel (https://github.com/karthink/gptel)" in topics.with_commands("editors/emacs")
+
+
+# --- on a terminal
+
+
+def test_a_short_page_is_drawn_on_the_terminal(home: Home) -> None:
+    environment = {**home.environment, "PAGER": "false"}
+    with terminal(environment, "help", "vscode", lines=60) as shown:
+        shown.expect("llama-vscode.endpoint")
+        assert shown.wait() == 0
+        assert "# VS Code" not in shown.text
+        assert "\x1b[1" in shown.raw
+
+
+def test_a_long_page_goes_through_the_pager(home: Home, tmp_path: Path) -> None:
+    copy = tmp_path / "paged"
+    environment = {**home.environment, "PAGER": f"cat > {shlex.quote(str(copy))}; echo $LESS >&2"}
+    with terminal(environment, "help", "pairs", lines=24) as shown:
+        shown.expect("FRX")
+        assert shown.wait() == 0
+        assert "Pull from the hub" not in shown.text
+    assert "Pull from the hub" in copy.read_text()
+
+
+@pytest.mark.parametrize("pager", ["", "cat", "no-such-program-zq"])
+def test_without_a_pager_the_page_is_printed(home: Home, pager: str) -> None:
+    with terminal({**home.environment, "PAGER": pager}, "help", "pairs", lines=24) as shown:
+        shown.expect("Several pairs in memory")
+        assert shown.wait() == 0
+
+
+def test_a_pager_that_leaves_early_is_no_error(home: Home) -> None:
+    with terminal({**home.environment, "PAGER": "head -1"}, "help", "facts", lines=24) as shown:
+        shown.expect("Measured facts")
+        assert shown.wait() == 0
+        assert "Traceback" not in shown.text
+
+
+def test_a_dumb_terminal_gets_no_escape_codes(home: Home) -> None:
+    with terminal({**home.environment, "TERM_": "dumb"}, "help", "vscode") as shown:
+        shown.expect("# VS Code")
+        assert shown.wait() == 0
+        assert "\x1b" not in shown.raw
