@@ -10,8 +10,14 @@ import re
 
 from localspec.cli.terminal.markdown import tables
 from localspec.cli.terminal.markdown.highlight import Highlighter
-from localspec.cli.terminal.markdown.inline import painted, read, styled, tabs, wrapped
-from localspec.cli.terminal.markdown.lines import Line, Reader
+from localspec.cli.terminal.markdown.inline import (
+    paint,
+    parse_inline,
+    replace_lost_tabs,
+    styled,
+    wrapped,
+)
+from localspec.cli.terminal.markdown.lines import Line, LineParser
 
 WIDEST = 100  # columns; longer lines of prose are hard to read
 _FENCE = re.compile(r"^ *(```|~~~)")
@@ -40,7 +46,7 @@ def rows(text: str, columns: int) -> list[str]:
     Only code, and a word that is wider than the terminal, may exceed `columns`.
     """
     width = max(min(columns - 1, WIDEST), 10)
-    reader, code = Reader(), Highlighter("")
+    reader, code = LineParser(), Highlighter("")
     shown: list[str] = []
     table: list[str] = []
     for line in [*joined(text), ""]:
@@ -64,7 +70,7 @@ def _table(lines: list[str], width: int) -> list[str]:
     """Return the rows of a table, or of lines that only look like one."""
     if not tables.is_table(lines):
         return lines
-    return [row for line in tables.drawn(lines, width) for row in line]
+    return [row for line in tables.draw_table(lines, width) for row in line]
 
 
 def _rows(line: Line, code: Highlighter, width: int, columns: int) -> list[str]:
@@ -74,9 +80,9 @@ def _rows(line: Line, code: Highlighter, width: int, columns: int) -> list[str]:
     if line.kind in ("none", "label"):  # the fences of code, which has blank lines around it
         return []
     if line.kind == "code":
-        return [f"    {code.whole(tabs(line.text, columns))}".rstrip()]
+        return [f"    {code.whole(replace_lost_tabs(line.text, columns))}".rstrip()]
     if line.kind == "rule":
-        return [painted(styled("─" * width, line.style))]
+        return [paint(styled("─" * width, line.style))]
     hang = min(line.hang, width // 2)
     first = styled(line.first.lstrip(" ").rjust(min(len(line.first), hang)))
-    return wrapped(first + read(line.text, line.style).stripped(), width, hang=hang)
+    return wrapped(first + parse_inline(line.text, line.style).stripped(), width, hang=hang)
