@@ -339,15 +339,7 @@ class Conversations:
                     f"the answer to be continued in {addition.id} was removed meanwhile."
                 )
             last = _last_position(db, addition.id)
-            for position, message in enumerate(addition.messages, last + 1):
-                # The system message is stored first, whichever turn it came with.
-                row_position = 0 if message.role == "system" else position
-                values = _to_row(message)
-                placeholders = ", ".join("?" * (len(values) + 2))
-                db.execute(
-                    f"INSERT INTO messages VALUES ({placeholders})",
-                    (addition.id, row_position, *values),
-                )
+            _insert_messages(db, addition, last)
             if response is not None:
                 responses.insert(db, addition.id, last + 1, last + len(addition.messages), response)
 
@@ -511,6 +503,19 @@ class Conversations:
 
 def _is_known(db: sqlite3.Connection, name: str) -> bool:
     return bool(db.execute("SELECT 1 FROM conversations WHERE id = ?", (name,)).fetchone())
+
+
+def _insert_messages(db: sqlite3.Connection, addition: Conversation, last: int) -> None:
+    """Store the messages of `addition` after the position `last` of its conversation."""
+    for position, message in enumerate(addition.messages, last + 1):
+        # The system message is stored first, whichever turn it came with.
+        row_position = 0 if message.role == "system" else position
+        values = _to_row(message)
+        placeholders = ", ".join("?" * (len(values) + 2))
+        db.execute(
+            f"INSERT INTO messages VALUES ({placeholders})",
+            (addition.id, row_position, *values),
+        )
 
 
 def _last_position(db: sqlite3.Connection, name: str) -> int:
