@@ -264,9 +264,8 @@ def checked(key: str, value: Any) -> Any:
         return _check_text(key, value)
     bounds = _limits_of(key)
     low = meaning.least if meaning.least is not None and value != meaning.special else bounds.low
-    if (
-        low is not None and bounds.high is not None and not low <= value <= bounds.high
-    ):  # also true for NaN
+    # Also true for NaN.
+    if low is not None and bounds.high is not None and not low <= value <= bounds.high:
         special = f"{meaning.special} ({meaning.word}) or " if meaning.least is not None else ""
         raise ValueError(
             f"'{key}' must be {special}between {low} and {bounds.high}, not {short(repr(value))}"
@@ -432,9 +431,8 @@ def conflicts(config: Config) -> Iterator[tuple[str, str]]:
                 "encrypted: use 127.0.0.1, or set listen_anywhere (--listen-anywhere) if that is "
                 "what you want",
             )
-    values_key = (
-        "kv_type" if config.kv_type_v == "same" else "kv_type_v"
-    )  # the type of keys needs no flash attention
+    # The type of keys needs no flash attention.
+    values_key = "kv_type" if config.kv_type_v == "same" else "kv_type_v"
     if (value_type := getattr(config, values_key)) != "f16" and config.flash_attention == "off":
         yield values_key, f"'{values_key}' {value_type} needs 'flash_attention' auto or on"
 

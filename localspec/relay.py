@@ -60,10 +60,8 @@ class SocketTables:
                 fields = line.split()
                 if len(fields) < 10:
                     continue
-                addresses = (
-                    fields[1][-13:],
-                    fields[2][-13:],
-                )  # an IPv6 socket may hold an IPv4 address
+                # An IPv6 socket may hold an IPv4 address.
+                addresses = fields[1][-13:], fields[2][-13:]
                 if addresses == (peer, local) and fields[9] != "0":  # the inode; 0 after close
                     return int(fields[7])
         return None

@@ -129,9 +129,8 @@ class Scheduler:
             try:
                 exact = self._pair.settings.exact if request.exact is None else request.exact
                 lane = self._pair.exact.lane() if exact else self._pair.shared
-            except (
-                Exception
-            ) as error:  # the exact lane could not be made: only this request needs it
+            except Exception as error:
+                # The exact lane could not be made: only this request needs it.
                 self._waiting.remove(waiting)
                 on_failure(request.id, error)
                 continue
@@ -321,9 +320,8 @@ class Scheduler:
         max_drafts = min(spare_rows // decoding, MAX_LIMIT)
         if lane.max_depth is not None:
             max_drafts = min(max_drafts, lane.max_depth)
-        if (
-            lane.alike and len(sequences) > 1
-        ):  # each sequence has as many rows as the one with most drafts
+        # Each sequence has as many rows as the one with most drafts.
+        if lane.alike and len(sequences) > 1:
             n_tokens = sum(len(sequence.tokens) for sequence in lane.active)
             max_drafts = min(max_drafts, (self._pair.n_ctx - n_tokens) // decoding)
             if len(sequences) > decoding:

@@ -109,9 +109,8 @@ class Sequence:
         self.number = 0  # its place in the order of first starts
         self.alone = False  # whether it must have every pass to itself
         self.guide_busy = False  # whether it sits rounds out until its grammar has answered
-        self._short_until = (
-            -math.inf
-        )  # its prompt is read in short passes until then (perf_counter)
+        # Its prompt is read in short passes until then (perf_counter).
+        self._short_until = -math.inf
         self._waited_s = 0.0  # time lost to passes that began again
         self.gave_way = -1  # how many requests had ended in its lane when it was preempted
 

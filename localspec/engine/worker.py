@@ -87,9 +87,8 @@ class Worker:
         self._idle = True  # no step is running or due
         self._unsent: dict[int, Delta] = {}  # per request, the text that goes with the next frames
         self._sent = 0.0  # when text was last sent (time.monotonic)
-        self._awaiting_first_text: set[int] = (
-            set()
-        )  # requests that have started and sent no text yet
+        # Requests that have started and sent no text yet.
+        self._awaiting_first_text: set[int] = set()
 
     def run(self) -> None:
         """Run the step loop until Shutdown comes."""
@@ -184,9 +183,8 @@ class Worker:
                 os._exit(2)
             if isinstance(frame, PreparedFrame):
                 self._preparers.put(frame)
-            elif isinstance(
-                frame, Ping
-            ):  # answered here: a pass may take longer than the daemon waits
+            elif isinstance(frame, Ping):
+                # Answered here: a pass may take longer than the daemon waits.
                 still_s = 0.0 if self._idle else time.monotonic() - llama.last_beat()
                 self.send(Pong(frame.id, still_s))
             else:
@@ -309,9 +307,8 @@ class Worker:
 
 def main(descriptor: int) -> None:
     """Serve the socket `descriptor`, which is inherited from the daemon."""
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the client; the daemon ends this process
+    # Ctrl-C is for the client; the daemon ends this process.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.dup2(2, 1)  # llama.cpp's libraries may print; frames never travel on stdout
     sock = socket.socket(fileno=descriptor)

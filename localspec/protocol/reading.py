@@ -25,9 +25,8 @@ MOST_PARTS = 1 << 18
 # Limit of commas in a body, most of which separate numbers of 8 to 40 bytes. It admits prompts of a million
 # token ids.
 MOST_ITEMS = 5 << 18
-_PIECE_BYTES = (
-    1 << 16
-)  # bytes; splitting a long text at its quotes at once would cost the memory to be saved
+# Bytes; splitting a long text at its quotes at once would cost the memory to be saved.
+_PIECE_BYTES = 1 << 16
 _MAX_ESCAPE_BYTES = 6  # bytes of the longest escape, \u0000
 # Naming the invalid field takes a second decoding and a walk through the values. Both are limited to sizes
 # that a person might search by hand.

@@ -250,9 +250,8 @@ def read_catalogue(
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         last_line = f"at line {text.count(chr(10)) + 1}, the last"
-        problem = str(error).replace(
-            "at end of document", last_line
-        )  # other messages name the line
+        # Other messages name the line.
+        problem = str(error).replace("at end of document", last_line)
         raise CatalogueError(f"{path}: {problem}.") from error
     locator = _KeyLocator(path, text)
     for key in table:

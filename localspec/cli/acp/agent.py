@@ -89,9 +89,8 @@ class Agent:
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
         request_task = asyncio.create_task(self._daemon.ask(call))
-        request_task.add_done_callback(
-            lambda _: chunks.put_nowait({})
-        )  # an empty chunk marks the end
+        # An empty chunk marks the end.
+        request_task.add_done_callback(lambda _: chunks.put_nowait({}))
         reason = ""
         try:
             while chunk := await chunks.get():

@@ -34,9 +34,8 @@ def verdict(estimate: Estimate | None, acceptance: Acceptance | None, tokens: in
         return "slower"
     is_near_one = low >= 1 - _SAME_MARGIN and high <= 1 + _SAME_MARGIN
     was_mostly_off = acceptance is not None and acceptance.drafted < _MOSTLY_OFF_RATIO * tokens
-    if was_mostly_off and (
-        is_near_one or low <= 1 <= high
-    ):  # otherwise it cost time although it was off
+    # A pair that clearly gained or lost time is not called off, even with few drafts.
+    if was_mostly_off and (is_near_one or low <= 1 <= high):
         return "off"
     if is_near_one:
         return "same"

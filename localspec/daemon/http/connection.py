@@ -167,9 +167,8 @@ class ClientConnection(H11Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             super().data_received(data)
-        except (
-            Exception
-        ):  # h11 does not foresee everything, for example numbers that Python cannot parse
+        except Exception:
+            # h11 does not foresee everything, for example numbers that Python cannot parse.
             log.warning("a request could not be read", exc_info=True)
             self.send_400_response("The request is not valid HTTP.")
         self._set_deadline()

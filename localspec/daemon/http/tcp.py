@@ -177,9 +177,8 @@ def bind(config: Config) -> socket.socket:
     """
     host, port = host_and_port(config.listen)
     address = ipaddress.ip_address(host)
-    if (
-        not address.is_loopback and not config.listen_anywhere
-    ):  # the configuration is checked earlier too
+    # The configuration is checked earlier too.
+    if not address.is_loopback and not config.listen_anywhere:
         raise UsageError(f"{config.listen} can be reached from other machines.")
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)

@@ -283,9 +283,8 @@ def _add_tools(
         body["tool_choice"] = "required"
         if len(names) == 1 and dialect.names_tools:
             body["tool_choice"] = {"type": "function", "function": {"name": names[0]}}
-        elif len(names) < len(
-            prompt.tools
-        ):  # tools that may not be called must not be shown either
+        elif len(names) < len(prompt.tools):
+            # Tools that may not be called must not be shown either.
             body["tools"] = [tool for tool in prompt.tools if tool["function"]["name"] in names]
     if not allowed.parallel:
         body["parallel_tool_calls"] = False

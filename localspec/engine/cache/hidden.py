@@ -30,9 +30,8 @@ class Hidden:
         end, rows = position + len(rows), rows[-self._max_rows :]
         n_known = self.end - self.start if position == self.end else 0
         n_stay = n_known
-        if (
-            n_known + len(rows) > self._max_rows
-        ):  # drops a quarter at once, so that rows seldom move
+        # Drops a quarter at once, so that rows seldom move.
+        if n_known + len(rows) > self._max_rows:
             n_stay = min(n_known, max(self._max_rows * 3 // 4 - len(rows), 0))
         self._make_room(n_known, n_stay, len(rows))
         self._rows[n_stay : n_stay + len(rows)] = rows

@@ -76,9 +76,8 @@ class EmbeddingModel:
             )
         )
         causal = model.metadata(f"{model.architecture}.attention.causal") != "false"
-        if (
-            model.vocab.size == 0 or model.has_encoder
-        ):  # An encoder such as T5's runs in another way.
+        # An encoder such as T5's runs in another way.
+        if model.vocab.size == 0 or model.has_encoder:
             raise LoadFailed(f"{model.path} cannot be used for embeddings.")
         trained = model.n_ctx_train or USUAL
         self.longest = min(longest or USUAL, trained)
@@ -130,9 +129,8 @@ class EmbeddingModel:
         batch.clear()
         for sequence, tokens in enumerate(texts):
             for position, token in enumerate(tokens):
-                if (
-                    batch.rows == self.rows
-                ):  # A text that need not be read at once may take several passes.
+                # A text that need not be read at once may take several passes.
+                if batch.rows == self.rows:
                     self.context.decode(batch)
                     batch.clear()
                 batch.add(token, position, sequence, True)

@@ -82,9 +82,8 @@ class Model(Freed):
         params.main_gpu = main_gpu
         params.use_extra_bufts = extra_buffers
         params.load_mtp = heads
-        self._devices = (ctypes.c_void_p * (len(devices) + 1))(
-            *devices
-        )  # Terminated by a null pointer.
+        # Terminated by a null pointer.
+        self._devices = (ctypes.c_void_p * (len(devices) + 1))(*devices)
         params.devices = ctypes.addressof(self._devices) if devices else None
 
         @C.llama_progress_callback  # type: ignore[untyped-decorator] # the binding has no types

@@ -100,9 +100,8 @@ def notice_cuts(endpoints: Iterable[str]) -> None:
     ports = {int(endpoint.rsplit(":", 1)[1]) for endpoint in endpoints}
     internet = socket.AF_INET, socket.AF_INET6
     for entry in Path("/dev/fd").iterdir():
-        with contextlib.suppress(
-            OSError
-        ):  # The descriptor was closed in the meantime, or is not connected.
+        # The descriptor was closed in the meantime, or is not connected.
+        with contextlib.suppress(OSError):
             number = int(entry.name)
             if not stat.S_ISSOCK(os.fstat(number).st_mode):
                 continue

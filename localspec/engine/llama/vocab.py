@@ -82,9 +82,8 @@ class Vocab:
         self.bos = int(C.llama_vocab_bos(self._handle))
         self.eos = int(C.llama_vocab_eos(self._handle))
         turn = int(C.llama_vocab_eot(self._handle))
-        self.end = (
-            turn if turn >= 0 else self.eos
-        )  # The end of a turn or, without such a token, of the text.
+        # The end of a turn or, without such a token, of the text.
+        self.end = turn if turn >= 0 else self.eos
         self.add_bos = bool(C.llama_vocab_get_add_bos(self._handle))
         self.add_eos = bool(C.llama_vocab_get_add_eos(self._handle))
         self.sep = int(C.llama_vocab_sep(self._handle))  # Separates two texts; -1 if there is none.

@@ -69,8 +69,7 @@ class ReadingCost:
         aa, ab, bb = self._n + trust * k**2, self._x - trust * k, self._xx + trust
         det = aa * bb - ab**2
         a, b = (self._y * bb - self._xy * ab) / det, (self._xy * aa - self._y * ab) / det
-        if (
-            b < 0 or a <= 0
-        ):  # the machine was busy in between, so take the average for all positions
+        # The machine was busy in between, so take the average for all positions.
+        if b < 0 or a <= 0:
             return PromptCost(self._y / self._n)
         return PromptCost(a, b)

@@ -15,11 +15,8 @@ Render = Callable[[list[dict[str, Any]], bool], str]  # Takes messages and `add_
 
 CHANNELS = "<|channel|>"  # A marker of gpt-oss, whose messages are parsed in another way.
 _QUESTION, _THOUGHTS, _ANSWER = "zqquestion", "zqthoughts", "zqanswer"
-_KEYS = (
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-)  # Templates read thoughts from one of these keys.
+# Templates read thoughts from one of these keys.
+_KEYS = "reasoning_content", "reasoning", "thinking"
 _MAX_MARK_CHARS = 80
 # Characters before a question that count as its own markers. Instructions before them may name the markers of
 # thoughts.

@@ -35,9 +35,8 @@ from localspec.protocol.frames import (
 
 QUICK = 0.05  # Seconds; a request that takes longer goes to the slow threads.
 SLOW_THREADS = 4  # With several, a text of megabytes does not delay every other long prompt.
-Small = (
-    Tokenize | Detokenize | ApplyTemplate | CountTokens
-)  # Requests that a preparer answers itself.
+# Requests that a preparer answers itself.
+Small = Tokenize | Detokenize | ApplyTemplate | CountTokens
 Work = Generate | Embed | Rerank  # Requests that the engine runs once they are prepared.
 Ready_co = TypeVar("Ready_co", covariant=True)
 

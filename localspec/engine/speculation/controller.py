@@ -79,9 +79,8 @@ class Controller:
             try:
                 if self._choose_drafter(step, passes, rows):
                     drafting.append(step)
-            except (
-                Exception
-            ) as error:  # its own lookup or grammar failed: the other sequences go on
+            except Exception as error:
+                # Its own lookup or grammar failed: the other sequences go on.
                 step.error = error
         costly_offered = any(_is_costly(step) for step in drafting)
         drafting = _pick_explorer(drafting)
@@ -153,9 +152,8 @@ class Controller:
             0
         ]  # with a fixed depth the order of the kinds decides, else the policy compares
         if len(offers) > 1 and not fixed:
-            offers.sort(
-                key=lambda offer: not offer[1].tokens
-            )  # of equals, drafts that cost nothing first
+            # Of equals, drafts that cost nothing first.
+            offers.sort(key=lambda offer: not offer[1].tokens)
             best = max(offers, key=lambda offer: best_value(offer[1], costs, 1 / plain_ms))
         step.drafter, step.candidate = best
         step.drafts.tokens, step.drafts.buckets = list(best[1].tokens), list(best[1].known)

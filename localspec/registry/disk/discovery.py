@@ -118,9 +118,8 @@ class Search:
             if named and {"manifests", "blobs"} <= {*folders}:
                 yield from self._search_ollama(folder)
                 folders[:] = [name for name in folders if name not in ("manifests", "blobs")]
-            if (
-                origin == programs.HUB and folder == root
-            ):  # skip data sets, which may have a million files
+            # Skip data sets, which may have a million files.
+            if origin == programs.HUB and folder == root:
                 folders[:] = [name for name in folders if name.startswith("models--")]
             folders[:] = sorted(name for name in folders if self._mark_visited(folder / name))
             for file in sorted(files):

@@ -62,9 +62,8 @@ def kept(
         numbers.read_number("attention.value_length_swa", lengths.value),
     )
     is_mixed = windowed != lengths
-    is_latent = (
-        numbers.read_number("attention.key_length_mla", 0) > 0
-    )  # in latent attention (MLA) the value is a part of the key
+    # In latent attention (MLA) the value is a part of the key.
+    is_latent = numbers.read_number("attention.key_length_mla", 0) > 0
     keys, values, heads = 0, 0, (set[int](), set[int]())
     for layer in _cache_layers(numbers, architecture, kv_heads):
         key_length, value_length = windowed if is_mixed and numbers.has_window(layer) else lengths

@@ -162,9 +162,8 @@ def _compute_need(model: Model, load: Load, sequences: int, rows: int) -> Need:
     mask_cells = load.context * (2 if model.rollback == "short" or model.sidecar else 1)
     always_flash = is_hybrid(model.architecture) or load.context <= SHORT
     has_scores = load.attention == "off" and not (load.chosen and always_flash)
-    if (
-        load.cuda and load.attention == "auto"
-    ):  # llama.cpp turns flash attention off without a kernel
+    # llama.cpp turns flash attention off without a kernel.
+    if load.cuda and load.attention == "auto":
         has_scores = not model.kept.heads[0] <= _FLASH_KEY_LENGTHS
     scored_rows = SCORED_ROWS if load.chosen else PASS_ROWS
     attention_bytes = (

@@ -93,9 +93,8 @@ def read_vocabulary(header: Header) -> Vocabulary:
     }
     if kind == "gemma4":
         pre = kind
-    pre = (
-        _SAME_PRE.get(pre, pre) if _KINDS.get(kind) == "bpe" else ""
-    )  # other kinds have no pre-tokenizer
+    # Other kinds have no pre-tokenizer.
+    pre = _SAME_PRE.get(pre, pre) if _KINDS.get(kind) == "bpe" else ""
     bos, eos = _DEFAULT_IDS.get(kind, (None, None))
     add_bos = data.get("tokenizer.ggml.add_bos_token", kind in _ADD_BOS or pre in _ADD_BOS_PRE)
     return Vocabulary(

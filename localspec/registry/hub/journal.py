@@ -149,9 +149,8 @@ class Journal:
         if entries is None:
             return False
         self.segment, self._done, self._durable = entries.segment, entries.done, entries.durable
-        os.pwrite(
-            self._file, self._pack_head(), 0
-        )  # the entries now belong to this run of the machine
+        # The entries now belong to this run of the machine.
+        os.pwrite(self._file, self._pack_head(), 0)
         for index in range(self.segments):
             self._write_entry(index)
         return True

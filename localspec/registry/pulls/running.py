@@ -160,9 +160,8 @@ class Pull:
             self._fail(PullCancelled(sentence), "interrupted")
             return
         has_started = self._resumed or bool(self.wanted.files)
-        temporary = (
-            (*_TEMPORARY_ERRORS, Gated) if self._resumed else _TEMPORARY_ERRORS
-        )  # a resumed pull has no token, since tokens are not stored
+        # A resumed pull has no token, since tokens are not stored.
+        temporary = (*_TEMPORARY_ERRORS, Gated) if self._resumed else _TEMPORARY_ERRORS
         if not has_started or not isinstance(error, temporary):
             self._forget()
         self._fail(error, "cancelled" if error.code == "pull_cancelled" else "failed")

@@ -69,9 +69,8 @@ def collect(store: Store, *, dry_run: bool = False) -> CollectedView:
             raise Conflict("A pull is running; wait until it is done or cancel it, then try again.")
         freed, deleted = 0, []
         for path in list(_find_garbage(store)):
-            size = (
-                path.lstat().st_blocks * 512
-            )  # allocated bytes, since unfinished files have holes
+            # Allocated bytes, since unfinished files have holes.
+            size = path.lstat().st_blocks * 512
             if path.suffix != ".lock":
                 deleted.append(path.name)
             freed += size

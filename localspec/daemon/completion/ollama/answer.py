@@ -135,9 +135,8 @@ class OllamaShape:
             "done": True,
             "done_reason": "length" if done.finish_reason == "length" else "stop",
             "total_duration": total_ns,
-            "load_duration": max(
-                total_ns - prompt_ns - eval_ns, 0
-            ),  # includes the time in the queue
+            # Includes the time in the queue.
+            "load_duration": max(total_ns - prompt_ns - eval_ns, 0),
             "prompt_eval_count": done.prompt_tokens,
             "prompt_eval_duration": prompt_ns,
             "eval_count": done.completion_tokens,

@@ -321,9 +321,8 @@ def _parameter_literals(text: str) -> tuple[str, ...]:
     if before[1] != before[2] or between != next_between or not between.strip():
         raise _NotDiscovered
     opening = between[len(between) - _common_prefix_length(between[::-1], text[: keys[0]][::-1]) :]
-    if (
-        match := re.match(r"[^<\[]*[>\]]", opening)
-    ) is not None:  # starts with the end of another marker
+    # The text before a key may start with the end of another marker.
+    if (match := re.match(r"[^<\[]*[>\]]", opening)) is not None:
         opening = opening[match.end() :]
     opening = opening.lstrip()
     close = between[: len(between) - len(opening)]

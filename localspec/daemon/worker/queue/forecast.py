@@ -121,9 +121,8 @@ class Forecast:
             case frames.Done() if event.finish_reason != "cancelled":
                 cut, timings = event.finish_reason == "length", event.timings
                 self._answers[job.editor].sees(event.completion_tokens, cut)
-                if (
-                    timings.predicted_per_second > 0
-                ):  # weighted by tokens, as a short answer proves little
+                # Weighted by tokens, as a short answer proves little.
+                if timings.predicted_per_second > 0:
                     keep, tokens = 1 - _LAST_WEIGHT, event.completion_tokens
                     self._tokens = keep * self._tokens + tokens
                     self._seconds = keep * self._seconds + tokens / timings.predicted_per_second

@@ -36,9 +36,8 @@ from localspec.engine.sampling.grammars.sources import (
 from localspec.errors import GrammarRejected
 
 CPU_LIMIT_S = 3.0  # CPU time of one job. 1 MiB of tool schemas takes a fifth of it.
-MEMORY_LIMIT_BYTES = (
-    1024 * 1024 * 1024
-)  # Bytes of address space of one job, in addition to those at start-up.
+# Bytes of address space of one job, in addition to those at start-up.
+MEMORY_LIMIT_BYTES = 1024 * 1024 * 1024
 NICENESS = 5  # Generating an answer has priority over compiling a grammar.
 
 # llguidance's fuel bounds the time of one mask: 0.1 s if it computes nothing but lexer states.

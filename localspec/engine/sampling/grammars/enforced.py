@@ -97,9 +97,8 @@ def enforce(schema: Any) -> Enforced:
 def for_library(schema: Any) -> Any:
     """Return an enforced schema in the form that llguidance reads, with formats as patterns."""
     if not isinstance(schema, dict):
-        return (
-            {} if schema else {"enum": []}
-        )  # llguidance's options can only be added to an object.
+        # The options of llguidance can only be added to an object.
+        return {} if schema else {"enum": []}
     return _rewrite(schema, _format_as_pattern)
 
 
@@ -467,9 +466,8 @@ class _Reducer:
         elif abs(value) <= _MAX_INTEGER_BOUND:
             reduced[keyword] = _round_bound(value, up=keyword.lower().endswith("maximum"))
         elif (value > 0) == keyword.lower().endswith("maximum"):
-            reduced[keyword] = (
-                _MAX_INTEGER_BOUND if value > 0 else -_MAX_INTEGER_BOUND
-            )  # No longer number is generated.
+            # No longer number is generated.
+            reduced[keyword] = _MAX_INTEGER_BOUND if value > 0 else -_MAX_INTEGER_BOUND
         else:
             self._drop(keyword, place)
 

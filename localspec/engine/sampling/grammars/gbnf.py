@@ -405,9 +405,8 @@ class _Parser:
         if body.quantifiers > MAX_QUANTIFIERS:
             raise self._error(f"at most {MAX_QUANTIFIERS} quantifiers on one element", start)
         items = tuple(body.sequence[body.last :])
-        optional = (
-            1 if high is None else high - low
-        )  # The number of rules that llama.cpp creates for it.
+        # The number of rules that llama.cpp creates for it.
+        optional = 1 if high is None else high - low
         del body.sequence[body.last :]
         if high != 0:
             body.sequence.append(Repeat(items, low, high))

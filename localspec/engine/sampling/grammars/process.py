@@ -96,9 +96,8 @@ class GrammarProcess:
                     assert self._control is not None
                     socket.send_fds(self._control, [b"\0"], [connection.fileno()])
                     return
-                except (
-                    OSError
-                ) as error:  # The process has died, for example because memory was short.
+                except OSError as error:
+                    # The process has died, for example because memory was short.
                     self._stop()
                     failure = error
         raise _unavailable(failure)

@@ -33,9 +33,8 @@ from localspec.protocol.frames import Constraint
 # Bytes of a grammar or schema. With 300 KiB of alternatives, a mask took 7 s.
 MAX_SOURCE = 128 * 1024
 MAX_TOOL = 128 * 1024  # Bytes of one tool's schema.
-MAX_TOOLS = (
-    1024 * 1024
-)  # Bytes of all tool schemas. 50 schemas of 4 KiB take a quarter of a second.
+# Bytes of all tool schemas. 50 schemas of 4 KiB take a quarter of a second.
+MAX_TOOLS = 1024 * 1024
 # Blanks between the parts of JSON. A model that may begin new lines often goes on with blanks.
 _ONE_LINE = {"whitespace_pattern": " ?"}
 NAMES = {

@@ -52,9 +52,8 @@ class ModelDrafter(Drafter):
     def offer(self, request: DraftRequest) -> Candidate | None:
         if request.hurried and self._model.unread(request.slot) > MAX_HURRIED_TOKENS:
             return None
-        spread = max(
-            min(request.left, 96) / 4, 1.0
-        )  # rounds that share the cost of a first prefill
+        # Rounds that share the cost of a first prefill.
+        spread = max(min(request.left, 96) / 4, 1.0)
         entry_ms = self._model.prefill_ms(request.slot) / spread
         steps = self._model.steps
         return Candidate(self.belief, request.limit, steps.ms(1), entry_ms, steps=steps)

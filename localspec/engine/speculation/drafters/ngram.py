@@ -36,10 +36,8 @@ MAX_LOOKUP_TOKENS = MAX_ROUND_ROWS - 1
 SETTLED_TOKENS = 12  # after this many expected tokens in a row no other place is searched for
 MAX_TRAILS = 3  # places that are followed at once
 DISPUTE_MARGIN_TOKENS = 4  # a match must be longer by this where another one continues differently
-WEAK_MATCH_TOKENS, MAX_WEAK_DRAFTS = (
-    5,
-    16,
-)  # a match of fewer tokens offers at most this many drafts
+# A match of fewer tokens offers at most this many drafts.
+WEAK_MATCH_TOKENS, MAX_WEAK_DRAFTS = 5, 16
 
 
 class NgramDrafter(Drafter):

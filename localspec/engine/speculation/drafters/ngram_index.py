@@ -9,9 +9,8 @@ import numpy as np
 GRAM_TOKENS = 3  # shortest match worth following
 MAX_MATCH_TOKENS = 48  # longer matches are not measured
 MAX_POSITIONS = 8  # latest occurrences that are compared for the longest match
-_BITS = (
-    63 // GRAM_TOKENS
-)  # bits of a token id in a gram's key; no vocabulary has two million tokens
+# Bits of a token id in a gram's key; no vocabulary has two million tokens.
+_BITS = 63 // GRAM_TOKENS
 
 
 class SortedGrams:

@@ -43,9 +43,8 @@ class Memory:
         self._capacity = capacity
         self._bits = max(capacity.bit_length(), 8)
         self._tokens: npt.NDArray[np.int32] = np.empty(0, np.int32)  # allocated at first use
-        self._places: npt.NDArray[np.int32] = np.empty(
-            0, np.int32
-        )  # per hash, the end of a key; 0: none
+        # Per hash, the end of a key; 0: none.
+        self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)
         self._next = 0
         self._spans: deque[_Span] = deque()
 
@@ -67,9 +66,8 @@ class Memory:
         if end < self._capacity:
             self._tokens[end] = -1  # the tokens behind belong to another text
         wide = text.astype(np.uint64)
-        hashes = np.zeros(
-            len(text) - KEY_TOKENS, np.uint64
-        )  # nothing follows the key at the very end
+        # Nothing follows the key at the very end.
+        hashes = np.zeros(len(text) - KEY_TOKENS, np.uint64)
         for offset in range(KEY_TOKENS):
             hashes += wide[offset : offset + len(hashes)] * _HASH_FACTORS[offset]
         slots = hashes >> np.uint64(64 - self._bits)
