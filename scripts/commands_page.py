@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from localspec.cli.app import app
+from localspec.cli.commands.help import subcommands
 from localspec.cli.options import GROUPS
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "docs" / "commands.md"
@@ -29,13 +30,12 @@ Every command with its options, as `localspec help COMMAND` prints it.
 def page() -> str:
     """Return the text of the page."""
     root = click.Context(app, info_name="localspec", terminal_width=COLUMNS, **app.context_settings)
+    commands = {command.info_name: command for command in subcommands(root)}
     parts = [BEGINNING]
     for title, names in GROUPS.items():
         parts.append(f"## {title}\n")
         for name in names:
-            command = app.get_command(root, name)
-            assert command is not None
-            parts += _sections(click.Context(command, parent=root, info_name=name))
+            parts += _sections(commands[name])
     return "\n".join(parts)
 
 
@@ -43,11 +43,8 @@ def _sections(context: click.Context) -> Iterator[str]:
     """Yield the section of a command, and those of the commands below it."""
     shown = "\n".join(line.rstrip() for line in context.get_help().splitlines())
     yield f"### {context.command_path}\n\n```text\n{shown}\n```\n"
-    if isinstance(context.command, click.Group):
-        for name in context.command.list_commands(context):
-            command = context.command.get_command(context, name)
-            assert command is not None
-            yield from _sections(click.Context(command, parent=context, info_name=name))
+    for command in subcommands(context):
+        yield from _sections(command)
 
 
 if __name__ == "__main__":

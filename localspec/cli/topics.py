@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localspec.cli.terminal import layout, render
+from localspec.cli.terminal.markdown.fences import Fences
 
 FOLDER = Path(__file__).parents[1] / "docs"
 _ENTRY = re.compile(r"^- \[(?P<topic>[^]]+)\]\([^)]+\): (?P<summary>.*)$")
@@ -43,14 +44,14 @@ def _topic(path: Path) -> str:
 
 def groups() -> dict[str, list[tuple[str, str]]]:
     """Return the topics of the index with their summaries, by the heading that they stand under."""
-    found: dict[str, list[tuple[str, str]]] = {}
+    topics_by_heading: dict[str, list[tuple[str, str]]] = {}
     heading = ""
     for line in (FOLDER / "index.md").read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             heading = line.removeprefix("## ")
         elif entry := _ENTRY.match(line):
-            found.setdefault(heading, []).append((entry["topic"], entry["summary"]))
-    return found
+            topics_by_heading.setdefault(heading, []).append((entry["topic"], entry["summary"]))
+    return topics_by_heading
 
 
 def find(words: tuple[str, ...]) -> str | None:
@@ -68,9 +69,8 @@ def find(words: tuple[str, ...]) -> str | None:
 
 def near(word: str) -> list[str]:
     """Return up to three topics whose names resemble a word."""
-    names = {topic.rpartition("/")[2]: topic for topic in pages()} | {
-        each: each for each in pages()
-    }
+    known = pages()
+    names = {topic.rpartition("/")[2]: topic for topic in known} | {topic: topic for topic in known}
     close = difflib.get_close_matches(word.lower(), names, n=2, cutoff=0.7)
     return list(dict.fromkeys(names[name] for name in close))
 
@@ -79,10 +79,9 @@ def search(text: str) -> Iterator[Match]:
     """Yield every line of every page that contains a text, whatever its case, as an editor would show it."""
     sought = text.lower()
     for topic, path in pages().items():
-        heading, in_code = "", False
+        heading, fences = "", Fences()
         for line in path.read_text(encoding="utf-8").splitlines():
-            in_code ^= line.lstrip().startswith("```")
-            if line.startswith("#") and not in_code:
+            if fences.take(line) == "text" and line.startswith("#"):
                 heading = line.lstrip("# ")
             if sought in line.lower():
                 yield Match(topic, heading, line.strip())
@@ -97,7 +96,7 @@ def with_commands(topic: str) -> str:
     """Return the Markdown of a page with the command that shows a linked page in place of its link."""
     path = pages()[topic]
 
-    def replaced(link: re.Match[str]) -> str:
+    def replace(link: re.Match[str]) -> str:
         text, target = link["text"], link["target"].partition("#")[0]
         if "://" in target:
             return f"{text} ({target})"
@@ -107,8 +106,9 @@ def with_commands(topic: str) -> str:
         name = _topic(FOLDER / linked.relative_to(FOLDER.resolve()))
         return f"{text} (`localspec help {name}`)" if text != name else text
 
-    parts = re.split(r"(^```.*?^```$)", source(topic), flags=re.MULTILINE | re.DOTALL)
-    return "".join(part if part.startswith("```") else _LINK.sub(replaced, part) for part in parts)
+    text = path.read_text(encoding="utf-8")
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if part.startswith("```") else _LINK.sub(replace, part) for part in parts)
 
 
 def show(topic: str) -> None:

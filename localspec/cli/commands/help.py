@@ -29,7 +29,8 @@ _ENVIRONMENT = (
 
 def _offered(context: click.Context, parameter: click.Parameter, typed: str) -> list[str]:
     del parameter
-    names = [*(name for name, _ in _commands(context.find_root())), *topics.pages()]
+    commands = (inner.info_name or "" for inner in subcommands(context.find_root()))
+    names = [*commands, *topics.pages()]
     return [name for name in names if name.startswith(typed)]
 
 
@@ -63,24 +64,27 @@ def command(
     return 0
 
 
-def _is_command(root: click.Context, word: str) -> bool:
-    """Return whether a word is a command or an alias. A synonym gives way to a page of that name."""
+def _group(root: click.Context) -> Commands:
+    """Return the group of all commands."""
     group = root.command
     assert isinstance(group, Commands)
+    return group
+
+
+def _is_command(root: click.Context, word: str) -> bool:
+    """Return whether a word is a command or an alias. A synonym gives way to a page of that name."""
+    group = _group(root)
     return group.get_command(root, word) is not None or word in group.aliases
 
 
 def _is_known(root: click.Context, word: str) -> bool:
     """Return whether a word is a command, an alias or a synonym."""
-    group = root.command
-    assert isinstance(group, Commands)
-    return _is_command(root, word) or word in group.synonyms
+    return _is_command(root, word) or word in _group(root).synonyms
 
 
 def _unknown(root: click.Context, word: str) -> str:
     """Return what is wrong with a word that is neither a command nor a page, and which one may be meant."""
-    group = root.command
-    assert isinstance(group, Commands)
+    group = _group(root)
     habit = " ".join(group.hints.get(word, ()))
     command = habit or command_names.closest(word, group.list_commands(root))
     meant = [name for name in (command, *topics.near(word)) if name]
@@ -130,15 +134,14 @@ def _search(text: str) -> int:
 
 
 def pages(context: click.Context) -> Iterator[tuple[str, str]]:
-    """The file names and texts of the pages of a command and of all below it."""
+    """Yield the file names and texts of the man pages of a command and of all below it."""
     yield f"{_name(context)}.1", page(context)
-    if isinstance(context.command, click.Group):
-        for name, command in _commands(context):
-            yield from pages(click.Context(command, parent=context, info_name=name))
+    for inner in subcommands(context):
+        yield from pages(inner)
 
 
 def page(context: click.Context) -> str:
-    """One command's page."""
+    """Return the man page of a command."""
     command, name = context.command, _name(context)
     text = command.help or ""
     parts = [
@@ -160,19 +163,19 @@ def page(context: click.Context) -> str:
 
 
 def _name(context: click.Context) -> str:
-    """As in "localspec-history-rm"."""
+    """Return the name of a command's man page, such as "localspec-history-rm"."""
     return context.command_path.replace(" ", "-")
 
 
 def _plain(text: str) -> str:
-    """Text that roff prints as it is, on one line."""
+    """Return a text so that roff prints it as it is, on one line."""
     text = " ".join(text.split()).replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq")
     text = "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in text)
     return f"\\&{text}" if text.startswith((".", "'")) else text
 
 
 def _summary(command: click.Command) -> str:
-    """The first sentence of its help, without its full stop."""
+    """Return the first sentence of a command's help, without its full stop."""
     return re.split(r"[.;:](?: |$)", " ".join((command.help or "").split()))[0]
 
 
@@ -206,25 +209,24 @@ def _options(context: click.Context) -> list[str]:
     return items
 
 
-def _commands(context: click.Context) -> Iterator[tuple[str, click.Command]]:
-    """Those of a group, by name."""
+def subcommands(context: click.Context) -> Iterator[click.Context]:
+    """Yield the contexts of a group's commands, in the order of its help; none for a single command."""
     group = context.command
-    for name in group.list_commands(context) if isinstance(group, click.Group) else []:
-        command = group.get_command(context, name) if isinstance(group, click.Group) else None
-        if command is not None:
-            yield name, command
+    if isinstance(group, click.Group):
+        for name in group.list_commands(context):
+            if (command := group.get_command(context, name)) is not None:
+                yield click.Context(command, parent=context, info_name=name)
 
 
 def _inner(context: click.Context) -> list[str]:
-    named = _plain(_name(context))
     return [
-        _item(f"\\fB{named}\\-{_plain(name)}\\fR(1)", f"{_summary(command)}.")
-        for name, command in _commands(context)
+        _item(f"\\fB{_plain(_name(inner))}\\fR(1)", f"{_summary(inner.command)}.")
+        for inner in subcommands(context)
     ]
 
 
 def _examples(epilog: str) -> str:
-    """What follows "Example:" or "Examples:", line by line."""
+    """Return the section of examples: what follows "Example:" or "Examples:", line by line."""
     _, _, text = epilog.partition(":")
     lines = [line.strip() for line in text.replace("\b", "").splitlines() if line.strip()]
     if not lines:
@@ -234,6 +236,6 @@ def _examples(epilog: str) -> str:
 
 
 def _verbatim(line: str) -> str:
-    """One line of an example, its spaces kept."""
+    """Return one line of an example, with its spaces."""
     kept = re.sub(" ", "\0", line)
     return _plain(kept).replace("\0", " ")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 
 from localspec.cli.terminal.markdown import tables
+from localspec.cli.terminal.markdown.fences import Fences
 from localspec.cli.terminal.markdown.highlight import Highlighter
 from localspec.cli.terminal.markdown.inline import (
     paint,
@@ -20,22 +21,20 @@ from localspec.cli.terminal.markdown.inline import (
 from localspec.cli.terminal.markdown.lines import Line, LineParser
 
 WIDEST = 100  # columns; longer lines of prose are hard to read
-_FENCE = re.compile(r"^ *(```|~~~)")
 _BEGINS_A_BLOCK = re.compile(r"^ *([-*+] |\d{1,9}[.)] |#{1,6} |\||>|$)")
 
 
 def joined(text: str) -> list[str]:
     """Return the lines of a page, with each paragraph and each list item on one line."""
     lines: list[str] = []
-    in_code = may_continue = False
+    fences, may_continue = Fences(), False
     for line in text.splitlines():
-        fence = bool(_FENCE.match(line))
-        if not in_code and not fence and may_continue and not _BEGINS_A_BLOCK.match(line):
+        is_text = fences.take(line) == "text"
+        if is_text and may_continue and not _BEGINS_A_BLOCK.match(line):
             lines[-1] += f" {line.strip()}"
             continue
-        in_code ^= fence
-        begins = line.lstrip()
-        may_continue = not (in_code or fence or not begins or begins.startswith(("#", "|")))
+        start = line.lstrip()
+        may_continue = is_text and bool(start) and not start.startswith(("#", "|"))
         lines.append(line)
     return lines
 
@@ -46,21 +45,21 @@ def rows(text: str, columns: int) -> list[str]:
     Only code, and a word that is wider than the terminal, may exceed `columns`.
     """
     width = max(min(columns - 1, WIDEST), 10)
-    reader, code = LineParser(), Highlighter("")
+    parser, code = LineParser(), Highlighter("")
     shown: list[str] = []
     table: list[str] = []
     for line in [*joined(text), ""]:
-        if not reader.in_code and tables.may_be_row(line):
+        if not parser.in_code and tables.may_be_row(line):
             table.append(line)
             continue
         if table:
             shown += _table(table, columns - 1)
             table = []
-        in_code = reader.in_code
-        found = reader.take(line)
-        if in_code != reader.in_code:
-            code = Highlighter("" if in_code else reader.language)
-        shown += _rows(found, code, width, columns)
+        in_code = parser.in_code
+        parsed = parser.take(line)
+        if in_code != parser.in_code:
+            code = Highlighter("" if in_code else parser.language)
+        shown += _rows(parsed, code, width, columns)
     while shown and not shown[-1]:
         shown.pop()
     return shown
