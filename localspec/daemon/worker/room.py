@@ -71,8 +71,8 @@ class Seen:
         from localspec import machine
 
         host = machine.Host.here()
-        held = {holding.pid: placement.held(host, holding.pid) for holding in holdings}
-        return cls(placement.free_memory(host), held)
+        own = {holding.pid: placement.held(host, holding.pid) for holding in holdings}
+        return cls(placement.free_memory(host), own)
 
     def left(
         self, newcomer: dict[str, int], staying: Sequence[Holding], leaving: Sequence[Holding] = ()
