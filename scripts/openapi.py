@@ -18,11 +18,13 @@ import msgspec
 import yaml
 
 from localspec.daemon import routes
-from localspec.protocol import answers, conversations, disk, pairs, requests, statistics
-from localspec.protocol.clients import anthropic, ollama
-from localspec.protocol.clients.responses import events, items
-from localspec.protocol.clients.responses.requests import ResponsesRequest
-from localspec.registry.pulls.state import PullState
+from localspec.extras.anthropic import wire
+from localspec.extras.ollama import wire as ollama
+from localspec.extras.responses import wire as events
+from localspec.extras.responses import wire as items
+from localspec.extras.responses.wire import ResponsesRequest
+from localspec.protocol import answers, conversations, pairs, requests
+from localspec.registry.pulls.pull import PullState
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "openapi.yaml"
 MARKER = "    # From here on made by scripts/openapi.py.\n"
@@ -43,8 +45,8 @@ def completion(name: str, kind: str, choice: type[msgspec.Struct]) -> type[msgsp
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     requests.ChatRequest,
     requests.CompletionRequest,
-    anthropic.MessagesRequest,
-    anthropic.CountTokensRequest,
+    wire.MessagesRequest,
+    wire.CountTokensRequest,
     requests.EmbeddingRequest,
     requests.RerankRequest,
     requests.LoadRequest,
@@ -57,8 +59,8 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     pairs.AddRequest,
     pairs.AddUpstreamRequest,
     pairs.CollectRequest,
-    disk.DraftsRequest,
-    disk.DiskRequest,
+    pairs.DraftsRequest,
+    pairs.DiskRequest,
     ollama.OllamaChatRequest,
     ollama.OllamaGenerateRequest,
     ollama.OllamaEmbedRequest,
@@ -70,11 +72,11 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("ChatCompletion", "chat.completion", answers.ChatChoice),
     completion("ChatChunk", "chat.completion.chunk", answers.ChunkChoice),
     completion("TextCompletion", "text_completion", answers.TextChoice),
-    anthropic.MessagesAnswer,
-    *get_args(anthropic.MessagesEvent),
-    anthropic.InputTokens,
-    anthropic.MessagesModelPage,
-    anthropic.MessagesError,
+    wire.MessagesAnswer,
+    *get_args(wire.MessagesEvent),
+    wire.InputTokens,
+    wire.MessagesModelPage,
+    wire.MessagesError,
     answers.EmbeddingList,
     answers.NativeEmbedding,
     answers.RankedList,
@@ -90,14 +92,14 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     pairs.RemovedView,
     pairs.CollectedView,
     pairs.Verifying,
-    disk.Drafts,
-    disk.Disk,
+    pairs.Drafts,
+    pairs.Disk,
     PullState,
     conversations.ConversationList,
     conversations.Conversation,
     conversations.Undone,
     conversations.Forgotten,
-    statistics.Statistics,
+    conversations.Statistics,
     answers.OllamaError,
     ollama.OllamaChatLine,
     ollama.OllamaGenerateLine,

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localspec import literals
-from localspec.cli.editors.settings import SETTINGS, Machine
+from localspec.extras.editors.settings import SETTINGS, Machine
 from tests.support.editors import program
 
 # Paths: any bytes but NUL; names: any characters.

@@ -343,7 +343,7 @@ def _start_spinner(client: Client) -> Any:
     """Start a spinner on stderr; return None if stderr is no terminal that can draw one."""
     if not render.is_drawn_on(sys.stderr):
         return None
-    from localspec.cli.terminal import spinner
+    from localspec.cli.terminal import progress as spinner
 
     return spinner.Spinner(client)
 

@@ -239,9 +239,9 @@ def _expand_pattern(pattern: str) -> list[str]:
 
     path = os.path.expanduser(pattern)
     if Path(path).is_dir():
-        from localspec.cli.documents import folders
+        from localspec.cli import documents
 
-        return folders.files(path)
+        return documents.files(path)
     if Path(path).exists():
         return [path]
     if "://" in path:
@@ -290,9 +290,9 @@ def read_text(name: str) -> str:
     if len(data) > MAX_INPUT:
         raise UsageError(f"{name} has more than {MAX_INPUT >> 20} MiB, which is the limit.")
     if data.startswith(_PDF):
-        from localspec.cli.documents import pdf
+        from localspec.cli import documents
 
-        return pdf.text(name)
+        return documents.pdf_text(name)
     if data.startswith(_UTF16_BYTE_ORDER_MARKS):
         return data.decode("utf-16", "replace")
     if encoding := _guess_utf16(data):
@@ -319,9 +319,9 @@ def _convert_notebook(name: str, text: str) -> str:
     """Return the text of a file; for a notebook, its cells."""
     if not name.endswith(".ipynb"):
         return text
-    from localspec.cli.documents import notebooks
+    from localspec.cli import documents
 
-    return notebooks.text(name, text)
+    return documents.notebook_text(name, text)
 
 
 def describe_kind(data: bytes) -> str:

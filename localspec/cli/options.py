@@ -116,7 +116,7 @@ class Option:
         return f"from {self.low} to {self.high}"
 
 
-# These have the name and the limits of a field of the request (protocol/sampling.py).
+# These have the name and the limits of a field of the request (protocol/requests.py).
 SAMPLING = (
     Option(
         "temperature",

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from localspec.cli.terminal import layout, render
-from localspec.cli.terminal.markdown.fences import Fences
+from localspec.cli.terminal.markdown import Fences
 
 FOLDER = Path(__file__).parents[1] / "docs"
 _ENTRY = re.compile(r"^- \[(?P<topic>[^]]+)\]\([^)]+\): (?P<summary>.*)$")
@@ -119,7 +119,7 @@ def show(topic: str) -> None:
     if not render.is_drawn_on(sys.stdout):
         render.verbatim(source(topic).rstrip("\n"))
         return
-    from localspec.cli.terminal.markdown import page
+    from localspec.cli.terminal import page
 
     columns = layout.width(sys.stdout) or 80
     rows = page.rows(with_commands(topic), columns)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec import ended, paths
-from localspec.daemon.http import lock, sockets
+from localspec.daemon.http import sockets
 from localspec.errors import LocalspecError, visible
 
 
@@ -29,7 +29,7 @@ def main() -> int:
         paths.check_socket_path(locations.socket)
         paths.private_directory(locations.runtime)
         handed = sockets.handed_over()
-        daemon_lock = lock.acquire(locations.lock, None if handed else locations.socket)
+        daemon_lock = sockets.acquire(locations.lock, None if handed else locations.socket)
         ended.begin(locations.last_run)
         with _record_end(locations.last_run):
             _serve(locations)

@@ -13,17 +13,17 @@ from starlette.requests import Request
 from starlette.types import Receive
 
 from localspec.config import Config
-from localspec.daemon.completion.responses.running import Running
-from localspec.daemon.completion.takeover import Editors
+from localspec.daemon.completion.llama_server import Editors
 from localspec.daemon.history.store import Conversations
 from localspec.daemon.http import tcp
 from localspec.daemon.http.requests import from_our_client, unless_gone
 from localspec.daemon.http.tcp import TcpAuth
+from localspec.daemon.logs import Shared, Threads
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.threads import Shared, Threads
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import ModelNotFound
+from localspec.extras.responses.kept import Running
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 

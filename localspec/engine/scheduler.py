@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from localspec.engine.cache.shift import REREAD_TOKENS
-from localspec.engine.pair.lane import EXACT_CHUNK, Lane
+from localspec.engine.cache.slot import REREAD_TOKENS
+from localspec.engine.pair.lane import EXACT_CHUNK, Lane, drafts_beside, ends_for, fits
 from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.room import drafts_beside, ends_for, fits
 from localspec.engine.prompt.infill import after_cursor
 from localspec.engine.sequence import Sequence, TokenizedRequest, owner, suggests
 from localspec.engine.speculation.acceptance import MAX_LIMIT

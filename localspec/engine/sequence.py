@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Vocab
-from localspec.engine.output import Chunk, LineRules, TextStream, TokenReport
 from localspec.engine.sampling import sampler
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
@@ -17,6 +16,7 @@ from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier
 from localspec.engine.statistics import Tally, listed
+from localspec.engine.text_stream import Chunk, LineRules, TextStream, TokenReport
 from localspec.protocol.frames import ANYONE, Delta, Done, Generate, TokenLogprob
 from localspec.protocol.visibility import Regions
 

@@ -23,12 +23,9 @@ from pathlib import Path
 import msgspec
 
 from localspec.engine import llama
-from localspec.engine.embedding.inputs import InputPreparer, TokenizedInputs
-from localspec.engine.embedding.model import load_embedding_model
-from localspec.engine.encoder import Encoder
 from localspec.engine.engine import Engine
+from localspec.engine.pair.cpu_lock import Turns
 from localspec.engine.pair.load import load_pair
-from localspec.engine.pair.turns import Turns
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers
 from localspec.engine.prompt.special_tokens import SpecialTokens
@@ -36,6 +33,12 @@ from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled, LocalspecError
+from localspec.extras.embeddings.engine import (
+    Encoder,
+    InputPreparer,
+    TokenizedInputs,
+    load_embedding_model,
+)
 from localspec.protocol import frames
 from localspec.protocol.frames import (
     ApplyTemplate,

@@ -25,10 +25,10 @@ from localspec.machine.host import NO_AMX as NO_AMX
 from localspec.machine.host import Compiler as Compiler
 from localspec.machine.host import Host as Host
 from localspec.machine.host import Ran as Ran
+from localspec.machine.host import available_bytes as available_bytes
 from localspec.machine.host import compiler as compiler
 from localspec.machine.host import cpu as cpu
 from localspec.machine.host import install_hint as install_hint
+from localspec.machine.host import memory_bytes as memory_bytes
 from localspec.machine.host import read_text as read_text
 from localspec.machine.host import run_command as run_command
-from localspec.machine.memory import available_bytes as available_bytes
-from localspec.machine.memory import memory_bytes as memory_bytes

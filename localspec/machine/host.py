@@ -5,6 +5,7 @@ Everything is queried through a `Host`, so a test can simulate any machine.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shlex
@@ -12,9 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 Trial = Literal["not compiled", "fails", "works"]
@@ -214,3 +217,241 @@ def install_hint(host: Host, need: Need) -> str:
         if host.which(manager):
             return f"Run `{packages[need]}`" if need in packages else ANYWHERE[need]
     return ANYWHERE[need]
+
+
+# ------------------------------------------------------------------------ memory
+# Measure how much memory the machine has, and how much of it a program can still use.
+
+
+_CGROUP_ROOT = PurePosixPath("/sys/fs/cgroup")
+# Names of the limit, of the used memory, and of the part of it that is inactive page cache.
+_CGROUP_V1_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_CGROUP_V2_NAMES = ("memory.max", "memory.current", "inactive_file")
+_UNLIMITED_BYTES = 1 << 60  # version 1 writes "no limit" as a number above this one
+
+
+def memory_bytes() -> int:
+    """Return the machine's memory in bytes, or 0 where the system does not report it."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return 0
+
+
+def available_bytes(host: Host) -> int:
+    """Return the bytes of main memory that a program can still use on Linux, page cache included.
+
+    In a container or a service with a memory limit, this is at most what the limit leaves.
+    """
+    match = re.search(r"^MemAvailable:\s*(\d+) kB", host.read("/proc/meminfo"), re.MULTILINE)
+    free = int(match[1]) << 10 if match else memory_bytes()
+    return max(min([free, *_available_in_cgroups(host)]), 0)
+
+
+def _available_in_cgroups(host: Host) -> Iterator[int]:
+    """Yield what the limit of each of our cgroups leaves, in bytes (cgroups(7), both versions)."""
+    for line in host.read("/proc/self/cgroup").splitlines():
+        _number, _, fields = line.partition(":")
+        controllers, _, path = fields.partition(":")
+        root, names = _CGROUP_ROOT, _CGROUP_V2_NAMES
+        if "memory" in controllers.split(","):
+            root, names = _CGROUP_ROOT / "memory", _CGROUP_V1_NAMES
+        elif controllers:
+            continue
+        cgroup = root / path.lstrip("/")
+        for folder in (cgroup, *cgroup.parents):
+            limit = host.read(str(folder / names[0])).strip()
+            used = host.read(str(folder / names[1])).strip()
+            if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
+                stat = host.read(str(folder / "memory.stat"))
+                cached = re.search(rf"^{names[2]} (\d+)$", stat, re.MULTILINE)
+                yield int(limit) - int(used) + (int(cached[1]) if cached else 0)
+
+
+# ------------------------------------------------------------------------ energy
+# Measure the energy that the machine uses: processors by RAPL, NVIDIA GPUs by NVML.
+#
+# RAPL's counters are files that only root may read on most systems.
+
+
+RAPL = Path("/sys/class/powercap")
+
+
+class Meter:
+    """A meter of the energy used since its creation.
+
+    Call `joules` at least once an hour, because the counters wrap around.
+    """
+
+    def __init__(self, rapl: Path = RAPL) -> None:
+        self._counters = [*_rapl_counters(rapl), *_nvml_counters()]
+        self._last = [read() for read, _ in self._counters]
+        self._total = 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether the machine has any energy counter."""
+        return bool(self._counters)
+
+    def joules(self) -> float | None:
+        """Return the joules used so far, or None if nothing is counted, or no longer."""
+        if not self._counters:
+            return None
+        try:
+            readings = [read() for read, _ in self._counters]
+        except (OSError, ValueError):
+            self._counters = []
+            return None
+        for last, now, (_, maximum) in zip(self._last, readings, self._counters, strict=True):
+            self._total += now - last if now >= last else now + maximum - last
+        self._last = readings
+        return self._total
+
+
+# A function that reads the joules counted so far, and the joules at which the counter wraps around.
+Counter = tuple[Callable[[], float], float]
+
+
+def _rapl_counters(folder: Path) -> list[Counter]:
+    """Return one counter for each processor. Zones inside one (cores, memory) are parts of it."""
+    counters: list[Counter] = []
+    for zone in sorted(folder.glob("*rapl:*")):
+        if zone.name.count(":") != 1:
+            continue
+        try:
+            max_microjoules = int((zone / "max_energy_range_uj").read_text())
+            int((zone / "energy_uj").read_text())
+        except (OSError, ValueError):
+            continue
+        counters.append((partial(_read_joules, zone / "energy_uj"), max_microjoules / 1e6))
+    return counters
+
+
+def _read_joules(file: Path) -> float:
+    return int(file.read_text()) / 1e6
+
+
+def _nvml_counters() -> list[Counter]:
+    """Return one counter for each GPU whose driver counts energy."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+        count = ctypes.c_uint()
+        if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+            return []
+    except (OSError, AttributeError):
+        return []
+    counters: list[Counter] = []
+    for index in range(count.value):
+        device = ctypes.c_void_p()
+        if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+            continue
+
+        def read(device: ctypes.c_void_p = device) -> float:
+            millijoules = ctypes.c_ulonglong()
+            if nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(millijoules)):
+                raise ValueError("this GPU counts no energy")
+            return millijoules.value / 1e3
+
+        try:
+            read()
+        except (ValueError, AttributeError):
+            continue
+        counters.append((read, 0.0))
+    return counters
+
+
+# ------------------------------------------------------------------------ quiet
+# Measure whether the machine is quiet. Other work on the same cores makes every timing meaningless.
+#
+# This reads /proc. Without it (macOS), only the load average is known.
+
+
+NOISE = 0.1  # cores that other processes may keep busy before a measurement is doubtful
+_PROC = Path("/proc")
+
+
+def load_average() -> float | None:
+    """Return the average number of runnable processes over the last minute, or None if it is unknown."""
+    try:
+        return os.getloadavg()[0]
+    except OSError:
+        return None
+
+
+def _read_process(stat: Path) -> tuple[str, int]:
+    """Return the name and the CPU time of one process, in clock ticks."""
+    head, _, tail = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")
+    fields = tail.split()
+    return head.partition("(")[2], int(fields[11]) + int(fields[12])
+
+
+def _processes() -> dict[int, tuple[str, int]]:
+    processes: dict[int, tuple[str, int]] = {}
+    for folder in _PROC.iterdir() if _PROC.is_dir() else ():
+        if folder.name.isdigit():
+            try:
+                processes[int(folder.name)] = _read_process(folder / "stat")
+            except (OSError, ValueError, IndexError):
+                continue  # it has ended
+    return processes
+
+
+def _read_busy_ticks() -> int | None:
+    """Return the clock ticks spent on any work, including time stolen by other virtual machines."""
+    try:
+        total = (_PROC / "stat").read_text(encoding="ascii").splitlines()[0]
+    except OSError:
+        return None
+    user, nice, system, _idle, _wait, irq, soft, steal = (int(v) for v in total.split()[1:9])
+    return user + nice + system + irq + soft + steal
+
+
+class Others:
+    """The cores that other processes have kept busy since this was created."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._busy = _read_busy_ticks()
+        self._processes = _processes()
+
+    def cores(self, ours: Iterable[int]) -> float | None:
+        """Return how many cores other processes keep busy. `ours` are ids of our processes except this."""
+        busy = _read_busy_ticks()
+        if self._busy is None or busy is None:
+            return None
+        our_ticks = 0
+        for pid in {os.getpid(), *ours}:
+            try:
+                our_ticks += _read_process(_PROC / str(pid) / "stat")[1]
+            except (OSError, ValueError, IndexError):
+                continue
+            our_ticks -= self._processes.get(pid, ("", 0))[1]
+        elapsed_ticks = (time.monotonic() - self._start) * os.sysconf("SC_CLK_TCK")
+        return max(busy - self._busy - our_ticks, 0) / max(elapsed_ticks, 1.0)
+
+    def busiest(self, count: int = 3) -> list[tuple[str, float]]:
+        """Return the names of the busiest other processes, and the cores that they use."""
+        elapsed_ticks = (time.monotonic() - self._start) * os.sysconf("SC_CLK_TCK")
+        usage = [
+            (name, (ticks - self._processes.get(pid, (name, 0))[1]) / max(elapsed_ticks, 1.0))
+            for pid, (name, ticks) in _processes().items()
+            if pid != os.getpid()
+        ]
+        usage = [(name, cores) for name, cores in usage if cores > NOISE / 2]
+        return sorted(usage, key=lambda item: -item[1])[:count]
+
+
+def report(seconds: float = 1.0) -> str:
+    """Return a line on the machine's load, with a warning if other processes are busy."""
+    others = Others()
+    time.sleep(seconds)
+    cores = others.cores(())
+    load = load_average()
+    line = "load average unknown" if load is None else f"load average {load:.2f}"
+    if cores is None:
+        return f"{line}; what other processes do is not known here"
+    line += f", other processes {cores * 100:.0f} % of a core"
+    if cores <= NOISE:
+        return line
+    names = ", ".join(f"{name} {share * 100:.0f} %" for name, share in others.busiest())
+    return f"WARNING: the machine is not quiet, times mean little ({line}{': ' if names else ''}{names})"

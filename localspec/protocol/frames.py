@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from localspec.protocol.calls import Tools
-from localspec.protocol.sampling import Sampled
+from localspec.protocol.requests import Sampled
 from localspec.protocol.settings import EngineSettings as EngineSettings
 from localspec.protocol.settings import Pooling, Upstream
 

@@ -6,15 +6,164 @@ what happens to fields that are not declared. Null is read as a missing field.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, cast
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, field
 
-from localspec.protocol.aliases import Aliases
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.sampling import INT32, Bias, Count, TokenLimit
 from localspec.protocol.settings import Drafted
+
+# ------------------------------------------------------------------------ sampling
+# The sampling parameters, each declared once: its type, its limits and its other names.
+#
+# Requests and frames inherit the fields of `Sampled`, and everything else that names a parameter
+# reads it from here. The same limits hold in a request and in a model's file. Within them every step
+# stays finite in float32 for any logits. A penalty that divides by almost zero, or by a number that
+# float32 rounds to zero, would leave no token to choose.
+#
+# To add a parameter: add its field here, its default in engine/sampling/settings.py beside the code
+# that applies it, and its option in cli/options.py if `localspec ask` is to have it.
+
+
+INT32 = (1 << 31) - 1
+
+Count = Annotated[int, Meta(ge=0, le=INT32)]
+LookBack = Annotated[int, Meta(ge=-1, le=INT32)]  # tokens; -1: all of the text
+# -1: as many tokens as fit; -2: until the context is full, which is the same thing here.
+TokenLimit = Annotated[int, Meta(ge=-2, le=INT32)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Temperature = Annotated[float, Meta(ge=0, le=100)]
+# Logits are divided or multiplied by it, so either way they change by a factor of 1000 at most.
+RepeatPenalty = Annotated[float, Meta(ge=0.001, le=100)]
+# Standard deviations of all logits. Zero and below switch it off, as in llama-server.
+Sigmas = Annotated[float, Meta(ge=-1, le=100)]
+Exponent = Annotated[float, Meta(ge=0, le=100)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]  # OpenAI's limits
+DryMultiplier = Annotated[float, Meta(ge=0, le=100)]
+# Below 1, llama.cpp's default is used, as in llama-server.
+DryBase = Annotated[float, Meta(ge=0, le=100)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]  # OpenAI's limits
+
+
+class Also(NamedTuple):
+    """What a parameter is called elsewhere."""
+
+    # Key below `general.sampling.` with which a model's file sets its default.
+    gguf: str = ""
+    # The one of llama-server's `samplers` that the parameter belongs to.
+    sampler: str = ""
+    # The value that switches that sampler off.
+    off: float | None = None
+
+
+class Sampled(Struct):
+    """Sampling parameters of a request, with llama.cpp's names and meanings.
+
+    None stands for the model's own default (`general.sampling.*` in its file), or else llama.cpp's.
+    A temperature of 0 is greedy.
+    """
+
+    temperature: Annotated[Temperature, Also("temp", "temperature", 1.0)] | None = None
+    top_k: Annotated[LookBack, Also("top_k", "top_k", 0)] | None = None
+    top_p: Annotated[Probability, Also("top_p", "top_p", 1.0)] | None = None
+    min_p: Annotated[Probability, Also("min_p", "min_p", 0.0)] | None = None
+    typical_p: Annotated[Probability, Also("", "typ_p", 1.0)] | None = None
+    top_n_sigma: Annotated[Sigmas, Also("", "top_n_sigma", -1.0)] | None = None
+    xtc_probability: Annotated[Probability, Also("xtc_probability", "xtc", 0.0)] | None = None
+    xtc_threshold: Annotated[Probability, Also("xtc_threshold")] | None = None
+    dynatemp_range: Annotated[Temperature, Also("", "temperature", 0.0)] | None = None
+    dynatemp_exponent: Exponent | None = None
+    min_keep: Count | None = None
+    repeat_penalty: Annotated[RepeatPenalty, Also("penalty_repeat", "penalties", 1.0)] | None = None
+    repeat_last_n: Annotated[LookBack, Also("penalty_last_n")] | None = None
+    frequency_penalty: Annotated[Penalty, Also("", "penalties", 0.0)] | None = None
+    presence_penalty: Annotated[Penalty, Also("", "penalties", 0.0)] | None = None
+    dry_multiplier: Annotated[DryMultiplier, Also("", "dry", 0.0)] | None = None
+    dry_base: DryBase | None = None
+    dry_allowed_length: Count | None = None
+    dry_penalty_last_n: LookBack | None = None
+    dry_sequence_breakers: Annotated[list[str], Meta(max_length=64)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+
+
+class Parameter(NamedTuple):
+    """One field of `Sampled`. `kind` is its type, including its limits."""
+
+    name: str
+    kind: Any
+    also: Also
+
+
+@cache
+def parameters() -> tuple[Parameter, ...]:
+    """Return all sampling parameters in the order of the fields."""
+    hints = get_type_hints(Sampled, include_extras=True)
+    result = []
+    for name in Sampled.__struct_fields__:
+        kind = next(member for member in get_args(hints[name]) if member is not type(None))
+        also = next((mark for mark in get_args(kind) if isinstance(mark, Also)), Also())
+        result.append(Parameter(name, kind, also))
+    return tuple(result)
+
+
+# ------------------------------------------------------------------------ aliases
+# Fields of other servers' requests that are served here under names of ours.
+#
+# Clients of vLLM and SGLang send them (outlines, instructor, their own SDKs). A request may use only
+# one name for each thing.
+
+
+MAX_CHOICE_TEXTS = 1024  # texts in `choice`, one of which the answer has to be
+MAX_STOP_TOKENS = 128  # token ids in `stop_token_ids`
+
+ChoiceTexts = Annotated[list[str], Meta(min_length=1, max_length=MAX_CHOICE_TEXTS)]
+
+
+class StructuredOutputs(Request):
+    """vLLM's constraint on an answer, of which exactly one kind may be set.
+
+    - `json`: a schema, as an object or as its text.
+    - `regex`, `grammar`: a regular expression or a grammar that the answer has to match.
+    - `choice`: texts, one of which the answer has to be.
+    - `json_object`: the answer has to be a JSON object.
+    - `structural_tag`: refused.
+    """
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: ChoiceTexts | None = None
+    grammar: str | None = None
+    json_object: OrDefault[bool] = False
+    structural_tag: Any = None
+
+
+class Aliases(Sampled):
+    """Fields of vLLM and SGLang that text generation serves."""
+
+    # vLLM's constraints, in their older form (`guided_…`) and their newer one.
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: ChoiceTexts | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # SGLang's name of `grammar`.
+    ebnf: str | None = None
+    # The name of `repeat_penalty` in vLLM and SGLang.
+    repetition_penalty: RepeatPenalty | None = None
+    # Before this many tokens neither the model's own end nor `stop_token_ids` may end the
+    # answer. A stop string still may, and so does a constraint that allows no further token.
+    min_tokens: Count | None = None
+    # Token ids that end the answer and are not shown.
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Meta(ge=0, le=INT32)]], Meta(max_length=MAX_STOP_TOKENS)]
+        | None
+    ) = None
+
+
+# ------------------------------------------------------------------------ requests
+
 
 MAX_CHOICES = 4
 MAX_LOGPROBS = 20

@@ -13,11 +13,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from localspec.errors import CatalogueError, ModelNotFound
+from localspec.extras.upstream import catalogue
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
-from localspec.protocol.sampling import parameters
+from localspec.protocol.requests import parameters
 from localspec.protocol.settings import Context, Endpoints, Upstream
-from localspec.registry import ollama_names, upstreams
+from localspec.registry import ollama_names
 
 VERSION = 1
 GIB = 1 << 30
@@ -388,7 +389,7 @@ def _parse_entry(locator: _KeyLocator, name: str, entry: object) -> Pair | Prese
     if isinstance(pair, Upstream):
         if not NAME.fullmatch(name):
             raise locator.error(("pairs", name), f"'{name}' is not {_NAME_RULE}")
-        key, problem = upstreams.problem(name, pair)
+        key, problem = catalogue.problem(name, pair)
         if problem:
             raise locator.error(("pairs", name, key), problem)
         return pair

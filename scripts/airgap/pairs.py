@@ -9,8 +9,7 @@ from pathlib import Path
 from localspec.paths import default_paths
 from localspec.registry.header.model import shard_names
 from localspec.registry.store import integrity
-from localspec.registry.store.records import Record, StoredModel
-from localspec.registry.store.store import Store
+from localspec.registry.store.store import Record, Store, StoredModel
 
 
 def add_pair(name: str, folder: Path) -> dict[str, object]:

@@ -26,7 +26,7 @@ from benchmarks.measuring.runs import PLAIN, Setting
 from localspec import machine
 from localspec.engine import environment
 from localspec.errors import InvalidRequest, LocalspecError
-from localspec.machine import quiet
+from localspec.machine import host
 
 if TYPE_CHECKING:
     from benchmarks.measuring.interleaved import Plan
@@ -128,7 +128,7 @@ def _check(options: argparse.Namespace, plan: Plan) -> int:
     from benchmarks.measuring.interleaved import measure
 
     tests = None if options.no_tests else _tests()
-    before = quiet.report()
+    before = host.report()
     details = _details(options, plan)
     measured = measure(plan, say)
     limits = report.Limits(auto_server_mean=1.2, python=0.05)
@@ -192,8 +192,8 @@ def _free_memory() -> list[int]:
 
 def _widths(runner: Runner) -> Widths:
     from localspec.engine.llama import Batch
-    from localspec.engine.pair.measuring import measure
     from localspec.engine.pair.models import runner as passes
+    from localspec.engine.pair.profile import measure
 
     pair, shared = runner.pair, runner.pair.shared
     shared.slots.clear(next(iter(shared.slots)))  # the passes are over this one's sequence

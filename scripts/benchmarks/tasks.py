@@ -6,7 +6,7 @@ and `auto` take turns on each, with --llama-server also llama-server with each k
 `scripts/bench tasks record FOLDER` records answers, `history FOLDER` makes some of the commits and pages of
 this repository, and `replay FOLDER` writes them once more without the model, each with nothing learned,
 its passes costing what they cost on one machine. With --learn it says what is learned from all of them:
-the content of localspec/engine/speculation/drafters/ngram_prior.py.
+the content of localspec/engine/speculation/drafters/ngram.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from benchmarks.command import add_shared, positive, say
 from localspec.engine import environment
 from localspec.errors import LocalspecError
-from localspec.machine import quiet
+from localspec.machine import host
 
 if TYPE_CHECKING:
     from benchmarks.texts.tasks import Task
@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(options: argparse.Namespace) -> int:
     from benchmarks.texts.measure import Plan, markdown, measure
 
-    tasks, before = _tasks(options), quiet.report()
+    tasks, before = _tasks(options), host.report()
     say(before)
     runs = measure(
         Plan(

@@ -20,7 +20,7 @@ from benchmarks import synthetic
 from benchmarks.command import positive, say
 from benchmarks.measuring.report import Verdict, verdict_line
 from benchmarks.measuring.workloads import QUICK, build, workload
-from localspec.cli.bench.statistics import geometric
+from localspec.extras.bench.statistics import geometric
 from localspec.paths import default_paths
 
 LEAST = 0.97  # times plain decoding, whatever the drafts are

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import localspec
 from benchmarks.measuring import agreement
-from localspec.cli.bench.prompts.workloads import Prompt, Work
-from localspec.cli.bench.report import Mode, Run
+from localspec.extras.bench.prompts import Prompt, Work
+from localspec.extras.bench.report import Mode, Run
 
 BUILTIN = Path(localspec.__file__).parent / "builtin"
 WORK = Work("prose", "text", [Prompt("a")] * 3)

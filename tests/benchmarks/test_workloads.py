@@ -15,7 +15,7 @@ import pytest
 from benchmarks import synthetic
 from benchmarks.measuring.workloads import BIG, TINY, WORKLOADS, build, shape, text, workload
 from localspec.engine.llama import Model
-from localspec.machine import quiet
+from localspec.machine import host
 
 
 def test_workloads_by_name() -> None:
@@ -101,7 +101,7 @@ def test_its_template_tells_code_from_text(asked: str, mark: str) -> None:
 def test_the_work_of_our_own_processes_is_not_that_of_others() -> None:
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        others = quiet.Others()
+        others = host.Others()
         time.sleep(0.5)
         counted, left_out = others.cores(()), others.cores((child.pid,))
     finally:
@@ -115,6 +115,6 @@ def test_the_work_of_our_own_processes_is_not_that_of_others() -> None:
 
 
 def test_a_report_on_the_load_is_one_line() -> None:
-    line = quiet.report(0.05)
+    line = host.report(0.05)
     assert "load average" in line
     assert "\n" not in line

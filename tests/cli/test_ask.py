@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from localspec.cli.terminal.markdown import fences
+from localspec.cli.terminal import markdown
 from tests.support.daemons import Home
 
 
@@ -184,7 +184,7 @@ def test_an_answer_without_code_is_an_error_that_says_where_it_is(warm: Home) ->
     ],
 )
 def test_fences(text: str, found: list[str]) -> None:
-    assert fences.blocks(text) == found
+    assert markdown.blocks(text) == found
 
 
 # ------------------------------------------------------------------ a pipe

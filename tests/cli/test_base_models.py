@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.cli.terminal.pairs import format_first_use
-from localspec.registry.store.records import Part, Record, StoredModel
+from localspec.registry.store.store import Part, Record, StoredModel
 from tests.support.daemons import Home, temporary_home
 from tests.support.pairs import cycle_pair
 from tests.support.terminal import terminal

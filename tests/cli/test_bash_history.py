@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.cli.shell import failures
+from localspec.extras.shell import failures
 from tests.support.daemons import Home, temporary_home
 from tests.support.shells import shell
 from tests.support.terminal import Terminal

@@ -22,25 +22,27 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from localspec.cli.bench import (
+from localspec.cli.terminal import layout
+from localspec.errors import UsageError
+from localspec.extras.bench import (
     asking,
     distribution,
-    learned,
+    measure,
+    page,
+    plots,
     running,
     statistics,
     summary,
+    text,
     theory,
-    verdict,
 )
-from localspec.cli.bench import report as reports
-from localspec.cli.bench.asking import timed
-from localspec.cli.bench.prompts import installed, workloads
-from localspec.cli.bench.report import Acceptance, Costs, Estimate, Round, Theory, Workload
-from localspec.cli.bench.shown import page, plots, text
-from localspec.cli.bench.statistics import Pair
-from localspec.cli.terminal import layout
-from localspec.errors import UsageError
-from localspec.machine.energy import Meter
+from localspec.extras.bench import prompts as installed
+from localspec.extras.bench import prompts as workloads
+from localspec.extras.bench import report as reports
+from localspec.extras.bench.asking import timed
+from localspec.extras.bench.report import Acceptance, Costs, Estimate, Round, Theory, Workload
+from localspec.extras.bench.statistics import Pair
+from localspec.machine.host import Meter
 from tests.support.daemons import Home, scripted_home, temporary_home
 
 # ------------------------------------------------------------------ speed-ups and their intervals
@@ -281,7 +283,7 @@ def told(
     estimate = Estimate((low + high) / 2, low, high, 4)
     accepted = drafted // 2
     found = Acceptance(drafted, accepted, drafted - accepted, 0.5, 0.3, 0.5, 1.0, per_pass)
-    word = verdict.verdict(estimate, found, 400)
+    word = summary.verdict(estimate, found, 400)
     return Workload(name, about, sampling, word, speed_up=estimate, acceptance=found)
 
 
@@ -315,7 +317,7 @@ OFF = [
     ],
 )
 def test_the_sentence_a_person_needs(work: Sequence[Workload], said: str) -> None:
-    assert verdict.sentence(work) == said
+    assert summary.sentence(work) == said
 
 
 @given(st.floats(0.2, 5), st.floats(1, 2), st.integers(0, 400))
@@ -323,7 +325,7 @@ def test_what_is_faster_is_never_called_slower(low: float, wide: float, drafted:
     word = told("x", "code", low, low * wide, drafted).verdict
     assert word != "faster" or low > 1
     assert word != "slower" or low * wide < 1
-    if drafted == 0 and low > verdict.LOSS and low * wide < verdict.GAIN:
+    if drafted == 0 and low > summary.LOSS and low * wide < summary.GAIN:
         assert word == "off"
 
 
@@ -333,13 +335,13 @@ def test_nothing_is_called_faster_by_more_than_its_passes_bring(
 ) -> None:
     work = told("x", "code", low, low * wide, drafted, per_pass=per_pass)
     assert work.speed_up is not None
-    expected = per_pass > verdict.GAIN and work.speed_up.value <= 1.25 * per_pass
+    expected = per_pass > summary.GAIN and work.speed_up.value <= 1.25 * per_pass
     assert (work.verdict == "faster") is expected
 
 
 def test_what_one_pair_of_answers_gained_without_drafts_is_noise() -> None:
     found = Acceptance(3, 1, 2, 0.33, 0.01, 0.33, 0.5, 1.01)
-    assert verdict.verdict(Estimate(1.44), found, 80) == "unclear"
+    assert summary.verdict(Estimate(1.44), found, 80) == "unclear"
 
 
 @pytest.mark.parametrize(
@@ -361,9 +363,9 @@ def test_a_single_pair_of_answers_is_judged_by_its_figure(
     value: float, drafted: int, said: str
 ) -> None:
     found = Acceptance(drafted, drafted // 2, drafted, 0.0, 0.0, 0.0, 0.0, max(value, 1.0))
-    word = verdict.verdict(Estimate(value), found, 400)
+    word = summary.verdict(Estimate(value), found, 400)
     assert (
-        verdict.sentence([Workload("prose", "text", "greedy", word, speed_up=Estimate(value))])
+        summary.sentence([Workload("prose", "text", "greedy", word, speed_up=Estimate(value))])
         == said
     )
 
@@ -561,7 +563,7 @@ def test_a_pair_keeps_what_it_learned_only_if_it_shall(
     real: tuple[Home, dict[str, Any], Path],
 ) -> None:
     home, found, folder = real
-    assert learned.DROPPED in found["notes"]
+    assert measure.DROPPED in found["notes"]
     assert home.status()["pair"]["state"] == "unloaded"
 
     def profiles() -> dict[str, bytes]:
@@ -570,11 +572,11 @@ def test_a_pair_keeps_what_it_learned_only_if_it_shall(
     before = profiles()
     asked = ("--prompts", str(folder / "prompts.jsonl"), "-n", "8", "--repetitions", "1")
     kept = home.run("bench", *asked, "--apply")
-    assert learned.KEPT in kept.stdout, kept.stderr
+    assert measure.KEPT in kept.stdout, kept.stderr
     assert home.run("unload").returncode == 0
     (after,) = set(profiles().items()) - set(before.items())
     again = home.run("bench", *asked)
-    assert learned.DROPPED in again.stdout, again.stderr
+    assert measure.DROPPED in again.stdout, again.stderr
     assert profiles() == {**before, after[0]: after[1]}
 
 

@@ -24,15 +24,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.bench import distribution, drafts, learned, measured, statistics
-from localspec.cli.bench import report as reports
-from localspec.cli.bench.asking import Answer, How
-from localspec.cli.bench.prompts.workloads import Prompt, Work
-from localspec.cli.bench.report import Round
-from localspec.cli.bench.running import Bench, Plan, Turn, turns
-from localspec.cli.commands.figures.bench import command
 from localspec.client import autostart
 from localspec.errors import LoadFailed, NoDaemon
+from localspec.extras.bench import distribution, drafts, measure, statistics
+from localspec.extras.bench import report as reports
+from localspec.extras.bench.asking import Answer, How
+from localspec.extras.bench.commands import command
+from localspec.extras.bench.prompts import Prompt, Work
+from localspec.extras.bench.report import Round
+from localspec.extras.bench.running import Bench, Plan, Turn, turns
 from tests.support.daemons import Home, scripted_home, temporary_home, wait_for
 
 SCHEMA = functools.cache(lambda: json.loads(reports.schema()))
@@ -94,14 +94,14 @@ class Daemon:
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
-    monkeypatch.setattr(measured, "Ours", Daemon)
-    monkeypatch.setattr(measured, "PairsClient", Daemon)
-    monkeypatch.setattr(learned, "PairsClient", Daemon)
+    monkeypatch.setattr(measure, "Ours", Daemon)
+    monkeypatch.setattr(measure, "PairsClient", Daemon)
+    monkeypatch.setattr(measure, "PairsClient", Daemon)
     monkeypatch.setattr(drafts, "PairsClient", Daemon)
     monkeypatch.setattr(
         drafts, "_rank", lambda name, report, *_: reports.Ranked(name, report.overall)
     )
-    monkeypatch.setattr(measured, "_BUSY_SAMPLE_S", 0.0)
+    monkeypatch.setattr(measure, "_BUSY_SAMPLE_S", 0.0)
     monkeypatch.setattr(statistics, "RESAMPLES", 4)  # every line of it is looked at
     monkeypatch.setattr(distribution, "_SHUFFLES", 4)
     monkeypatch.setattr(distribution, "ANSWERS", 4)
@@ -113,7 +113,7 @@ def signalled(call: Callable[[], int], at: int, number: int) -> tuple[int, int]:
     """The code of a call in which a signal comes before the `at`th line of the bench (0: never), and how
     many lines it has.
     """
-    count, folder = 0, str(Path(measured.__file__).parent)
+    count, folder = 0, str(Path(measure.__file__).parent)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal count

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.bench import summary
-from localspec.cli.bench.asking import Answer, Gone, How, Other
-from localspec.cli.bench.prompts.workloads import Prompt, Work
-from localspec.cli.bench.report import Run
-from localspec.cli.bench.running import Bench, Plan
 from localspec.errors import BadResponse, UsageError
+from localspec.extras.bench import summary
+from localspec.extras.bench.asking import Answer, Gone, How, Other
+from localspec.extras.bench.prompts import Prompt, Work
+from localspec.extras.bench.report import Run
+from localspec.extras.bench.running import Bench, Plan
 
 CHAT, PLACE = Prompt(ask="Hello?"), Prompt(prefix="def f(", suffix="\n")
 HOW = How(8, 200)
@@ -154,7 +154,7 @@ def test_whatever_comes_is_an_answer_or_a_reason(events: list[Any], prompt: Prom
 
 
 def _run(answer: Answer) -> Run:
-    from localspec.cli.bench import running
+    from localspec.extras.bench import running
 
     work = Work("x", "text", [CHAT])
     return running._to_run(running.Turn(work, 0, 0, "greedy"), "speculative", answer)

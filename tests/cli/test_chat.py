@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from localspec.cli import inputs
 from localspec.cli.chat import slash
-from localspec.cli.chat.typed import is_complete, parse_line, quote_message
+from localspec.cli.chat.slash import is_complete, parse_line, quote_message
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded
 from tests.support.daemons import Home, wait_for

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.shell import answers, shells
+from localspec.extras.shell import asking, proposal
 from tests.support.daemons import Home, scripted_home
 from tests.support.shells import SHELLS, shell, status, with_program
 from tests.support.terminal import terminal
@@ -104,7 +104,7 @@ def test_a_fenced_command_is_found(
 ) -> None:
     command = command.strip()
     answer = f"{intro}{fenced(command, fence, language, indent)}{outro}"
-    found = answers.extract_command(answer.replace("\n", "\r\n") if crlf else answer)
+    found = asking.extract_command(answer.replace("\n", "\r\n") if crlf else answer)
     if indent and "\n" in command:  # an indented fence's lines are stripped alike
         assert [line.strip() for line in found.split("\n")] == [
             line.strip() for line in command.split("\n")
@@ -125,14 +125,14 @@ def test_a_bare_command_is_found(command: str, intro: str, outro: str, form: str
     command = command.strip()
     if "`" in command and form == "`{}`":
         return
-    assert answers.extract_command(f"{intro}{form.format(command)}{outro}") == command
+    assert asking.extract_command(f"{intro}{form.format(command)}{outro}") == command
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.count("\n") == 0 or "\\\n" in c])
 def test_what_was_typed_in_a_session_is_found_without_its_output(command: str) -> None:
     session = f"{prompted(command, '$')}\nsome output\nmore"
-    assert answers.extract_command(f"```console\n{session}\n```") == command
-    assert answers.extract_command(session) == command
+    assert asking.extract_command(f"```console\n{session}\n```") == command
+    assert asking.extract_command(session) == command
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_what_was_typed_in_a_session_is_found_without_its_output(command: str) -
     ],
 )
 def test_answers_that_models_gave(answer: str, command: str) -> None:
-    assert answers.extract_command(answer) == command
+    assert asking.extract_command(answer) == command
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("`~$#>\n\r\t -*:.")), max_size=80))
 def test_nothing_is_made_up(answer: str) -> None:
-    found = answers.extract_command(answer)
+    found = asking.extract_command(answer)
     assert found == found.strip()
     assert not found.startswith("-")
     rest = iter(answer.replace("\r", "\n"))
@@ -170,7 +170,7 @@ def test_nothing_is_made_up(answer: str) -> None:
 @given(st.characters())
 def test_what_a_terminal_does_not_show_is_seen(char: str) -> None:
     shown = char.isprintable() or char in "\n\t"
-    assert shown or answers.find_invisible(f"ls {char}x") == char
+    assert shown or asking.find_invisible(f"ls {char}x") == char
 
 
 # ------------------------------------------------------------------ without a terminal
@@ -348,22 +348,22 @@ def test_with_stdout_in_a_file_nothing_runs(home: Home, tmp_path: Path) -> None:
 def test_the_shell_is_the_nearest_of_the_ancestors_else_that_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chain = [shells.Process(3, 2, "python3"), shells.Process(os.getpid(), 1, "dash")]
-    monkeypatch.setattr(shells, "ancestors", lambda: iter(chain))
-    assert shells.current_shell().language == "sh"
-    monkeypatch.setattr(shells, "ancestors", lambda: iter(chain[:1]))
+    chain = [proposal.Process(3, 2, "python3"), proposal.Process(os.getpid(), 1, "dash")]
+    monkeypatch.setattr(proposal, "ancestors", lambda: iter(chain))
+    assert proposal.current_shell().language == "sh"
+    monkeypatch.setattr(proposal, "ancestors", lambda: iter(chain[:1]))
     monkeypatch.setenv("SHELL", "/opt/bin/fish")
-    assert shells.current_shell() == shells.Shell("fish", "/opt/bin/fish")
+    assert proposal.current_shell() == proposal.Shell("fish", "/opt/bin/fish")
     for other in ("/bin/tcsh", ""):
         monkeypatch.setenv("SHELL", other)
-        assert shells.current_shell().language == "sh"
-        assert os.access(shells.current_shell().program, os.X_OK)
+        assert proposal.current_shell().language == "sh"
+        assert os.access(proposal.current_shell().program, os.X_OK)
 
 
 def test_our_ancestors_are_found_with_ps_as_with_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list(shells.ancestors())
+    found = list(proposal.ancestors())
     assert found[0].pid == os.getppid()
     if all(" " not in each.name for each in found):
         monkeypatch.setattr("sys.platform", "darwin")
-        with_ps = list(shells.ancestors())
+        with_ps = list(proposal.ancestors())
         assert [each.pid for each in with_ps] == [each.pid for each in found]

@@ -7,7 +7,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.commands.editors.complete import code_of
+from localspec.extras.editors.commands import code_of
 from tests.support.daemons import Home
 
 CODE = st.lists(st.text("abc (){}=:#`'", max_size=20).filter(lambda s: "```" not in s), min_size=1)

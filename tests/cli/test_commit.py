@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.shell import answers, staged
+from localspec.extras.shell import asking, staged
 from tests.support.daemons import Home, scripted_home, temporary_home
 from tests.support.shells import with_program
 from tests.support.terminal import Terminal, terminal
@@ -114,7 +114,7 @@ def says(home: Home, answer: str) -> None:
 SUBJECT = (
     st.text("abc DEF.,()/'\"`$", min_size=1, max_size=60)
     .map(str.strip)
-    .filter(lambda s: s.strip("\"'`") == s != "" and answers.extract_message(s) == s)
+    .filter(lambda s: s.strip("\"'`") == s != "" and asking.extract_message(s) == s)
 )
 
 
@@ -127,12 +127,12 @@ SUBJECT = (
 )
 def test_a_message_is_found(subject: str, body: str, form: str, intro: str, title: str) -> None:
     answer = intro + form.format(title.format(subject) + body)
-    assert answers.extract_message(answer) == subject + body
+    assert asking.extract_message(answer) == subject + body
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("#`*:\n\r -'")), max_size=200))
 def test_every_message_is_one_that_git_takes_as_it_is(answer: str) -> None:
-    found = answers.extract_message(answer)
+    found = asking.extract_message(answer)
     assert found == found.strip()
     assert all(char in "\n\t" or char.isprintable() for char in found)
     subject, *rest = found.split("\n")
@@ -142,9 +142,7 @@ def test_every_message_is_one_that_git_takes_as_it_is(answer: str) -> None:
 
 def test_long_lines_of_the_body_are_wrapped() -> None:
     words = " ".join(["word"] * 40)
-    lines = answers.extract_message(f"Add it\n\n{words}\n- {words}\nhttps://{'x' * 100}").split(
-        "\n"
-    )
+    lines = asking.extract_message(f"Add it\n\n{words}\n- {words}\nhttps://{'x' * 100}").split("\n")
     assert lines[:2] == ["Add it", ""]
     assert all(len(line) <= 72 or "https" in line for line in lines)
     assert [line[:6] for line in lines if line[0:1] in "- "][-3:] == ["- word", "  word", "  word"]
@@ -233,8 +231,8 @@ def test_a_subject_with_other_signs_is_repeated_all_the_same(
 ) -> None:
     said = f"{signs}{subject.replace(' ', f'{signs} ').upper()}{signs}{more}"
     letters = sum(each.isalnum() for each in subject.casefold())
-    assert answers.repeats_subject(said, f"- Other words than these\n- {subject}") == (letters >= 8)
-    assert not answers.repeats_subject("", f"- {subject}")
+    assert asking.repeats_subject(said, f"- Other words than these\n- {subject}") == (letters >= 8)
+    assert not asking.repeats_subject("", f"- {subject}")
 
 
 def test_whatever_git_is_configured_to_show_the_diff_is_plain(repository: Repository) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 import localspec
 from localspec import machine
-from localspec.cli import doctor
-from localspec.cli.doctor import CheckedMachine, Finding
 from localspec.errors import NoAnswer, NoDaemon
+from localspec.extras.service import doctor
+from localspec.extras.service.doctor import CheckedMachine, Finding
 from localspec.paths import Paths
 from tests.support.daemons import Home
 

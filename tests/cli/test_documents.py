@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.documents import notebooks
+from localspec.cli import documents
 from localspec.cli.options import expand_file_arguments
 from localspec.errors import UsageError
 from tests.support.daemons import Home
@@ -190,11 +190,11 @@ JSON = st.recursive(
 def test_whatever_a_notebook_says_is_text_or_refused(value: object) -> None:
     for text in (json.dumps(value), json.dumps({"cells": value}), json.dumps({"cells": [value]})):
         try:
-            assert isinstance(notebooks.text("n.ipynb", text), str)
+            assert isinstance(documents.notebook_text("n.ipynb", text), str)
         except UsageError as error:
             assert "is not a Jupyter notebook" in error.message  # noqa: PT017
     with pytest.raises(UsageError):
-        notebooks.text("n.ipynb", "[" * 100_000)
+        documents.notebook_text("n.ipynb", "[" * 100_000)
 
 
 def test_a_pdf_is_read_by_the_program_for_it(warm: Home, tmp_path: Path) -> None:

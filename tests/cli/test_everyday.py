@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 import pytest
 
-from localspec.cli import prompts, settings, templates
+from localspec.cli import settings, templates
 from localspec.cli.app import app
 from localspec.cli.options import COMMANDS
 from tests.support.daemons import Home
@@ -239,11 +239,11 @@ def test_a_template_that_cannot_be_used_is_named(home: Home, words: list[str], s
     assert not home.socket.exists()
 
 
-@pytest.mark.parametrize("name", prompts.BUILTIN)
+@pytest.mark.parametrize("name", templates.BUILTIN)
 def test_a_template_that_comes_with_localspec_is_whole_and_a_file_overrides_it(
     warm: Home, name: str
 ) -> None:
-    its = templates.parameters(templates.parse(prompts.BUILTIN[name].encode(), name))
+    its = templates.parameters(templates.parse(templates.BUILTIN[name].encode(), name))
     values = [word for each in its for word in ("-p", f"{each}=Linux")]
     assert "$(x)" in warm.run("ask", "-t", name, *values, "$(x)").stdout.splitlines()
     file = warm.root / "config" / "templates" / f"{name}.toml"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.cli.shell import asking, failures
+from localspec.extras.shell import asking, failures
 from tests.support.daemons import Home, scripted_home, wait_for
 from tests.support.shells import shell, with_program
 from tests.support.terminal import Terminal

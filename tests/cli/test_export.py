@@ -15,12 +15,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.cli.commands.models import add
-from localspec.cli.export import compose, connect, script
-from localspec.cli.export.engines import ENGINES, Place, Served
-from localspec.cli.export.pair import Model, Pair, read
+from localspec.cli.commands import pairs
 from localspec.daemon.pairs.views import _catalogue_entry
 from localspec.errors import UsageError
+from localspec.extras.upstream import export
+from localspec.extras.upstream.export import ENGINES, Model, Pair, Place, Served, read
 from localspec.registry.catalogue import load_catalogue
 from tests.support.daemons import Home, temporary_home
 
@@ -84,14 +83,14 @@ def test_an_engine_knows_what_it_is_told(pair: Pair, engine: str) -> None:
         assert written.keys() <= {"speculative_config", "disable_overlap_scheduler"}
     if engine == "sglang":
         assert told["--speculative-algorithm"] in RECORDED["sglang"]["algorithms"]
-    said = connect.command(pair, TOWER, served)
-    add.command.make_context("add", said[2:])  # raises where `localspec add` refuses it
+    said = export.command(pair, TOWER, served)
+    pairs.add_command.make_context("add", said[2:])  # raises where `localspec add` refuses it
 
 
 @each_pair
 @each_engine
 def test_a_compose_file_is_one(pair: Pair, engine: str) -> None:
-    whole = yaml.safe_load(compose.compose(pair, Place(), engine))
+    whole = yaml.safe_load(export.compose(pair, Place(), engine))
     assert whole.keys() <= set(RECORDED["compose"]["file"])
     ((name, service),) = whole["services"].items()
     assert name == pair.served
@@ -129,8 +128,8 @@ def test_what_an_engine_cannot_do_is_said() -> None:
 
 def test_a_pair_that_fills_in_is_called_as_its_makers_call_it() -> None:
     """By that name the markers are known with which an engine without llama-server's /infill is asked."""
-    from localspec.daemon.upstream.dialects import KINDS
-    from localspec.daemon.upstream.request import asked
+    from localspec.extras.upstream.dialects import KINDS
+    from localspec.extras.upstream.request import asked
     from localspec.protocol import frames
 
     names = [name for name, each in CATALOGUE.pairs.items() if "fim" in each.roles]
@@ -140,7 +139,7 @@ def test_a_pair_that_fills_in_is_called_as_its_makers_call_it() -> None:
             served = ENGINES[engine](catalogued(name), TOWER)
             request = frames.Generate(0, frames.InfillPrompt("a", "b"), max_tokens=1)
             assert "a" in asked(request, KINDS[engine], served.model).body["prompt"]
-            told = connect.command(catalogued(name), TOWER, served)
+            told = export.command(catalogued(name), TOWER, served)
             assert told[told.index("--upstream-model") + 1] == served.model
             assert served.model in served.command
 
@@ -151,7 +150,7 @@ def test_several_machines_share_a_target() -> None:
     told = options(served, served.command[2:])
     assert (told["--tensor-parallel-size"], told["--pipeline-parallel-size"]) == ("4", "2")
     assert told["--distributed-executor-backend"] == "ray"
-    assert "ray start --address=tower:6379" in script.script(pair, place, served)
+    assert "ray start --address=tower:6379" in export.script(pair, place, served)
     served = ENGINES["sglang"](pair, place)
     both = [served.command, *(command for _, command in served.rest)]
     read_back = [options(served, words[3:]) for words in both]
@@ -197,7 +196,7 @@ def test_a_shell_and_compose_read_what_was_meant(
         served = engine(pair, Place())
         served.files.clear()  # written into the folder where the script runs
         shown.append(served)
-    scripts = "\n".join(script.script(pair, Place(), served) for served in shown)
+    scripts = "\n".join(export.script(pair, Place(), served) for served in shown)
     # In place of each program, one that prints its words.
     printed = "() { printf '%s\\0' \"$@\"; }\n"
     programs = "".join(f"{served.command[0]}{printed}" for served in shown)
@@ -205,9 +204,7 @@ def test_a_shell_and_compose_read_what_was_meant(
     words = [word for served in shown for word in served.command[1:]]
     assert done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == words
     assert done.stderr == b""
-    service = yaml.safe_load(compose.compose(pair, Place(), "llama-server"))["services"][
-        pair.served
-    ]
+    service = yaml.safe_load(export.compose(pair, Place(), "llama-server"))["services"][pair.served]
     found = [each["source"].replace("$$", "$") for each in service["volumes"][1:]]
     assert found == [str(Path(each.path).parent) for each in (target, other)]
 

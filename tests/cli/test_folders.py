@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import localspec
-from localspec.cli.editors import plugin
-from localspec.cli.editors.settings import Machine, _agent_command
+from localspec.extras.editors import plugin
+from localspec.extras.editors.settings import Machine, _agent_command
 from tests.support.daemons import Home, scripted_home
 
 PACKAGE = Path(localspec.__file__).parent

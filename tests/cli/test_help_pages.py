@@ -9,8 +9,8 @@ import pytest
 from wcwidth import wcswidth
 
 from localspec.cli import topics
-from localspec.cli.terminal.markdown import page
-from localspec.cli.terminal.markdown.inline import bare_text
+from localspec.cli.terminal import page
+from localspec.cli.terminal.markdown import bare_text
 from tests.support.daemons import Home
 from tests.support.terminal import terminal
 

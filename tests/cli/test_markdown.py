@@ -18,9 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from localspec.cli.terminal import render
-from localspec.cli.terminal.markdown import inline, screen
-from localspec.cli.terminal.markdown.fences import blocks
+from localspec.cli.terminal import markdown, render
+from localspec.cli.terminal.markdown import blocks
 from tests.support.screen import Screen
 
 BRACKETS = "()[]{}<>"
@@ -35,7 +34,7 @@ def shown(
     with (
         patch.object(sys, "stdout", out),
         patch.object(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines))),
-        patch.object(screen, "_REDRAW_INTERVAL_S", 0.0),
+        patch.object(markdown, "_REDRAW_INTERVAL_S", 0.0),
     ):
         printer = render.MarkdownPrinter(begun)
         for start, end in itertools.pairwise(places):
@@ -255,9 +254,11 @@ def test_what_is_a_mark_is_drawn(text: str, plain: str) -> None:
 
 
 def test_emphasis_and_code_have_a_style(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert inline.paint(inline.parse_inline("a **b** `c`")) == "a \x1b[1mb\x1b[0m \x1b[36mc\x1b[0m"
+    assert (
+        markdown.paint(markdown.parse_inline("a **b** `c`")) == "a \x1b[1mb\x1b[0m \x1b[36mc\x1b[0m"
+    )
     monkeypatch.setenv("NO_COLOR", "1")  # then backticks alone say what is code
-    assert inline.paint(inline.parse_inline("a **b** `c`")) == "a \x1b[1mb\x1b[0m `c`"
+    assert markdown.paint(markdown.parse_inline("a **b** `c`")) == "a \x1b[1mb\x1b[0m `c`"
 
 
 @settings(max_examples=500, deadline=None)
@@ -268,7 +269,7 @@ def test_emphasis_and_code_have_a_style(monkeypatch: pytest.MonkeyPatch) -> None
 def test_emphasis_is_only_what_commonmark_sees(text: str) -> None:
     tokens = MarkdownIt("commonmark").parseInline(text)[0].children or []
     theirs = "".join(token.content for token in tokens if token.type == "text")
-    ours = inline.parse_inline(text).plain
+    ours = markdown.parse_inline(text).plain
     assert [ours.count(mark) >= theirs.count(mark) for mark in "*_"] == [True, True]
 
 

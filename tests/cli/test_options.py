@@ -23,7 +23,7 @@ ARGUMENTS = st.lists(
 
 def by_click(arguments: list[str]) -> dict[str, Any] | None:
     try:
-        context = ask.command.make_context("ask", list(arguments))
+        context = ask.ask_command.make_context("ask", list(arguments))
     except (click.ClickException, click.exceptions.Exit):
         return None
     return {key: list(v) if isinstance(v, tuple) else v for key, v in context.params.items()}

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from localspec.registry.hub.journal import count_written_bytes
+from localspec.registry.hub.transfer import count_written_bytes
 from tests.support.daemons import FAKE_WORKER, wait_for
 from tests.support.gguf_files import model
 from tests.support.pulling import PullingHome, pulling_home

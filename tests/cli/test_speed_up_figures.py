@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from localspec.cli.chat.talk import Talk
 from localspec.cli.options import CHAT, defaults
-from localspec.cli.stats.figures import row, summary
 from localspec.cli.terminal import figures, render
+from localspec.extras.stats.figures import row, summary
 from localspec.protocol.answers import Counts, Figures, PairStatus, Status
 
 FEWEST = figures.MIN_SPEED_UP_TOKENS

@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.stats import figures as said
-from localspec.cli.stats import page, text
 from localspec.cli.terminal import figures
+from localspec.extras.stats import figures as said
+from localspec.extras.stats import page
+from localspec.extras.stats import page as text
 from tests.support.daemons import Home, scripted_home
 from tests.support.many import in_a_terminal, in_pipes
 

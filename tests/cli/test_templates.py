@@ -18,7 +18,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from localspec.cli import options, prompts, templates
+from localspec.cli import options, templates
 from localspec.errors import UsageError
 from tests.cli.test_ask import asked, question
 from tests.support.daemons import ROOT, Home, temporary_home
@@ -123,7 +123,7 @@ def test_what_is_given_comes_before_the_template(warm: Home) -> None:
 
 
 def test_limits_of_options_are_those_of_requests() -> None:
-    from localspec.protocol.sampling import parameters
+    from localspec.protocol.requests import parameters
 
     limits = {}
     for each in parameters():
@@ -283,7 +283,7 @@ def test_they_are_listed_shown_and_removed(home: Home) -> None:
     assert ["tr", "yours", "language    Translate $input"] in [
         [*row[:2], re.sub(" {2,}", "    ", row[2])] for row in rows
     ]
-    assert {row[0] for row in rows if row[1] == "localspec"} == prompts.BUILTIN.keys()
+    assert {row[0] for row in rows if row[1] == "localspec"} == templates.BUILTIN.keys()
     found = json.loads(home.run("templates", "list", "--json").stdout)
     file = home.root / "config" / "templates" / "tr.toml"
     assert found[-1] == {
@@ -304,8 +304,8 @@ def test_they_are_listed_shown_and_removed(home: Home) -> None:
 
 
 def test_those_that_come_with_localspec_are_shown_and_overridden(home: Home) -> None:
-    name = min(prompts.BUILTIN)
-    assert home.run("templates", "show", name).stdout == prompts.BUILTIN[name]
+    name = min(templates.BUILTIN)
+    assert home.run("templates", "show", name).stdout == templates.BUILTIN[name]
     for command in ("path", "rm"):
         run = home.run("templates", command, name)
         assert run.returncode == 2
@@ -314,7 +314,7 @@ def test_those_that_come_with_localspec_are_shown_and_overridden(home: Home) -> 
     assert home.run("ask", "--save", name, "mine", "--force").returncode == 0
     assert home.run("templates", "show", name).stdout == 'prompt = "mine"\n'
     assert home.run("templates", "rm", name).returncode == 0
-    assert home.run("templates", "show", name).stdout == prompts.BUILTIN[name]
+    assert home.run("templates", "show", name).stdout == templates.BUILTIN[name]
 
 
 def editor(home: Home, *texts: str) -> None:

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from localspec.daemon.worker.queue.admission import Admission
-from localspec.daemon.worker.queue.forecast import Job
+from localspec.daemon.worker.queue import Admission, Job
 from localspec.errors import QueueFull, Unavailable
 
 

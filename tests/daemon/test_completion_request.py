@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon.completion.reply.tools import format_of
 from localspec.daemon.completion.request import chat_frames, chat_prompt, completion_frames
+from localspec.daemon.completion.tools import format_of
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.reading import decode

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from localspec.daemon.history import matches
+from localspec.daemon.history import database
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
@@ -353,7 +353,7 @@ def test_what_is_found_is_what_was_searched(text: str, data: st.DataObject) -> N
     start = data.draw(st.integers(0, len(text)))
     wanted = text[start : data.draw(st.integers(start, len(text)))].casefold()
     assume(wanted)
-    line, first, last = matches.place(text, wanted)
+    line, first, last = database.place(text, wanted)
     assert line in text.split("\n")
     assert 0 <= first <= last <= len(line)
     assert wanted.partition("\n")[0] in line[first:last].casefold()

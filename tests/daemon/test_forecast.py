@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.daemon.worker.queue.admission import LAST_RETRY, Admission
-from localspec.daemon.worker.queue.forecast import Forecast, Job
+from localspec.daemon.worker.queue import LAST_RETRY, Admission, Forecast, Job
 from localspec.errors import QueueFull, Unavailable
 from localspec.protocol import frames
 from tests.support.daemons import Home, RunningDaemon, wait_for

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.functions import as_tools
+from localspec.daemon.completion.tools import as_tools
 from localspec.errors import InvalidRequest
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest, ToolChoice

@@ -12,8 +12,8 @@ import pytest
 
 from localspec import ended
 from localspec.config import Config
+from localspec.daemon.worker.loaded import Loading, Ready, Unloaded
 from localspec.daemon.worker.residents import Residents
-from localspec.daemon.worker.states import Loading, Ready, Unloaded
 from localspec.errors import LoadFailed, WorkerDied, WorkerOutOfMemory
 from localspec.paths import Paths
 from localspec.protocol.answers import Counts

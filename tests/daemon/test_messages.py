@@ -13,12 +13,12 @@ import httpx2
 import msgspec
 import pytest
 
-from localspec.daemon.completion.anthropic.request import chat_request
 from localspec.daemon.completion.request import chat_prompt
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
+from localspec.extras.anthropic.request import chat_request
+from localspec.extras.anthropic.wire import MessagesRequest
 from localspec.protocol import frames
-from localspec.protocol.clients.anthropic import MessagesRequest
 from localspec.protocol.reading import BadBody, decode
 from tests.support import templates
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for

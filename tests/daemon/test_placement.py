@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
-from localspec.daemon.worker.placement import MIB, free_memory, load_of, plan
+from localspec.daemon.worker.eviction import MIB, free_memory, load_of, plan
 from localspec.machine import Host, Ran
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.registry.header import fit, need
+from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
 
 TARGET = Shape(8, 256, 512, 4, 2048, n_ctx=16384)
@@ -35,7 +35,7 @@ def weights(pair: PairFiles, context: int = 8192, built: str = "cpu") -> tuple[i
     assert pair.draft
     load = replace(load_of(ASKED, built), context=context)
     target, draft = (read_local_model(Path(each)) for each in (pair.target, pair.draft))
-    return need.need_of_target(target, load).total, need.need_of_draft(draft, load).total
+    return fit.need_of_target(target, load).total, fit.need_of_draft(draft, load).total
 
 
 def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
@@ -75,12 +75,12 @@ def test_layers_are_left_alone(pair: PairFiles, built: str, settings: EngineSett
 
 
 def test_with_little_memory_the_context_gives_and_then_the_draft(pair: PairFiles) -> None:
-    both = sum(weights(pair)) + need.RUNTIME
+    both = sum(weights(pair)) + fit.RUNTIME
     planned = plan(pair, ASKED, fit.Memory(both - MIB, 0), "cpu")
     assert planned.settings.n_ctx == 7168
     assert planned.pair.draft == pair.draft
     assert "7168 tokens of context instead of 8192" in planned.notes[0]
-    least = weights(pair, 2048)[0] + need.RUNTIME
+    least = weights(pair, 2048)[0] + fit.RUNTIME
     planned = plan(pair, ASKED, fit.Memory(least, 0), "cpu")
     assert planned.pair.draft is None
     assert (
@@ -110,7 +110,7 @@ def test_exact_mode_of_one_request_is_refused_where_memory_does_not_hold_its_cac
         settings = EngineSettings(n_ctx=8192, exact=exact)
         return plan(pair, settings, fit.Memory(free), "cpu").settings.exact_lacks
 
-    enough = sum(weights(pair)) + need.RUNTIME + MIB
+    enough = sum(weights(pair)) + fit.RUNTIME + MIB
     assert lacks(PLENTY) == 0
     assert lacks(enough) > MIB
     assert lacks(enough, exact=True) == 0  # what was asked for gives way

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.reply.calls import Arguments, Call
-from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
-from localspec.daemon.completion.reply.tools import (
+from localspec.daemon.completion.calls import Arguments, Call
+from localspec.daemon.completion.parser import AnswerParser, Piece, Text
+from localspec.daemon.completion.request import chat_frames
+from localspec.daemon.completion.tools import (
     FUNCTIONARY,
     GEMMA,
     GRANITE,
@@ -24,7 +25,6 @@ from localspec.daemon.completion.reply.tools import (
     TAGS,
     TOLD,
 )
-from localspec.daemon.completion.request import chat_frames
 from localspec.protocol.calls import ID, CallFormat
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.headers import stable
+from localspec.daemon.completion.request import stable
 from localspec.protocol.frames import Message
 
 BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.reply.calls import Arguments, Call, JsonCalls
-from localspec.daemon.completion.reply.parser import AnswerParser, Text
-from localspec.daemon.completion.reply.tools import (
+from localspec.daemon.completion.calls import Arguments, Call, JsonCalls
+from localspec.daemon.completion.parser import AnswerParser, Text
+from localspec.daemon.completion.tools import (
     GEMMA,
     GRANITE,
     HERMES,

@@ -20,12 +20,12 @@ import pytest
 from localspec.config import Config
 from localspec.daemon.pairs.names import builtin
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.worker import placement
+from localspec.daemon.worker import eviction
 from localspec.daemon.worker.death import Mapped
-from localspec.daemon.worker.queue.forecast import Job
+from localspec.daemon.worker.eviction import Seen
+from localspec.daemon.worker.loaded import Engine, Ready, Unloaded
+from localspec.daemon.worker.queue import Job
 from localspec.daemon.worker.residents import Residents, Stay
-from localspec.daemon.worker.room import Seen
-from localspec.daemon.worker.states import Engine, Ready, Unloaded
 from localspec.errors import LoadFailed, QueueFull
 from localspec.paths import Paths
 from localspec.protocol.answers import Counts
@@ -307,7 +307,7 @@ def test_room_is_given_back_to_the_others_though_a_pair_ends_meanwhile(
     config, paths = Config(), Paths(*[tmp_path] * 5)
     residents = Residents(config, paths, Counts(), worker_command=())
     plenty = Memory(1 << 36)
-    planned = placement.plan(builtin(), placement.settings(config, paths), plenty, "cpu")
+    planned = eviction.plan(builtin(), eviction.settings(config, paths), plenty, "cpu")
     told = list[tuple[str, int]]()
 
     class Told:

@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.config import Config
-from localspec.daemon.worker import placement, room
-from localspec.daemon.worker.placement import MIB, Planned, Plans
-from localspec.daemon.worker.room import (
+from localspec.daemon.worker import eviction
+from localspec.daemon.worker.eviction import (
+    MIB,
     Holding,
     Leaves,
+    Planned,
+    Plans,
     Refused,
     Seen,
     Spares,
@@ -26,10 +28,10 @@ from localspec.daemon.worker.room import (
 )
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
-from localspec.registry.header import fit, need
+from localspec.registry.header import fit
 from tests.support import gguf_files
 
-SETTINGS = placement.settings(Config(), Paths(*[Path("/nowhere")] * 5))
+SETTINGS = eviction.settings(Config(), Paths(*[Path("/nowhere")] * 5))
 ENGINE = 128  # MiB of a worker itself
 Files = Callable[..., PairFiles]
 
@@ -86,9 +88,9 @@ def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_i
             needed = new * MIB
             if needed > free.ram:
                 return Planned(self.pair, SETTINGS, beyond="It does not fit.")
-            none = need.NOTHING
+            none = fit.NOTHING
             chosen = fit.Fit(512, False, 0, 0, needed, free.ram, none, none)
-            return placement._apply_fit(self.pair, SETTINGS, chosen, False)
+            return eviction._apply_fit(self.pair, SETTINGS, chosen, False)
 
         def least(self) -> int:
             return new * MIB
@@ -126,12 +128,12 @@ def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_i
 def test_a_file_that_two_pairs_share_is_there_once(files: Files) -> None:
     one, two = (files(name, 100, ("draft", 500)) for name in ("one", "two"))
     both = [holding(one), holding(two)]
-    assert room.taken(both) == (600 + ENGINE + 100 + ENGINE) * MIB
+    assert eviction.taken(both) == (600 + ENGINE + 100 + ENGINE) * MIB
     third = files("third", 100, ("draft", 500))
-    left = free(2000).left(placement.file_sizes(third), both)
+    left = free(2000).left(eviction.file_sizes(third), both)
     # Of the draft's 500 MiB nothing is taken from what the third can have.
     assert left.taken == 2 * (100 + ENGINE) * MIB
-    other = free(2000).left(placement.file_sizes(files("other", 1)), both)
+    other = free(2000).left(eviction.file_sizes(files("other", 1)), both)
     assert other.taken - left.taken == 500 * MIB
 
 
@@ -162,7 +164,7 @@ def test_room_that_nobody_uses_is_given_up_before_a_pair_leaves_and_never_in_vai
     least = (sum(size for size, _ in sizes) + new + ENGINE) * MIB
     whole = least + sum(spare for _, spare in sizes) * MIB
     pair = PairFiles("new", f"/new/{new}")
-    with mock.patch.object(placement, "file_sizes", return_value={"/new": new * MIB}):
+    with mock.patch.object(eviction, "file_sizes", return_value={"/new": new * MIB}):
         found = decide(plans(pair), standing, free(100_000), budget * MIB)
     if budget * MIB >= whole:
         assert isinstance(found, Planned)
@@ -192,7 +194,7 @@ def test_one_that_is_alone_is_planned_as_if_there_was_no_room_to_share(tmp_path:
     pair = PairFiles("real", str(file))
     memory = fit.Memory(8 << 30)
     alone = decide(plans(pair), Standing(), Seen(memory), 0)
-    assert alone == placement.plan(pair, SETTINGS, memory, "cpu")
+    assert alone == eviction.plan(pair, SETTINGS, memory, "cpu")
 
 
 def test_who_was_driven_out_finds_room_when_it_comes_back(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.daemon.worker.safe_mode import SafeMode, _build, _cpu
+from localspec.daemon.worker.death import SafeMode, _build, _cpu
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.reply import seen
-from localspec.daemon.completion.reply.calls import Arguments, Call
-from localspec.daemon.completion.reply.parser import AnswerParser, Text
-from localspec.daemon.completion.reply.seen import notation
-from localspec.daemon.completion.reply.tools import UNKNOWN, described, format_of
+from localspec.daemon.completion import dialect
+from localspec.daemon.completion.calls import Arguments, Call
+from localspec.daemon.completion.dialect import notation
+from localspec.daemon.completion.parser import AnswerParser, Text
+from localspec.daemon.completion.tools import UNKNOWN, described, format_of
 from localspec.engine.prompt.template_child import TemplateRaised, environment, render
 from tests.support import templates
 
@@ -174,7 +174,7 @@ def test_what_a_template_writes_of_calls_is_read_again_or_said(name: str) -> Non
 
 
 def test_a_template_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "_RENDER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(dialect, "_RENDER_TIMEOUT_S", 0.3)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     assert notation("{{ tools }}" + loop) == UNKNOWN
 

@@ -11,8 +11,9 @@ import httpx2
 import openai
 import pytest
 
-from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.reply.tools import (
+from localspec.daemon.completion import tools
+from localspec.daemon.completion.request import chat_frames
+from localspec.daemon.completion.tools import (
     GEMMA,
     GRANITE,
     HERMES,
@@ -23,7 +24,6 @@ from localspec.daemon.completion.reply.tools import (
     TOLD,
     UNKNOWN,
 )
-from localspec.daemon.completion.request import chat_frames
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.daemon.watch import way
+from localspec.daemon.lifecycle import way
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 # The daemon, which takes its time before it watches: every edit of these tests comes before that.

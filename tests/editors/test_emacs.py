@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.editors import emacs
 from localspec.errors import LocalspecError
+from localspec.extras.editors import emacs
 from tests.support.daemons import Home
 from tests.support.editors import program
 

@@ -21,13 +21,11 @@ from pygls.exceptions import JsonRpcRequestCancelled
 from pygls.lsp.client import LanguageClient
 
 from localspec import installation
-from localspec.cli.editors import servers
-from localspec.cli.lsp import desk, questions, suggestions
-from localspec.cli.lsp.context import Visited
-from localspec.cli.lsp.documents import Document, Encoding, Place, split
 from localspec.client import autostart
 from localspec.client.tasks import Daemon
 from localspec.errors import NoDaemon, UsageError
+from localspec.extras.editors import lsp, servers
+from localspec.extras.editors.lsp import Document, Encoding, Place, Visited, split
 from tests.support.daemons import PATIENCE, Home, temporary_home, wait_for
 from tests.support.editors import CALL, FITTING, Editor, Scripted, editing, scripted, whole
 
@@ -103,17 +101,17 @@ def test_changes_make_the_text_that_the_editor_has(
 @pytest.mark.parametrize(("column", "suggestion", "shown"), FITTING)
 def test_what_is_there_already_is_not_suggested(column: int, suggestion: str, shown: str) -> None:
     line, *below = CALL.splitlines()
-    assert suggestions.fitting(suggestion, line[column:], below) == shown
+    assert lsp.fitting(suggestion, line[column:], below) == shown
 
 
 def test_an_item_of_a_menu_begins_with_the_word_at_the_cursor() -> None:
-    assert suggestions.item("ytree(a)", "x = shutil.cop") == (
+    assert lsp.completion_item("ytree(a)", "x = shutil.cop") == (
         "copytree(a)",
         "copytree(a)",
         "cop",
     )
-    assert suggestions.item("\n    b\nc", "a:") == ("b…", "\n    b\nc", "")
-    label, text, back = suggestions.item("y" * 99, "x ")
+    assert lsp.completion_item("\n    b\nc", "a:") == ("b…", "\n    b\nc", "")
+    label, text, back = lsp.completion_item("y" * 99, "x ")
     assert (len(label), text, back) == (61, "y" * 99, "")
 
 
@@ -123,16 +121,16 @@ def test_an_instruction_is_found_in_a_comment_of_any_language() -> None:
         "/* localspec: add types */",
         "<!--localspec:add types-->",
     ):
-        assert questions.instruction(line) == "add types"
-    assert questions.instruction("# use localspec for this") == ""
-    assert questions.instruction("# localspec:") == ""
+        assert lsp.instruction_for(line) == "add types"
+    assert lsp.instruction_for("# use localspec for this") == ""
+    assert lsp.instruction_for("# localspec:") == ""
 
 
 def test_code_is_an_answers_block_or_all_of_it() -> None:
-    block = questions.fenced("a\n```\nb", "python")
+    block = lsp.fenced("a\n```\nb", "python")
     assert block == "````python\na\n```\nb\n````"
-    assert questions.code(f"Here:\n{block}\nDone.", "") == "a\n```\nb"
-    assert questions.code("\na\r\nb\n", "a\nb\nc") == "a\nb"
+    assert lsp.code(f"Here:\n{block}\nDone.", "") == "a\n```\nb"
+    assert lsp.code("\na\r\nb\n", "a\nb\nc") == "a\nb"
 
 
 def test_places_that_were_visited_are_sent_once_they_are_taken() -> None:
@@ -157,13 +155,13 @@ def test_places_that_were_visited_are_sent_once_they_are_taken() -> None:
 def test_what_was_visited_is_read_ahead_in_a_quiet_moment(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(desk, "_QUIET_S", 0.0)
+    monkeypatch.setattr(lsp, "_QUIET_S", 0.0)
 
     def extra(body: dict[str, Any]) -> list[str]:
         return [each["filename"] for each in body["input_extra"]]
 
     async def type_in_both(server: Scripted) -> None:
-        sat = desk.Desk(Daemon(str(server.server_address)))
+        sat = lsp.Desk(Daemon(str(server.server_address)))
         for name in ("one", "two"):
             sat.open(Document(f"file:///{name}.py", f"{name}\n" * 9, "utf-8"))
             found = await sat.suggest(f"file:///{name}.py", 4, 3)

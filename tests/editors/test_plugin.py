@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 
-from localspec.cli.lsp import questions
-from localspec.cli.lsp.context import Visited, around
-from localspec.cli.lsp.documents import Document
+from localspec.extras.editors import lsp
+from localspec.extras.editors.lsp import Document, Visited, around
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
 from tests.support.editors import (
     CALL,
@@ -305,7 +304,7 @@ def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
         assert question.startswith("This is a part of the file sum.py:\n\n```")
         assert "Write all 2 lines of this part out again, from the first" in question
         assert question.endswith("except for this change: add types.")
-        assert question == questions.edit("sum.py", fenced, "add types", whole=False)
+        assert question == lsp.edit("sum.py", fenced, "add types", whole=False)
         editor.type(key)
         editor.until("[tabpagenr('$'), getline(1, '$')]", [1, wanted.splitlines()])
     editor.type("u")
@@ -414,7 +413,7 @@ def test_what_is_code_is_decided_as_by_the_language_server(desk: Desk) -> None:
         old, answer = ("".join(drawn.choices(words, k=drawn.randrange(12))) for _ in range(2))
         answer_, old_ = (json.dumps(text, ensure_ascii=False) for text in (answer, old))
         ours = editor.value(f'localspec#edit#code({answer_}, split({old_}, "\\n", 1))')
-        assert "\n".join(ours).strip("\n") == questions.code(answer, old).strip("\n"), (answer, old)
+        assert "\n".join(ours).strip("\n") == lsp.code(answer, old).strip("\n"), (answer, old)
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,14 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from localspec.engine import llama
-from localspec.engine.sampling import deferred
+from localspec.engine.sampling import guide
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import contextual_pair, cycle_pair
 from tests.support.running import Running, running
 
 llama.initialise()
 # A round waits as long as it takes for a grammar, however busy the machine is: what is drafted depends on it.
-deferred.ROUND_WAIT_S = 60.0
+guide.ROUND_WAIT_S = 60.0
 # Real passes on a busy machine have no deadline, and a failure is printed with its example.
 settings.register_profile(
     "engine",

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.llama import Batch
-from localspec.engine.speculation.attention import AttentionCost, attention_from
-from localspec.engine.speculation.cost import CostTable
+from localspec.engine.speculation.cost import AttentionCost, CostTable, attention_from
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import BOS, expected
 from tests.support.running import GREEDY, Running, drafting

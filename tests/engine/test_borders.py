@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.cache.borders import MIN_TOKENS, OPENING_TOKENS, least_missed, places
+from localspec.engine.cache.slot import MIN_TOKENS, OPENING_TOKENS, least_missed, places
 from localspec.protocol.frames import PairFiles
 from tests.support import architectures
 from tests.support.rescoring import assert_alike

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import vocabulary
-from localspec.daemon.completion.reply.calls import Arguments, Call
-from localspec.daemon.completion.reply.parser import THOUGHTS, AnswerParser, Text
-from localspec.daemon.completion.reply.tools import (
+from localspec.daemon.completion.calls import Arguments, Call
+from localspec.daemon.completion.parser import THOUGHTS, AnswerParser, Text
+from localspec.daemon.completion.tools import (
     FUNCTIONARY,
     GEMMA,
     GRANITE,

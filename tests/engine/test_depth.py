@@ -34,7 +34,7 @@ from localspec.engine.speculation.depth import (
     best_value,
 )
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.drafters.model import ModelDrafter
+from localspec.engine.speculation.drafters.draft_model import ModelDrafter
 from localspec.engine.speculation.step import Drafting
 from tests.support.replay import (
     COSTS,

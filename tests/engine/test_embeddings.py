@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localspec.engine.embedding import model as embedding
-from localspec.engine.embedding.inputs import InputPreparer
-from localspec.engine.embedding.model import EmbeddingModel
-from localspec.engine.encoder import Encoder, normalized
 from localspec.engine.llama import NotFinite, gpus, initialise
 from localspec.errors import ContextExceeded, InvalidRequest
+from localspec.extras.embeddings import engine as embedding
+from localspec.extras.embeddings.engine import EmbeddingModel, Encoder, InputPreparer, normalized
 from localspec.protocol.frames import (
     Embed,
     EngineSettings,

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from localspec.engine.sampling.grammars.enforced import describe, enforce
+from localspec.engine.sampling.grammars.json_schema import closed, translate_pattern
 from localspec.engine.sampling.grammars.matcher import WholeMatcher
 from localspec.engine.sampling.grammars.numbers import (
     MAX_DIGITS,
@@ -21,8 +22,6 @@ from localspec.engine.sampling.grammars.numbers import (
     BoundedNumbers,
     Numerals,
 )
-from localspec.engine.sampling.grammars.patterns import translate_pattern
-from localspec.engine.sampling.grammars.schemas import closed
 from localspec.engine.sampling.grammars.sources import constraint_source, enforced_tools, note_of
 from localspec.errors import GrammarRejected
 from localspec.protocol.calls import CallFormat, Tools

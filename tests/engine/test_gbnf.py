@@ -21,7 +21,7 @@ from localspec.engine.sampling.grammars.gbnf import (
     TokenTable,
     parse_gbnf,
 )
-from localspec.engine.sampling.grammars.lark import gbnf_to_lark
+from localspec.engine.sampling.grammars.lexemes import gbnf_to_lark
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint
 from tests.support.gbnf_random import PIECES

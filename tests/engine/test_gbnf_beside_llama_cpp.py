@@ -20,7 +20,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from localspec.engine.llama.vocab import Vocab
 from localspec.engine.sampling.grammars.gbnf import GrammarSyntaxError, TokenTable
-from localspec.engine.sampling.grammars.lark import gbnf_to_lark
+from localspec.engine.sampling.grammars.lexemes import gbnf_to_lark
 from tests.support.gbnf_random import PIECES, RandomGrammar, broken
 from tests.support.llama_grammars import Mask, Outcome, Reference, VocabularyFile
 from tests.support.vocabularies import small_vocabulary

@@ -17,8 +17,7 @@ import localspec
 from localspec.engine import llama
 from localspec.engine.llama import Model, Vocab
 from localspec.engine.sampling.distribution import Distribution
-from localspec.engine.sampling.infill import infill_sampler
-from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.sampler import Sampler, infill_sampler
 from localspec.engine.sampling.settings import Settings
 
 

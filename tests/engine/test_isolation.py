@@ -18,11 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers, Unfinished
-from localspec.engine.sampling.deferred import DeferredGuide, GuideBusy, Mask
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sampling.grammars.process import GrammarProcess
 from localspec.engine.sampling.grammars.sources import GrammarJob
-from localspec.engine.sampling.guide import Guide
+from localspec.engine.sampling.guide import DeferredGuide, Guide, GuideBusy, Mask
 from localspec.errors import Cancelled, GrammarRejected, InvalidRequest, Unavailable
 from localspec.protocol.frames import (
     Constraint,

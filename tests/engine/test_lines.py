@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.engine.output import LineRules
+from localspec.engine.text_stream import LineRules
 
 
 def written(rules: LineRules, text: str, size: int, spent_ms: float = 0.0) -> str:

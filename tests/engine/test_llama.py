@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import localspec
-from localspec import quantization
+from localspec import model_traits
 from localspec.engine.llama import (
     BadBatch,
     Batch,
@@ -26,10 +26,8 @@ from localspec.engine.llama import (
 from localspec.errors import InvalidRequest, LoadFailed
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header import architectures
-from localspec.registry.header.gguf import read_header
-from localspec.registry.header.model import describe_model
-from localspec.registry.header.source import FileSource
-from localspec.registry.header.traits import read_traits
+from localspec.registry.header.gguf import FileSource, read_header
+from localspec.registry.header.model import describe_model, read_traits
 from tests.support import gguf_files
 from tests.support.gguf_files import STRING, U32
 from tests.support.pairs import BOS, END, EOS, N_VOCAB
@@ -213,7 +211,7 @@ def test_each_quantization_has_the_name_that_show_has(
     monkeypatch.setattr(
         model, "metadata", lambda key: str(file_type) if key == "general.file_type" else known(key)
     )
-    assert model.description.endswith(f" parameters, {quantization.name(file_type)}")
+    assert model.description.endswith(f" parameters, {model_traits.name(file_type)}")
     assert " - " not in model.description
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.reply.parser import THOUGHTS, AnswerParser, Text
-from localspec.engine.prompt.marks import Marks, NotSeen
+from localspec.daemon.completion.parser import THOUGHTS, AnswerParser, Text
+from localspec.engine.prompt.dialect import Marks, NotSeen
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.protocol.frames import ChatPrompt, Generate, Message, ThinkingLimit

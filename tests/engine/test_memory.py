@@ -15,14 +15,15 @@ import pytest
 from benchmarks.synthetic import Shape, write_pair
 from benchmarks.synthetic_heads import Architecture, write_heads
 from benchmarks.synthetic_sidecar import write_with_sidecar
-from localspec.engine.cache.hidden import MAX_BYTES
-from localspec.engine.llama import Context, ContextSettings, Model, gpus, library
+from localspec.engine.cache.slot import MAX_BYTES
+from localspec.engine.llama import Context, ContextSettings, Model, gpus
+from localspec.engine.llama import model as library
 from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.models import ROLLBACK_SNAPSHOTS
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.settings import SCORED_ROWS, KvType
-from localspec.registry.header import need
+from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
 from tests.support import architectures
 
@@ -53,10 +54,10 @@ def buffers(lines: list[str], kinds: str) -> float:
     return sum(float(size) for _, size in found)
 
 
-def made(model: Model, kv_types: tuple[KvType, KvType] = need.F16, **other: Any) -> Context:
+def made(model: Model, kv_types: tuple[KvType, KvType] = fit.F16, **other: Any) -> Context:
     settings = ContextSettings(
         n_ctx=CELLS,
-        n_batch=need.PASS_ROWS,
+        n_batch=fit.PASS_ROWS,
         n_seq=SEQUENCES,
         n_outputs=SEQUENCES * 16 + 64,
         n_threads=1,
@@ -73,8 +74,8 @@ def test_caches_states_and_buffers_of_every_kind_of_model(
 ) -> None:
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
     read = read_local_model(path)
-    load = need.Load(context=CELLS, cuda=bool(gpus()))
-    counted = need._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64)
+    load = fit.Load(context=CELLS, cuda=bool(gpus()))
+    counted = fit._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
         told.clear()
         with made(model):
@@ -90,8 +91,8 @@ def test_buffers_without_flash_attention(
 ) -> None:
     """Where a CPU chooses that, fewer rows are computed at once."""
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
-    load = need.Load(context=CELLS, attention="off", chosen=chosen)
-    counted = need._compute_need(read_local_model(path), load, SEQUENCES, SEQUENCES * 16 + 64)
+    load = fit.Load(context=CELLS, attention="off", chosen=chosen)
+    counted = fit._compute_need(read_local_model(path), load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
         told.clear()
         with made(model, flash_attention="off", n_ubatch=SCORED_ROWS if chosen else 0):
@@ -108,8 +109,8 @@ def test_a_gpu_without_a_kernel_for_the_heads_computes_scores(
     read = read_local_model(path)
 
     def counted(**more: Any) -> int:
-        load = need.Load(context=CELLS, **more)
-        return need._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64).compute
+        load = fit.Load(context=CELLS, **more)
+        return fit._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64).compute
 
     kernel = length in (64, 80, 128)
     assert counted(cuda=True) == counted(attention="auto" if kernel else "off")
@@ -127,10 +128,10 @@ def test_the_cache_and_buffers_of_heads(architecture: str, tmp_path: Path, told:
     else:
         count = 3 if architecture == "step35" else 1
         path = architectures.write(architecture, tmp_path, experts=True, heads=count)
-    counted = need.need_of_heads(read_local_model(path), need.Load(context=CELLS, parallel=1))
+    counted = fit.need_of_heads(read_local_model(path), fit.Load(context=CELLS, parallel=1))
     with Model(str(path), heads=True) as model:
         told.clear()
-        settings = ContextSettings(CELLS, need.PASS_ROWS, SEQUENCES, 16, 1, heads=True)
+        settings = ContextSettings(CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1, heads=True)
         with Context(model, settings):
             kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
     assert (counted.cache - MAX_BYTES) / MIB == pytest.approx(kept, abs=0.02)
@@ -140,13 +141,13 @@ def test_the_cache_and_buffers_of_heads(architecture: str, tmp_path: Path, told:
 def test_heads_in_a_file_of_their_own_need_buffers_alone(tmp_path: Path, told: list[str]) -> None:
     ours, theirs = write_with_sidecar(tmp_path)
     read = read_local_model(theirs, as_draft=True)
-    counted = need.need_of_draft(read, need.Load(context=CELLS, parallel=1))
-    twice = need.need_of_draft(read, need.Load(context=CELLS, parallel=1, exact=True))
+    counted = fit.need_of_draft(read, fit.Load(context=CELLS, parallel=1))
+    twice = fit.need_of_draft(read, fit.Load(context=CELLS, parallel=1, exact=True))
     assert (counted.cache, twice.compute) == (0, 2 * counted.compute)
     with Model(str(ours)) as model, Model(str(theirs), heads=True) as heads, made(model) as target:
         told.clear()
         settings = ContextSettings(
-            CELLS, need.PASS_ROWS, SEQUENCES, 16, 1, heads=True, target=target
+            CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1, heads=True, target=target
         )
         with Context(heads, settings):
             assert not any("KV buffer" in line for line in told)
@@ -154,7 +155,7 @@ def test_heads_in_a_file_of_their_own_need_buffers_alone(tmp_path: Path, told: l
 
 
 @pytest.mark.parametrize(
-    "kv_types", [*zip(need.KV_BYTES, need.KV_BYTES, strict=True), ("q8_0", "q4_0"), ("f16", "q5_1")]
+    "kv_types", [*zip(fit.KV_BYTES, fit.KV_BYTES, strict=True), ("q8_0", "q4_0"), ("f16", "q5_1")]
 )
 def test_types_of_cache(kv_types: tuple[KvType, KvType], tmp_path: Path, told: list[str]) -> None:
     target, _ = write_pair(tmp_path, Shape(2, 64, 128, 2, 512), Shape(1, 64, 128, 2, 512))
@@ -163,7 +164,7 @@ def test_types_of_cache(kv_types: tuple[KvType, KvType], tmp_path: Path, told: l
         told.clear()
         with made(model, kv_types):
             kept = buffers(told, "KV")
-    counted = need._compute_need(read, need.Load(context=CELLS, kv_types=kv_types), 1, 16)
+    counted = fit._compute_need(read, fit.Load(context=CELLS, kv_types=kv_types), 1, 16)
     assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
 
 
@@ -186,9 +187,9 @@ def test_a_target_that_does_not_take_a_type_is_refused_and_a_draft_keeps_its_own
     assert loaded(even, odd) == [f"The draft's KV cache is f16: {said}."]
     with pytest.raises(LoadFailed, match=f"does not take `kv_type` q4_0: {said}. To use f16:"):
         loaded(odd, even)
-    assert need.supports_kv_types(read_local_model(even), ("q4_0", "q4_0"))
+    assert fit.supports_kv_types(read_local_model(even), ("q4_0", "q4_0"))
     for types in (("q4_0", "f16"), ("f16", "q4_0")):
-        assert not need.supports_kv_types(read_local_model(odd), types)
+        assert not fit.supports_kv_types(read_local_model(odd), types)
     settings = EngineSettings(n_ctx=512, type_v="q4_0")
     with pytest.raises(LoadFailed, match=f"does not take `kv_type_v` q4_0: {said}. To use f16:"):
         loaded(odd, even)
@@ -204,6 +205,6 @@ def test_a_full_context_takes_what_was_planned(kv_type: str, tokens: int, tmp_pa
     program += [str(tokens)]
     ran = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT)
     planned, loaded, full = map(int, ran.stdout.split())
-    assert loaded <= full <= planned + need.RUNTIME
+    assert loaded <= full <= planned + fit.RUNTIME
     # The weights are mapped or repacked, the runtime's own are some dozen MiB: the rest is as planned.
     assert full >= 0.8 * planned

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.sampling.guide import Both
-from localspec.engine.sampling.minimum import MinimumLength
+from localspec.engine.sampling.sampler import MinimumLength
 from localspec.errors import InvalidRequest
 from tests.support.pairs import BOS, cycle_pair, ending_cycle, expected
 from tests.support.running import Running, drafting, running

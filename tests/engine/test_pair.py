@@ -14,7 +14,7 @@ from localspec.engine.llama import Context, ContextSettings, Model
 from localspec.engine.pair import exact
 from localspec.engine.pair import load as loading
 from localspec.engine.pair import models as opening
-from localspec.engine.pair.measuring import Measured
+from localspec.engine.pair.profile import Measured
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.settings import FEW, SCORED_ROWS, SHORT, SHORT_WIDE
@@ -190,8 +190,8 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
     def measure(run: object, widths: Iterable[int], deadline: float, turn: object) -> Measured:
         return Measured(dict.fromkeys(widths, took[0]), noise[0])
 
-    monkeypatch.setattr("localspec.engine.pair.measuring.Contention", Quiet)
-    monkeypatch.setattr("localspec.engine.pair.measuring.measure", measure)
+    monkeypatch.setattr("localspec.engine.pair.profile.Contention", Quiet)
+    monkeypatch.setattr("localspec.engine.pair.profile.measure", measure)
 
     def load() -> tuple[float, float]:
         """What a pass of width 1 takes, by target and draft, as this load has it."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from localspec.engine.llama import Batch
 from localspec.engine.pair import load as loading
 from localspec.engine.pair.lane import PLANNED_GAP_SHARE
-from localspec.engine.pair.reading import ReadingCost
+from localspec.engine.pair.profile import ReadingCost
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import resolve
 from localspec.engine.speculation.cost import CostTable

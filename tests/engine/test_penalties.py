@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import localspec
 from localspec.engine import llama
 from localspec.engine.llama import Logits, Model, Vocab
-from localspec.engine.sampling.penalties import MAX_DRY_PENALTY, BreakerTable
+from localspec.engine.sampling.distribution import MAX_DRY_PENALTY, BreakerTable
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.errors import InvalidRequest

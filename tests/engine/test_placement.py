@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.synthetic import TINY_DRAFT, TINY_TARGET, follow, target_cycle, write_pair
 from localspec.engine import llama
-from localspec.engine.llama import library
-from localspec.engine.pair import placement
+from localspec.engine.llama import model
+from localspec.engine.pair import models
 from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.pair import Pair
 from localspec.errors import LoadFailed
@@ -23,7 +23,7 @@ from tests.support.running import running
 def steps(settings: EngineSettings, context: int, gpu: bool) -> list[str]:
     """Everything that is tried, in order."""
     said = []
-    while found := placement.smaller(settings, 32, context, gpu):
+    while found := models.smaller(settings, 32, context, gpu):
         settings, told = found.settings, found.told
         context = settings.n_ctx or context
         said.append(told.split(",")[0])
@@ -63,10 +63,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
     def function(*arguments: Any) -> Any:
         if left[0]:
             left[0] -= 1
-            library._on_log(
-                4, b"alloc_tensor_range: failed to allocate CPU buffer of size 9\n", None
-            )
-            library._on_log(4, b"failed to initialize the context\n", None)
+            model._on_log(4, b"alloc_tensor_range: failed to allocate CPU buffer of size 9\n", None)
+            model._on_log(4, b"failed to initialize the context\n", None)
             return None
         return real(*arguments)
 
@@ -112,7 +110,7 @@ def test_a_failure_for_another_reason_is_not_tried_again(
 
     def function(*_: Any) -> None:
         calls.append(1)
-        library._on_log(4, b"quantized V cache requires flash attention\n", None)
+        model._on_log(4, b"quantized V cache requires flash attention\n", None)
 
     monkeypatch.setattr(llama.C, "llama_init_from_model", function)
     with pytest.raises(LoadFailed, match="requires flash attention"):

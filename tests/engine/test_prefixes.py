@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.cache.borders import MIN_TOKENS
 from localspec.engine.cache.prefixes import (
     RESERVED_BYTES,
     SPLIT_CELLS,
@@ -21,7 +20,7 @@ from localspec.engine.cache.prefixes import (
     Prefixes,
     common_prefix,
 )
-from localspec.engine.cache.slot import Slot
+from localspec.engine.cache.slot import MIN_TOKENS, Slot
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import FimTokens
 from localspec.engine.pair.lane import EXACT_CHUNK

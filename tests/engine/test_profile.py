@@ -16,19 +16,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.engine.pair.measuring import (
+from localspec.engine.pair.profile import (
     FIRST_WIDTHS,
+    MAX_QUIET_NOISE,
     MAX_REPEATS,
     MIN_REPEATS,
     SETTLING_PASSES,
+    VERSION,
     WIDE_WIDTHS,
     Contention,
     Measured,
+    ProfileStore,
+    Stored,
+    identity,
     measure,
     measure_widths,
     used_s,
 )
-from localspec.engine.pair.profile import MAX_QUIET_NOISE, VERSION, ProfileStore, Stored, identity
 from localspec.engine.speculation.cost import (
     RETRY_INTERVAL_PASSES,
     CostProfile,
@@ -213,7 +217,7 @@ def test_every_run_has_a_turn_and_waiting_for_it_costs_nothing(
 ) -> None:
     now, turns = [0.0], [0]
     clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
-    monkeypatch.setattr("localspec.engine.pair.measuring.time", clock)
+    monkeypatch.setattr("localspec.engine.pair.profile.time", clock)
 
     @contextmanager
     def turn() -> Iterator[None]:
@@ -256,14 +260,14 @@ def test_passes_of_one_row_cost_what_they_do_when_they_follow_each_other() -> No
 
 
 def test_how_quiet_it_was_is_told_by_the_runs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.measuring.Contention", lambda: Alone(0.0))
+    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: Alone(0.0))
     for seed in range(30):
         assert disturbed(random.Random(seed), 0.05).noise <= MAX_QUIET_NOISE
         assert disturbed(random.Random(seed), 0.65).noise > MAX_QUIET_NOISE
 
 
 def test_or_by_others_who_disturb_all_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.measuring.Contention", lambda: Alone(0.5))
+    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: Alone(0.5))
     assert disturbed(random.Random(1), 0.0).noise == 0.5
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.pair.reading import ReadingCost
+from localspec.engine.pair.profile import ReadingCost
 from localspec.protocol.frames import PromptCost
 
 N_CTX = 32768

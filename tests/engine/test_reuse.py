@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pytest
 
 from benchmarks.synthetic_heads import Architecture
-from localspec.engine.cache.borders import OPENING_TOKENS
+from localspec.engine.cache.slot import OPENING_TOKENS
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvSlot
 from localspec.protocol.frames import Failed, PairFiles, Sampling
@@ -234,7 +234,7 @@ def worst_of(files: PairFiles, states: Path, steps: int, seed: int = 0) -> float
 def quick_profile() -> Iterator[None]:
     """What passes cost is not what these tests ask."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("localspec.engine.pair.measuring.BUDGET_S", 0.01)
+        patch.setattr("localspec.engine.pair.profile.BUDGET_S", 0.01)
         yield
 
 

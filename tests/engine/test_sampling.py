@@ -20,7 +20,7 @@ from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.sampler import Sampler, logprob
 from localspec.engine.sampling.settings import Settings, model_defaults, resolve
 from localspec.engine.speculation.verification import residual
-from localspec.protocol import sampling as limits
+from localspec.protocol import requests as limits
 from localspec.protocol.frames import Sampling
 from tests.support.rescoring import near_draw
 from tests.support.statistics import chi_square_z

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from localspec.engine.sampling.grammars.schemas import closed
+from localspec.engine.sampling.grammars.json_schema import closed
 from localspec.engine.sampling.grammars.sources import constraint_source
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint

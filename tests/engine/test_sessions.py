@@ -22,8 +22,7 @@ from hypothesis import strategies as st
 
 from localspec.engine.cache import sessions as states_module
 from localspec.engine.cache.prefixes import Prefix
-from localspec.engine.cache.session_file import VERSION
-from localspec.engine.cache.sessions import DISK_BYTES_PER_S, MIN_TOKENS, SessionStore
+from localspec.engine.cache.sessions import DISK_BYTES_PER_S, MIN_TOKENS, VERSION, SessionStore
 from localspec.engine.cache.slot import Mark
 from localspec.protocol.frames import ANYONE, PairFiles
 from tests.support.rescoring import assert_alike

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import localspec
 from localspec.engine import scheduler
-from localspec.engine.cache.shift import MAX_MOVES, REREAD_TOKENS, find_chunks
+from localspec.engine.cache.slot import MAX_MOVES, REREAD_TOKENS, find_chunks
 from localspec.protocol.frames import PairFiles
 from tests.engine.test_reuse import (
     DENSE,
@@ -237,7 +237,7 @@ class Editors(Company):
 @pytest.fixture
 def editors(monkeypatch: pytest.MonkeyPatch) -> None:
     """Texts of a few hundred tokens, whose ends are not spared."""
-    monkeypatch.setattr("localspec.engine.pair.measuring.BUDGET_S", 0.01)
+    monkeypatch.setattr("localspec.engine.pair.profile.BUDGET_S", 0.01)
     monkeypatch.setattr("tests.engine.test_reuse.Company", Editors)
     monkeypatch.setattr(scheduler, "REREAD_TOKENS", 1)
 

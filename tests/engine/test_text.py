@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.output import TextStream
+from localspec.engine.text_stream import TextStream
 
 # Few letters, so that stop strings meet, overlap and begin without ending.
 letters = st.text(alphabet="abcé☃", max_size=30)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from localspec.engine.pair.turns import Turns
+from localspec.engine.pair.cpu_lock import Turns
 
 # A worker: rounds of two milliseconds, each noted at its beginning and its end.
 ROUNDS = """
 import os, sys, time
 from pathlib import Path
-from localspec.engine.pair.turns import Turns
+from localspec.engine.pair.cpu_lock import Turns
 
 file, log, rounds, hurry = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "hurry"
 turns, out = Turns(file, 30.0), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

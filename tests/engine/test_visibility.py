@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.reply.parser import THOUGHTS, AnswerParser, Text
-from localspec.engine.output import TextStream
+from localspec.daemon.completion import tools
+from localspec.daemon.completion.parser import THOUGHTS, AnswerParser, Text
+from localspec.engine.text_stream import TextStream
 from localspec.protocol.calls import CallFormat
 from localspec.protocol.visibility import HIDDEN, VISIBLE, Regions
 

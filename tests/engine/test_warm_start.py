@@ -9,7 +9,7 @@ import pytest
 from llama_cpp import LLAMA_VOCAB_TYPE_SPM
 
 from localspec.engine.llama import Vocab
-from localspec.engine.pair import measuring
+from localspec.engine.pair import profile
 from localspec.engine.speculation.acceptance import GRID, Calibration
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.warm_start import _tokenize_texts
@@ -83,7 +83,7 @@ def test_it_is_done_once(
 def test_a_slow_target_is_not_waited_for(
     pairs: dict[float, PairFiles], load: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measuring, "BUDGET_S", 1e-6)
+    monkeypatch.setattr(profile, "BUDGET_S", 1e-6)
     assert of(load(pairs[0.0])).unknown
 
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from localspec.engine.llama import Model, Vocab, vocab
-from localspec.engine.llama.words import MAX_RUN, Cutter
+from localspec.engine.llama.vocab import MAX_RUN, Cutter
 from localspec.engine.sampling.grammars.matcher import WholeMatcher
 from localspec.errors import InvalidRequest
 from tests.support.gguf_files import relabelled

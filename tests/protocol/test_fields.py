@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.protocol.clients.anthropic import CountTokensRequest, MessagesRequest
-from localspec.protocol.clients.ollama import OllamaChatRequest, OllamaEmbedRequest
-from localspec.protocol.clients.responses.requests import ResponsesRequest
+from localspec.extras.anthropic.wire import CountTokensRequest, MessagesRequest
+from localspec.extras.ollama.wire import OllamaChatRequest, OllamaEmbedRequest
+from localspec.extras.responses.wire import ResponsesRequest
 from localspec.protocol.fields import (
     FULFILLED,
     MAX_NAMED,

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import openapi
-from localspec.protocol import disk, pairs, requests
-from localspec.protocol.clients.ollama import OllamaChatRequest, OllamaGenerateRequest
+from localspec.extras.ollama.wire import OllamaChatRequest, OllamaGenerateRequest
+from localspec.protocol import pairs, requests
 from localspec.protocol.reading import BadBody, decode
 from localspec.protocol.requests import (
     ChatRequest,
@@ -94,8 +94,8 @@ FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
     pairs.PullRequest: {"name": "x"},
     pairs.AddRequest: {"name": "x", "target": "/x"},
     pairs.CollectRequest: {},
-    disk.DraftsRequest: {"target": "x"},
-    disk.DiskRequest: {},
+    pairs.DraftsRequest: {"target": "x"},
+    pairs.DiskRequest: {},
 }
 
 

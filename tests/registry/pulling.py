@@ -7,8 +7,8 @@ import pytest
 from localspec.errors import ModelNotFound
 from localspec.registry.catalogue import Catalogue
 from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.resolve import Unfinished
 from localspec.registry.pulls.running import Pulls
-from localspec.registry.pulls.wanted import Unfinished
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import model

@@ -25,7 +25,7 @@ from localspec.errors import (
     Untrusted,
     WebPage,
 )
-from localspec.registry.hub import causes
+from localspec.registry.hub import network as causes
 from localspec.registry.hub.network import HUB, Network
 from localspec.registry.hub.retry import Interrupted
 

@@ -9,16 +9,15 @@ import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, write_model
 from localspec.errors import ModelNotFound
-from localspec.purpose import POOLINGS
+from localspec.model_traits import POOLINGS
 from localspec.registry.catalogue import Catalogue, Pair, Weights
 from localspec.registry.header import fit
-from localspec.registry.header.need import Load
+from localspec.registry.header.fit import Load
 from localspec.registry.hub.repository import Reference
-from localspec.registry.pulls.decide import decide
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.wanted import Wanted
-from localspec.registry.pulls.wanted import wanted as read_wanted
-from localspec.registry.store.records import Part, Record, StoredModel
+from localspec.registry.pulls.resolve import Wanted, decide
+from localspec.registry.pulls.resolve import wanted as read_wanted
+from localspec.registry.store.store import Part, Record, StoredModel
 from tests.support.gguf_files import U32, model
 from tests.support.hub import TestHub
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from localspec.paths import hf_cache
-from localspec.registry.disk import ollama, programs
+from localspec.registry.disk import discovery
 from localspec.registry.disk.discovery import Found, Search, find_models
 from localspec.registry.store.store import Store
 from tests.support.programs import furnish, in_hub, in_ollama, small
@@ -88,7 +88,7 @@ def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: 
     settings.write_text(json.dumps({"data_folder": "/big/jan"}))
     (tmp_path / ".lmstudio-home-pointer").write_text("/big/studio")
     env = environment(tmp_path, LLAMA_CACHE="/big/llama", HF_HOME="/big/hf", OLLAMA_MODELS="/big/o")
-    found = {(origin, str(path)) for origin, path in programs.folders(env, "linux")}
+    found = {(origin, str(path)) for origin, path in discovery.folders(env, "linux")}
     assert {
         ("GPT4All", "/big/gpt"),
         ("Jan", "/big/jan/llamacpp/models"),
@@ -96,8 +96,8 @@ def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: 
         ("llama.cpp", "/big/llama"),
         ("Hugging Face cache", "/big/hf/hub"),
     } <= found
-    assert str(ollama.homes(env)[0]) == "/big/o"
-    mac = {str(path) for _, path in programs.folders(environment(tmp_path), "darwin")}
+    assert str(discovery.homes(env)[0]) == "/big/o"
+    mac = {str(path) for _, path in discovery.folders(environment(tmp_path), "darwin")}
     assert f"{tmp_path}/Library/Caches/llama.cpp" in mac
     assert f"{tmp_path}/Library/Application Support/nomic.ai/GPT4All" in mac
     assert f"{tmp_path}/Library/Application Support/Jan/data/llamacpp/models" in mac
@@ -110,13 +110,13 @@ def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: 
 def test_a_name_of_ollamas_leads_to_its_file(tmp_path: Path, asked: str) -> None:
     paths = {name: path for path, name in furnish(tmp_path).items()}
     env = environment(tmp_path)
-    assert str(ollama.named(asked, env)) == paths["qwen2.5:7b"]
-    assert str(ollama.named("someone/mine", env)) == paths["someone/mine:latest"]
+    assert str(discovery.named(asked, env)) == paths["qwen2.5:7b"]
+    assert str(discovery.named("someone/mine", env)) == paths["someone/mine:latest"]
     hub = "hf.co/bartowski/X-GGUF:Q4_K_M"
-    assert str(ollama.named(hub, env)) == paths[hub]
-    assert str(ollama.named(hub.replace("hf.co", "huggingface.co"), env)) == paths[hub]
+    assert str(discovery.named(hub, env)) == paths[hub]
+    assert str(discovery.named(hub.replace("hf.co", "huggingface.co"), env)) == paths[hub]
     for other in ("qwen2.5", "qwen2.5:3b", "../../qwen2.5:7b", "", ":", "/", "a/b/c/d:e"):
-        assert ollama.named(other, env) is None
+        assert discovery.named(other, env) is None
 
 
 def test_the_hub_s_cache_is_where_its_own_library_looks() -> None:

@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.errors import LocalspecError
-from localspec.protocol.disk import DraftView
+from localspec.protocol.pairs import DraftView
 from localspec.registry.disk.discovery import Found, find_models
-from localspec.registry.disk.drafts import rank_drafts
-from localspec.registry.disk.gain import Trial, acceptance_interval, weigh
+from localspec.registry.disk.drafts import Trial, acceptance_interval, rank_drafts, weigh
 from localspec.registry.store.local import add
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import BOOL, model, sha256

@@ -14,11 +14,10 @@ from benchmarks.synthetic import TINY_TARGET, target_cycle, write_model
 from benchmarks.synthetic_heads import write_heads
 from localspec.errors import DoesNotFit
 from localspec.protocol.settings import KvType
-from localspec.registry.header import fit, need
-from localspec.registry.header.fit import Fit, Memory
-from localspec.registry.header.kept import Kept, Lengths
+from localspec.registry.header import fit
+from localspec.registry.header.fit import Fit, Load, Memory
+from localspec.registry.header.kv_size import Kept, Lengths
 from localspec.registry.header.model import Model, read_local_model
-from localspec.registry.header.need import Load
 from tests.support.gguf_files import model
 
 GIB = 1 << 30
@@ -51,13 +50,13 @@ def draft(target: Model) -> Model:
 
 def test_the_cache_is_what_llama_cpp_reports(target: Model, draft: Model) -> None:
     """llama.cpp: 192 KiB per token for 48 layers of 8 heads of 128 + 128; 12 KiB for the 0.5B."""
-    assert need.cache_per_token(target) == 192 * 1024
-    assert need.cache_per_token(draft) == 12 * 1024
-    assert need.cache_per_token(target, ("q8_0", "q8_0")) == 192 * 1024 * 34 / 64
-    assert need.cache_per_token(target, ("q4_0", "q4_0")) == 192 * 1024 * 18 / 64
-    assert need.cache_per_token(target, ("q8_0", "q4_0")) == 192 * 1024 * 26 / 64
-    assert need.need_of_target(target, Load(8192)).cache == 8192 * 192 * 1024
-    assert need.need_of_target(target, Load(8192, exact=True)).cache == 2 * 8192 * 192 * 1024
+    assert fit.cache_per_token(target) == 192 * 1024
+    assert fit.cache_per_token(draft) == 12 * 1024
+    assert fit.cache_per_token(target, ("q8_0", "q8_0")) == 192 * 1024 * 34 / 64
+    assert fit.cache_per_token(target, ("q4_0", "q4_0")) == 192 * 1024 * 18 / 64
+    assert fit.cache_per_token(target, ("q8_0", "q4_0")) == 192 * 1024 * 26 / 64
+    assert fit.need_of_target(target, Load(8192)).cache == 8192 * 192 * 1024
+    assert fit.need_of_target(target, Load(8192, exact=True)).cache == 2 * 8192 * 192 * 1024
 
 
 # What agents need is chosen where memory allows it; elsewhere it is said what would help.
@@ -199,7 +198,7 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
     chosen = planned(target, draft, Memory(ram, vram), load)
     if chosen:
         assert chosen.needed <= ram + vram
-        parts = (chosen.target.total, chosen.drafting.total, chosen.prefixes, need.RUNTIME)
+        parts = (chosen.target.total, chosen.drafting.total, chosen.prefixes, fit.RUNTIME)
         assert chosen.needed == sum(parts)
         assert 0 <= chosen.prefixes <= load.prefixes
         assert chosen.context <= min(load.context or target.context, target.context)
@@ -210,8 +209,8 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
         assert all(context > chosen.context for _, context in chosen.others)
     larger = planned(target, draft, Memory(ram + more, vram), load)
     assert worth(larger) >= worth(chosen)
-    small_cache = replace(load, kv_types=need.F16)
-    if need.supports_kv_types(target, load.kv_types):
+    small_cache = replace(load, kv_types=fit.F16)
+    if fit.supports_kv_types(target, load.kv_types):
         plain = planned(target, draft, Memory(ram, vram), small_cache)
         assert worth(chosen) >= worth(plain)
 
@@ -230,9 +229,9 @@ def test_heads_that_draft_have_a_cache_beside_their_targets(
     load = Load(context=4096)
     assert model.kept.ahead == Lengths(ahead, ahead)
     assert model.drafting_heads == (ahead > 0)
-    found = need.need_of_heads(model, load)
+    found = fit.need_of_heads(model, load)
     assert (found.cache > 2 * ahead * 2 * 4096) == (ahead > 0)
     assert (
         fit.needed(model, None, load)
-        == need.need_of_target(model, load).total + found.total + need.RUNTIME
+        == fit.need_of_target(model, load).total + found.total + fit.RUNTIME
     )

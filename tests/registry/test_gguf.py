@@ -11,9 +11,14 @@ import gguf
 import pytest
 
 from localspec.errors import BadGguf
-from localspec.registry.header.gguf import TENSOR_TYPES, NumberArray, StringArray, read_header
+from localspec.registry.header.gguf import (
+    TENSOR_TYPES,
+    FileSource,
+    NumberArray,
+    StringArray,
+    read_header,
+)
 from localspec.registry.header.model import read_local_model
-from localspec.registry.header.source import FileSource
 from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, U64, model, mutants
 from tests.support.vocabularies import NAMES, SOURCES, files_of, token_count, vocabulary
 

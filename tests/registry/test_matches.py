@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from localspec.registry.catalogue import NAME, reserved
 from localspec.registry.disk.discovery import Found
-from localspec.registry.disk.matches import free_name, judge_all, propose
+from localspec.registry.disk.drafts import free_name, judge_all, propose
 from tests.support.gguf_files import BOOL, Gguf, model
 
 

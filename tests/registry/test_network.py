@@ -32,7 +32,7 @@ from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.network import Network
 from localspec.registry.hub.retry import Interrupted
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.store import garbage
+from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import DRAFT, TARGET, assert_whole
@@ -161,7 +161,7 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
         sent = {each.authorization for each in hub.requests if not each.to_storage}
         assert sent == {f"Bearer {token}" if token else ""}
         assert not any(each.authorization for each in hub.requests if each.to_storage)
-        garbage.remove(store, "p")
+        integrity.remove(store, "p")
 
 
 # what is wrong

@@ -20,11 +20,10 @@ from localspec.errors import (
 )
 from localspec.registry.catalogue import Pair
 from localspec.registry.header import fit
-from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.state import FileState
-from localspec.registry.pulls.wanted import Wanted
+from localspec.registry.pulls.pull import FileState, Puller
+from localspec.registry.pulls.resolve import Wanted
 from localspec.registry.store import files as files_module
-from localspec.registry.store import garbage, integrity
+from localspec.registry.store import integrity
 from localspec.registry.store.local import add
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
@@ -146,9 +145,8 @@ def test_offline_pairs_work_and_pull_says_why_not(
     request: pytest.FixtureRequest,
 ) -> None:
     """No socket is opened."""
-    from localspec.registry.header.fit import Memory
-    from localspec.registry.header.need import Load
-    from localspec.registry.store.details import describe
+    from localspec.registry.header.fit import Load, Memory
+    from localspec.registry.store.local import describe
 
     puller.pull("p", pair)
     asked = len(hub.requests)
@@ -254,7 +252,7 @@ def test_the_hugging_face_cache_is_used_in_place(
     assert hub.sent < 1.2 * len(DRAFT)
     assert record.target.parts[0].path.startswith(str(cache))
     assert_whole(store)
-    garbage.remove(store, "p")
+    integrity.remove(store, "p")
     assert list(cache.rglob("target.gguf")), "not ours to delete"
 
 
@@ -303,7 +301,7 @@ def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(
     assert path.name == "big-00001-of-00003.gguf"
     assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == files
     assert len(record.target.parts) == 3
-    garbage.remove(store, "p")
+    integrity.remove(store, "p")
     assert not path.parent.exists()
 
 
@@ -313,8 +311,8 @@ def test_a_pair_of_files_that_the_store_has_keeps_them(puller: Puller, pair: Pai
     store = puller.store
     target, draft = store.paths(record)
     add(store, "mine", target, draft, hash_now=False)
-    garbage.remove(store, "p")
-    assert garbage.collect(store).files == ()
+    integrity.remove(store, "p")
+    assert integrity.collect(store).files == ()
     integrity.ready(store, "mine")
     assert not any(each.problem for each in integrity.verify(store, "mine"))
-    assert garbage.remove(store, "mine").freed > 0
+    assert integrity.remove(store, "mine").freed > 0

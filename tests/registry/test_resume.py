@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry.hub import journal as journal_module
-from localspec.registry.hub.journal import Journal, count_written_bytes, read_written_prefix
+from localspec.registry.hub import transfer as journal_module
+from localspec.registry.hub.transfer import Journal, count_written_bytes, read_written_prefix
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import model, sha256

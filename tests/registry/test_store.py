@@ -26,17 +26,12 @@ from localspec.errors import (
     UnsafePath,
 )
 from localspec.protocol.pairs import CollectedView, TemplateView
-from localspec.registry.header.fit import Memory
-from localspec.registry.header.gguf import read_header
-from localspec.registry.header.model import read_local_model
-from localspec.registry.header.need import Load
-from localspec.registry.header.source import FileSource
-from localspec.registry.header.traits import Traits, read_traits
-from localspec.registry.store import files, garbage, integrity
-from localspec.registry.store.details import describe
-from localspec.registry.store.local import add, refreshed
-from localspec.registry.store.records import Part, Record, StoredModel, encode
-from localspec.registry.store.store import Store
+from localspec.registry.header.fit import Load, Memory
+from localspec.registry.header.gguf import FileSource, read_header
+from localspec.registry.header.model import Traits, read_local_model, read_traits
+from localspec.registry.store import files, integrity
+from localspec.registry.store.local import add, describe, refreshed
+from localspec.registry.store.store import Part, Record, Store, StoredModel, encode
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256
 
 TARGET = model(layers=4, seed=1)
@@ -175,7 +170,7 @@ def file_traits(file: Gguf, folder: Path) -> Traits:
 
 
 def test_remove_frees_the_files(store: Store, record: Record) -> None:
-    removed = garbage.remove(store, "p")
+    removed = integrity.remove(store, "p")
     assert removed.freed == record.size
     assert not list(store.blobs.iterdir())
     assert not store.listing().records
@@ -183,7 +178,7 @@ def test_remove_frees_the_files(store: Store, record: Record) -> None:
 
 def test_remove_keeps_what_another_pair_needs(store: Store, record: Record) -> None:
     put_pair(store, "q", model(seed=9).data(), DRAFT.data())
-    removed = garbage.remove(store, "p")
+    removed = integrity.remove(store, "p")
     assert removed.freed == len(TARGET.data())
     assert removed.kept == ("draft.gguf (used by q)",)
     assert integrity.ready(store, "q").draft is not None
@@ -191,16 +186,16 @@ def test_remove_keeps_what_another_pair_needs(store: Store, record: Record) -> N
 
 def test_a_pair_in_use_is_not_removed(store: Store, record: Record) -> None:
     with pytest.raises(Conflict, match="in use"):
-        garbage.remove(store, "p", in_use=lambda name: name == "p")
+        integrity.remove(store, "p", in_use=lambda name: name == "p")
     assert integrity.ready(store, "p") == record
 
 
 def test_while_a_pull_runs_no_file_goes(store: Store, record: Record) -> None:
     with store.pulling():
         with pytest.raises(Conflict, match="A pull is running"):
-            garbage.collect(store)
-        assert garbage.remove(store, "p").freed == 0
-    assert garbage.collect(store).freed > 0
+            integrity.collect(store)
+        assert integrity.remove(store, "p").freed == 0
+    assert integrity.collect(store).freed > 0
     assert not list(store.blobs.iterdir())
 
 
@@ -209,18 +204,18 @@ def test_collect_deletes_what_no_pair_needs(store: Store, record: Record) -> Non
     (store.parts / "x.part").write_bytes(b"x" * 5000)
     (store.parts / "x.journal").write_bytes(b"x")
     (store.pairs / ".p.json.1.2.tmp").write_bytes(b"x")
-    planned = garbage.collect(store, dry_run=True)
+    planned = integrity.collect(store, dry_run=True)
     assert len(planned.files) == 4
     assert len(list(store.parts.iterdir())) == 3
-    assert garbage.collect(store) == CollectedView(planned.freed, planned.files, dry_run=False)
+    assert integrity.collect(store) == CollectedView(planned.freed, planned.files, dry_run=False)
     assert integrity.ready(store, "p") == record
-    assert garbage.collect(store).files == ()
+    assert integrity.collect(store).files == ()
 
 
 def test_collect_deletes_nothing_while_a_record_is_unreadable(store: Store, record: Record) -> None:
     (store.pairs / "p.json").write_text('{"version": 99}')
     with pytest.raises(Conflict, match="Nothing was deleted"):
-        garbage.collect(store)
+        integrity.collect(store)
 
 
 # damage
@@ -313,7 +308,7 @@ def test_a_newer_record_is_refused_and_untouched(store: Store, record: Record) -
     path = store.pairs / "p.json"
     text = json.dumps({"version": 2, "name": "p", "new": ["shape"]})
     path.write_text(text)
-    for action in (Store.get, integrity.ready, integrity.verify, garbage.remove):
+    for action in (Store.get, integrity.ready, integrity.verify, integrity.remove):
         with pytest.raises(RecordTooNew, match="newer localspec"):
             action(store, "p")
     with pytest.raises(RecordTooNew):
@@ -359,7 +354,7 @@ def test_own_files_are_used_where_they_lie(store: Store, tmp_path: Path) -> None
     assert not list(store.blobs.iterdir())
     with pytest.raises(Conflict, match="already"):
         add(store, "mine", target)
-    removed = garbage.remove(store, "mine")
+    removed = integrity.remove(store, "mine")
     assert removed.freed == 0
     assert target.exists()
     assert draft.exists()
@@ -487,7 +482,7 @@ def test_a_record_leads_to_its_own_files_alone(
     model = StoredModel(parts=(part,), architecture="llama")
     (store.pairs / "p.json").write_bytes(encode(Record(name="p", target=model)))
     try:
-        garbage.remove(store, "p")
+        integrity.remove(store, "p")
     except StoreError:
         assert (store.pairs / "p.json").exists()
     else:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from localspec.registry.header import pairing
-from localspec.registry.header.gguf import read_header
+from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.pairing import Verdict
-from localspec.registry.header.source import FileSource
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
 from tests.support.vocabularies import NAMES, SOURCES, files_of

@@ -15,8 +15,7 @@ import pytest
 
 from localspec.compatibility import MIN_COVERAGE, compare
 from localspec.engine import llama
-from localspec.registry.header.gguf import read_header
-from localspec.registry.header.source import FileSource
+from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
 from tests.support.vocabularies import NAMES, SOURCES, files_of

@@ -11,8 +11,8 @@ from localspec.errors import NotFound
 from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.resolve import Unfinished, Wanted
 from localspec.registry.pulls.running import Pulls
-from localspec.registry.pulls.wanted import Unfinished, Wanted
 from tests.registry.pulling import SIZE, pulls_of
 from tests.support.daemons import wait_for
 from tests.support.hub import Faults, TestHub

@@ -19,7 +19,7 @@ import msgspec.inspect as types
 import yaml
 
 import openapi
-from localspec.protocol import clients, disk, pairs, requests
+from localspec.protocol import clients, pairs, requests
 
 OTHERS = [
     importlib.import_module(each.name)
@@ -67,7 +67,7 @@ def described() -> dict[str, types.Type]:
         body = item.get("post", {}).get("requestBody")
         if body is not None:
             name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-            rooms = (requests, pairs, disk, *OTHERS)
+            rooms = (requests, pairs, pairs, *OTHERS)
             room = next(module for module in rooms if hasattr(module, name))
             found[path] = types.type_info(getattr(room, name))
     return found

@@ -22,7 +22,7 @@ from localspec.engine.cache import sessions
 from localspec.engine.engine import Engine
 from localspec.engine.pair import pair
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.speculation.drafters.model import DraftModel
+from localspec.engine.speculation.drafters.draft_model import DraftModel
 
 FILE = Path(sys.argv.pop(1))
 

@@ -10,9 +10,9 @@ import re
 import sys
 from pathlib import Path
 
-from localspec.daemon.worker import placement
+from localspec.daemon.worker import eviction
 from localspec.engine.llama import Batch, Context
-from localspec.engine.llama.library import initialise
+from localspec.engine.llama.model import initialise
 from localspec.engine.pair.load import load_pair
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.registry.header.fit import Memory
@@ -37,7 +37,7 @@ def read(context: Context, batch: Batch, sequence: int, first: int, count: int) 
 
 def main(target: str, kv_type: str, tokens: int) -> None:
     settings = EngineSettings(n_ctx=tokens, parallel=5, type_kv=kv_type)  # type: ignore[arg-type] # any of them
-    planned = placement.plan(PairFiles("p", target), settings, Memory(1 << 40), "cpu")
+    planned = eviction.plan(PairFiles("p", target), settings, Memory(1 << 40), "cpu")
     assert planned.plan is not None
     initialise()
     before = held()

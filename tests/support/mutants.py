@@ -21,15 +21,14 @@ from typing import BinaryIO
 
 from localspec.engine import environment, llama
 from localspec.engine.engine import Engine
-from localspec.engine.pair import measuring
+from localspec.engine.pair import profile
 from localspec.engine.pair.load import load_pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import LocalspecError
 from localspec.protocol.frames import EngineSettings, Generate, PairFiles, Sampling, TextPrompt
-from localspec.registry.header.gguf import Header, StringArray, read_header
+from localspec.registry.header.gguf import FileSource, Header, StringArray, read_header
 from localspec.registry.header.model import read_local_model
-from localspec.registry.header.source import FileSource
 from localspec.registry.header.weights import check_weights
 from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, mutants, with_key
 from tests.support.pairs import contextual_pair
@@ -185,7 +184,7 @@ def outcome(path: Path, words: BinaryIO) -> str:
 
 def main(folder: Path, seed: int, count: int) -> None:
     environment.prepare()
-    measuring.BUDGET_S = 0.01
+    profile.BUDGET_S = 0.01
     data = Path(contextual_pair(folder).target).read_bytes()
     header = read_header(FileSource(Path(contextual_pair(folder).target)))
     mutate, path = Mutator(data, header, seed), folder / "mutant.gguf"

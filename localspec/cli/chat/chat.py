@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 from localspec import paths
 from localspec.cli import base_models, inputs
 from localspec.cli.chat import slash
-from localspec.cli.chat.slash import Chat
+from localspec.cli.chat.slash import Chat, is_complete, parse_line
 from localspec.cli.chat.talk import Talk
-from localspec.cli.chat.typed import is_complete, parse_line
 from localspec.cli.options import SETTABLE
 from localspec.cli.templates import Template
 from localspec.cli.terminal import render

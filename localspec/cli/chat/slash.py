@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from localspec.cli import inputs, options
 from localspec.cli.chat.talk import Talk
-from localspec.cli.chat.typed import quote_message
 from localspec.cli.command_names import closest
 from localspec.cli.templates import Template
 from localspec.cli.terminal import clipboard, extract, figures, history, render
@@ -16,6 +16,50 @@ from localspec.cli.terminal.pairs import size
 from localspec.client.pairs import PairsClient
 from localspec.errors import NotFound, UsageError
 from localspec.paths import model_files
+
+# ------------------------------------------------------------------------ typed
+# The meaning of a typed line: a message, a command, or the end of the chat.
+#
+# A line that begins with a space is always a message. Otherwise a word after a slash is a command, three
+# quotes enclose a message of several lines, and `exit` or `quit` alone ends the chat.
+
+
+_QUOTES = '"""'
+_COMMAND = re.compile(r"/[a-zA-Z?]*(?!\S)")  # but not a path
+_EXIT_WORDS = ("exit", "quit")
+
+Kind = Literal["message", "command", "leave"]
+
+
+def parse_line(line: str) -> tuple[Kind, str]:
+    """Return the kind of a line, and its text."""
+    text = line.strip()
+    if not line[:1].isspace():
+        if text in _EXIT_WORDS:
+            return "leave", ""
+        if _COMMAND.match(text):
+            return "command", text
+        if text.startswith(_QUOTES):
+            return "message", text.removeprefix(_QUOTES).removesuffix(_QUOTES).strip()
+    return "message", text
+
+
+def is_complete(line: str) -> bool:
+    """Return whether Enter ends the input, which it does except within three quotes."""
+    text = line.strip()
+    quoted = text.startswith(_QUOTES) and not line[:1].isspace()
+    return not quoted or (len(text) >= 6 and text.endswith(_QUOTES))
+
+
+def quote_message(message: str) -> str:
+    """Return a line that means this message when it is typed."""
+    message = message.strip()
+    plain = parse_line(message) == ("message", message) and is_complete(message)
+    return message if plain else f" {message}"
+
+
+# ------------------------------------------------------------------------ slash
+
 
 _DEFAULT = "default"
 SWITCH = {"on": True, "off": False, "true": True, "false": False, "yes": True, "no": False}

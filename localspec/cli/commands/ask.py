@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import click
@@ -50,14 +51,14 @@ class Asking(Texts):
                     formatter.write_dl(rows)
 
 
-def _run(words: tuple[str, ...], **values: object) -> int:
+def _run_ask(words: tuple[str, ...], **values: object) -> int:
     lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
     return ask.run({**values, **lists, "words": list(words)})
 
 
-command = Asking(
+ask_command = Asking(
     "ask",
-    callback=_run,
+    callback=_run_ask,
     params=[
         click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
         *map(click_option, options.ASK),
@@ -66,4 +67,62 @@ command = Asking(
     "Only the answer goes to stdout; Markdown is rendered on a terminal and left as it "
     "is in a pipe.",
     epilog=f"Examples:\n\n\b\n{ask.EXAMPLE}",
+)
+
+
+# ------------------------------------------------------------------------ chat
+# `localspec chat`.
+
+
+def _run_chat(**values: object) -> int:
+    from localspec.cli.chat import chat
+
+    lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
+    return chat.run({**values, **lists})
+
+
+chat_command = Asking(
+    "chat",
+    callback=_run_chat,
+    params=list(map(click_option, options.CHAT)),
+    help='Chat with a pair. Alt-Enter adds a line, """ begins and ends a multi-line message, '
+    "/ starts a command, Tab completes. Ctrl-C stops the answer, Ctrl-D ends the chat.",
+    epilog="Examples:\n\n\b\n  localspec chat\n  localspec chat -m coder-7b -s 'Be brief.'\n"
+    "  localspec chat -c\n  localspec chat -f notes.md -t review --temperature 0.3",
+)
+
+
+# ------------------------------------------------------------------------ run
+# `localspec run`: a chat with a pair, or one question to it, like `ollama run`.
+
+
+_OPTIONS = tuple(option for option in options.CHAT if option.name not in ("model", "query"))
+
+
+def _run_pair(pair: str, words: tuple[str, ...], **values: object) -> int:
+    all_values = {**options.defaults(options.ASK), **values, "model": pair, "words": list(words)}
+    all_values = {
+        key: list(value) if isinstance(value, tuple) else value for key, value in all_values.items()
+    }
+    if words or not sys.stdin.isatty():
+        from localspec.cli import ask
+
+        return ask.run(all_values)
+    from localspec.cli.chat import chat
+
+    return chat.run(all_values)
+
+
+run_command = Asking(
+    "run",
+    callback=_run_pair,
+    params=[
+        click.Argument(["pair"], shell_complete=suggest.pairs),
+        click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
+        *map(click_option, _OPTIONS),
+    ],
+    help="Chat with a pair; with WORDS or piped text, ask it one question. "
+    "The same as `localspec chat -m PAIR` and `localspec ask -m PAIR WORDS`.",
+    epilog="Examples:\n\n\b\n  localspec run coder-7b\n"
+    '  localspec run coder-7b "What does os.walk return?"',
 )

@@ -84,7 +84,7 @@ complete --no-files --command ask --arguments "(%(func)s_ask)"
 def command(shell: str, hook: bool) -> int:
     render.verbatim(_script(shell))
     if hook:
-        from localspec.cli.shell import failures
+        from localspec.extras.shell import failures
 
         render.verbatim(failures.hook(shell))
     return 0

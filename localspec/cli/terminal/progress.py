@@ -3,12 +3,99 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from typing import Any
 
 from localspec.cli.terminal import layout
+from localspec.cli.terminal.figures import format_hashing, format_queue
 from localspec.cli.terminal.pairs import format_retry, format_span, size
 from localspec.cli.terminal.render import harmless, is_drawn_on, stderr
+from localspec.client.api import Client
+from localspec.errors import LocalspecError
+
+# ------------------------------------------------------------------------ spinner
+# A spinner on stderr while a command waits for the first word, with the reason for the wait.
+
+
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_FRAME_S = 0.1
+_DELAY_S = 0.2  # without it, the spinner would flicker before quick answers
+_MIN_SHOWN_TOKENS = 256  # shorter prompts are read too quickly for a percentage
+_STATUS_INTERVAL_FRAMES = 10  # between two requests for the daemon's status
+
+
+class Spinner:
+    """A spinner that turns from its creation until `stop()`, which leaves the line empty."""
+
+    def __init__(self, client: Client, default_text: str = "reading") -> None:
+        """Start the spinner. `default_text` is shown where the daemon's status has no better reason."""
+        self._default_text = default_text
+        self._progress_text = (
+            ""  # from the answer's stream; while it is empty, the daemon's status is used
+        )
+        # A client of its own, because the other one is in use, and this one must never start a daemon.
+        self._client = Client(client.socket_path, autostart=False)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._draw_frames, daemon=True)
+        self._thread.start()
+
+    def tell(self, progress: dict[str, Any] | None) -> None:
+        """Set the reason for the wait from a report of the answer's stream. None: the answer has begun."""
+        match progress:
+            case {"state": "queued", "ahead": ahead}:
+                self._progress_text = f"waiting for {format_queue(ahead)}"
+            case {"state": "waiting", "pair": pair}:
+                self._progress_text = f"waiting for {pair}"
+            case {"state": "loading", "pair": pair, "done": done}:
+                self._progress_text = f"loading {pair}" + (f" {100 * done:.0f}%" if done else "")
+            case {"state": "reading", "done": done, "prompt_tokens": tokens} if (
+                tokens >= _MIN_SHOWN_TOKENS
+            ):
+                self._progress_text = f"reading {tokens:,} tokens {100 * done:.0f}%"
+            case _:
+                self._progress_text = self._default_text
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(1.0)  # the thread may be waiting for a daemon that hangs
+
+    def _draw_frames(self) -> None:
+        if self._ended.wait(_DELAY_S):
+            return
+        frames = _FRAMES if (sys.stderr.encoding or "").lower().startswith("utf") else "|/-\\"
+        reason, count, start_time = "", 0, time.monotonic() - _DELAY_S
+        while not self._ended.is_set():
+            if self._progress_text or count % _STATUS_INTERVAL_FRAMES == 0:
+                reason = self._progress_text or self._describe_status()
+            text = f"{frames[count % len(frames)]} {harmless(reason, lines=False)}"
+            seconds = time.monotonic() - start_time
+            if seconds >= 3:
+                text += f" {seconds:.0f} s"
+            max_cells = (layout.width(sys.stderr) or 80) - 1
+            stderr(f"\r\x1b[K{layout.fitting(text.split(' '), max_cells, ' ')}")
+            count += 1
+            self._ended.wait(_FRAME_S)
+        stderr("\r\x1b[K")
+
+    def _describe_status(self) -> str:
+        try:
+            status = self._client.status()
+            pair = status["pair"]
+        except (LocalspecError, KeyError):
+            return "starting the daemon"
+        if progress := format_hashing(status):
+            return f"hashing {progress}"
+        if pair["state"] == "loading":
+            share = f" {100 * pair['progress']:.0f}%" if pair.get("progress") else ""
+            return f"loading {pair['name']}{share}"
+        if status["waiting"]:
+            return "waiting for other requests"
+        return self._default_text
+
+
+# ------------------------------------------------------------------------ progress
+
 
 _MAX_BAR_CELLS = 24
 _QUIET_S = 1.0  # work that is finished sooner prints no lines into a log

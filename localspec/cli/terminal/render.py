@@ -66,7 +66,7 @@ class MarkdownPrinter(Printer):
 
     def __init__(self, beginning: str = "") -> None:
         """Create a printer. `beginning` is text that was shown before; the answer continues its last line."""
-        from localspec.cli.terminal.markdown.screen import Screen
+        from localspec.cli.terminal.markdown import Screen
 
         self._screen = Screen(harmless(beginning))
 

@@ -18,12 +18,12 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.reply.calls import Arguments, Call, new_call
-from localspec.daemon.completion.reply.parser import AnswerParser, Piece, Text
+from localspec.daemon.completion.calls import Arguments, Call, new_call
+from localspec.daemon.completion.parser import AnswerParser, Piece, Text
 from localspec.daemon.http.requests import ClientGone, answer, unless_gone
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.worker.process import Event
-from localspec.daemon.worker.queue.forecast import Job
+from localspec.daemon.worker.queue import Job
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import LocalspecError
 from localspec.protocol import frames

@@ -13,8 +13,8 @@ from msgspec import UNSET, UnsetType
 
 import localspec
 from localspec.daemon.completion.answer import Answer, Choice, text_of
-from localspec.daemon.completion.reply.calls import Arguments, Call
-from localspec.daemon.completion.reply.parser import Piece, Text
+from localspec.daemon.completion.calls import Arguments, Call
+from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.errors import told
 from localspec.daemon.http.sse import DONE
 from localspec.daemon.worker.process import Event

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, cast
 
 import msgspec
 
-from localspec.daemon.completion import thinking
-from localspec.daemon.completion.constraint import constraint
-from localspec.daemon.completion.headers import stable
-from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.reply.parser import SHOWN, THOUGHTS, AnswerParser
+from localspec.daemon.completion import tools
+from localspec.daemon.completion.parser import SHOWN, THOUGHTS, AnswerParser
+from localspec.daemon.completion.tools import constraint
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.calls import CallFormat
+from localspec.protocol.frames import Message, ThinkingLimit
 from localspec.protocol.reading import TooHeavy, Weight
 from localspec.protocol.requests import (
     MAX_PROMPTS,
@@ -32,8 +32,94 @@ from localspec.protocol.requests import (
     Prompts,
     SpeculativeOptions,
     TemplateRequest,
+    parameters,
 )
-from localspec.protocol.sampling import parameters
+
+# ------------------------------------------------------------------------ headers
+# Move lines that agents put before their instructions and that change with every request.
+#
+# Everything behind a changed line has to be prefilled again, and here that would be the whole prompt.
+
+
+_INSTRUCTION_ROLES = ("system", "developer")
+# Figures for a bill and a checksum of the request, which are of no use to a model.
+_BILLING_HEADER = re.compile(r"\s*x-[a-z0-9-]*billing-header:[^\n]*(?:\n|\Z)", re.IGNORECASE)
+# A line that contains the current date or time and nothing else.
+_DATE_LINE = re.compile(
+    r"\s*(?:the )?(?:(?:current|local|system) (?:date|time)|today(?:'s date| is))\b"
+    r"(?=[^\n]*\d)(?![^\n]*[.!?][ \t]+[a-z])[^\n]{0,100}(?:\n|\Z)",
+    re.IGNORECASE,
+)
+
+
+def stable(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with a stable beginning: without billing headers, and with dates moved to the end.
+
+    Only the instructions at the beginning of the conversation are changed.
+    """
+    instructions: list[Message] = []
+    for index, message in enumerate(messages):
+        if message.role not in _INSTRUCTION_ROLES:
+            return [*instructions, *messages[index:]]
+        text = _move_dates(message.content or "")
+        if text == (message.content or ""):
+            instructions.append(message)
+        elif text:
+            instructions.append(msgspec.structs.replace(message, content=text))
+    return instructions or list(messages)
+
+
+def _move_dates(text: str) -> str:
+    dates: list[str] = []
+    while match := _BILLING_HEADER.match(text) or _DATE_LINE.match(text):
+        if match.re is _DATE_LINE:
+            dates.append(match[0].strip())
+        text = text[match.end() :]
+    return "\n\n".join([text.rstrip(), *dates]).lstrip() if dates else text
+
+
+# ------------------------------------------------------------------------ thinking
+# Limit how long a model thinks before it answers, through its template and in the engine.
+
+
+# Thinking tokens for each effort if the request has no budget, as in other servers.
+_EFFORT_TOKENS = {"none": 0, "minimal": 512, "low": 1024, "medium": 8192}
+
+
+def limit(request: ChatRequest, max_tokens: int | None) -> ThinkingLimit | None:
+    """Return where the engine ends the reasoning; None if there is no budget or the answer ends before it.
+
+    `max_tokens` is the maximum number of tokens in the answer, including reasoning.
+    """
+    budget = _budget(request)
+    if budget is None or budget < 0 or (max_tokens is not None and budget >= max_tokens > 0):
+        return None
+    return ThinkingLimit(budget, list(THOUGHTS))
+
+
+def told(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
+    """Return the template's own switches; families have different names for them and ignore unknown ones."""
+    budget, effort = _budget(request), request.reasoning_effort
+    if budget is None and effort is None:
+        return {}
+    enabled = budget != 0
+    effort_switch = {"reasoning_effort": effort} if effort and enabled else {}
+    return {"enable_thinking": enabled, "thinking": enabled, **effort_switch}
+
+
+def _budget(request: ChatRequest | TemplateRequest) -> int | None:
+    for tokens in (
+        request.reasoning_budget_tokens,
+        request.thinking_budget_tokens,
+        request.thinking_token_budget,
+    ):
+        if tokens is not None:
+            return tokens
+    return _EFFORT_TOKENS.get(request.reasoning_effort or "")
+
+
+# ------------------------------------------------------------------------ request
+
 
 # llama.cpp's seeds are 32 bits wide, and the highest one means "draw a random seed".
 _SEED_COUNT = (1 << 32) - 1
@@ -68,7 +154,7 @@ def chat_frames(
         [prompt],
         (top_logprobs or 0) if request.logprobs else None,
         shown=shown,
-        thinking=thinking.limit(request, max_tokens(request)),
+        thinking=limit(request, max_tokens(request)),
         tools=offer.calls,
         thoughts=list(THOUGHTS) if request.reasoning_format != "none" else [],
     )
@@ -184,7 +270,7 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
 
 def _template_arguments(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
     documents = {} if request.documents is None else {"documents": request.documents}
-    return {**thinking.told(request), **documents, **request.chat_template_kwargs}
+    return {**told(request), **documents, **request.chat_template_kwargs}
 
 
 def continued(

@@ -6,35 +6,194 @@ import asyncio
 from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion import functions
+from localspec.daemon.completion import llama_server, tools
 from localspec.daemon.completion.answer import Answer, Run, waiting
+from localspec.daemon.completion.dialect import notation
+from localspec.daemon.completion.llama_server import Place, place_of
 from localspec.daemon.completion.openai import ChatShape, TextShape
-from localspec.daemon.completion.reply import tools
-from localspec.daemon.completion.reply.seen import notation
 from localspec.daemon.completion.request import (
     chat_frames,
     completion_frames,
     goes_on_in_its_language,
+    template_prompt,
     uses_tools,
 )
+from localspec.daemon.completion.tools import TOLD, as_tools, messages_as_tools
 from localspec.daemon.history.turn import Turn, begin, figures
-from localspec.daemon.http.requests import ignored, read, unless_gone
+from localspec.daemon.http.requests import OUR_CLIENT, answer, ignored, read, unless_gone
+from localspec.daemon.pairs.names import Role
 from localspec.daemon.state import State, state_of
 from localspec.daemon.worker.supervisor import Supervisor
+from localspec.errors import ModelNotFound
 from localspec.protocol import frames
 from localspec.protocol.calls import CallFormat
 from localspec.protocol.frames import Generate, PairFiles
-from localspec.protocol.requests import ChatRequest, CompletionRequest
+from localspec.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    InfillRequest,
+    NativeCompletionRequest,
+    NativeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+
+# ------------------------------------------------------------------------ tokens
+# Handle POST /tokenize, /detokenize, /apply-template and the counting of a chat's tokens.
+#
+# All of them have llama-server's format. A request without a `model` uses the configured pair's vocabulary
+# and template.
+
+
+async def tokenize(request: Request) -> Response:
+    """Handle POST /tokenize."""
+    body = await read(request, TokenizeRequest)
+    daemon = state_of(request)
+    reply = await daemon.supervisor.ask(
+        await daemon.pair(body.model, request.receive),
+        frames.Tokenize(0, body.content, body.add_special, body.parse_special, body.with_pieces),
+    )
+    tokens: list[int] = reply.value["tokens"]
+    if not body.with_pieces:
+        return answer({"tokens": tokens, **_ignored_extra(request)})
+    pieces = [_decode_piece(piece) for piece in reply.value["pieces"]]
+    entries = [{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)]
+    return answer({"tokens": entries, **_ignored_extra(request)})
+
+
+def _ignored_extra(request: Request) -> dict[str, Any]:
+    """Return the answer's key `localspec` if fields of the request had no effect, else nothing."""
+    names = ignored(request)
+    return {"localspec": {"ignored": names}} if names else {}
+
+
+def _decode_piece(piece: bytes) -> str | list[int]:
+    """Return a token's bytes as text if they are valid UTF-8, else as a list of numbers."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+async def detokenize(request: Request) -> Response:
+    """Handle POST /detokenize."""
+    body = await read(request, DetokenizeRequest)
+    daemon = state_of(request)
+    reply = await daemon.supervisor.ask(
+        await daemon.pair(body.model, request.receive), frames.Detokenize(0, body.tokens)
+    )
+    return answer({"content": reply.value["content"], **_ignored_extra(request)})
+
+
+async def apply_template(request: Request) -> Response:
+    """Handle POST /apply-template."""
+    body = await read(request, TemplateRequest)
+    daemon = state_of(request)
+    pair = await daemon.pair(body.model, request.receive)
+    messages_as_tools(body)
+    call_form = TOLD
+    if uses_tools(body):
+        call_form = await call_format(daemon, pair)
+    prompt = template_prompt(body, call_form)
+    reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
+    return answer({"prompt": reply.value["prompt"], **_ignored_extra(request)})
+
+
+async def count(request: Request) -> Response:
+    """Count the tokens of a chat, even of one that does not fit into the context."""
+    body = await read(request, ChatRequest)
+    as_tools(body)
+    tokens = await prompt_tokens(request, body)
+    return answer({"input_tokens": tokens, **_ignored_extra(request)})
+
+
+async def prompt_tokens(request: Request, body: ChatRequest) -> int:
+    """Return the number of tokens in the prompt of a chat of any protocol.
+
+    Raises:
+        InvalidRequest: see `ready`.
+    """
+    pair, requests, _ = await ready(request, body, None)
+    frame = frames.CountTokens(0, requests[0].prompt)
+    reply = await state_of(request).supervisor.ask(pair, frame)
+    count: int = reply.value["tokens"]
+    return count
+
+
+# ------------------------------------------------------------------------ native
+# Handle POST /infill and /completion in llama-server's format.
+
+
+async def native_completion(request: Request) -> Response:
+    """Handle POST /completion."""
+    body = await read(request, NativeCompletionRequest)
+    return await _respond(request, body, llama_server.completion(body))
+
+
+async def infill(request: Request) -> Response:
+    """Handle POST /infill."""
+    arrival = state_of(request).editors.arrived()
+    body = await read(request, InfillRequest)
+    # A warm-up request (n_predict 0) must not cancel the editor's completion under way.
+    editor = None if body.n_predict == 0 else place_of(request, body, arrival)
+    return await _respond(request, body, llama_server.infill(body), "fim", editor)
+
+
+async def _respond(
+    request: Request,
+    body: NativeRequest,
+    requests: list[Generate],
+    role: Role = "chat",
+    editor: Place | None = None,
+) -> Response:
+    daemon = state_of(request)
+    residents = daemon.supervisor.residents
+    pair = await _pair(request, body.model, role, strict=OUR_CLIENT in request.headers)
+    shape = llama_server.LlamaServerShape(
+        Answer(
+            pair.name,
+            requests,
+            n=body.n or 1,
+            ended=figures(daemon.conversations, body, pair.name),
+        ),
+        body,
+        loaded=lambda: residents.info(pair.name),
+        note=residents.note,
+        ignored=ignored(request),
+    )
+    context = nullcontext() if editor is None else daemon.editors.typing(editor)
+    run = Run(daemon.supervisor, pair, requests, shape, context, **waiting(body, shape))
+    return await run.respond(request, body.stream)
+
+
+async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> PairFiles:
+    """Return the pair called `name`, or the default pair if there is none of that name.
+
+    llama-server serves one model and ignores the name in a request, so plug-ins send any name. `strict`
+    (a request of our own client) raises ModelNotFound instead.
+    """
+    daemon = state_of(request)
+    try:
+        return await daemon.pair(name, request.receive, role)
+    except ModelNotFound:
+        if strict:
+            raise
+        return await daemon.pair("", request.receive, role)
+
+
+# ------------------------------------------------------------------------ completions
 
 
 async def chat(request: Request) -> Response:
     """Handle POST /v1/chat/completions."""
     body = await read(request, ChatRequest)
-    uses_functions = functions.as_tools(body)
+    uses_functions = tools.as_tools(body)
     daemon = state_of(request)
     turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
     pair, requests, answer = await ready(request, body, turn)

@@ -4,21 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.anthropic import answer as anthropic
-from localspec.daemon.http.requests import answer
-from localspec.daemon.pairs import names, views
-from localspec.daemon.pairs.names import BUILTIN
+from localspec.daemon.completion.dialect import notation
+from localspec.daemon.completion.tools import described
+from localspec.daemon.http.requests import answer, read
+from localspec.daemon.http.sse import EventStream, reported
+from localspec.daemon.http.tcp import came_by_tcp
+from localspec.daemon.pairs import names, tasks, views
+from localspec.daemon.pairs import registry as local
+from localspec.daemon.pairs.names import BUILTIN, names_files, unseen
+from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.pairs.tasks import verify_files, verify_pair
 from localspec.daemon.state import State, state_of
-from localspec.errors import InvalidRequest, LocalspecError, NotOffered, Unavailable
+from localspec.errors import (
+    Forbidden,
+    InvalidRequest,
+    LocalspecError,
+    ModelNotFound,
+    NotOffered,
+    Unavailable,
+)
+from localspec.extras.anthropic import answer as anthropic
+from localspec.extras.upstream import pairs as upstreams
+from localspec.protocol import pairs
 from localspec.protocol.answers import Model, ModelList, ModelMeta, ModelStatus
+from localspec.protocol.pairs import DiskRequest, DraftsRequest, PullRequest
+
+if TYPE_CHECKING:
+    from localspec.registry.pulls.pull import PullState
+    from localspec.registry.pulls.running import Pull
+
 
 _RANDOM_SEED = (1 << 32) - 1  # llama-server's value for "draw a random seed"
 
@@ -175,4 +198,270 @@ async def slot_action(request: Request) -> Response:
         f"A slot cannot be made to {action} its state: slots are not assigned to clients. What was "
         "read is kept by its content, in memory and on disk (`prefix_memory`, `prefix_disk`), and found "
         "again without being asked for."
+    )
+
+
+# ------------------------------------------------------------------------ pulls
+# Handle /localspec/pulls: start, watch and cancel pulls, which go on when their client disconnects.
+
+
+# Fast hashing changes the state hundreds of times a second, more often than anybody can read.
+_STATE_INTERVAL_S = 0.1
+_CANCEL_TIMEOUT_S = 5.0  # how long the answer to a cancellation waits for the end of the pull
+
+
+async def list_pulls(request: Request) -> Response:
+    """List all pulls."""
+    registry = state_of(request).registry
+    states = await asyncio.to_thread(lambda: registry.pulls.states())
+    return answer({"pulls": states})
+
+
+async def start_pull(request: Request) -> Response:
+    """Start a pull and return 202 with its state, or the state of the same pull if that runs already.
+
+    Raises:
+        Forbidden: the request names a network or endpoint and came over TCP.
+        LocalspecError: see `begin`.
+    """
+    body = await read(request, PullRequest)
+    if came_by_tcp(request.scope):
+        _refuse_network(body)
+    return answer((await begin(request, body)).state, 202)
+
+
+async def begin(request: Request, body: PullRequest) -> Pull:
+    """Start a pull for a request of any protocol, and return it.
+
+    Raises:
+        Unavailable: the daemon is shutting down.
+        LocalspecError: see `pairs.pulls.start`.
+    """
+    daemon = state_of(request)
+    if daemon.draining:
+        raise Unavailable("The daemon is shutting down; try again.", retry_after=2)
+    # Over TCP no answer may reveal which files this machine has.
+    local = not came_by_tcp(request.scope)
+    return await asyncio.to_thread(tasks.start, daemon.registry, body, whole_disk=local)
+
+
+def _refuse_network(body: PullRequest) -> None:
+    """Refuse to let a client over TCP choose which servers the daemon contacts."""
+    for name in ("endpoint", "network"):
+        if getattr(body, name):
+            raise Forbidden(
+                f"'{name}' is not accepted over TCP, because the daemon would contact any address "
+                "it names; set HF_ENDPOINT and proxies in the daemon's own environment.",
+                param=name,
+            )
+
+
+async def show_pull(request: Request) -> Response:
+    """Return the state of a pull."""
+    return answer((await _pull(request)).state)
+
+
+async def cancel_pull(request: Request) -> Response:
+    """Cancel a pull and return its state."""
+    pull = await _pull(request)
+    pull.cancel()
+
+    async def discard(_state: object) -> None:
+        pass
+
+    with suppress(TimeoutError):  # A request to the hub that hangs ends by itself later.
+        await asyncio.wait_for(states(pull, discard), _CANCEL_TIMEOUT_S)
+    return answer(pull.state)
+
+
+async def pull_events(request: Request) -> Response:
+    """Stream every state of the pull, the present one first and the final one last."""
+    return EventStream(partial(states, await _pull(request)))
+
+
+async def states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> None:
+    """Call `emit` with every state of the pull, the present one first and the final one last."""
+    from localspec.registry.pulls.pull import RUNNING
+
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+
+    def notify() -> None:
+        with suppress(RuntimeError):  # the loop has ended with the daemon
+            loop.call_soon_threadsafe(changed.set)
+
+    with pull.watched(notify):
+        while True:
+            changed.clear()
+            state = pull.state
+            await emit(state)
+            if state.state not in RUNNING:
+                return
+            await changed.wait()
+            await asyncio.sleep(_STATE_INTERVAL_S)
+
+
+async def _pull(request: Request) -> Pull:
+    registry: Registry = state_of(request).registry
+    return await asyncio.to_thread(_find, registry, request.path_params["name"])
+
+
+def _find(registry: Registry, name: str) -> Pull:
+    """Find the pull by the pair's own name, another name in the catalogue, or a repository."""
+    with suppress(ModelNotFound):  # The pair may have been removed from the catalogue since.
+        name, _ = registry.catalogue.find(name)
+    return registry.pulls.get(name) if "/" not in name else registry.pulls.of_repository(name)
+
+
+# ------------------------------------------------------------------------ pairs
+# Handle /localspec/pairs, /gc and /drafts.
+
+
+async def list_pairs(request: Request) -> Response:
+    """List the pairs on this machine, and with ?all=1 those of the catalogue."""
+    daemon = state_of(request)
+    with_catalogue = request.query_params.get("all", "0") not in ("", "0", "false")
+    listing = await asyncio.to_thread(views.listing, daemon.registry, with_catalogue)
+    listing.configured = await asyncio.to_thread(daemon.registry.own_name, daemon.config.pair)
+    listing.problems += [problem for problem in daemon.problems if problem not in listing.problems]
+    loaded = {status.name: status for status in daemon.supervisor.residents.statuses()}
+    for entry in listing.pairs:
+        if status := loaded.get(entry.name):
+            entry.takes, entry.since = status.memory, status.since
+    return answer(listing)
+
+
+async def show_pair(request: Request) -> Response:
+    """Describe one pair; ?context=N estimates its memory for N tokens.
+
+    Raises:
+        InvalidRequest: `context` is not a number.
+        ModelNotFound: there is no such pair.
+        BadGguf: a file of the pair is not a valid model.
+        StoreError: a file of the pair cannot be read.
+    """
+    daemon = state_of(request)
+    text = request.query_params.get("context", "0")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise InvalidRequest("'context' must be a whole number of tokens.", param="context")
+    name, config = request.path_params["name"], daemon.config
+    by_tcp = came_by_tcp(request.scope)
+
+    def describe() -> pairs.PairView:
+        view = views.details(daemon.registry, name, int(text), config, by_tcp=by_tcp)
+        preset = daemon.registry.catalogue.presets.get(view.name)
+        template = view.target.template.text if view.target.template else ""
+        if preset and preset.chat_template:
+            template = preset.chat_template
+        may_call = template and not view.target.pooling
+        view.calls = described(notation(template)) if may_call else ""
+        return view
+
+    return answer(await asyncio.to_thread(describe))
+
+
+async def add_pair(request: Request) -> Response:
+    """Make a pair of files on this machine."""
+    body = await read(request, pairs.AddRequest)
+    daemon = state_of(request)
+    registry = daemon.registry
+    if body.replace:
+        await daemon.rest(body.name)
+    with unseen():
+        record = await daemon.errands.run(local.add, registry, body)
+    return answer(views.entry(record, registry.in_use), 201)
+
+
+async def add_upstream(request: Request) -> Response:
+    """Add a pair that another server serves.
+
+    Raises:
+        Forbidden: the request came over TCP. Such a pair may name a file whose content is sent to that
+            server.
+    """
+    body = await read(request, pairs.AddUpstreamRequest)
+    if came_by_tcp(request.scope):
+        raise Forbidden("Servers cannot be added over TCP; use the Unix socket: localspec add")
+    daemon = state_of(request)
+    return answer(await daemon.errands.run(upstreams.add, daemon.registry, body), 201)
+
+
+async def remove_pair(request: Request) -> Response:
+    """Remove a pair."""
+    daemon = state_of(request)
+    requested_name = request.path_params["name"]
+    if removed := await asyncio.to_thread(upstreams.remove, daemon.registry, requested_name):
+        return answer(removed)
+    name = await asyncio.to_thread(daemon.registry.removable, requested_name)
+    await daemon.rest(name)
+    return answer(await asyncio.to_thread(daemon.registry.remove, name))
+
+
+async def verify_stored(request: Request) -> Response:
+    """Hash the files of a pair; the events are the bytes hashed so far and, in the last one, the result."""
+    daemon, name = state_of(request), request.path_params["name"]
+    if names_files(name):
+        files = await daemon.named(name, request.receive)  # refuses the same files as a load
+        return EventStream(reported(daemon.errands, partial(verify_files, files)))
+    return EventStream(reported(daemon.errands, partial(verify_pair, daemon.registry, name)))
+
+
+async def collect_garbage(request: Request) -> Response:
+    """Delete files and saved states that nothing uses."""
+    body = await read(request, pairs.CollectRequest)
+    daemon = state_of(request)
+    collected = await asyncio.to_thread(daemon.registry.collect, dry_run=body.dry_run)
+    states = await daemon.conversations.run(
+        lambda conversations: conversations.collect(dry_run=body.dry_run)
+    )
+    collected.freed += sum(size for _, size in states)
+    collected.files += tuple(name for name, _ in states)
+    return answer(collected)
+
+
+async def find_drafts(request: Request) -> Response:
+    """List draft models for a target; the events are the current measurement and, in the last one, the list.
+
+    Raises:
+        Forbidden: `folders` came over TCP.
+        Conflict: the engine is busy.
+        LocalspecError: the target cannot be used, see `State.named`.
+    """
+    body = await read(request, DraftsRequest)
+    if body.folders and came_by_tcp(request.scope):
+        raise Forbidden(
+            "'folders' cannot be searched over TCP; use the Unix socket: localspec drafts",
+            param="folders",
+        )
+    daemon = state_of(request)
+    pair = await daemon.named(body.target, request.receive)
+    if pair.upstream is not None:
+        raise InvalidRequest(
+            f"'{pair.name}' is served by another server, which has drafts of its own.",
+            param="target",
+        )
+    trials = tasks.Trials(daemon.supervisor) if body.measure else None
+    return EventStream(
+        reported(
+            daemon.errands,
+            lambda report: views.drafts(daemon.registry, pair.target, body.folders, trials, report),
+        )
+    )
+
+
+async def on_disk(request: Request) -> Response:
+    """Search the disk for models; the events are what is being read and, in the last one, the findings.
+
+    Raises:
+        Forbidden: the request came over TCP.
+    """
+    if came_by_tcp(request.scope):
+        raise Forbidden(
+            "The disk cannot be searched over TCP; use the Unix socket: localspec import"
+        )
+    body = await read(request, DiskRequest)
+    registry, errands = state_of(request).registry, state_of(request).errands
+    return EventStream(
+        reported(
+            errands, lambda report: views.look(registry, body.folders, body.environment, report)
+        )
     )

@@ -4,16 +4,143 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localspec.daemon.completion.reply.parser import split_thoughts
+from localspec.daemon.completion.parser import split_thoughts
 from localspec.daemon.history import responses, statistics
 from localspec.errors import Conflict, UnsafePath
-from localspec.paths import open_file
+from localspec.paths import open_file, read_file
+from localspec.protocol.conversations import ConversationEntry, Match
+from localspec.registry.store.files import write_whole
 
 if TYPE_CHECKING:
     import sqlite3
+
+
+# ------------------------------------------------------------------------ matches
+# Find the line of a stored conversation that contains a text, ignoring case.
+
+
+# A condition on rows of `conversations`: the case-folded text ?1 occurs in the title or in a message.
+SAID = (
+    "instr(folded(title), ?1) OR EXISTS"
+    " (SELECT 1 FROM messages WHERE conversation = id AND instr(folded(content), ?1))"
+)
+_MESSAGE = (
+    "SELECT role, content FROM messages WHERE conversation = ? AND instr(folded(content), ?)"
+    " ORDER BY position LIMIT 1"
+)
+# A longer line is cut: this many characters before the match are shown, and this many in all.
+_CONTEXT_CHARS, _MAX_LINE_CHARS = 60, 300
+
+
+def first(db: sqlite3.Connection, entry: ConversationEntry, needle: str) -> Match:
+    """Return the first line of the conversation `entry` that contains `needle`.
+
+    The title is searched only if no message contains it. `needle` is already case-folded.
+    """
+    role, text = db.execute(_MESSAGE, (entry.id, needle)).fetchone() or ("title", entry.title)
+    line, start, end = place(text, needle)
+    if len(line) > _MAX_LINE_CHARS:
+        offset = max(0, start - _CONTEXT_CHARS)
+        prefix = "…" if offset else ""
+        suffix = "…" if offset + _MAX_LINE_CHARS < len(line) else ""
+        line, shift = (
+            prefix + line[offset : offset + _MAX_LINE_CHARS] + suffix,
+            len(prefix) - offset,
+        )
+        start, end = start + shift, min(end + shift, len(line))
+    return Match(role, line, start, end)
+
+
+def place(text: str, needle: str) -> tuple[str, int, int]:
+    """Return the line of `text` in which `needle` begins, and the start and end of the match in it.
+
+    `needle` is case-folded. A match that spans several lines ends with its first line. Case folding turns
+    some characters into two, so positions in the folded line are counted back to the original one.
+    """
+    folded = text.casefold()
+    position = folded.find(needle)
+    line = text.split("\n")[folded.count("\n", 0, position)]
+    folded_start = position - (folded.rfind("\n", 0, position) + 1)
+    folded_end = folded_start + len(needle.partition("\n")[0])
+    start = end = folded_length = 0
+    for character in line:
+        if folded_length >= folded_end:
+            break
+        folded_length += len(character.casefold())
+        end += 1
+        if folded_length <= folded_start:
+            start = end
+    return line, start, end
+
+
+# ------------------------------------------------------------------------ typed
+# Remove lines from chat_history, in which `localspec chat` keeps what people typed for the next chat.
+#
+# prompt_toolkit defines the format: each entry is a comment with its time, then its lines, each after
+# a "+". Text that is removed from the stored conversations must not remain in this file, so the daemon
+# removes it there as well.
+
+
+def forget_all(file: Path) -> None:
+    """Delete the file.
+
+    Raises:
+        OSError: the file cannot be deleted.
+    """
+    _resolve_links(file).unlink(missing_ok=True)
+
+
+def forget(file: Path, contents: Sequence[str]) -> None:
+    """Remove every entry that is part of one of `contents`, the messages of a conversation.
+
+    An entry may be only part of a message, because a chat can put files before the typed text. A short line
+    that was also typed elsewhere is lost with it, which matters to the arrow keys alone.
+
+    Raises:
+        OSError: the file cannot be read or written.
+        StoreError: the file cannot be replaced.
+    """
+    file = _resolve_links(file)
+    try:
+        data = read_file(file)
+    except FileNotFoundError:
+        return
+    remaining: list[bytes] = []
+    for is_entry, lines in groupby(data.splitlines(keepends=True), lambda line: line[:1] == b"+"):
+        block = list(lines)
+        if is_entry and any(_is_within(candidate, contents) for candidate in _candidates(block)):
+            while remaining and remaining[-1][:1] in (b"#", b"\n"):  # its comment with the time
+                remaining.pop()
+        else:
+            remaining += block
+    if len(content := b"".join(remaining)) < len(data):
+        write_whole(file, content)
+
+
+def _resolve_links(file: Path) -> Path:
+    """Return where the file really is, since people may keep it elsewhere behind a symbolic link."""
+    return Path(os.path.realpath(file))  # resolve() raises where links lead in a circle
+
+
+def _is_within(text: str, contents: Sequence[str]) -> bool:
+    return bool(text) and any(text in content for content in contents)
+
+
+def _candidates(lines: Sequence[bytes]) -> Iterator[str]:
+    """Yield the texts that an entry may have sent: all of it, and what follows a command, without quotes."""
+    text = b"".join(line[1:] for line in lines).decode("utf-8", "replace").strip()
+    argument = text.partition(" ")[2].strip() if text.startswith("/") else ""
+    for candidate in (text, argument):
+        yield candidate.removeprefix('"""').removesuffix('"""').strip()
+
+
+# ------------------------------------------------------------------------ database
+
 
 VERSION = 4
 # The file has this application_id ("LSPC") while none of its pages holds remains of deleted rows.

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from localspec.protocol.statistics import Group, Statistics
+from localspec.protocol.conversations import Group, Statistics
 
 if TYPE_CHECKING:
     import sqlite3

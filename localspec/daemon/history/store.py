@@ -22,18 +22,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from localspec.daemon import logs
-from localspec.daemon.history import database, matches, responses, statistics, typed
+from localspec.daemon.history import database, responses, statistics
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound
 from localspec.files import write_whole
 from localspec.paths import read_file, remove_tree
 from localspec.protocol.conversations import (
     Conversation,
     ConversationEntry,
+    Statistics,
     StoredMessage,
     Undone,
 )
 from localspec.protocol.frames import ANYONE
-from localspec.protocol.statistics import Statistics
 
 if TYPE_CHECKING:
     import sqlite3
@@ -207,13 +207,13 @@ class Conversations:
             return []
         needle = search.casefold()
         rows = self._db.execute(
-            f"{_ENTRY}WHERE ?1 = '' OR {matches.SAID} ORDER BY updated DESC, rowid DESC LIMIT ?2",
+            f"{_ENTRY}WHERE ?1 = '' OR {database.SAID} ORDER BY updated DESC, rowid DESC LIMIT ?2",
             (needle, limit),
         )
         entries = [ConversationEntry(*row) for row in rows]
         if needle:
             for entry in entries:
-                entry.match = matches.first(self._db, entry, needle)
+                entry.match = database.first(self._db, entry, needle)
         return entries
 
     def get(self, name: str) -> Conversation:
@@ -380,7 +380,7 @@ class Conversations:
         with contextlib.ExitStack() as cleanups:  # a failure of one does not skip the others
             cleanups.callback(self.remove_states, entry.id)
             cleanups.callback(logs.forget_prompts, entry.id)
-            cleanups.callback(typed.forget, self._typed_lines, prompts)
+            cleanups.callback(database.forget, self._typed_lines, prompts)
             with self._deleting() as db:
                 db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
         return entry.id
@@ -419,7 +419,7 @@ class Conversations:
         with contextlib.ExitStack() as cleanups:
             cleanups.callback(self.remove_states, None)
             cleanups.callback(logs.forget_prompts, None)
-            cleanups.callback(typed.forget_all, self._typed_lines)
+            cleanups.callback(database.forget_all, self._typed_lines)
             if self._file.exists():
                 with self._deleting() as db:
                     count = db.execute("DELETE FROM conversations").rowcount
@@ -471,7 +471,7 @@ class Conversations:
                     "DELETE FROM messages WHERE conversation = ? AND position >= ?",
                     (entry.id, question[0]),
                 )
-            typed.forget(self._typed_lines, [question[1]])
+            database.forget(self._typed_lines, [question[1]])
         else:
             self.remove(entry.id)
         return Undone(entry.id, question[1], questions_left)

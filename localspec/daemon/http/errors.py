@@ -25,8 +25,8 @@ from localspec.errors import (
     Unavailable,
     known_words,
 )
+from localspec.extras.anthropic.wire import MessagesError, MessagesErrorDetail
 from localspec.protocol.answers import ErrorBody, ErrorDetail, OllamaError
-from localspec.protocol.clients.anthropic import MessagesError, MessagesErrorDetail
 from localspec.protocol.reading import BadBody
 
 log = logging.getLogger("localspec.http")

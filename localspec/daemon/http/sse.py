@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from localspec.daemon.http import errors
 from localspec.daemon.http.requests import ClientGone, unless_gone
-from localspec.daemon.threads import Threads
+from localspec.daemon.logs import Threads
 from localspec.errors import Cancelled, LocalspecError
 
 Value = TypeVar("Value", bound=msgspec.Struct)

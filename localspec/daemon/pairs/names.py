@@ -219,9 +219,9 @@ def one_file(name: str) -> Path:
             )
         return path
     if ":" in name:
-        from localspec.registry.disk import ollama
+        from localspec.registry.disk import discovery
 
-        if file := ollama.named(name):
+        if file := discovery.named(name):
             return file
         raise NoSuchPair(
             f"Ollama has no model '{name[:80]}'. To list its models: localspec import",

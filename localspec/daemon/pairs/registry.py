@@ -14,25 +14,69 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from localspec.daemon.pairs import names
 from localspec.daemon.pairs.names import BUILTIN, NoSuchPair, NotPulled, names_files
-from localspec.daemon.worker.placement import free_memory
+from localspec.daemon.worker.eviction import free_memory
 from localspec.daemon.worker.residents import Stay
-from localspec.errors import InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
+from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.answers import Hashing
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.pairs import CollectedView, RemovedView
+from localspec.protocol.pairs import AddRequest, CollectedView, RemovedView
 from localspec.protocol.settings import Pooling
 
 if TYPE_CHECKING:
     from localspec.machine import Host
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
     from localspec.registry.header.fit import Memory
+    from localspec.registry.pulls.resolve import Unfinished
     from localspec.registry.pulls.running import Pulls
-    from localspec.registry.pulls.wanted import Unfinished
     from localspec.registry.store.files import Hashes
-    from localspec.registry.store.records import Record
-    from localspec.registry.store.store import Store
+    from localspec.registry.store.store import Record, Store
+
+
+# ------------------------------------------------------------------------ local
+# Make a pair of the person's own files. Blocks, so call it in a thread.
+
+
+def add(registry: Registry, request: AddRequest) -> Record:
+    """Make the pair.
+
+    Raises:
+        InvalidRequest: The name of the pair or of a file is not allowed.
+        Conflict: The name is taken, or the pair is in use.
+        ModelNotFound: A file does not exist.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
+    """
+    from localspec.registry.store import local
+
+    name = request.name
+    registry.refuse_reserved(name)
+    if request.replace and registry.in_use(name):
+        raise Conflict(f"The pair '{name}' is in use; wait until it is idle, then try again.")
+    file_names = [file for file in (request.target, request.draft) if file]
+    for file in file_names:
+        if not file.startswith("/") and ":" not in file:
+            raise InvalidRequest(
+                f"{file} must be an absolute path, or the name of a model in Ollama."
+            )
+    paths = [Path(file) if file.startswith("/") else names.one_file(file) for file in file_names]
+    # Ollama names its files by their hashes, so the summary says which models they are.
+    from_ollama = any(not file.startswith("/") for file in file_names)
+    return local.add(
+        registry.store,
+        name,
+        *paths,
+        roles=request.roles,
+        pooling=request.pooling,
+        replace=request.replace,
+        summary=" with ".join(file_names) if from_ollama else "",
+        hash_now=request.hash_now,
+    )
+
+
+# ------------------------------------------------------------------------ registry
+
 
 log = logging.getLogger("localspec.daemon")
 
@@ -80,7 +124,7 @@ class Registry:
         return Store(self.paths.store, self._known_hashes(), self._unfinished().files)
 
     def _unfinished(self) -> Unfinished:
-        from localspec.registry.pulls.wanted import Unfinished
+        from localspec.registry.pulls.resolve import Unfinished
 
         with self._lock:
             self._unfinished_pulls = self._unfinished_pulls or Unfinished(
@@ -168,7 +212,7 @@ class Registry:
         """The names of the pairs that are being pulled."""
         if self._pulls is None:
             return ()
-        from localspec.registry.pulls.state import RUNNING
+        from localspec.registry.pulls.pull import RUNNING
 
         return tuple(state.name for state in self._pulls.states() if state.state in RUNNING)
 
@@ -267,9 +311,9 @@ class Registry:
 
         Return `name` if there is no such pair, if Ollama has the model itself, or if several pairs have it.
         """
-        from localspec.registry.disk import ollama
+        from localspec.registry.disk import discovery
 
-        if ollama.named(name):
+        if discovery.named(name):
             return name
         installed = [pair for pair in self._pairs_with_model(name) if self.whole_record(pair)]
         return installed[0] if len(installed) == 1 else name
@@ -394,15 +438,15 @@ class Registry:
 
     def remove(self, own_name: str) -> RemovedView:
         """Remove a pair and return what that freed. Raises Conflict if the pair is in use."""
-        from localspec.registry.store import garbage
+        from localspec.registry.store import integrity
 
-        return garbage.remove(self.store, own_name, in_use=self.in_use)
+        return integrity.remove(self.store, own_name, in_use=self.in_use)
 
     def collect(self, *, dry_run: bool = False) -> CollectedView:
         """Delete the files that no pair needs. Raises Conflict while a pull is running."""
-        from localspec.registry.store import garbage
+        from localspec.registry.store import integrity
 
-        return garbage.collect(self.store, dry_run=dry_run)
+        return integrity.collect(self.store, dry_run=dry_run)
 
     @staticmethod
     def refuse_reserved(name: str) -> None:

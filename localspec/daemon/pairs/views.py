@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.config import Config
-from localspec.daemon.pairs import disk, upstreams
-from localspec.daemon.pairs.measure import Interrupted, Trials
+from localspec.daemon.http.sse import seldom
 from localspec.daemon.pairs.names import (
     BUILTIN,
     builtin,
@@ -19,15 +19,84 @@ from localspec.daemon.pairs.names import (
     unseen,
 )
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.worker import placement
+from localspec.daemon.pairs.tasks import Interrupted, Trials
+from localspec.daemon.worker import eviction
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
-from localspec.protocol.disk import Drafts
-from localspec.protocol.pairs import Original, PairEntry, PairList, PairView
+from localspec.extras.upstream import pairs as upstreams
+from localspec.paths import MODEL_PLACES
+from localspec.protocol.pairs import Disk, Drafts, Original, PairEntry, PairList, PairView
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, Pair, Preset, Weights
-    from localspec.registry.disk.gain import Trial
-    from localspec.registry.store.records import Record
+    from localspec.registry.disk.drafts import Trial
+    from localspec.registry.store.store import Record
+
+
+# ------------------------------------------------------------------------ disk
+# The models on this disk, and the pairs that can be made of them, as the API shows them. Blocks.
+
+
+def look(
+    registry: Registry,
+    folders: list[str],
+    environment: Mapping[str, str],
+    report: Callable[[Disk], None],
+) -> Disk:
+    """Return every model in the known places and in `folders`, with the pairs worth making.
+
+    `environment` overrides the daemon's own variables, as far as they are in MODEL_PLACES.
+
+    Raises:
+        InvalidRequest: One of `folders` does not exist.
+    """
+    from localspec.registry.disk import drafts
+    from localspec.registry.disk.discovery import Search
+
+    for folder in folders:
+        if not Path(folder).exists():
+            raise InvalidRequest(f"There is no folder {folder}.", param="folders")
+    limited_report = seldom(report)
+
+    def report_progress(place: object) -> None:
+        limited_report(Disk(looking=str(place)))
+
+    places = {name: environment[name] for name in MODEL_PLACES if name in environment}
+    search = Search(
+        registry.store,
+        [Path(folder) for folder in folders],
+        {**os.environ, **places},
+        report_progress,
+    )
+    models = drafts.judge_all(search.models, report_progress)
+    paired = {str(model.path) for model in search.models if model.pair}
+    pairs = drafts.propose(models, paired, taken_names(registry), called())
+    return Disk(models=models, pairs=pairs, problems=search.problems)
+
+
+def taken_names(registry: Registry) -> set[str]:
+    """Return the names that a new pair of the person's own files must not have."""
+    catalogue = registry.catalogue
+    installed = {record.name for record in registry.store.listing().records}
+    return {*installed, *catalogue.pairs, *catalogue.aliases}
+
+
+def called() -> Callable[[str, Path], str]:
+    """Return a function that names a model as `add` accepts it.
+
+    This is its name in Ollama if that name leads to the file, and else its path.
+    """
+    from localspec.registry.disk import discovery
+
+    files: dict[str, Path | None] = {}
+    for home in discovery.homes():
+        for model in discovery.tagged(home):
+            if model.file:
+                files.setdefault(model.name, model.file)
+    return lambda name, path: name if files.get(name) == path else str(path)
+
+
+# ------------------------------------------------------------------------ views
+
 
 BUILTIN_SUMMARY = "small built-in demo pair; knows only Python's standard library"
 
@@ -163,7 +232,7 @@ def details(
     """
     from localspec import machine
     from localspec.registry.store import integrity, local
-    from localspec.registry.store.details import describe
+    from localspec.registry.store.local import describe
 
     if not name:  # a request for an answer may leave `model` empty, but this one must name a pair
         raise registry.unknown(name)
@@ -182,9 +251,9 @@ def details(
             record = local.describe_files(name, Path(files.target), draft)
     else:
         record = registry.pulled(name)
-    settings = placement.settings(config, registry.paths)
+    settings = eviction.settings(config, registry.paths)
     load = replace(
-        placement.load_of(settings, machine.installed_backend()), context=context or config.context
+        eviction.load_of(settings, machine.installed_backend()), context=context or config.context
     )
     view = describe(registry.store, record, registry.memory(), load)
     if view.name == BUILTIN:
@@ -232,8 +301,7 @@ def drafts(
         Conflict: The engine is needed for a request.
     """
     from localspec.registry.disk.discovery import Found, find_models
-    from localspec.registry.disk.drafts import rank_drafts
-    from localspec.registry.disk.matches import free_name
+    from localspec.registry.disk.drafts import free_name, rank_drafts
 
     for folder in folders:
         if not Path(folder).is_dir():
@@ -242,7 +310,7 @@ def drafts(
     target_path = Path(target).resolve()
     model = next((model for model in models if model.path.resolve() == target_path), None)
     model = model or Found(Path(target), target_path.name, "")
-    to_name = disk.called()
+    to_name = called()
     names = {model.path: model.name for model in models}  # files in the store are named by hashes
 
     def measure(target_file: Path, draft: Path) -> Trial:
@@ -258,5 +326,5 @@ def drafts(
         if trials:
             trials.end()
     ranked.target, ranked.file = target, to_name(model.name, model.path)
-    ranked.pair = free_name(model.name, disk.taken_names(registry))
+    ranked.pair = free_name(model.name, taken_names(registry))
     return ranked

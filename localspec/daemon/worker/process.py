@@ -20,7 +20,7 @@ import msgspec
 from localspec import errors
 from localspec.children import engine_environment
 from localspec.daemon.worker.death import Death, Ending
-from localspec.daemon.worker.queue.forecast import Job
+from localspec.daemon.worker.queue import Job
 from localspec.ended import oom_kills
 from localspec.protocol import frames
 

@@ -15,14 +15,11 @@ from typing import NamedTuple
 
 from localspec import errors
 from localspec.config import Config
-from localspec.daemon.worker import placement, room
-from localspec.daemon.worker.death import CrashHistory, DeadlyTexts
-from localspec.daemon.worker.loaded import LoadedPair
-from localspec.daemon.worker.placement import MIB, Planned, Plans
+from localspec.daemon.worker import eviction
+from localspec.daemon.worker.death import CrashHistory, DeadlyTexts, SafeMode
+from localspec.daemon.worker.eviction import MIB, Holding, Planned, Plans, Standing
+from localspec.daemon.worker.loaded import Engine, LoadedPair, Loading, Ready, Unloaded
 from localspec.daemon.worker.process import Worker, spawn
-from localspec.daemon.worker.room import Holding, Standing
-from localspec.daemon.worker.safe_mode import SafeMode
-from localspec.daemon.worker.states import Engine, Loading, Ready, Unloaded
 from localspec.paths import Paths
 from localspec.protocol import frames
 from localspec.protocol.answers import Counts, PairStatus
@@ -210,7 +207,7 @@ class Residents:
 
     async def _make_room(
         self, newcomer: LoadedPair, loading: Loading, failed: Engine | None
-    ) -> Planned | room.Waits:
+    ) -> Planned | eviction.Waits:
         """Return a plan that fits, or the pair to wait for. Raises LoadFailed if there is neither."""
         spared: set[str] = set()
         while True:
@@ -218,12 +215,12 @@ class Residents:
                 await pair.gone()  # the memory of an ending worker is not free before
             config = self.config
             decision = await self._decide(newcomer, loading.pair, failed, spared)
-            if isinstance(decision, room.Refused):
+            if isinstance(decision, eviction.Refused):
                 raise errors.LoadFailed(decision.message)
-            if isinstance(decision, room.Spares):
+            if isinstance(decision, eviction.Spares):
                 spared.update(decision.names)
                 await asyncio.gather(*map(self._give_up_room, decision.names))
-            elif isinstance(decision, room.Leaves):
+            elif isinstance(decision, eviction.Leaves):
                 self._evict(self._pairs[decision.name])
             elif config is self.config:
                 return decision
@@ -234,29 +231,31 @@ class Residents:
         pair: frames.PairFiles,
         failed: Engine | None,
         spared: Collection[str],
-    ) -> Planned | room.Spares | room.Leaves | room.Waits | room.Refused:
+    ) -> Planned | eviction.Spares | eviction.Leaves | eviction.Waits | eviction.Refused:
         """Decide in a thread how to load a pair. `spared` are the pairs that gave up unused memory."""
         others = self._others(newcomer)
         kept = [pair for pair in others if self.keeps(pair.name)]
         busy = [pair for pair in others if pair.answering and pair not in kept]
         idle = [pair for pair in others if not pair.answering and pair not in kept]
         if failed and idle:  # memory has run out, whatever was computed
-            return room.Leaves(idle[0].name)
+            return eviction.Leaves(idle[0].name)
         budget = self.config.memory * MIB
-        settings = placement.settings(self.config, self.paths, safe_mode=self.safe_mode.on)
+        settings = eviction.settings(self.config, self.paths, safe_mode=self.safe_mode.on)
         engines = [
             [pair.state.engine for pair in group if isinstance(pair.state, Ready)]
             for group in (kept, idle, busy)
         ]
         evicted = [holding for holding, _ in self._evicted_lately(newcomer)]
 
-        def measure_and_decide() -> Planned | room.Spares | room.Leaves | room.Waits | room.Refused:
+        def measure_and_decide() -> (
+            Planned | eviction.Spares | eviction.Leaves | eviction.Waits | eviction.Refused
+        ):
             kept, idle, busy = (_holdings(group, spared) for group in engines)
             standing = Standing(kept, idle, busy, evicted)
             plans, note = Plans.here(pair, settings), ""
             if failed:
                 plans, note = plans.halved(failed.planned)
-            decision = room.decide(plans, standing, room.Seen.here(standing.all), budget)
+            decision = eviction.decide(plans, standing, eviction.Seen.here(standing.all), budget)
             if note and isinstance(decision, Planned):
                 decision = decision._replace(notes=(*decision.notes, note))
             return decision
@@ -318,7 +317,7 @@ class Residents:
 
         def measure() -> int:
             holdings = _holdings(engines)
-            return room.Seen.here(holdings).left({}, holdings).reserving((), budget).free.ram
+            return eviction.Seen.here(holdings).left({}, holdings).reserving((), budget).free.ram
 
         return await asyncio.to_thread(measure)
 
@@ -344,7 +343,7 @@ class Residents:
         self._over_budget = False  # an eviction calls `changed`, which must not call this again
         for pair in reversed(self.present) if budget else ():
             engines = [e.state.engine for e in self.present if e.state.engine]
-            if room.taken(_holdings(engines)) <= budget:
+            if eviction.taken(_holdings(engines)) <= budget:
                 return
             if not pair.answering and not self.keeps(pair.name):
                 self._evict(pair)

@@ -37,7 +37,7 @@ from localspec.daemon.worker.process import (
     Worker,
 )
 from localspec.daemon.worker.purposes import check_purpose
-from localspec.daemon.worker.queue.forecast import Job
+from localspec.daemon.worker.queue import Job
 from localspec.daemon.worker.residents import Residents
 from localspec.paths import Paths
 from localspec.protocol import frames

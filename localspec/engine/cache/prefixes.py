@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.engine.cache.borders import MIN_TOKENS
-from localspec.engine.cache.slot import Mark, usable
+from localspec.engine.cache.slot import MIN_TOKENS, Mark, usable
 from localspec.engine.llama import State
 
 # How often a text that lost its slot is requested again. A guess; a wrong one costs a copy.

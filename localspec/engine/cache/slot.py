@@ -10,10 +10,146 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from localspec.engine.cache.borders import MIN_TOKENS, least_missed
-from localspec.engine.cache.hidden import Hidden
-from localspec.engine.llama import Context, State
+import numpy as np
+
+from localspec.engine.llama import Context, State, States
 from localspec.protocol.frames import Cache
+
+# ------------------------------------------------------------------------ borders
+# Which places of a prompt are worth going back to, in a memory that cannot be cut: where messages begin.
+#
+# A prompt that changes some tokens before its end has at least those read again. With places at two to four
+# times the distance of the next one, counted from the end, less than four times as many are read.
+
+
+# Shorter texts are read again within one or two passes.
+MIN_TOKENS = 64
+# The next turn of a chat shares the prompt except for its last tokens. They open an answer, or hold empty
+# thoughts that templates drop later ("<think>\n\n</think>\n\n" is four tokens).
+OPENING_TOKENS = 4
+
+
+def borders(tokens: Sequence[int], is_control: Callable[[int], bool], start: int) -> list[int]:
+    """Return the positions after `start` before which a message ends: groups of control tokens."""
+    positions: list[int] = []
+    last_control = start - OPENING_TOKENS - 1
+    for position in range(start, len(tokens)):
+        if is_control(tokens[position]):
+            if position - last_control > OPENING_TOKENS:
+                positions.append(position)
+            last_control = position
+    return positions
+
+
+def places(tokens: Sequence[int], is_control: Callable[[int], bool], start: int) -> list[int]:
+    """Return the positions of a prompt at which its state is worth saving; `start` tokens are read."""
+    end = len(tokens) - OPENING_TOKENS
+    candidates = [
+        position
+        for position in borders(tokens, is_control, start)
+        if position - start >= MIN_TOKENS
+    ]
+    chosen = {end, *candidates[:1]}
+    distance = MIN_TOKENS
+    while end - distance - start >= MIN_TOKENS:
+        in_range = [
+            position for position in candidates if distance <= end - position < 2 * distance
+        ]
+        place = max(in_range, default=end - distance)
+        chosen.add(place)
+        distance = 2 * (end - place)
+    return sorted(position for position in chosen if position > start)
+
+
+def least_missed(positions: Sequence[int]) -> int:
+    """Return the index of the position to give up.
+
+    Never the last, and the first, which ends the instructions, only if nothing else is left.
+    """
+    end, previous = positions[-1] + MIN_TOKENS, (0, *positions)
+    removable = range(1, len(positions) - 1) or range(1)  # of two or one, the first
+    return min(removable, key=lambda index: (end - previous[index]) / (end - positions[index]))
+
+
+# ------------------------------------------------------------------------ hidden
+# Hidden states of the target for one text, kept until its MTP heads read them, if they ever do.
+
+
+# Limit per slot. Heads that begin late read only the end of a long text, because they draft from that.
+MAX_BYTES = 32 << 20
+TAIL_STATES = (
+    64  # states that stay after the heads have read them, because a rollback reads them again
+)
+
+
+class Hidden:
+    """The states after the tokens [start, end) of a text, one row each."""
+
+    def __init__(self, width: int, tail: bool = False) -> None:
+        """width: numbers in a state. tail: only the last states are ever read."""
+        self.start = self.end = 0
+        self._max_rows = 2 * TAIL_STATES if tail else max(MAX_BYTES // (4 * width), 2 * TAIL_STATES)
+        self._rows: States = np.empty((0, width), np.float32)
+
+    def put(self, position: int, rows: States) -> None:
+        """Add the states after the tokens from `position` on.
+
+        Older states go if they do not end at `position`, or if there are too many.
+        """
+        end, rows = position + len(rows), rows[-self._max_rows :]
+        n_known = self.end - self.start if position == self.end else 0
+        n_stay = n_known
+        # Drops a quarter at once, so that rows seldom move.
+        if n_known + len(rows) > self._max_rows:
+            n_stay = min(n_known, max(self._max_rows * 3 // 4 - len(rows), 0))
+        self._make_room(n_known, n_stay, len(rows))
+        self._rows[n_stay : n_stay + len(rows)] = rows
+        self.start, self.end = end - n_stay - len(rows), end
+
+    def _make_room(self, n_known: int, n_stay: int, n_new: int) -> None:
+        """Move the last `n_stay` of `n_known` rows to the front, with room for `n_new` behind them."""
+        rows = self._rows
+        if n_stay + n_new > len(rows):
+            size = min(max(2 * (n_stay + n_new), TAIL_STATES), self._max_rows)
+            self._rows = np.empty((size, rows.shape[1]), np.float32)
+        if self._rows is not rows or n_stay < n_known:
+            self._rows[:n_stay] = rows[n_known - n_stay : n_known]
+
+    def cut(self, length: int) -> None:
+        """Drop the states behind the first `length` tokens."""
+        self.end = min(self.end, length)
+        self.start = min(self.start, self.end)
+
+    def were_read(self, n_read: int) -> None:
+        """Drop most states of the first `n_read` tokens, because the heads have read them."""
+        n_stay = self.end - max(n_read - TAIL_STATES, self.start)
+        if self.end - self.start > 2 * max(n_stay, TAIL_STATES):
+            self._make_room(self.end - self.start, n_stay, 0)
+            self.start = self.end - n_stay
+
+    def before(self, first: int, last: int) -> States:
+        """Return the states (last - first, width) before the tokens [first, last).
+
+        Each is the state after the previous token; one that is not known is all zeros.
+        """
+        states: States = np.zeros((last - first, self._rows.shape[1]), np.float32)
+        start, end = max(first - 1, self.start), min(last - 1, self.end)
+        if start < end:
+            states[start - first + 1 : end - first + 1] = self._rows[
+                start - self.start : end - self.start
+            ]
+        return states
+
+    def take(self, other: Hidden, length: int) -> None:
+        """Copy the states of the first `length` tokens from another text."""
+        self.start = self.end = 0
+        end = min(other.end, length)
+        if other.start < end:
+            self.put(other.start, other._rows[: end - other.start])
+
+
+# ------------------------------------------------------------------------ slot
+
 
 # Per slot. The marks of all slots take at most a quarter of the memory for prefixes.
 MAX_MARKS = 10
@@ -296,3 +432,117 @@ class DraftMemory:
 def _min_cut(context: Context, sequence: int, n_held: int) -> int:
     """Return the fewest of `n_held` tokens that an attention cache can be cut to."""
     return min(n_held, context.model.can_go_on_from(context.first(sequence)))
+
+
+# ------------------------------------------------------------------------ shift
+# Moving cached text that is found again at another place, instead of reading it again.
+#
+# A line that is edited above the cursor moves all that follows, and a piece of another file that is replaced
+# moves the others. llama.cpp can turn a cached key to another position (K-shift), but the influence of the
+# text that stood before it stays. So what is moved, and all that is read after it, only comes near to what a
+# fresh reading would give. It is therefore done only for requests that ask for it.
+
+
+# How often a text may be moved before it is read again, because the errors add up.
+MAX_MOVES = 64
+# Tokens at the end of an editor's prompt that are always read: the text after the cursor and the line before
+# it. If they were moved with each key, they would still say what they said before the key.
+REREAD_TOKENS = 288
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`length` tokens at position `old` of a slot's text, and at position `new` of a prompt."""
+
+    old: int
+    new: int
+    length: int
+
+    @property
+    def end(self) -> int:
+        return self.new + self.length
+
+
+def find_chunks(
+    cached: Sequence[int], prompt: Sequence[int], start: int, min_length: int, n_reread: int = 1
+) -> list[Chunk]:
+    """Return the parts of `prompt` that `cached` contains too, both after `start` and in the same order.
+
+    Each chunk has at least `min_length` tokens, and none contains one of the last `n_reread` of the prompt.
+    """
+    end = len(prompt) - n_reread
+    old, new = (np.array(text, np.int32).tobytes() for text in (cached, prompt))
+    positions: dict[bytes, list[int]] = {}
+    for position in range(start, len(cached) - min_length + 1):
+        positions.setdefault(old[4 * position : 4 * (position + min_length)], []).append(position)
+    chunks: list[Chunk] = []
+    prompt_position, cache_position = start, start
+    while prompt_position + min_length <= end:
+        matches = positions.get(new[4 * prompt_position : 4 * (prompt_position + min_length)], ())
+        position = next((match for match in matches if match >= cache_position), -1)
+        if position < 0:
+            prompt_position += 1
+            continue
+        length = min_length
+        while position + length < len(cached) and prompt_position + length < end:
+            if cached[position + length] != prompt[prompt_position + length]:
+                break
+            length += 1
+        chunks.append(Chunk(position, prompt_position, length))
+        prompt_position, cache_position = prompt_position + length, position + length
+    return chunks
+
+
+class Parking:
+    """A spare sequence of the target's memory, where chunks wait while the text before them is read.
+
+    llama.cpp takes the tokens of a sequence in order only. One slot at a time uses it.
+    """
+
+    def __init__(self, context: Context, sequence: int | None) -> None:
+        """sequence: None if there is none to spare, or if nothing can be moved."""
+        self._context = context
+        is_movable = sequence is not None and context.model.cuttable and not context.model.n_swa
+        self._sequence = sequence if is_movable and context.can_shift else None
+        self._waiting: list[Chunk] = []
+        self._owner: Slot | None = None
+
+    @property
+    def free(self) -> bool:
+        return self._sequence is not None and self._owner is None
+
+    def park(self, slot: Slot, chunks: list[Chunk]) -> None:
+        """Move the chunks to where they will be. The slot must then be cut before the first of them."""
+        assert self._sequence is not None
+        for chunk in chunks:
+            end = chunk.old + chunk.length
+            self._context.copy(slot.id, self._sequence, end, start=chunk.old)
+        # In this order no chunk is moved onto one that was not moved yet.
+        moving_right = [chunk for chunk in reversed(chunks) if chunk.new > chunk.old]
+        moving_left = [chunk for chunk in chunks if chunk.new < chunk.old]
+        for chunk in (*moving_right, *moving_left):
+            end = chunk.old + chunk.length
+            self._context.shift(self._sequence, chunk.old, end, chunk.new - chunk.old)
+        self._owner, self._waiting = slot, list(chunks)
+
+    def next(self, slot: Slot) -> int | None:
+        """Return the position at which the slot's next chunk begins; None if there is none."""
+        return self._waiting[0].new if self._owner is slot else None
+
+    def attach(self, slot: Slot) -> int:
+        """Attach the chunks that begin where the slot has read to; return how far it has read then."""
+        n_past = slot.n_past
+        while self._sequence is not None and self.next(slot) == n_past:
+            chunk = self._waiting.pop(0)
+            self._context.copy(self._sequence, slot.id, chunk.end, start=chunk.new)
+            self._context.remove(self._sequence, chunk.new, chunk.end)
+            n_past = chunk.end
+            if not self._waiting:
+                self._owner = None
+        return n_past
+
+    def drop(self, slot: Slot) -> None:
+        """Drop the chunks that still wait for the slot."""
+        if self._owner is slot and self._sequence is not None:
+            self._context.remove(self._sequence, 0)
+            self._owner, self._waiting = None, []

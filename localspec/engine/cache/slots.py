@@ -9,11 +9,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from localspec.engine.cache.borders import places
-from localspec.engine.cache.hidden import Hidden
 from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, Prefixes, common_prefix
-from localspec.engine.cache.shift import MAX_MOVES, Chunk, Parking, find_chunks
-from localspec.engine.cache.slot import DraftMemory, Slot, TargetMemory, usable
+from localspec.engine.cache.slot import (
+    MAX_MOVES,
+    Chunk,
+    DraftMemory,
+    Hidden,
+    Parking,
+    Slot,
+    TargetMemory,
+    find_chunks,
+    places,
+    usable,
+)
 from localspec.engine.llama import Context
 
 

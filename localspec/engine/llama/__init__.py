@@ -16,11 +16,14 @@ from localspec.engine.llama.batch import (
     DecodeError,
     DecodeFatal,
     NoKvSlot,
+    Stop,
 )
 from localspec.engine.llama.context import Context, ContextSettings, Logits, NotFinite, State
-from localspec.engine.llama.heads import StateBatch, States, why_no_heads
-from localspec.engine.llama.library import (
+from localspec.engine.llama.model import (
+    Model,
     OutOfMemory,
+    StateBatch,
+    States,
     backend,
     beat,
     devices,
@@ -29,11 +32,10 @@ from localspec.engine.llama.library import (
     last_beat,
     llama_version,
     system_info,
+    why_no_heads,
     wide_vectors,
 )
-from localspec.engine.llama.model import Model
 from localspec.engine.llama.rpc import notice_cuts, reach
-from localspec.engine.llama.stop import Stop
 from localspec.engine.llama.vocab import FimTokens, MarkedToken, Vocab, check_tokens
 
 __all__ = [

@@ -12,11 +12,27 @@ import numpy as np
 import numpy.typing as npt
 
 from localspec.engine.llama import waiting
-from localspec.engine.llama.batch import Aborted, BadBatch, Batch, DecodeFatal, NoKvSlot
-from localspec.engine.llama.heads import States, emit_states, states
-from localspec.engine.llama.library import beat, cause, expect_stop, failed, forget_errors
-from localspec.engine.llama.model import Freed, Model
-from localspec.engine.llama.stop import Stop, heed_nothing
+from localspec.engine.llama.batch import (
+    Aborted,
+    BadBatch,
+    Batch,
+    DecodeFatal,
+    NoKvSlot,
+    Stop,
+    heed_nothing,
+)
+from localspec.engine.llama.model import (
+    Freed,
+    Model,
+    States,
+    beat,
+    cause,
+    emit_states,
+    expect_stop,
+    failed,
+    forget_errors,
+    states,
+)
 from localspec.errors import LocalspecError
 from localspec.protocol.settings import Pooling
 

@@ -3,18 +3,259 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
+import re
+import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import llama_cpp._ggml as ggml
 import llama_cpp.llama_cpp as C
+import numpy as np
+import numpy.typing as npt
 
-from localspec import quantization
-from localspec.engine.llama.library import failed, forget_errors
+from localspec import model_traits
+from localspec.engine.llama import waiting
+from localspec.engine.llama.batch import Batch, Stop
 from localspec.engine.llama.vocab import Vocab
 from localspec.errors import LoadFailed
+from localspec.model_traits import is_sidecar, no_heads
+
+# ------------------------------------------------------------------------ library
+# Initialise llama.cpp, read its log for the causes of failures, and describe its build.
+
+
+# llama.cpp's messages about GPU memory ("cudaMalloc failed: out of memory") and main memory.
+_NO_MEMORY = re.compile(
+    r"out of (?:device )?memory|failed to (?:re)?alloc|unable to alloc|OutOfDeviceMemory|bad_alloc"
+)
+# The message that follows the cause of a failed load, and the prefix of the cause.
+_FOLLOW_UP = re.compile(r"failed to load model($| from )")
+_PREFIX = re.compile(r"^llama_model_load: error loading model: (error loading model \w+: )?")
+
+
+class OutOfMemory(LoadFailed):
+    """Raised when the memory of a GPU or of the machine does not hold a model or a context."""
+
+
+_last_error: list[str] = []
+_beat = [0.0]
+_stop: list[Stop | None] = [None]  # The flag that may stop the current pass.
+_no_memory: list[str] = []  # The first error about memory since a load began.
+
+
+@C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
+def _on_log(level: int, text: bytes, _user: object) -> None:
+    # Level 3 is warning, 4 error, 5 the continuation of the previous line (ggml.h). Errors of a pass that was
+    # stopped on purpose are ignored.
+    if level == 4 and not _stop[0]:
+        line = text.decode("utf-8", "replace").strip()
+        if not _last_error or not _FOLLOW_UP.search(line):
+            _last_error[:] = [line]
+        if not _no_memory and _NO_MEMORY.search(line):
+            _no_memory.append(line)
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+
+def beat() -> None:
+    """Record a sign of life: a long operation has made progress."""
+    _beat[0] = time.monotonic()
+
+
+def last_beat() -> float:
+    """Return the time (time.monotonic) of the last sign of life, for another thread."""
+    return _beat[0]
+
+
+def initialise() -> None:
+    """Initialise llama.cpp, once per process. Its errors go to stderr; other messages are dropped."""
+    C.llama_log_set(_on_log, ctypes.c_void_p(0))
+    C.llama_backend_init()
+    waiting.begin()
+
+
+def expect_stop(stop: Stop | None) -> None:
+    """Note that a pass begins which `stop` may end."""
+    _stop[0] = stop
+
+
+def forget_errors() -> None:
+    """Forget earlier errors, because a load begins."""
+    _last_error.clear()
+    _no_memory.clear()
+
+
+def failed(message: str) -> LoadFailed:
+    """Return LoadFailed, or OutOfMemory if llama.cpp logged an error about memory."""
+    if _no_memory:
+        return OutOfMemory(f"{message} ({_no_memory[0]}).")
+    return LoadFailed(f"{message}{cause()}.")
+
+
+def cause() -> str:
+    """Return the last logged error in parentheses, or ""."""
+    return f" ({_PREFIX.sub('', _last_error[0])})" if _last_error else ""
+
+
+def llama_version() -> str:
+    """Return the version of llama-cpp-python, which determines that of llama.cpp."""
+    import importlib.metadata
+
+    return importlib.metadata.version("llama-cpp-python")
+
+
+def system_info() -> str:
+    """Return llama.cpp's line of CPU features and backends."""
+    text: bytes = C.llama_print_system_info()
+    return text.decode("utf-8", "replace").strip()
+
+
+def wide_vectors() -> bool:
+    """Return whether llama.cpp computes with 512-bit vectors on this CPU."""
+    return "AVX512 = 1" in system_info()
+
+
+def devices(*, gpus: bool) -> list[int]:
+    """Return handles of this machine's GPUs that the build can use, or of its other devices."""
+    lib = ggml.libggml
+    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
+    lib.ggml_backend_dev_get.restype = ctypes.c_void_p
+    lib.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
+    lib.ggml_backend_dev_type.argtypes = [ctypes.c_void_p]
+    handles = map(lib.ggml_backend_dev_get, range(lib.ggml_backend_dev_count()))
+    # Type 1 is a GPU with memory of its own, 2 one that shares the machine's (ggml-backend.h).
+    return [device for device in handles if (lib.ggml_backend_dev_type(device) in (1, 2)) == gpus]
+
+
+def gpus() -> list[str]:
+    """Return the names of this machine's GPUs, as their drivers report them."""
+    describe = ggml.libggml.ggml_backend_dev_description
+    describe.restype, describe.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+    return [describe(device).decode("utf-8", "replace") for device in devices(gpus=True)]
+
+
+def backend() -> str:
+    """Return what passes run on: "cuda", "metal", "vulkan", "gpu" for another GPU, or "cpu"."""
+    if not devices(gpus=True):  # llama.cpp's own function also counts the GPUs of RPC servers.
+        return "cpu"
+    info = system_info().lower()
+    return next((name for name in ("cuda", "metal", "vulkan") if name in info), "gpu")
+
+
+# ------------------------------------------------------------------------ heads
+# Read and write hidden states for MTP heads, through llama.cpp's staging interface.
+#
+# Builds of llama.cpp without this interface work except for MTP heads.
+
+
+_ext: Any = None
+_missing = ""
+try:
+    _ext = importlib.import_module("llama_cpp.llama_cpp_ext")
+except (ImportError, AttributeError) as error:  # This build's library lacks a function.
+    _missing = str(error)
+
+States = npt.NDArray[np.float32]  # Hidden states of shape (rows, width).
+
+
+def why_no_heads(model: Model) -> str:
+    """Return why a model's heads or a sidecar cannot draft, as a clause; "" if they can."""
+    if _ext is None:
+        return f"this build of llama.cpp has no interface for MTP heads ({_missing})"
+    if is_sidecar(model.architecture):
+        return ""
+    if reason := no_heads(model.architecture, model.n_heads):
+        return reason
+    return (
+        "" if _has_heads(model.path) else "the MTP heads that the target's file names are not in it"
+    )
+
+
+class _GgufParams(ctypes.Structure):
+    """The struct gguf_init_params of gguf.h."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+def _has_heads(path: str) -> bool:
+    """Return whether a model's files contain heads. llama.cpp ends the process if it runs missing ones."""
+    shards, files = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path), [path]
+    if shards:
+        files = [f"{shards[1]}-{i:05}-of-{shards[2]}.gguf" for i in range(1, int(shards[2]) + 1)]
+    return any(
+        name.endswith(b".nextn.eh_proj.weight")
+        for file in files
+        for name in _read_tensor_names(file)
+    )
+
+
+def _read_tensor_names(file: str) -> list[bytes]:
+    """Return the names of the tensors in a GGUF file, or none if it cannot be read."""
+    lib = ggml.libggml
+    lib.gguf_init_from_file.restype = ctypes.c_void_p
+    lib.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GgufParams)
+    lib.gguf_get_n_tensors.restype = ctypes.c_int64
+    lib.gguf_get_n_tensors.argtypes = (ctypes.c_void_p,)
+    lib.gguf_get_tensor_name.restype = ctypes.c_char_p
+    lib.gguf_get_tensor_name.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    lib.gguf_free.argtypes = (ctypes.c_void_p,)
+    header = lib.gguf_init_from_file(os.fsencode(file), _GgufParams(True, None))
+    if not header:
+        return []
+    try:
+        count = lib.gguf_get_n_tensors(header)
+        return [lib.gguf_get_tensor_name(header, index) for index in range(count)]
+    finally:
+        lib.gguf_free(header)
+
+
+# Architectures whose heads emit hidden states only for rows with logits. llama.cpp ends the process if asked
+# for the states of other rows. For any other architecture, it would take the states from the first rows.
+_STATES_OF_LOGITS_ROWS = frozenset({"gemma4-assistant", "step35"})
+
+
+def emit_states(handle: Any, model: Model, heads: bool) -> None:
+    """Make the passes of a llama_context emit hidden states for every row.
+
+    heads: whether it is a context of heads, some of which emit them only for rows with logits.
+    """
+    _ext.llama_set_embeddings_nextn(
+        handle, True, heads and model.architecture in _STATES_OF_LOGITS_ROWS
+    )
+
+
+def states(handle: Any, row: int, count: int, width: int) -> States | None:
+    """Return a view (count, width) of the states of the last pass from `row` on, or None without states."""
+    pointer = _ext.llama_get_embeddings_nextn_ith(handle, row)
+    if not pointer:
+        return None
+    address = ctypes.addressof(pointer.contents)
+    view: States = np.ctypeslib.as_array((ctypes.c_float * (count * width)).from_address(address))
+    return view.reshape(count, width)
+
+
+class StateBatch(Batch):
+    """A batch for heads, with the hidden state of the previous token for each row in `states`."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        super().__init__(capacity)
+        self.states: States = np.zeros((capacity, width), np.float32)
+        self.struct.embd = (ctypes.c_float * self.states.size).from_buffer(self.states.data)
+
+    def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
+        """Append a row as in Batch, with a state of zeros, which means an unknown state."""
+        row = super().add(token, position, sequence, logits)
+        self.states[row] = 0.0
+        return row
+
+
+# ------------------------------------------------------------------------ model
+
 
 _SPLIT_MODES = {
     "none": C.LLAMA_SPLIT_MODE_NONE,
@@ -154,7 +395,7 @@ class Model(Freed):
         # llama.cpp's text is such as "qwen2 1B Q4_K - Medium", with the size of a well-known model.
         architecture, _, details = buffer.value.decode("utf-8", "replace").partition(" ")
         file_type = self.metadata("general.file_type") or ""
-        known = quantization.name(int(file_type)) if file_type.isdecimal() else ""
+        known = model_traits.name(int(file_type)) if file_type.isdecimal() else ""
         guessed = details.partition(" ")[2].removeprefix("(guessed) ").partition(" - ")[0]
         count = self.n_params
         size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"

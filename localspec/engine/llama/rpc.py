@@ -22,10 +22,10 @@ from typing import Any, Literal
 import llama_cpp._ggml as ggml
 
 from localspec.engine.llama import waiting
-from localspec.engine.llama.library import devices, initialise
+from localspec.engine.llama.model import devices, initialise
 from localspec.engine.rpc_entrance import Entrance
 from localspec.errors import LoadFailed
-from localspec.links import noticing_cuts
+from localspec.files import noticing_cuts
 from localspec.relay import SocketTables, is_foreign
 
 GREETING_S = 5.0  # Timeout of the greeting. A server that serves another client does not reply.

@@ -13,7 +13,7 @@ from localspec.engine.llama import Batch, Context, Logits
 from localspec.engine.pair.lane import EXACT_CHUNK, Lane
 from localspec.engine.pair.models import Models
 from localspec.engine.speculation.cost import CostTable
-from localspec.engine.speculation.drafters.model import DraftModel
+from localspec.engine.speculation.drafters.draft_model import DraftModel
 from localspec.engine.speculation.drafters.mtp import Sidecar
 from localspec.errors import InvalidRequest
 

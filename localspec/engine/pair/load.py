@@ -30,10 +30,10 @@ from localspec.engine.llama import (
     why_no_heads,
     wide_vectors,
 )
-from localspec.engine.pair import measuring, placement
+from localspec.engine.pair import models as placement
+from localspec.engine.pair import profile as measuring
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.measuring import Measured, Turn
 from localspec.engine.pair.models import (
     Models,
     check_numbers,
@@ -51,18 +51,22 @@ from localspec.engine.pair.models import (
     why_no_rollback,
 )
 from localspec.engine.pair.pair import NO_DRAFT, Pair
-from localspec.engine.pair.profile import Learned, ProfileStore, Stored
+from localspec.engine.pair.profile import Learned, Measured, ProfileStore, Stored, Turn
 from localspec.engine.speculation.acceptance import MAX_LIMIT
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.base import Drafter
-from localspec.engine.speculation.drafters.model import PREFILL_WIDTH, DraftModel, ModelDrafter
+from localspec.engine.speculation.drafters.draft_model import (
+    PREFILL_WIDTH,
+    DraftModel,
+    ModelDrafter,
+    SharedTokens,
+)
 from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
-from localspec.engine.speculation.drafters.shared import SharedTokens
 from localspec.engine.speculation.warm_start import MAX_TEXT_TOKENS, TEXTS, warm_start
 from localspec.errors import LoadFailed
+from localspec.model_traits import is_sidecar
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.purpose import is_sidecar
 
 # On a GPU, a pass may read this many times n_batch tokens of a prompt, because it goes on to the next part by
 # itself. When each part was a pass of its own, an H100 read 10 200 tokens/s instead of 11 500.

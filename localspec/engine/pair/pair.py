@@ -14,9 +14,9 @@ from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import Models
 from localspec.engine.pair.profile import Learned, ProfileStore
 from localspec.engine.sampling.settings import model_defaults, unasked
-from localspec.engine.speculation.drafters.model import DraftModel, ModelDrafter
+from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter
 from localspec.engine.speculation.drafters.mtp import MtpDrafter
-from localspec.engine.speculation.drafters.ngram_memory import Memory
+from localspec.engine.speculation.drafters.ngram import Memory
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
 NO_DRAFT = "this pair has no draft model"

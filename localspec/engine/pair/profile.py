@@ -5,20 +5,247 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import os
 import platform
+import statistics
+import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from localspec import files
-from localspec.engine.pair.measuring import Measured
+from localspec.engine.llama import Model
 from localspec.engine.speculation.acceptance import Calibration
-from localspec.engine.speculation.attention import attention_from
-from localspec.engine.speculation.cost import CostProfile, table_from
+from localspec.engine.speculation.cost import Clock, CostProfile, attention_from, table_from
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
+from localspec.protocol.frames import PromptCost
+
+# ------------------------------------------------------------------------ reading
+# The cost of reading prompts on this machine, learned from the passes that read them.
+#
+# The token at position p takes a + b·p seconds. The weights' part a is the same everywhere. Attention's part
+# grows with the text before it, and exceeds a many times in a long text. Both are fitted to the passes,
+# where
+# older ones count less. Until deep passes were observed, the ratio of b to a comes from the model's sizes.
+
+
+MEMORY_TOKENS = 16384  # after this many tokens, earlier observations weigh e times less
+# The expected ratio of b to a weighs as much as this many tokens read at the end of the context. So passes
+# over short prompts, whose times vary a little, cannot determine what deep ones cost.
+EXPECTATION_TOKENS = 16
+SLOWDOWN_DECAY = 0.2  # how fast a slowdown is forgotten; a new one is believed at once
+
+
+def deeper(model: Model) -> float:
+    """Return b / a: the cost that each token before adds to a token, relative to that of the first.
+
+    It compares attention's multiplications with those of the weights. This is a first guess, because some
+    models attend only in some layers, or use only a part of their weights for a token.
+    """
+    if model.recurrent:
+        return 0.0
+    return 2 * model.n_layer * model.n_state / max(model.n_params, 1)
+
+
+class ReadingCost:
+    """The cost of a prompt's tokens by their position.
+
+    first_s: seconds per token until one was read. deeper: b / a, until deep passes were observed. n_ctx: how
+    deep a text can be.
+    """
+
+    def __init__(self, first_s: float, deeper: float, n_ctx: int) -> None:
+        # The average, to predict how long a prompt takes.
+        self.expected = PromptCost(first_s, deeper * first_s)
+        self._deeper = deeper
+        # The expectation that b is `deeper` · a, as a sum of squares like those of the passes.
+        self._trust = EXPECTATION_TOKENS * float(n_ctx) ** 2
+        self._n = self._x = self._y = self._xx = self._xy = 0.0  # weighted sums, by tokens
+        self._slowdown = 1.0  # of recent passes, relative to the expected time
+
+    def at(self, position: float) -> float:
+        """Return the seconds to plan for the token at a position."""
+        return self._slowdown * self.expected.at(position)
+
+    def observe(self, tokens: int, position: float, spent_s: float) -> None:
+        """Learn from a pass over `tokens` tokens at `position` on average, which took `spent_s`."""
+        is_first, keep, token_s = self._n == 0, math.exp(-tokens / MEMORY_TOKENS), spent_s / tokens
+        self._n = self._n * keep + tokens
+        self._x = self._x * keep + tokens * position
+        self._y = self._y * keep + tokens * token_s
+        self._xx = self._xx * keep + tokens * position**2
+        self._xy = self._xy * keep + tokens * position * token_s
+        self.expected = self._fit()
+        ratio = token_s / self.expected.at(position)
+        slowdown = ratio if is_first else self._slowdown
+        self._slowdown = max(ratio, slowdown + SLOWDOWN_DECAY * (ratio - slowdown))
+
+    def _fit(self) -> PromptCost:
+        """Fit a + b·x to the passes, and b − deeper·a, by least squares; neither is ever below zero."""
+        k, trust = self._deeper, self._trust
+        aa, ab, bb = self._n + trust * k**2, self._x - trust * k, self._xx + trust
+        det = aa * bb - ab**2
+        a, b = (self._y * bb - self._xy * ab) / det, (self._xy * aa - self._y * ab) / det
+        # The machine was busy in between, so take the average for all positions.
+        if b < 0 or a <= 0:
+            return PromptCost(self._y / self._n)
+        return PromptCost(a, b)
+
+
+# ------------------------------------------------------------------------ measuring
+# Measuring what passes cost, and whether other programs disturbed the measurement.
+
+
+Turn = Callable[[], AbstractContextManager[object]]  # inside it this process has the processors
+
+WIDTHS = tuple(range(1, 17))
+FIRST_WIDTHS = (1, 2, 4, 8)
+WIDE_WIDTHS = (32, 64)  # passes that copy text; a row costs less there than narrower passes suggest
+BUDGET_S = 2.0
+MIN_REPEATS, MAX_REPEATS = 5, 25
+EXTRA_REPEATS_S = 0.25  # after this time no width is run more than MIN_REPEATS times
+# Passes of one row to run before one that is timed. llama.cpp has a graph from the second pass of a width on,
+# and on CUDA the second pass records that graph for the third.
+SETTLING_PASSES = 2
+
+_STAT = Path("/proc/stat")
+_IDLE_FIELDS = slice(3, 5)  # idle, and waiting for a disk
+_N_FIELDS = 8  # the two fields after them are included in the first ones
+
+
+def used_s(line: str, ticks: int) -> float:
+    """Return the seconds that all processors together were busy, stolen time included.
+
+    line: the first line of /proc/stat: "cpu" and its fields. ticks: how many make a second.
+
+    Raises:
+        ValueError: It is not such a line.
+    """
+    name, *fields = line.split()
+    if name != "cpu" or len(fields) < _N_FIELDS:
+        raise ValueError(f"not the line of all processors: {line!r}")
+    counts = [int(field) for field in fields[:_N_FIELDS]]
+    return (sum(counts) - sum(counts[_IDLE_FIELDS])) / ticks
+
+
+def _all_used_s() -> float:
+    with _STAT.open(encoding="ascii") as file:
+        return used_s(file.readline(), os.sysconf("SC_CLK_TCK"))
+
+
+class Contention:
+    """The share of the processors that others have used since this object was made."""
+
+    def __init__(
+        self,
+        all_used_s: Callable[[], float] = _all_used_s,
+        own_used_s: Callable[[], float] = time.process_time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._readers = (all_used_s, own_used_s, clock)
+        self._start = self._now()
+
+    def _now(self) -> tuple[float, float, float] | None:
+        try:
+            all_s, own_s, time_s = (read() for read in self._readers)
+        except (OSError, ValueError):
+            return None
+        return all_s, own_s, time_s
+
+    @property
+    def share(self) -> float:
+        """The share from 0 to 1; 0 also where the system does not report it."""
+        end = self._now()
+        if self._start is None or end is None:
+            return 0.0
+        used_by_all_s, own_s, elapsed_s = (
+            stop - start for start, stop in zip(self._start, end, strict=True)
+        )
+        all_s = elapsed_s * (os.cpu_count() or 1)
+        return min(max((used_by_all_s - own_s) / all_s, 0.0), 1.0) if all_s > 0 else 0.0
+
+
+class Measured(NamedTuple):
+    """Milliseconds by width, and how much others disturbed the measurement, from 0 to 1."""
+
+    ms: dict[int, float]
+    noise: float
+
+
+def measure(
+    run: Callable[[int], None],
+    widths: Iterable[int],
+    deadline: float,
+    clock: Clock = time.perf_counter,
+    turn: Turn = nullcontext,
+) -> Measured:
+    """Return the median milliseconds of `run(width)` per width, measured until `deadline` (time.monotonic).
+
+    All widths are run in rounds, so that a disturbance does not hit one of them alone: the comparison is what
+    matters. Each is run warm at least once, up to five times while there is time, and more often if that
+    takes next to none, because a disturbance hits several of such short runs. Each run is made inside a
+    `turn`, whose wait is not counted.
+
+    llama.cpp keeps the graph of a pass for the next one of the same width. So passes of one row, which follow
+    each other in practice, are timed after SETTLING_PASSES others like them. The other widths, which come
+    between those, are timed after a pass of another width.
+    """
+    widths = list(widths)
+    contention = Contention()
+    for width in widths:
+        with turn():
+            run(width)
+    times: dict[int, list[float]] = {width: [] for width in widths}
+    extra_deadline = min(time.monotonic() + EXTRA_REPEATS_S, deadline)
+    for repeat in range(MAX_REPEATS):
+        if repeat >= MIN_REPEATS and time.monotonic() > extra_deadline:
+            break
+        for width in widths:
+            if repeat and time.monotonic() > deadline:
+                break
+            with turn():
+                for _ in range(SETTLING_PASSES if width == 1 else 0):
+                    run(width)
+                start = clock()
+                run(width)
+                times[width].append((clock() - start) * 1e3)
+    ms = {width: statistics.median(spent) for width, spent in times.items()}
+    # A disturbance makes single runs longer. On a quiet machine the median is near the shortest run.
+    spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
+    return Measured(ms, min(max(spread, contention.share), 1.0))
+
+
+def measure_widths(
+    run: Callable[[int], None], budget_s: float, turn: Turn = nullcontext
+) -> Measured:
+    """Measure all widths up to 16 if the budget allows, else only 1, 2, 4 and 8.
+
+    The WIDE_WIDTHS follow if they cost no more than that again.
+    """
+    begin = time.monotonic()
+    with turn():
+        start = time.monotonic()
+        run(1)
+        run(8)
+        pass_s = time.monotonic() - start  # an overestimate, because both were cold
+    # All widths take about as long as sixteen passes of the mean width, run at least twice.
+    fits = pass_s * len(WIDTHS) < budget_s
+    measured = measure(run, WIDTHS if fits else FIRST_WIDTHS, begin + budget_s, turn=turn)
+    noise = measured.noise
+    # Each wide width is run twice, which takes less than this.
+    if 2 * measured.ms[8] / 8 * sum(WIDE_WIDTHS) < 2e3 * budget_s:
+        wide = measure(run, WIDE_WIDTHS, 0.0, turn=turn)
+        measured.ms.update(wide.ms)
+        noise = max(noise, wide.noise)
+    return Measured(dict(sorted(measured.ms.items())), noise)
+
+
+# ------------------------------------------------------------------------ profile
+
 
 VERSION = 3
 # A measurement with at most this noise counts as one of a quiet machine. Medians lie some per cent above the

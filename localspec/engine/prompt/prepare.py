@@ -15,21 +15,17 @@ import msgspec
 
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import check_tokens
-from localspec.engine.pair.measuring import WIDTHS
 from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.profile import WIDTHS
+from localspec.engine.prompt.dialect import NotSeen, pieces
 from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, plain_text, prompt_budget
-from localspec.engine.prompt.marks import NotSeen, pieces
 from localspec.engine.prompt.preparers import Small, Unfinished, Work, about_tokens
 from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.sampling.deferred import DeferredGuide
-from localspec.engine.sampling.distribution import Distribution
+from localspec.engine.sampling.distribution import Breakers, BreakerTable, Distribution
 from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars, IsCancelled
-from localspec.engine.sampling.guide import Both, Guide
-from localspec.engine.sampling.infill import infill_sampler
-from localspec.engine.sampling.minimum import MinimumLength
-from localspec.engine.sampling.penalties import Breakers, BreakerTable
-from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.guide import Both, DeferredGuide, Guide
+from localspec.engine.sampling.sampler import MinimumLength, Sampler, infill_sampler
 from localspec.engine.sampling.settings import Settings, resolve
 from localspec.engine.sampling.thoughts import Marker, Thoughts
 from localspec.engine.sequence import TokenizedRequest

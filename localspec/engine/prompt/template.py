@@ -17,9 +17,16 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from localspec.children import helper_environment
-from localspec.engine.prompt.marks import CHANNELS, Marks, NotSeen, seen
+from localspec.engine.prompt.dialect import (
+    CHANNELS,
+    Marks,
+    Messages,
+    NotSeen,
+    TemplateRaised,
+    fitted,
+    seen,
+)
 from localspec.engine.prompt.special_tokens import RenderedPrompt, pairs
-from localspec.engine.prompt.wordings import Messages, TemplateRaised, fitted
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 

@@ -5,11 +5,21 @@ A grammar is a guide, and so is a limit on the length of thinking.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+import queue
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from localspec.engine.priority import lower_priority
+from localspec.errors import GrammarRejected, LocalspecError
 
 
 class Guide(Protocol):
@@ -81,3 +91,237 @@ class Both:
     def forced(self) -> list[int]:
         first, second = self._guides
         return first.forced() or second.forced()
+
+
+# ------------------------------------------------------------------------ deferred
+# Run a guide in a thread of its own, so that a slow grammar delays no other request's tokens.
+#
+# Computing a mask takes microseconds for most grammars and a tenth of a second for hostile ones. The step
+# loop
+# waits a moment for each guide in each round. A sequence whose guide needs longer skips the following rounds
+# until the guide has answered, and then repeats its last pass.
+
+
+# Seconds that the step loop waits for one guide in one round. Eight hostile guides together stay below the
+# longest gap of a running answer (`longest_gap`, 250 ms). The seconds are CPU time of the guide's thread
+# where the system reports it: on a busy machine the thread may wait longer than this for a core, and a
+# skipped round would cost its sequence far more.
+ROUND_WAIT_S = 0.02
+# Limit of the same wait in wall time, as a multiple of ROUND_WAIT_S.
+MAX_WALL_PER_CPU = 4
+MIN_WAIT_S = 0.001  # A shorter remaining wait is not worth another wake-up.
+# Limit for one mask, in wall time. llguidance's own limit (its "fuel") ends most computations much sooner.
+ANSWER_LIMIT_S = 30.0
+# Limit of the CPU time of all operations of one answer. The first FREE_S of each operation do not count. An
+# answer that waits for its grammar occupies a slot that another request may need.
+EXCESS_LIMIT_S = 1.0
+FREE_S = 0.02
+
+Mask = npt.NDArray[np.bool_] | None
+
+
+class GuideBusy(Exception):
+    """Raised when a guide needs longer than the round can wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """An operation for the thread. `number` identifies its reply; None means that no reply is needed."""
+
+    act: Callable[[], Any]
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Reply:
+    number: int
+    value: Any
+    error: Exception | None
+
+
+@dataclass(slots=True)
+class _Clock:
+    """A count of the CPU time of all operations so far, of each the part beyond FREE_S."""
+
+    excess_s: float = 0.0
+
+    def run(self, act: Callable[[], Any]) -> Any:
+        """Return what `act` returns. Raises GrammarRejected if all calls so far took too long together."""
+        start = time.thread_time()
+        value = act()
+        self.excess_s += max(time.thread_time() - start - FREE_S, 0.0)
+        if self.excess_s > EXCESS_LIMIT_S:
+            raise GrammarRejected(
+                "The grammar is too complex: computing which tokens may come takes too long."
+            )
+        return value
+
+
+class DeferredGuide:
+    """A guide whose operations run in a thread of its own. Only the step loop calls its methods."""
+
+    def __init__(self, guide: Guide, wait_s: float | None = None) -> None:
+        """Wrap `guide`. wait_s: seconds that a round waits for it; None means ROUND_WAIT_S."""
+        self.narrows = guide.narrows
+        self._guide = guide
+        self._wait_s = ROUND_WAIT_S if wait_s is None else wait_s
+        self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[_Reply] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        # What remains of this round's wait, in seconds of the thread's CPU time and of wall time.
+        self._cpu_s, self._wall_s = self._wait_s, MAX_WALL_PER_CPU * self._wait_s
+        # Tokens consumed since the round began, and the masks after each of these paths. The masks survive
+        # a repeated pass, so that each repetition gets further than the previous one.
+        self._path: list[int] = []
+        self._masks: dict[tuple[int, ...], Mask] = {}
+        # The mask that did not arrive in time: the number of its call and its path.
+        self._awaited: tuple[int, tuple[int, ...]] | None = None
+        self._late_since = 0.0
+        self._failure: Exception | None = None
+
+    def begin_round(self) -> bool:
+        """Return whether the sequence can take part in the round, which it can unless a mask is late.
+
+        Raises:
+            GrammarRejected: the guide has failed or taken far too long.
+        """
+        self._cpu_s, self._wall_s = self._wait_s, MAX_WALL_PER_CPU * self._wait_s
+        if self._path:
+            self._path.clear()
+            self._masks.clear()
+        self._receive(0.0)
+        if self._failure is not None:
+            raise self._failure
+        if self._awaited is not None and time.monotonic() - self._late_since > ANSWER_LIMIT_S:
+            raise GrammarRejected(
+                f"The grammar is too complex: one token takes more than {ANSWER_LIMIT_S:.0f} seconds."
+            )
+        return self._awaited is None
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most `seconds` for a late mask, when the step loop has nothing else to do."""
+        self._receive(seconds)
+
+    def mask(self) -> Mask:
+        """Return the mask as `Guide.mask` does. Raises GuideBusy if the round cannot wait for it."""
+        path = tuple(self._path)
+        if path not in self._masks:
+            try:
+                self._masks[path] = self._call(self._guide.mask)
+            except GuideBusy:
+                self._awaited = self._number, path
+                self._late_since = time.monotonic()
+                raise
+        return self._masks[path]
+
+    def consume(self, token: int) -> None:
+        """Advance by one token, without waiting."""
+        self._path.append(token)
+        self._send(lambda: self._guide.consume(token))
+
+    def take_back(self, count: int) -> None:
+        """Undo the last `count` tokens, without waiting."""
+        if count:
+            del self._path[-count:]
+            self._send(lambda: self._guide.take_back(count))
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        """Return how many of these draft tokens can be tried; 0 if the guide is busy."""
+        drafts = list(tokens)
+        try:
+            return int(self._call(lambda: self._guide.valid(drafts)))
+        except GuideBusy:
+            return 0
+
+    def forced(self) -> list[int]:
+        """Return the tokens that must come next; none if the guide is busy."""
+        try:
+            forced: list[int] = self._call(self._guide.forced)
+        except GuideBusy:
+            return []
+        return forced
+
+    # ------------------------------------------------------------------------ the thread
+
+    def _send(self, act: Callable[[], Any], number: int | None = None) -> threading.Thread:
+        """Queue an operation and return the thread that runs it, which is started at the first call."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_run_calls, args=(self._calls, self._replies), name="guide", daemon=True
+            )
+            self._thread.start()
+            # The thread refers to the queues only, so this object can be collected. That ends the thread.
+            weakref.finalize(self, self._calls.put, None).atexit = False
+        self._calls.put(_Call(act, number))
+        return self._thread
+
+    def _call(self, act: Callable[[], Any]) -> Any:
+        """Run `act` in the thread and return its result.
+
+        Raises:
+            GuideBusy: the wait of this round is over; the call goes on in the thread.
+            Exception: the exception of `act`, or of an earlier operation.
+        """
+        self._number += 1
+        thread = self._send(act, self._number)
+        start, cpu_start = time.perf_counter(), _cpu_time(thread)
+        cpu_s, wall_s = self._cpu_s, self._wall_s
+        while True:
+            try:
+                reply = self._replies.get(timeout=max(min(self._cpu_s, self._wall_s), 0.0))
+            except queue.Empty:
+                reply = None
+            self._cpu_s = cpu_s - (_cpu_time(thread) - cpu_start)
+            self._wall_s = wall_s - (time.perf_counter() - start)
+            if reply is not None and reply.number == self._number:
+                return _unwrap(reply)
+            if self._cpu_s < MIN_WAIT_S:
+                lower_priority(thread.native_id)
+            elif self._wall_s > 0:
+                continue
+            raise GuideBusy
+
+    def _receive(self, seconds: float) -> None:
+        """Store the late mask if one is awaited, after waiting at most `seconds` for it."""
+        while self._awaited is not None:
+            number, path = self._awaited
+            try:
+                reply = self._replies.get(timeout=seconds)
+            except queue.Empty:
+                return
+            if reply.number == number:
+                self._awaited = None
+                self._masks[path], self._failure = reply.value, reply.error
+
+
+def _run_calls(calls: queue.SimpleQueue[_Call | None], replies: queue.SimpleQueue[_Reply]) -> None:
+    """Run calls in order until None arrives. After a failure, later calls fail with the same error."""
+    error: Exception | None = None
+    clock = _Clock()
+    while (call := calls.get()) is not None:
+        value = None
+        if error is None:
+            try:
+                value = clock.run(call.act)
+            except Exception as failure:
+                if not isinstance(failure, LocalspecError):
+                    traceback.print_exc()
+                error = failure
+        if call.number is not None:
+            replies.put(_Reply(call.number, value, error))
+        del call, value  # Holds no references while waiting, so that the guide can be collected.
+
+
+def _cpu_time(thread: threading.Thread) -> float:
+    """Return the CPU seconds that a running thread has used, or wall time where the system has none."""
+    if sys.platform == "linux" and thread.ident is not None:
+        return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    return time.perf_counter()
+
+
+def _unwrap(reply: _Reply) -> Any:
+    """Return the value of a reply or raise its error."""
+    if reply.error is not None:
+        raise reply.error
+    return reply.value

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from localspec.protocol.frames import Sampling
-from localspec.protocol.sampling import parameters
+from localspec.protocol.requests import parameters
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import numpy as np
 
 from localspec.engine.llama import Batch, Context, NotFinite, Vocab
 from localspec.engine.speculation.acceptance import Belief, Calibration
-from localspec.engine.speculation.drafters.model import DraftModel
+from localspec.engine.speculation.drafters.draft_model import DraftModel
 from localspec.errors import InvalidRequest
 
 CODE = """\

@@ -3,16 +3,221 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localspec.errors import BadGguf
-from localspec.registry.disk import ollama, programs
+from localspec.paths import hf_cache, read_file
 from localspec.registry.header.model import shard_names
 from localspec.registry.store.store import Store
+
+# ------------------------------------------------------------------------ ollama
+# The models of Ollama, whose files are named by their hashes.
+#
+# The JSON file manifests/HOST/OWNER/MODEL/TAG states which of the files blobs/sha256-… is the model.
+
+
+_MAX_MANIFEST_BYTES = 1 << 20
+_MODEL_MEDIA_TYPE = "application/vnd.ollama.image.model"
+_HOST = "registry.ollama.ai"
+# The folders of its system services on Linux: of its own installer, and of Arch Linux.
+_SERVICE_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models")
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """A model with a manifest, and its name as Ollama shows it. Either `file` or `problem` is set."""
+
+    name: str
+    file: Path | None
+    problem: str = ""
+
+
+def homes(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """Return the folders where Ollama may keep its models; the one set by the user comes first."""
+    configured = environ.get("OLLAMA_MODELS")
+    usual = Path(environ.get("HOME") or Path.home(), ".ollama", "models")
+    return (
+        *([Path(configured).expanduser()] if configured else []),
+        usual,
+        *map(Path, _SERVICE_FOLDERS),
+    )
+
+
+def tagged(home: Path) -> Iterator[Tagged]:
+    """Yield every model in one of these folders."""
+    manifests = home / "manifests"
+    for folder, folders, files in os.walk(manifests):
+        folders.sort()
+        for file in sorted(files):
+            if not file.startswith("."):
+                yield _read_manifest(home, Path(folder, file))
+
+
+def named(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the file of the model that Ollama calls `name`. A name without a tag means the latest."""
+    query = _shorten_name(name if ":" in name.rpartition("/")[2] else f"{name}:latest").lower()
+    for home in homes(environ):
+        for model in tagged(home):
+            if model.file and model.name.lower() == query:
+                return model.file
+    return None
+
+
+def _shorten_name(name: str) -> str:
+    """Return a name as Ollama shows it, without its own host and library name."""
+    name = name.removeprefix(f"{_HOST}/").removeprefix("library/")
+    host, slash, path = name.partition("/")
+    return f"hf.co/{path}" if slash and host == "huggingface.co" else name
+
+
+def _read_manifest(home: Path, manifest: Path) -> Tagged:
+    model = manifest.parent.relative_to(home / "manifests").as_posix()
+    name = _shorten_name(f"{model}:{manifest.name}")
+    try:
+        if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
+            return Tagged(name, None, "its manifest is too large")
+        layers = json.loads(read_file(manifest))["layers"]
+        digest = next(
+            layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_MEDIA_TYPE
+        )
+        kind, _, value = digest.partition(":")
+        if not (kind.isalnum() and value.isalnum()):
+            return Tagged(name, None, "its manifest cannot be read")
+    except OSError as error:
+        return Tagged(name, None, f"its manifest cannot be read ({error.strerror})")
+    except StopIteration:
+        return Tagged(name, None, "its manifest names no model")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Tagged(name, None, "its manifest cannot be read")
+    for blob in (f"{kind}-{value}", f"{kind}:{value}"):  # the second form is older than 2024
+        if os.path.exists(home / "blobs" / blob):  # noqa: PTH110 - Path.exists may raise
+            return Tagged(name, home / "blobs" / blob)
+    return Tagged(name, None, f"its file is missing ({home / 'blobs' / f'{kind}-{value}'})")
+
+
+# ------------------------------------------------------------------------ programs
+# The folders in which other programs keep models, and the names of the files there.
+#
+# The folders are found in the same way as these programs find them.
+
+
+HUB = "Hugging Face cache"
+LLAMA = "llama.cpp"
+_MAX_SETTINGS_BYTES = 1 << 20
+# File names that many repositories use, so the folder's name is shown instead.
+_GENERIC_NAME = re.compile(r"(model|ggml-model.*)\.gguf", re.IGNORECASE)
+_FLAT_NAME = re.compile(r"[^_]+_.+?-GGUF_(?P<file>.+\.gguf)", re.IGNORECASE)
+_GPT4ALL_PATH = re.compile(r"^modelPath=(?P<path>.+)$", re.MULTILINE)
+_JAN_PATH = re.compile(r"^model_path:\s*[\"']?(?P<path>.+?)[\"']?\s*$", re.MULTILINE)
+
+
+def folders(
+    environ: Mapping[str, str] = os.environ, platform: str = sys.platform
+) -> Iterator[tuple[str, Path]]:
+    """Yield (program, folder) for all programs that keep GGUF files under their names.
+
+    Ollama does not; see ollama.py.
+    """
+    home = Path(environ.get("HOME") or Path.home())
+    support = home / "Library" / "Application Support"
+    data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+    config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
+    cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
+    is_mac = platform == "darwin"
+    yield HUB, hf_cache(environ)
+    configured = environ.get("LLAMA_CACHE")
+    if configured:
+        yield LLAMA, Path(configured).expanduser()
+    yield LLAMA, (home / "Library" / "Caches" if is_mac else cache) / "llama.cpp"
+    yield from (("LM Studio", folder) for folder in _lm_studio_folders(home))
+    jan_bases = (support / "Jan",) if is_mac else (data / "Jan", config / "Jan")
+    yield from (("Jan", folder) for folder in _jan_folders(home, jan_bases))
+    bases = (support,) if is_mac else (data, home / ".cache")
+    settings = config / "nomic.ai" / "GPT4All.ini"
+    if match := _GPT4ALL_PATH.search(_read_text(settings)):
+        yield "GPT4All", Path(match["path"].strip())
+    yield from (("GPT4All", folder / "nomic.ai" / "GPT4All") for folder in bases)
+    yield "GPT4All", home / ".cache" / "gpt4all"  # its Python package
+
+
+def elsewhere(model_yml: Path) -> Path | None:
+    """Return the model of Jan that lies outside Jan's folder, according to its model.yml."""
+    match = _JAN_PATH.search(_read_text(model_yml))
+    path = Path(match["path"]) if match else None
+    return path if path and path.is_absolute() else None
+
+
+def name_of(path: Path, root: Path, origin: str) -> str:
+    """Return the name to show for a file: its own, or the model's if the file name is generic."""
+    folder = path.parent
+    if _GENERIC_NAME.fullmatch(path.name):
+        for parent in path.parents:
+            if parent.name.startswith("models--"):  # the hub's cache: models--OWNER--NAME
+                return parent.name.rpartition("--")[2]
+        return path.name if folder == root else folder.name
+    if origin == LLAMA and folder == root:
+        return _strip_flat_prefix(path)
+    return path.name
+
+
+def _strip_flat_prefix(path: Path) -> str:
+    """Return the original file name of a llama.cpp download.
+
+    Older versions of llama.cpp stored files as OWNER_REPOSITORY_FILE, newer ones use the hub's layout.
+    """
+    for manifest in path.parent.glob("manifest=*.json"):
+        owner, _, location = manifest.name.removeprefix("manifest=").partition("=")
+        prefix = f"{owner}_{location.partition('=')[0]}_"
+        if path.name.startswith(prefix):
+            return path.name.removeprefix(prefix)
+    match = _FLAT_NAME.fullmatch(path.name)
+    return match["file"] if match else path.name
+
+
+def _lm_studio_folders(home: Path) -> Iterator[Path]:
+    pointer = _read_text(home / ".lmstudio-home-pointer").strip()
+    pointed_homes = [Path(pointer)] if pointer.startswith("/") else []
+    for base in dict.fromkeys([*pointed_homes, home / ".lmstudio", home / ".cache" / "lm-studio"]):
+        if folder := _read_setting(base / "settings.json", "downloadsFolder"):
+            yield Path(folder).expanduser()
+        yield base / "models"
+
+
+def _jan_folders(home: Path, bases: tuple[Path, ...]) -> Iterator[Path]:
+    configured = [_read_setting(folder / "settings.json", "data_folder") for folder in bases]
+    data = [Path(folder) for folder in configured if folder] + [folder / "data" for folder in bases]
+    for folder in [*data, home / "jan"]:
+        yield folder / "llamacpp" / "models"
+        yield folder / "models"
+
+
+def _read_setting(settings: Path, key: str) -> str:
+    """Return a path from a program's settings, or "" if there is none."""
+    try:
+        value = json.loads(_read_text(settings) or "{}").get(key)
+    except (ValueError, AttributeError, RecursionError):
+        return ""
+    return value if isinstance(value, str) and value.startswith(("/", "~")) else ""
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if not path.is_file() or path.stat().st_size > _MAX_SETTINGS_BYTES:
+            return ""
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+# ------------------------------------------------------------------------ discovery
+
 
 # A search of a disk with a million files takes less. A network share may take for ever.
 PATIENCE_S = 60.0
@@ -94,9 +299,9 @@ class Search:
             for model in record.models:
                 path = self.store.part_path(model.parts[0])
                 yield Found(path, model.file, f"pair {record.name}", record.name)
-        for origin, folder in programs.folders(self.environ):
+        for origin, folder in folders(self.environ):
             yield from self._search_folder(folder, origin)
-        for home in ollama.homes(self.environ):
+        for home in homes(self.environ):
             yield from self._search_ollama(home)
         for folder in self.folders:
             yield from self._search_folder(folder, str(folder), named=True)
@@ -119,14 +324,14 @@ class Search:
                 yield from self._search_ollama(folder)
                 folders[:] = [name for name in folders if name not in ("manifests", "blobs")]
             # Skip data sets, which may have a million files.
-            if origin == programs.HUB and folder == root:
+            if origin == HUB and folder == root:
                 folders[:] = [name for name in folders if name.startswith("models--")]
             folders[:] = sorted(name for name in folders if self._mark_visited(folder / name))
             for file in sorted(files):
                 path = folder / file
                 if file.lower().endswith(".gguf") and _is_first_part(file):
-                    yield Found(path, programs.name_of(path, root, origin), origin)
-                elif file == "model.yml" and (linked := programs.elsewhere(path)):
+                    yield Found(path, name_of(path, root, origin), origin)
+                elif file == "model.yml" and (linked := elsewhere(path)):
                     yield Found(linked, folder.name, origin)
 
     def _mark_visited(self, folder: Path) -> bool:
@@ -168,7 +373,7 @@ class Search:
         except OSError as error:
             self.problems.append(f"{home} cannot be read: {error.strerror}.")
             return
-        for model in ollama.tagged(home):
+        for model in tagged(home):
             if model.file:
                 yield Found(model.file, model.name, "Ollama")
             else:

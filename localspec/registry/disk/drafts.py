@@ -2,17 +2,314 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import hashlib
+import re
+import time
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from math import sqrt
 from pathlib import Path
+from typing import TypeVar
 
+from localspec.compatibility import Compatibility, Tokenizer, compare
 from localspec.errors import LocalspecError
-from localspec.protocol.disk import Drafts, DraftView
+from localspec.protocol.pairs import AddRequest, DiskModel, DraftGain, Drafts, DraftView
+from localspec.registry.catalogue import reserved
 from localspec.registry.disk.discovery import Found
-from localspec.registry.disk.gain import Trial, alike, plain_speed, weigh
 from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.model import Model, read_local_model
 from localspec.registry.header.pairing import verdict
+from localspec.registry.header.vocabulary import read_vocabulary
+
+# ------------------------------------------------------------------------ matches
+# Judge which models on this disk could be targets and drafts, and propose pairs worth adding.
+
+
+# Target weights / draft weights. A draft of half the size costs half of the target's time for each token that
+# it proposes, which is too much to save time.
+MIN_RATIO = 2.0
+_FAMILY_COVERAGE = 0.99  # share of the used tokens that models of one family have in common
+PATIENCE_S = 120.0  # a header takes about 50 ms, longer on a disk that has to spin up
+_PART_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
+_MAX_NAME_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A model whose header was read. Models with the same `kind` have the same tokenizer."""
+
+    found: Found
+    weights: int
+    kind: int
+    can_pair: bool
+
+
+def judge_all(
+    models: Iterable[Found],
+    told: Callable[[str], None] = lambda name: None,
+    patience: float = PATIENCE_S,
+) -> list[DiskModel]:
+    """Return every model with the models that can draft for it, by tokenizer and size.
+
+    told: called with the name of each model before it is read. patience: after this many seconds the other
+    models are not read any more.
+    """
+    end = time.monotonic() + patience
+    kinds: dict[tuple[object, ...], int] = {}
+    tokenizers: list[Tokenizer] = []
+    results: list[_Candidate | DiskModel] = []
+    for file in models:
+        told(file.name)
+        if time.monotonic() > end:
+            sentence = f"it was not read within {patience:.0f} s; name fewer folders."
+            results.append(_to_disk_model(file, problem=sentence))
+            continue
+        try:
+            results.append(_read_candidate(file, kinds, tokenizers))
+        except LocalspecError as error:
+            results.append(_to_disk_model(file, problem=error.message))
+    candidates = [result for result in results if isinstance(result, _Candidate)]
+    candidates.sort(key=lambda candidate: candidate.weights)
+    verdicts: dict[tuple[int, int], Compatibility] = {}
+
+    def drafts(target: _Candidate) -> Iterator[tuple[bool, int, bool, str, Found]]:
+        """Yield the drafts and their sort key: same family first, then small ones, then the same program."""
+        for draft in candidates:
+            if draft.weights * MIN_RATIO > target.weights or not draft.can_pair:
+                continue
+            kind_pair = target.kind, draft.kind
+            if kind_pair not in verdicts:
+                verdicts[kind_pair] = compare(tokenizers[kind_pair[0]], tokenizers[kind_pair[1]])
+            if verdicts[kind_pair].usable:
+                file, is_unrelated = draft.found, verdicts[kind_pair].coverage < _FAMILY_COVERAGE
+                is_elsewhere = file.origin != target.found.origin
+                yield is_unrelated, draft.weights, is_elsewhere, file.name, file
+
+    judged: list[DiskModel] = []
+    for result in results:
+        if isinstance(result, _Candidate):
+            ranked = sorted(drafts(result), key=lambda item: item[:4]) if result.can_pair else []
+            files = [draft for *_, draft in ranked]
+            result = _to_disk_model(result.found, result.weights, drafts=files)
+        judged.append(result)
+    return judged
+
+
+def _to_disk_model(
+    file: Found, weights: int = 0, problem: str = "", drafts: Sequence[Found] = ()
+) -> DiskModel:
+    paths = tuple(str(draft.path) for draft in drafts)
+    return DiskModel(file.name, str(file.path), file.origin, weights, problem, paths)
+
+
+def _read_candidate(
+    file: Found, kinds: dict[tuple[object, ...], int], tokenizers: list[Tokenizer]
+) -> _Candidate:
+    """Read a model's header and return only what is needed of it.
+
+    The tokens take 15 MB, so models with the same tokenizer share one copy.
+    """
+    model = read_local_model(file.path)
+    vocabulary = read_vocabulary(model.header)
+    tokenizer = vocabulary.tokenizer
+    digest = hashlib.sha256(vocabulary.tokens.raw).digest()
+    key = (
+        tokenizer.kind,
+        tokenizer.bos,
+        tokenizer.eos,
+        tokenizer.add_bos,
+        tokenizer.add_eos,
+        digest,
+    )
+    if key not in kinds:
+        kinds[key] = len(tokenizers)
+        tokenizers.append(tokenizer)
+    sentence = rollback_sentence(model.name, model.architecture, model.rollback)
+    can_pair = not (sentence and model.rollback == "none") and not model.pooling
+    return _Candidate(file, model.weights, kinds[key], can_pair)
+
+
+def propose(
+    models: Sequence[DiskModel],
+    paired: Container[str],
+    taken: Iterable[str],
+    call: Callable[[str, Path], str],
+) -> list[AddRequest]:
+    """Return the pairs worth adding for models that are in none.
+
+    Each model is paired with its best draft. A model without a draft is added alone, unless it is the draft
+    of another one. paired: the paths of models that are in a pair. taken: names that already have a meaning.
+    call: returns what `localspec add` accepts for a file.
+    """
+    by_path = {model.path: model for model in models}
+    draft_paths = {draft for model in models for draft in model.drafts}
+    names = set(taken)
+    requests: list[AddRequest] = []
+    for model in models:
+        if model.problem or model.path in paired:
+            continue
+        if not model.drafts and model.path in draft_paths:
+            continue
+        draft = by_path[model.drafts[0]] if model.drafts else None
+        name = free_name(model.name, names)
+        names.add(name)
+        requests.append(
+            AddRequest(
+                name=name,
+                target=call(model.name, Path(model.path)),
+                draft=call(draft.name, Path(draft.path)) if draft else None,
+                hash_now=False,  # a proposed pair may never be used
+            )
+        )
+    return requests
+
+
+def free_name(model: str, taken: Iterable[str]) -> str:
+    """Return a pair name derived from a model's name that is not taken."""
+    stem = model.rpartition("/")[2].lower().removesuffix(":latest")
+    while stem.endswith(".gguf"):
+        stem = _PART_SUFFIX.sub("", stem.removesuffix(".gguf"))
+    stem = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")[: _MAX_NAME_CHARACTERS - 4] or "model"
+    names, number = set(taken), 1
+    name = stem
+    while name in names or reserved(name):
+        number += 1
+        name = f"{stem}-{number}"
+    return name
+
+
+# ------------------------------------------------------------------------ gain
+# Estimate the speed-up of a draft from its acceptance rate and the cost of passes on this machine.
+#
+# The acceptance rate of greedy text does not depend on the load of the machine. The pass costs of all
+# drafts of
+# one target are combined, so that a disturbance during one measurement does not decide the order.
+
+
+MAX_DEPTH = 16
+_Z_95 = 1.96  # standard deviations of a normal distribution that contain 95 %
+# Student's t for 95 %, by degrees of freedom from 1 to 9. There are only a few texts.
+_T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+_Key = TypeVar("_Key", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The measurements of one draft.
+
+    texts: for each text, the number of draft tokens checked (up to the first rejection of each round) and
+    the number accepted. target_ms, draft_ms: milliseconds of a pass by its width in rows. overhead_ms:
+    milliseconds of a round besides its passes.
+    """
+
+    texts: Sequence[tuple[int, int]]
+    target_ms: Mapping[int, float]
+    draft_ms: Mapping[int, float]
+    overhead_ms: float
+
+
+def weigh(trials: Mapping[_Key, Trial]) -> dict[_Key, DraftGain]:
+    """Return the gain of each draft of one target, at its best depth.
+
+    The depth is at least one token, so that drafts that never pay off can be compared too.
+    """
+    target_ms, overhead = _combine_costs(trials)
+    return {key: _estimate_gain(trial, target_ms, overhead) for key, trial in trials.items()}
+
+
+def plain_speed(trials: Mapping[_Key, Trial]) -> float | None:
+    """Return the tokens per second of the target alone, or None without measurements."""
+    target_ms, overhead = _combine_costs(trials)
+    return 1e3 / (_pass_ms(target_ms, 1) + overhead) if target_ms else None
+
+
+def alike(first: DraftGain, second: DraftGain) -> bool:
+    """Return whether the confidence intervals of two gains overlap."""
+    return first.low <= second.high and second.low <= first.high
+
+
+def _combine_costs(trials: Mapping[_Key, Trial]) -> tuple[dict[int, float], float]:
+    """Return the milliseconds of a target pass by width, and of a round besides its passes."""
+    # The smallest of several measurements is the least disturbed.
+    target_ms: dict[int, float] = {}
+    for trial in trials.values():
+        for width, ms in trial.target_ms.items():
+            target_ms[width] = min(ms, target_ms.get(width, ms))
+    return target_ms, min((trial.overhead_ms for trial in trials.values()), default=0.0)
+
+
+def _estimate_gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> DraftGain:
+    """Return the gain of a draft at the depth with the best speed-up."""
+    low, acceptance, high = acceptance_interval(trial.texts)
+    draft_ms = trial.draft_ms.get(1) or min(trial.draft_ms.values())
+    plain_ms = _pass_ms(target_ms, 1) + overhead
+    max_depth = min(MAX_DEPTH, max(target_ms) - 1)
+
+    def speed_up(rate: float, depth: int) -> float:
+        round_ms = depth * draft_ms + _pass_ms(target_ms, depth + 1) + overhead
+        return expected_tokens(rate, depth) * plain_ms / round_ms
+
+    depth = max(range(1, max(max_depth, 1) + 1), key=lambda depth: speed_up(acceptance, depth))
+    return DraftGain(
+        acceptance,
+        low,
+        high,
+        speed_up(acceptance, depth),
+        speed_up(low, depth),
+        speed_up(high, depth),
+        depth,
+    )
+
+
+def expected_tokens(acceptance: float, depth: int) -> float:
+    """Return the expected tokens per round, including the target's own.
+
+    It is (1 - α^(γ+1)) / (1 - α) for the acceptance rate α and the depth γ (Leviathan et al. 2022).
+    """
+    return sum(acceptance**position for position in range(depth + 1))
+
+
+def _pass_ms(costs: Mapping[int, float], width: int) -> float:
+    """Return the milliseconds of a pass with `width` rows.
+
+    The pass is padded if a wider one is cheaper. Beyond the widest measured pass, the cost of that one is
+    used.
+    """
+    candidates = [ms for measured_width, ms in costs.items() if measured_width >= width]
+    return min(candidates) if candidates else costs[max(costs)]
+
+
+def acceptance_interval(texts: Sequence[tuple[int, int]]) -> tuple[float, float, float]:
+    """Return the lower bound, the rate and the upper bound of the acceptance.
+
+    The interval is the wider of two: one from the spread between the texts (a ratio estimator with Student's
+    t), and Wilson's interval for that number of trials.
+    """
+    checked, accepted = (sum(column) for column in zip(*texts, strict=True)) if texts else (0, 0)
+    if not checked:
+        return 0.0, 0.0, 1.0
+    rate = accepted / checked
+    low, high = _wilson_interval(rate, checked)
+    if len(texts) > 1:
+        degrees = len(texts) - 1
+        spread = sum((hits - rate * count) ** 2 for count, hits in texts)
+        error = sqrt(spread * len(texts) / degrees) / checked
+        width = error * _T_95[min(degrees, len(_T_95)) - 1]
+        low, high = min(low, max(0.0, rate - width)), max(high, min(1.0, rate + width))
+    return min(low, rate), rate, max(high, rate)  # guard against rounding errors
+
+
+def _wilson_interval(rate: float, count: int) -> tuple[float, float]:
+    """Return Wilson's score interval of a rate."""
+    center = rate + _Z_95**2 / (2 * count)
+    width = _Z_95 * sqrt(rate * (1 - rate) / count + _Z_95**2 / (4 * count**2))
+    scale = 1 + _Z_95**2 / count
+    return max(0.0, (center - width) / scale), min(1.0, (center + width) / scale)
+
+
+# ------------------------------------------------------------------------ drafts
+
 
 Call = Callable[[str, Path], str]  # (name, path) → what `localspec add` accepts for the file
 

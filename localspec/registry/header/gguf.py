@@ -12,12 +12,68 @@ growing ranges, 64 KiB at first and then twice as much each time.
 from __future__ import annotations
 
 import math
+import os
+import stat
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from localspec.errors import BadGguf
-from localspec.registry.header.source import Source
+
+# ------------------------------------------------------------------------ source
+# Read ranges of the file that contains a header: a local file, or any other source.
+
+
+class Source(Protocol):
+    """An object with a name and a size that returns byte ranges."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from `offset`; fewer only if the file turns out to be shorter."""
+        ...
+
+
+class FileSource:
+    """A local file. Symbolic links are followed, since the Hugging Face cache consists of them."""
+
+    def __init__(self, path: Path) -> None:
+        """Check the file.
+
+        Raises:
+            BadGguf: it is not a regular file, or cannot be read.
+        """
+        self.path = path
+        self.name = path.name
+        try:
+            info = path.stat()
+        except OSError as error:
+            raise BadGguf(f"Cannot read {path}: {error.strerror}.") from error
+        if not stat.S_ISREG(info.st_mode):  # opening a pipe would block
+            raise BadGguf(f"{path} is not a file.")
+        self.size = info.st_size
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from `offset`.
+
+        Raises:
+            BadGguf: they cannot be read.
+        """
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                return os.pread(file.fileno(), size, offset)
+        except OSError as error:
+            raise BadGguf(f"Cannot read {self.path}: {error.strerror}.") from error
+
+
+# ------------------------------------------------------------------------ gguf
+
 
 FIRST_FETCH_BYTES = 64 << 10
 # The largest known header has 20 MB (262 000 tokens with scores and merges).

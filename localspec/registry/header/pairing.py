@@ -13,10 +13,10 @@ from itertools import islice
 
 from localspec.compatibility import FIRST_COMPARED_ID, Compatibility, compare
 from localspec.errors import BadGguf, CannotRollBack, NotMatched
-from localspec.purpose import not_its_sidecar
+from localspec.model_traits import not_its_sidecar
 from localspec.registry.header.architectures import rollback_sentence
 from localspec.registry.header.gguf import StringArray
-from localspec.registry.header.kept import cells
+from localspec.registry.header.kv_size import cells
 from localspec.registry.header.model import Model
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from localspec.errors import UnsafeModel
-from localspec.registry.header.gguf import TENSOR_TYPES, Tensor, read_header
-from localspec.registry.header.source import FileSource, Source
+from localspec.registry.header.gguf import TENSOR_TYPES, FileSource, Source, Tensor, read_header
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 # Each layer of these common dense architectures must have the tensors below. For other architectures

@@ -13,20 +13,22 @@ from pathlib import Path
 from localspec.errors import BadGguf, DiskFull, NotMatched, Offline, Unreachable
 from localspec.registry.catalogue import Pair, Weights
 from localspec.registry.header import fit
+from localspec.registry.header.fit import Load
+from localspec.registry.header.gguf import FileSource, Source
 from localspec.registry.header.model import Model, read_local_model, read_model
-from localspec.registry.header.need import Load
 from localspec.registry.header.pairing import check_pair
-from localspec.registry.header.source import FileSource, Source
-from localspec.registry.hub.cache import cached_file, resolve_in_cache
-from localspec.registry.hub.hub import Hub, RemoteFile
-from localspec.registry.hub.journal import count_written_bytes, read_written_prefix
-from localspec.registry.hub.remote import Flow, RemoteSource
+from localspec.registry.hub.hub import Hub, RemoteFile, cached_file, resolve_in_cache
 from localspec.registry.hub.repository import parts_of
 from localspec.registry.hub.retry import Patience, patiently
-from localspec.registry.hub.transfer import Tuning
+from localspec.registry.hub.transfer import (
+    Flow,
+    RemoteSource,
+    Tuning,
+    count_written_bytes,
+    read_written_prefix,
+)
 from localspec.registry.store.files import describe_free_space
-from localspec.registry.store.records import StoredModel
-from localspec.registry.store.store import Store, local_parts
+from localspec.registry.store.store import Store, StoredModel, local_parts
 
 # Bytes that must stay free on the disk besides the files, for logs, state and other programs.
 DISK_RESERVE_BYTES = 64 << 20

@@ -31,11 +31,9 @@ from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.repository import pair_name, reference
 from localspec.registry.hub.retry import Retry
 from localspec.registry.hub.transfer import Limit
-from localspec.registry.pulls.decide import decide
 from localspec.registry.pulls.plan import Plan
-from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.state import RUNNING, FileState, PullState, State
-from localspec.registry.pulls.wanted import Unfinished, Wanted
+from localspec.registry.pulls.pull import RUNNING, FileState, Puller, PullState, State
+from localspec.registry.pulls.resolve import Unfinished, Wanted, decide
 
 _RATE_WINDOW_S = 5.0
 # Failures that may be temporary. Such a pull is tried again when the daemon starts the next time.

@@ -15,14 +15,13 @@ from benchmarks.command import say
 from benchmarks.measuring.report import Verdict, verdict_line
 from benchmarks.servers.daemon import Daemon
 from benchmarks.texts.answers import Asker
-from localspec.cli.bench import summary
-from localspec.cli.bench.asking import Answer, How, Ours
-from localspec.cli.bench.prompts import workloads
-from localspec.cli.bench.prompts.workloads import Prompt, Work
-from localspec.cli.bench.report import Mode, Run
-from localspec.cli.bench.running import Bench, Plan, turns
 from localspec.engine.pair.models import physical_cores
-from localspec.machine import quiet
+from localspec.extras.bench import prompts, summary
+from localspec.extras.bench.asking import Answer, How, Ours
+from localspec.extras.bench.prompts import Prompt, Work
+from localspec.extras.bench.report import Mode, Run
+from localspec.extras.bench.running import Bench, Plan, turns
+from localspec.machine import host
 from localspec.protocol.frames import (
     ChatPrompt,
     EngineSettings,
@@ -37,7 +36,7 @@ CLOSE = 0.05  # of each other
 
 def compare(files: Sequence[Path], tokens: int, repetitions: int, context: int) -> int:
     """Of a target, and its draft where it has one: print both; 1 where they do not agree."""
-    works = [replace(each, prompts=_chats(each)) for each in workloads.shipped()]
+    works = [replace(each, prompts=_chats(each)) for each in prompts.shipped()]
     plan = Plan([each for each in works if each.prompts], tokens, repetitions, probe=False)
     settings = {"context": context, "parallel": 1}
     with Daemon(pair=",".join(map(str, files)), **settings) as daemon:
@@ -77,7 +76,7 @@ def _told(both: Sequence[Sequence[Run]], works: Sequence[Work]) -> int:
     for runs, name in zip(both, ("bench", "engine"), strict=True):
         tried, kept = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
         spent = sum(run.total_ms - run.first_ms for run in runs) / sum(run.write_ms for run in runs)
-        loud = sum((run.others or 0.0) > quiet.NOISE for run in runs)
+        loud = sum((run.others or 0.0) > host.NOISE for run in runs)
         sys.stdout.write(
             f"{name}: {sum(run.tokens for run in runs)} tokens, {tried} drafted, {kept} accepted; by the "
             f"client's clock {spent:.3f} times as long; disturbed in {loud} of {len(runs)} answers\n"

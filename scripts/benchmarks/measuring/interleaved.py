@@ -27,7 +27,7 @@ from benchmarks.measuring.workloads import (
 )
 from benchmarks.servers.llama_server import Running, Server
 from localspec.engine.pair.models import physical_cores
-from localspec.machine.quiet import Others
+from localspec.machine.host import Others
 from localspec.protocol.frames import EngineSettings
 
 

@@ -15,7 +15,7 @@ from benchmarks.measuring.workloads import Text
 from benchmarks.servers.llama_server import Running, Server
 from benchmarks.texts.answers import Asker
 from benchmarks.texts.tasks import Task
-from localspec.machine.quiet import Others
+from localspec.machine.host import Others
 from localspec.protocol.frames import EngineSettings, Failed, Speculative
 
 OURS = ("plain", "auto")

@@ -43,12 +43,12 @@ def _rename(name: str, file: str, old: str, new: str) -> Task:
 
 
 TASKS = (
-    _copy("copy 120", "localspec/engine/output.py", "Change the first line to a shorter one."),
-    _copy("copy 180", "localspec/engine/sampling/penalties.py", "Remove the comments."),
+    _copy("copy 120", "localspec/engine/text_stream.py", "Change the first line to a shorter one."),
+    _copy("copy 180", "localspec/engine/sampling/distribution.py", "Remove the comments."),
     _copy("copy 240", "localspec/registry/store/files.py", "Translate the first line to German."),
     _copy("copy 290", "localspec/cli/inputs.py", "Add `import logging` to the imports."),
     _rename("rename a class", "localspec/engine/speculation/cost.py", "CostTable", "TimesByWidth"),
-    _rename("rename functions", "localspec/registry/hub/journal.py", "write", "store_on_disk"),
+    _rename("rename functions", "localspec/registry/hub/transfer.py", "write", "store_on_disk"),
     Task(
         "list as JSON",
         "JSON",
@@ -86,10 +86,10 @@ TASKS = (
 
 # Other files and other questions than those that are measured on.
 LEARNED_FROM = (
-    _copy("learn copy 1", "localspec/engine/cache/shift.py", "Add a comment at the end."),
-    _copy("learn copy 2", "localspec/engine/pair/measuring.py", "Shorten the docstrings."),
+    _copy("learn copy 1", "localspec/engine/cache/slot.py", "Add a comment at the end."),
+    _copy("learn copy 2", "localspec/engine/pair/profile.py", "Shorten the docstrings."),
     _copy("learn copy 3", "localspec/daemon/logs.py", "Use double the number of lines kept."),
-    _copy("learn copy 4", "localspec/protocol/sampling.py", "Add type hints where they miss."),
+    _copy("learn copy 4", "localspec/protocol/requests.py", "Add type hints where they miss."),
     _rename("learn rename 1", "localspec/registry/pulls/plan.py", "plan", "intended_pull"),
     _rename("learn rename 2", "localspec/engine/prompt/infill.py", "vocab", "tokenizer_of_target"),
     _rename("learn rename 3", "localspec/engine/sampling/thoughts.py", "Marker", "Tag"),
@@ -102,19 +102,19 @@ LEARNED_FROM = (
     Task(
         "learn types",
         "refactoring",
-        "localspec/engine/speculation/drafters/shared.py",
+        "localspec/engine/speculation/drafters/draft_model.py",
         f"Replace the dataclass by a plain class with an `__init__`. {_WHOLE}",
     ),
     Task(
         "learn JSON 1",
         "JSON",
-        "localspec/protocol/sampling.py",
+        "localspec/protocol/requests.py",
         "Write a JSON schema for the fields of these classes. Write nothing else.",
     ),
     Task(
         "learn JSON 2",
         "JSON",
-        "localspec/registry/header/traits.py",
+        "localspec/registry/header/model.py",
         "List all classes and functions of this file as a JSON array of objects with the fields "
         '"name", "docstring" and "lines". Write nothing else.',
     ),

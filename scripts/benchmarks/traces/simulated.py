@@ -28,8 +28,7 @@ from localspec.engine.pair.profile import Learned, ProfileStore
 from localspec.engine.speculation.acceptance import CONFIDENCE_EDGES, MAX_LIMIT, Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
-from localspec.engine.speculation.drafters.model import DraftModel
-from localspec.engine.speculation.drafters.shared import SharedTokens
+from localspec.engine.speculation.drafters.draft_model import DraftModel, SharedTokens
 from localspec.protocol.frames import EngineSettings, PairFiles
 
 _OTHERS = (

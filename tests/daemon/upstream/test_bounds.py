@@ -18,11 +18,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon.upstream import request as requests
-from localspec.daemon.upstream.connection import MAX_LINE, Connection
-from localspec.daemon.upstream.headers import MAX_HEADER_BYTES
-from localspec.daemon.upstream.server import Server
 from localspec.errors import UpstreamError
+from localspec.extras.upstream import request as requests
+from localspec.extras.upstream.connection import MAX_HEADER_BYTES, MAX_LINE, Connection
+from localspec.extras.upstream.server import Server
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 from tests.support.daemons import RunningDaemon, temporary_home
@@ -239,7 +238,7 @@ def test_a_large_body_is_no_matter_for_the_limit_of_headers() -> None:
 
 LAZY = """
 import asyncio, sys
-from localspec.daemon.upstream.connection import Connection
+from localspec.extras.upstream.connection import Connection
 from localspec.protocol.settings import Upstream
 
 async def main():
@@ -268,7 +267,7 @@ def test_our_own_imports_are_no_time_of_the_servers(
     monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     """The clock stands still until the client is there, however long its making takes."""
-    from localspec.daemon.upstream import connection as connections
+    from localspec.extras.upstream import connection as connections
 
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])

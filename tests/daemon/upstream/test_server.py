@@ -16,10 +16,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon.upstream.connection import Connection
-from localspec.daemon.upstream.dialects import KINDS
-from localspec.daemon.upstream.request import asked
-from localspec.daemon.upstream.server import Server
 from localspec.daemon.worker.process import Event
 from localspec.errors import (
     ContextExceeded,
@@ -29,6 +25,10 @@ from localspec.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
+from localspec.extras.upstream.connection import Connection
+from localspec.extras.upstream.dialects import KINDS
+from localspec.extras.upstream.request import asked
+from localspec.extras.upstream.server import Server
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 from tests.support.daemons import PATIENCE, wait_for
@@ -185,7 +185,7 @@ def test_tools_schemas_and_infill_are_asked_for_in_each_servers_words() -> None:
         extra={"tool_calls": [{"id": "1", "function": {"name": "look", "arguments": {"a": 1}}}]},
     )
     prompt = frames.ChatPrompt([*CHAT.messages, earlier], tools=tools)
-    from localspec.daemon.completion.reply.tools import HERMES
+    from localspec.daemon.completion.tools import HERMES
     from localspec.protocol.calls import Tools
 
     allowed = Tools(HERMES, {"go": {"type": "object"}}, required=True, parallel=False)

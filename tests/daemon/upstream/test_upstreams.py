@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import pytest
 
-from localspec.daemon.upstream import upstreams
-from localspec.daemon.upstream.upstreams import Upstreams
-from localspec.daemon.worker.queue.forecast import Job
+from localspec.daemon.worker.queue import Job
 from localspec.errors import UpstreamUnreachable
+from localspec.extras.upstream import server as upstreams
+from localspec.extras.upstream.server import Upstreams
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 from tests.support.upstreams import HEAD, ScriptedServer, Seen, chunked, said, scripted_server

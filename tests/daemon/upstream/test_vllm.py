@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.upstream.dialects import KINDS
-from localspec.daemon.upstream.request import asked
-from localspec.daemon.upstream.server import Server
 from localspec.errors import InvalidRequest, UpstreamError
+from localspec.extras.upstream.dialects import KINDS
+from localspec.extras.upstream.request import asked
+from localspec.extras.upstream.server import Server
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 from tests.support.upstreams import Seen, event, scripted_server, streamed, whole

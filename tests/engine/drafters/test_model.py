@@ -14,7 +14,11 @@ from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.drafters.model import PROBE_CONTEXT_TOKENS, PROBE_ROWS, DraftModel
+from localspec.engine.speculation.drafters.draft_model import (
+    PROBE_CONTEXT_TOKENS,
+    PROBE_ROWS,
+    DraftModel,
+)
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import contextual_pair
 from tests.support.recurrent import lfm2_pair

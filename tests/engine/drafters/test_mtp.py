@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.synthetic_heads import Architecture, write_heads
 from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
-from localspec import purpose
-from localspec.engine.cache import hidden
-from localspec.engine.cache.hidden import TAIL_STATES, Hidden
+from localspec import model_traits
+from localspec.engine.cache import slot as hidden
+from localspec.engine.cache.slot import TAIL_STATES, Hidden
 from localspec.engine.llama import Logits, NoKvSlot, NotFinite
-from localspec.engine.llama import heads as binding
+from localspec.engine.llama import model as binding
 from localspec.engine.pair.models import Models
 from localspec.engine.pair.pair import NO_DRAFT
 from localspec.engine.sampling.sampler import Sampler
@@ -232,7 +232,7 @@ def test_drafts_follow_from_the_text_alone_whoever_runs_beside(
         assert each.alike(anew(either, found, each.text, len(each.drafts)))
 
 
-@pytest.mark.parametrize("architecture", sorted(purpose._TESTED_HEADS))
+@pytest.mark.parametrize("architecture", sorted(model_traits._TESTED_HEADS))
 def test_what_several_texts_read_together_is_each_ones_own(
     models: Path, load: Load, monkeypatch: pytest.MonkeyPatch, architecture: str
 ) -> None:
@@ -240,7 +240,7 @@ def test_what_several_texts_read_together_is_each_ones_own(
     if architecture in get_args(Architecture):
         files = contextual_heads(models / "heads", cast(Architecture, architecture))
     else:
-        count = 3 if architecture in purpose._TESTED_SEVERAL_HEADS else 1
+        count = 3 if architecture in model_traits._TESTED_SEVERAL_HEADS else 1
         file = architectures.write(architecture, models, experts=True, heads=count)
         files = PairFiles(architecture, str(file), None)
     engine = load(files)
@@ -541,7 +541,7 @@ def test_without_heads_that_work_the_reason_is_said_and_the_text_is_plain(
         monkeypatch.setattr(binding, "_ext", None)
         monkeypatch.setattr(binding, "_missing", "llama_set_embeddings_nextn")
     elif why == "architecture":
-        monkeypatch.setattr(purpose, "_TESTED_HEADS", frozenset())
+        monkeypatch.setattr(model_traits, "_TESTED_HEADS", frozenset())
     elif why == "context":
         make = Models.context
 

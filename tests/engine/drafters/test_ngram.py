@@ -10,16 +10,17 @@ from hypothesis import strategies as st
 
 from localspec.engine.speculation.acceptance import BUCKETS, Calibration
 from localspec.engine.speculation.drafters.ngram import (
+    GRAM_TOKENS,
     MAX_LOOKUP_TOKENS,
     MAX_WEAK_DRAFTS,
+    NOTHING,
     WEAK_MATCH_TOKENS,
+    Expected,
+    Memory,
     NgramDrafter,
     NgramIndex,
     buckets,
 )
-from localspec.engine.speculation.drafters.ngram_index import GRAM_TOKENS
-from localspec.engine.speculation.drafters.ngram_memory import Memory
-from localspec.engine.speculation.drafters.ngram_trail import NOTHING, Expected
 
 # Few different tokens, so that grams repeat.
 texts = st.lists(st.integers(0, 3), max_size=40)

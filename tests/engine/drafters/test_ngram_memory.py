@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.speculation.drafters.ngram import NgramIndex
-from localspec.engine.speculation.drafters.ngram_memory import CAPACITY_TOKENS, KEY_TOKENS, Memory
+from localspec.engine.speculation.drafters.ngram import (
+    CAPACITY_TOKENS,
+    KEY_TOKENS,
+    Memory,
+    NgramIndex,
+)
 from tests.support.rescoring import assert_alike
 from tests.support.running import GREEDY, Running, drafting
 

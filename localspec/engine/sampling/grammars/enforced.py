@@ -18,11 +18,14 @@ from typing import Any, TypeGuard
 
 from llguidance import LLMatcher
 
-from localspec.engine.sampling.grammars.disjoint import are_disjoint
-from localspec.engine.sampling.grammars.formats import FORMATS, format_pattern
-from localspec.engine.sampling.grammars.patterns import translate_pattern
-from localspec.engine.sampling.grammars.pointers import Document
-from localspec.engine.sampling.grammars.schemas import closed
+from localspec.engine.sampling.grammars.json_schema import (
+    FORMATS,
+    Document,
+    are_disjoint,
+    closed,
+    format_pattern,
+    translate_pattern,
+)
 
 Schema = dict[str, Any]
 

@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 from llguidance import LLMatcher
 
-from localspec.engine.sampling.grammars.calls import CallGrammar, lark_string, write_thoughts_end
 from localspec.engine.sampling.grammars.enforced import (
     Enforced,
     describe,
@@ -25,7 +24,12 @@ from localspec.engine.sampling.grammars.enforced import (
     for_library,
 )
 from localspec.engine.sampling.grammars.gbnf import NO_TOKENS, TokenTable
-from localspec.engine.sampling.grammars.lark import gbnf_to_lark
+from localspec.engine.sampling.grammars.lexemes import gbnf_to_lark
+from localspec.engine.sampling.grammars.tool_grammar import (
+    CallGrammar,
+    lark_string,
+    write_thoughts_end,
+)
 from localspec.errors import GrammarRejected
 from localspec.protocol.calls import CallFormat, Tools
 from localspec.protocol.frames import Constraint

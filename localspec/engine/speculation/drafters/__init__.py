@@ -13,7 +13,7 @@ ngram_trail   following a text through the changes that an answer makes to it
 shared        the tokens that target and draft model share, where their vocabularies differ
 """
 
-from localspec.engine.speculation.drafters import grammar as grammar
-from localspec.engine.speculation.drafters import model as model
+from localspec.engine.speculation.drafters import base as base
+from localspec.engine.speculation.drafters import draft_model as draft_model
 from localspec.engine.speculation.drafters import mtp as mtp
 from localspec.engine.speculation.drafters import ngram as ngram

@@ -16,12 +16,12 @@ from localspec.engine.cache.slots import Slots
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.speculation.acceptance import Belief
+from localspec.engine.speculation.acceptance import Belief, bucket
 from localspec.engine.speculation.depth import Candidate
 from localspec.protocol.frames import Speculative
 
 if TYPE_CHECKING:
-    from localspec.engine.speculation.drafters.model import DraftModel
+    from localspec.engine.speculation.drafters.draft_model import DraftModel
     from localspec.engine.speculation.drafters.ngram import NgramIndex
 
 
@@ -160,3 +160,28 @@ class Drafter(ABC):
 
     def close(self, slot: Slot) -> None:  # noqa: B027 - as propose
         """Release what it holds of the text, because it drafts no more for this sequence."""
+
+
+# ------------------------------------------------------------------------ grammar
+# Tokens that a grammar, or the end of the thoughts, forces: they come next whatever the model predicts.
+
+
+_CERTAIN_BUCKET = bucket(1.0)
+
+
+class GrammarDrafter(Drafter):
+    """The forced tokens of a request with a grammar or a limit to its thoughts."""
+
+    kind, rank, initial_acceptance = "grammar", 0, 0.94
+
+    @classmethod
+    def serves(cls, resources: Resources) -> bool:
+        return resources.matcher is not None
+
+    def __init__(self, resources: Resources, belief: Belief) -> None:
+        super().__init__(resources, belief)
+        self._matcher = resources.matcher
+
+    def offer(self, request: DraftRequest) -> Candidate | None:
+        assert self._matcher is not None
+        return self.known(self._matcher.forced()[: request.limit], _CERTAIN_BUCKET)

@@ -18,7 +18,7 @@ from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, StateBatch, States
 from localspec.engine.speculation.acceptance import Belief, bucket
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.drafters.model import DraftModel, ModelDrafter, probability
+from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter, probability
 
 # The states of up to this many tokens may be missing: their cells are poor, but those before stay useful.
 MAX_STATE_GAP_TOKENS = 64

@@ -6,29 +6,479 @@ They are looked up in the prompt, the answer so far, a text that the client pred
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from localspec.engine.speculation.acceptance import Belief
 from localspec.engine.speculation.cost import MAX_ROUND_ROWS
 from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
-from localspec.engine.speculation.drafters.ngram_index import (
-    GRAM_TOKENS,
-    MAX_MATCH_TOKENS,
-    MAX_POSITIONS,
-    GrowingGrams,
-    SortedGrams,
-    match,
+
+# ------------------------------------------------------------------------ ngram prior
+# The calibration of n-gram drafts that fits any pair, as from `Calibration.as_dict`.
+#
+# Written by `scripts/bench tasks replay FOLDER --learn`, from answers of Qwen2.5-Coder 0.5B and from commits
+# and pages, which `scripts/bench tasks record FOLDER --learned` and `history FOLDER` had put there.
+
+
+LEARNED = {
+    "prior": [
+        0.002951,
+        0.004296,
+        0.006951,
+        0.2309,
+        0.4012,
+        0.2344,
+        0.03134,
+        0.02355,
+        0.03784,
+        0.0184,
+        0.002927,
+        0.002593,
+        0.002627,
+    ],
+    "offset": [-0.2451, 0.3768, 1.025, 1.611, 2.324, 2.685, 3.407, 3.534, 3.899, 5.994],
+    "share": [
+        0.1376,
+        0.02533,
+        0.06336,
+        0.03024,
+        0.04167,
+        0.02652,
+        0.03279,
+        0.05287,
+        0.05232,
+        0.5373,
+    ],
+    "count": [60, 60, 60, 60, 60, 60, 60, 60, 60, 60],
+}
+
+
+# ------------------------------------------------------------------------ ngram memory
+# The memory of earlier requests' tokens, to draft from.
+#
+# Its size is bounded, and a conversation's tokens are forgotten with the conversation.
+
+
+KEY_TOKENS = 6  # tokens in a row that are looked up; a text of another request needs a longer match
+CAPACITY_TOKENS = 1 << 20  # with their index 12 MiB
+WINDOW_TOKENS = 512  # tokens returned of what followed
+_CONTEXT_TOKENS = 64  # tokens returned before them, to measure the match
+_HASH_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
+    0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB], np.uint64)  # fmt: skip
+_HASH_FACTOR_INTS = [int(factor) for factor in _HASH_FACTORS]
+_WORD_MASK = (1 << 64) - 1
+
+
+class _Span(NamedTuple):
+    """Where the tokens of one request lie, and the conversation that they belong to."""
+
+    start: int
+    end: int
+    conversation: str | None
+
+
+class Memory:
+    """A ring of the last CAPACITY_TOKENS tokens. A lookup takes microseconds.
+
+    A position is found by the hash of its last KEY_TOKENS tokens, of equal ones the latest. The tokens are
+    then compared, so that nothing that was overwritten or forgotten is ever found.
+    """
+
+    def __init__(self, capacity: int = CAPACITY_TOKENS) -> None:
+        self._capacity = capacity
+        self._bits = max(capacity.bit_length(), 8)
+        self._tokens: npt.NDArray[np.int32] = np.empty(0, np.int32)  # allocated at first use
+        # Per hash, the end of a key; 0: none.
+        self._places: npt.NDArray[np.int32] = np.empty(0, np.int32)
+        self._next = 0
+        self._spans: deque[_Span] = deque()
+
+    def keep(self, tokens: Sequence[int], conversation: str | None) -> None:
+        """Add the tokens of a request, or the end of them if they exceed the capacity."""
+        text = np.array(tokens[-self._capacity :], np.int32)
+        if len(text) <= KEY_TOKENS:
+            return
+        if not len(self._tokens):
+            self._tokens = np.full(self._capacity, -1, np.int32)
+            self._places = np.zeros(1 << self._bits, np.int32)
+        if self._next + len(text) > self._capacity:
+            self._overwrite(self._next, self._capacity)
+            self._next = 0
+        start, end = self._next, self._next + len(text)
+        self._overwrite(start, end)
+        self._spans.append(_Span(start, end, conversation))
+        self._tokens[start:end] = text
+        if end < self._capacity:
+            self._tokens[end] = -1  # the tokens behind belong to another text
+        wide = text.astype(np.uint64)
+        # Nothing follows the key at the very end.
+        hashes = np.zeros(len(text) - KEY_TOKENS, np.uint64)
+        for offset in range(KEY_TOKENS):
+            hashes += wide[offset : offset + len(hashes)] * _HASH_FACTORS[offset]
+        slots = hashes >> np.uint64(64 - self._bits)
+        self._places[slots] = np.arange(start + KEY_TOKENS, end, dtype=np.int32)
+        self._next = end
+
+    def _overwrite(self, start: int, end: int) -> None:
+        """Remove all requests with tokens in [start, end), which are the oldest."""
+        while self._spans and start < self._spans[0].end and self._spans[0].start < end:
+            old = self._spans.popleft()
+            self._tokens[old.start : old.end] = -1
+
+    def find(self, tokens: Sequence[int]) -> tuple[list[int], int, int] | None:
+        """Find the longest match with the last tokens.
+
+        Returns a text, the position in it after the match, and the length of the match.
+        """
+        if not self._spans or len(tokens) < KEY_TOKENS:
+            return None
+        key = tokens[-KEY_TOKENS:]
+        hashed = (
+            sum(token * factor for token, factor in zip(key, _HASH_FACTOR_INTS, strict=True))
+            & _WORD_MASK
+        )
+        place = int(self._places[hashed >> (64 - self._bits)])
+        if not place or self._tokens[place - KEY_TOKENS : place].tolist() != key:
+            return None
+        start = max(place - _CONTEXT_TOKENS, 0)
+        text = self._tokens[start : place + WINDOW_TOKENS].tolist()
+        place -= start
+        if -1 in text:
+            text = text[: text.index(-1, place)] if -1 in text[place:] else text
+        return text, place, match(text, place, tokens, KEY_TOKENS)
+
+    def forget(self, conversation: str | None) -> None:
+        """Remove the tokens of a conversation, or of all if it is None."""
+        if conversation is None:
+            self._tokens = self._places = np.empty(0, np.int32)
+            self._next = 0
+            self._spans.clear()
+            return
+        for span in self._spans:
+            if span.conversation == conversation:
+                self._tokens[span.start : span.end] = -1
+        self._spans = deque(span for span in self._spans if span.conversation != conversation)
+
+    def __len__(self) -> int:
+        """Return the number of tokens that can be found."""
+        return sum(span.end - span.start for span in self._spans)
+
+
+# ------------------------------------------------------------------------ ngram index
+# The index of n-grams: where the last tokens of a text occurred before, in microseconds.
+
+
+GRAM_TOKENS = 3  # shortest match worth following
+MAX_MATCH_TOKENS = 48  # longer matches are not measured
+MAX_POSITIONS = 8  # latest occurrences that are compared for the longest match
+# Bits of a token id in a gram's key; no vocabulary has two million tokens.
+_BITS = 63 // GRAM_TOKENS
+
+
+class SortedGrams:
+    """The ends of all n-grams of a fixed text. It takes about 0.1 µs and 16 bytes per token."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        text = np.array(tokens, np.int64)
+        # The position after each gram. The one at the very end has nothing after it.
+        ends = max(len(text) - GRAM_TOKENS, 0)
+        keys = np.zeros(ends, np.int64)
+        for offset in range(GRAM_TOKENS):
+            keys = keys << _BITS | text[offset : offset + ends]
+        self._order = np.argsort(keys, kind="stable").astype(np.int32)
+        self._keys = keys[self._order]
+
+    def places(self, gram: Sequence[int]) -> list[int]:
+        """Return the latest MAX_POSITIONS ends of a gram, in order."""
+        key = 0
+        for token in gram:
+            key = key << _BITS | token
+        first = self._keys.searchsorted(key, "left")
+        last = int(self._keys.searchsorted(key, "right"))
+        ends = self._order[max(int(first), last - MAX_POSITIONS) : last]
+        return [int(place) + GRAM_TOKENS for place in ends]
+
+
+class GrowingGrams:
+    """The ends of all n-grams of a growing text, from a position on."""
+
+    def __init__(self, start: int) -> None:
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+        self._n_indexed = max(start, GRAM_TOKENS)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        for end in range(self._n_indexed, len(tokens)):
+            # `end` is the position after the gram, so a gram at the very end does not match itself.
+            gram = tuple(tokens[end - GRAM_TOKENS : end])
+            places = self._ends.setdefault(gram, [])
+            places.append(end)
+            if len(places) > MAX_POSITIONS:
+                del places[0]
+        self._n_indexed = max(self._n_indexed, len(tokens))
+
+    def places(self, gram: tuple[int, ...]) -> list[int]:
+        return self._ends.get(gram, [])
+
+
+def match(text: Sequence[int], end: int, tokens: Sequence[int], known: int = GRAM_TOKENS) -> int:
+    """Return how many tokens before `end` in `text` equal the last of `tokens`; `known` surely do."""
+    limit = min(end, len(tokens), MAX_MATCH_TOKENS)
+    length = known
+    while length < limit and text[end - 1 - length] == tokens[-1 - length]:
+        length += 1
+    return length
+
+
+# ------------------------------------------------------------------------ ngram trail
+# Following an earlier text through the changes that an answer makes to it.
+#
+# A trail is a place in a text that the answer repeats. Where the answer departs from the text, the trail
+# looks
+# a few tokens ahead for the place where it comes back. A change on the way is expected again where the same
+# tokens come, so a name that was replaced once is replaced in the drafts.
+
+
+MAX_DEPARTURE_TOKENS = (
+    24  # the answer must come back within so many tokens of the old or the new text
 )
-from localspec.engine.speculation.drafters.ngram_memory import Memory
-from localspec.engine.speculation.drafters.ngram_prior import LEARNED
-from localspec.engine.speculation.drafters.ngram_trail import (
-    FOREIGN_MARGIN_TOKENS,
-    NOTHING,
-    Changes,
-    Expected,
-    Trail,
-)
+RETURN_TOKENS = 3  # tokens in a row that show that it is back
+# Pairs (run, bonus). An answer that has repeated `run` tokens before it left the text counts as if the match
+# were longer by `bonus` tokens.
+RUN_BONUS = ((48, 6), (6, 3))
+FOREIGN_MARGIN_TOKENS = 3  # a match in another request must be longer by this to be as good
+_MAX_CHANGES = 64  # remembered per answer
+_MAX_RUN_TOKENS = 48  # a longer match is no more reliable
+
+
+class Expected(NamedTuple):
+    """Tokens that may come.
+
+    strength: how reliable they are, as the length of a match. doubtful: indices at which a change is
+    expected. disputed: another token has followed elsewhere.
+    """
+
+    tokens: list[int]
+    strength: int
+    doubtful: tuple[int, ...] = ()
+    disputed: bool = False
+
+
+NOTHING = Expected([], 0)
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """What an answer wrote in place of some tokens. wrong: it was expected again, and did not come."""
+
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+    wrong: bool = False
+
+
+class Changes:
+    """The changes of one answer, by the first of the tokens that were replaced."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Change]] = {}
+        self._count = 0
+
+    def learn(self, old: Sequence[int], new: Sequence[int]) -> None:
+        """Note that `new` was written in place of `old`. Pure insertions and deletions are ignored."""
+        if not old or not new:
+            return
+        known = self._known.setdefault(old[0], [])
+        for change in known:
+            if change.old == tuple(old):
+                change.new, change.wrong = tuple(new), False
+                return
+        if self._count < _MAX_CHANGES:
+            self._count += 1
+            known.append(Change(tuple(old), tuple(new)))
+            known.sort(key=lambda change: -len(change.old))
+
+    def at(self, text: Sequence[int], place: int) -> Change | None:
+        """Return the change that is expected at a place of a text; None: there is none."""
+        for change in self._known.get(text[place], ()):
+            if not change.wrong and tuple(text[place : place + len(change.old)]) == change.old:
+                return change
+        return None
+
+
+class _Step(NamedTuple):
+    """A token that is expected. before: the place of the text at which the answer then is.
+
+    change: the change that it belongs to. done: how much of that comes before it.
+    """
+
+    token: int
+    before: int
+    change: Change | None = None
+    done: int = 0
+
+
+@dataclass(slots=True)
+class _Departure:
+    """Where the answer left the text, and what it has `written` since.
+
+    old, new: how much of the text, and of what was written, lies before the place where it may be back.
+    """
+
+    start: int
+    written: list[int] = field(default_factory=list)
+    old: int = 0
+    new: int = 0
+
+
+class Trail:
+    """A place in a text that the answer repeats. run: tokens in a row that were as expected.
+
+    lost: the answer is somewhere else.
+    """
+
+    def __init__(
+        self,
+        text: Sequence[int],
+        place: int,
+        run: int,
+        changes: Changes,
+        *,
+        is_current: bool = False,
+        elsewhere: bool = False,
+    ) -> None:
+        """is_current: the text is that of the answer itself. elsewhere: it is of another request."""
+        self.text, self.is_current, self.elsewhere = text, is_current, elsewhere
+        self._end = len(text)  # end of the text as it was before the token that is written
+        self.run = min(run, _MAX_RUN_TOKENS)
+        self.lost = False
+        self._changes = changes
+        self._departure: _Departure | None = None
+        self._run_bonus = 0
+        self._steps: list[_Step] = []  # the tokens that are expected next
+        self._place = place  # the place of the text after them
+
+    @property
+    def strength(self) -> int:
+        """How reliable the trail is, as the length of a match that is as reliable; 0: not at all."""
+        if self._departure is not None:
+            return self.run and self.run + min(self._run_bonus, 2)
+        return self.run + self._run_bonus - FOREIGN_MARGIN_TOKENS * self.elsewhere
+
+    @property
+    def place(self) -> int:
+        """The place of the text that the answer has come to."""
+        return self._steps[0].before if self._steps else self._place
+
+    def at(self, text: Sequence[int], place: int) -> bool:
+        """Whether the answer is at this place of that text according to the trail."""
+        return (
+            self.text is text and self.place == place and not (self._steps and self._steps[0].done)
+        )
+
+    def expected(self, count: int) -> Expected:
+        """Return the next tokens, at most `count`."""
+        self._look_ahead(count)
+        steps = self._steps[:count]
+        if not steps or self.strength <= 0:
+            return NOTHING
+        tokens = [step.token for step in steps]
+        doubtful = tuple(index for index, step in enumerate(steps) if step.change and not step.done)
+        # What the answer repeats of itself may go on.
+        if self.is_current and 0 < len(tokens) == self._end - self.place:
+            tokens = (tokens * (count // len(tokens) + 1))[:count]
+        return Expected(tokens, self.strength, doubtful)
+
+    def _look_ahead(self, count: int) -> None:
+        text, steps = self.text, self._steps
+        end = min(self._end, len(text))
+        while len(steps) < count and self._place < end:
+            change = self._changes.at(text, self._place)
+            if change is None:
+                steps.append(_Step(text[self._place], self._place))
+                self._place += 1
+                continue
+            replacement = enumerate(change.new)
+            steps.extend(_Step(token, self._place, change, offset) for offset, token in replacement)
+            self._place += len(change.old)
+
+    def wrote(self, token: int) -> None:
+        """Advance by the token that the answer goes on with."""
+        self._advance(token)
+        self._end += self.is_current
+
+    def _advance(self, token: int) -> None:
+        self._look_ahead(1)
+        if not self._steps:
+            self.lost = True
+            return
+        step = self._steps[0]
+        if step.token != token:
+            self._leave_text(step, token)
+            return
+        del self._steps[0]
+        self.run = min(self.run + 1, _MAX_RUN_TOKENS)
+        if self._departure is not None:
+            self._departure.written.append(token)
+            if self.run >= RETURN_TOKENS:
+                self._return_to_text(self._departure)
+
+    def _return_to_text(self, departure: _Departure) -> None:
+        old = self.text[departure.start : departure.start + departure.old]
+        self._changes.learn(list(old), departure.written[: departure.new])
+        self._departure = None
+        # The tokens to come may now be changed as well.
+        if self._steps and self._steps[0].done == 0:
+            self._place = self._steps[0].before
+            self._steps = []
+
+    def _leave_text(self, step: _Step, token: int) -> None:
+        if step.change is not None:
+            step.change.wrong = True
+        if self._departure is None:
+            written = step.change.new[: step.done] if step.change else ()
+            self._departure = _Departure(step.before, list(written))
+        self._departure.written.append(token)
+        self._run_bonus = max(
+            self._run_bonus, *(worth for run, worth in RUN_BONUS if self.run >= run), 0
+        )
+        self.run = 0
+        self._find_return(self._departure)
+
+    def _find_return(self, departure: _Departure) -> None:
+        """Find where in the text the answer may be now: after the same tokens, or after as many."""
+        written, text = departure.written, self.text
+        if len(written) > MAX_DEPARTURE_TOKENS:
+            self.lost = True
+            return
+        # The answer cannot come back to what it has written since it left the text.
+        end = min(self._end, len(text)) - self.is_current * (len(written) - 1)
+        position, longest = departure.start + len(written), 0
+        for place in range(departure.start, min(departure.start + MAX_DEPARTURE_TOKENS, end)):
+            if text[place] == written[-1]:
+                n_equal = self._count_equal(place, departure)
+                if n_equal > longest:
+                    position, longest = place + 1, n_equal
+        self.run = longest
+        self._steps, self._place = [], position
+        departure.old, departure.new = position - longest - departure.start, len(written) - longest
+        self.lost = position >= end
+
+    def _count_equal(self, place: int, departure: _Departure) -> int:
+        """Return how many tokens up to this place equal the last written ones, at most RETURN_TOKENS - 1."""
+        length, written = 0, departure.written
+        limit = min(RETURN_TOKENS - 1, len(written), place - departure.start + 1)
+        while length < limit and self.text[place - length] == written[-1 - length]:
+            length += 1
+        return length
+
+
+# ------------------------------------------------------------------------ ngram
+
 
 # Tokens of a copied passage verified in one pass, whose cost is known from others as wide. Kernels work in
 # groups of rows, and a pass of 64 rows fills its groups.

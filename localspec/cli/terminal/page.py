@@ -1,0 +1,88 @@
+"""A whole page of Markdown as rows, for a pager or for a terminal that nothing else is drawn on.
+
+The lines of a paragraph are joined before they are wrapped: the author of a page did not know how wide the
+reader's terminal is.
+"""
+
+from __future__ import annotations
+
+import re
+
+from localspec.cli.terminal import markdown
+from localspec.cli.terminal.markdown import (
+    Fences,
+    Highlighter,
+    Line,
+    LineParser,
+    paint,
+    parse_inline,
+    replace_lost_tabs,
+    styled,
+    wrapped,
+)
+
+WIDEST = 100  # columns; longer lines of prose are hard to read
+_BEGINS_A_BLOCK = re.compile(r"^ *([-*+] |\d{1,9}[.)] |#{1,6} |\||>|$)")
+
+
+def joined(text: str) -> list[str]:
+    """Return the lines of a page, with each paragraph and each list item on one line."""
+    lines: list[str] = []
+    fences, may_continue = Fences(), False
+    for line in text.splitlines():
+        is_text = fences.take(line) == "text"
+        if is_text and may_continue and not _BEGINS_A_BLOCK.match(line):
+            lines[-1] += f" {line.strip()}"
+            continue
+        start = line.lstrip()
+        may_continue = is_text and bool(start) and not start.startswith(("#", "|"))
+        lines.append(line)
+    return lines
+
+
+def rows(text: str, columns: int) -> list[str]:
+    """Return the rows that a terminal of so many columns shows for a page, with their escape codes.
+
+    Only code, and a word that is wider than the terminal, may exceed `columns`.
+    """
+    width = max(min(columns - 1, WIDEST), 10)
+    parser, code = LineParser(), Highlighter("")
+    shown: list[str] = []
+    table: list[str] = []
+    for line in [*joined(text), ""]:
+        if not parser.in_code and markdown.may_be_row(line):
+            table.append(line)
+            continue
+        if table:
+            shown += _table(table, columns - 1)
+            table = []
+        in_code = parser.in_code
+        parsed = parser.take(line)
+        if in_code != parser.in_code:
+            code = Highlighter("" if in_code else parser.language)
+        shown += _rows(parsed, code, width, columns)
+    while shown and not shown[-1]:
+        shown.pop()
+    return shown
+
+
+def _table(lines: list[str], width: int) -> list[str]:
+    """Return the rows of a table, or of lines that only look like one."""
+    if not markdown.is_table(lines):
+        return lines
+    return [row for line in markdown.draw_table(lines, width) for row in line]
+
+
+def _rows(line: Line, code: Highlighter, width: int, columns: int) -> list[str]:
+    """Return the rows of one line that belongs to no table."""
+    if line.kind == "blank":
+        return [""]
+    if line.kind in ("none", "label"):  # the fences of code, which has blank lines around it
+        return []
+    if line.kind == "code":
+        return [f"    {code.whole(replace_lost_tabs(line.text, columns))}".rstrip()]
+    if line.kind == "rule":
+        return [paint(styled("─" * width, line.style))]
+    hang = min(line.hang, width // 2)
+    first = styled(line.first.lstrip(" ").rjust(min(len(line.first), hang)))
+    return wrapped(first + parse_inline(line.text, line.style).stripped(), width, hang=hang)

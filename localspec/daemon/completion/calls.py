@@ -1,0 +1,805 @@
+"""Read tool calls while a model writes them, so that they can be streamed.
+
+This module defines the pieces of a call, and reads calls in JSON: an object with "name" and "arguments"
+(or "parameters"), or an array of such objects.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import secrets
+import string
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from math import copysign, isfinite
+from sys import float_info
+from typing import Any, Literal
+
+from localspec.daemon.completion.tools import GEMMA_QUOTE
+from localspec.protocol.calls import ID, CallFormat, type_of, types_of
+
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_ID_CHARS = string.ascii_letters + string.digits
+
+_TOKEN = re.compile(r'["{}\[\]:,]|\s+|[^\s"{}\[\]:,]+')
+_STRING_PART = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
+
+
+@dataclass(slots=True)
+class Call:
+    """The beginning of a call; `index` is its number in the answer."""
+
+    id: str
+    name: str
+    index: int = 0
+
+
+@dataclass(slots=True)
+class Arguments:
+    """More JSON of a call's arguments."""
+
+    text: str
+    index: int = 0
+
+
+CallPiece = Call | Arguments
+# The pieces that a text adds, and its remainder, which belongs to no call any more.
+Fed = tuple[list[CallPiece], str]
+
+
+def new_call(name: str) -> Call:
+    """Return a call with a random id."""
+    # Mistral's templates refuse ids that are not nine letters and digits.
+    return Call("".join(secrets.choice(_ID_CHARS) for _ in range(9)), name)
+
+
+def finite(text: str) -> float:
+    """Parse a number of JSON, and limit it to Python's largest float, because infinity is not valid JSON."""
+    value = float(text)
+    return value if isfinite(value) else copysign(float_info.max, value)
+
+
+def typed(text: str, types: set[str]) -> Any:
+    """Return a parameter's text as a value of one of `types`.
+
+    It stays a text if it may be a text and is not a value of any other of the types.
+    """
+    if types in ({"string"}, {"any"}):
+        return text
+    try:
+        value = json.loads(text, parse_float=finite)
+    except (ValueError, RecursionError):
+        return _decode_python(text)
+    kind = type_of(value)
+    fits = kind in types or (kind == "number" and "integer" in types)
+    return value if fits or "string" not in types else text
+
+
+def _decode_python(text: str) -> Any:
+    """Decode what templates write without `tojson`, such as True or a list; return other text as it is."""
+    lowered = text.strip().lower()
+    if lowered in ("true", "false", "none"):
+        return {"true": True, "false": False}.get(lowered)
+    if lowered[:1] not in ("{", "["):
+        return text
+    try:
+        value = ast.literal_eval(text.strip())
+        json.dumps(value, allow_nan=False)  # raises TypeError for sets and bytes
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return value
+
+
+class Reader(ABC):
+    """Reads what follows a marker: one or more calls.
+
+    Feed it text until `over`. `broken` means that this was not a call, and that `raw`, all that was read,
+    is plain text.
+    """
+
+    def __init__(self) -> None:
+        self.over = False
+        self.broken = False
+        self.raw = ""
+
+    @abstractmethod
+    def feed(self, text: str) -> Fed:
+        """Consume the next text."""
+
+    @abstractmethod
+    def end(self) -> list[CallPiece]:
+        """Return the remaining pieces of an answer that was cut off here."""
+
+
+@dataclass(slots=True)
+class _Object:
+    """The object of a call as far as it is read."""
+
+    name: str = ""
+    key: str = ""
+    colon: bool = False  # the key's colon is read, and its value has not ended
+    arguments: Literal["", "open", "closed"] = ""
+    held: bool = False  # the arguments are emitted only when they are complete
+    pending: str = ""  # arguments that cannot be emitted yet
+
+
+class JsonCalls(Reader):
+    """Reads calls in JSON.
+
+    `accepts` decides which names are calls. With `call`, the text is only the arguments of that call. With
+    `names` and `keys`, an object is not a call as soon as it has another name or key.
+    """
+
+    def __init__(
+        self,
+        accepts: Callable[[str], bool] = lambda _name: True,
+        call: Call | None = None,
+        *,
+        names: Collection[str] | None = None,
+        keys: Collection[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.all_have_arguments = True
+        self._accepts = accepts
+        self._names = names
+        self._keys = keys
+        self._call = call
+        self._pieces: list[CallPiece] = []
+        self._at = 0  # how much of `raw` is read
+        self._quote: int | None = None  # start of the current string in `raw`
+        self._escaped = False
+        self._depth = 0
+        self._base = 0  # the depth inside the current call's object; 0 between objects
+        self._object = _Object()
+        if call is not None:  # continue as after {"name": …, "arguments":
+            self._depth = self._base = 1
+            self._object = _Object(call.name, "arguments", colon=True)
+
+    def feed(self, text: str) -> Fed:
+        self._pieces = [self._call] if self._call is not None and not self.raw and text else []
+        self.raw += text
+        while self._at < len(self.raw) and not (self.over or self.broken):
+            if self._quote is None:
+                self._read_token()
+            else:
+                self._read_string_part(self._quote)
+        if self._object.name and not self.broken:
+            self._emit_arguments()
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return self._pieces, remaining
+
+    def end(self) -> list[CallPiece]:
+        self._pieces = []
+        if self._object.arguments == "open" and self._object.name and self._object.pending:
+            self._pieces.append(Arguments(self._object.pending))
+        self.broken = not self._object.name and not self.over
+        return self._pieces
+
+    def _read_token(self) -> None:
+        match = _TOKEN.match(self.raw, self._at)
+        assert match is not None
+        token, self._at = match[0], match.end()
+        call_object, is_top_level = self._object, self._depth == self._base
+        is_value = is_top_level and self._base and call_object.colon and not token.isspace()
+        if self._names is not None and self._is_no_call(token, is_value=bool(is_value)):
+            self.broken = True
+            return
+        if is_value and call_object.key in _ARGUMENT_KEYS and not call_object.arguments:
+            # JSON in a string, or null, can only be converted when it is complete.
+            call_object.arguments, call_object.held = "open", token != "{"
+        if call_object.arguments == "open" and not (is_top_level and token in (":", ",", "}", "]")):
+            call_object.pending += token
+        match token:
+            case '"':
+                self._quote = match.start()
+            case "{" | "[":
+                self._open(token)
+            case "}" | "]":
+                self._close()
+            case ":" if is_top_level:
+                call_object.colon = True
+            case "," if is_top_level:
+                self._end_arguments()
+                call_object.colon, call_object.key = False, ""
+            case _ if self._depth == 0 and not token.isspace():
+                self._at = match.start() + 1
+                self.broken = True
+
+    def _read_string_part(self, quote: int) -> None:
+        match = _STRING_PART.match(self.raw, self._at + self._escaped)
+        assert match is not None  # the expression also matches an empty text
+        end = match.end()
+        # The closing quote, a backslash at the end of the text, or "".
+        last = self.raw[end : end + 1]
+        self._escaped = last == "\\"
+        if self._object.arguments == "open":
+            self._object.pending += self.raw[self._at : end] + last
+        self._at = end + len(last)
+        if last == '"':
+            self._quote = None
+            if self._depth == self._base:
+                self._end_string(self.raw[quote : self._at])
+        elif self._names is not None and self._depth == self._base:
+            self.broken = not self._may_be_a_call(self.raw[quote + 1 : self._at])
+
+    def _is_no_call(self, token: str, *, is_value: bool) -> bool:
+        """Return whether no call can have this token here."""
+        if not self._base:
+            return token not in ("{", "[", "]", ",") and not token.isspace()
+        if not is_value:
+            return False
+        return (
+            self._object.key in _ARGUMENT_KEYS and not self._object.arguments and token != "{"
+        ) or (self._object.key == "name" and not self._object.name and token != '"')
+
+    def _may_be_a_call(self, prefix: str) -> bool:
+        """Return whether a string that begins like this can be a key or name of a call."""
+        call_object = self._object
+        if call_object.arguments == "open":
+            return False  # the arguments are a string
+        if not call_object.colon:
+            names = self._keys
+        elif call_object.key == "name":
+            names = self._names
+        else:
+            return True
+        return any(name.startswith(prefix) for name in names or ())
+
+    def _end_string(self, text: str) -> None:
+        """Handle a complete string, which is a key of the object or its value."""
+        call_object = self._object
+        if call_object.arguments == "open":
+            self._end_arguments()
+            return
+        value = self._decode_string(text)
+        if self.broken:
+            return
+        if not call_object.colon:
+            call_object.key = value
+            self.broken = self._keys is not None and value not in self._keys
+        elif call_object.key == "name" and not call_object.name:
+            call_object.name = value
+            self.broken = not self._accepts(value)
+            if not self.broken:
+                self._pieces.append(new_call(value))
+                self._emit_arguments()
+
+    def _decode_string(self, text: str) -> str:
+        try:
+            return str(json.loads(text, strict=False))
+        except ValueError:
+            self.broken = True
+            return ""
+
+    def _open(self, token: str) -> None:
+        self._depth += 1
+        if token == "{" and not self._base:
+            self._object, self._base = _Object(), self._depth
+        elif not self._base and self._depth > 1:
+            self.broken = True  # an array of arrays
+
+    def _close(self) -> None:
+        self._depth -= 1
+        if self._depth <= self._base:
+            self._end_arguments()
+        if self._base and self._depth < self._base:
+            self._base = 0
+            if not self._object.name:
+                self.broken = True
+                return
+            if not self._object.arguments:
+                self.all_have_arguments = False
+                self._pieces.append(Arguments("{}"))
+        self.over = self.over or self._depth <= 0
+
+    def _end_arguments(self) -> None:
+        if self._object.arguments == "open":
+            self._object.arguments = "closed"
+            if self._object.name:
+                self._emit_arguments()
+            self.over = self.over or self._call is not None
+
+    def _emit_arguments(self) -> None:
+        """Emit the arguments that are certain; if they are held, only when they are complete."""
+        call_object = self._object
+        if call_object.held and call_object.arguments == "open":
+            return
+        text, call_object.pending = call_object.pending, ""
+        if call_object.held:
+            text = text.strip()
+            text = self._decode_string(text) if text.startswith('"') else text
+            text = "{}" if text == "null" else text
+        if text:
+            self._pieces.append(Arguments(text))
+
+
+# ------------------------------------------------------------------------ found
+# Read calls in a notation that was discovered from a template: literals, and names and arguments between.
+
+
+_NAME = re.compile(r"[\w.-]*", re.ASCII)
+_CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
+_PARTS = re.compile(rf"({ID}|\s+)")
+_MAX_HEAD_CHARS = 400  # A longer text before a call's arguments means that it is not a call.
+QUOTE = "<![CDATA[", "]]>"
+_INCOMPLETE, _MISMATCH = -1, -2  # returned instead of the end of a literal
+
+
+def after(literal: str, text: str, at: int) -> int:
+    """Return where `literal` ends in `text` if it begins at `at`; its blanks match any blanks.
+
+    Returns _INCOMPLETE if the text ends within the literal, and _MISMATCH if it differs.
+    """
+    for part in filter(None, _PARTS.split(literal)):
+        actual = text[at : at + max(len(part), 1)]
+        if part == ID:
+            match = _CALL_ID.match(text, at)
+            assert match is not None  # the expression also matches an empty text
+            if match.end() == len(text):
+                return _INCOMPLETE
+            at = match.end()
+        elif actual == part:
+            at += len(part)
+        elif part.startswith(actual) and at + len(actual) == len(text):
+            return _INCOMPLETE
+        elif part.isspace():
+            at += len(text[at:]) - len(text[at:].lstrip())
+        else:
+            return _MISMATCH
+    return at
+
+
+class FoundCalls(Reader):
+    """Reads all calls that follow one marker, and what closes them.
+
+    If the notation's arguments are not JSON, the whole call may still come as a JSON object.
+    """
+
+    def __init__(self, form: CallFormat, tools: dict[str, Any]) -> None:
+        super().__init__()
+        self._form = form
+        self._tools = tools
+        self._state: Literal["name", "json", "parameters", "behind"] = "name"
+        self._before = form.lead  # the literal before the next name
+        self._at = 0  # how much of `raw` is read
+        self._json = JsonCalls()
+        self._schema: dict[str, Any] = {}  # the schema of the tool that is being called
+        self._written = 0  # number of parameters read so far
+        self._calls = 0
+
+    def feed(self, text: str) -> Fed:
+        self.raw += text
+        pieces: list[CallPiece] = []
+        self._read(pieces, final=False)
+        if not (self.over or self.broken):
+            return pieces, ""
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
+        return pieces, remaining
+
+    def end(self) -> list[CallPiece]:
+        pieces: list[CallPiece] = []
+        self._read(pieces, final=True)
+        if self._state == "json":
+            pieces += self._json.end()
+            self._calls += not self._json.broken
+        elif self._state == "parameters":
+            pieces.append(Arguments("}" if self._written else "{}"))
+        self.broken = not self._calls
+        return pieces
+
+    def _read(self, pieces: list[CallPiece], *, final: bool) -> None:
+        can_continue = True
+        while can_continue and not (self.over or self.broken):
+            match self._state:
+                case "name":
+                    can_continue = self._read_name(pieces)
+                case "json":
+                    can_continue = self._read_arguments(pieces)
+                case "parameters":
+                    can_continue = self._read_parameter(pieces, final=final)
+                case "behind":
+                    can_continue = self._read_end(final=final)
+
+    def _read_name(self, pieces: list[CallPiece]) -> bool:
+        end = start = after(self._before, self.raw, self._at)
+        name = ""
+        if start >= 0:
+            if self._form.parameter and self.raw.startswith("{", start):
+                self._at, self._state, self._json = start, "json", JsonCalls()
+                return True
+            match = _NAME.match(self.raw, start)
+            assert match is not None  # the expression also matches an empty text
+            name = match[0]
+            if match.end() == len(self.raw):  # the name may not be complete
+                end = _INCOMPLETE
+            else:
+                end = after(self._form.middle, self.raw, match.end()) if name else _MISMATCH
+        if end == _MISMATCH or (end == _INCOMPLETE and len(self.raw) - self._at > _MAX_HEAD_CHARS):
+            self.broken, self.over = not self._calls, bool(self._calls)
+        if end < 0:
+            return False
+        call = new_call(name)
+        self._calls += 1
+        self._at, self._schema, self._written = end, self._tools.get(name, {}), 0
+        if self._form.parameter:
+            self._state = "parameters"
+            pieces.append(call)
+        else:
+            self._state, self._json = "json", JsonCalls(call=call)
+        return True
+
+    def _read_arguments(self, pieces: list[CallPiece]) -> bool:
+        call_pieces, remaining = self._json.feed(self.raw[self._at :])
+        pieces += call_pieces
+        self._at = len(self.raw) - len(remaining)
+        if self._json.broken:
+            self.broken, self.over = not self._calls, bool(self._calls)
+        elif self._json.over:
+            self._state = "behind"
+            self._calls += bool(self._form.parameter)
+        return self._json.over
+
+    def _read_parameter(self, pieces: list[CallPiece], *, final: bool) -> bool:
+        """Read the next parameter, or notice that there is none; return whether that was possible."""
+        opening, text_separator, value_separator, _ = self._form.parameter
+        start = after(opening, self.raw, self._skip_blanks())
+        if start == _MISMATCH:
+            pieces.append(Arguments("}" if self._written else "{}"))
+            self._state = "behind"
+            return True
+        if start == _INCOMPLETE:
+            return False
+        ends = [(text_separator, self.raw.find(text_separator, start))]
+        ends.append((value_separator, self.raw.find(value_separator, start)))
+        candidates = [(position, len(separator)) for separator, position in ends if position >= 0]
+        if not candidates:
+            return False
+        key_end, separator_length = min(candidates)
+        key = self.raw[start:key_end]
+        properties = self._schema.get("properties")
+        schema = properties.get(key) if isinstance(properties, dict) else None
+        types = types_of(schema, self._schema)
+        if text_separator != value_separator:  # the notation itself tells texts from other values
+            types = {"string"} if self.raw.startswith(text_separator, key_end) else {"object"}
+        value = self._read_value(key_end + separator_length, types, final=final)
+        if value is None:
+            return False
+        entry = f"{json.dumps(key)}: {json.dumps(typed(value, types), ensure_ascii=False)}"
+        pieces.append(Arguments((", " if self._written else "{") + entry))
+        self._written += 1
+        return True
+
+    def _read_value(self, start: int, types: set[str], *, final: bool) -> str | None:
+        """Return the text of a value; None if it is not complete yet.
+
+        The closing literal may also occur inside JSON, or in a value that the model quotes as XML does.
+        """
+        close = self._form.parameter[3]
+        core = close.strip()
+        quote_open, quote_close = QUOTE
+        if (
+            self.raw.startswith(quote_open, start)
+            and (end := self.raw.find(quote_close + core, start)) >= 0
+        ):
+            self._at = end + len(quote_close + core)
+            return self.raw[start + len(quote_open) : end]
+        if quote_open.startswith(self.raw[start : start + len(quote_open)]) and not final:
+            return None
+        end = self.raw.find(core, start)
+        if end >= 0 and not final and not types & {"string", "any"}:
+            end = self._json_end(start, core)
+        if end < 0:
+            return None
+        self._at = end + len(core)
+        return self.raw[start:end].removesuffix(close[: close.index(core)])
+
+    def _json_end(self, start: int, core: str) -> int:
+        """Return the end of a JSON value that `core` closes, -1 if it is not complete yet."""
+        text = self.raw[start:]
+        blank_count = len(text) - len(text.lstrip())
+        try:
+            _, size = json.JSONDecoder(strict=False).raw_decode(text.lstrip())
+        except (ValueError, RecursionError):
+            core_at = text.find(core)  # not JSON, or `core` is inside a string
+            is_outside_string = re.sub(r"\\.", "", text[:core_at]).count('"') % 2 == 0
+            return start + core_at if is_outside_string else -1
+        end = start + blank_count + size
+        end += len(self.raw[end:]) - len(self.raw[end:].lstrip())
+        return end if self.raw.startswith(core, end) else self.raw.find(core, start)
+
+    def _read_end(self, *, final: bool) -> bool:
+        """Read what follows a call's arguments: another call, or the end."""
+        position = self._skip_blanks()
+        next_call = after(self._form.again, self.raw, position) if self._form.again else _MISMATCH
+        close = after(self._form.close, self.raw, position)
+        if next_call >= 0:
+            self._state, self._before, self._at = "name", "", next_call
+        elif final or _INCOMPLETE not in (next_call, close):
+            self.over = True
+            self._at = close if close >= 0 else self._at
+        return next_call >= 0
+
+    def _skip_blanks(self) -> int:
+        return self._at + len(self.raw[self._at :]) - len(self.raw[self._at :].lstrip())
+
+
+# ------------------------------------------------------------------------ notations
+# Read tool calls that are not plain JSON: Qwen Coder's tags, Mistral's [ARGS], Gemma 4's own notation.
+
+
+_FUNCTION_TAG = re.compile(r"<function=([^>\n]+)>")
+_NEXT_TAG = re.compile(r"<parameter=([^>\n]+)>\n?|</function>")
+_PARAMETER_CLOSE = "</parameter>"
+# Match up to the marker that ends a JSON value. Inside of a string the marker does not count.
+_JSON_VALUE = re.compile(r'(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!/parameter>))*', re.DOTALL)
+_JSON_OBJECT = re.compile(r'(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!tool_call\|>))*', re.DOTALL)
+
+
+def reader_for(form: CallFormat, tools: dict[str, Any], names: Collection[str] | None) -> Reader:
+    """Return the reader for a format's calls; it accepts only `names`, if they are given."""
+    match form.kind:
+        case "hermes" | "tags":
+            return TaggedCall(tools)
+        case "mistral" | "named":
+            return ArgsCalls(form.middle or "[ARGS]")
+        case "gemma":
+            return GemmaCall()
+        case "found":
+            return FoundCalls(form, tools)
+        case _:
+            return JsonCalls(names.__contains__) if names is not None else JsonCalls()
+
+
+class _NotationOrJson(Reader):
+    """Base of readers for a notation whose models sometimes write JSON instead.
+
+    In that case `_json` reads the text, and `_lead` is the text before the JSON.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._json: JsonCalls | None = None
+        self._lead = ""
+
+    def feed(self, text: str) -> Fed:
+        if self._json is None:
+            return self._feed_notation(text)
+        result = self._json.feed(text)
+        self.over, self.broken = self._json.over, self._json.broken
+        self.raw = self._lead + self._json.raw
+        return result
+
+    def end(self) -> list[CallPiece]:
+        if self._json is None:
+            return self._end_notation()
+        pieces = self._json.end()
+        self.broken = self._json.broken
+        return pieces
+
+    def _switch_to_json(self, lead: str, text: str, call: Call | None = None) -> Fed:
+        self._json, self._lead = JsonCalls(call=call), lead
+        return self.feed(text)
+
+    @abstractmethod
+    def _feed_notation(self, text: str) -> Fed:
+        """Consume text while it may be the notation."""
+
+    @abstractmethod
+    def _end_notation(self) -> list[CallPiece]: ...
+
+
+# ---------------------------------------------------------------- Qwen Coder, Mistral
+
+
+class TaggedCall(_NotationOrJson):
+    """Reads the inside of <tool_call>.
+
+    It is JSON, or <function=name><parameter=key>value</parameter></function>. A value may contain any
+    marker but the one that ends it; JSON may contain that one as well.
+    """
+
+    def __init__(self, tools: dict[str, Any]) -> None:
+        super().__init__()
+        self._tools = tools
+        self._schema: dict[str, Any] | None = None  # of the function, once its name is read
+        self._at = 0  # how much of `raw` is read
+        self._written = 0  # number of parameters read so far
+
+    def _feed_notation(self, text: str) -> Fed:
+        self.raw += text
+        start = self.raw.lstrip()
+        if start and not start.startswith("<"):
+            return self._switch_to_json(self.raw.removesuffix(start), start)
+        pieces: list[CallPiece] = []
+        if self._schema is None and (name := _FUNCTION_TAG.search(self.raw)):
+            self._schema, self._at = self._tools.get(name[1].strip(), {}), name.end()
+            pieces.append(new_call(name[1].strip()))
+        if self._schema is None:
+            self.broken = not "<function=".startswith(start[:10])
+            return [], ""
+        while not self.over and (tag := _NEXT_TAG.search(self.raw, self._at)):
+            if not self._read_tag(tag, pieces, final=False):
+                return pieces, ""
+        remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
+        if not self.over:
+            self.raw, remaining = self.raw + remaining, ""
+        return pieces, remaining
+
+    def _read_tag(self, tag: re.Match[str], pieces: list[CallPiece], *, final: bool) -> bool:
+        """Read what `tag` begins, a parameter or the end; return False if it is not complete yet."""
+        if tag[1] is None:
+            pieces.append(Arguments("}" if self._written else "{}"))
+            self.over, self._at = True, tag.end()
+            return True
+        schema = self._schema or {}
+        properties = schema.get("properties")
+        types = types_of(properties.get(tag[1]) if isinstance(properties, dict) else None, schema)
+        close = self.raw.find(_PARAMETER_CLOSE, tag.end())
+        if close >= 0 and not final and not types & {"string", "any"}:
+            value_match = _JSON_VALUE.match(self.raw, tag.end())
+            assert value_match is not None  # the expression also matches an empty text
+            close = (
+                value_match.end()
+                if self.raw.startswith(_PARAMETER_CLOSE, value_match.end())
+                else -1
+            )
+        if close < 0:
+            return False
+        value = self.raw[tag.end() : close].removesuffix("\n")
+        entry = f"{json.dumps(tag[1])}: {json.dumps(typed(value, types), ensure_ascii=False)}"
+        pieces.append(Arguments((", " if self._written else "{") + entry))
+        self._written, self._at = self._written + 1, close + len(_PARAMETER_CLOSE)
+        return True
+
+    def _end_notation(self) -> list[CallPiece]:
+        self.broken = self._schema is None
+        pieces: list[CallPiece] = []
+        while not self.broken and not self.over:
+            tag = _NEXT_TAG.search(self.raw, self._at)
+            if tag is None or not self._read_tag(tag, pieces, final=True):
+                pieces.append(Arguments("}" if self._written else "{}"))
+                break
+        return pieces
+
+
+class ArgsCalls(_NotationOrJson):
+    """Reads the inside of [TOOL_CALLS]: an array of calls, name[ARGS]{…}, or name[CALL_ID]id[ARGS]{…}."""
+
+    _MAX_HEAD_CHARS = 200  # a longer name and id means that it is not a call
+
+    def __init__(self, middle: str) -> None:
+        super().__init__()
+        self._middle = middle
+
+    def _feed_notation(self, text: str) -> Fed:
+        self.raw += text
+        start = self.raw.lstrip()
+        if start.startswith("{") or (re.match(r"\[\s*(\{|$)", start) and start != "["):
+            return self._switch_to_json("", start)
+        head, separator, arguments = start.partition(self._middle)
+        if not separator:
+            self.broken = "\n" in start or len(start) > self._MAX_HEAD_CHARS
+            return [], ""
+        name, _, call_id = head.partition("[CALL_ID]")
+        call = new_call(name.strip())
+        call.id = call_id.strip() or call.id
+        return self._switch_to_json(head + separator, arguments, call)
+
+    def _end_notation(self) -> list[CallPiece]:
+        self.broken = True
+        return []
+
+
+# ---------------------------------------------------------------- Gemma 4
+
+
+class GemmaCall(Reader):
+    """Reads the inside of <|tool_call>: call:name{key:<|"|>text<|"|>,other:1}, or an object with a name."""
+
+    def feed(self, text: str) -> Fed:
+        self.raw += text
+        end = self._end()
+        if end < 0:
+            return [], ""
+        remaining, self.raw = self.raw[end:], self.raw[:end]
+        return self._read(), remaining
+
+    def _end(self) -> int:
+        """Return where the call ends, -1 if it is not complete; JSON may contain the marker in a string."""
+        if not self.raw.lstrip().startswith("{"):
+            return self.raw.find("<tool_call|>")
+        value = _JSON_OBJECT.match(self.raw)
+        assert value is not None  # the expression also matches an empty text
+        return value.end() if self.raw.startswith("<tool_call|>", value.end()) else -1
+
+    def _read(self) -> list[CallPiece]:
+        text = self.raw.strip()
+        if text.startswith("{"):
+            inner = JsonCalls()
+            pieces, _ = inner.feed(text)
+            if not (inner.over or inner.broken):
+                pieces += inner.end()  # the part of a call that was cut off
+            self.over, self.broken = not inner.broken, inner.broken
+            return [] if inner.broken else pieces
+        name, brace, inside = text.removeprefix("call:").partition("{")
+        try:
+            arguments, _ = _GemmaValues("{" + inside).value(0)
+        except (ValueError, IndexError, RecursionError):
+            brace = ""
+        if not brace or not name.strip():
+            self.broken = True
+            return []
+        self.over = True
+        return [new_call(name.strip()), Arguments(json.dumps(arguments, ensure_ascii=False))]
+
+    def end(self) -> list[CallPiece]:
+        return [] if self.over else self._read()
+
+
+class _GemmaValues:
+    """Gemma 4's values: like JSON, with bare keys and <|"|> around text."""
+
+    _SCALAR = re.compile(r"[^,}\]]+")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def value(self, at: int) -> tuple[Any, int]:
+        """Return the value at `at`, and where it ends.
+
+        Raises:
+            ValueError: there is no valid value.
+            IndexError: the text ends within the value.
+        """
+        at = self._skip_blanks(at)
+        if self._text.startswith(GEMMA_QUOTE, at):
+            return self._quoted(at)
+        if self._text[at] == "{":
+            return self._object(at + 1)
+        if self._text[at] == "[":
+            return self._array(at + 1)
+        if self._text[at] == '"':
+            value, end = json.JSONDecoder(strict=False).raw_decode(self._text, at)
+            return value, end
+        scalar = self._SCALAR.match(self._text, at)
+        if scalar is None:
+            raise ValueError("no value")
+        return json.loads(scalar[0].strip(), parse_float=finite), scalar.end()
+
+    def _skip_blanks(self, at: int) -> int:
+        while self._text[at].isspace():
+            at += 1
+        return at
+
+    def _quoted(self, at: int) -> tuple[str, int]:
+        start = at + len(GEMMA_QUOTE)
+        end = self._text.index(GEMMA_QUOTE, start)
+        return self._text[start:end], end + len(GEMMA_QUOTE)
+
+    def _object(self, at: int) -> tuple[dict[str, Any], int]:
+        members: dict[str, Any] = {}
+        while self._text[at := self._skip_blanks(at)] != "}":
+            if self._text.startswith(GEMMA_QUOTE, at):
+                key, at = self._quoted(at)
+                at = self._text.index(":", at) + 1
+            else:
+                colon = self._text.index(":", at)
+                key, at = self._text[at:colon].strip().strip('"'), colon + 1
+            members[key], at = self.value(at)
+            at = self._skip_comma(at)
+        return members, at + 1
+
+    def _array(self, at: int) -> tuple[list[Any], int]:
+        items: list[Any] = []
+        while self._text[at := self._skip_blanks(at)] != "]":
+            item, at = self.value(at)
+            items.append(item)
+            at = self._skip_comma(at)
+        return items, at + 1
+
+    def _skip_comma(self, at: int) -> int:
+        at = self._skip_blanks(at)
+        return at + 1 if self._text[at] == "," else at

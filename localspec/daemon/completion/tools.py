@@ -1,0 +1,432 @@
+"""Offer tools in the way a model's template expects, and require a call where a request does.
+
+Each family of models writes calls in its own notation. The template shows which one, because it was
+written for the same training data. If a template does not support tools, they are explained in the first
+question.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from localspec.errors import InvalidRequest
+from localspec.protocol import frames
+from localspec.protocol.calls import ID, CallFormat, Tools, result_text, with_calls
+from localspec.protocol.requests import (
+    ChatMessage,
+    ChatRequest,
+    GenerationRequest,
+    NamedFunction,
+    TemplateRequest,
+    Tool,
+    ToolChoice,
+)
+
+# ------------------------------------------------------------------------ constraint
+# Read the one constraint of an answer, under whichever of its many names a request gives it.
+
+
+def constraint(request: GenerationRequest) -> frames.Constraint | None:
+    """Return the grammar, schema or expression that the answer must match; None if it is free.
+
+    Raises:
+        InvalidRequest: the request has two constraints, or an empty one.
+    """
+    constraints = [
+        *_response_format(request),
+        *_llama_server_fields(request),
+        *_guided_fields(request),
+        *_structured_outputs(request),
+    ]
+    if len(constraints) > 1:
+        names = " and ".join(f"'{entry.param}'" for entry in constraints)
+        raise InvalidRequest(f"{names} cannot be used together.", param=constraints[1].param)
+    return constraints[0] if constraints else None
+
+
+def _response_format(request: GenerationRequest) -> Iterator[frames.Constraint]:
+    response_format = request.response_format
+    if response_format is None or response_format.type == "text":
+        return
+    if response_format.type == "json_object" and response_format.schema is None:
+        yield frames.Constraint("json_object", param="response_format")
+        return
+    schema = (
+        response_format.json_schema.schema
+        if response_format.json_schema
+        else response_format.schema
+    )
+    strict = bool(
+        response_format.json_schema.strict
+        if response_format.json_schema
+        else response_format.strict
+    )
+    if schema is None:
+        raise InvalidRequest(
+            "'response_format.json_schema' is missing.", param="response_format.json_schema"
+        )
+    # As in llama-server, an empty schema means any object.
+    yield _schema_constraint("response_format", schema or {"type": "object"}, strict)
+
+
+def _llama_server_fields(request: GenerationRequest) -> Iterator[frames.Constraint]:
+    """Yield the constraints in the fields of llama-server and localspec, and in SGLang's `ebnf`."""
+    if request.json_schema is not None:
+        yield _schema_constraint("json_schema", request.json_schema)
+    if request.grammar:
+        yield frames.Constraint("grammar", request.grammar, param="grammar")
+    if request.ebnf:
+        yield frames.Constraint("grammar", request.ebnf, param="ebnf")
+    if request.regex:
+        yield frames.Constraint("regex", request.regex, param="regex")
+
+
+def _guided_fields(request: GenerationRequest) -> Iterator[frames.Constraint]:
+    """Yield the constraints in vLLM's older fields."""
+    if request.guided_json:
+        yield _schema_constraint("guided_json", _decode_schema(request.guided_json, "guided_json"))
+    if request.guided_regex:
+        yield frames.Constraint("regex", request.guided_regex, param="guided_regex")
+    if request.guided_choice:
+        yield _choice_constraint(request.guided_choice, "guided_choice")
+    if request.guided_grammar:
+        yield frames.Constraint("grammar", request.guided_grammar, param="guided_grammar")
+
+
+def _structured_outputs(request: GenerationRequest) -> Iterator[frames.Constraint]:
+    """Yield the constraint in vLLM's newer field."""
+    outputs, field = request.structured_outputs, "structured_outputs"
+    if outputs is None:
+        return
+    if outputs.structural_tag:
+        raise InvalidRequest(
+            f"'{field}.structural_tag' is not supported: send 'regex', 'grammar' or "
+            "'response_format'.",
+            param=f"{field}.structural_tag",
+        )
+    if outputs.json:
+        yield _schema_constraint(f"{field}.json", _decode_schema(outputs.json, f"{field}.json"))
+    if outputs.regex:
+        yield frames.Constraint("regex", outputs.regex, param=f"{field}.regex")
+    if outputs.choice:
+        yield _choice_constraint(outputs.choice, f"{field}.choice")
+    if outputs.grammar:
+        yield frames.Constraint("grammar", outputs.grammar, param=f"{field}.grammar")
+    if outputs.json_object:
+        yield frames.Constraint("json_object", param=f"{field}.json_object")
+
+
+def _choice_constraint(texts: Sequence[str], param: str) -> frames.Constraint:
+    """Return an expression that matches exactly one of some texts."""
+    if not all(texts):
+        raise InvalidRequest(f"'{param}' contains an empty text.", param=param)
+    source = "|".join(map(re.escape, dict.fromkeys(texts)))
+    return frames.Constraint("regex", f"({source})", param=param)
+
+
+def _decode_schema(schema: str | dict[str, Any], param: str) -> dict[str, Any]:
+    """Return a schema, which vLLM's clients may also send as JSON text.
+
+    Raises:
+        InvalidRequest: the text is not a JSON object.
+    """
+    if isinstance(schema, dict):
+        return schema
+    try:
+        return msgspec.json.decode(schema, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise InvalidRequest(f"'{param}' is no JSON Schema: {error}.", param=param) from None
+
+
+def _schema_constraint(
+    param: str, schema: dict[str, Any], strict: bool = False
+) -> frames.Constraint:
+    source = msgspec.json.encode(schema).decode()
+    return frames.Constraint("json_schema", source, param=param, strict=strict)
+
+
+# ------------------------------------------------------------------------ functions
+# Translate OpenAI's older form of tools: `functions`, `function_call` and the role "function".
+#
+# They become tools before anything else reads the request, and the answer's call is translated back.
+
+
+def as_tools(request: ChatRequest) -> bool:
+    """Turn functions into tools in place; return whether the answer's call must have the older form.
+
+    Raises:
+        InvalidRequest: the request has both forms, or a choice without functions.
+    """
+    _check(request)
+    messages_as_tools(request)
+    if request.functions is None:
+        return False
+    request.tools = [Tool(function) for function in request.functions]
+    request.parallel_tool_calls = False  # the older form allows one call only
+    match request.function_call:
+        case NamedFunction(name):
+            request.tool_choice = ToolChoice(NamedFunction(name))
+        case "none":
+            request.tool_choice = "none"
+    return True
+
+
+def _check(request: ChatRequest) -> None:
+    if request.functions is not None and not request.functions:
+        request.functions = None
+    if request.functions is None and isinstance(request.function_call, NamedFunction):
+        raise InvalidRequest("'function_call' needs 'functions'.", param="function_call")
+    for older, newer in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(request, older) is not None and getattr(request, newer) is not None:
+            raise InvalidRequest(f"'{older}' and '{newer}' cannot be used together.", param=older)
+    if isinstance(request.function_call, NamedFunction):
+        name = request.function_call.name
+        if name not in {function.name for function in request.functions or []}:
+            raise InvalidRequest(
+                f"'function_call.name' is {name[:80]!r}, which is none of 'functions'.",
+                param="function_call.name",
+            )
+
+
+def messages_as_tools(request: ChatRequest | TemplateRequest) -> None:
+    """Turn earlier calls and results of the older form into those of tools, in place."""
+    calls = 0
+    for index, message in enumerate(request.messages):
+        if message.function_call is not None:
+            calls += 1
+            _convert_call(message, index, calls)
+        elif message.role == "function":
+            message.role = "tool"
+            message.tool_call_id = message.tool_call_id or _call_id(max(calls, 1))
+
+
+def _convert_call(message: ChatMessage, index: int, number: int) -> None:
+    if message.tool_calls:
+        path = f"messages[{index}].function_call"
+        raise InvalidRequest(f"'{path}' cannot be used together with 'tool_calls'.", param=path)
+    assert message.function_call is not None
+    name, arguments = message.function_call.name, message.function_call.arguments
+    function = {"name": name, "arguments": arguments or "{}"}
+    message.tool_calls = [{"id": _call_id(number), "type": "function", "function": function}]
+    message.function_call = None
+
+
+def _call_id(number: int) -> str:
+    """Return an id of nine characters, because Mistral's templates refuse every other length."""
+    return f"call{number:05d}"
+
+
+# ------------------------------------------------------------------------ tools
+
+
+GEMMA_QUOTE = '<|"|>'
+
+NO_TOOLS = CallFormat("json")
+HERMES = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n")
+TAGS = CallFormat("tags", ("<tool_call>",), "</tool_call>", lead="\n")
+TOLD = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", told=True)
+LLAMA = CallFormat("json", ("<|python_tag|>",), bare=True, arguments="parameters")
+GRANITE = CallFormat("json", ("<|tool_call|>", "<tool_call>"))
+MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",))
+MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity="[CALL_ID]")
+GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>")
+FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
+NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
+UNKNOWN = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", guessed=True)
+
+# What identifies each format in a template. Calls are constrained to the format, so a marker that several
+# formats share is not enough.
+_TEMPLATE_PATTERNS = (
+    (r"\[ARGS\]", MISTRAL_ARGS),
+    (r"\[TOOL_CALLS\]", MISTRAL),
+    (r"<\|tool_call>", GEMMA),
+    (r"<\|tool_call\|>", GRANITE),
+    (r"(?s)\A(?=.*[^:]<tool_call>)(?=.*<function=).*<parameter=", TAGS),
+    (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
+    (r"<TOOLCALL>\[", NEMOTRON),
+    # GLM and others use Hermes' markers, with a notation of their own between them.
+    (r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax", UNKNOWN),
+    (r"<tool_call>", HERMES),
+    (r"<\|python_tag\|>", LLAMA),
+    (r"""\{"name": (?:function name|"' \+ [\w.]+ \+ '"), "parameters":""", LLAMA),
+)
+
+
+def markers(form: CallFormat) -> list[str]:
+    """Return the control tokens of a format, whose text the answer has to contain."""
+    tokens = [*form.opens, form.close, form.middle, form.identity]
+    if form.kind == "found":
+        literals = *form.opens, form.lead, form.middle, form.again, form.close, *form.parameter
+        tokens = [token for text in literals for token in _CONTROL_TOKEN.findall(text)]
+    tokens += [GEMMA_QUOTE] if form.kind == "gemma" else []
+    return list(dict.fromkeys(filter(None, tokens)))
+
+
+_CONTROL_TOKEN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|[|｜][^<>\s|｜]+[|｜]")
+
+
+def described(form: CallFormat) -> str:
+    """Describe for a person in which notation calls are written."""
+    if form.guessed:
+        return "in a notation that is not known, so they are not constrained"
+    if form.told:
+        return "explained to the model in the question"
+    if form.kind != "found":
+        return f"in the notation of {_FAMILY_NAMES[form]}"
+    arguments = "{…}"
+    if form.parameter:
+        opening, separator, _, close = form.parameter
+        arguments = f"{opening}KEY{separator}VALUE{close}…"
+    call_text = f"{form.opens[0]}{form.lead}NAME{form.middle}{arguments}{form.close}"
+    return f"as seen in the template: {' '.join(call_text.replace(ID, 'ID').split())}"
+
+
+_FAMILY_NAMES = {
+    HERMES: "Hermes",
+    TAGS: "Qwen Coder",
+    LLAMA: "Llama 3",
+    GRANITE: "Granite 3",
+    MISTRAL: "Mistral",
+    MISTRAL_ARGS: "newer Mistral models",
+    GEMMA: "Gemma 4",
+    FUNCTIONARY: "Functionary",
+    NEMOTRON: "Nemotron Nano",
+}
+
+# A template's code, and the string literals in it, which contain no variables.
+_TEMPLATE_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
+_STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_TOOLS_VARIABLE = re.compile(r"\btools\b")
+
+
+def format_of(template: str | None) -> CallFormat:
+    """Return the format that goes with a chat template."""
+    text = template or ""
+    if not any(
+        _TOOLS_VARIABLE.search(_STRING_LITERAL.sub("", code))
+        for code in _TEMPLATE_CODE.findall(text)
+    ):
+        return TOLD
+    return next((form for pattern, form in _TEMPLATE_PATTERNS if re.search(pattern, text)), UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A request's tools as they are offered; `tools` is empty without tools. `calls` are the allowed ones."""
+
+    form: CallFormat
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    schemas: dict[str, Any] = field(default_factory=dict)
+    parallel: bool = True
+    calls: Tools | None = None
+
+
+NOTHING = Offer(NO_TOOLS)
+
+
+def offer(request: ChatRequest, form: CallFormat) -> Offer:
+    """Return the tools of a request for a model that writes calls in this format."""
+    if not request.tools or request.tool_choice == "none":
+        return Offer(form)
+    required = request.tool_choice not in (None, "auto")
+    functions = {tool.function.name: tool.function for tool in request.tools}
+    # In OpenAI's API, a function without `parameters` takes none.
+    schemas = {
+        tool_name: function.parameters or {"type": "object", "properties": {}}
+        for tool_name, function in functions.items()
+    }
+    shown = [tool.shown() for tool in request.tools]
+    parallel = request.parallel_tool_calls is not False
+    callable_schemas = schemas
+    if isinstance(request.tool_choice, ToolChoice):
+        name = request.tool_choice.function.name
+        callable_schemas, parallel = {name: schemas[name]}, False
+    elif required:  # A small model would otherwise never stop calling.
+        parallel = bool(request.parallel_tool_calls)
+    strict = [name for name in callable_schemas if functions[name].strict]
+    return Offer(
+        form, shown, schemas, parallel, Tools(form, callable_schemas, required, parallel, strict)
+    )
+
+
+_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
+
+
+def check(request: ChatRequest) -> None:
+    """Check the tools of a request, before any model is loaded.
+
+    Raises:
+        InvalidRequest: a name is invalid, or the choice is not among the tools.
+    """
+    names: set[str] = set()
+    for index, tool in enumerate(request.tools or []):
+        name, path = tool.function.name, f"tools[{index}].function.name"
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(
+                f"'{path}' may have 1 to 128 letters, digits, underscores, dots and dashes, "
+                f"not {name[:80]!r}.",
+                param=path,
+            )
+        if name in names:
+            raise InvalidRequest(f"'{path}': there are two tools called '{name}'.", param=path)
+        names.add(name)
+    choice = request.tool_choice
+    if choice in (None, "none", "auto"):
+        return
+    if not names:
+        raise InvalidRequest("'tool_choice' needs 'tools'.", param="tool_choice")
+    if isinstance(choice, ToolChoice) and choice.function.name not in names:
+        raise InvalidRequest(
+            f"'tool_choice' names '{choice.function.name[:80]}', which is not among the 'tools'.",
+            param="tool_choice",
+        )
+
+
+# ---------------------------------------------------------------- templates that know no tools
+
+_INSTRUCTION = """You may call these functions:
+{tools}
+
+To call one, answer with nothing but
+<tool_call>
+{{"name": "function's name", "arguments": {{...}}}}
+</tool_call>
+and you will be given its result. Otherwise answer as usual.
+
+"""
+
+
+def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[frames.Message]:
+    """Return the conversation for a template without tools: questions and answers contain them as text."""
+    result_messages: list[frames.Message] = []
+    lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    explained = not tools
+    if tools and not any(message.role == "user" for message in messages):
+        # A template without system messages also adds this one to the first question.
+        instruction = _INSTRUCTION.format(tools=lines).rstrip()
+        messages = [frames.Message("system", instruction), *messages]
+        explained = True
+    for message in messages:
+        content = message.content or ""
+        if message.role == "tool":
+            result = result_text(content)
+            last = result_messages[-1] if result_messages else None
+            if last is not None and last.role == "user":  # templates require alternating roles
+                last.content = f"{last.content}\n{result}"
+            else:
+                result_messages.append(frames.Message("user", result))
+            continue
+        if calls := message.extra.get("tool_calls"):
+            content = with_calls(content, calls)
+        if message.role == "user" and not explained:
+            explained = True
+            content = _INSTRUCTION.format(tools=lines) + content
+        extra = {key: value for key, value in message.extra.items() if key != "tool_calls"}
+        result_messages.append(frames.Message(message.role, content, extra))
+    return result_messages

@@ -1,0 +1,285 @@
+"""Start a pull for a request. Blocks, so call it in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from localspec.daemon.http.sse import seldom
+from localspec.daemon.pairs.registry import Registry
+from localspec.daemon.worker.supervisor import Supervisor
+from localspec.errors import Conflict, InvalidRequest, LocalspecError, Unavailable
+from localspec.protocol import frames
+from localspec.protocol.frames import PairFiles
+from localspec.protocol.pairs import FileReport, PullRequest, Verifying
+from localspec.registry.disk.drafts import Trial
+from localspec.registry.header.model import read_local_model
+
+if TYPE_CHECKING:
+    from localspec.registry.hub.network import Network
+    from localspec.registry.pulls.resolve import Wanted
+    from localspec.registry.pulls.running import Pull
+    from localspec.registry.store.store import Record
+
+
+def start(registry: Registry, request: PullRequest, *, whole_disk: bool = True) -> Pull:
+    """Start a pull or join the running one.
+
+    With `whole_disk` False, no draft is searched for among the files of other programs.
+
+    Raises:
+        ModelNotFound: The pair is not in the catalogue.
+        Offline: The network may not be used, but is needed.
+        InvalidRequest: The endpoint is not an address, or the name is not a repository.
+        Conflict: Another pair or another pull has the name.
+    """
+    from localspec.registry.hub.hub import Hub
+    from localspec.registry.hub.network import is_address
+    from localspec.registry.pulls.resolve import is_cached
+
+    registry.refuse_reserved(request.name)
+    hub = Hub(request.endpoint, token=request.token, network=_network(request))
+    if not is_address(hub.endpoint):
+        raise InvalidRequest(
+            "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
+            param="endpoint",
+        )
+    target = _running_target(registry, request) or _new_target(
+        registry, request, hub.endpoint, whole_disk
+    )
+    if not is_cached(target):
+        hub.check_online()
+    return registry.pulls.start(target, hub)
+
+
+def _network(request: PullRequest) -> Network:
+    """Return the network settings of the client's shell, or of this process if the request has none."""
+    from localspec.registry.hub.network import Network
+
+    variables: dict[str, str | None] = dict(os.environ)
+    if request.network is not None:
+        variables = msgspec.to_builtins(request.network)
+    network = Network.of({name: value for name, value in variables.items() if value is not None})
+    return replace(network, offline="HF_HUB_OFFLINE") if request.offline else network
+
+
+def _running_target(registry: Registry, request: PullRequest) -> Wanted | None:
+    """Return the target of a pull under a plain name that is running or unfinished."""
+    if request.draft or request.no_draft or request.pair:
+        return None
+    return registry.pulls.wanted(request.name.strip().lower())
+
+
+def _new_target(
+    registry: Registry, request: PullRequest, endpoint: str, whole_disk: bool
+) -> Wanted:
+    """Return the target of a request, under a name that is not taken."""
+    from localspec.registry.pulls.resolve import asked, wanted
+    from localspec.registry.store.store import own_sentence
+
+    target = wanted(
+        request.name,
+        registry.catalogue,
+        registry.whole_record,
+        registry.store.part_path,
+        draft=request.draft,
+        no_draft=request.no_draft,
+        pair=request.pair,
+        endpoint=endpoint,
+        limit_rate=request.limit_rate,
+        whole_disk=whole_disk,
+    )
+    registry.refuse_reserved(target.name)
+    record = registry.whole_record(target.name)
+    if record and record.source == "own":
+        raise Conflict(own_sentence(target.name))
+    if record and record.asked != target.asked:
+        raise Conflict(
+            f"A pair '{target.name}' already exists; it was pulled as "
+            f"{record.asked or record.name}, not as {asked(target)}. Choose another name (--name "
+            f"NAME), or run: localspec rm {target.name}"
+        )
+    return target
+
+
+# ------------------------------------------------------------------------ verify
+# Hash every file of a pair and report the progress. Blocks, so call it in a thread.
+
+
+Report = Callable[[Verifying], None]
+
+
+def verify_pair(registry: Registry, name: str, report: Report) -> Verifying:
+    """Verify the files of a pair in the store.
+
+    Raises:
+        ModelNotFound: There is no such pair.
+        InvalidRequest: It is the built-in pair.
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: Own files cannot be used as they are now.
+    """
+    from localspec.registry.store import integrity
+
+    if name == "builtin":
+        raise InvalidRequest(
+            "The pair 'builtin' is part of the installation; only pulled pairs have checksums."
+        )
+    installed = registry.pulled(name)
+    record = registry.refreshed(installed.name, progress=_progress_reporter(installed, report))
+    progress = _progress_reporter(record, report)
+    progress(0, record.size)
+    reports = integrity.verify(registry.store, record.name, progress)
+    return _final_report(record, reports, integrity.remedy(record), registry.news(record.name))
+
+
+def verify_files(files: PairFiles, report: Report) -> Verifying:
+    """Verify files that belong to no pair.
+
+    Raises:
+        BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
+    """
+    from localspec.registry.store import integrity, local
+
+    draft = Path(files.draft) if files.draft else None
+    record = local.describe_files(files.name, Path(files.target), draft)
+    progress = _progress_reporter(record, report)
+    progress(0, record.size)
+    reports = integrity.verify_files(record, progress)
+    return _final_report(record, reports, "Download it again with the program it belongs to.")
+
+
+def _progress_reporter(record: Record, report: Report) -> Callable[[int, int], None]:
+    """Return a function that reports the bytes hashed, at a limited rate."""
+    limited_report = seldom(report)
+    return lambda done, size: limited_report(Verifying(record.name, done, size))
+
+
+def _final_report(
+    record: Record, reports: list[FileReport], cure: str, news: str = ""
+) -> Verifying:
+    damaged = any(report.problem for report in reports)
+    return Verifying(record.name, record.size, record.size, reports, cure if damaged else "", news)
+
+
+# ------------------------------------------------------------------------ measure
+# Measure what a draft is worth: load it with a target, generate texts, and count the accepted tokens.
+
+
+# Beginnings of typical texts: code, prose, a list, data, an answer, a diff. How often drafts are accepted
+# depends on the kind of text, so a single one says little.
+PROMPTS = (
+    "def read_lines(path):\n",
+    "The history of the steam engine begins",
+    "Ten things to check before you travel:\n1.",
+    '{"users": [{"name": "Ada", "mail": "',
+    "Question: How do I list the files of a folder in Python?\nAnswer:",
+    "diff --git a/main.py b/main.py\n--- a/main.py\n+++ b/main.py\n",
+)
+TOKENS = 64  # generated for each prompt
+DEPTH = 4  # draft tokens per round; the best depth is computed afterwards
+ENOUGH_S = 60.0  # no further prompt is started after this time, except for the second
+_GREEDY = frames.Sampling(temperature=0.0, ignore_eos=True)
+
+
+class Interrupted(Exception):
+    """Another request needs the engine, so measuring ends."""
+
+
+class Trials:
+    """A function that measures drafts. It is created in the event loop and called from a thread."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        """Prepare to measure.
+
+        Raises:
+            Conflict: The engine is busy. Both would be slower, and the figures wrong.
+        """
+        if supervisor.residents.busy:
+            raise Conflict("The engine is busy; measure when it is idle.")
+        self._supervisor = supervisor
+        self._loop = asyncio.get_running_loop()
+        self._measured = ""
+
+    def __call__(self, target: Path, draft: Path) -> Trial:
+        """Measure the target with this draft.
+
+        Raises:
+            Interrupted: Another request needs the engine.
+            LocalspecError: This draft cannot be used.
+        """
+        files = frames.PairFiles(f"{target},{draft}", str(target), str(draft))
+        heads = read_local_model(draft, as_draft=True).sidecar
+        trial = self._measure(files, "mtp" if heads else "draft")
+        return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
+
+    def end(self) -> None:
+        """Unload the pair that was measured last, unless it is in use."""
+        asyncio.run_coroutine_threadsafe(self._release(), self._loop).result()
+
+    async def _measure(self, files: frames.PairFiles, kind: Literal["draft", "mtp"]) -> Trial:
+        await self._release()  # frees the memory of the pair before
+        self._measured = files.name
+        texts: list[tuple[int, int]] = []
+        profile: dict[str, Any] = {}
+        deadline = self._loop.time() + ENOUGH_S
+        for prompt in PROMPTS:
+            if len(texts) >= 2 and self._loop.time() > deadline:
+                break
+            done = await self._generate(files, prompt, kind)
+            texts.append(accepted(done))
+            info = self._supervisor.residents.info(files.name)
+            if info is None or not info.profile.get("draft_ms"):
+                reason = (info and info.speculation) or done.speculation.reason
+                raise LocalspecError(
+                    f"It could not be measured: {reason or 'no draft was loaded'}."
+                )
+            profile = info.profile
+        return Trial(
+            texts,
+            {int(width): float(ms) for width, ms in profile["target_ms"].items()},
+            {int(width): float(ms) for width, ms in profile["draft_ms"].items()},
+            float(profile["overhead_ms"]),
+        )
+
+    async def _generate(
+        self, files: frames.PairFiles, prompt: str, kind: Literal["draft", "mtp"]
+    ) -> frames.Done:
+        if self._supervisor.residents.busy:
+            raise Interrupted
+        request = frames.Generate(
+            0,
+            frames.TextPrompt(prompt),
+            sampling=_GREEDY,
+            max_tokens=TOKENS,
+            speculative=frames.Speculative(depth=DEPTH, kind=kind),
+            cache_prompt=False,
+        )
+        try:
+            return await self._supervisor.generate(files, request)
+        except LocalspecError as error:
+            # Some of its subclasses mean that this draft cannot be loaded. Unavailable itself does not.
+            if type(error) is Unavailable:
+                raise Interrupted from error
+            raise
+
+    async def _release(self) -> None:
+        pair = self._supervisor.residents.of(self._measured)
+        if self._measured and not pair.busy:
+            await pair.unload()
+
+
+def accepted(done: frames.Done) -> tuple[int, int]:
+    """Return how many draft tokens were verified, and how many of them were accepted.
+
+    In `accepts[n]` rounds n tokens were accepted. Each of these rounds verified one more token, the rejected
+    one, unless it had accepted all that it drafted.
+    """
+    rounds_without_draft = done.depths[0] if done.depths else 0
+    rejections = max(0, sum(done.accepts[:DEPTH]) - rounds_without_draft)
+    accepted_tokens = sum(count * rounds for count, rounds in enumerate(done.accepts))
+    return accepted_tokens + rejections, accepted_tokens

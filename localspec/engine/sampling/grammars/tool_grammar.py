@@ -1,0 +1,635 @@
+"""Write Lark rules for a tool's arguments in notations that are not JSON.
+
+A rule may accept fewer values than the schema, but never more. Keys come in the schema's order, and keys that
+it does not name are not allowed. A schema that cannot be expressed in a notation raises Unwritable.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
+from localspec.protocol.calls import ID, Tools, types_of
+
+Schema = dict[str, Any]
+
+_ANNOTATIONS = frozenset(
+    "type title description default examples deprecated $schema $id $comment".split()
+)
+_OBJECT = _ANNOTATIONS | {"properties", "required", "additionalProperties", "$defs", "definitions"}
+_TEXT = _ANNOTATIONS | {"enum", "const", "minLength", "maxLength", "pattern", "format"}
+_NUMBER = _ANNOTATIONS | {
+    "enum",
+    "const",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+}
+_NUMBER |= {"multipleOf", "format"}
+_ARRAY = _ANNOTATIONS | {"items", "minItems", "maxItems"}
+_SCALARS = ("integer", "number", "boolean", "null")
+# Largest bound of a string's length, in characters. Larger bounds make large automata.
+_MAX_LENGTH_BOUND = 2000
+_KEY = re.compile(r"[\w.-]+", re.ASCII)
+_FORMATS = {
+    "date": r"[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])",
+    "time": r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9]Z",
+    "uuid": r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+    "email": r"[a-z0-9]{1,30}(\.[a-z0-9]{1,30})?@[a-z0-9]{1,30}\.[a-z]{2,10}",
+}
+_FORMATS["date-time"] = f"{_FORMATS['date']}T{_FORMATS['time']}"
+
+
+class Unwritable(Exception):
+    """Raised when a notation cannot express a schema."""
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json(schema: Schema) -> str:
+    return f"%json {json.dumps(schema)}"
+
+
+# ------------------------------------------------------------------------ text
+
+
+def text_terminal(schema: Schema, never: Sequence[str]) -> str:
+    """Return the terminal of a string that fits the schema and contains none of the markers `never`.
+
+    Raises:
+        Unwritable: a keyword cannot be expressed as a regular expression.
+    """
+    _require_known_keywords(schema, _TEXT)
+    parts = [f"({part})" for part in _text_parts(schema, never)]
+    return " & ".join([*(parts or [r"/(?s:.)*/"]), *(_without(marker) for marker in never)])
+
+
+def _text_parts(schema: Schema, never: Sequence[str]) -> Iterator[str]:
+    """Yield the expressions that a string must all match."""
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    if values is not None:
+        texts = [value for value in values if isinstance(value, str)]
+        if not texts or any(marker in text for text in texts for marker in never):
+            raise Unwritable
+        yield " | ".join(map(_literal, texts))
+    min_length, max_length = schema.get("minLength", 0), schema.get("maxLength")
+    if max(min_length, max_length or 0) > _MAX_LENGTH_BOUND:
+        raise Unwritable
+    if min_length or max_length is not None:
+        yield rf"/(?s:.){{{int(min_length)},{'' if max_length is None else int(max_length)}}}/"
+    if "pattern" in schema:
+        yield f"/{_pattern(schema['pattern'])}/"
+    if schema.get("format") in _FORMATS:
+        yield f"/{_FORMATS[schema['format']]}/"
+
+
+def _without(marker: str) -> str:
+    """Return an expression that matches texts without `marker`."""
+    escaped = re.escape(marker).replace("/", r"\/").replace("\n", "n")
+    return rf"~/(?s:.)*{escaped}(?s:.)*/"
+
+
+# Constructs of patterns that Lark's expressions do not support.
+_UNSUPPORTED = re.compile(r"\(\?|\\[bBAzZ1-9kpP]|[/\n]")
+
+
+def _pattern(pattern: str) -> str:
+    """Return a schema's pattern as an expression that matches the whole text.
+
+    JSON Schema searches for a pattern anywhere in the text.
+    """
+    inner = pattern.removeprefix("^")
+    closed = inner.endswith("$") and not inner.endswith(r"\$")
+    inner = inner[:-1] if closed else inner
+    bare = re.sub(r"\\.|\[(?:\\.|[^\]\\])*\]", "", inner)
+    if _UNSUPPORTED.search(inner) or set(bare) & set("^$|"):
+        raise Unwritable
+    prefix = "" if pattern.startswith("^") else "(?s:.)*"
+    return f"{prefix}({inner}){'' if closed else '(?s:.)*'}"
+
+
+# ------------------------------------------------------------------------ schemas
+
+
+def _require_known_keywords(schema: Schema, known: frozenset[str]) -> None:
+    if not schema.keys() <= known:
+        raise Unwritable
+
+
+class _Values:
+    """The base of writers for the arguments of one tool; `rules` are the rules written so far."""
+
+    def __init__(self, schema: Schema, prefix: str) -> None:
+        self.rules: dict[str, str] = {}
+        self._root = schema
+        self._prefix = prefix
+
+    def _add_rule(self, text: str) -> str:
+        name = f"{self._prefix}_{len(self.rules)}"
+        self.rules[name] = text
+        return name
+
+    def _add_terminal(self, text: str) -> str:
+        name = f"{self._prefix.upper()}_{len(self.rules)}"
+        self.rules[name] = text
+        return name
+
+    def _target(self, schema: Any) -> Schema:
+        """Return the schema that a reference leads to, or the schema itself if it is none."""
+        n_followed = 0
+        while isinstance(schema, dict) and "$ref" in schema:
+            _require_known_keywords(schema, _ANNOTATIONS | {"$ref"})
+            kind, _, name = str(schema["$ref"]).removeprefix("#/").partition("/")
+            n_followed += 1
+            definitions = self._root.get(kind) if kind in ("$defs", "definitions") else None
+            if not isinstance(definitions, dict) or name not in definitions:
+                raise Unwritable
+            if n_followed > len(definitions) + 1:  # The references form a cycle.
+                raise Unwritable
+            schema = definitions[name]
+        if not isinstance(schema, dict):
+            raise Unwritable
+        return schema
+
+    def _object(self, schema: Schema) -> tuple[dict[str, Any], list[str]]:
+        """Return the properties of an object schema in their order, and the required keys."""
+        _require_known_keywords(schema, _OBJECT)
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not properties.keys() >= set(required):
+            raise Unwritable
+        if not properties and schema.get("additionalProperties", True) is not False:
+            raise Unwritable  # The object may have any keys.
+        if not all(map(_KEY.fullmatch, properties)):
+            raise Unwritable
+        return properties, required
+
+    def _alternatives(self, schema: Schema) -> list[Schema] | None:
+        """Return the schemas of which one must match, or None if the schema has no alternatives."""
+        for key in ("anyOf", "oneOf"):
+            if key in schema:
+                _require_known_keywords(schema, _ANNOTATIONS - {"type"} | {key})
+                return [self._target(part) for part in schema[key]]
+        kinds = schema.get("type")
+        if isinstance(kinds, list):
+            return [{**schema, "type": kind} for kind in kinds]
+        return None
+
+    def _kinds(self, schema: Schema) -> set[str]:
+        return types_of(schema, self._root)
+
+
+# ------------------------------------------------------------------------ one pair of tags per parameter
+
+# Qwen Coder's literals before a key, before a string value, before any other value, and after the value.
+TAGS = "<parameter=", ">\n", ">\n", "\n</parameter>\n"
+# Texts that a parser does not read as JSON. A string must be one of them where other types are possible.
+_UNLIKE_JSON = (
+    r"~/[ \n\t\r]*[-0-9\[{\"](?s:.)*/ & "
+    r"~/[ \n\t\r]*(?i:true|false|none|null|nan|-?infinity)[ \n\t\r]*/"
+)
+
+
+class TagValues(_Values):
+    """Rules for parameters between tags, with strings as plain text and all other values as JSON.
+
+    parameter: the literals around keys and values, as in CallFormat. spelled: returns the Lark expression of
+    a literal in this vocabulary.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        prefix: str,
+        options: dict[str, Any],
+        parameter: Sequence[str] = TAGS,
+        spelled: Callable[[str], str] = _literal,
+    ) -> None:
+        super().__init__(schema, prefix)
+        self._options = options
+        self._open, self._before_text, self._before_other, close = parameter
+        self._spelled = spelled
+        core = close.strip()
+        self._blanks, self._after_close = close.split(core)
+        # A string value ends before the closing literal. If that begins with plain text (`_stop`), the value
+        # must not contain this text. A special token cannot occur in the value.
+        self._close = spelled(core)
+        self._stop, self._close_tail = "", self._close
+        if self._close.startswith('"'):
+            self._stop, size = json.JSONDecoder().raw_decode(self._close)
+            self._close_tail = self._close[size:]
+
+    def arguments(self) -> str:
+        """Return the expression of all arguments, and add the rules that it needs."""
+        properties, required = self._object(self._root)
+        pairs = []
+        for key, schema in properties.items():
+            rule = self._add_rule(self._write_pair(key, schema))
+            pairs.append(rule if key in required else f"{rule}?")
+        return " ".join(pairs)
+
+    @property
+    def _never(self) -> list[str]:
+        return [self._stop] if self._stop else []
+
+    def _write_end(self) -> str:
+        return _literal(self._after_close) if self._after_close else ""
+
+    def _write_pair(self, key: str, schema: Any) -> str:
+        schema = {} if schema is True else schema
+        target = self._target(schema)
+        kinds = self._kinds(target)
+        separator = self._before_text
+        if kinds == {"string"}:
+            value = self._text(self._strings(target))
+        elif kinds == {"any"}:
+            _require_known_keywords(target, _ANNOTATIONS)
+            value = self._text(text_terminal({}, self._never))
+        elif "string" not in kinds:
+            separator = self._before_other
+            definitions: Schema = {
+                k: self._root[k] for k in ("$defs", "definitions") if k in self._root
+            }
+            bounded = with_bounded_numbers(for_library({**schema, **definitions}))
+            json_rule = self._add_rule(_json({**bounded, "x-guidance": self._options}))
+            blanks = _literal(self._blanks) if self._blanks else ""
+            value = f"{json_rule} {blanks} {self._close}"
+        elif self._before_text != self._before_other:
+            raise Unwritable  # The type decides between two notations before the value.
+        else:
+            value = self._text(self._mixed(target))
+        return f"{self._spelled(f'{self._open}{key}{separator}')} {value} {self._write_end()}"
+
+    def _text(self, terminal: str) -> str:
+        value = self._add_terminal(terminal)
+        line = self._add_terminal(f"{value} {_literal(self._blanks)}") if self._blanks else value
+        if not self._stop:
+            return f"{line} {self._close}"
+        rule = f"{self._prefix}_{len(self.rules)}[suffix={_literal(self._stop)}]"
+        self.rules[rule] = line
+        return f"{rule.partition('[')[0]} {self._close_tail}"
+
+    def _strings(self, schema: Schema) -> str:
+        parts = self._alternatives(schema)
+        if parts is None:
+            return text_terminal(schema, self._never)
+        return " | ".join(f"({self._strings(self._target(part))})" for part in parts)
+
+    def _mixed(self, schema: Schema) -> str:
+        """Return the terminal of a string or a scalar.
+
+        It is one lexeme, because strings and scalars may begin with the same characters.
+        """
+        parts = self._alternatives(schema)
+        if parts is None:  # The schema is an enumeration of values of several types.
+            values = schema.get("enum", [])
+            _require_known_keywords(schema, _ANNOTATIONS | {"enum"})
+            parts = [{"const": value} for value in values]
+        return " | ".join(f"({self._simple(self._target(part))})" for part in parts)
+
+    def _simple(self, schema: Schema) -> str:
+        if self._alternatives(schema) is not None:
+            return self._mixed(schema)
+        [kind] = self._kinds(schema)
+        if kind == "string":
+            return f"{text_terminal(schema, self._never)} & {_UNLIKE_JSON}"
+        if "const" in schema and kind in ("boolean", "null", "number"):
+            return _literal(json.dumps(schema["const"]))
+        _require_known_keywords(schema, _ANNOTATIONS)
+        terminals = {
+            "null": '"null"',
+            "boolean": '"true" | "false"',
+            "integer": "/-?(0|[1-9][0-9]{0,17})/",
+            "number": r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?/",
+        }
+        if kind not in terminals:
+            raise Unwritable
+        return terminals[kind]
+
+
+# ------------------------------------------------------------------------ Gemma 4
+
+_QUOTE = '<|"|>'
+
+
+class GemmaValues(_Values):
+    """Rules for Gemma 4's notation, which is JSON with bare keys and <|"|> around strings."""
+
+    def __init__(self, schema: Schema, prefix: str, spelled: Callable[[str], str]) -> None:
+        super().__init__(schema, prefix)
+        self._quote = spelled(_QUOTE)
+        self._rule_of_reference: dict[str, str] = {}
+
+    def arguments(self) -> str:
+        """Return the expression of all arguments, and add the rules that it needs."""
+        return self._value(self._root)
+
+    def _value(self, schema: Any) -> str:
+        if isinstance(schema, dict) and "$ref" in schema:
+            pointer = schema["$ref"]
+            target = self._target(schema)
+            if pointer not in self._rule_of_reference:
+                self._rule_of_reference[pointer] = rule = self._add_rule("")
+                self.rules[rule] = self._value(target)
+            return self._rule_of_reference[pointer]
+        if not isinstance(schema, dict):
+            raise Unwritable
+        parts = self._alternatives(schema)
+        if parts is not None:
+            return self._add_rule(" | ".join(self._value(part) for part in parts))
+        kinds = self._kinds(schema)
+        if len(kinds) > 1:
+            _require_known_keywords(schema, _ANNOTATIONS | {"enum"})
+            return self._add_rule(" | ".join(self._value({"const": v}) for v in schema["enum"]))
+        [kind] = kinds
+        if kind == "object":
+            return self._braces(schema)
+        if kind == "array":
+            return self._brackets(schema)
+        if kind == "string":
+            return self._text(schema)
+        if kind in _SCALARS:
+            _require_known_keywords(schema, _NUMBER)
+            bounded = with_bounded_numbers(schema)
+            return self._add_rule(_json({**bounded, "x-guidance": {"whitespace_flexible": False}}))
+        raise Unwritable
+
+    def _text(self, schema: Schema) -> str:
+        never = [_QUOTE, "<tool_call|>"]
+        value = self._add_terminal(text_terminal(schema, never))
+        if self._quote.startswith("<["):  # A special token, which no string contains.
+            return f"{self._quote} {value} {self._quote}"
+        rule = f"{self._prefix}_{len(self.rules)}[suffix={_literal(_QUOTE)}]"
+        self.rules[rule] = value
+        return f"{self._quote} {rule.partition('[')[0]}"
+
+    def _braces(self, schema: Schema) -> str:
+        """Return the expression of an object, with keys in their order and commas between them."""
+        properties, required = self._object(schema)
+        pairs = [
+            (f"{_literal(key + ':')} {self._value(value)}", key in required)
+            for key, value in properties.items()
+        ]
+        following = ""  # The rule of what may follow a pair.
+        starts: list[str] = []  # The ways to begin with the current pair or a later one.
+        for pair, is_required in reversed(pairs):
+            sequence = f"{pair} {following}".strip()
+            starts = [sequence] if is_required else [sequence, *starts]
+            following = self._add_rule(
+                f'("," {sequence})' if is_required else self._optional(sequence, following)
+            )
+        if not any(is_required for _, is_required in pairs):
+            starts.append('""')
+        content = " | ".join(starts) or '""'
+        return f'"{{" ({content}) "}}"'
+
+    @staticmethod
+    def _optional(sequence: str, following: str) -> str:
+        """Return the expression of a comma and `sequence`, or of `following` without them."""
+        return f'("," {sequence}) | {following or chr(34) * 2}'
+
+    def _brackets(self, schema: Schema) -> str:
+        _require_known_keywords(schema, _ARRAY)
+        min_items, max_items = schema.get("minItems", 0), schema.get("maxItems")
+        if max(min_items, max_items or 0) > 100:
+            raise Unwritable
+        if max_items == 0:
+            return '"[" "]"'
+        item = self._value(schema.get("items"))
+        max_more = "" if max_items is None else max_items - 1
+        more = f'("," {item}){{{max(min_items - 1, 0)},{max_more}}}'
+        items = f"{item} {more}"
+        return f'"[" ({items}) "]"' if min_items else f'"[" ({items})? "]"'
+
+
+# ------------------------------------------------------------------------ calls
+# Write the grammar of tool calls in llguidance's Lark.
+#
+# The grammar describes write_marker a call from its marker on, or a whole answer that consists of calls. The
+# name in a call must be that of a tool, and its arguments must fit that tool's schema, which has been
+# reduced
+# to what can be enforced. If a notation cannot express a schema, the tool's calls are JSON between the same
+# markers, which every parser of that notation accepts.
+
+
+# Blanks that a model may write between the parts of a call. Bounded, because small models may write blanks
+# forever.
+_BLANKS = r"/( |\n{1,2}[ \t]{0,20})?/"
+LOOSE = {"whitespace_pattern": r"( |\n{1,2}[ \t]{0,20})?"}
+_COMPACT = {"whitespace_flexible": False}
+_ID = "/[a-zA-Z0-9]{9}/"
+_ANY_ID = "/[a-zA-Z0-9_-]{1,40}/"
+
+# Errors of a schema that the notation cannot express, or whose keywords have values of the wrong type. The
+# call is then written as JSON, and llguidance reports what is wrong with the schema.
+_SCHEMA_ERRORS = (Unwritable, AttributeError, IndexError, KeyError, TypeError, ValueError)
+
+Spelled = Callable[[str], str]
+
+
+def lark_string(value: str) -> str:
+    """Return a Lark string literal of `value`."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def write_marker(marker: str, spelled: Spelled) -> str:
+    """Return a Lark expression that matches `marker` as one special token or as plain text."""
+    return f"({' | '.join(dict.fromkeys([spelled(marker), lark_string(marker)]))})"
+
+
+def write_thoughts_end(marker: str, spelled: Spelled) -> str:
+    """Return a Lark expression for the closing marker of thoughts and the line breaks after it.
+
+    The expression is empty if there is no marker.
+    """
+    return f"{write_marker(marker, spelled)} /\\n{{0,2}}/" if marker else ""
+
+
+class CallGrammar:
+    """The Lark rules for the calls of one request.
+
+    spelled: returns the Lark expression of a marker in this vocabulary. free: names of tools whose
+    arguments may be any object. compact: allow only the blanks that the model was trained to write.
+    """
+
+    def __init__(
+        self, tools: Tools, spelled: Spelled, free: Sequence[str] = (), *, compact: bool = False
+    ) -> None:
+        self._tools = tools
+        self._format = tools.format
+        self._spelled = spelled
+        self._free = free
+        self._compact = compact
+        self._options = _COMPACT if compact else LOOSE
+        self._blank = '""' if compact else "blank"
+        self._rules = {"blank": _BLANKS}
+
+    def opened(self, marker: str) -> str:
+        """Return the grammar of what `marker` opens, including the marker.
+
+        Without a marker, it is the grammar of an answer that is JSON from its first character, which may
+        be something other than a call.
+        """
+        if marker:
+            first = self._write_marker(marker)
+            return self._write_grammar(f"{first} {self._write_calls()}")
+        self._rules["OTHER"] = _NO_CALL
+        return self._write_grammar(f"{self._write_json_calls('json')} | OTHER")
+
+    def whole(self, answer: str = "", closing_marker: str = "") -> str:
+        """Return the grammar of an answer that consists of calls, or that matches the rule `answer`.
+
+        closing_marker: the closing marker of thoughts closing_marker the answer, if any.
+        """
+        format = self._format
+        if format.bare:
+            calls = self._write_calls()
+        else:
+            marker = self._spelled(format.opens[0])
+            calls = f"{marker} {self._write_calls()}"
+            if self._tools.parallel and format.kind not in ("json", "mistral", "found"):
+                more = f"({lark_string(format.lead) if format.lead else ''} {calls})*"
+                calls = f"{calls} {more}"
+        if answer:
+            self._rules["answer"] = answer
+            calls = f"(({calls}) | answer)"
+        return self._write_grammar(f"{write_thoughts_end(closing_marker, self._spelled)} ({calls})")
+
+    def _write_marker(self, marker: str) -> str:
+        return write_marker(marker, self._spelled)
+
+    def _write_grammar(self, start: str) -> str:
+        return "\n".join([f"start: {start}", *(f"{k}: {v}" for k, v in self._rules.items())])
+
+    # ------------------------------------------------------------------------ after the marker
+
+    def _write_calls(self) -> str:
+        format = self._format
+        close = self._spelled(format.close) if format.close else ""
+        match format.kind:
+            case "json" | "mistral":
+                return f"{self._write_json_calls(format.kind)} {close}"
+            case "hermes":
+                call = self._write_call(self._write_object)
+                return f"{self._write_lead()} {call} {self._write_lead()} {close}"
+            case "tags":
+                return f"{self._write_call(self._write_tagged)} {close}"
+            case "named":
+                return f"{self._write_call(self._write_named)} {close}"
+            case "gemma":
+                return f"{self._write_call(self._write_gemma)} {close}"
+            case "found":
+                call = self._write_call(self._write_detected)
+                more = f"({self._write_literal(format.again)} {call})*" if format.again else ""
+                more = more if self._tools.parallel else ""
+                return f"{self._write_literal(format.lead)} {call} {more} {self._write_literal(format.close)}"
+
+    def _write_lead(self) -> str:
+        """Return the expression of what stands between a marker and JSON."""
+        lead = self._format.lead
+        return (lark_string(lead) if lead else "") if self._compact else "blank"
+
+    def _write_json_calls(self, kind: str) -> str:
+        call = self._write_call(self._write_object)
+        if kind == "mistral" or not self._format.bare:
+            more = f'({self._blank} "," {self._blank} {call})*' if self._tools.parallel else ""
+            return f'{self._write_lead()} "[" {self._blank} {call} {more} {self._blank} "]"'
+        more = f'({self._blank} ";" {self._blank} {call})*' if self._tools.parallel else ""
+        return f"{self._write_lead()} {call} {more}"
+
+    def _write_call(self, write: Callable[[int, str], str]) -> str:
+        """Return the rule of one call of any tool; write: returns the expression of one tool's call."""
+        if "call" not in self._rules:
+            self._rules["call"] = ""  # Keeps its place before the rules that `write` adds.
+            calls = [write(index, name) for index, name in enumerate(self._tools.schemas)]
+            self._rules["call"] = " | ".join(calls)
+        return "call"
+
+    def _write_object(self, index: int, name: str) -> str:
+        key, blank = self._format.arguments, self._blank
+        if self._compact:
+            # Uses the same literals as the JSON of an answer, which may be an alternative at this place.
+            head, middle = '"{" "\\"name\\"" ":"', f'"," {lark_string(json.dumps(key))} ":"'
+        else:
+            head, middle = (
+                _HEAD,
+                f'{blank} "," {blank} {lark_string(json.dumps(key))} {blank} ":" {blank}',
+            )
+        identity = ""
+        if self._format.kind == "mistral" and not self._compact:
+            identity = f'({blank} "," {blank} "\\"id\\"" {blank} ":" {blank} /"[a-zA-Z0-9]{{9}}"/)?'
+        named = lark_string(json.dumps(name))
+        return f'{head} {named} {middle} {self._write_json_arguments(index, name)} {identity} {blank} "}}"'
+
+    def _write_json_arguments(self, index: int, name: str) -> str:
+        """Add a rule for a tool's arguments as JSON, and return its name."""
+        rule = f"arguments_{index}"
+        schema = {**for_library(self._schema(name)), "x-guidance": self._options}
+        self._rules[rule] = f"%json {json.dumps(schema)}"
+        return rule
+
+    def _schema(self, name: str) -> dict[str, Any]:
+        if name in self._free:
+            return {"type": "object"}
+        schema: dict[str, Any] = self._tools.schemas[name]
+        return schema
+
+    def _write_named(self, index: int, name: str) -> str:
+        identity = ""
+        if self._format.identity and not self._compact:
+            identity = f"({self._spelled(self._format.identity)} {_ID})?"
+        middle = self._spelled(self._format.middle)
+        arguments = self._write_json_arguments(index, name)
+        return f"{lark_string(name)} {identity} {middle} {arguments}"
+
+    def _write_literal(self, text: str) -> str:
+        parts = [self._spelled(part) for part in text.split(ID)]
+        return f" {_ANY_ID} ".join(parts)
+
+    def _write_detected(self, index: int, name: str) -> str:
+        format = self._format
+        head = f"{lark_string(name)} {self._write_literal(format.middle)}"
+        if not format.parameter:
+            return f"{head} {self._write_json_arguments(index, name)}"
+        notation = format.parameter, self._spelled
+        try:
+            values = TagValues(self._schema(name), f"tag_{index}", self._options, *notation)
+            parameters = values.arguments()
+        except _SCHEMA_ERRORS:
+            return self._write_object(index, name)
+        self._rules.update(values.rules)
+        return f"{head} {parameters}"
+
+    def _write_tagged(self, index: int, name: str) -> str:
+        blank = '"\\n"' if self._compact else "/\\n{0,2}/"
+        try:
+            values = TagValues(self._schema(name), f"tag_{index}", self._options)
+            parameters = values.arguments()
+        except _SCHEMA_ERRORS:
+            return f"{blank} {self._write_object(index, name)} {blank}"
+        self._rules.update(values.rules)
+        return (
+            f'{blank} {lark_string(f"<function={name}>")} "\\n" {parameters} "</function>" {blank}'
+        )
+
+    def _write_gemma(self, index: int, name: str) -> str:
+        try:
+            values = GemmaValues(self._schema(name), f"value_{index}", self._spelled)
+            arguments = values.arguments()
+        except _SCHEMA_ERRORS:
+            return self._write_object(index, name)
+        self._rules.update(values.rules)
+        return f"{lark_string(f'call:{name}')} {arguments}"
+
+
+# The first key of a call may be its type, which Llama models sometimes write.
+_SPACE = r"( |\n{1,2}[ \t]{0,20})?"
+_HEAD_PATTERN = rf'\{{{_SPACE}("type"{_SPACE}:{_SPACE}"function"{_SPACE},{_SPACE})?"name"'
+_HEAD = rf"/{_HEAD_PATTERN}{_SPACE}:{_SPACE}/"
+# Text that begins like JSON and is not a call.
+_NO_CALL = rf"/{_SPACE}\{{(?s:.)*/ & ~/{_SPACE}{_HEAD_PATTERN}(?s:.)*/"

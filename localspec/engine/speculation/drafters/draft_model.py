@@ -1,0 +1,409 @@
+"""The draft model: a second GGUF that proposes tokens and keeps a KV cache of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from localspec.compatibility import Compatibility
+from localspec.engine.cache.slot import Slot
+from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, Vocab
+from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, bucket
+from localspec.engine.speculation.cost import GUESSED_ROUNDS, Clock, CostTable
+from localspec.engine.speculation.depth import Candidate
+from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
+
+# A probe reads this many tokens before the positions that it compares: enough for a good prediction, without
+# the cost of the whole text. The predictions of the last rows are compared with what the target wrote. More
+# rows would cost the draft's output matrix for each, and four in a row already show what the text is like.
+PROBE_CONTEXT_TOKENS, PROBE_ROWS = 20, 4
+PREFILL_WIDTH = 64  # the cost per token of a pass of this width stands for that of a prompt
+
+
+UNREAD_TAIL_TOKENS = 8  # tokens that are left for the pass of the first draft
+PROBE_INTERVAL_TOKENS = 8  # fewest tokens between two probes
+MAX_HURRIED_TOKENS = (
+    16  # most tokens that the draft reads while a request waits for its first token
+)
+MIN_PROBE_REMAINING = 32  # with fewer tokens to come a probe cannot pay
+
+
+class ModelDrafter(Drafter):
+    """Drafts of a second model for one sequence. Each costs a pass of that model."""
+
+    kind, rank, initial_acceptance = "draft", 1, INITIAL_ACCEPTANCE
+    called = "the draft model"
+    costly = True
+
+    @classmethod
+    def serves(cls, resources: Resources) -> bool:
+        model = resources.model
+        return cls.asked_for(resources.asked) and model is not None and model.kind == cls.kind
+
+    def __init__(self, resources: Resources, belief: Belief) -> None:
+        super().__init__(resources, belief)
+        assert resources.model is not None
+        self._model, self._slots = resources.model, resources.slots
+        self._tokens_since_probe = 0  # tokens written since drafts were last tried or probed
+
+    def offer(self, request: DraftRequest) -> Candidate | None:
+        if request.hurried and self._model.unread(request.slot) > MAX_HURRIED_TOKENS:
+            return None
+        # Rounds that share the cost of a first prefill.
+        spread = max(min(request.left, 96) / 4, 1.0)
+        entry_ms = self._model.prefill_ms(request.slot) / spread
+        steps = self._model.steps
+        return Candidate(self.belief, request.limit, steps.ms(1), entry_ms, steps=steps)
+
+    def propose(self, requests: list[DraftRequest]) -> None:
+        self._model.propose(requests)
+
+    def observe(self, request: DraftRequest, kept_tokens: list[int], used: bool) -> None:
+        super().observe(request, kept_tokens, used)
+        if not request.tokens:
+            self.belief.fade(len(kept_tokens))
+
+    def elapsed(self, used: bool, tokens: int, spent_ms: float, plain_ms: float) -> None:
+        if used:
+            self._tokens_since_probe = 0
+            return
+        self._tokens_since_probe += tokens
+        self.belief.calibration.earn(spent_ms, plain_ms)
+
+    def probe(self, slot: Slot, remaining: int) -> bool:
+        if self._tokens_since_probe < PROBE_INTERVAL_TOKENS or remaining < MIN_PROBE_REMAINING:
+            return False
+        if not self.belief.calibration.pay(self._model.probe_ms):
+            return False
+        self._tokens_since_probe = 0
+        self._model.probe(slot, self.belief)
+        return True
+
+    def close(self, slot: Slot) -> None:
+        self._slots.roll_back_draft(slot, 0)
+
+
+class DraftModel:
+    """Drafts for several sequences in one pass per depth. Nothing that it drafted is read again.
+
+    kind: the kind of the drafters that use it.
+    """
+
+    kind: ClassVar[str] = ModelDrafter.kind
+
+    def __init__(
+        self,
+        context: Context,
+        batch: Batch,
+        costs: CostTable,
+        make_room: Callable[[], bool],
+        scratch: int,
+        shared: SharedTokens,
+        clock: Clock = time.perf_counter,
+        pass_s: float = 0.0,
+        gap_s: float = 0.0,
+    ) -> None:
+        """Wrap the context of a draft model.
+
+        make_room: called when the KV is full; frees some, or returns False.
+        scratch: a sequence of the context that no slot uses.
+        shared: translates between the target's ids and the draft's.
+        pass_s: longest pass in seconds. gap_s: longest time in a round for reading texts, for which all
+        sequences wait. 0: no limit.
+        """
+        self._shared = shared
+        self._make_room = make_room
+        self._clock = clock
+        self._pass_s, self._gap_s = pass_s, gap_s
+        self._scratch = scratch
+        self.context = context
+        self._batch = batch
+        self._costs = costs
+        self.busy_s = 0.0  # time inside llama.cpp
+        self.own_s = 0.0  # time of drafting outside llama.cpp
+        # The time of one more draft in total, by how many sequences draft together.
+        self.steps = CostTable({m: costs.ms(m) for m in (1, 2, 4, 8)}, GUESSED_ROUNDS)
+        # The time of a probe, corrected by each.
+        self.probe_ms = costs.ms(PROBE_CONTEXT_TOKENS + PROBE_ROWS)
+
+    def begin(self, slot: Slot) -> int:
+        """Return the first token of a slot that the draft model has to read."""
+        return slot.n_past_draft
+
+    def unread(self, slot: Slot) -> int:
+        """Return how many tokens of a slot are unread. The last one is read by the first draft."""
+        return len(slot.tokens) - self.begin(slot)
+
+    def prefill_ms(self, slot: Slot) -> float:
+        """Return the cost of reading a slot's unread text except the last token, in milliseconds."""
+        return max(self.unread(slot) - 1, 0) * self.token_prefill_ms
+
+    @property
+    def token_prefill_ms(self) -> float:
+        """The cost of a prompt's token in milliseconds, in wide passes."""
+        return self._costs.per_token_ms(PREFILL_WIDTH)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> None:
+        """Draft for each request until its `more` returns False.
+
+        A request whose text is long gets no drafts until enough of it is read, a part in each round.
+
+        Raises:
+            NoKvSlot: The running requests fill the draft's context.
+            NotFinite: The draft model's logits are NaN or infinite.
+        """
+        start, busy = self._clock(), self.busy_s
+        active = self._read_texts([request for request in requests if request.more(request)])
+        while active:
+            step_start, single = self._clock(), active[0].tokens
+            rows = self._fill_batch(active)
+            self._run_pass()
+            for request, (row, length) in zip(active, rows, strict=True):
+                self._note_read(request, row, length)
+                self._append_draft(request, self._proposals(row))
+            if single:  # the first step also reads what was accepted
+                self.steps.observe(len(rows), (self._clock() - step_start) * 1e3)
+            active = [request for request in active if request.more(request)]
+        self.own_s += self._clock() - start - (self.busy_s - busy)
+
+    def _fill_batch(self, requests: Sequence[DraftRequest]) -> list[tuple[int, int]]:
+        """Fill the batch with the unread tokens. Return each request's last row, and its length then."""
+        self._batch.clear()
+        rows = []
+        for request in requests:
+            slot, drafted = request.slot, request.tokens
+            length = len(slot.tokens) + len(drafted)
+            if drafted:
+                row = self._add_draft(request, length - 1)
+            else:
+                begin = self.begin(slot)
+                row = self._add_text(slot, begin, length, begin, slot.draft_id)
+            rows.append((row, length))
+        return rows
+
+    def _add_text(
+        self, slot: Slot, start: int, end: int, position: int, sequence: int, n_logits: int = 1
+    ) -> int:
+        """Put tokens [start, end) of a slot's text into the batch, and return the last row.
+
+        position: where they begin in `sequence`. n_logits: how many of the last ones get logits.
+        """
+        row = -1
+        for index in range(start, end):
+            token = self._shared.shown(slot.tokens[index])
+            row = self._batch.add(
+                token, position + index - start, sequence, index >= end - n_logits
+            )
+        return row
+
+    def _add_draft(self, request: DraftRequest, position: int) -> int:
+        """Put the last draft of a request into the batch, and return its row."""
+        token = self._shared.shown(request.tokens[-1])
+        return self._batch.add(token, position, request.slot.draft_id, True)
+
+    def _note_read(self, request: DraftRequest, row: int, length: int) -> None:
+        """Note that the last pass has read a request's text up to `length`, the end of it in `row`."""
+        request.slot.draft_has_read(length)
+
+    def _read_texts(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
+        """Read texts as far as there is time. Return the requests whose text is read."""
+        ready, budget = [], self._count_tokens_in(self._gap_s)
+        for request in requests:
+            slot = request.slot
+            n_before, end = slot.n_past_draft, len(slot.tokens) - 1 - UNREAD_TAIL_TOKENS
+            self._prefill(slot, min(end, n_before + budget))
+            budget -= max(slot.n_past_draft - n_before, 0)
+            if slot.n_past_draft >= end:
+                self._save_mark(slot)
+                ready.append(request)
+        return ready
+
+    def _count_tokens_in(self, seconds: float) -> int:
+        """Return how many tokens of a text are read in that time, at least one; 0 seconds: no limit."""
+        return max(int(seconds * 1e3 / self.token_prefill_ms), 1) if seconds else 1 << 31
+
+    def _proposals(self, row: int) -> Logits:
+        return self._shared.proposals(self.context.finite(row))
+
+    def _save_mark(self, slot: Slot) -> None:
+        """Save a state that cannot be cut, so that `Slots` can go back to it after a rejection."""
+        if not self.context.cuttable and slot.n_past_draft:
+            slot.draft_mark = slot.n_past_draft, self.context.save(slot.draft_id, partial=True)
+
+    def _append_draft(self, request: DraftRequest, logits: Logits) -> None:
+        if request.sampler is None:
+            token = int(logits.argmax())
+            confidence = probability(logits, token)
+        else:
+            history = request.slot.tokens + request.tokens
+            row = request.sampler.adjusted(logits, history)
+            position = request.generated + len(request.tokens)
+            probs = request.sampler.distribution(row, position)
+            token = probs.pick(request.sampler.uniform())
+            confidence = probs.of(token)
+            request.probs.append(probs)
+        request.tokens.append(token)
+        request.buckets.append(bucket(confidence))
+
+    def probe(self, slot: Slot, belief: Belief) -> None:
+        """Check whether the draft model predicts the end of a text that was written without it.
+
+        It reads the last tokens in one pass, in a sequence of their own. The text before them stays unread,
+        so a probe costs the same in texts of any length.
+        """
+        start = self._clock()
+        end = len(slot.tokens) - 1
+        begin = max(end - PROBE_CONTEXT_TOKENS - PROBE_ROWS, 0)
+        self._batch.clear()
+        n_compared = min(PROBE_ROWS, end - begin)
+        last_row = self._add_text(slot, begin, end, 0, self._scratch, n_compared)
+        for bucket_index, hit in self._compare_predictions(
+            last_row, slot.tokens[end + 1 - n_compared :]
+        ):
+            belief.observe(bucket_index, hit)
+        self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
+
+    def foresees(self, tokens: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, bool]]:
+        """Compare its predictions with what the target has `chosen` after each of the last `tokens`.
+
+        Returns, for each, the bucket of the prediction's confidence and whether it was right. `chosen` must
+        not be longer than the rows with logits of a pass.
+        """
+        self._batch.clear()
+        last_row = -1
+        for position, token in enumerate(tokens):
+            needs_logits = position >= len(tokens) - len(chosen)
+            last_row = self._batch.add(
+                self._shared.shown(token), position, self._scratch, needs_logits
+            )
+        return self._compare_predictions(last_row, chosen)
+
+    def _compare_predictions(self, last_row: int, chosen: Sequence[int]) -> list[tuple[int, bool]]:
+        """Do the same with the text in the batch, whose last row is `last_row`, and remove it again."""
+        try:
+            self._run_pass(timed=False)
+        finally:
+            self.context.remove(self._scratch, 0)
+        comparisons = []
+        for row, token in enumerate(chosen, start=last_row + 1 - len(chosen)):
+            logits = self._proposals(row)
+            best = int(logits.argmax())
+            comparisons.append((bucket(probability(logits, best)), best == token))
+        return comparisons
+
+    def _prefill(self, slot: Slot, end: int) -> None:
+        """Read the tokens up to `end` in chunks."""
+        max_tokens = min(self._batch.capacity, self._count_tokens_in(self._pass_s))
+        while (size := min(end - slot.n_past_draft, max_tokens)) > 0:
+            start = slot.n_past_draft
+            self._batch.clear()
+            self._add_text(slot, start, start + size, start, slot.draft_id, n_logits=0)
+            self._run_pass(timed=False)
+            slot.draft_has_read(slot.n_past_draft + size)
+
+    def _run_pass(self, timed: bool = True) -> float:
+        start = self._clock()
+        while True:
+            try:
+                self.context.decode(self._batch)
+                break
+            except NoKvSlot:
+                if not self._make_room():
+                    raise
+        self.context.synchronize()
+        spent = self._clock() - start
+        self.busy_s += spent
+        if timed:
+            self._costs.observe(self._batch.rows, spent * 1e3)
+        return spent
+
+
+def probability(logits: Logits, token: int) -> float:
+    """Return the softmax probability of one token, within 1e-2 of that over the whole row.
+
+    Tokens 16 nats below it are left out, because the exponential of a whole row would cost more than all
+    else here.
+    """
+    near = logits[logits >= logits[token] - 16.0]
+    total = float(np.exp(near - logits[token]).sum())
+    return 1.0 / total if total > 0 else 0.0
+
+
+# ------------------------------------------------------------------------ shared
+# The tokens that target and draft model share, where their vocabularies differ.
+#
+# All code but the draft's own memory uses the target's ids. What the draft reads and what it proposes is
+# translated here. An id is shared if both vocabularies have it with the same text.
+
+
+@dataclass(frozen=True)
+class SharedTokens:
+    """The part of the target's vocabulary that the draft can read and propose; by default all of it.
+
+    size: size of the target's vocabulary, 0 where the two are the same. common, differing: as in
+    Compatibility. stand_ins: the draft's token for each that only the target has.
+    """
+
+    size: int = 0
+    common: int = 0
+    differing: npt.NDArray[np.intp] = field(default_factory=lambda: np.empty(0, dtype=np.intp))
+    stand_ins: Mapping[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, target: Vocab, draft: Vocab, compatibility: Compatibility) -> SharedTokens:
+        if not compatibility.differing and target.size == draft.size:
+            return cls()
+        differing = np.array(compatibility.differing, dtype=np.intp)
+        return cls(
+            target.size, compatibility.common, differing, _stand_ins(target, draft, compatibility)
+        )
+
+    def shown(self, token: int) -> int:
+        """Return the draft's id for a token of the target: the same, or its stand-in."""
+        return self.stand_ins.get(token, token)
+
+    def proposals(self, logits: Logits) -> Logits:
+        """Return the draft's logits as a row of the target's.
+
+        The argument has shape (n_vocab of the draft,), the result (n_vocab of the target,) with minus
+        infinity for every token that is not shared.
+        """
+        if not self.size:
+            return logits
+        row = np.full(self.size, -np.inf, dtype=np.float32)
+        row[: self.common] = logits[: self.common]
+        row[self.differing] = -np.inf
+        return row
+
+
+def _stand_ins(target: Vocab, draft: Vocab, compatibility: Compatibility) -> Mapping[int, int]:
+    """Return the draft's stand-in for each token that only the target has.
+
+    It has the same text, or the same meaning as begin or end of the text. Otherwise it is a space, which
+    says little and keeps all positions as they are.
+    """
+    missing = [*compatibility.differing, *range(compatibility.common, target.size)]
+    if not missing:
+        return {}
+    by_text = _index_by_text(draft)
+    space = _find_space(draft)
+    meanings = {target.bos: draft.bos, target.eos: draft.eos, target.end: draft.end}
+    stand_ins = {}
+    for token in missing:
+        equivalent = meanings.get(token, -1)
+        stand_ins[token] = by_text.get(target.text(token), equivalent if equivalent >= 0 else space)
+    return stand_ins
+
+
+def _index_by_text(vocab: Vocab) -> Mapping[str, int]:
+    return {vocab.text(token): token for token in reversed(range(vocab.size))}
+
+
+def _find_space(vocab: Vocab) -> int:
+    tokens: Sequence[int] = vocab.tokenize(" ", add_special=False, parse_special=False)
+    return tokens[-1] if tokens else 0

@@ -1,0 +1,221 @@
+"""Format an answer for Anthropic's clients: content blocks in order, streamed or whole, and models."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import msgspec
+from msgspec import UNSET
+
+from localspec.daemon.completion.answer import Answer, Choice
+from localspec.daemon.completion.calls import Arguments, Call
+from localspec.daemon.completion.parser import Piece, Text
+from localspec.daemon.http.errors import messages_error
+from localspec.daemon.http.sse import Named
+from localspec.daemon.worker.process import Event
+from localspec.errors import LocalspecError
+from localspec.extras.anthropic.request import ID
+from localspec.extras.anthropic.wire import (
+    Block,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Delta,
+    InputDelta,
+    MessageDelta,
+    MessagesAnswer,
+    MessagesEvent,
+    MessagesExtra,
+    MessagesModel,
+    MessagesModelPage,
+    MessageStart,
+    MessageStop,
+    MessagesUsage,
+    Ping,
+    SignatureDelta,
+    Stopped,
+    StopReason,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
+from localspec.protocol import frames
+
+# Clients drop thinking blocks without a signature, and the model needs its own reasoning again.
+SIGNATURE = "localspec"
+
+
+class MessagesShape:
+    """Formats one answer; with `hidden` its thinking blocks are empty."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        *,
+        ignored: list[str],
+        note: Callable[[], str | None],
+        news: Callable[[], str],
+        hidden: bool = False,
+        not_kept: Callable[[], str] = str,
+    ) -> None:
+        """Create the shape.
+
+        `ignored` are fields of the request that had no effect. `note`, `news` and `not_kept` are as in
+        OpenAIShape.
+        """
+        self.answer = answer
+        self._ignored = ignored
+        self._note = note
+        self._news = news
+        self._hidden = hidden
+        self._not_kept = not_kept
+        self.id = f"msg_{secrets.token_hex(12)}"
+        self._open: type[Block] | None = None  # the block that is being written
+        self._index = -1  # its index, or the index of the block before
+
+    # ------------------------------------------------------------------------ streamed
+
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
+        match event:
+            case frames.Started():
+                return [_as_named(MessageStart(self._message()))]
+            case frames.Done():
+                stream_events = [*self._piece_events(pieces), *self._close_block()]
+                stream_events.append(
+                    MessageDelta(self._stop_delta(), self._usage(), self._extra(event))
+                )
+                return [*map(_as_named, stream_events)]
+            case _:
+                return [*map(_as_named, self._piece_events(pieces))]
+
+    def end(self) -> Sequence[object]:
+        return [_as_named(MessageStop())]
+
+    def failed(self, error: LocalspecError) -> Sequence[object]:
+        return [Named("error", messages_error(error))]
+
+    def _piece_events(self, pieces: Sequence[Piece]) -> list[MessagesEvent]:
+        """Return the events of some pieces; each block is opened before its first piece."""
+        stream_events: list[MessagesEvent] = []
+        for piece in pieces:
+            match piece:
+                case Text("content"):
+                    stream_events += self._open_block(TextBlock(""))
+                    stream_events.append(self._delta(TextDelta(piece.text)))
+                case Text():
+                    stream_events += self._open_block(ThinkingBlock("", ""))
+                    if not self._hidden:
+                        stream_events.append(self._delta(ThinkingDelta(piece.text)))
+                case Call():
+                    stream_events += self._close_block()
+                    stream_events += self._open_block(ToolUseBlock(ID + piece.id, piece.name, {}))
+                case Arguments():
+                    stream_events.append(self._delta(InputDelta(piece.text)))
+        return stream_events
+
+    def _open_block(self, block: Block) -> list[MessagesEvent]:
+        if self._open is type(block):
+            return []
+        stream_events = self._close_block()
+        self._open = type(block)
+        self._index += 1
+        stream_events.append(BlockStart(self._index, block))
+        return [*stream_events, Ping()] if self._index == 0 else stream_events
+
+    def _close_block(self) -> list[MessagesEvent]:
+        block_type, self._open = self._open, None
+        if block_type is None:
+            return []
+        signature = [self._delta(SignatureDelta(SIGNATURE))] if block_type is ThinkingBlock else []
+        return [*signature, BlockStop(self._index)]
+
+    def _delta(self, delta: Delta) -> BlockDelta:
+        return BlockDelta(self._index, delta)
+
+    # ------------------------------------------------------------------------ whole
+
+    def whole(self) -> MessagesAnswer:
+        message = self._message()
+        stop = self._stop_delta()
+        message.content = self._blocks()
+        message.stop_reason, message.stop_sequence = stop.stop_reason, stop.stop_sequence
+        message.localspec = self._extra(self._choice.done)
+        return message
+
+    @property
+    def _choice(self) -> Choice:
+        return self.answer.choices[0]
+
+    def _message(self) -> MessagesAnswer:
+        extra = MessagesExtra(self._ignored) if self._ignored else UNSET
+        return MessagesAnswer(self.id, [], self.answer.model, self._usage(), localspec=extra)
+
+    def _blocks(self) -> list[Block]:
+        choice = self._choice
+        blocks: list[Block] = []
+        if choice.reasoning:
+            blocks.append(ThinkingBlock("" if self._hidden else choice.reasoning, SIGNATURE))
+        if choice.content:
+            blocks.append(TextBlock(choice.content))
+        for call in choice.calls:
+            function = call.function
+            blocks.append(ToolUseBlock(ID + call.id, function.name, call_input(function.arguments)))
+        return blocks
+
+    def _usage(self) -> MessagesUsage:
+        choice = self._choice
+        output_tokens = choice.done.completion_tokens if choice.done else 0
+        cached = choice.cached_tokens
+        return MessagesUsage(choice.prompt_tokens - cached, cached, output_tokens)
+
+    def _stop_delta(self) -> Stopped:
+        done = self._choice.done
+        assert done is not None
+        return Stopped(_reason(self._choice, done), done.stop_string)
+
+    def _extra(self, done: frames.Done | None) -> MessagesExtra:
+        return MessagesExtra(
+            self._ignored or UNSET,
+            done.speculation if done else UNSET,
+            self.answer.note(self._note()) or UNSET,
+            self.answer.news(self._news()) or UNSET,
+            self._not_kept() or UNSET,
+        )
+
+
+def _reason(choice: Choice, done: frames.Done) -> StopReason:
+    match choice.finish:
+        case "length":
+            return "model_context_window_exceeded" if done.truncated else "max_tokens"
+        case "tool_calls":
+            return "tool_use"
+        case _:
+            return "stop_sequence" if done.stop_string is not None else "end_turn"
+
+
+def models(created: Mapping[str, int]) -> MessagesModelPage:
+    """Return the list of models from their names, each with the Unix time when it was made."""
+    data = [
+        MessagesModel(name, name, f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}")
+        for name, seconds in created.items()
+    ]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return MessagesModelPage(data, first, last)
+
+
+def call_input(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments as an object, which is empty if they were cut off and are not JSON."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        value = None
+    return cast(dict[str, Any], value) if isinstance(value, dict) else {}
+
+
+def _as_named(event: MessagesEvent) -> Named:
+    return Named(str(event.__struct_config__.tag), event)

@@ -1,0 +1,297 @@
+"""Translate Anthropic's request: system, messages of content blocks, tools, thinking.
+
+Fields that only newer clients know are skipped and named in `ignored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from localspec.errors import InvalidRequest
+from localspec.extras.anthropic.wire import (
+    Blocks,
+    CountTokensRequest,
+    MessagesRequest,
+    SearchResultParam,
+    TextParam,
+    ThinkingParam,
+    ToolParam,
+    ToolResultParam,
+    ToolUseParam,
+)
+from localspec.protocol.fields import Ignored, without_effect
+from localspec.protocol.reading import converted
+from localspec.protocol.requests import (
+    ChatMessage,
+    ChatRequest,
+    Function,
+    JsonSchema,
+    NamedFunction,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+    parameters,
+)
+
+# `cache_control` and `strict` need no handling: every prompt is cached by its content, and calls follow
+# their schemas wherever possible.
+_TOOL_FIELDS = {*ToolParam.__struct_fields__, "type", "cache_control", "strict"}
+ID = "toolu_"  # the prefix of call ids in this protocol; templates get the ids without it
+
+
+def chat_request(
+    body: CountTokensRequest, before: Sequence[ChatMessage] = (), ignored: Ignored | None = None
+) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
+    """Return `body` as a chat, the fields that have no effect, and the messages that the request adds.
+
+    `before` are the messages of the thread that it continues. `ignored` are fields already known to have no
+    effect.
+
+    Raises:
+        BadBody: a block or a tool does not match its type.
+        InvalidRequest: the request has images or documents, or a choice without a name.
+    """
+    ignored = Ignored() if ignored is None else ignored
+    for name in without_effect(body):
+        ignored.add(name)
+    new_messages = _messages(body, ignored)
+    chat = ChatRequest(
+        model=body.model,
+        messages=_merge_assistant_turns([*before, *new_messages]),
+        tools=_tools(body.offered or [], ignored) or None,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    _check_last(chat.messages)
+    _choose(body, chat)
+    _think(body, chat)
+    _format(body, chat)
+    if isinstance(body, MessagesRequest):
+        chat.stream, chat.max_tokens, chat.stop = (
+            body.stream,
+            body.max_tokens,
+            body.stop_sequences,
+        )
+        chat.exact, chat.speculative = body.exact, body.speculative
+        for parameter in parameters():
+            setattr(chat, parameter.name, getattr(body, parameter.name))
+    return chat, ignored, new_messages
+
+
+# ------------------------------------------------------------------------ messages
+
+
+@dataclass
+class _MessageContent:
+    """The content of one message, separated by the kind of block."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    results: list[ChatMessage] = field(default_factory=list)
+
+    def messages(self, role: str) -> Iterator[ChatMessage]:
+        """Yield the chat messages; results come first, because they belong to the preceding calls."""
+        yield from self.results
+        if self.texts or self.calls or self.thoughts:
+            text = "\n".join(self.texts) if self.texts else None
+            thoughts = "\n".join(self.thoughts) or None
+            yield ChatMessage(role, text, None, self.calls or None, None, thoughts)
+
+
+def system_prompt(body: CountTokensRequest, ignored: Ignored | None = None) -> list[ChatMessage]:
+    """Return the system prompt as a message, or no message if it has no text."""
+    ignored = Ignored() if ignored is None else ignored
+    return [*_read_content(body.system or [], "system", "system", ignored).messages("system")]
+
+
+def _messages(body: CountTokensRequest, ignored: Ignored) -> list[ChatMessage]:
+    """Return the messages of the request.
+
+    Messages with the role "system" get the role "developer", because a chat has only one system message,
+    which comes first.
+    """
+    messages = system_prompt(body, ignored)
+    for index, message in enumerate(body.messages):
+        content = _read_content(
+            message.content, message.role, f"messages[{index}].content", ignored
+        )
+        messages += content.messages("developer" if message.role == "system" else message.role)
+    if all(chat_message.role in ("system", "developer") for chat_message in messages):
+        raise InvalidRequest("'messages' contains nothing to answer.", param="messages")
+    return _merge_assistant_turns(messages)
+
+
+def _merge_assistant_turns(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Merge consecutive messages of the assistant, which are one turn in this protocol."""
+    turns: list[ChatMessage] = []
+    for message in messages:
+        if message.role == "assistant" and turns and turns[-1].role == "assistant":
+            message = _join_messages(turns.pop(), message)
+        turns.append(message)
+    return turns
+
+
+def _check_last(messages: Sequence[ChatMessage]) -> None:
+    """Refuse a conversation that ends with calls without their results."""
+    if messages[-1].role == "assistant" and messages[-1].tool_calls:
+        raise InvalidRequest(
+            "The last message has 'tool_use' blocks; their 'tool_result' blocks must follow in a "
+            "message of the role 'user'.",
+            param="messages",
+        )
+
+
+def _join_messages(first: ChatMessage, second: ChatMessage) -> ChatMessage:
+    texts = [message.content for message in (first, second) if isinstance(message.content, str)]
+    thoughts = [
+        message.reasoning_content for message in (first, second) if message.reasoning_content
+    ]
+    calls = [*(first.tool_calls or []), *(second.tool_calls or [])]
+    content = _MessageContent(texts, thoughts, calls)
+    return next(content.messages(first.role))
+
+
+def _read_content(content: str | Blocks, role: str, path: str, ignored: Ignored) -> _MessageContent:
+    """Return the parsed blocks of a message or of the system prompt, whose path is `path`."""
+    parsed = _MessageContent()
+    if isinstance(content, str):
+        parsed.texts.append(content)
+        return parsed
+    for index, block in enumerate(content):
+        _add_block(parsed, block, role, f"{path}[{index}]", ignored)
+    return parsed
+
+
+def _add_block(
+    parsed: _MessageContent, block: dict[str, Any], role: str, path: str, ignored: Ignored
+) -> None:
+    kind = block.get("type")
+    match kind, role:
+        case "tool_use", "assistant":
+            call = converted(block, ToolUseParam, path)
+            function = {"name": call.name, "arguments": call.input}
+            parsed.calls.append(
+                {"id": call.id.removeprefix(ID), "type": "function", "function": function}
+            )
+        case "tool_result", "user":
+            result = converted(block, ToolResultParam, path)
+            text = _result_text(result, path, ignored)
+            call_id = result.tool_use_id.removeprefix(ID)
+            parsed.results.append(ChatMessage("tool", text, None, None, call_id))
+        case "thinking", "assistant":
+            if thoughts := converted(block, ThinkingParam, path).thinking:
+                parsed.thoughts.append(thoughts)
+        case (("tool_use" | "tool_result" | "thinking"), _):
+            raise InvalidRequest(
+                f"'{path}': a message of the role '{role}' cannot have blocks of the type '{kind}'.",
+                param=path,
+            )
+        case "redacted_thinking", _:
+            pass  # only Anthropic can decrypt it
+        case _:
+            parsed.texts += _texts(block, path, ignored)
+
+
+def _texts(block: dict[str, Any], path: str, ignored: Ignored) -> list[str]:
+    """Return the texts of a block; none if its type is unknown.
+
+    Raises:
+        InvalidRequest: the block is an image or a document. Without it the question would be another one.
+    """
+    match kind := block.get("type"):
+        case "text":
+            return [converted(block, TextParam, path).text]
+        case "search_result":
+            search_result = converted(block, SearchResultParam, path)
+            return [
+                search_result.title,
+                search_result.source,
+                *(part.text for part in search_result.content),
+            ]
+        case "image" | "document":
+            raise InvalidRequest(
+                f"'{path}': {kind} input is not supported; this model reads text only.", param=path
+            )
+        case str():
+            ignored.add(path, kind)
+            return []
+        case _:
+            raise InvalidRequest(f"'{path}.type' must be a string.", param=f"{path}.type")
+
+
+def _result_text(result: ToolResultParam, path: str, ignored: Ignored) -> str:
+    """Return the result of a tool as text; a failure is part of it, as templates have no other field."""
+    content = result.content
+    if isinstance(content, list):
+        texts: list[str] = []
+        for index, block in enumerate(content):
+            texts += _texts(block, f"{path}.content[{index}]", ignored)
+        content = "\n".join(texts)
+    text = content or ""
+    failed = result.is_error and not text.lower().startswith("error")
+    return f"Error: {text}" if failed else text
+
+
+# ------------------------------------------------------------------------ tools, thinking, format
+
+
+def _tools(offered: Blocks, ignored: Ignored) -> list[Tool]:
+    tools = []
+    for index, definition in enumerate(offered):
+        path, kind = f"tools[{index}]", definition.get("type")
+        if kind not in (None, "custom"):
+            ignored.add(path, kind)
+            continue
+        parameters = converted(definition, ToolParam, path)
+        tool = Tool(
+            Function(parameters.name, parameters.description or "", parameters.input_schema)
+        )
+        # The template gets the tool without `strict`, which is no field of its format.
+        tool.__dict__["own"] = msgspec.to_builtins(tool)
+        tool.function.strict = parameters.strict
+        for key in definition.keys() - _TOOL_FIELDS:
+            ignored.add(f"{path}.{key}")
+        tools.append(tool)
+    return tools
+
+
+def _choose(body: CountTokensRequest, chat: ChatRequest) -> None:
+    choice = body.tool_choice
+    if choice is None:
+        return
+    if choice.disable_parallel_tool_use:
+        chat.parallel_tool_calls = False
+    match choice.type:
+        case "tool":
+            if not choice.name:
+                raise InvalidRequest("'tool_choice.name' is missing.", param="tool_choice.name")
+            chat.tool_choice = ToolChoice(NamedFunction(choice.name))
+        case "any":
+            chat.tool_choice = "required"
+        case "auto":
+            chat.tool_choice = "auto"
+        case "none":
+            chat.tool_choice = "none"
+
+
+def _think(body: CountTokensRequest, chat: ChatRequest) -> None:
+    """Translate `thinking`; the default is none, because clients take the first block for the answer."""
+    thinking = body.thinking
+    if thinking is None or thinking.type == "disabled":
+        chat.reasoning_budget_tokens = 0
+    elif thinking.type == "enabled" and thinking.budget_tokens is not None:
+        chat.reasoning_budget_tokens = thinking.budget_tokens
+    else:
+        chat.reasoning_budget_tokens = -1
+    if body.output_config is not None and chat.reasoning_budget_tokens:
+        chat.reasoning_effort = body.output_config.effort
+
+
+def _format(body: CountTokensRequest, chat: ChatRequest) -> None:
+    output_format = body.output_format or (body.output_config and body.output_config.format)
+    if output_format:
+        chat.response_format = ResponseFormat("json_schema", JsonSchema(output_format.schema))

@@ -1,0 +1,137 @@
+"""Handle POST /v1/messages and /v1/messages/count_tokens of Anthropic's protocol."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon.completion import tools
+from localspec.daemon.completion.answer import Run
+from localspec.daemon.completion.request import continued
+from localspec.daemon.handlers.completions import prompt_tokens, ready
+from localspec.daemon.history.responses import Kept
+from localspec.daemon.history.turn import Turn, continuing, kind_of
+from localspec.daemon.http.errors import messages_request
+from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
+from localspec.daemon.state import State, state_of
+from localspec.errors import Conflict, NotFound, ThreadNotFound, ThreadUnsupported
+from localspec.extras.anthropic import threads
+from localspec.extras.anthropic.answer import MessagesShape
+from localspec.extras.anthropic.request import chat_request
+from localspec.extras.anthropic.wire import (
+    ContinueThread,
+    CountTokensRequest,
+    InputTokens,
+    MessagesRequest,
+)
+from localspec.protocol.fields import Ignored
+from localspec.protocol.requests import ChatMessage, ChatRequest
+
+_MESSAGE_ID = re.compile(r"msg_[0-9a-f]{24}")
+# Finish reasons of answers that the client did not get in full.
+_INCOMPLETE = ("interrupted", "failed")
+
+
+async def create(request: Request) -> Response:
+    """Handle POST /v1/messages."""
+    body = await read(request, MessagesRequest)
+    daemon = state_of(request)
+    if body.thread and not daemon.config.keep_responses:
+        raise ThreadUnsupported(
+            "There are no threads here, because 'keep_responses' is false in the configuration. Send the "
+            "whole conversation without 'thread'.",
+            param="thread",
+        )
+    previous = await unless_gone(request.receive, _continued_message(daemon, body))
+    chat, without_effect, new_messages = _chat(body, previous, ignored(request))
+    tools.check(chat)
+    turn = _turn(daemon, chat, new_messages, previous) if body.thread else None
+    pair, requests, empty_answer = await ready(request, chat, turn)
+    shape = MessagesShape(
+        empty_answer,
+        ignored=without_effect,
+        note=daemon.supervisor.residents.note,
+        news=partial(daemon.news, pair.name),
+        hidden=body.thinking is not None and body.thinking.display == "omitted",
+        not_kept=(lambda: turn.not_kept) if turn else str,
+    )
+    if turn:
+        state = threads.encode_state(body)
+        empty_answer.choices[0].ended = turn.keep_as(shape.id, lambda _: state)
+    context = turn.under_way(shape.id) if turn else nullcontext()
+    response = await Run(daemon.supervisor, pair, requests, shape, context).respond(
+        request, body.stream
+    )
+    response.headers["request-id"] = messages_request()
+    return response
+
+
+async def count_tokens(request: Request) -> Response:
+    """Handle POST /v1/messages/count_tokens."""
+    body = await read(request, CountTokensRequest)
+    previous = await unless_gone(request.receive, _continued_message(state_of(request), body))
+    chat, _, _ = _chat(body, previous, ignored(request))
+    tools.check(chat)
+    return answer(InputTokens(await prompt_tokens(request, chat), unheeded(request)))
+
+
+async def _continued_message(daemon: State, body: CountTokensRequest) -> Kept | None:
+    """Return the stored answer that the request continues; None if it continues no thread.
+
+    Raises:
+        ThreadNotFound: the answer is not stored, or its client did not get all of it. Anthropic's clients
+            then send the whole conversation.
+    """
+    if not isinstance(body.thread, ContinueThread):
+        return None
+    name = body.thread.previous_message_id
+    reason = "it was not stored, or was deleted"
+    if _MESSAGE_ID.fullmatch(name):
+        try:
+            stored = await daemon.conversations.kept_response(name)
+        except NotFound:
+            pass
+        except Conflict as error:
+            reason = error.message.rstrip(".")
+        else:
+            if stored.messages[-1].finish not in _INCOMPLETE:
+                return stored
+            reason = "its answer was cut off"
+    raise ThreadNotFound(
+        f"The thread cannot be continued from the message '{name[:80]}': {reason}. Send the whole "
+        "conversation.",
+        param="thread.previous_message_id",
+    )
+
+
+def _chat(
+    body: CountTokensRequest, previous: Kept | None, ignored: Ignored
+) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
+    """Return the chat that the request asks for, the names of ignored fields, and the messages it adds.
+
+    Raises:
+        ThreadMismatch: the request changes what its thread was created with.
+    """
+    earlier = threads.replay(previous.messages) if previous else []
+    if previous:
+        threads.inherit(body, previous.body, earlier)
+        body.model = body.model or previous.model
+    return chat_request(body, earlier, ignored)
+
+
+def _turn(
+    daemon: State, chat: ChatRequest, new_messages: list[ChatMessage], previous: Kept | None
+) -> Turn:
+    """Return the turn of the thread's conversation that `new_messages` and their answer make up."""
+    return continuing(
+        daemon.conversations,
+        threads.to_store(new_messages),
+        previous,
+        model=chat.model or daemon.config.pair,
+        kind=kind_of(chat),
+        begun=bool(continued(chat)),
+    )

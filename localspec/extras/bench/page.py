@@ -1,0 +1,107 @@
+"""A report as one HTML page that needs nothing else: no script, no font, no network."""
+
+from __future__ import annotations
+
+from localspec.extras.bench import text
+from localspec.extras.bench.plots import plots
+from localspec.extras.bench.report import Report, Workload
+from localspec.extras.stats.page import as_html, document, table
+
+_STYLE = """
+:root { --other: #b35c1e } @media (prefers-color-scheme: dark) { :root { --other: #f0a35e } }
+h1 { overflow-wrap: anywhere }
+@media (min-width: 64rem) { table { table-layout: auto }
+  td:not(:last-child) { white-space: nowrap } th:first-child, td:first-child { width: auto } }
+.said { font-size: 1.25rem; margin: .5rem 0 1rem } dl { display: grid; gap: .1rem 1rem;
+  grid-template-columns: max-content 1fr; margin: 0 } dt { color: var(--soft) }
+dd { margin: 0; overflow-wrap: anywhere }
+.plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(20rem, 100%), 1fr));
+  gap: 0 2rem; align-items: start } .plots svg { width: 100%; height: auto; max-width: 34rem }
+.plots figcaption b { font-weight: 600 } table.wide th:first-child { width: 16% }
+@media print { :root { --other: #999 } .plots { grid-template-columns: 1fr 1fr }
+  table { font-size: 8.5pt; table-layout: auto } th { font-size: 7.5pt } th, td { padding: .2rem .25rem }
+  td:not(:first-child, :last-child) { white-space: nowrap } }
+"""
+
+
+def page(report: Report) -> str:
+    """Return the whole document. Check first that matplotlib is installed, with `plots.check`."""
+    title = f"localspec bench: {report.pair}"
+    body = [
+        f"<h1>{as_html(title)}</h1>",
+        f'<p class="said">{as_html(report.sentence)}</p>',
+        *(f"<p>{as_html(warning)}</p>" for warning in text.warnings(report)),
+        _facts_list(report),
+    ]
+    body.append('<div class="plots">')
+    body += [_figure(name, svg) for name, svg in plots(report)]
+    body.append("</div>")
+    for sampling, heading in text.HEADINGS:
+        if works := [work for work in report.workloads if work.sampling == sampling]:
+            body += [f"<h2>{as_html(heading)}</h2>", _known_columns(text.table(works))]
+    if report.theirs:
+        body += [f"<h2>{as_html(text.beside(report))}</h2>", _known_columns(text.theirs(report))]
+    if report.drafts:
+        heading = "Drafts for this target, the best first; the rest of this page is of that one"
+        body += [f"<h2>{heading}</h2>", _known_columns(text.ranking(report))]
+    if theory := text.theories(report.workloads):
+        body += [
+            "<h2>By the formula, and by replay with the costs of passes here</h2>",
+            _known_columns(theory),
+        ]
+    body += ["<h2>Acceptance</h2>", _known_columns(_acceptance_rows(report.workloads))]
+    body.append("<footer>")
+    body += [f"<p>{as_html(note)}</p>" for note in text.notes(report)]
+    footer = f"Measured {report.when} UTC with localspec {report.localspec}. Rates are tokens per second from"
+    body.append(f"<p>{as_html(footer)} an answer’s first token to its last.</p></footer>")
+    return document(title, body, _STYLE)
+
+
+def _facts_list(report: Report) -> str:
+    rows = "".join(
+        f"<dt>{as_html(name)}</dt><dd>{as_html(value)}</dd>" for name, value in text.facts(report)
+    )
+    return f"<dl>{rows}</dl>"
+
+
+def _figure(name: str, svg: str) -> str:
+    return (
+        f'<figure role="img" aria-label="{as_html(name)}"><figcaption><b>{as_html(name)}</b></figcaption>'
+        f"{svg}</figure>"
+    )
+
+
+def _known_columns(rows: list[list[str]]) -> str:
+    """Return a table without the columns that are empty in all rows."""
+    columns = [column for column in range(len(rows[0])) if any(row[column] for row in rows[1:])]
+    header, *cells = ([row[column] for column in columns] for row in rows)
+    return table(header, cells)
+
+
+def _acceptance_rows(workloads: list[Workload]) -> list[list[str]]:
+    """Return the rows for the three definitions that are all called acceptance rate."""
+    rows = [
+        [
+            "WORK",
+            "DRAFTED",
+            "ACCEPTED",
+            "OF DRAFTED TOKENS",
+            "OF THE ANSWER",
+            "IF ALL BEFORE WERE",
+            "MEAN LENGTH",
+            "SOURCES",
+        ]
+    ]
+    for work in workloads:
+        if work.sampling != "greedy" or (acceptance := work.acceptance) is None:
+            continue
+        sources = ", ".join(
+            f"{name} {accepted} of {drafted}"
+            for name, (drafted, accepted) in acceptance.sources.items()
+        )
+        rates = (acceptance.of_drafted, acceptance.of_answer, acceptance.conditional)
+        percentages = ["" if rate is None else f"{100 * rate:.0f}%" for rate in rates]
+        length = "" if acceptance.mean_length is None else f"{acceptance.mean_length:.2f}"
+        counts = f"{acceptance.drafted:,}", f"{acceptance.accepted:,}"
+        rows.append([work.name, *counts, *percentages, length, sources])
+    return rows

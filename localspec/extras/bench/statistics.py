@@ -1,0 +1,115 @@
+"""Estimate speed-ups from pairs of answers, with their intervals. Pure arithmetic."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from statistics import stdev
+from typing import NamedTuple
+
+from localspec.extras.bench.report import Estimate
+
+RESAMPLES = 1000
+_MIN_FREEDOM = 2  # degrees of freedom for an interval; with two pairs it would say nothing
+# Student's t for a two-sided 95 % interval, by degrees of freedom from 1. Beyond the last, the normal
+# distribution is used.
+_STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+    2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048,
+    2.045)  # fmt: skip
+_MAX_LOG_SPREAD = 20.0  # half-width of an interval in log space; a wider one says nothing anyway
+_SEED = 0  # fixed, so that the same answers give the same interval
+
+
+class Pair(NamedTuple):
+    """The same prompt answered both ways: units of work (tokens, or 1 for an answer) and seconds."""
+
+    plain: float
+    plain_s: float
+    speculative: float
+    speculative_s: float
+
+
+def pooled_speed_up(pairs: Sequence[Pair]) -> float:
+    """Return the speculative rate divided by the plain one; nan if there is no work.
+
+    Each rate is all work divided by all time.
+    """
+    plain, plain_s = sum(pair.plain for pair in pairs), sum(pair.plain_s for pair in pairs)
+    drafted = sum(pair.speculative for pair in pairs)
+    drafted_s = sum(pair.speculative_s for pair in pairs)
+    if not plain or not drafted_s:
+        return math.nan
+    return (drafted / drafted_s) * (plain_s / plain)
+
+
+def speed_up(pairs: Sequence[Pair]) -> Estimate | None:
+    """Return the speed-up with its interval; None if there are no usable pairs."""
+    valid = [pair for pair in pairs if min(pair) > 0]
+    if not valid:
+        return None
+    count, value = len(valid), pooled_speed_up(valid)
+    interval = _bootstrap_interval(
+        value, lambda rng: pooled_speed_up(rng.choices(valid, k=count)), count, count - 1
+    )
+    return Estimate(value, *interval, count)
+
+
+def overall(groups: Sequence[Sequence[Pair]]) -> Estimate | None:
+    """Return the geometric mean of the groups' speed-ups, so that each kind of work counts once."""
+    valid = [
+        complete for group in groups if (complete := [pair for pair in group if min(pair) > 0])
+    ]
+    if not valid:
+        return None
+
+    def resample(rng: random.Random) -> float:
+        return geometric([pooled_speed_up(rng.choices(group, k=len(group))) for group in valid])
+
+    largest, count = max(map(len, valid)), sum(map(len, valid))
+    value = geometric(list(map(pooled_speed_up, valid)))
+    return Estimate(
+        value, *_bootstrap_interval(value, resample, largest, count - len(valid)), count
+    )
+
+
+def geometric(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _bootstrap_interval(
+    value: float, draw: Callable[[random.Random], float], count: int, freedom: int
+) -> tuple[float | None, float | None]:
+    """Return the interval around a ratio that is estimated from `count` pairs.
+
+    Quantiles of resamples are too narrow for few pairs: with four, they contain the truth seven
+    times in eight. So resampling only gives the spread of the ratio, and Student's t for `freedom`
+    degrees of freedom gives how far away the truth may be, which is much farther with two pairs
+    than with twenty.
+    """
+    if freedom < _MIN_FREEDOM:
+        return None, None
+    t = _STUDENT_T[freedom - 1] if freedom <= len(_STUDENT_T) else 1.96
+    rng = random.Random(_SEED)
+    spread = stdev(math.log(draw(rng)) for _ in range(RESAMPLES)) * math.sqrt(count / (count - 1))
+    factor = math.exp(min(t * spread, _MAX_LOG_SPREAD))
+    return value / factor, value * factor
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Return a quantile of sorted values, interpolated linearly."""
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)
+
+
+def median(values: Sequence[float]) -> float | None:
+    return quantile(sorted(values), 0.5) if values else None
+
+
+def agree(first: Estimate, second: Estimate) -> bool | None:
+    """Return whether two intervals overlap; None if either has none."""
+    if first.low is None or first.high is None or second.low is None or second.high is None:
+        return None
+    return first.low <= second.high and second.low <= first.high

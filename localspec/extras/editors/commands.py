@@ -1,0 +1,256 @@
+"""The commands for people who work in an editor.
+
+acp.py       a chat in an editor's agent panel
+complete.py  complete code at a position in a file
+editor.py    the plug-in for Vim and Neovim, and settings for other editors
+lsp.py       the language server
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from types import ModuleType
+from typing import Any
+
+import click
+
+from localspec.cli import inputs, suggest
+from localspec.cli.app import Group, Limited
+from localspec.cli.terminal import figures, render
+from localspec.client.api import Client
+from localspec.errors import UsageError
+from localspec.extras.editors import emacs, plugin, servers, settings
+from localspec.paths import default_paths
+
+# The option of commands that work with any pair.
+pair_option = click.option(
+    "-m",
+    "--model",
+    metavar="PAIR",
+    shell_complete=suggest.pairs,
+    help="Use this pair instead of the configured one.",
+)
+
+
+# ------------------------------------------------------------------------ complete
+# `localspec complete`: the code that an editor would suggest at a position in a file.
+
+
+_POSITION = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
+_FENCE = "```"
+_DEFAULT_TOKENS = 64  # enough for the few lines that an editor shows
+
+
+@click.command(
+    help="Complete code at a position in a file, as an editor does. Lines and columns count "
+    "from 1; without a column, the end of the line is used.",
+    epilog="Examples:\n\n\b\n  localspec complete src/cache.py:42\n"
+    "  localspec complete src/cache.py:42:17 -m coder-7b -n 128",
+)
+@click.argument("place", metavar="FILE:LINE[:COL]", shell_complete=suggest.files)
+@pair_option
+@click.option(
+    "-q",
+    "--query",
+    multiple=True,
+    metavar="TEXT",
+    help="Use the pair whose name contains TEXT; repeatable.",
+)
+@click.option(
+    "-n",
+    "--tokens",
+    cls=Limited,
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    default=_DEFAULT_TOKENS,
+    show_default=True,
+    help="Maximum number of tokens.",
+)
+@click.option("--no-log", is_flag=True, help="Do not count it in `localspec stats`.")
+@click.option("-u", "--usage", is_flag=True, help="Print statistics to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print the response as one line of JSON.")
+def complete_command(
+    place: str,
+    model: str | None,
+    query: tuple[str, ...],
+    tokens: int,
+    no_log: bool,
+    usage: bool,
+    as_json: bool,
+) -> int:
+    prefix, suffix = split_at(place)
+    lines_before, newline, line = prefix.rpartition("\n")
+    request: dict[str, Any] = {
+        "input_prefix": lines_before + newline,
+        "prompt": line,
+        "input_suffix": suffix,
+        "n_predict": tokens,
+        "temperature": 0,
+    }
+    if not no_log:
+        request["localspec"] = {"kind": "complete"}
+    has_fence = _FENCE in prefix + suffix
+    if not has_fence:
+        # A model that was trained to chat ends its code with a fence and then explains it.
+        request["stop"] = [f"\n{_FENCE}"]
+    pair_options = {"model": model, "query": list(query), "no_daemon_start": False}
+    if model := inputs.resolve_query(pair_options)["model"]:
+        request["model"] = inputs.resolve_pair(model)
+    response = Client().infill(request)
+    if as_json:
+        render.record(response)
+        return 0
+    printer = render.Printer()  # prints code as it is, not as Markdown
+    printer.text(response["content"] if has_fence else code_of(response["content"]), [])
+    printer.close()
+    if usage:
+        figures.statistics(response)
+    return 0
+
+
+def code_of(content: str) -> str:
+    """Return the code of a completion, without a fence around it and the text after that."""
+    if content.lstrip().startswith(_FENCE):
+        content = content.lstrip().partition("\n")[2]
+    return content.split(f"\n{_FENCE}")[0]
+
+
+def split_at(place: str) -> tuple[str, str]:
+    """Return the text before and after a position in a file.
+
+    Raises:
+        UsageError: it is not a position, or the file has no such position.
+    """
+    match = _POSITION.fullmatch(place)
+    if not match:
+        raise UsageError(
+            f"'{place}' is not FILE:LINE[:COL]; for example: localspec complete src/cache.py:42:17"
+        )
+    text = inputs.read_text(match["file"])
+    lines = text.splitlines(keepends=True) or [""]
+    number = int(match["line"])
+    if not 1 <= number <= len(lines):
+        raise UsageError(f"{match['file']} has no line {number}; it has {len(lines)} lines.")
+    line = lines[number - 1].rstrip("\r\n")
+    column = int(match["column"]) if match["column"] else len(line) + 1
+    if not 1 <= column <= len(line) + 1:
+        raise UsageError(
+            f"Line {number} of {match['file']} has no such column; its columns are 1 to "
+            f"{len(line) + 1}."
+        )
+    offset = sum(map(len, lines[: number - 1])) + column - 1
+    return text[:offset], text[offset:]
+
+
+# ------------------------------------------------------------------------ editor
+# `localspec editor install|uninstall|config`.
+
+
+@click.group(
+    cls=Group,
+    help="Set up an editor: install what it needs, or print settings.",
+    epilog="Examples:\n\n\b\n  localspec editor install vim\n  localspec editor install --print nvim\n"
+    "  localspec editor config zed",
+)
+def editor_command() -> None:
+    pass
+
+
+_editor = click.argument("editor", type=click.Choice((*plugin.EDITORS, "emacs")))
+
+
+@editor_command.command(
+    help="Install the plug-in for Vim or Neovim, which completes code as you type and answers questions "
+    "about it: one file is written, which leads to this installation of localspec. In the editor: :help "
+    "localspec. For Emacs, settings for gptel and minuet are written into its init file.",
+    epilog="Example: localspec editor install nvim",
+)
+@_editor
+@click.option(
+    "--print", "only_print", is_flag=True, help="Only print the file that would be written."
+)
+def install(editor: str, only_print: bool) -> int:
+    if only_print:
+        comment = ";;" if editor == "emacs" else '"'
+        render.verbatim(
+            f"{comment} {_settings_module(editor).file(editor)}\n{_settings_module(editor).text(editor)}"
+        )
+        return 0
+    path = _settings_module(editor).install(editor)
+    render.line(f"Written: {path}")
+    render.line(
+        f"It takes effect when the editor starts. To undo: localspec editor uninstall {editor}"
+    )
+    if not shutil.which(editor):
+        render.note(f"Note: {editor} is not on the PATH, so it may not be installed here.")
+    return 0
+
+
+def _settings_module(editor: str) -> ModuleType:
+    """Return the module that installs the files of an editor."""
+    return emacs if editor == "emacs" else plugin
+
+
+@editor_command.command(
+    help="Remove what was installed. Nothing else of the editor is changed.",
+    epilog="Example: localspec editor uninstall nvim",
+)
+@_editor
+def uninstall(editor: str) -> int:
+    path = _settings_module(editor).uninstall(editor)
+    if path is None:
+        render.line("It is not installed.")
+    else:
+        render.line(f"Removed from: {path}" if path.exists() else f"Removed: {path}")
+    return 0
+
+
+@editor_command.command(
+    help="Print settings for an editor, or for a plug-in of others, with this machine's values: the "
+    "socket, the address and the token. Nothing is changed.",
+    epilog="Examples:\n\n\b\n  localspec editor config zed\n  localspec editor config minuet",
+)
+@click.argument("name", metavar="NAME", type=click.Choice(list(settings.SETTINGS)))
+def config(name: str) -> int:
+    local_settings = settings.machine(default_paths())
+    for note in settings.notes(name, local_settings):
+        render.note(note)
+    render.verbatim(settings.SETTINGS[name].text(local_settings))
+    return 0
+
+
+# ------------------------------------------------------------------------ lsp
+# `localspec lsp`.
+
+
+@click.command(
+    help="Run a language server on standard input and output, for an editor to start: completion as you type "
+    "(textDocument/inlineCompletion, or plain completion), and the code actions explain and edit.",
+    epilog="Examples:\n\n\b\n  localspec editor config helix\n  localspec lsp -m coder-7b",
+)
+@pair_option
+def lsp_command(model: str | None) -> int:
+    servers.require("lsp")
+    from localspec.extras.editors import lsp
+
+    lsp.serve(inputs.resolve_pair(model) if model else "")
+    return 0
+
+
+# ------------------------------------------------------------------------ acp
+# `localspec acp`.
+
+
+@click.command(
+    help="Run an agent of the Agent Client Protocol on standard input and output, for an editor to start. It "
+    "is a chat: it runs nothing and changes no file.",
+    epilog="Examples:\n\n\b\n  localspec editor config jetbrains\n  localspec acp -m coder-7b",
+)
+@pair_option
+def acp_command(model: str | None) -> int:
+    servers.require("acp")
+    from localspec.extras.editors import acp
+
+    acp.serve(inputs.resolve_pair(model) if model else "")
+    return 0

@@ -1,0 +1,516 @@
+"""Prepare requests for embeddings and rerankings: turn their texts into tokens."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from localspec.engine.engine import Emit, refusal
+from localspec.engine.interruption import Interruption
+from localspec.engine.llama import (
+    Aborted,
+    Batch,
+    Context,
+    ContextSettings,
+    DecodeFatal,
+    Model,
+    NotFinite,
+    OutOfMemory,
+    backend,
+    check_tokens,
+)
+from localspec.engine.llama.model import States
+from localspec.engine.pair.models import physical_cores, threads_for, usable_cores
+from localspec.engine.prompt.preparers import Small, about_tokens
+from localspec.errors import EXCEEDS, Cancelled, ContextExceeded, InvalidRequest, LoadFailed
+from localspec.model_traits import has_no_cache, reads_whole
+from localspec.protocol.frames import (
+    Detokenize,
+    Embed,
+    EmbeddingInput,
+    EngineSettings,
+    Generate,
+    Loaded,
+    PairFiles,
+    Reply,
+    Rerank,
+    Tokenize,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedInputs:
+    """A request and the tokens of each of its texts, none of which is longer than the model reads."""
+
+    request: Embed | Rerank
+    texts: list[list[int]]
+
+
+class InputPreparer:
+    """A preparer of requests for one loaded model. It is not thread-safe; each thread has its own."""
+
+    def __init__(self, model: EmbeddingModel) -> None:
+        self._model = model
+        self._vocab = model.model.vocab
+        self._template = model.model.template("rerank") if model.pooling == "rank" else None
+
+    def seconds(self, request: Generate | Embed | Rerank | Small) -> float:
+        """Estimate the seconds that preparing the request takes."""
+        return self._vocab.seconds("\n".join(_texts(request)))
+
+    def begin(self, request: Generate | Embed | Rerank) -> TokenizedInputs:
+        """Return the request ready for `Encoder.submit`.
+
+        Raises:
+            InvalidRequest: an input is empty or has tokens that are not in the vocabulary.
+            ContextExceeded: a text is longer than the model reads.
+        """
+        match request:
+            case Embed():
+                if request.dimensions > (n_pooled := self._model.context.n_pooled):
+                    raise InvalidRequest(
+                        f"`dimensions` is {request.dimensions}, but {self._model.files.name} gives "
+                        f"{n_pooled} numbers.",
+                        param="dimensions",
+                    )
+                texts = [
+                    self._tokenize_input(request, index) for index in range(len(request.inputs))
+                ]
+            case Rerank():
+                texts = [
+                    self._tokenize_document(request, index)
+                    for index in range(len(request.documents))
+                ]
+            case Generate():
+                raise InvalidRequest("This model writes no text.", param="model")
+        return TokenizedInputs(request, texts)
+
+    def answer(self, request: Small) -> dict[str, object]:
+        """Return the answer to a small request, which needs no pass.
+
+        Raises:
+            InvalidRequest: the request is about chats.
+        """
+        if not isinstance(request, Tokenize | Detokenize):
+            raise InvalidRequest("This model has no chat template: it writes no text.")
+        return about_tokens(self._vocab, request)
+
+    # ------------------------------------------------------------------------ embeddings
+
+    def _tokenize_input(self, request: Embed, index: int) -> list[int]:
+        tokens = self._tokenize_parts(request.inputs[index])
+        if not tokens:
+            raise InvalidRequest(f"Input {index + 1} is empty.", param="input")
+        if request.most:
+            tokens = _truncate(tokens, request.most)
+        return self._fit(tokens, f"Input {index + 1}", "input", request.truncate)
+
+    def _tokenize_parts(self, value: EmbeddingInput) -> list[int]:
+        """Return the tokens of an input. Text gets the model's special tokens; ids are not changed."""
+        if isinstance(value, str):
+            return self._vocab.tokenize(value, add_special=True, parse_special=True)
+        tokens: list[int] = []
+        for index, part in enumerate(value):
+            if isinstance(part, int):
+                check_tokens(self._vocab, [part], "input")
+                tokens.append(part)
+            else:
+                tokens += self._vocab.tokenize(part, add_special=index == 0, parse_special=True)
+        return tokens
+
+    def _fit(self, tokens: list[int], subject: str, param: str, cut: bool) -> list[int]:
+        """Return tokens that the model can read at once. Raises ContextExceeded unless `cut` is set."""
+        max_tokens = self._model.longest
+        if len(tokens) <= max_tokens:
+            return tokens
+        if not cut:
+            raise ContextExceeded(
+                f"{subject} has {len(tokens)} tokens, which {EXCEEDS}: {self._model.files.name} reads at "
+                f"most {max_tokens} at once; shorten it, or send `truncate`: true to have its beginning "
+                "alone read.",
+                param=param,
+                n_prompt_tokens=len(tokens),
+                n_ctx=max_tokens,
+            )
+        return _truncate(tokens, max_tokens)
+
+    # ------------------------------------------------------------------------ documents
+
+    def _tokenize_document(self, request: Rerank, index: int) -> list[int]:
+        """Return the tokens of the query and a document, in the model's layout or llama-server's."""
+        document = self._shorten(request.documents[index], request.most)
+        tokens = self._tokenize_pair(request.query, document)
+        while request.truncate and len(tokens) > self._model.longest and document:
+            document = document[: len(document) * self._model.longest // len(tokens)][:-1]
+            tokens = self._tokenize_pair(request.query, document)
+        subject = f"Document {index + 1}, with the query,"
+        return self._fit(tokens, subject, "documents", cut=False)
+
+    def _shorten(self, document: str, max_tokens: int) -> str:
+        """Return the beginning of a document with at most `max_tokens` tokens; 0 means all of it."""
+        while max_tokens and document:
+            count = len(self._vocab.tokenize(document, add_special=False, parse_special=False))
+            if count <= max_tokens:
+                break
+            document = document[: len(document) * max_tokens // count]
+        return document
+
+    def _tokenize_pair(self, query: str, document: str) -> list[int]:
+        vocab = self._vocab
+        if self._template:
+            text = self._template.replace("{query}", query).replace("{document}", document)
+            return vocab.tokenize(text, add_special=False, parse_special=True)
+        first, second = (
+            vocab.tokenize(text, add_special=False, parse_special=False)
+            for text in (query, document)
+        )
+        end = [vocab.eos if vocab.eos >= 0 else vocab.sep] if vocab.add_eos else []
+        between = [*end, *([vocab.sep] if vocab.add_sep else [])]
+        return [*([vocab.bos] if vocab.add_bos else []), *first, *between, *second, *end]
+
+
+def _truncate(tokens: list[int], max_tokens: int) -> list[int]:
+    """Return at most `max_tokens` tokens, with the last one, which may mark the end of the text."""
+    return tokens if len(tokens) <= max_tokens else [*tokens[: max_tokens - 1], tokens[-1]]
+
+
+def _texts(request: Generate | Embed | Rerank | Small) -> Iterator[str]:
+    """Yield the texts of a request that will be tokenized."""
+    match request:
+        case Embed():
+            for value in request.inputs:
+                parts: Sequence[int | str] = [value] if isinstance(value, str) else value
+                yield from (part for part in parts if isinstance(part, str))
+        case Rerank():
+            for document in request.documents:
+                yield from (request.query, document)
+        case Tokenize():
+            yield request.text
+
+
+# ------------------------------------------------------------------------ model
+# Load an embedding model or reranker and run its passes.
+#
+# A pass holds as many texts as fit in its rows. Each text is a sequence of its own, and nothing is cached.
+
+
+# Rows of a pass, unless a longer text must be read at once. Wider passes are not faster. Models that could
+# also generate text have half as many, because llama.cpp allocates logits for each row.
+PASS = 512
+LEAST = 256  # Tokens of the longest text; loading is not tried with fewer.
+USUAL = 2048  # Tokens of the longest text if the settings do not give a number.
+TEXTS = 64  # Texts in one pass.
+
+
+class EmbeddingModel:
+    """A loaded embedding model or reranker.
+
+    longest: tokens of the longest text. pooling: the kind of pooling, "rank" for a reranker.
+    """
+
+    def __init__(
+        self,
+        files: PairFiles,
+        settings: EngineSettings,
+        progress: Callable[[str, float], None],
+        longest: int,
+        notes: Sequence[str] = (),
+    ) -> None:
+        """Load the model. longest: tokens of the longest text; 0 means the default.
+
+        Raises:
+            OutOfMemory: memory does not hold the model and its pass.
+            LoadFailed: the model cannot be used for embeddings.
+        """
+        assert files.pooling is not None
+        self.files, self.pooling, self.notes = files, files.pooling, list(notes)
+        self._settings = settings
+        self._opened = ExitStack()
+        try:
+            self._open(progress, longest)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, progress: Callable[[str, float], None], longest: int) -> None:
+        settings = self._settings
+        self.model = model = self._opened.enter_context(
+            Model(
+                self.files.target,
+                n_gpu_layers=settings.n_gpu_layers,
+                split_mode=settings.split_mode,
+                main_gpu=settings.main_gpu,
+                extra_buffers=settings.extra_buffers,
+                progress=lambda fraction: progress("target", fraction),
+            )
+        )
+        causal = model.metadata(f"{model.architecture}.attention.causal") != "false"
+        # An encoder such as T5's runs in another way.
+        if model.vocab.size == 0 or model.has_encoder:
+            raise LoadFailed(f"{model.path} cannot be used for embeddings.")
+        trained = model.n_ctx_train or USUAL
+        self.longest = min(longest or USUAL, trained)
+        self.whole = reads_whole(model.architecture, causal=causal, pooling=self.pooling)
+        self.texts = TEXTS if model.takes_company else 1
+        min_rows = PASS if has_no_cache(model.architecture) else PASS // 2
+        self.rows = max(min_rows, self.longest) if self.whole else min_rows
+        threads = min(settings.n_threads or physical_cores(), usable_cores())
+        self.context = self._opened.enter_context(
+            Context(
+                model,
+                ContextSettings(
+                    n_ctx=max(self.rows, self.longest),
+                    n_batch=self.rows,
+                    n_seq=self.texts,
+                    n_outputs=self.rows,
+                    n_threads=threads_for(model, threads),
+                    flash_attention=settings.flash_attention,
+                    pooling=self.pooling,
+                ),
+            )
+        )
+        self._batch = Batch(self.rows)
+        # A trial pass shows here whether a kernel ends the process or weights are not finite.
+        try:
+            self.encode([[0, min(1, model.vocab.size - 1)]])
+        except NotFinite as error:
+            raise LoadFailed(error.message) from None
+        progress("target", 1.0)
+
+    def encode(self, texts: Sequence[Sequence[int]]) -> list[States]:
+        """Return the embedding or score (n_pooled,) of each text.
+
+        All tokens must fit in `rows`, unless there is only one text.
+
+        Raises:
+            NotFinite: a result is not finite.
+            DecodeError: as in Context.decode.
+        """
+        try:
+            self._decode_texts(texts)
+            return [np.array(self.context.pooled(sequence)) for sequence in range(len(texts))]
+        finally:
+            for sequence in range(len(texts)):
+                self.context.remove(sequence, 0)
+
+    def _decode_texts(self, texts: Sequence[Sequence[int]]) -> None:
+        batch = self._batch
+        batch.clear()
+        for sequence, tokens in enumerate(texts):
+            for position, token in enumerate(tokens):
+                # A text that need not be read at once may take several passes.
+                if batch.rows == self.rows:
+                    self.context.decode(batch)
+                    batch.clear()
+                batch.add(token, position, sequence, True)
+        self.context.decode(batch)
+        self.context.synchronize()
+
+    def info(self) -> Loaded:
+        """Return the description of the loaded model for the daemon."""
+        vocab = self.model.vocab
+        return Loaded(
+            name=self.files.name,
+            target_description=self.model.description,
+            draft_description=None,
+            n_ctx=self.longest,
+            parallel=self.texts,
+            chat_template=None,
+            bos_token=vocab.text(vocab.bos),
+            eos_token=vocab.text(vocab.eos),
+            speculation=f"it is {'a reranker' if self.pooling == 'rank' else 'an embedding model'}",
+            notes=self.notes,
+            backend=backend() if self._settings.n_gpu_layers else "cpu",
+        )
+
+    def close(self) -> None:
+        """Free the model and its context."""
+        self._opened.close()
+
+
+def load_embedding_model(
+    files: PairFiles, settings: EngineSettings, progress: Callable[[str, float], None]
+) -> EmbeddingModel:
+    """Load a model, with shorter texts if memory does not hold a pass of the longest ones.
+
+    Raises:
+        LoadFailed: the model cannot be loaded.
+    """
+    longest, notes = settings.n_ctx, list[str]()
+    while True:
+        try:
+            return EmbeddingModel(files, settings, progress, longest, notes)
+        except OutOfMemory:
+            longest = (longest or USUAL) // 2
+            if longest < LEAST:
+                raise
+            notes = [f"Texts may have at most {longest} tokens: memory holds no more."]
+
+
+# ------------------------------------------------------------------------ encoder
+# The step loop of an embedding or reranking model.
+#
+# Each pass holds as many texts as fit, of all requests in turn.
+
+
+_MAX_ABS_VALUE = 32760.0  # `normalize` 0 scales a vector so that its largest component is this
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    """A request and the vectors of its texts so far.
+
+    alone: each text gets a pass of its own, because a shared pass gave NaN or infinite values.
+    """
+
+    inputs: TokenizedInputs
+    vectors: list[States] = field(default_factory=list)
+    alone: bool = False
+
+    @property
+    def id(self) -> int:
+        return self.inputs.request.id
+
+    @property
+    def remaining(self) -> int:
+        return len(self.inputs.texts) - len(self.vectors)
+
+
+class Encoder:
+    """Runs requests on one loaded model, in turns, so that a long request does not hold up short ones.
+
+    One thread calls `submit`, `cancel` and `step`. An exception raised on behalf of one request ends only
+    that request.
+    """
+
+    def __init__(self, model: EmbeddingModel, emit: Emit) -> None:
+        self._model = model
+        self._emit = emit
+        self._jobs: deque[_Job] = deque()
+        self.interruption = Interruption()  # called by other threads
+
+    # ------------------------------------------------------------------------ requests in
+
+    def submit(self, inputs: TokenizedInputs) -> None:
+        self._jobs.append(_Job(inputs))
+
+    def cancel(self, request_id: int) -> bool:
+        """End a request now. Return False if there is no such request."""
+        job = next((job for job in self._jobs if job.id == request_id), None)
+        if job is not None:
+            self._fail_job(job, Cancelled("The request was cancelled."))
+        return job is not None
+
+    @property
+    def active(self) -> bool:
+        return bool(self._jobs)
+
+    @property
+    def hurries(self) -> bool:
+        return False
+
+    def forget(self, conversation: str | None) -> None:
+        """Do nothing: an encoder caches no text."""
+
+    def forget_saved(self, _conversation: str | None, done: Callable[[], None]) -> None:
+        """Call `done`: an encoder has no files."""
+        done()
+
+    def spare(self, _most: int) -> int:
+        """Return 0: an encoder has no prompt cache."""
+        return 0
+
+    def save(self) -> None:
+        """Do nothing: an encoder learns nothing."""
+
+    def close(self) -> None:
+        self._model.close()
+
+    # ------------------------------------------------------------------------ one step
+
+    def step(self) -> None:
+        """Make one pass.
+
+        Raises:
+            DecodeFatal: The context can no longer be trusted; the process must end.
+        """
+        selected = self._select_texts()
+        jobs = dict.fromkeys(job for job, _ in selected)
+        # A shared pass is not interrupted: the other requests would pay for it a second time.
+        leaver = [job.id for job in jobs] if len(jobs) == 1 else []
+        self._model.context.stop = self.interruption.begins(leaver)
+        try:
+            encoded = self._model.encode([text for _, text in selected])
+        except (Aborted, DecodeFatal) as error:
+            if isinstance(error, DecodeFatal):
+                raise
+            return
+        except Exception as error:  # a bug of ours, too, ends only these requests
+            self._handle_failure(list(jobs), len(selected), error)
+            return
+        for (job, _), vector in zip(selected, encoded, strict=True):
+            job.vectors.append(vector)
+        self._jobs.rotate(-1)
+        for job in jobs:
+            if not job.remaining:
+                self._jobs.remove(job)
+                self._emit(Reply(job.id, _build_reply(job)))
+
+    def _select_texts(self) -> list[tuple[_Job, list[int]]]:
+        """Return the texts of the next pass with their jobs, those of the first request first."""
+        selected: list[tuple[_Job, list[int]]] = []
+        free_rows = self._model.rows
+        for job in self._jobs:
+            for text in job.inputs.texts[len(job.vectors) :]:
+                is_full = len(selected) == self._model.texts or len(text) > free_rows or job.alone
+                if selected and is_full:
+                    return selected
+                selected.append((job, text))
+                free_rows -= len(text)
+        return selected
+
+    def _handle_failure(self, jobs: list[_Job], n_texts: int, error: Exception) -> None:
+        """Fail the jobs, unless a text of another one may be at fault.
+
+        NaN or infinite values may come from any text of the pass, so after a shared pass each text gets
+        one of its own.
+        """
+        if isinstance(error, NotFinite) and n_texts > 1:
+            for job in jobs:
+                job.alone = True
+            return
+        for job in jobs:
+            self._fail_job(job, error)
+
+    def _fail_job(self, job: _Job, error: Exception) -> None:
+        self._jobs.remove(job)
+        self._emit(refusal(job.id, error))
+
+
+def _build_reply(job: _Job) -> dict[str, object]:
+    request, tokens = job.inputs.request, [len(text) for text in job.inputs.texts]
+    if not isinstance(request, Embed):
+        return {"scores": [float(vector[0]) for vector in job.vectors], "tokens": tokens}
+    size = request.dimensions or None
+    vectors = [normalized(vector[:size], request.normalize) for vector in job.vectors]
+    return {"vectors": [vector.astype("<f4").tobytes() for vector in vectors], "tokens": tokens}
+
+
+def normalized(vector: States, norm: int) -> States:
+    """Return `vector` scaled as llama.cpp's common_embd_normalize does it.
+
+    norm: -1 leaves it as it is, 0 scales by the largest component, p > 0 by the p-norm.
+    """
+    magnitudes = np.abs(vector.astype(np.float64))
+    if norm < 0:
+        return vector
+    length = (
+        float((magnitudes**norm).sum() ** (1 / norm))
+        if norm
+        else float(magnitudes.max()) / _MAX_ABS_VALUE
+    )
+    return (vector / length).astype(np.float32) if length > 0 else vector

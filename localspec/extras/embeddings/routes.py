@@ -1,0 +1,218 @@
+"""Handle POST /v1/embeddings, /embedding and /v1/rerank.
+
+Embeddings turn texts into vectors. Reranking scores how well documents answer a query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon.http.requests import answer, read, unheeded, unless_gone
+from localspec.daemon.state import State, state_of
+from localspec.daemon.worker.queue import RETRY_AFTER
+from localspec.errors import InvalidRequest, QueueFull
+from localspec.protocol import frames
+from localspec.protocol.answers import (
+    Embedding,
+    EmbeddingList,
+    EmbeddingUsage,
+    NativeEmbedding,
+    Ranked,
+    RankedList,
+    RankedText,
+)
+from localspec.protocol.frames import EmbeddingInput, PairFiles
+from localspec.protocol.requests import (
+    MAX_INPUTS,
+    ContentPart,
+    EmbeddingRequest,
+    InputObject,
+    RerankRequest,
+)
+
+
+async def embed(request: Request) -> Response:
+    """Handle POST /v1/embeddings in OpenAI's format."""
+    body = await read(request, EmbeddingRequest)
+    pair, result = await _compute_embeddings(request, body)
+    as_floats = body.encoding_format == "float"
+
+    def encode() -> Response:
+        data = [
+            Embedding(numbers(vector) if as_floats else base64.b64encode(vector).decode(), index)
+            for index, vector in enumerate(result["vectors"])
+        ]
+        usage, extra = _usage(result), unheeded(request)
+        return answer(EmbeddingList(data, pair.name, usage, localspec=extra))
+
+    return await asyncio.to_thread(encode)  # An answer can have millions of numbers.
+
+
+async def native(request: Request) -> Response:
+    """Handle POST /embedding in llama-server's format."""
+    _, result = await _compute_embeddings(request, await read(request, EmbeddingRequest))
+
+    def encode() -> Response:
+        vectors = enumerate(result["vectors"])
+        rows = [NativeEmbedding(index, [numbers(vector)]) for index, vector in vectors]
+        for first in rows[:1]:
+            first.localspec = unheeded(request)
+        return answer(rows)
+
+    return await asyncio.to_thread(encode)
+
+
+async def rerank(request: Request) -> Response:
+    """Handle POST /v1/rerank in Jina's format, or in Text Embeddings Inference's if `texts` is sent."""
+    body = await read(request, RerankRequest)
+    documents = [
+        document if isinstance(document, str) else document.text
+        for document in (body.texts if body.documents is None else body.documents) or ()
+    ]
+    if not documents:
+        raise InvalidRequest("'documents' must have at least one text.", param="documents")
+    pair = await state_of(request).pair(body.model, request.receive, "rerank")
+    frame = frames.Rerank(0, body.query, documents, body.truncate, body.max_tokens_per_doc or 0)
+    result = await calculated(request, pair, frame)
+    scored = sorted(enumerate(result["scores"]), key=lambda entry: -entry[1])[: body.top_n]
+    if body.documents is None:
+        texts = [
+            RankedText(index, score, documents[index] if body.return_text else None)
+            for index, score in scored
+        ]
+        for first in texts[:1]:
+            first.localspec = unheeded(request)
+        return answer(texts)
+    results = [Ranked(index, score) for index, score in scored]
+    for ranked in results if body.return_documents else ():
+        ranked.document = {"text": documents[ranked.index]}
+    return answer(RankedList(results, pair.name, _usage(result), localspec=unheeded(request)))
+
+
+async def _compute_embeddings(
+    request: Request, body: EmbeddingRequest
+) -> tuple[PairFiles, dict[str, Any]]:
+    """Return the pair that computed the embeddings, and {"vectors", "tokens"}."""
+    inputs = _inputs(body)
+    pair = await state_of(request).pair(body.model, request.receive, "embed")
+    truncate_tokens = body.truncate_prompt_tokens or 0
+    frame = frames.Embed(
+        0,
+        inputs,
+        truncate=body.truncate or truncate_tokens < 0,
+        dimensions=body.dimensions or 0,
+        normalize=body.embd_normalize,
+        most=max(truncate_tokens, 0),
+    )
+    return pair, await calculated(request, pair, frame)
+
+
+async def calculated(
+    request: Request, pair: PairFiles, frame: frames.Embed | frames.Rerank
+) -> dict[str, Any]:
+    """Return the engine's result for a request of any protocol; a client that disconnects ends the work.
+
+    Raises:
+        ClientGone: the client disconnected.
+        InvalidRequest: the model computes no such thing, or an input does not fit.
+        QueueFull: too many requests are waiting already.
+    """
+    daemon = state_of(request)
+    with _admission(daemon):
+        reply = await unless_gone(request.receive, daemon.supervisor.ask(pair, frame))
+    return reply.value
+
+
+@contextmanager
+def _admission(daemon: State) -> Iterator[None]:
+    """Limit the number of requests that wait in the engine to that of answers that may run and wait."""
+    limit = daemon.config.parallel + daemon.config.queue
+    if daemon.embedding >= limit:
+        raise QueueFull(
+            f"{limit} requests for embeddings are running or waiting already. Try again in a moment, or "
+            "set a larger `queue` in config.toml.",
+            retry_after=RETRY_AFTER,
+        )
+    daemon.embedding += 1
+    try:
+        yield
+    finally:
+        daemon.embedding -= 1
+
+
+def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:
+    payload = body.content if body.input is None else body.input
+    if payload is None:
+        raise InvalidRequest("'input' is missing: a text, or a list of texts.", param="input")
+    if isinstance(payload, str):
+        return [payload]
+    if isinstance(payload, InputObject):
+        return [_object_input(payload)]
+    entries = [
+        _object_input(entry) if isinstance(entry, InputObject) else entry for entry in payload
+    ]
+    inputs = [entry for entry in entries if isinstance(entry, str | list)]
+    parts = [entry for entry in entries if not isinstance(entry, list)]
+    if len(parts) == len(entries) and len(inputs) < len(entries):
+        return [parts]  # Texts and token ids in one flat list are the parts of a single input.
+    if len(inputs) < len(entries):
+        raise InvalidRequest(
+            "'input' mixes token ids with whole inputs; put the ids into a list of their own.",
+            param="input",
+        )
+    if len(inputs) > MAX_INPUTS:
+        raise InvalidRequest(
+            f"'input' has {len(inputs)} inputs; one request may have {MAX_INPUTS}.", param="input"
+        )
+    return inputs
+
+
+def _object_input(payload: InputObject) -> EmbeddingInput:
+    """Return the one input that an object stands for.
+
+    Raises:
+        InvalidRequest: the object has images or sound, or is empty.
+    """
+    if payload.multimodal_data:
+        raise InvalidRequest(
+            "'input.multimodal_data' is not supported: the models here read text only.",
+            param="input.multimodal_data",
+        )
+    if payload.prompt_string is not None:
+        return payload.prompt_string
+    parts = [payload.content] if isinstance(payload.content, str) else payload.content
+    if not parts:
+        raise InvalidRequest("'input' has neither 'prompt_string' nor 'content'.", param="input")
+    texts = [part if isinstance(part, str) else _part_text(part) for part in parts]
+    return "".join(texts)  # As in llama-server, parts are joined without a separator.
+
+
+def _part_text(part: ContentPart) -> str:
+    if part.type != "text" or part.text is None:
+        raise InvalidRequest(
+            f"'input.content' may have parts of the type 'text' only, not '{part.type[:40]}'.",
+            param="input.content",
+        )
+    return part.text
+
+
+def numbers(vector: bytes) -> list[float]:
+    """Return a vector, sent as little-endian 32-bit floats, as numbers."""
+    values = array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values.tolist()
+
+
+def _usage(result: dict[str, Any]) -> EmbeddingUsage:
+    tokens = sum(result["tokens"])
+    return EmbeddingUsage(tokens, tokens)

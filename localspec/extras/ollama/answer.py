@@ -1,0 +1,177 @@
+"""Format answers as Ollama does: lines of JSON, the last one with `done`, or all in one object."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import UNSET
+
+from localspec.daemon.completion.answer import Answer, Choice, text_of
+from localspec.daemon.completion.calls import Call
+from localspec.daemon.completion.parser import Piece, Text
+from localspec.daemon.worker.process import Event
+from localspec.errors import LocalspecError, known_words
+from localspec.extras.ollama.wire import (
+    Called,
+    CalledFunction,
+    Line,
+    Logprob,
+    OllamaChatLine,
+    OllamaGenerateLine,
+    Said,
+    TokenLogprob,
+)
+from localspec.protocol import frames
+from localspec.protocol.answers import Extra, OllamaError, ToolCall
+
+_NS_PER_MS = 1_000_000
+
+
+def now() -> str:
+    """Return the current time in Ollama's format."""
+    return moment(time.time())
+
+
+def moment(seconds: float) -> str:
+    """Return a Unix time in Ollama's format."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
+
+
+def line(model: str, *, chat: bool, text: str = "", **fields: Any) -> Line:
+    """Return one line of /api/chat if `chat` is true, else of /api/generate."""
+    fields.setdefault("done", False)
+    thinking = fields.pop("thinking", "")
+    if chat:
+        said = Said(text, "assistant", thinking, fields.pop("tool_calls", []))
+        return OllamaChatLine(model=model, created_at=now(), message=said, **fields)
+    return OllamaGenerateLine(
+        model=model, created_at=now(), response=text, thinking=thinking or UNSET, **fields
+    )
+
+
+class OllamaShape:
+    """Formats the one choice of /api/chat or /api/generate; a call is sent once it is complete."""
+
+    def __init__(
+        self,
+        answer: Answer,
+        model: str,
+        *,
+        chat: bool,
+        note: Callable[[], str | None],
+        ignored: Callable[[], list[str]],
+    ) -> None:
+        """Create the shape.
+
+        `model` is the name that the client used. `note` and `ignored` are called at the end.
+        """
+        self.answer = answer
+        self._model = model
+        self._chat = chat
+        self._note = note
+        self._ignored = ignored
+        self._sent_calls = 0
+        self._began = time.monotonic_ns()
+
+    @property
+    def _choice(self) -> Choice:
+        return self.answer.choices[0]
+
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
+        lines = [self._piece(piece) for piece in pieces if isinstance(piece, Text)]
+        if any(isinstance(piece, Call) for piece in pieces):
+            lines += self._calls(self._choice.calls[:-1])
+        if isinstance(event, frames.Delta) and event.logprobs and self.answer.wants_logprobs:
+            lines = lines or [self._line()]
+            lines[0].logprobs = _logprobs(event.logprobs)
+        if isinstance(event, frames.Done):
+            lines += self._calls(self._choice.calls)
+            lines.append(self._line(**self._end(event)))
+        return lines
+
+    def end(self) -> Sequence[object]:
+        return ()
+
+    def failed(self, error: LocalspecError) -> Sequence[object]:
+        return [OllamaError(known_words(error))]
+
+    def whole(self) -> object:
+        choice = self._choice
+        assert choice.done is not None
+        calls, incomplete_text = _decode_calls(choice.calls)
+        fields = {"thinking": choice.reasoning, **self._end(choice.done)}
+        if calls:
+            fields["tool_calls"] = calls
+        if self.answer.wants_logprobs:
+            fields["logprobs"] = _logprobs(choice.logprobs)
+        return self._line(choice.content + incomplete_text, **fields)
+
+    def _line(self, text: str = "", **fields: Any) -> Line:
+        return line(self._model, chat=self._chat, text=text, **fields)
+
+    def _piece(self, piece: Text) -> Line:
+        if piece.kind == "content":
+            return self._line(piece.text)
+        return self._line(thinking=piece.text)
+
+    def _calls(self, complete: list[ToolCall]) -> list[Line]:
+        """Return a line for each of the calls that was not sent yet."""
+        lines = []
+        for call in complete[self._sent_calls :]:
+            calls, incomplete_text = _decode_calls([call])
+            lines.append(self._line(incomplete_text, **({"tool_calls": calls} if calls else {})))
+        self._sent_calls = len(complete)
+        return lines
+
+    def _end(self, done: frames.Done) -> dict[str, Any]:
+        prompt_ns = round(done.timings.prompt_ms * _NS_PER_MS)
+        eval_ns = round(done.timings.predicted_ms * _NS_PER_MS)
+        total_ns = time.monotonic_ns() - self._began
+        return {
+            "done": True,
+            "done_reason": "length" if done.finish_reason == "length" else "stop",
+            "total_duration": total_ns,
+            # Includes the time in the queue.
+            "load_duration": max(total_ns - prompt_ns - eval_ns, 0),
+            "prompt_eval_count": done.prompt_tokens,
+            "prompt_eval_duration": prompt_ns,
+            "eval_count": done.completion_tokens,
+            "eval_duration": eval_ns,
+            "localspec": Extra(
+                speculation=done.speculation,
+                note=self.answer.news(self.answer.note(self._note())) or UNSET,
+                ignored=self._ignored() or UNSET,
+            ),
+        }
+
+
+def _decode_calls(calls: list[ToolCall]) -> tuple[list[Called], str]:
+    """Return the calls with their arguments as objects, and those that were cut off as text."""
+    decoded, incomplete_text = [], ""
+    for call in calls:
+        name, text = call.function.name, call.function.arguments
+        try:
+            arguments = json.loads(text or "{}")
+        except ValueError:
+            arguments = None
+        if isinstance(arguments, dict):
+            decoded.append(Called(call.id, CalledFunction(name, arguments)))
+        else:
+            incomplete_text += f'{{"name": {json.dumps(name)}, "arguments": {text}'
+    return decoded, incomplete_text
+
+
+def _logprobs(tokens: list[frames.TokenLogprob]) -> list[Logprob]:
+    return [
+        Logprob(
+            text_of(token.piece),
+            token.logprob,
+            list(token.piece),
+            [TokenLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top] or UNSET,
+        )
+        for token in tokens
+    ]

@@ -1,0 +1,173 @@
+"""Translate the requests of Ollama's clients into localspec's chats and text completions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from localspec.errors import InvalidRequest
+from localspec.extras.ollama.wire import (
+    Asked,
+    AskedMessage,
+    OllamaChatRequest,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    Options,
+)
+from localspec.protocol.requests import (
+    ChatMessage,
+    ChatRequest,
+    CompletionRequest,
+    ResponseFormat,
+    parameters,
+)
+
+_ZERO_DURATION = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
+_SAMPLING_FIELDS = [parameter.name for parameter in parameters()]
+
+
+def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
+    """Return the request as a chat with the pair `model`.
+
+    Raises:
+        InvalidRequest: the request has an image, or an invalid format.
+    """
+    return ChatRequest(
+        messages=_messages(request.messages or []),
+        tools=request.tools,
+        logprobs=request.logprobs,
+        top_logprobs=request.top_logprobs if request.logprobs else None,
+        **_thinking(request),
+        **_shared(request, model),
+    )
+
+
+def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | CompletionRequest:
+    """Return a chat of one question, or with `raw` or `suffix` a text completion.
+
+    Raises:
+        InvalidRequest: see `chat`, or a field is not supported.
+    """
+    _no_images(request.images, "images")
+    for name in ("template", "context"):
+        if getattr(request, name):
+            raise InvalidRequest(
+                f"'{name}' is not supported; send the messages of the conversation to /api/chat.",
+                param=name,
+            )
+    if request.raw or request.suffix:
+        if request.system:
+            raise InvalidRequest("'system' needs a chat template; leave out 'raw' and 'suffix'.")
+        return CompletionRequest(
+            prompt=request.prompt,
+            suffix=request.suffix or None,
+            logprobs=request.top_logprobs if request.logprobs else None,
+            **_shared(request, model),
+        )
+    messages = [AskedMessage("user", request.prompt)]
+    if request.system:
+        messages.insert(0, AskedMessage("system", request.system))
+    fields = {name: getattr(request, name) for name in Asked.__struct_fields__}
+    return chat(OllamaChatRequest(**fields, messages=messages), model)
+
+
+def unloads(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> bool:
+    """Return whether the model has to be unloaded right after its answer."""
+    text = str(request.keep_alive)
+    return request.keep_alive is not None and bool(_ZERO_DURATION.fullmatch(text))
+
+
+def ignored(request: Asked, n_ctx: int | None) -> list[str]:
+    """Return the known fields that were sent and have no effect; `n_ctx` is the context, if known."""
+    options = request.options or Options()
+    names = ["options.num_ctx"] if n_ctx and (options.num_ctx or 0) > n_ctx else []
+    return [*names, *kept_alive(request)]
+
+
+def kept_alive(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> list[str]:
+    """Return "keep_alive" if it was sent with a duration; the configuration decides when a pair unloads."""
+    return [] if request.keep_alive is None or unloads(request) else ["keep_alive"]
+
+
+def _shared(request: Asked, model: str) -> dict[str, Any]:
+    options = request.options or Options()
+    return {
+        **{name: getattr(options, name) for name in _SAMPLING_FIELDS},
+        "model": model,
+        "stream": request.stream,
+        "max_tokens": options.num_predict,
+        "stop": options.stop,
+        "response_format": _format(request.format),
+    }
+
+
+def _format(value: str | dict[str, Any] | None) -> ResponseFormat | None:
+    if not value:
+        return None
+    if isinstance(value, dict):
+        return ResponseFormat("json_schema", schema=value)
+    if value == "json":
+        return ResponseFormat("json_object")
+    raise InvalidRequest(
+        f"'format' must be \"json\" or a JSON schema, not {value[:40]!r}.", param="format"
+    )
+
+
+def _thinking(request: Asked) -> dict[str, Any]:
+    """Translate `think`, which says whether to think, or how much."""
+    if request.think is None:
+        return {}
+    if isinstance(request.think, str):
+        return {"reasoning_effort": request.think}
+    return {"reasoning_budget_tokens": -1 if request.think else 0}
+
+
+def _messages(ollama_messages: Sequence[AskedMessage]) -> list[ChatMessage]:
+    """Translate the messages, and add the ids of calls that Ollama's clients mostly leave out."""
+    messages, call_count = [], 0
+    pending: list[tuple[str, str]] = []  # id and name of each call without a result yet
+    for index, source in enumerate(ollama_messages):
+        _no_images(source.images, f"messages[{index}].images")
+        message = ChatMessage(source.role, source.content, reasoning_content=source.thinking)
+        if source.tool_calls:
+            # Mistral's templates refuse ids that do not have nine characters.
+            pending = [
+                (call.id or f"call{call_count + number:05d}", call.function.name)
+                for number, call in enumerate(source.tool_calls)
+            ]
+            call_count += len(pending)
+            message.tool_calls = [
+                {"id": call_id, "type": "function", "function": msgspec.to_builtins(call.function)}
+                for (call_id, _), call in zip(pending, source.tool_calls, strict=True)
+            ]
+        elif source.role == "tool":
+            message.name = source.tool_name
+            message.tool_call_id = source.tool_call_id or _pop_call_id(pending, source.tool_name)
+        if source.content is None and not (source.tool_calls or source.thinking):
+            message.content = ""
+        messages.append(message)
+    return messages
+
+
+def _pop_call_id(pending: list[tuple[str, str]], tool: str | None) -> str | None:
+    """Remove the call that a result belongs to, and return its id.
+
+    That is the first pending call of this tool, or the first of all if there is none.
+    """
+    default = pending[0] if pending else None
+    call = next((entry for entry in pending if entry[1] == tool), default)
+    if call is None:
+        return None
+    pending.remove(call)
+    return call[0]
+
+
+def _no_images(images: list[Any] | None, path: str) -> None:
+    if images:
+        raise InvalidRequest(
+            f"'{path}' contains images; localspec's models read text only.", param=path
+        )

@@ -1,0 +1,330 @@
+"""Handle Ollama's endpoints below /api."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, nullcontext, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from localspec.daemon.completion import tools
+from localspec.daemon.completion.answer import Answer, Run
+from localspec.daemon.completion.request import completion_frames
+from localspec.daemon.handlers import models as pulls
+from localspec.daemon.handlers.completions import ready
+from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
+from localspec.daemon.http.sse import Emit, LineStream
+from localspec.daemon.pairs import views
+from localspec.daemon.pairs.names import full_name, names_files
+from localspec.daemon.state import State, state_of
+from localspec.errors import LocalspecError, ModelNotFound, NotFound, NotOffered
+from localspec.extras.embeddings.routes import calculated, numbers
+from localspec.extras.ollama import models
+from localspec.extras.ollama import request as translation
+from localspec.extras.ollama.answer import OllamaShape, line
+from localspec.extras.ollama.wire import (
+    Asked,
+    OllamaChatRequest,
+    OllamaEmbedding,
+    OllamaEmbeddings,
+    OllamaEmbeddingsRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaModelRequest,
+    OllamaModels,
+    OllamaProgress,
+)
+from localspec.protocol.answers import Unheeded
+from localspec.protocol.frames import Embed, Generate, PairFiles
+from localspec.protocol.pairs import PairView, PullRequest
+from localspec.protocol.requests import ChatRequest
+
+if TYPE_CHECKING:
+    from localspec.registry.pulls.pull import PullState
+    from localspec.registry.pulls.running import Pull
+
+
+Found = TypeVar("Found")
+
+_ADD_HINT = "to make a pair of files on this machine: localspec add NAME TARGET.gguf [DRAFT.gguf]"
+_ALTERNATIVES = {
+    "create": _ADD_HINT,
+    "copy": _ADD_HINT,
+    "push": "pairs of models stay on this machine",
+    "blobs": _ADD_HINT,
+}
+
+# ---------------------------------------------------------------------------- answers
+
+
+async def chat(request: Request) -> Response:
+    """Handle POST /api/chat."""
+    body = await read(request, OllamaChatRequest)
+    pair = await _pair(request, body.model)
+    if not body.messages:
+        return await _load_or_unload(request, body, pair, chat=True)
+    return await _chat(request, body, translation.chat(body, pair.name), chat=True)
+
+
+async def generate(request: Request) -> Response:
+    """Handle POST /api/generate."""
+    body = await read(request, OllamaGenerateRequest)
+    pair = await _pair(request, body.model)
+    if not body.prompt and not body.suffix:
+        return await _load_or_unload(request, body, pair, chat=False)
+    translated = translation.generate(body, pair.name)
+    if isinstance(translated, ChatRequest):
+        return await _chat(request, body, translated, chat=False)
+    requests = completion_frames(translated)
+    return await _respond(
+        request, body, pair, requests, Answer(pair.name, requests, n=1), chat=False
+    )
+
+
+async def _chat(request: Request, body: Asked, translated: ChatRequest, *, chat: bool) -> Response:
+    if translated.tools:
+        tools.check(translated)
+    pair, requests, empty_answer = await ready(request, translated, None)
+    return await _respond(request, body, pair, requests, empty_answer, chat=chat)
+
+
+async def _respond(
+    request: Request,
+    body: Asked,
+    pair: PairFiles,
+    requests: list[Generate],
+    empty_answer: Answer,
+    *,
+    chat: bool,
+) -> Response:
+    daemon = state_of(request)
+    residents = daemon.supervisor.residents
+
+    def ignored_fields() -> list[str]:
+        info = residents.info(pair.name)
+        return [*ignored(request), *translation.ignored(body, info.n_ctx if info else None)]
+
+    shape = OllamaShape(
+        empty_answer,
+        body.model or models.tagged(pair.name),
+        chat=chat,
+        note=residents.note,
+        ignored=ignored_fields,
+    )
+    context = _unloading(daemon, pair.name) if translation.unloads(body) else nullcontext()
+    run = Run(daemon.supervisor, pair, requests, shape, context, events=LineStream)
+    return await run.respond(request, body.stream)
+
+
+@asynccontextmanager
+async def _unloading(daemon: State, pair: str) -> AsyncIterator[None]:
+    """Unload the pair after its answer, unless another request is being answered."""
+    yield
+    await daemon.rest(pair)
+
+
+async def _load_or_unload(
+    request: Request, body: Asked, pair: PairFiles, *, chat: bool
+) -> Response:
+    """Load the pair, or unload it, without asking it anything."""
+    daemon = state_of(request)
+    if translation.unloads(body):
+        await daemon.rest(pair.name)
+    else:
+        await unless_gone(request.receive, daemon.supervisor.ready(pair))
+    reason = "unload" if translation.unloads(body) else "load"
+    return answer(line(body.model, chat=chat, done=True, done_reason=reason))
+
+
+# ---------------------------------------------------------------------------- embeddings
+
+
+async def embed(request: Request) -> Response:
+    """Handle POST /api/embed."""
+    body, started_ns = await read(request, OllamaEmbedRequest), time.monotonic_ns()
+    ignored(request).extend(translation.kept_alive(body))
+    texts = [body.input] if isinstance(body.input, str) else body.input or []
+    frame = Embed(0, [*texts], body.truncate, body.dimensions or 0)
+    name, load_ns, result = await _compute_embeddings(request, body, frame)
+
+    def encode() -> Response:
+        vectors, tokens = [numbers(vector) for vector in result["vectors"]], sum(result["tokens"])
+        total_ns = time.monotonic_ns() - started_ns
+        extra = unheeded(request)
+        return answer(
+            OllamaEmbeddings(body.model or name, vectors, total_ns, load_ns, tokens, extra)
+        )
+
+    return await asyncio.to_thread(encode)
+
+
+async def embed_one(request: Request) -> Response:
+    """Handle POST /api/embeddings."""
+    body = await read(request, OllamaEmbeddingsRequest)
+    ignored(request).extend(translation.kept_alive(body))
+    frame = Embed(0, [body.prompt] if body.prompt else [], truncate=True, normalize=-1)
+    _, _, result = await _compute_embeddings(request, body, frame)
+    vector = [value for vector in result["vectors"] for value in numbers(vector)]
+    return answer(OllamaEmbedding(vector, unheeded(request)))
+
+
+async def _compute_embeddings(
+    request: Request, body: OllamaEmbedRequest | OllamaEmbeddingsRequest, frame: Embed
+) -> tuple[str, int, dict[str, Any]]:
+    """Return the pair's name, its load time in nanoseconds, and {"vectors", "tokens"}.
+
+    A request without any input loads the model, or unloads it.
+    """
+    daemon, started_ns = state_of(request), time.monotonic_ns()
+    result = dict[str, Any](vectors=[], tokens=[])
+    pair = await _look_up(body.model, lambda name: daemon.pair(name, request.receive, "embed"))
+    unloads = translation.unloads(body)
+    if not frame.inputs and unloads:
+        await daemon.rest(pair.name)
+        return models.tagged(pair.name), 0, result
+    await unless_gone(request.receive, daemon.supervisor.ready(pair))
+    load_ns = time.monotonic_ns() - started_ns
+    async with _unloading(daemon, pair.name) if unloads else nullcontext():
+        if frame.inputs:
+            result = await calculated(request, pair, frame)
+    return models.tagged(pair.name), load_ns, result
+
+
+# ---------------------------------------------------------------------------- models
+
+
+async def tags(request: Request) -> Response:
+    """Handle GET /api/tags: list the configured pair first, then all others on this machine."""
+    daemon = state_of(request)
+
+    def read_views() -> list[PairView]:
+        listing = views.listing(daemon.registry, everything=False)
+        pair_names = [full_name("", daemon.config), *(pair.name for pair in listing.pairs)]
+        pair_views = []
+        for name in dict.fromkeys(pair_names):
+            with suppress(LocalspecError):  # `localspec list` reports what is wrong with the pair.
+                pair_views.append(views.details(daemon.registry, name, 0, daemon.config))
+        return pair_views
+
+    pair_views = await asyncio.to_thread(read_views)
+    return answer(OllamaModels([models.listed(view) for view in pair_views]))
+
+
+async def show(request: Request) -> Response:
+    """Handle POST /api/show."""
+    body = await read(request, OllamaModelRequest)
+    view = await _view(request, body.model or body.name)
+    daemon = state_of(request)
+    if info := daemon.supervisor.residents.info(view.name):
+        model = models.shown(view, info.n_ctx, info.sampling_defaults)
+    else:
+        model = models.shown(view, view.fit.context if view.fit else view.context, {})
+    model.localspec = unheeded(request)
+    return answer(model)
+
+
+async def ps(request: Request) -> Response:
+    """Handle GET /api/ps: list the loaded pairs, the one that was used last first."""
+    running_models = []
+    for pair in state_of(request).supervisor.residents.loaded:
+        view = await _view(request, pair.name)
+        running_models.append(models.running(view, pair.status()))
+    return answer(OllamaModels(running_models))
+
+
+async def pull(request: Request) -> Response:
+    """Handle POST /api/pull for a pair of the catalogue or a repository of the hub."""
+    body = await read(request, OllamaModelRequest)
+    running_pull = await pulls.begin(request, PullRequest(models.untagged(body.model or body.name)))
+    if body.stream:
+        return LineStream(partial(_report_pull, running_pull, unheeded(request)), done=False)
+
+    async def discard(*_lines: object) -> None:
+        pass
+
+    await unless_gone(request.receive, _report_pull(running_pull, UNSET, discard))
+    return answer(OllamaProgress("success", localspec=unheeded(request)))
+
+
+async def _report_pull(pull: Pull, ignored_extra: Unheeded | UnsetType, emit: Emit) -> None:
+    async def emit_progress(state: PullState) -> None:
+        lines = models.progress(state)
+        if lines and lines[-1].status == "success":
+            lines[-1].localspec = ignored_extra
+        await emit(*lines)
+
+    await pulls.states(pull, emit_progress)
+    if pull.error:
+        raise pull.error
+
+
+async def delete(request: Request) -> Response:
+    """Handle DELETE /api/delete."""
+    body = await read(request, OllamaModelRequest)
+    daemon = state_of(request)
+    requested_name = models.untagged(body.model or body.name)
+    name = await asyncio.to_thread(daemon.registry.removable, requested_name)
+    await daemon.rest(name)
+    await asyncio.to_thread(daemon.registry.remove, name)
+    return Response()
+
+
+async def version(_request: Request) -> Response:
+    """Handle GET /api/version."""
+    return answer(models.VERSION)
+
+
+async def here(_request: Request) -> Response:
+    """Handle GET /, which clients use to see whether the server is running."""
+    return PlainTextResponse("localspec is running")
+
+
+async def not_offered(request: Request) -> Response:
+    """Refuse an endpoint that Ollama has below /api and localspec has not.
+
+    Raises:
+        NotOffered: Ollama has this endpoint; the message names an alternative.
+        NotFound: Ollama does not have it either.
+    """
+    name = request.path_params["name"].partition("/")[0]
+    if name not in _ALTERNATIVES:
+        raise NotFound(f"{request.method} {request.scope['path']}: Not Found.")
+    raise NotOffered(f"/api/{name} is not supported; {_ALTERNATIVES[name]}")
+
+
+async def _pair(request: Request, name: str) -> PairFiles:
+    return await _look_up(
+        name, lambda candidate: state_of(request).pair(candidate, request.receive)
+    )
+
+
+async def _view(request: Request, name: str) -> PairView:
+    daemon = state_of(request)
+
+    async def read_details(name: str) -> PairView:
+        return await asyncio.to_thread(views.details, daemon.registry, name, 0, daemon.config)
+
+    return await _look_up(name or full_name("", daemon.config), read_details)
+
+
+async def _look_up(name: str, find: Callable[[str], Awaitable[Found]]) -> Found:
+    """Look up a pair by its name without a tag, then by that of a model of Ollama's own.
+
+    Raises:
+        ModelNotFound: `find` finds neither.
+    """
+    untagged = models.untagged(name)
+    try:
+        return await find(untagged)
+    except ModelNotFound:
+        if not untagged or names_files(untagged):
+            raise
+        with suppress(ModelNotFound):
+            return await find(models.tagged(untagged))
+        raise

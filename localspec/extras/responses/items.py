@@ -1,0 +1,369 @@
+"""Translate items of the input into messages of a chat.
+
+A template expects a model's turn as one message, so consecutive reasoning, text and calls are joined.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from localspec.errors import InvalidRequest
+from localspec.extras.responses.wire import InputItem, Part
+from localspec.protocol.requests import ChatMessage, Function, NamedFunction, Tool, ToolChoice
+
+# ------------------------------------------------------------------------ tools
+# Translate tools of several kinds into functions, and calls back into what the client called the tool.
+#
+# Functions stay what they are, even inside namespaces. A custom tool becomes a function with one text. Tools
+# that OpenAI's own servers run (web search, files, computers) are left out, with a sentence that says so.
+
+
+INPUT = "input"  # the one parameter of a custom tool
+
+Choice = Literal["none", "auto", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a function stands for."""
+
+    name: str  # the client's name of the tool
+    custom: bool = False
+    namespace: str = ""
+
+
+@dataclass(slots=True)
+class Tools:
+    """The tools that the model is offered.
+
+    `kinds` maps the model's name of each tool to what it stands for, and `ignored` has a sentence for each
+    tool that was left out.
+    """
+
+    offered: list[Tool] = field(default_factory=list)
+    kinds: dict[str, Kind] = field(default_factory=dict)
+    choice: Choice | ToolChoice = "auto"
+    ignored: list[str] = field(default_factory=list)
+
+    def kind(self, name: str) -> Kind:
+        """Return what the model's name of a tool stands for."""
+        return self.kinds.get(name) or Kind(name)
+
+    def name_of(self, name: str, namespace: str = "") -> str:
+        """Return the model's name of a client's tool."""
+        for model_name, kind in self.kinds.items():
+            if (kind.name, kind.namespace) == (name, namespace):
+                return model_name
+        return name
+
+
+def translated(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> Tools:
+    """Translate `tools` and `tool_choice` of a request.
+
+    Raises:
+        InvalidRequest: a tool has no name or an invalid schema, or the choice is invalid.
+    """
+    result = Tools()
+    for index, tool in enumerate(tools):
+        path = f"tools[{index}]"
+        match tool.get("type"):
+            case "namespace":
+                _add_namespace(result, tool, path)
+            case "function" | "custom":
+                _add(result, tool, path)
+            case unknown_type:
+                result.ignored.append(
+                    f"'{path}': a tool of type {_to_json(unknown_type)} cannot run here."
+                )
+    _choose(result, choice)
+    return result
+
+
+def _to_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()[:80]
+
+
+def _add_namespace(result: Tools, tool: dict[str, Any], path: str) -> None:
+    name, nested_tools = tool.get("name"), tool.get("tools")
+    if not (isinstance(name, str) and isinstance(nested_tools, list)):
+        raise InvalidRequest(f"'{path}' needs a 'name' and 'tools'.", param=path)
+    for index, nested in enumerate(nested_tools):
+        if isinstance(nested, dict) and nested.get("type") in ("function", "custom"):
+            _add(result, nested, f"{path}.tools[{index}]", name)
+        else:
+            result.ignored.append(f"'{path}.tools[{index}]' is no function and cannot run here.")
+
+
+def _add(result: Tools, tool: dict[str, Any], path: str, namespace: str = "") -> None:
+    name = tool.get("name")
+    if not isinstance(name, str):
+        raise InvalidRequest(f"'{path}.name' must be a string.", param=f"{path}.name")
+    custom = tool["type"] == "custom"
+    # A tool outside of the namespace may have the same name.
+    model_name = f"{namespace}.{name}" if namespace and name in result.kinds else name
+    description = tool.get("description")
+    text = description if isinstance(description, str) else ""
+    parameters: dict[str, Any] | None
+    if custom:
+        parameters = _text_parameter(result, tool, path)
+        text += _grammar_text(tool)
+    else:
+        parameters = tool.get("parameters")
+        if not isinstance(parameters, dict | None):
+            path += ".parameters"
+            raise InvalidRequest(f"'{path}' must be an object.", param=path)
+    result.kinds[model_name] = Kind(name, custom, namespace)
+    offered = Tool(Function(model_name, text, parameters, tool.get("strict")))
+    function = {"name": model_name, "description": text or None, "parameters": parameters}
+    # Models were trained with the keys in this order.
+    offered.__dict__["own"] = {"type": "function", "function": function}
+    result.offered.append(offered)
+
+
+def _text_parameter(result: Tools, tool: dict[str, Any], path: str) -> dict[str, Any]:
+    if _grammar(tool):
+        result.ignored.append(
+            f"'{path}.format': the model is told the grammar, and not held to it."
+        )
+    text = {"type": "string", "description": "The whole input, as plain text."}
+    return {
+        "type": "object",
+        "properties": {INPUT: text},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }
+
+
+def _grammar(tool: dict[str, Any]) -> dict[str, Any] | None:
+    form = tool.get("format")
+    return form if isinstance(form, dict) and form.get("type") == "grammar" else None
+
+
+def _grammar_text(tool: dict[str, Any]) -> str:
+    form = _grammar(tool)
+    if form is None:
+        return ""
+    return f"\nThe input obeys this {form.get('syntax')} grammar:\n{form.get('definition')}"
+
+
+def _choose(result: Tools, choice: str | dict[str, Any] | None) -> None:
+    if choice in (None, "auto"):
+        return
+    if choice in ("none", "required"):
+        result.choice = choice  # type: ignore[assignment] # one of these two
+    elif isinstance(choice, dict) and choice.get("type") in ("function", "custom"):
+        result.choice = _one_tool(result, choice)
+    elif isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        _allow_only(result, choice)
+    elif isinstance(choice, dict) and isinstance(choice.get("type"), str):
+        result.ignored.append(
+            f"'tool_choice': a tool of type {_to_json(choice['type'])} is not here."
+        )
+    else:
+        raise InvalidRequest(
+            "'tool_choice' must be 'none', 'auto', 'required', or an object with a 'type'.",
+            param="tool_choice",
+        )
+    if result.choice == "required" and not result.offered:
+        result.choice = "auto"
+        result.ignored.append("'tool_choice': there is no tool here that could be called.")
+
+
+def _one_tool(result: Tools, choice: dict[str, Any]) -> ToolChoice:
+    name = choice.get("name")
+    if not isinstance(name, str):
+        raise InvalidRequest("'tool_choice.name' must be a string.", param="tool_choice.name")
+    return ToolChoice(NamedFunction(result.name_of(name)))
+
+
+def _allow_only(result: Tools, choice: dict[str, Any]) -> None:
+    """Offer only the tools that the choice lists."""
+    names = set(_allowed_names(choice))
+    result.offered = [
+        tool for tool in result.offered if result.kinds[tool.function.name].name in names
+    ]
+    mode = choice.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise InvalidRequest(
+            "'tool_choice.mode' must be 'auto' or 'required'.", param="tool_choice.mode"
+        )
+    result.choice = mode
+
+
+def _allowed_names(choice: dict[str, Any]) -> Iterator[str]:
+    tools = choice.get("tools")
+    if not isinstance(tools, list):
+        raise InvalidRequest("'tool_choice.tools' must be a list.", param="tool_choice.tools")
+    for entry in tools:
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str):
+            yield entry["name"]
+
+
+# ------------------------------------------------------------------------ items
+
+
+_OPAQUE_PREFIX = "localspec."  # of reasoning that clients store and send back unread
+_TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+
+Resolve = Callable[[str], ChatMessage]
+
+
+def opaque(thoughts: str) -> str:
+    """Encode reasoning for clients that must not store it in readable form."""
+    return _OPAQUE_PREFIX + base64.b64encode(thoughts.encode()).decode()
+
+
+def opened(text: str | None) -> str:
+    """Decode reasoning that `opaque` encoded; "" if another server made it."""
+    if not text or not text.startswith(_OPAQUE_PREFIX):
+        return ""
+    try:
+        return base64.b64decode(text.removeprefix(_OPAQUE_PREFIX), validate=True).decode()
+    except (binascii.Error, ValueError):
+        return ""
+
+
+@dataclass(slots=True)
+class Messages:
+    """The messages so far, and sentences about items that were left out.
+
+    `resolve` returns the stored message that an item reference means.
+    """
+
+    tools: Tools
+    resolve: Resolve
+    said: list[ChatMessage] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+    def add(self, items: Sequence[InputItem]) -> None:
+        """Add the messages of some items.
+
+        Raises:
+            InvalidRequest: an item lacks a required field, or is not text.
+        """
+        for index, item in enumerate(items):
+            self._add_item(item, f"input[{index}]")
+
+    def _add_item(self, item: InputItem, path: str) -> None:
+        match item.type or "message":
+            case "message" | None:
+                self._add_message(item, path)
+            case "reasoning":
+                self._add_reasoning(item, path)
+            case "function_call":
+                self._add_call_item(item, path, _arguments(item.arguments))
+            case "custom_tool_call":
+                text = item.input if isinstance(item.input, str) else ""
+                self._add_call_item(item, path, msgspec.json.encode({INPUT: text}).decode())
+            case "function_call_output" | "custom_tool_call_output":
+                call_id = _require(item.call_id, f"{path}.call_id")
+                text = _output(item.output, f"{path}.output")
+                self.said.append(ChatMessage("tool", text, tool_call_id=call_id))
+            case "item_reference":
+                self._add_referenced(_require(item.id, f"{path}.id"))
+            case other:
+                self.ignored.append(f"'{path}': an item of type '{other[:80]}' is not read here.")
+
+    def _add_message(self, item: InputItem, path: str) -> None:
+        role = _require(item.role, f"{path}.role")
+        if isinstance(item.content, dict):
+            path += ".content"
+            raise InvalidRequest(f"'{path}' must be a string or a list of parts.", param=path)
+        text = _text(item.content or "", f"{path}.content")
+        if role != "assistant":
+            self.said.append(ChatMessage("developer" if role == "system" else role, text))
+            return
+        turn = self._turn(lambda last: not last.content and not last.tool_calls)
+        turn.content = text
+
+    def _add_reasoning(self, item: InputItem, path: str) -> None:
+        parts = item.content if isinstance(item.content, list) else []
+        text = _text(parts, f"{path}.content") or opened(item.encrypted_content)
+        text = text or _text(item.summary or [], f"{path}.summary")
+        if text:
+            turn = self._turn(lambda last: not last.content and not last.tool_calls)
+            turn.reasoning_content = "\n".join(filter(None, [turn.reasoning_content, text]))
+
+    def _add_call_item(self, item: InputItem, path: str, arguments: str) -> None:
+        call_id, name = (
+            _require(item.call_id, f"{path}.call_id"),
+            _require(item.name, f"{path}.name"),
+        )
+        self._add_call(call_id, self.tools.name_of(name, item.namespace or ""), arguments)
+
+    def _add_call(self, call_id: str, name: str, arguments: str) -> None:
+        turn = self._turn(lambda last: True)
+        function = {"name": name, "arguments": arguments}
+        tool_call = {"id": call_id, "type": "function", "function": function}
+        turn.tool_calls = [*(turn.tool_calls or []), tool_call]
+
+    def _add_referenced(self, reference: str) -> None:
+        """Add the stored message, or the part of an answer, that the id means."""
+        stored = self.resolve(reference)
+        if stored.role != "assistant":
+            self.said.append(stored)
+            return
+        if stored.tool_calls:
+            for call in stored.tool_calls:
+                function = call["function"]
+                self._add_call(call["id"], function["name"], function["arguments"])
+            return
+        turn = self._turn(lambda last: not last.content and not last.tool_calls)
+        turn.reasoning_content = turn.reasoning_content or stored.reasoning_content
+        turn.content = stored.content
+
+    def _turn(self, fits: Callable[[ChatMessage], bool]) -> ChatMessage:
+        """Return the model's current turn if it `fits`, else a new one."""
+        last = self.said[-1] if self.said else None
+        if last is None or last.role != "assistant" or not fits(last):
+            self.said.append(last := ChatMessage("assistant"))
+        return last
+
+
+def _require(value: str | None, path: str) -> str:
+    if not value:
+        raise InvalidRequest(f"'{path}' is missing.", param=path)
+    return value
+
+
+def _arguments(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value or {}).decode()
+
+
+def _text(content: str | list[Part], path: str) -> str:
+    """Return the text of the parts, one line per part as in a chat.
+
+    Raises:
+        InvalidRequest: a part is not text.
+    """
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, part in enumerate(content):
+        text = part.refusal if part.type == "refusal" else part.text
+        if text is None or part.type not in (*_TEXT_TYPES, "refusal"):
+            path = f"{path}[{index}]"
+            raise InvalidRequest(
+                f"'{path}' is of type '{(part.type or '')[:80]}'; this model reads text alone, in parts "
+                "of type 'input_text' with a 'text'.",
+                param=f"{path}.type",
+            )
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _output(value: Any, path: str) -> str:
+    """Return a call's result as text; clients send text, parts of text, or any other JSON."""
+    if isinstance(value, list):
+        try:
+            value = msgspec.convert(value, list[Part])
+        except msgspec.ValidationError:
+            return msgspec.json.encode(value).decode()
+        return _text(value, path)
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,156 @@
+"""Read stored responses: their items, the items of their input, and the ids of items."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from localspec.errors import Cancelled
+from localspec.extras.responses.items import Tools, translated
+from localspec.extras.responses.output import Style, written
+from localspec.extras.responses.shape import ResponsesShape
+from localspec.extras.responses.wire import (
+    AnyItem,
+    FunctionOutput,
+    InputText,
+    Message,
+    OutputItem,
+    ResponseObject,
+)
+from localspec.protocol.answers import ToolCall
+from localspec.protocol.conversations import StoredMessage
+from localspec.protocol.requests import ChatMessage
+
+# The length of a response's id after its prefix. The id of a conversation is shorter.
+_RESPONSE_KEY_CHARS = 24
+_ITEM_ID = re.compile(
+    r"(?P<kind>msg|rs|fc|ctc|fco)_(?P<key>[0-9a-f]+?)(?:at(?P<at>\d+))?(?:_(?P<n>\d+))?"
+)
+
+
+def response(body: str, answer: StoredMessage, *, opaque: bool) -> ResponseObject:
+    """Return a stored response with the items of its answer; `opaque` is as in Style."""
+    stored = msgspec.json.decode(body, type=ResponseObject)
+    key = stored.id.removeprefix("resp_")
+    tools = translated(stored.tools, None)
+    summary = bool(stored.reasoning.get("summary"))
+    stored.output = _answer_items(
+        answer, Style(key, tools, summary, opaque), cut=stored.status != "completed"
+    )
+    return stored
+
+
+def _answer_items(message: StoredMessage, style: Style, *, cut: bool = False) -> list[OutputItem]:
+    calls = msgspec.convert(message.tool_calls or [], list[ToolCall])
+    return written(style, message.reasoning_content or "", message.content, calls, cut=cut)
+
+
+def body(response: ResponseObject) -> str:
+    """Return the JSON of a response without its items, which the messages of its conversation hold."""
+    return msgspec.json.encode(msgspec.structs.replace(response, output=[])).decode()
+
+
+def items(
+    conversation: str, messages: Sequence[StoredMessage], ids: Mapping[int, str]
+) -> list[AnyItem]:
+    """Return the items of messages; `ids` maps the index of each answer to the id of its response."""
+    all_items: list[AnyItem] = []
+    for index, message in enumerate(messages):
+        key = f"{conversation}at{index}"
+        if message.role == "assistant":
+            key = ids[index].removeprefix("resp_") if index in ids else key
+            all_items += _answer_items(message, Style(key, Tools()))
+        elif message.role == "tool":
+            call_id = message.tool_call_id or ""
+            all_items.append(FunctionOutput(f"fco_{key}", call_id, message.content))
+        else:
+            all_items.append(Message(f"msg_{key}", message.role, [InputText(message.content)]))
+    return all_items
+
+
+class Reference:
+    """The meaning of an item's id: the answer of a response, or a message of a conversation.
+
+    Raises:
+        ValueError: the id does not have localspec's format.
+    """
+
+    def __init__(self, name: str) -> None:
+        match = _ITEM_ID.fullmatch(name)
+        if match is None or (match["at"] is None and len(match["key"]) != _RESPONSE_KEY_CHARS):
+            raise ValueError(name)
+        self._kind, self._call = match["kind"], int(match["n"] or 0)
+        self.conversation = match["key"] if match["at"] else ""
+        self.index = int(match["at"] or -1)
+        self.response = "" if match["at"] else f"resp_{match['key']}"
+
+    def part(self, message: ChatMessage) -> ChatMessage:
+        """Return the part of the message that the id means.
+
+        Raises:
+            ValueError: the message has no such part.
+        """
+        if message.role != "assistant":
+            return message
+        part: dict[str, Any] = {"role": "assistant"}
+        match self._kind:
+            case "msg":
+                part["content"] = message.content
+            case "rs":
+                part["reasoning_content"] = message.reasoning_content
+            case _:
+                part["tool_calls"] = (message.tool_calls or [])[self._call : self._call + 1]
+        if not any(part[field] for field in part if field != "role"):
+            raise ValueError(self._kind)
+        return ChatMessage(**part)
+
+
+# ------------------------------------------------------------------------ running
+# List the responses under way, which can be read and cancelled by their ids.
+
+
+class Running:
+    """The responses under way in one daemon."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[str, tuple[ResponsesShape, asyncio.Timeout, asyncio.Event]] = {}
+
+    @contextlib.asynccontextmanager
+    async def under_way(self, shape: ResponsesShape) -> AsyncIterator[None]:
+        """Mark a response as under way until it has ended.
+
+        Raises:
+            Cancelled: `cancel` was called for this response.
+        """
+        name, timeout, finished = shape.response.id, asyncio.timeout(None), asyncio.Event()
+        self._under_way[name] = shape, timeout, finished
+        try:
+            async with timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise Cancelled(f"The response {name} was cancelled.") from None
+        finally:
+            del self._under_way[name]
+            finished.set()
+
+    def get(self, name: str) -> ResponseObject | None:
+        """Return a response as far as it is written; None if it is not under way."""
+        entry = self._under_way.get(name)
+        return entry[0].now() if entry else None
+
+    async def cancel(self, name: str) -> ResponseObject | None:
+        """End a response and return what is written of it; None if it is not under way."""
+        entry = self._under_way.get(name)
+        if entry is None:
+            return None
+        shape, timeout, finished = entry
+        timeout.reschedule(asyncio.get_running_loop().time())
+        await finished.wait()
+        return shape.now("cancelled")

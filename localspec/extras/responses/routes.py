@@ -1,0 +1,273 @@
+"""Handle OpenAI's Responses at /v1/responses."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localspec.daemon.completion.answer import Run, waiting
+from localspec.daemon.handlers.completions import prompt_tokens, ready
+from localspec.daemon.history.responses import Kept
+from localspec.daemon.history.turn import Turn, continuing, kind_of, one_to_send, to_send
+from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
+from localspec.daemon.state import State, state_of
+from localspec.errors import InvalidRequest, LocalspecError, NotFound
+from localspec.extras.responses import kept
+from localspec.extras.responses.request import (
+    OPAQUE,
+    Asked,
+    asked,
+    chat_request,
+    opening,
+    refuse,
+    style,
+)
+from localspec.extras.responses.shape import ResponsesShape
+from localspec.extras.responses.wire import (
+    DeletedResponse,
+    InputTokens,
+    ItemList,
+    ResponseObject,
+    ResponsesRequest,
+)
+from localspec.protocol.requests import ChatMessage, ChatRequest
+
+_MAX_PAGE_ITEMS = 100
+
+
+async def create(request: Request) -> Response:
+    """Handle POST /v1/responses."""
+    body = await read(request, ResponsesRequest)
+    daemon = state_of(request)
+    refuse(body)
+    if body.store is None:
+        body.store = daemon.config.keep_responses
+    previous, parsed = await unless_gone(request.receive, _read_input(daemon, body))
+    body.model = body.model or (previous.model if previous else "")
+    turn, id_key = None, secrets.token_hex(12)
+    with _original_field_names():
+        chat = chat_request(body, parsed, to_send(previous))
+        if body.store:
+            model, kind = body.model or daemon.config.pair, kind_of(chat)
+            new_messages = parsed.messages
+            if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
+                new_messages = new_messages[len(previous.messages) :]
+            turn = continuing(daemon.conversations, new_messages, previous, model=model, kind=kind)
+        pair, requests, empty_answer = await ready(request, chat, turn)
+    shape = ResponsesShape(
+        empty_answer,
+        opening(body, id_key, pair.name, [*parsed.ignored, *ignored(request)]),
+        style(body, parsed.tools, id_key),
+        note=daemon.supervisor.residents.note,
+        news=partial(daemon.news, pair.name),
+        not_kept=(lambda: turn.not_kept) if turn else str,
+    )
+    if turn:
+        name = shape.response.id
+        empty_answer.choices[0].ended = turn.keep_as(
+            name, lambda choice: kept.body(shape.ended(choice))
+        )
+    context = _under_way(daemon, shape, turn)
+    run = Run(daemon.supervisor, pair, requests, shape, context, **waiting(body, shape))
+    with _original_field_names():
+        return await run.respond(request, body.stream)
+
+
+async def _read_input(daemon: State, body: ResponsesRequest) -> tuple[Kept | None, Asked]:
+    """Return the response that the request continues, if any, and its parsed input."""
+    previous = None
+    if body.previous_response_id:
+        with _blame("previous_response_id"):
+            previous = await _stored_response(daemon, body.previous_response_id)
+    referenced = {}
+    for index, item in enumerate(body.input if isinstance(body.input, list) else []):
+        if item.type == "item_reference" and item.id:
+            with _blame(f"input[{index}].id"):
+                referenced[item.id] = await _stored_item(daemon, item.id)
+    return previous, asked(body, referenced.__getitem__)
+
+
+async def _find_repeated(
+    daemon: State, body: ResponsesRequest, messages: list[ChatMessage]
+) -> Kept | None:
+    """Return the stored response that a request repeats in full and continues; None if there is none.
+
+    Agents send everything again instead of `previous_response_id`. The ids of the items say which response
+    that is, and its messages must be the beginning of the request's. Otherwise each turn of an agent would
+    become a conversation of its own.
+    """
+    items = body.input if isinstance(body.input, list) else []
+    for item_id in (item.id for item in reversed(items) if item.id):
+        with contextlib.suppress(ValueError, NotFound):
+            if response := kept.Reference(item_id).response:
+                stored = await _stored_response(daemon, response)
+                earlier = [_comparable(message) for message in to_send(stored)]
+                beginning = [_comparable(message) for message in messages[: len(earlier)]]
+                is_continued = beginning == earlier and len(messages) > len(earlier)
+                return stored if is_continued else None
+    return None
+
+
+def _comparable(message: ChatMessage) -> tuple[object, ...]:
+    """Return what two messages that say the same have in common; clients may leave out the reasoning."""
+    calls = [call.get("id") for call in message.tool_calls or []]
+    return message.role, message.content or "", calls, message.tool_call_id
+
+
+async def _stored_response(daemon: State, name: str) -> Kept:
+    _check_id(name)
+    return await daemon.conversations.kept_response(name)
+
+
+def _check_id(name: str) -> None:
+    """Refuse ids of other protocols, whose answers are stored beside responses.
+
+    Raises:
+        NotFound: `name` is not the id of a response.
+    """
+    if not name.startswith("resp_"):
+        raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
+
+
+async def _stored_item(daemon: State, name: str) -> ChatMessage:
+    """Return the stored item of this id as a message.
+
+    Raises:
+        NotFound: no such item is stored.
+    """
+    with contextlib.suppress(ValueError, IndexError, NotFound):
+        reference = kept.Reference(name)
+        if reference.response:
+            messages = (await _stored_response(daemon, reference.response)).messages
+        else:
+            store = daemon.conversations
+            messages = (
+                await store.run(lambda conversations: conversations.get(reference.conversation))
+            ).messages
+        return reference.part(one_to_send(messages[reference.index]))
+    raise NotFound(f"There is no item '{name[:80]}': it was not kept, or was deleted.")
+
+
+@contextlib.contextmanager
+def _blame(param: str) -> Iterator[None]:
+    """Turn NotFound into an InvalidRequest that blames the field `param`."""
+    try:
+        yield
+    except NotFound as error:
+        message = error.message[:1].lower() + error.message[1:]
+        raise InvalidRequest(f"'{param}': {message}", param=param) from None
+
+
+# Names of a chat's fields, and the names that this protocol has for them.
+_FIELD_NAMES = (
+    ("response_format.json_schema.schema", "text.format.schema"),
+    ("response_format.json_schema", "text.format.schema"),
+    ("response_format", "text.format"),
+    ("max_completion_tokens", "max_output_tokens"),
+    (".function.", "."),
+    ("messages", "input"),
+)
+
+
+@contextlib.contextmanager
+def _original_field_names() -> Iterator[None]:
+    """Make errors name the fields of this request instead of those of the chat that it becomes."""
+    try:
+        yield
+    except LocalspecError as error:
+        if error.param:
+            param = error.param
+            for chat_name, own_name in _FIELD_NAMES:
+                param = param.replace(chat_name, own_name)
+            error.message = error.message.replace(f"'{error.param}", f"'{param}")
+            error.param = param
+        raise
+
+
+@contextlib.asynccontextmanager
+async def _under_way(
+    daemon: State, shape: ResponsesShape, turn: Turn | None
+) -> AsyncIterator[None]:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(daemon.responses.under_way(shape))
+        if turn:
+            await stack.enter_async_context(turn.under_way(shape.response.id))
+        yield
+
+
+async def show(request: Request) -> Response:
+    """Return a response that is stored, or the part of it that is written so far."""
+    if request.query_params.get("stream", "false") != "false":
+        raise InvalidRequest("'stream' must be false: a response is streamed once.", param="stream")
+    return answer(await _response(request))
+
+
+async def _response(request: Request) -> ResponseObject:
+    daemon, name = state_of(request), request.path_params["name"]
+    if running := daemon.responses.get(name):
+        return running
+    stored = await _stored_response(daemon, name)
+    opaque = OPAQUE in request.query_params.values()
+    return kept.response(stored.body, stored.messages[-1], opaque=opaque)
+
+
+async def remove(request: Request) -> Response:
+    """Remove a response with its question and answer; a conversation of nothing else goes with it."""
+    daemon, name = state_of(request), request.path_params["name"]
+    _check_id(name)
+    await unless_gone(request.receive, daemon.conversations.settled(name))
+    conversation = await daemon.conversations.run(lambda store: store.remove_response(name))
+    await daemon.forget_states(conversation)
+    return answer(DeletedResponse(name))
+
+
+async def cancel(request: Request) -> Response:
+    """Cancel a response that is being written; one that has ended is refused."""
+    daemon, name = state_of(request), request.path_params["name"]
+    if response := await unless_gone(request.receive, daemon.responses.cancel(name)):
+        return answer(response)
+    response = await _response(request)
+    if response.status == "cancelled":
+        return answer(response)
+    raise InvalidRequest(f"The response {name} has ended; there is nothing to cancel.")
+
+
+async def input_items(request: Request) -> Response:
+    """List what the model read, with earlier responses; ?order=asc, ?limit=N and ?after=ID give a page."""
+    query, daemon = request.query_params, state_of(request)
+    order, limit = query.get("order", "desc"), query.get("limit", "20")
+    if order not in ("asc", "desc"):
+        raise InvalidRequest("'order' must be 'asc' or 'desc'.", param="order")
+    is_short = limit.isascii() and limit.isdigit() and len(limit) <= len(str(_MAX_PAGE_ITEMS))
+    if not (is_short and 1 <= int(limit) <= _MAX_PAGE_ITEMS):
+        message = f"'limit' must be a whole number from 1 to {_MAX_PAGE_ITEMS}."
+        raise InvalidRequest(message, param="limit")
+    stored = await _stored_response(daemon, request.path_params["name"])
+    items = kept.items(stored.conversation, stored.messages[:-1], stored.ids)
+    if order == "desc":
+        items.reverse()
+    if after_id := query.get("after"):
+        ids = [item.id for item in items]
+        if after_id not in ids:
+            raise InvalidRequest(f"'after': there is no item '{after_id[:80]}'.", param="after")
+        items = items[ids.index(after_id) + 1 :]
+    page = items[: int(limit)]
+    first, last = (page[0].id, page[-1].id) if page else (None, None)
+    return answer(ItemList(page, first, last, has_more=len(items) > len(page)))
+
+
+async def input_tokens(request: Request) -> Response:
+    """Count the tokens of a request's input."""
+    body = await read(request, ResponsesRequest)
+    refuse(body)
+    previous, parsed = await unless_gone(request.receive, _read_input(state_of(request), body))
+    body.model = body.model or (previous.model if previous else "")
+    with _original_field_names():
+        chat: ChatRequest = chat_request(body, parsed, to_send(previous))
+        tokens = await prompt_tokens(request, chat)
+        return answer(InputTokens(tokens, localspec=unheeded(request)))

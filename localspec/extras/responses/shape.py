@@ -1,0 +1,195 @@
+"""Format a response, streamed or whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import UNSET, structs
+
+from localspec.daemon.completion.answer import Answer, Choice, text_of
+from localspec.daemon.completion.openai import limit
+from localspec.daemon.completion.parser import Piece, Text
+from localspec.daemon.http.sse import Named
+from localspec.daemon.worker.process import Event
+from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable, known_words
+from localspec.extras.responses import wire
+from localspec.extras.responses.output import Output, Style, written
+from localspec.extras.responses.wire import (
+    Incomplete,
+    InputDetails,
+    OutputDetails,
+    ResponseError,
+    ResponseExtra,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+    TokenLogprob,
+)
+from localspec.protocol import frames
+from localspec.protocol.answers import PromptProgress, TopLogprob
+
+
+class ResponsesShape:
+    """Formats one response.
+
+    `opening` is the response before anything of it is written. `note`, `news` and `not_kept` are as in
+    OpenAIShape.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        opening: ResponseObject,
+        style: Style,
+        *,
+        note: Callable[[], str | None],
+        news: Callable[[], str],
+        not_kept: Callable[[], str] = str,
+    ) -> None:
+        self.answer = answer
+        self.response = opening
+        self._output = Output(style)
+        self._note = note
+        self._news = news
+        self._not_kept = not_kept
+        self._sent = 0  # number of events
+        self._sent_logprobs = 0  # number of the content's tokens
+
+    def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
+        if isinstance(event, frames.Started):
+            response = self.response
+            return self._number_events(
+                [wire.Created(response=response), wire.InProgress(response=response)]
+            )
+        new_events: list[wire.Event] = []
+        for piece in pieces:
+            is_content = isinstance(piece, Text) and piece.kind == "content"
+            new_events += self._output.take(piece, self._new_logprobs() if is_content else [])
+        if new_events and isinstance(event, frames.Delta) and event.timings is not None:
+            new_events[-1].timings = event.timings
+        return self._number_events(new_events)
+
+    def _new_logprobs(self) -> list[TokenLogprob]:
+        """Return the log-probabilities of text that were not sent yet."""
+        tokens = self.answer.choices[0].content_logprobs[self._sent_logprobs :]
+        self._sent_logprobs += len(tokens)
+        return [*map(_logprob, tokens)]
+
+    def reading(self, index: int, progress: PromptProgress) -> object:
+        event = wire.InProgress(response=self.response, prompt_progress=progress)
+        if self.answer.wants_timings:
+            event.timings = self.answer.choices[index].timings
+        return self._number_events([event])[0]
+
+    def end(self) -> Sequence[object]:
+        choice = self.answer.choices[0]
+        new_events = [*self._output.score(self._new_logprobs())]
+        new_events += self._output.end(cut=choice.finish == "length")
+        self._end(choice)
+        last_event = (wire.Completed if self.response.status == "completed" else wire.Incompleted)(
+            response=self.response, timings=self.response.timings
+        )
+        return self._number_events([*new_events, last_event])
+
+    def failed(self, error: LocalspecError) -> Sequence[object]:
+        """Return the last events of a response that failed; its items so far are kept."""
+        choice = self.answer.choices[0]
+        new_events = [*self._output.end(cut=True)]
+        self._end(choice)
+        if isinstance(error, Cancelled):
+            return self._number_events([*new_events, wire.Incompleted(response=self.response)])
+        self.response.status = "failed"
+        self.response.error = ResponseError(_published_code(error), known_words(error), error.code)
+        error_event = wire.ErrorEvent(
+            code=error.code, message=known_words(error), param=error.param
+        )
+        return self._number_events([*new_events, error_event, wire.Failed(response=self.response)])
+
+    def whole(self) -> ResponseObject:
+        choice = self.answer.choices[0]
+        self._output.items = written(
+            self._output.style,
+            choice.reasoning,
+            choice.content,
+            choice.calls,
+            cut=choice.finish == "length",
+            logprobs=self._new_logprobs(),
+        )
+        self._end(choice)
+        return self.response
+
+    def _end(self, choice: Choice) -> None:
+        self.response = self.ended(choice)
+        self.response.output = list(self._output.items)
+        self.response.localspec = self._extra(choice)
+
+    def now(self, status: Status = "in_progress") -> ResponseObject:
+        """Return the response as far as it is written, with the items that are complete."""
+        return structs.replace(self.response, status=status, output=list(self._output.items))
+
+    def ended(self, choice: Choice) -> ResponseObject:
+        """Return the response as `choice` ended, without its items and without one-time notices."""
+        done = choice.done
+        status: Status = "completed"
+        if done is None or done.finish_reason == "cancelled":
+            status = "failed" if choice.failed else "cancelled"
+        elif choice.finish == "length":
+            status = "incomplete"
+        ended = structs.replace(
+            self.response,
+            status=status,
+            completed_at=int(time.time()) if status == "completed" else None,
+            incomplete_details=Incomplete("max_output_tokens") if status == "incomplete" else None,
+            usage=self._usage(choice),
+        )
+        if done is not None:
+            ended.timings = done.timings
+        return ended
+
+    def _usage(self, choice: Choice) -> ResponseUsage | None:
+        if choice.done is None:
+            return None
+        usage = self.answer.usage()
+        cached = usage.prompt_tokens_details.cached_tokens
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputDetails(cached, usage.prompt_tokens - cached),
+            usage.completion_tokens,
+            OutputDetails(choice.reasoning_tokens),
+            usage.total_tokens,
+        )
+
+    def _extra(self, choice: Choice) -> ResponseExtra:
+        extra = self.response.localspec or ResponseExtra()
+        assert isinstance(extra, ResponseExtra)
+        final_frames = [choice.done] if choice.done else []
+        return structs.replace(
+            extra,
+            speculation=final_frames[0].speculation if final_frames else UNSET,
+            note=self.answer.note(self._note()) or UNSET,
+            news=self.answer.news(self._news()) or UNSET,
+            not_kept=self._not_kept() or UNSET,
+            limit=limit(final_frames),
+        )
+
+    def _number_events(self, new_events: Iterable[wire.Event]) -> list[object]:
+        """Assign numbers to the events, and name each by its type."""
+        named: list[object] = []
+        for event in new_events:
+            event.sequence_number = self._sent
+            self._sent += 1
+            named.append(Named(str(event.__struct_config__.tag), event))
+        return named
+
+
+def _logprob(token: frames.TokenLogprob) -> TokenLogprob:
+    top = [TopLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top]
+    return TokenLogprob(text_of(token.piece), token.logprob, list(token.piece), top)
+
+
+def _published_code(error: LocalspecError) -> str:
+    """Return the nearest of the error codes that OpenAI has published."""
+    if isinstance(error, Unavailable):
+        return "rate_limit_exceeded"
+    return "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"

@@ -1,0 +1,473 @@
+"""A response, the items it consists of, and the items that are listed of its input."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from localspec.protocol.answers import PromptProgress, TopLogprob, Unheeded
+from localspec.protocol.frames import Speculation, Timings
+from localspec.protocol.reading import OrDefault, Request
+from localspec.protocol.requests import MAX_LOGPROBS, MAX_TOOLS, GenerationRequest, TokenLimit
+
+Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
+class TokenLogprob(Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class OutputText(Struct, tag_field="type", tag="output_text"):
+    text: str
+    annotations: list[Any] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+class InputText(Struct, tag_field="type", tag="input_text"):
+    text: str
+
+
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    text: str
+
+
+class SummaryText(Struct, tag_field="type", tag="summary_text"):
+    text: str
+
+
+class Message(Struct, tag_field="type", tag="message"):
+    id: str
+    role: str
+    content: list[OutputText | InputText]
+    status: Status = "completed"
+
+
+class Reasoning(Struct, tag_field="type", tag="reasoning"):
+    """Thoughts, in `content` or, if a summary was requested, in `summary`.
+
+    `encrypted_content` is included on request and lets a client send the thoughts back. It is
+    opaque but not secret.
+    """
+
+    id: str
+    summary: list[SummaryText]
+    content: list[ReasoningText] = field(default_factory=list)
+    encrypted_content: str | None = None
+    status: Status = "completed"
+
+
+class FunctionCall(Struct, tag_field="type", tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Status = "completed"
+    namespace: str | UnsetType = UNSET
+
+
+class FunctionOutput(Struct, tag_field="type", tag="function_call_output"):
+    id: str
+    call_id: str
+    output: str
+    status: Status = "completed"
+
+
+class CustomCall(Struct, tag_field="type", tag="custom_tool_call"):
+    id: str
+    call_id: str
+    name: str
+    input: str
+    status: Status = "completed"
+    namespace: str | UnsetType = UNSET
+
+
+OutputItem = Message | Reasoning | FunctionCall | CustomCall
+AnyItem = Message | Reasoning | FunctionCall | CustomCall | FunctionOutput
+
+
+class ItemList(Struct):
+    data: list[AnyItem]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class Incomplete(Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseError(Struct):
+    """An error.
+
+    `code` is one of OpenAI's published codes, and `localspec_code` is our own, more specific one.
+    """
+
+    code: str
+    message: str
+    localspec_code: str | UnsetType = UNSET
+
+
+class InputDetails(Struct):
+    """Tokens of the prompt.
+
+    - `cache_write_tokens`: tokens that were prefilled and that a request with the same beginning
+      finds in the cache.
+    """
+
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(Struct):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseExtra(Struct, omit_defaults=True):
+    """Extensions of localspec in a response.
+
+    - `ignored`: sentences about parts of the request that were not honoured. The other fields are
+      as in a chat.
+    """
+
+    ignored: list[str] = field(default_factory=list)
+    speculation: Speculation | UnsetType = UNSET
+    note: str | UnsetType = UNSET
+    news: str | UnsetType = UNSET
+    conversation: str | UnsetType = UNSET
+    not_kept: str | UnsetType = UNSET
+    limit: Literal["tokens", "context"] | UnsetType = UNSET
+
+
+class ResponseObject(Struct, kw_only=True):
+    """A response. Fields that the request left out are null.
+
+    Some parameters are only repeated here; `localspec.ignored` names those without effect.
+    """
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Status
+    background: bool = False
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    model: str
+    output: list[OutputItem] = field(default_factory=list)
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
+    reasoning: dict[str, Any] = field(default_factory=dict)
+    safety_identifier: str | None = None
+    service_tier: str = "default"
+    store: bool = True
+    temperature: float | None = None
+    text: dict[str, Any] = field(default_factory=dict)
+    tool_choice: str | dict[str, Any] = "auto"
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    top_logprobs: int = 0
+    top_p: float | None = None
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+    metadata: dict[str, str] = field(default_factory=dict)
+    timings: Timings | UnsetType = UNSET
+    localspec: ResponseExtra | UnsetType = UNSET
+
+
+class DeletedResponse(Struct):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: bool = True
+
+
+class InputTokens(Struct):
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    localspec: Unheeded | UnsetType = UNSET
+
+
+# ------------------------------------------------------------------------ events
+# The events of a response's stream, in the published order.
+#
+# First come created and in_progress. For each item follow output_item.added, the events of its
+# content, and output_item.done. A text has content_part.added, its deltas, its done and
+# content_part.done. The stream ends with completed, incomplete or failed.
+
+
+class Event(Struct, tag_field="type", kw_only=True):
+    """Base of all events."""
+
+    sequence_number: int = 0
+    # llama-server's `timings`, at the end and, with `timings_per_token`, with each token.
+    timings: Timings | UnsetType = UNSET
+
+
+class OfResponse(Event, kw_only=True):
+    response: ResponseObject
+
+
+class Created(OfResponse, tag="response.created"):
+    pass
+
+
+class InProgress(OfResponse, tag="response.in_progress"):
+    """The response is in progress. `prompt_progress` is llama-server's."""
+
+    prompt_progress: PromptProgress | UnsetType = UNSET
+
+
+class Completed(OfResponse, tag="response.completed"):
+    pass
+
+
+class Incompleted(OfResponse, tag="response.incomplete"):
+    """The response ended at a limit, or was cancelled."""
+
+
+class Failed(OfResponse, tag="response.failed"):
+    pass
+
+
+class ErrorEvent(Event, tag="error", kw_only=True):
+    code: str
+    message: str
+    param: str | None = None
+
+
+class OfItem(Event, kw_only=True):
+    output_index: int
+    item: OutputItem
+
+
+class ItemAdded(OfItem, tag="response.output_item.added"):
+    pass
+
+
+class ItemDone(OfItem, tag="response.output_item.done"):
+    pass
+
+
+class InItem(Event, kw_only=True):
+    item_id: str
+    output_index: int
+
+
+class InContent(InItem, kw_only=True):
+    content_index: int = 0
+
+
+class OfPart(InContent, kw_only=True):
+    part: OutputText | ReasoningText
+
+
+class PartAdded(OfPart, tag="response.content_part.added"):
+    pass
+
+
+class PartDone(OfPart, tag="response.content_part.done"):
+    pass
+
+
+class TextDelta(InContent, tag="response.output_text.delta", kw_only=True):
+    delta: str
+    logprobs: list[TokenLogprob]
+
+
+class TextDone(InContent, tag="response.output_text.done", kw_only=True):
+    text: str
+    logprobs: list[TokenLogprob]
+
+
+class ReasoningDelta(InContent, tag="response.reasoning_text.delta", kw_only=True):
+    delta: str
+
+
+class ReasoningDone(InContent, tag="response.reasoning_text.done", kw_only=True):
+    text: str
+
+
+class InSummary(InItem, kw_only=True):
+    summary_index: int = 0
+
+
+class OfSummary(InSummary, kw_only=True):
+    part: SummaryText
+
+
+class SummaryAdded(OfSummary, tag="response.reasoning_summary_part.added"):
+    pass
+
+
+class SummaryPartDone(OfSummary, tag="response.reasoning_summary_part.done"):
+    pass
+
+
+class SummaryDelta(InSummary, tag="response.reasoning_summary_text.delta", kw_only=True):
+    delta: str
+
+
+class SummaryDone(InSummary, tag="response.reasoning_summary_text.done", kw_only=True):
+    text: str
+
+
+class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta", kw_only=True):
+    delta: str
+
+
+class ArgumentsDone(InItem, tag="response.function_call_arguments.done", kw_only=True):
+    name: str
+    arguments: str
+
+
+class InputDelta(InItem, tag="response.custom_tool_call_input.delta", kw_only=True):
+    delta: str
+
+
+class InputDone(InItem, tag="response.custom_tool_call_input.done", kw_only=True):
+    input: str
+
+
+AnyEvent = (
+    Created
+    | InProgress
+    | Completed
+    | Incompleted
+    | Failed
+    | ErrorEvent
+    | ItemAdded
+    | ItemDone
+    | PartAdded
+    | PartDone
+    | TextDelta
+    | TextDone
+    | ReasoningDelta
+    | ReasoningDone
+    | SummaryAdded
+    | SummaryPartDone
+    | SummaryDelta
+    | SummaryDone
+    | ArgumentsDelta
+    | ArgumentsDone
+    | InputDelta
+    | InputDone
+)
+
+
+# ------------------------------------------------------------------------ requests
+# Requests of OpenAI's Responses API.
+#
+# They are checked as leniently as OpenAI intends: fields and items of newer clients are no error, and
+# null is read as a missing field.
+
+
+MAX_ITEMS = 10_000
+
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+    Meta(max_length=16),
+]
+
+
+class Part(Struct):
+    """A part of an item: `input_text`, `output_text`, `reasoning_text`, `summary_text` or `refusal`."""
+
+    type: str | None = None
+    text: str | None = None
+    refusal: str | None = None
+
+
+class InputItem(Struct):
+    """One item of `input`. Without a `type` it is a message.
+
+    Of an item of unknown type no other field is read. The types of `arguments`, `input` and
+    `output` are checked where they are used.
+    """
+
+    type: str | None = None
+    role: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
+    content: str | list[Part] | dict[str, Any] | None = None
+    id: str | None = None
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
+    arguments: Any = None
+    input: Any = None
+    output: Any = None
+    summary: list[Part] | None = None
+    encrypted_content: str | None = None
+
+
+class TextFormat(Request):
+    """The format of the answer: `text`, `json_object`, or `json_schema` with its `schema`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: OrDefault[str] = ""
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextOptions(Struct):
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class ReasoningOptions(Struct):
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None  # its older name
+
+
+class ResponsesRequest(GenerationRequest, kw_only=True):
+    """POST /v1/responses. In addition to OpenAI's fields it has those of chats that affect the answer.
+
+    - `store`: false stores nothing. Otherwise the response is saved like a conversation, unless
+      `keep_responses` in the configuration says otherwise.
+    - `background`, `conversation`, `prompt`: refused.
+    - `tools`, `input`: functions and custom tools, messages, calls, their results and thoughts.
+      Items of other types are left out, and `localspec.ignored` names them.
+    """
+
+    refuses: ClassVar[str] = "chat"
+
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
+    conversation: Any = None
+    prompt: Any = None
+    metadata: Metadata | None = None
+    max_output_tokens: TokenLimit | None = None
+    max_tool_calls: int | None = None
+    tools: Annotated[list[dict[str, Any]], Meta(max_length=MAX_TOOLS)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    text: TextOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    truncation: str | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    service_tier: str | None = None
+    chat_template_kwargs: OrDefault[dict[str, Any]] = msgspec.field(default_factory=dict)

@@ -1,0 +1,88 @@
+"""`localspec service install|uninstall|status`."""
+
+from __future__ import annotations
+
+import click
+
+from localspec.cli.app import Group
+from localspec.cli.terminal import render
+from localspec.client import autostart
+from localspec.client.api import Client
+from localspec.config import load_config
+from localspec.errors import NoDaemon
+from localspec.extras.service import doctor, units
+from localspec.paths import default_paths
+
+
+@click.group(
+    cls=Group,
+    help="Run the daemon as a user service: systemd starts it on demand, launchd at login.",
+    epilog="Examples:\n\n\b\n  localspec service install\n  localspec service install --print\n"
+    "  localspec service uninstall",
+)
+def service_command() -> None:
+    pass
+
+
+def _manager() -> units.Manager:
+    paths = default_paths()
+    # A TCP request cannot start the daemon, so with `listen` it has to run already.
+    return units.manager(paths.socket, always=bool(load_config(paths.config_file).listen))
+
+
+@service_command.command(
+    help="Install and start the service. A running daemon is stopped first.",
+    epilog="Example: localspec service install",
+)
+@click.option(
+    "--print", "only_print", is_flag=True, help="Only print the files that would be written."
+)
+def install(only_print: bool) -> int:
+    manager = _manager()
+    if only_print:
+        for path, text in manager.files().items():
+            render.verbatim(f"# {path}\n{text}")
+        return 0
+    manager.require()
+    client = Client(autostart=False)
+    try:
+        with autostart.until_gone():
+            client.shutdown()
+    except NoDaemon:
+        pass
+    manager.install()
+    render.line(manager.state())
+    return 0
+
+
+@service_command.command(
+    help="Stop and remove the service. Models, history and configuration are kept.",
+    epilog="Example: localspec service uninstall",
+)
+def uninstall() -> int:
+    removed = _manager().uninstall()
+    render.line("The service has been removed." if removed else "No service is installed.")
+    return 0
+
+
+@service_command.command(
+    help="Show whether the service is installed and active.",
+    epilog="Example: localspec service status",
+)
+def status() -> int:
+    render.line(_manager().state())
+    return 0
+
+
+# ------------------------------------------------------------------------ doctor
+# `localspec doctor`.
+
+
+@click.command(
+    help="Check for problems and suggest fixes. Exits with 1 if something does not work. "
+    "Nothing is changed and nothing is sent.",
+    epilog="Examples:\n\n\b\n  localspec doctor\n  localspec doctor --json",
+)
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+def doctor_command(as_json: bool) -> int:
+    return doctor.run(doctor.CheckedMachine.here(), as_json=as_json)

@@ -1,0 +1,407 @@
+"""Send the question of a template, about as much of a long text as the pair's context holds."""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from localspec.cli import ask, templates
+from localspec.cli import options as table
+from localspec.cli.terminal import extract, render
+from localspec.client.api import Client
+from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed
+
+# ------------------------------------------------------------------------ answers
+# Extract a command or a commit message from the text of a model.
+#
+# The prompt requests nothing else, but models also greet, explain, number, quote and fence. Nothing here
+# decides whether a command is safe, because a person reads the result before it is used.
+
+
+# ------------------------------------------------------------------ a command
+
+_PROMPT = re.compile(r"\s*(?:[\w.-]+@[\w.-]+[^$%#❯]*)?[$%❯] +(?=\S)")
+_FENCE_PREFIX = re.compile(r"(?m)^[ \t>*+.\d-]+(?=```|~~~)")
+_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+_LABEL = re.compile(r"(?i)^\**(?:shell |bash |zsh |fish )?(?:command|answer)\**\s*:\**\s*")
+_LANGUAGE = re.compile(r"(?i)^(?:bash|zsh|fish|sh|shell|console)$")
+_WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*[,.:;!?]*")
+# Words that begin sentences and that no command begins with.
+_SENTENCE_STARTS = frozenset(
+    "here here's this that these you your to use using sure the try run note i i'm it it's certainly "
+    "okay ok of and explanation output in as below above following".split()
+)
+# Characters that terminals show as nothing or as a blank, although str.isprintable is true for them.
+_INVISIBLE = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+
+
+def extract_command(answer: str) -> str:
+    """Return the first command in an answer, which may have several lines; empty if there is none."""
+    text = re.sub(r"\r\n?", "\n", answer)
+    blocks = [block for block in extract.blocks(_FENCE_PREFIX.sub("", text)) if block.strip()]
+    lines = blocks[0].split("\n") if blocks else _outside_fences(text)
+    return _strip_decoration(lines)
+
+
+def _outside_fences(text: str) -> list[str]:
+    """Return the first lines that are no sentence, or else the first code span within a sentence."""
+    command_lines: list[str] = []
+    for line in text.strip().split("\n"):
+        bare = _LABEL.sub("", line)
+        if not bare.strip() or _is_sentence(bare):
+            if command_lines:
+                break
+            continue
+        command_lines.append(bare)
+    if len(command_lines) > 1 and _LANGUAGE.match(command_lines[0].strip()):
+        command_lines = command_lines[1:]
+    if not command_lines:
+        spans = [match[2] for match in _SPAN.finditer(text)]
+        return spans[:1]
+    span = _SPAN.fullmatch(command_lines[0].strip())
+    return [span[2]] if span else command_lines
+
+
+def _is_sentence(line: str) -> bool:
+    """Return whether a line is prose and not a command, judged by its words and punctuation."""
+    words = [word.strip("*_") for word in line.split()]
+    is_plain_word = [bool(_WORD.fullmatch(word)) for word in words]
+    if len(words) > 3 and words[-1].endswith((".", "!", "?")) and all(is_plain_word[-3:]):
+        return True
+    if not is_plain_word[0]:
+        return False
+    if words[0].rstrip(",.:;!?").lower().replace("’", "'") in _SENTENCE_STARTS:
+        return True
+    if len(words) > 2 and words[-1].endswith(":"):
+        return all(is_plain_word)
+    # "Find all files" is prose, but "find all files" may be a command.
+    return words[0][0].isupper() and len(words) > 2 and is_plain_word[1]
+
+
+def _strip_decoration(lines: list[str]) -> str:
+    """Return the lines without prompts, output, and comments before the first command."""
+    lines = textwrap.dedent("\n".join(lines)).split("\n")
+    while lines and (not lines[0].strip() or lines[0].lstrip().startswith("#")):
+        lines.pop(0)
+    if lines and _PROMPT.match(lines[0]):
+        lines = _drop_output(lines)
+    text = "\n".join(lines).strip()
+    # Text that begins with a dash is a list item, which a shell would take for an option of its own.
+    return "" if text.startswith("-") else text
+
+
+def _drop_output(lines: list[str]) -> list[str]:
+    """Return the typed lines of a session: those after a prompt, and their continuation lines."""
+    typed_lines: list[str] = []
+    continues = False
+    for line in lines:
+        match = _PROMPT.match(line)
+        if match or continues:
+            line = line[match.end() :] if match else line.removeprefix("> ")
+            typed_lines.append(line)
+            continues = line.endswith("\\")
+    return typed_lines
+
+
+def find_invisible(command: str) -> str:
+    """Return the first character that a terminal would not show as itself; empty if there is none."""
+    for char in command:
+        if char not in "\n\t" and (not char.isprintable() or _INVISIBLE.match(char)):
+            return char
+    return ""
+
+
+# ------------------------------------------------------------------ a commit message
+
+_MIN_REPEATED_LETTERS = 8  # a shorter subject may be repeated by chance
+_MAX_COLUMNS = 72  # width of a message's lines that git's manual recommends
+_INTRODUCTION = re.compile(
+    r"(?i)^(?:sure|certainly|okay|here|the|a|this|commit message|\**commit)\b.*:\**$"
+)
+_TITLE = re.compile(r"(?i)^\**(?:(?:git )?commit message|subject|title|message|body)\**\s*:\**\s*")
+_BULLET = re.compile(r"^(\s*(?:[-*+]|\d+[.)])\s+|\s*)")
+
+
+def extract_message(answer: str) -> str:
+    """Return a commit message: a subject, and perhaps a body after an empty line.
+
+    Returns an empty string if there is none.
+    """
+    text = re.sub(r"\r\n?", "\n", answer)
+    blocks = [block for block in extract.blocks(text) if block.strip()]
+    text = "".join(
+        char for char in (blocks[0] if blocks else text) if char in "\n\t" or char.isprintable()
+    )
+    lines = [line.rstrip() for line in text.split("\n")]
+    while lines and (not lines[0].strip() or _INTRODUCTION.match(lines[0].strip())):
+        lines.pop(0)
+    if not lines:
+        return ""
+    subject = _subject(lines[0])
+    body = [wrapped for line in lines[1:] for wrapped in _wrapped(_TITLE.sub("", line))]
+    text = "\n".join(body).strip("\n")
+    return f"{subject}\n\n{text}".strip() if subject else extract_message("\n".join(lines[1:]))
+
+
+def repeats_subject(message: str, subjects: str) -> bool:
+    """Return whether a message begins with one of the earlier subjects, which are one per line.
+
+    Small models copy what the prompt shows them.
+    """
+    message_letters = _letters(message)
+    known_letters = [_letters(line) for line in subjects.split("\n")]
+    return any(
+        len(letters) >= _MIN_REPEATED_LETTERS and message_letters.startswith(letters)
+        for letters in known_letters
+    )
+
+
+def _letters(text: str) -> str:
+    return "".join(char for char in text.casefold() if char.isalnum())
+
+
+def _subject(line: str) -> str:
+    line = _TITLE.sub("", line.strip()).lstrip("#").strip()
+    for sign in ("**", '"', "`", "'"):
+        if len(line) > 2 * len(sign) and line.startswith(sign) and line.endswith(sign):
+            line = line.removeprefix(sign).removesuffix(sign).strip()
+    return line.lstrip("#").strip()
+
+
+def _wrapped(line: str) -> list[str]:
+    if line.startswith("#"):
+        line = f" {line}"  # otherwise git would take it for a comment
+    if len(line) <= _MAX_COLUMNS:
+        return [line]
+    match = _BULLET.match(line)
+    indent = " " * len(match[1]) if match else ""
+    return textwrap.wrap(
+        line, _MAX_COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+# ------------------------------------------------------------------------ asking
+
+
+_MAX_CHARS = 400_000  # a longer text is cut before its tokens are counted
+_MAX_ATTEMPTS = 4
+# Share of the context for the text. The remainder is for the template and the answer. It also covers
+# remaining parts that have more tokens per character than the whole text.
+_CONTEXT_SHARE = 0.7
+_MIN_CHARS = 1000  # a text is not cut to less than that
+_FORECAST_TOLERANCE = 1.25  # forecasts of the reading time may be off by this factor
+
+
+class Cut(NamedTuple):
+    """A text shortened to a given length, and a description of what was left out, which may be empty."""
+
+    text: str
+    left_out: str = ""
+
+
+class ShellAnswer(NamedTuple):
+    """An answer: its text, whether a token limit cut it off, and the pair that gave it."""
+
+    text: str
+    cut_off: bool
+    model: str = ""
+
+
+class CollectingPrinter(render.Printer):
+    """A printer that collects the answer instead of showing it."""
+
+    def __init__(self) -> None:
+        self.answer = ""
+
+    def text(self, piece: str, drafted: list[list[int]]) -> None:
+        del drafted
+        self.answer += piece
+
+    def close(self) -> None:
+        """Do nothing, because no line on the screen has to be ended."""
+
+
+class _TooSlow(Exception):
+    """Raised if reading the prompt would take `seconds`, which is too long."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds)
+        self.seconds = seconds
+
+
+class _ReadingClock:
+    """Checks how long the reading of a prompt takes, from the daemon's forecasts.
+
+    The forecasts come from the pair's measured costs, so they show that a prompt is too long before it has
+    been read.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._began: float | None = None
+
+    def watch(self, progress: dict[str, Any]) -> None:
+        """Check a progress report. Raises _TooSlow if reading will clearly exceed the limit."""
+        if progress["state"] != "reading":
+            return
+        now = time.monotonic()
+        self._began = now if self._began is None else self._began
+        expected = now - self._began + progress.get("seconds", 0)
+        if expected > _FORECAST_TOLERANCE * self._limit_s:
+            raise _TooSlow(expected)
+
+
+def ask_template(
+    template: str,
+    options: dict[str, Any],
+    cut: Callable[[int], Cut],
+    variables: dict[str, str],
+    printer: render.Printer,
+    *,
+    reading_s: float = math.inf,
+) -> dict[str, Any]:
+    """Ask `template` about a text, print the answer and return what `ask.stream` returns.
+
+    `cut` returns the text shortened to a number of characters. It is called again with fewer characters if
+    the text does not fit into the context, or takes longer to read than `reading_s` seconds. `options` are
+    some of `options.ASK` by name, and `about`, the title in the history. `variables` has the values of the
+    template's variables.
+
+    Raises:
+        UsageError: the template is wrong.
+        LocalspecError: no daemon is running, or it answered with an error.
+    """
+    client = Client(autostart=not options["no_daemon_start"])
+    max_chars, reason = _MAX_CHARS, ""
+    for attempt in range(_MAX_ATTEMPTS):
+        text, left_out = cut(max_chars)
+        request, merged = _build_request(template, options, text, variables)
+        clock = _ReadingClock(reading_s)
+        is_limited = attempt < _MAX_ATTEMPTS - 1 and len(text) > _MIN_CHARS and reading_s < math.inf
+        try:
+            response = _stream_answer(
+                client, request, merged, printer, clock.watch if is_limited else None
+            )
+            break
+        except _TooSlow as error:
+            max_chars = max(_MIN_CHARS, int(min(len(text), max_chars) * reading_s / error.seconds))
+            reason = f"Too long to read in {reading_s:.0f} seconds"
+        except ContextExceeded as error:
+            tokens, context = error.n_prompt_tokens, error.n_ctx
+            if attempt == _MAX_ATTEMPTS - 1 or not tokens or not context:
+                raise
+            max_chars = int(min(len(text), max_chars) * _CONTEXT_SHARE * min(1, context / tokens))
+            reason = "Too long for the pair's context"
+    if left_out:
+        render.note(f"{reason or 'Too long'}; left out: {left_out}")
+    _print_notes(client, response, usage=bool(options.get("usage")))
+    return response
+
+
+def _stream_answer(
+    client: Client,
+    request: dict[str, Any],
+    options: dict[str, Any],
+    printer: render.Printer,
+    on_progress: Callable[[dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    """Print the answer and return what `ask.stream` returns.
+
+    Raises LocalspecError, which for a base model says what it can do instead.
+    """
+    hide = options["hide_reasoning"]
+    try:
+        return ask.stream(client, request, printer, hide_reasoning=hide, on_progress=on_progress)
+    except TemplateFailed as error:
+        from localspec.cli import base_models
+
+        raise base_models.explain_error(client, request.get("model", ""), error) from error
+
+
+def _build_request(
+    template: str, options: dict[str, Any], text: str, variables: dict[str, str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the request that asks `template` about a text, and the merged options."""
+    template_name = options.get("template") or template
+    all_options = {**table.defaults(table.ASK), "words": [], **options, "template": template_name}
+    title = all_options.pop("about", "")
+    merged, question = templates.apply_template(all_options, text, variables)
+    request = ask.request_for(merged, question)
+    if ask.is_saved(request):
+        kind = template.partition("-")[0]
+        request["localspec"]["kind"] = kind
+        request["localspec"]["title"] = f"{kind}: {title}" if title else kind
+    return request, merged
+
+
+def _print_notes(client: Client, response: dict[str, Any], *, usage: bool) -> None:
+    """Print the notes that follow an answer."""
+    ask.print_notes(response)
+    if usage:
+        from localspec.cli.terminal import figures
+
+        figures.statistics(response)
+    if response.get("model") == "builtin" and sys.stderr.isatty():
+        from localspec.cli.terminal import hints
+
+        hints.suggest_real_pair(client)
+
+
+def ask_for_text(
+    template: str,
+    options: dict[str, Any],
+    cut: Callable[[int], Cut],
+    variables: dict[str, str],
+    *,
+    reading_s: float = math.inf,
+) -> ShellAnswer:
+    """Ask like `ask_template`, but return the answer instead of printing it.
+
+    Raises:
+        LocalspecError: the built-in pair answered, which cannot know anything about the question.
+    """
+    printer = CollectingPrinter()
+    response = ask_template(template, options, cut, variables, printer, reading_s=reading_s)
+    if response.get("model") == "builtin":
+        raise LocalspecError(
+            "The built-in demo pair knows only Python's standard library. Use a real one: localspec catalogue"
+        )
+    cut_off = response.get("finish_reason") == "length"
+    return ShellAnswer(printer.answer, cut_off, str(response.get("model", "")))
+
+
+def ask_and_print(
+    template: str, options: dict[str, Any], cut: Callable[[int], Cut], variables: dict[str, str]
+) -> None:
+    """Ask like `ask_template` and print the answer as `ask` does."""
+    ask_template(template, options, cut, variables, render.printer(plain=options["plain"]))
+
+
+def uncut(text: str) -> Callable[[int], Cut]:
+    """Return a `cut` for a text that is never shortened. If it is too long, the daemon refuses it."""
+    return lambda max_chars: Cut(text)
+
+
+def middle_left_out(text: str) -> Callable[[int], Cut]:
+    """Return a `cut` for a log, which leaves out the middle.
+
+    The end usually matters most, and the beginning shows what ran.
+    """
+
+    def cut(max_chars: int) -> Cut:
+        if len(text) <= max_chars:
+            return Cut(text)
+        head, tail = text[: max_chars // 4], text[len(text) - max_chars + max_chars // 4 :]
+        head, tail = head.rpartition("\n")[0] or head, tail.partition("\n")[2] or tail
+        lines = text[len(head) : len(text) - len(tail)].strip("\n").count("\n") + 1
+        omission = f"{lines} line{'s' * (lines > 1)} in the middle"
+        return Cut(f"{head}\n[… {omission} left out …]\n{tail}", f"{omission}.")
+
+    return cut

@@ -1,0 +1,351 @@
+"""`localspec cmd`: propose one shell command for a description."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from localspec.cli import ask, inputs, options
+from localspec.cli.commands.ask import click_option
+from localspec.cli.terminal import render
+from localspec.errors import LocalspecError, ModelNotFound, UsageError
+from localspec.extras.shell import asking, failures, message_editor, proposal, staged
+
+_CMD_OPTIONS = options.select_options(
+    "model",
+    "system",
+    "tokens",
+    "files",
+    "template",
+    "plain",
+    "hide_reasoning",
+    "usage",
+    "no_log",
+    "no_daemon_start",
+    "debug",
+)
+
+
+def _run_cmd(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
+    if not words:
+        raise UsageError('Describe the command, as in: localspec cmd "count the lines in *.py"')
+    text = ask.read_question({**values, "words": list(words)})
+    target_shell = proposal.shell_for(shell) if shell else proposal.current_shell()
+    variables = {"shell": target_shell.language, "system": proposal.system()}
+
+    template_options = {**values, "files": [], "about": ask.clean(" ".join(words))}
+    answer = asking.ask_for_text("cmd", template_options, asking.uncut(text), variables)
+    command = asking.extract_command(answer.text)
+    if answer.cut_off:
+        raise LocalspecError(
+            f"The answer was cut off by the token limit; it began: {answer.text[:200]}"
+        )
+    if not command:
+        raise LocalspecError(f"The answer contains no command: {answer.text.strip()}")
+    proposal.require_visible(command)
+    if not proposal.at_terminal():
+        render.text(command)
+        render.end_of_text()
+        return 0
+
+    def explain(command: str) -> None:
+        fenced = f"```\n{command}\n```"
+        asking.ask_and_print(
+            "cmd-explain", {**values, "files": []}, asking.uncut(fenced), variables
+        )
+
+    return proposal.decide(command, target_shell, explain)
+
+
+cmd_command = click.Command(
+    "cmd",
+    callback=_run_cmd,
+    params=[
+        click.Argument(["words"], nargs=-1, metavar="WORDS..."),
+        click.Option(
+            ["--shell"],
+            type=click.Choice(["bash", "zsh", "fish", "sh"]),
+            help="Shell to write for; by default the one in use.",
+        ),
+        *map(click_option, _CMD_OPTIONS),
+    ],
+    help="Propose one shell command for what WORDS describe. On a terminal, Enter runs it, e edits it first, "
+    "x explains it, and any other key cancels; the exit code is then the command's own. Without a "
+    "terminal the command is printed and not run.",
+    epilog='Examples:\n\n\b\n  localspec cmd "find files over 1 GB changed this week"\n'
+    '  localspec cmd --shell fish "list all variables"\n'
+    '  make -pn | localspec cmd "build only the documentation"',
+)
+
+
+# ------------------------------------------------------------------------ commit
+# `localspec commit`: write a commit message for the staged changes.
+
+
+_COMMIT_OPTIONS = options.select_options(
+    *("model", "system", "tokens", "files", "template", "hide_reasoning", "usage"),
+    *("no_log", "no_daemon_start", "debug"),
+)
+_MAX_READING_S = 20.0  # longest time for reading the diff; a longer diff is shortened
+# Editors that scripts set to accept every message. There is no person who could abort.
+_ACCEPTING_EDITORS = ("", ":", "true", "/bin/true", "/usr/bin/true")
+_STYLE_SUBJECTS = 8  # earlier subjects that the prompt shows for their style
+_NO_SUBJECTS = "(none)"
+_HOOK_TIMEOUT_S = 60  # longest time that the hook delays a commit
+_HOOK = """\
+#!/bin/sh
+# A prepare-commit-msg hook from `localspec commit --hook`: proposes a message when none was given.
+# It never blocks a commit: it gives up without a running daemon, and after {patience} seconds.
+{program} commit --no-daemon-start --prepare "$@" </dev/null || :
+exit 0
+"""
+
+
+def _run_commit(words: tuple[str, ...], **values: Any) -> int:
+    if values.pop("hook"):
+        return _print_hook()
+    if values.pop("prepare"):
+        del values["print_only"], values["everything"]
+        return _prepare(list(words), values)
+    only_print, everything = values.pop("print_only"), values.pop("everything")
+    if operation := staged.operation_in_progress():
+        raise LocalspecError(
+            f"A {operation} is in progress and git already has a message for it; run: git commit"
+        )
+    files = values.pop("files")
+    parts = [ask.clean(" ".join(words)), inputs.read_files(list(files)) if files else ""]
+    hint = "\n\n".join(filter(None, parts))
+    try:
+        message, pair = _propose_message(hint, values, everything=everything)
+    except ModelNotFound as error:
+        raise _explain_model_option(error, values["model"]) from error
+    if only_print or not proposal.at_terminal():
+        render.text(f"{message}\n")
+        return 0
+    return _commit(message, pair, everything=everything)
+
+
+def _explain_model_option(error: ModelNotFound, model: str | None) -> ModelNotFound:
+    """Return the error; after -m with a note, because git's own -m is for the message."""
+    if model is None:
+        return error
+    return ModelNotFound(
+        f"There is no pair '{model}'. -m names the pair here; a hint for the message goes without it: "
+        f"localspec commit {shlex.quote(model)}"
+    )
+
+
+def _propose_message(
+    hint: str, values: dict[str, Any], *, everything: bool = False
+) -> tuple[str, str]:
+    """Return a message for the staged changes, and the pair that wrote it.
+
+    With `everything` it is for all changes of tracked files.
+
+    Raises:
+        LocalspecError: nothing is staged, no daemon is running, or the answer has no message.
+    """
+    patches = staged.patches(everything=everything)
+
+    def cut(max_chars: int) -> asking.Cut:
+        text, left_out = staged.shorten_patches(patches, max_chars)
+        return asking.Cut(f"{hint}\n\n{text}" if hint else text, left_out)
+
+    subjects = staged.subjects(_STYLE_SUBJECTS)
+    variables = {"shell": proposal.current_shell().language, "system": proposal.system()}
+    # Small models sometimes repeat an earlier subject. Then the second attempt shows none of them.
+    for recent in dict.fromkeys([subjects or _NO_SUBJECTS, _NO_SUBJECTS]):
+        answer = asking.ask_for_text(
+            "commit", values, cut, {**variables, "recent": recent}, reading_s=_MAX_READING_S
+        )
+        message = asking.extract_message(answer.text)
+        if not asking.repeats_subject(message, subjects):
+            break
+    if not message:
+        raise LocalspecError(f"The answer contains no commit message: {answer.text.strip()}")
+    if answer.cut_off:
+        render.note("The message was cut off by the token limit.")
+    return message, answer.model
+
+
+def _commit(message: str, pair: str, *, everything: bool) -> int:
+    """Run git commit with the message in git's own editor, and return git's exit code."""
+    environment = dict(os.environ)
+    editor = staged.editor()
+    if editor not in _ACCEPTING_EDITORS:
+        sign = staged.comment_sign()
+        environment["GIT_EDITOR"] = message_editor.command(sign, pair, editor)
+    with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
+        file = Path(folder, "COMMIT_EDITMSG")
+        file.write_text(f"{message}\n", encoding="utf-8")
+        words = ["git", "commit", *(["-a"] if everything else []), "-e", "-F", str(file)]
+        # Ctrl-C is meant for the editor and git. They would inherit SIG_IGN, but not this handler.
+        old_handler = signal.signal(signal.SIGINT, lambda *_: None)
+        try:
+            return subprocess.run(words, env=environment, check=False).returncode
+        finally:
+            signal.signal(signal.SIGINT, old_handler)
+
+
+# ------------------------------------------------------------------ the hook
+
+
+def _print_hook() -> int:
+    program = "localspec"
+    if not shutil.which(program):
+        program = f"{shlex.quote(sys.executable)} -P -m localspec"
+    render.text(_HOOK.format(program=program, patience=_HOOK_TIMEOUT_S))
+    hook_path = '"$(git rev-parse --git-path hooks)/prepare-commit-msg"'
+    render.dim(
+        f"To install it here:\n  localspec commit --hook > {hook_path} && chmod +x {hook_path}"
+    )
+    return 0
+
+
+def _prepare(arguments: list[str], values: dict[str, Any]) -> int:
+    """Write a message for git's prepare-commit-msg hook and return 0, whatever happens.
+
+    `arguments` are git's: FILE [SOURCE [COMMIT]].
+    """
+    file, source = Path(arguments[0]), arguments[1] if len(arguments) > 1 else ""
+    try:
+        old_text = file.read_text(encoding="utf-8", errors="surrogateescape")
+        if source not in ("", "template") or (not source and _has_message(old_text)):
+            return 0
+        signal.signal(signal.SIGALRM, _raise_timeout)
+        signal.alarm(_HOOK_TIMEOUT_S)
+        message, pair = _propose_message("", {**values, "files": ()})
+        signal.alarm(0)
+        message += _hook_comment(pair)
+        file.write_text(f"{message}\n{old_text}", encoding="utf-8", errors="surrogateescape")
+    except LocalspecError as error:
+        render.note(f"localspec: no commit message: {error.message}")
+    except OSError as error:
+        render.note(f"localspec: no commit message: {error.strerror}.")
+    return 0
+
+
+def _hook_comment(pair: str) -> str:
+    """Return a comment that names the author of the message, if git removes comments from messages."""
+    if staged.cleanup() not in ("", "default", "strip"):
+        return ""
+    return (
+        f"\n\n{staged.comment_sign()} Proposed by localspec ({pair}). To abort: delete the message."
+    )
+
+
+def _raise_timeout(number: int, frame: FrameType | None) -> NoReturn:
+    del number, frame
+    raise LocalspecError(f"no answer within {_HOOK_TIMEOUT_S} seconds.")
+
+
+def _has_message(text: str) -> bool:
+    """Return whether the text has more than blank lines and git's comments."""
+    sign = staged.comment_sign()
+    return any(line.strip() and not line.startswith(sign) for line in text.split("\n"))
+
+
+commit_command = click.Command(
+    "commit",
+    callback=_run_commit,
+    params=[
+        click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
+        click.Option(
+            ["-a", "--all", "everything"],
+            is_flag=True,
+            help="Commit all changes to tracked files, as `git commit -a`.",
+        ),
+        click.Option(
+            ["--print", "print_only"], is_flag=True, help="Print the message; do not commit."
+        ),
+        click.Option(
+            ["--hook"],
+            is_flag=True,
+            help="Print a prepare-commit-msg hook, which proposes the message in any `git commit`.",
+        ),
+        click.Option(["--prepare"], is_flag=True, hidden=True),
+        *map(click_option, _COMMIT_OPTIONS),
+    ],
+    help="Write a commit message for the staged changes and open it in git's editor; an empty message aborts "
+    "the commit. WORDS say what the message should mention. Without a terminal the message is printed "
+    "and nothing is committed.",
+    epilog="Examples:\n\n\b\n  localspec commit\n  localspec commit 'mention issue 12'\n"
+    "  localspec commit --print\n  localspec commit --hook",
+)
+
+
+# ------------------------------------------------------------------------ explain
+# `localspec explain`: the last failed command, or an error message.
+
+
+_EXPLAIN_OPTIONS = options.select_options(
+    *(
+        "model",
+        "system",
+        "tokens",
+        "files",
+        "template",
+        "plain",
+        "hide_reasoning",
+        "usage",
+        "no_log",
+        "no_daemon_start",
+        "debug",
+    )
+)
+
+
+def _run_explain(words: tuple[str, ...], **values: Any) -> int:
+    if words and all(map(os.path.isfile, words)):
+        values["files"], words = (*values["files"], *words), ()
+    text = ask.read_question({**values, "words": list(words)}) or _last_failure()
+    variables = {"shell": proposal.current_shell().language, "system": proposal.system()}
+    template_options = {**values, "files": [], "about": ask.clean(" ".join(words))}
+    asking.ask_and_print("explain", template_options, asking.middle_left_out(text), variables)
+    return 0
+
+
+def _last_failure() -> str:
+    """Return the text about the command that failed last in this shell.
+
+    Raises:
+        UsageError: no failure is recorded.
+    """
+    failed = failures.last()
+    if failed is None:
+        raise UsageError(
+            "No failed command is recorded in this shell. Pipe an error in:\n"
+            "  make 2>&1 | localspec explain\n"
+            "or let the shell record its failed commands:\n"
+            '  eval "$(localspec completion bash --hook)"'
+        )
+    first, *more = failed.command.split("\n")
+    render.dim(f"Exit code {failed.code}: {first}{' …' if more else ''}")
+    return (
+        f"This command ended with exit code {failed.code}{failures.meaning(failed.code)}:\n\n"
+        f"```\n{failed.command}\n```"
+    )
+
+
+explain_command = click.Command(
+    "explain",
+    callback=_run_explain,
+    params=[
+        click.Argument(["words"], nargs=-1, metavar="[WORDS]..."),
+        *map(click_option, _EXPLAIN_OPTIONS),
+    ],
+    help="Explain the last command that failed in this shell, or the error message in WORDS, in a file (-f) "
+    "or on stdin. Failed commands are known where the shell records them: localspec completion --help.",
+    epilog="Examples:\n\n\b\n  localspec explain\n  make 2>&1 | localspec explain\n"
+    '  localspec explain "E: Unable to locate package foo"\n  localspec explain < err.txt',
+)

@@ -1,0 +1,246 @@
+"""Show a proposed command exactly as it would run, then explain, edit, run or drop it by a key."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import termios
+import tty
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from localspec.cli.terminal import render
+from localspec.errors import LocalspecError
+from localspec.extras.shell import asking
+
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+
+# ------------------------------------------------------------------------ shells
+# Find the shell in which a command was typed, among the ancestors of this process.
+
+
+# Name of a shell's program → name of its language.
+LANGUAGES = {
+    **{name: name for name in ("bash", "zsh", "fish", "sh")},
+    **dict.fromkeys(("dash", "ash", "ksh", "mksh"), "sh"),
+}
+_MAX_ANCESTORS = 32  # a limit, which no real chain of processes reaches
+
+
+class Process(NamedTuple):
+    """A process, with the id of its parent and the name of its program."""
+
+    pid: int
+    parent: int
+    name: str
+
+
+class Shell(NamedTuple):
+    """A shell. `language` is bash, zsh, fish or sh, and `program` is the file to run."""
+
+    language: str
+    program: str
+
+
+def ancestors() -> Iterator[Process]:
+    """Yield our parent, its parent and so on, as far as the system lets us read them."""
+    pid = os.getppid()
+    for _ in range(_MAX_ANCESTORS):
+        if pid <= 1 or (process := _read_process(pid)) is None:
+            return
+        yield process
+        pid = process.parent
+
+
+def _read_process(pid: int) -> Process | None:
+    try:
+        if sys.platform == "linux":
+            head, _, tail = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
+            return Process(pid, int(tail.split()[1]), head.partition("(")[2].lstrip("-"))
+        command = ["ps", "-o", "ppid=,comm=", "-p", str(pid)]
+        fields = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split(
+            None, 1
+        )
+        return Process(pid, int(fields[0]), Path(fields[1].strip()).name.lstrip("-"))
+    except (OSError, ValueError, IndexError, subprocess.CalledProcessError):
+        return None
+
+
+def current_shell() -> Shell:
+    """Return the nearest shell among our ancestors, or else that of $SHELL, or else sh."""
+    for process in ancestors():
+        if process.name in LANGUAGES:
+            return Shell(LANGUAGES[process.name], _find_program(process))
+    program = os.environ.get("SHELL", "")
+    name = Path(program).name
+    return Shell(LANGUAGES[name], program) if name in LANGUAGES else shell_for("sh")
+
+
+def shell_for(language: str) -> Shell:
+    """Return the shell of a language."""
+    return Shell(language, shutil.which(language) or f"/bin/{language}")
+
+
+def _find_program(process: Process) -> str:
+    """Return the file of a shell's process.
+
+    If one program has many names (busybox), the file is looked up by the name of the process.
+    """
+    try:
+        program = Path(f"/proc/{process.pid}/exe").readlink()
+    except OSError:
+        program = Path()
+    if program.name == process.name:
+        return str(program)
+    return shutil.which(process.name) or shell_for(LANGUAGES[process.name]).program
+
+
+def system() -> str:
+    """Return the name of this operating system for a prompt, such as "Debian GNU/Linux 12"."""
+    import platform
+
+    if sys.platform == "darwin":
+        return f"macOS {platform.mac_ver()[0]}"
+    try:
+        return platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        return platform.system()
+
+
+# ------------------------------------------------------------------------ proposal
+
+
+CANCELLED = 130  # exit code, as after Ctrl-C
+
+
+def at_terminal() -> bool:
+    """Return whether all three streams are terminals.
+
+    Only then a person sees and answers, and the command that runs gets the same terminal.
+    """
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return all(stream is not None and stream.isatty() for stream in streams)
+
+
+def require_visible(command: str) -> str:
+    """Return the command if all of its characters are visible.
+
+    Raises:
+        LocalspecError: a character would be invisible, look different, or control the terminal.
+    """
+    if unseen_char := asking.find_invisible(command):
+        escaped = "".join(
+            f"<U+{ord(char):04X}>" if asking.find_invisible(char) else char for char in command
+        )
+        raise LocalspecError(
+            f"The command contains an invisible character (U+{ord(unseen_char):04X}) and was refused: "
+            f"{escaped}"
+        )
+    return command
+
+
+def decide(command: str, shell: Shell, explain: Callable[[str], object]) -> int:
+    """Let the person at the terminal decide what happens to `command`.
+
+    Returns the exit code if it is not run. If it is run, this process becomes the shell and does not return.
+
+    Raises:
+        LocalspecError: it was edited into a command that is not completely visible.
+    """
+    while True:
+        match _read_key(partial(_show, command, shell)):
+            case "\r" | "\n":
+                _run(command, shell)
+            case "e":
+                edited = _edit(command)
+                if edited is None:
+                    break
+                command = require_visible(edited)
+                _run(command, shell)
+            case "x" | "?":
+                render.line("")
+                explain(command)
+                render.line("")
+            case _:
+                break
+    render.note("Cancelled; nothing was run.")
+    return CANCELLED
+
+
+def _show(command: str, shell: Shell) -> None:
+    """Print the command on lines of its own, so that it can be copied. The terminal breaks the lines."""
+    render.verbatim(command)
+    lines = command.count("\n") + 1
+    subject = f"all {lines} lines" if lines > 1 else "it"
+    render.dim(
+        f"Enter runs {subject} in {shell.language}, e edits, x explains, any other key cancels."
+    )
+
+
+def _read_key(show: Callable[[], None]) -> str:
+    """Call `show` and return what one key sends after that.
+
+    Earlier input is dropped, because it was not meant as an answer.
+    """
+    keyboard = sys.stdin.fileno()
+    old_settings = termios.tcgetattr(keyboard)
+    try:
+        tty.setcbreak(keyboard, termios.TCSAFLUSH)
+        show()
+        return os.read(keyboard, 1024).decode(errors="replace")
+    finally:
+        termios.tcsetattr(keyboard, termios.TCSAFLUSH, old_settings)
+
+
+def _edit(command: str) -> str | None:
+    """Let a person edit the command. Returns None after Ctrl-C, Ctrl-D, or an empty result."""
+    from prompt_toolkit import PromptSession
+
+    render.dim("Enter runs it, Alt-Enter adds a line, Ctrl-C cancels.")
+    session: PromptSession[str] = PromptSession(
+        multiline=True, key_bindings=_make_key_bindings(), enable_open_in_editor=True
+    )
+    try:
+        return session.prompt("", default=command).strip("\n") or None
+    except (KeyboardInterrupt, EOFError):
+        return None
+
+
+def _make_key_bindings() -> KeyBindings:
+    """Return the same keys as in a chat: Enter ends, Alt-Enter begins a new line."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys
+
+
+def _run(command: str, shell: Shell) -> NoReturn:
+    """Replace this process by the shell that runs the command, with its exit code and terminal.
+
+    Raises:
+        LocalspecError: there is no such shell.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Python ignores SIGPIPE, and the shell would inherit that.
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    try:
+        os.execv(shell.program, [shell.language, "-c", command])
+    except (OSError, ValueError) as error:
+        raise LocalspecError(f"{shell.program} cannot be run: {error}.") from error

@@ -1,0 +1,244 @@
+"""The changes that git has staged, shortened for a prompt. git always runs without a shell."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from typing import NamedTuple
+
+from localspec.errors import LocalspecError
+from localspec.extras.shell.asking import Cut
+
+_PATCH_HEADER = b"diff --git "
+# These make the output independent of a person's configuration, and run none of their programs.
+_PLAIN_CONFIG = ("-c", "core.quotePath=false", "-c", "diff.relative=false")
+_DIFF_OPTIONS = (
+    *("--no-color", "--no-ext-diff", "--no-textconv", "--submodule=short", "-M"),
+    *("--src-prefix=a/", "--dst-prefix=b/"),
+)
+# References that exist during an operation for which git has already written a message.
+_OPERATIONS = {
+    "MERGE_HEAD": "merge",
+    "CHERRY_PICK_HEAD": "cherry-pick",
+    "REVERT_HEAD": "revert",
+}
+
+
+class Patch(NamedTuple):
+    """The changes of one file with their header. `name` is written as git writes it."""
+
+    name: str
+    text: str
+
+
+def git(*words: str) -> subprocess.CompletedProcess[bytes]:
+    """Run git, wait for it and capture its output.
+
+    Raises:
+        LocalspecError: there is no git.
+    """
+    try:
+        return subprocess.run(
+            ["git", *words], capture_output=True, stdin=subprocess.DEVNULL, check=False
+        )
+    except FileNotFoundError:
+        raise LocalspecError("git is not installed, or not in PATH.") from None
+
+
+def _read_output(*words: str) -> str:
+    """Return the output of git, or an empty string if git fails.
+
+    Raises:
+        LocalspecError: there is no git.
+    """
+    process = git(*words)
+    return process.stdout.decode(errors="replace").strip("\n") if process.returncode == 0 else ""
+
+
+def patches(*, everything: bool = False) -> list[Patch]:
+    """Return the staged changes, one patch per file.
+
+    With `everything` they are the changes that `git commit -a` would commit.
+
+    Raises:
+        LocalspecError: nothing is staged, this is no repository, or git already has a message.
+    """
+    process = git(*_PLAIN_CONFIG, "diff", "HEAD" if everything else "--cached", *_DIFF_OPTIONS)
+    if process.returncode:
+        first_line = process.stderr.decode(errors="replace").strip().split("\n")[0]
+        if not _read_output("rev-parse", "--git-dir"):
+            raise LocalspecError("Not a git repository.")
+        raise LocalspecError(
+            f"git cannot show what is staged: {first_line.removeprefix('fatal: ')}"
+        )
+    parts = (b"\n" + process.stdout).split(b"\n" + _PATCH_HEADER)[1:]
+    if not parts and not _read_output("status", "--porcelain"):
+        raise LocalspecError("Nothing to commit, working tree clean.")
+    if everything and not parts:
+        raise LocalspecError("No tracked file has changed. Add new files first: git add FILE …")
+    if not parts:
+        raise LocalspecError(
+            "Nothing is staged. Stage changes first: git add FILE …, or git add -u"
+        )
+    return [_patch((_PATCH_HEADER + part).decode(errors="replace").rstrip("\n")) for part in parts]
+
+
+def _patch(text: str) -> Patch:
+    header = text.partition("\n")[0].removeprefix(_PATCH_HEADER.decode())
+    # The header ends with "a/NAME b/NAME", where the second one is the new name of a renamed file.
+    return Patch(header.partition(" b/")[2] or header, text)
+
+
+def operation_in_progress() -> str:
+    """Return the operation that git is about to conclude (merge, cherry-pick, revert), or an empty string."""
+    for reference, operation in _OPERATIONS.items():
+        if _read_output("rev-parse", "--verify", "--quiet", reference):
+            return operation
+    return ""
+
+
+def subjects(count: int) -> str:
+    """Return the first lines of the newest commits."""
+    return _read_output("log", f"-{count}", "--no-merges", "--format=- %s")
+
+
+def editor() -> str:
+    """Return the command of the editor that git would start, or an empty string if it has none."""
+    return _read_output("var", "GIT_EDITOR")
+
+
+def cleanup() -> str:
+    """Return how git is configured to clean messages, or an empty string for its default."""
+    return _read_output("config", "--get", "commit.cleanup")
+
+
+def comment_sign() -> str:
+    """Return the sign with which git's comments in a message begin."""
+    sign = _read_output("config", "--get", "core.commentChar")
+    return sign if sign and sign != "auto" else "#"
+
+
+# Names of generated files: lock files, minified, bundled and vendored files.
+_GENERATED_NAME = re.compile(
+    r"""(?ix)
+    (?: ^|/ ) (?:
+      [^/]*[.-]lock (?: file )? (?: \.[a-z]+ )? | [^/]*-lock\.[a-z]+ | npm-shrinkwrap\.json
+      | go\.(?:work\.)?sum | packages\.lock\.json | lockfile
+      | [^/]*[.-]min\.[a-z]+ | [^/]*\.(?:bundle|chunk)\.[a-z]+
+      | [^/]*\.(?: map | snap | pb\.go | pb\.[a-z]+ | g\.dart | designer\.cs ) | [^/]*_pb2(?:_grpc)?\.pyi?
+      | [^/]*[._-]generated\.[a-z]+ | bun\.lockb
+    ) "?$
+    | (?: ^|/ ) (?: node_modules | vendor | vendored | third_party | dist | __snapshots__ | __generated__
+      | \.yarn | Pods | bower_components ) /
+    """
+)
+_GENERATED_MARK = re.compile(
+    r"@generated\b|\bDO NOT EDIT\b|\bcode generated by\b|\bautomatically generated by\b", re.I
+)
+_MARK_SEARCH_LINES = 20  # generators put their mark into the first lines of a file
+_MAX_PROSE_LINE_CHARS = 500  # only prose has longer lines that people wrote
+# Encoded data has at least so many different characters; a ruled line has one or two.
+_MIN_DISTINCT_CHARS = 10
+_ENCODED = re.compile(r"[A-Za-z0-9+/_=\\-]{56,}[,\"']*")  # base64 and hexadecimal digits, in lines
+
+
+def is_generated(patch: Patch) -> bool:
+    """Return whether a program wrote the file, judged by its name and its changed lines.
+
+    Binary files do not count, because git only shows one line for each.
+    """
+    if _GENERATED_NAME.search(patch.name):
+        return True
+    lines = [line[1:] for line in patch.text.split("\n") if line[:1] in "+-" and line]
+    lines = [line for line in lines if not line.startswith(("++ ", "-- "))]
+    if any(map(_GENERATED_MARK.search, lines[:_MARK_SEARCH_LINES])):
+        return True
+    n_data_chars = sum(len(line) for line in lines if _is_data(line))
+    return 2 * n_data_chars > sum(map(len, lines))
+
+
+def _is_data(line: str) -> bool:
+    """Return whether a line is encoded or minified data: long, and with fewer blanks than prose."""
+    bare = line.strip()
+    if len(set(bare)) < _MIN_DISTINCT_CHARS:
+        return False
+    if _ENCODED.fullmatch(bare):
+        return True
+    if len(bare) <= _MAX_PROSE_LINE_CHARS:
+        return False
+    n_non_ascii = sum(not char.isascii() for char in bare)  # some scripts have no blanks
+    return 9 * bare.count(" ") < len(bare) and 3 * n_non_ascii < len(bare)
+
+
+def shorten_patches(patches: list[Patch], max_chars: int) -> Cut:
+    """Return the patches shortened to `max_chars` characters, and a description of what was left out.
+
+    Generated files are left out first, unless there are no other ones. Of the others the longest are cut to a
+    common length.
+    """
+    if sum(len(patch.text) + 1 for patch in patches) <= max_chars:
+        return Cut("\n".join(patch.text for patch in patches))
+    generated = [patch for patch in patches if is_generated(patch)]
+    if len(generated) == len(patches):
+        generated = []
+    other_patches = [patch for patch in patches if patch not in generated]
+    texts, omissions = _shorten_patches(other_patches, max_chars)
+    texts += [
+        f"[… {patch.name}: a generated file, {_count_changed_lines(patch)} changed lines left out …]"
+        for patch in generated[:_MAX_NAMED_FILES]
+    ]
+    if len(generated) > _MAX_NAMED_FILES:
+        texts.append(f"[… {len(generated) - _MAX_NAMED_FILES} more generated files left out …]")
+    omissions = [f"{patch.name} (generated)" for patch in generated] + omissions
+    listing = (
+        omissions
+        if len(omissions) <= _MAX_NAMED_FILES
+        else [
+            *omissions[: _MAX_NAMED_FILES - 1],
+            f"parts of {len(omissions) - _MAX_NAMED_FILES + 1} more",
+        ]
+    )
+    return Cut("\n".join(texts), f"{', '.join(listing)}.")
+
+
+def _count_changed_lines(patch: Patch) -> int:
+    """Return the number of lines that a patch adds or removes."""
+    body = patch.text.partition("\n@@")[2]
+    return sum(line.startswith(("+", "-")) for line in body.split("\n"))
+
+
+def _shorten_patches(patches: list[Patch], max_chars: int) -> tuple[list[str], list[str]]:
+    """Return the texts of the patches within `max_chars`, and descriptions of what was left out."""
+    if sum(len(patch.text) + 1 for patch in patches) <= max_chars:
+        return [patch.text for patch in patches], []
+    max_length = _common_length([len(patch.text) + 1 for patch in patches], max_chars)
+    texts, omissions, n_dropped = [], [], 0
+    for patch in patches:
+        if len(patch.text) < max_length:
+            texts.append(patch.text)
+            continue
+        beginning = patch.text[:max_length].rpartition("\n")[0]
+        n_lines, n_left_out = (
+            patch.text.count("\n") + 1,
+            patch.text.count("\n") - beginning.count("\n"),
+        )
+        if beginning:
+            texts.append(f"{beginning}\n[… {n_left_out} more lines of {patch.name} left out …]")
+            omissions.append(f"{n_left_out} of {n_lines} lines of {patch.name}")
+        else:
+            n_dropped += 1
+    if n_dropped:
+        texts.append(f"[… {n_dropped} more files left out …]")
+        omissions.append(f"{n_dropped} files")
+    return texts, omissions
+
+
+_MAX_NAMED_FILES = 5  # files that a message names; more are only counted
+
+
+def _common_length(lengths: list[int], max_chars: int) -> int:
+    """Return the largest length to which longer texts can be cut so that all fit into `max_chars`."""
+    remaining = sorted(lengths)
+    while remaining and remaining[0] * len(remaining) <= max_chars:
+        max_chars -= remaining.pop(0)
+    return max_chars // max(1, len(remaining))

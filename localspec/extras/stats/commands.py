@@ -1,0 +1,62 @@
+"""`localspec stats`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from localspec.cli import suggest
+from localspec.cli.app import Limited
+from localspec.cli.terminal import render
+from localspec.client.conversations import ConversationsClient
+from localspec.errors import UsageError
+
+
+@click.command(
+    help="Show how many tokens were generated, how fast, and how much time speculation saved: by pair, "
+    "by kind of work and by day. The figures come from the history.",
+    epilog="Examples:\n\n\b\n  localspec stats -d 7\n  localspec stats -d 365 --pair coder-7b\n"
+    "  localspec stats -d 7 --html stats.html",
+)
+@click.option(
+    "-d",
+    "--days",
+    cls=Limited,
+    type=click.IntRange(1, 10_000),
+    metavar="N",
+    default=30,
+    show_default=True,
+    help="Number of days, up to today.",
+)
+@click.option(
+    "--pair", default="", metavar="NAME", shell_complete=suggest.pairs, help="Count only this pair."
+)
+@click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
+@click.option(
+    "--html",
+    metavar="FILE",
+    shell_complete=suggest.files,
+    help="Write an HTML page to FILE; - is stdout.",
+)
+def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
+    if as_json and html:
+        raise UsageError("--json and --html cannot be used together.")
+    statistics = ConversationsClient().statistics(days, pair)
+    if as_json:
+        render.record(statistics)
+    elif html == "-":
+        from localspec.extras.stats import page
+
+        render.text(page.page(statistics))
+    elif html:
+        from localspec.extras.stats import page
+
+        file = Path(html).expanduser()
+        file.write_text(page.page(statistics), encoding="utf-8")
+        render.line(f"Saved {file}.")
+    else:
+        from localspec.extras.stats import page
+
+        page.show(statistics)
+    return 0

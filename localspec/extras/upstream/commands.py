@@ -1,0 +1,163 @@
+"""`localspec export`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from localspec.cli import inputs, suggest
+from localspec.cli.app import Limited
+from localspec.cli.terminal import render
+from localspec.client.conversations import ConversationsClient
+from localspec.client.pairs import PairsClient
+from localspec.errors import UsageError
+from localspec.extras.upstream import export
+from localspec.extras.upstream.export import ENGINES, Place
+
+_HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]*")
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_ALL_DAYS = 10_000  # days of statistics, which is more than any history has
+
+
+@click.command(
+    help="Generate a launch script, or a compose file, with which vLLM, SGLang, TensorRT-LLM or llama-server "
+    "serves the same target with the same draft, and the `localspec add` line that connects to it. Nothing "
+    "is run or contacted.",
+    epilog="Examples:\n\n\b\n  localspec export coder-32b --to vllm --host tower > serve.sh\n"
+    "  localspec export llama33-70b --to vllm --host tower --nodes 2 --gpus 4\n"
+    "  localspec export coder-7b --to compose > compose.yaml",
+)
+@click.argument("name", metavar="PAIR", shell_complete=suggest.pairs)
+@click.option(
+    "--to",
+    "form",
+    required=True,
+    type=click.Choice([*ENGINES, "compose"]),
+    help="The engine, or a compose file for one.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice([*ENGINES]),
+    help="The engine in a compose file (default: vllm).",
+)
+@click.option(
+    "--host",
+    metavar="NAME",
+    default="",
+    help="The name by which others reach its machine; without it, it listens on its loopback alone.",
+)
+@click.option(
+    "--port",
+    cls=Limited,
+    type=click.IntRange(1, 65_535),
+    metavar="N",
+    help="Its port, if not the engine's usual one.",
+)
+@click.option(
+    "--nodes",
+    cls=Limited,
+    type=click.IntRange(1, 64),
+    metavar="N",
+    default=1,
+    help="Machines that share the target (vllm, sglang).",
+)
+@click.option(
+    "--gpus",
+    cls=Limited,
+    type=click.IntRange(1, 64),
+    metavar="N",
+    default=1,
+    help="GPUs of each machine.",
+)
+@click.option(
+    "--context",
+    cls=Limited,
+    type=click.IntRange(min=1),
+    metavar="TOKENS",
+    help="Context of one answer (default: all that the model has).",
+)
+@click.option(
+    "--weights",
+    metavar="REPO",
+    help="Original weights of the target (OWNER/REPO or a folder), for an engine that reads no GGUF.",
+)
+@click.option("--draft-weights", metavar="REPO", help="The same of the draft.")
+def command(
+    name: str,
+    form: str,
+    engine: str | None,
+    weights: str | None,
+    draft_weights: str | None,
+    port: int | None,
+    context: int | None,
+    **place: Any,
+) -> int:
+    if engine and form != "compose":
+        raise UsageError("--engine is for --to compose.")
+    location = Place(**place, port=port or 0, context=context or 0)
+    if location.host and not _HOST.fullmatch(location.host):
+        raise UsageError("--host must be the name or address of a machine, without a port.")
+    if location.nodes > 1 and not location.host:
+        raise UsageError(
+            "--nodes needs --host: the name by which the others reach the first machine."
+        )
+    exported = _with_weights(_load_pair(inputs.resolve_pair(name)), weights, draft_weights)
+    if form == "compose":
+        render.verbatim(export.compose(exported, location, engine or "vllm").removesuffix("\n"))
+    else:
+        render.verbatim(
+            export.script(exported, location, ENGINES[form](exported, location)).removesuffix("\n")
+        )
+    return 0
+
+
+def _load_pair(name: str) -> export.Pair:
+    """Return a pair as the daemon has it installed, or else as the catalogue describes it."""
+    client = PairsClient()
+    entries = client.pairs(everything=True)["pairs"]
+    lowered = name.strip().lower()
+    matches = [
+        listed_pair
+        for listed_pair in entries
+        if lowered in (listed_pair["name"], *listed_pair["aliases"])
+    ]
+    entry = matches[0] if matches else {}
+    view = None if matches and not entry["here"] else client.pair(entry.get("name", name))
+    if view and view["name"] != entry.get("name"):
+        entry = next(
+            (listed_pair for listed_pair in entries if listed_pair["name"] == view["name"]), {}
+        )
+    pair_name = str((view or entry)["name"])
+    return export.read(
+        name, entry, view, ConversationsClient().statistics(_ALL_DAYS, pair_name)["total"]
+    )
+
+
+def _with_weights(exported: export.Pair, target: str | None, draft: str | None) -> export.Pair:
+    """Return the pair with the original weights that the command line names.
+
+    Their vocabulary counts as unknown, because nobody has compared it.
+    """
+    if target:
+        exported = replace(
+            exported, target=replace(exported.target, original=_check_weights(target), vocabulary=0)
+        )
+    if draft:
+        if not exported.draft:
+            raise UsageError(f"'{exported.name}' has no draft in a file of its own.")
+        exported = replace(
+            exported, draft=replace(exported.draft, original=_check_weights(draft), vocabulary=0)
+        )
+    return exported
+
+
+def _check_weights(weights: str) -> str:
+    """Return a folder's absolute path, or a repository's name. Raises UsageError for anything else."""
+    if weights.startswith((".", "/", "~")):
+        return inputs.absolute(weights)
+    if not _REPO.fullmatch(weights):
+        raise UsageError("Weights are a repository (OWNER/REPO) or a folder (./FOLDER).")
+    return weights

@@ -1,0 +1,393 @@
+"""Convert the chunks that a server sends to the events of an engine.
+
+Nothing is trusted: a value of a wrong type or size ends the answer with an error.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from localspec.errors import InvalidRequest, LocalspecError, UpstreamError
+from localspec.extras.upstream.connection import MAX_LINE, Connection, Lines
+from localspec.extras.upstream.dialects import Dialect, Spoken, whole
+from localspec.extras.upstream.request import Asked
+from localspec.protocol import frames
+
+# ------------------------------------------------------------------------ events
+# Parse a stream of server-sent events to objects. Any invalid event ends the request.
+
+
+_DONE = b"[DONE]"
+
+
+async def objects(connection: Connection, lines: Lines) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the objects of a stream, and an empty one for [DONE].
+
+    Raises:
+        UpstreamError: An event is not a JSON object. Also the errors of `Lines`.
+    """
+    parts: list[bytes] = []
+    size = 0
+    async for line in lines:
+        if line.startswith(b"data:"):
+            parts.append(line[5:].removeprefix(b" "))
+            size += len(line) + 1
+            if size > MAX_LINE:
+                raise connection.nonsense(f"an event has more than {MAX_LINE >> 20} MiB")
+        elif not line and parts:
+            event, parts, size = b"\n".join(parts), [], 0
+            if not event:
+                continue
+            if event == _DONE:
+                yield {}
+                return
+            decoded = connection.decoded(event)
+            if not isinstance(decoded, dict) or not decoded:
+                raise connection.nonsense("an event of the stream is not an object")
+            yield decoded
+        elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+            raise connection.nonsense("a line of the stream does not belong to an event")
+    # Data after the last empty line is an incomplete event, which is dropped.
+
+
+# ------------------------------------------------------------------------ reply
+
+
+# Our finish reasons by OpenAI's.
+_FINISH_REASONS = {
+    "stop": "stop",
+    "length": "length",
+    "tool_calls": "stop",
+    "function_call": "stop",
+}
+_MAX_CALLS = 1024
+_MAX_NAME_CHARACTERS = 1024  # of a call's name, and of its id
+
+
+class Reply:
+    """One answer while it arrives. `over` is set once the server has marked its end."""
+
+    def __init__(self, connection: Connection, dialect: Dialect, sent: Asked, began: float) -> None:
+        """Prepare for an answer to `sent`. `began` is the monotonic time of the request."""
+        self.over = False
+        self.finish = ""
+        self._connection = connection
+        self._dialect = dialect
+        self._sent = sent
+        self._began = began
+        self._first_at = 0.0  # monotonic time of the first part
+        self._last_at = 0.0  # monotonic time of the last part so far
+        self._tokens = 0  # tokens that came as ids or with log-probabilities
+        self._characters = 0
+        self._text_characters = 0  # of the answer's text, without thoughts and calls
+        self._calls: dict[int, int] = {}  # our index of a call by the server's
+        self._prompt_tokens = self._completion_tokens = 0
+        self._cached_tokens = 0
+        self._stop: str | None = None
+        self._timings: frames.Timings | None = None
+        self._draft_counts: Spoken | None = None
+        self._reported: frames.Speculation | None = None  # by another localspec
+
+    def take(self, chunk: dict[str, Any]) -> Iterator[frames.Delta]:
+        """Yield what a chunk adds to the answer. An empty chunk ends the stream."""
+        if not chunk:
+            self._end_stream()
+            return
+        if "error" in chunk:
+            raise self._server_error(chunk["error"])
+        is_native = self._sent.api == "native"
+        delta = self._parse_native(chunk) if is_native else self._parse_choice(chunk)
+        self._read_usage(chunk)
+        if delta is None or self._sent.only_read:
+            return
+        self._set_offsets(delta)
+        delta.timings = self._timings if "timings" in chunk else None
+        self._check_length(delta)
+        if delta.text or delta.thought or delta.calls or delta.logprobs or delta.ids:
+            self._last_at = time.monotonic()
+            self._first_at = self._first_at or self._last_at
+            yield delta
+
+    def _check_length(self, delta: frames.Delta) -> None:
+        """Raise UpstreamError if the answer is longer than its limit of tokens allows.
+
+        The token count of a text is not known here, so the limit assumes the longest tokens.
+        """
+        self._tokens += max(len(delta.ids), len(delta.logprobs))
+        self._characters += len(delta.text) + len(delta.thought)
+        self._characters += sum(len(call.arguments) + len(call.name) for call in delta.calls)
+        limit = self._sent.max_tokens
+        too_many_tokens = limit is not None and self._tokens > 4 * limit + 64
+        if too_many_tokens or self._characters > self._sent.most_characters:
+            raise self._connection.nonsense(
+                "the answer is longer than its limit of tokens"
+                if limit is not None
+                else "the answer is longer than any that is allowed"
+            )
+
+    def cut(self) -> UpstreamError:
+        """Return the error that the stream ended before the answer did."""
+        return self._connection.nonsense("the answer was cut off")
+
+    def _end_stream(self) -> None:
+        if not self.finish:
+            raise self.cut()
+        self.over = True
+
+    def _server_error(self, error: object) -> LocalspecError:
+        text = error.get("message") if isinstance(error, dict) else error
+        message = self._connection.clean(text) or "it gave no reason."
+        server = f"The server of '{self._connection.name}'"
+        # vLLM may refuse a request after the stream has begun.
+        if isinstance(error, dict) and error.get("code") == 400:
+            return InvalidRequest(f"{server} refuses the request: {message}")
+        return UpstreamError(f"{server} failed: {message}")
+
+    # ------------------------------------------------------------------ text, thoughts, calls
+
+    def _parse_choice(self, chunk: Mapping[str, Any]) -> frames.Delta | None:
+        choices = chunk.get("choices")
+        if not isinstance(choices, list):
+            raise self._connection.nonsense("an event has no 'choices'")
+        if not choices:
+            return None
+        choice = choices[0]
+        if not isinstance(choice, dict):
+            raise self._connection.nonsense("a choice is not an object")
+        delta = frames.Delta(0, "")
+        if self._sent.api == "text":
+            delta.text = self._get_text(choice, "text")
+        else:
+            message = choice.get("delta") or {}
+            if not isinstance(message, dict):
+                raise self._connection.nonsense("a delta is not an object")
+            delta.text = self._get_text(message, "content")
+            delta.thought = self._get_text(message, "reasoning_content") or self._get_text(
+                message, "reasoning"
+            )
+            delta.calls = list(self._parse_calls(message.get("tool_calls") or []))
+        delta.ids = self._parse_ids(choice.get("token_ids") or [])
+        delta.logprobs = self._parse_logprobs(choice.get("logprobs"))
+        self._set_finish(choice.get("finish_reason"))
+        stop = choice.get("stop_reason")
+        self._stop = stop if isinstance(stop, str) else self._stop
+        return delta
+
+    def _parse_native(self, chunk: Mapping[str, Any]) -> frames.Delta:
+        """Parse a chunk of llama-server's own paths."""
+        delta = frames.Delta(0, self._get_text(chunk, "content"))
+        delta.ids = self._parse_ids(chunk.get("tokens") or [])
+        delta.tokens = whole(chunk.get("tokens_predicted")) or 0
+        entries = chunk.get("completion_probabilities")
+        delta.logprobs = self._parse_logprobs({"content": entries} if entries else None)
+        if chunk.get("stop") is True:
+            self._set_finish({"limit": "length"}.get(str(chunk.get("stop_type")), "stop"))
+            self._stop = self._get_text(chunk, "stopping_word") or None
+            self.over = True
+        return delta
+
+    def _parse_ids(self, ids: object) -> list[int]:
+        if not isinstance(ids, list) or any(whole(token) is None for token in ids):
+            raise self._connection.nonsense("'tokens' are not token ids")
+        return ids
+
+    def _get_text(self, fields: Mapping[str, Any], key: str) -> str:
+        value = fields.get(key)
+        if value is not None and not isinstance(value, str):
+            raise self._connection.nonsense(f"'{key}' is not a text")
+        return value or ""
+
+    def _set_finish(self, reason: object) -> None:
+        if reason is None:
+            return
+        if reason == "content_filter":
+            raise UpstreamError(f"The server of '{self._connection.name}' withheld the answer.")
+        if not isinstance(reason, str) or reason not in _FINISH_REASONS:
+            raise self._connection.nonsense("its 'finish_reason' is not known")
+        self.finish = _FINISH_REASONS[reason]
+
+    def _parse_calls(self, parts: object) -> Iterator[frames.CallPart]:
+        if not isinstance(parts, list):
+            raise self._connection.nonsense("'tool_calls' is not a list")
+        for part in parts:
+            function = part.get("function") if isinstance(part, dict) else None
+            server_index = (
+                whole(part.get("index", len(self._calls))) if isinstance(part, dict) else None
+            )
+            if server_index is None or not isinstance(function, dict | None):
+                raise self._connection.nonsense("a call is not an object")
+            name = self._get_text(function or {}, "name")
+            call_id = self._get_text(part, "id")
+            is_new = server_index not in self._calls
+            if (is_new and not name) or max(len(name), len(call_id)) > _MAX_NAME_CHARACTERS:
+                raise self._connection.nonsense("a call has no name")
+            if is_new and len(self._calls) >= _MAX_CALLS:
+                raise self._connection.nonsense(f"it has more than {_MAX_CALLS} calls")
+            index = self._calls.setdefault(server_index, len(self._calls))
+            arguments = self._get_text(function or {}, "arguments")
+            yield frames.CallPart(index, name if is_new else "", call_id, arguments)
+
+    # ------------------------------------------------------------------ log-probabilities
+
+    def _parse_logprobs(self, logprobs: object) -> list[frames.TokenLogprob]:
+        """Parse log-probabilities in either of OpenAI's two shapes."""
+        if not isinstance(logprobs, dict):
+            return []
+        entries = logprobs.get("content")
+        try:
+            if isinstance(entries, list):
+                tokens = [_parse_logprob(entry) for entry in entries]
+            else:
+                tokens = list(_parse_old_logprobs(logprobs))
+        except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError):
+            raise self._connection.nonsense("its log-probabilities are invalid") from None
+        for token in tokens:
+            del token.top[self._sent.tops :]
+        return tokens
+
+    def _set_offsets(self, delta: frames.Delta) -> None:
+        """Set the offset of each token in the answer's text. Thoughts come first and are not in the text."""
+        offset = self._text_characters - len(delta.thought)
+        for token in delta.logprobs:
+            token.offset = offset if offset >= self._text_characters else -1
+            offset += len(token.piece.decode("utf-8", "replace"))
+        self._text_characters += len(delta.text)
+
+    # ------------------------------------------------------------------ figures
+
+    def _read_usage(self, chunk: Mapping[str, Any]) -> None:
+        """Store the token counts, timings and draft counts of a chunk."""
+        usage = chunk.get("usage")
+        if isinstance(usage, dict):
+            self._prompt_tokens = whole(usage.get("prompt_tokens")) or self._prompt_tokens
+            written = whole(usage.get("completion_tokens"))
+            self._completion_tokens = written or self._completion_tokens
+            details = usage.get("prompt_tokens_details")
+            cached = whole(details.get("cached_tokens")) if isinstance(details, dict) else 0
+            self._cached_tokens = min(cached or self._cached_tokens, self._prompt_tokens)
+        timings = chunk.get("timings")
+        if isinstance(timings, dict):
+            fields = {
+                key: value
+                for key, value in timings.items()
+                if whole(value) is not None and key in frames.Timings.__struct_fields__
+            }
+            try:
+                self._timings = msgspec.convert(fields, frames.Timings, strict=False)
+            except msgspec.ValidationError:
+                raise self._connection.nonsense("its 'timings' are invalid") from None
+        extension = chunk.get("localspec")
+        speculation = extension.get("speculation") if isinstance(extension, dict) else None
+        if speculation is not None and self._dialect.kind == "localspec":
+            try:
+                self._reported = msgspec.convert(speculation, frames.Speculation)
+            except msgspec.ValidationError:
+                raise self._connection.nonsense("its 'speculation' is invalid") from None
+        self._draft_counts = self._dialect.spoken(chunk) or self._draft_counts
+
+    @property
+    def written(self) -> int:
+        """The number of tokens in the answer, as the server reports it."""
+        return self._completion_tokens or (self._timings.predicted_n if self._timings else 0)
+
+    @property
+    def tells(self) -> bool:
+        """Whether the answer itself reports its drafts."""
+        return self._reported is not None or self._draft_counts is not None
+
+    def done(self, counted: Spoken | None = None) -> frames.Done:
+        """Return the end of the answer with its figures.
+
+        `counted` are its drafts from the server's counters, for an answer that does not report them.
+        """
+        timings = self._timings or self._measure_timings()
+        if self._timings:
+            self._completion_tokens = self.written
+            self._prompt_tokens = self._prompt_tokens or timings.prompt_n + timings.cache_n
+        if self._sent.only_read:
+            self._completion_tokens, timings.predicted_n, timings.predicted_ms = 0, 0, 0.0
+        draft_counts = self._draft_counts or counted
+        if draft_counts and not (
+            0 <= draft_counts.accepted <= min(draft_counts.drafted, self._completion_tokens)
+        ):
+            draft_counts = None  # these figures are impossible
+        speculation = self._reported or self._to_speculation(draft_counts)
+        timings.draft_n, timings.draft_n_accepted = speculation.drafted, speculation.accepted
+        return frames.Done(
+            0,
+            self.finish,
+            self._prompt_tokens,
+            self._completion_tokens,
+            timings,
+            speculation,
+            self._stop,
+            accepts=draft_counts.accepts if draft_counts else [],
+        )
+
+    def _measure_timings(self) -> frames.Timings:
+        """Return timings as measured by this client, including the network and the server's queue."""
+        prompt_ms = 1e3 * max(self._first_at - self._began, 0.0)
+        predicted_ms = 1e3 * (self._last_at - self._first_at)
+        uncached, completion = self._prompt_tokens - self._cached_tokens, self._completion_tokens
+        return frames.Timings(
+            cache_n=self._cached_tokens,
+            prompt_n=uncached,
+            prompt_ms=prompt_ms,
+            prompt_per_token_ms=prompt_ms / uncached if uncached else 0.0,
+            prompt_per_second=1e3 * uncached / prompt_ms if prompt_ms else 0.0,
+            predicted_n=completion,
+            predicted_ms=predicted_ms,
+            predicted_per_token_ms=predicted_ms / completion if completion else 0.0,
+            predicted_per_second=(
+                1e3 * (completion - 1) / predicted_ms if predicted_ms and completion > 1 else 0.0
+            ),
+        )
+
+    def _to_speculation(self, draft_counts: Spoken | None) -> frames.Speculation:
+        if draft_counts is None or not draft_counts.drafted:
+            name = self._dialect.name
+            reason = f"not measured: the {name} says nothing of drafts"
+            if draft_counts is not None:
+                reason = f"the {name} drafted nothing"
+            return frames.Speculation(reason=reason)
+        passes = self._completion_tokens - draft_counts.accepted
+        return frames.Speculation(
+            active=True,
+            kind="upstream",
+            drafted=draft_counts.drafted,
+            accepted=draft_counts.accepted,
+            rounds=passes,
+            mean_tokens_per_pass=self._completion_tokens / passes if passes else 0.0,
+        )
+
+
+def _parse_logprob(entry: dict[str, Any]) -> frames.TokenLogprob:
+    token_id, piece, value = _parse_token(entry)
+    top = [_parse_token(alternative) for alternative in entry.get("top_logprobs") or []]
+    return frames.TokenLogprob(token_id, piece, value, top)
+
+
+def _parse_token(entry: dict[str, Any]) -> tuple[int, bytes, float]:
+    """Return the id (-1 if it is missing), bytes and log-probability of a token."""
+    raw = entry.get("bytes")
+    piece = bytes(raw) if isinstance(raw, list) else str(entry["token"]).encode(errors="replace")
+    token_id = entry.get("id")
+    return (token_id if isinstance(token_id, int) else -1), piece, float(entry["logprob"])
+
+
+def _parse_old_logprobs(logprobs: Mapping[str, Any]) -> Iterator[frames.TokenLogprob]:
+    """Yield the tokens of OpenAI's older shape, with the alternatives sorted by probability."""
+    alternatives = logprobs.get("top_logprobs") or []
+    for index, (token, value) in enumerate(
+        zip(logprobs.get("tokens") or [], logprobs.get("token_logprobs") or [], strict=True)
+    ):
+        top = alternatives[index] if index < len(alternatives) and alternatives[index] else {}
+        ranked = [
+            (-1, str(text).encode(errors="replace"), float(number)) for text, number in top.items()
+        ]
+        ranked.sort(key=lambda entry: -entry[2])
+        yield frames.TokenLogprob(-1, str(token).encode(errors="replace"), float(value), ranked)

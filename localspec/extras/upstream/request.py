@@ -1,0 +1,354 @@
+"""Convert a `Generate` to a body in OpenAI's shape, for one kind of server.
+
+A field that the server does not know and that would change the answer is refused by its name. A field that
+only shifts probabilities is left out, and a note with the answer says so. A hint that changes no text (use of
+the cache, depth of drafts) is sent to the servers that know it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+
+from localspec.errors import InvalidRequest
+from localspec.extras.upstream.connection import MAX_ANSWER_BYTES, MAX_LINE
+from localspec.extras.upstream.dialects import Body, Dialect
+from localspec.protocol import frames
+from localspec.protocol.calls import Tools
+from localspec.protocol.requests import parameters
+
+Api = Literal["chat", "text", "native"]  # OpenAI's two APIs, and llama-server's own
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request as it is sent. A path that begins with a slash is relative to the server's root.
+
+    left_out: the fields that the server does not know.
+    tops: how many of the likeliest tokens to return for each token; the server may be asked for more.
+    only_read: the prompt is only read ahead; any text that the server writes is dropped.
+    endless: the answer should have no limit, but the server has no field to say so.
+    """
+
+    api: Api
+    path: str
+    body: Body
+    left_out: list[str] = field(default_factory=list)
+    tops: int = 0
+    only_read: bool = False
+    endless: bool = False
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The most tokens that the answer may have, or None."""
+        limit: int | None = self.body.get("n_predict", self.body.get("max_tokens"))
+        return limit
+
+    @property
+    def most_bytes(self) -> int:
+        """The most bytes that the stream of such an answer may have: four times the expected size.
+
+        With log-probabilities each event is longer, by the size of the alternatives for each token.
+        """
+        event_bytes = 512 + 256 * self.tops
+        max_bytes = MAX_ANSWER_BYTES * event_bytes // 512
+        if self.max_tokens is None:
+            return max_bytes
+        return min(MAX_LINE + 4 * event_bytes * self.max_tokens, max_bytes)
+
+    @property
+    def most_characters(self) -> int:
+        """The most characters that the text of such an answer may have.
+
+        The longest tokens of vocabularies have 128 to 256 characters.
+        """
+        if self.max_tokens is None:
+            return MAX_ANSWER_BYTES
+        return (1 << 16) + 256 * self.max_tokens
+
+    @property
+    def note(self) -> str:
+        """A note for the person on fields that were left out."""
+        names = ", ".join(f"'{name}'" for name in dict.fromkeys(self.left_out))
+        left_out = f"The server does not know {names}; left out." if names else ""
+        ending = "Without 'max_tokens' the server ends a text where it likes." * self.endless
+        return f"{left_out} {ending}".strip()
+
+
+def asked(request: frames.Generate, dialect: Dialect, model: str, weights: str = "") -> Asked:
+    """Build the request for a server of this kind.
+
+    `model` is the name of the model on that server, `weights` the model that it was made from, if known.
+
+    Raises:
+        InvalidRequest: The server cannot honour a field. The error names it.
+    """
+    sent = _convert_prompt(request.prompt, dialect, [model, weights])
+    sent.body |= {"model": model, "stream": True}
+    sent.tops, sent.only_read = request.top_logprobs or 0, request.max_tokens == 0
+    if sent.api != "native":
+        sent.body["stream_options"] = {"include_usage": True}
+    _add_limits(sent, request, dialect)
+    _add_sampling(sent, request.sampling, dialect)
+    _add_bias(sent.body, request.sampling, dialect)
+    if request.constraint is not None:
+        _add_constraint(sent, request.constraint, dialect)
+    if isinstance(request.prompt, frames.ChatPrompt):
+        _add_tools(sent.body, request.prompt, request.tools, dialect)
+        _add_template_options(sent, request, request.prompt, dialect)
+    _add_logprobs(sent, request, dialect)
+    _add_hints(sent, request, dialect)
+    dialect.more(sent.body, request)
+    return sent
+
+
+def refusal(field: str, dialect: Dialect, reason: str = "") -> InvalidRequest:
+    """Return the error that a server cannot do what a field requests."""
+    return InvalidRequest(
+        f"The {dialect.name} that serves this pair does not support '{field}'"
+        f"{f': {reason}' if reason else ''}; leave it out, or use a local pair.",
+        param=field,
+    )
+
+
+# ------------------------------------------------------------------------ the prompt
+
+
+def _convert_prompt(prompt: frames.Prompt, dialect: Dialect, names: list[str]) -> Asked:
+    match prompt:
+        case frames.ChatPrompt():
+            body: Body = {"messages": [_convert_message(message) for message in prompt.messages]}
+            part = prompt.continued
+            if part and not dialect.goes_on(body, part):
+                raise refusal("messages", dialect, "it cannot continue an answer")
+            return Asked("chat", "chat/completions", body)
+        case frames.TextPrompt():
+            return _convert_text(prompt.text, dialect)
+        case frames.TokenPrompt():
+            return _convert_text(prompt.tokens, dialect)
+        case frames.MixedPrompt():
+            if "mixed_prompts" not in dialect.known:
+                raise refusal("prompt", dialect, "it accepts text or token ids, but not both")
+            return _convert_text(prompt.parts, dialect)
+        case frames.InfillPrompt():
+            return _convert_infill(prompt, dialect, names)
+
+
+def _convert_text(prompt: object, dialect: Dialect) -> Asked:
+    """Use llama-server's own path where there is one: it also returns the stop text and token ids."""
+    if dialect.native:
+        return Asked("native", "/completion", {"prompt": prompt})
+    return Asked("text", "completions", {"prompt": prompt})
+
+
+def _convert_message(message: frames.Message) -> Body:
+    body: Body = {"role": message.role, "content": message.content, **message.extra}
+    if calls := message.extra.get("tool_calls"):
+        body["tool_calls"] = [_convert_call(call) for call in calls]
+    return body
+
+
+def _convert_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Return an earlier call with its arguments as JSON text, which is what servers expect."""
+    function = call["function"]
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"type": "function", **call, "function": {**function, "arguments": text}}
+
+
+# The markers for infilling of model families, by the beginning of a model's name.
+_INFILL_MARKERS = (
+    (("qwen2.5-coder", "qwen3-coder", "codegemma", "codeqwen"),
+     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")),
+    (("starcoder", "granite", "stable-code", "santacoder"),
+     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")),
+    (("codellama",), ("<PRE> ", " <SUF>", " <MID>")),
+    (("deepseek-coder",), ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>")),
+)  # fmt: skip
+
+
+def fills_in(names: Sequence[str]) -> tuple[str, str, str] | None:
+    """Return the infill markers of a model by its names, or None if its family is not known."""
+    base_names = [name.rpartition("/")[2].lower() for name in names]
+    for prefixes, markers in _INFILL_MARKERS:
+        if any(name.startswith(prefixes) for name in base_names):
+            return markers
+    return None
+
+
+def _convert_infill(prompt: frames.InfillPrompt, dialect: Dialect, names: list[str]) -> Asked:
+    """Use llama-server's own path for infilling, or else the markers of the model."""
+    if dialect.native:
+        body = {"input_prefix": prompt.prefix, "input_suffix": prompt.suffix}
+        extra = [{"filename": name, "text": text} for name, text in prompt.extra]
+        return Asked("native", "/infill", {**body, "prompt": prompt.prompt, "input_extra": extra})
+    markers = fills_in(names)
+    if markers is None:
+        raise refusal(
+            "input_suffix", dialect, f"the infill markers of '{names[0][:80]}' are not known"
+        )
+    prefix_marker, suffix_marker, middle_marker = markers
+    text = f"{prefix_marker}{prompt.prefix}{prompt.prompt}{suffix_marker}{prompt.suffix}{middle_marker}"
+    return Asked("text", "completions", {"prompt": text}, ["input_extra"] if prompt.extra else [])
+
+
+# ------------------------------------------------------------------------ the other fields
+
+
+def _add_limits(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
+    if request.max_tokens is not None:
+        name = "n_predict" if sent.api == "native" else "max_tokens"
+        sent.body[name] = request.max_tokens
+    elif sent.api == "text":
+        sent.endless = True
+    if request.stop:
+        sent.body["stop"] = request.stop
+    for name in ("min_tokens", "stop_token_ids"):
+        if bound := getattr(request, name):
+            if name not in dialect.known:
+                raise refusal(name, dialect)
+            sent.body[name] = bound
+    extensions = (
+        ("t_max_predict_ms", request.max_predict_ms),
+        ("n_indent", request.single_line_indent),
+    )
+    for name, value in extensions:
+        if value is not None and name in dialect.known:
+            sent.body[name] = value
+        elif value is not None:
+            sent.left_out.append(name)
+    if request.exact and "exact" not in dialect.known:
+        raise refusal("exact", dialect)
+
+
+def _add_sampling(sent: Asked, sampling: frames.Sampling, dialect: Dialect) -> None:
+    for name, _, bounds in parameters():
+        value = getattr(sampling, name)
+        if value is None:
+            continue
+        if name in dialect.sampling:
+            sent.body[dialect.sampling[name]] = value
+        elif value != bounds.off:
+            sent.left_out.append(name)
+    if sampling.infill and "samplers" in dialect.known:
+        samplers = ["top_k", "typ_p", "top_p", "min_p", "infill"]
+        sent.body["samplers"] = samplers
+    elif sampling.infill:
+        sent.left_out.append("samplers")
+    if sampling.ignore_eos:
+        if "ignore_eos" not in dialect.known:
+            raise refusal("ignore_eos", dialect)
+        sent.body["ignore_eos"] = True
+
+
+def _add_bias(body: Body, sampling: frames.Sampling, dialect: Dialect) -> None:
+    if sampling.text_bias and not dialect.bias_of_texts:
+        raise refusal("logit_bias", dialect, "it accepts token ids only")
+    if dialect.bias_of_texts:
+        biases = [*sampling.logit_bias.items(), *sampling.text_bias.items()]
+        if biases:
+            body["logit_bias"] = [
+                [key, False if value == -math.inf else value] for key, value in biases
+            ]
+    elif sampling.logit_bias:
+        body["logit_bias"] = {
+            str(token): max(value, -100.0) for token, value in sampling.logit_bias.items()
+        }
+
+
+def _add_constraint(sent: Asked, constraint: frames.Constraint, dialect: Dialect) -> None:
+    field = constraint.param or constraint.kind
+    allowed = dialect.constraints if sent.api == "chat" else dialect.text_constraints
+    if constraint.kind not in allowed:
+        raise refusal(field, dialect)
+    if constraint.begun:
+        raise refusal(field, dialect, "it cannot constrain an answer that is continued")
+    schema = msgspec.json.decode(constraint.source) if constraint.kind == "json_schema" else None
+    dialect.constrain(sent.body, constraint, schema)
+
+
+def _add_tools(
+    body: Body, prompt: frames.ChatPrompt, allowed: Tools | None, dialect: Dialect
+) -> None:
+    if not prompt.tools or allowed is None:
+        return
+    body["tools"] = prompt.tools
+    if allowed.required:
+        names = list(allowed.schemas)
+        body["tool_choice"] = "required"
+        if len(names) == 1 and dialect.names_tools:
+            body["tool_choice"] = {"type": "function", "function": {"name": names[0]}}
+        elif len(names) < len(prompt.tools):
+            # Tools that may not be called must not be shown either.
+            body["tools"] = [tool for tool in prompt.tools if tool["function"]["name"] in names]
+    if not allowed.parallel:
+        body["parallel_tool_calls"] = False
+
+
+def _add_template_options(
+    sent: Asked, request: frames.Generate, prompt: frames.ChatPrompt, dialect: Dialect
+) -> None:
+    options = prompt.template_kwargs
+    if options and dialect.template_kwargs:
+        sent.body["chat_template_kwargs"] = options
+    elif options:
+        if effort := options.get("reasoning_effort"):
+            sent.body["reasoning_effort"] = effort
+        unknown = options.keys() - {"reasoning_effort", "enable_thinking", "thinking"}
+        if unknown:
+            raise refusal("chat_template_kwargs", dialect)
+        if options.get("enable_thinking") is False:
+            sent.left_out.append("reasoning_effort")
+    if not request.thoughts and "reasoning_format" in dialect.known:
+        sent.body["reasoning_format"] = "none"
+    if request.thinking is not None and "thinking" not in dialect.known:
+        sent.left_out.append("reasoning_budget_tokens")
+    if not prompt.add_generation_prompt and not prompt.continued:
+        raise refusal("add_generation_prompt", dialect)
+
+
+def _add_logprobs(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
+    if request.post_sampling:
+        raise InvalidRequest(
+            "A pair that another server answers for does not support 'post_sampling_probs'.",
+            param="post_sampling_probs",
+        )
+    if request.return_tokens and sent.api == "native":
+        sent.body["return_tokens"] = True
+    elif request.return_tokens and dialect.names_tokens:
+        sent.body["return_token_ids"] = True
+    elif request.return_tokens:
+        sent.left_out.append("return_tokens")
+    if request.prompt_logprobs is not None:
+        raise refusal("logprobs", dialect, "only local pairs compute those of a prompt")
+    if request.top_logprobs is None:
+        return
+    # With zero alternatives llama-server returns no log-probabilities at all.
+    tops = max(request.top_logprobs, 1) if dialect.native else request.top_logprobs
+    match sent.api:
+        case "chat":
+            sent.body |= {"logprobs": True, "top_logprobs": tops}
+        case "text":
+            sent.body["logprobs"] = tops
+        case "native":
+            sent.body["n_probs"] = tops
+
+
+def _add_hints(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
+    """Add the fields that change no text."""
+    if "cache_prompt" in dialect.known:
+        sent.body["cache_prompt"] = request.cache_prompt
+        if request.n_cache_reuse:
+            sent.body["n_cache_reuse"] = request.n_cache_reuse
+    if request.timings and dialect.native:
+        sent.body["timings_per_token"] = True
+    if request.speculative.prediction is not None and "prediction" in dialect.known:
+        sent.body["prediction"] = {"type": "content", "content": request.speculative.prediction}
+    speculative = msgspec.structs.replace(request.speculative, prediction=None)
+    if speculative != frames.Speculative() and "speculative" not in dialect.known:
+        sent.left_out.append("speculative")

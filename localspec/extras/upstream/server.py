@@ -1,0 +1,665 @@
+"""One server: what is known about it, which the first request finds out, and the course of a request."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from localspec.daemon.completion import tools
+from localspec.daemon.worker.process import Event, Request, Running
+from localspec.daemon.worker.queue import Job
+from localspec.daemon.worker.supervisor import Unanswered
+from localspec.errors import (
+    InvalidRequest,
+    LocalspecError,
+    ModelNotFound,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnreachable,
+)
+from localspec.extras.upstream.connection import Connection, Counting, Lines
+from localspec.extras.upstream.dialects import KINDS, Counters, Dialect, of_owner, whole
+from localspec.extras.upstream.reply import Reply, objects
+from localspec.extras.upstream.request import Asked, asked, fills_in, refusal
+from localspec.protocol import frames
+from localspec.protocol.answers import UpstreamStatus
+from localspec.protocol.settings import Upstream
+
+_LIST_TIMEOUT_S = 10.0  # for the list of models
+_ASK_TIMEOUT_S = 60.0  # for a small request, such as the tokens of a text
+_MAX_SHOWN_MODELS = 5  # in an error message
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known about a server.
+
+    context: in tokens, 0 if the server does not report it.
+    weights: the model that its model was made from, None if the server was not asked.
+    """
+
+    dialect: Dialect
+    model: str
+    context: int = 0
+    weights: str | None = None
+
+
+@dataclass
+class Counted:
+    """The counts of the requests of one pair since the daemon started.
+
+    measured: tokens of the answers whose speculation was reported.
+    passes: target passes that produced these tokens.
+    """
+
+    running: int = 0
+    requests: int = 0
+    failed: int = 0
+    fallbacks: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    measured: int = 0
+    passes: int = 0
+
+    def done(self, done: frames.Done) -> None:
+        speculation = done.speculation
+        self.tokens += done.completion_tokens
+        self.drafted += speculation.drafted
+        self.accepted += speculation.accepted
+        if speculation.rounds:
+            self.measured += done.completion_tokens
+            self.passes += speculation.rounds
+
+
+@dataclass
+class Server:
+    """The server of one pair."""
+
+    name: str
+    upstream: Upstream
+    counted: Counted = field(default_factory=Counted)
+    known: Known | None = None
+    problem: str = ""  # why it did not respond to the last request
+
+    def __post_init__(self) -> None:
+        self.connection = Connection(self.name, self.upstream)
+        self._lookup_lock = asyncio.Lock()
+        self._counter_tasks: set[asyncio.Task[Counters | None]] = set()
+        self._reports_drafts = False  # whether its answers report their drafts
+
+    # ------------------------------------------------------------------ discovery
+
+    async def found(self, *, weights: bool = False) -> Known:
+        """Return what is known about the server. The first call finds it out; `weights` asks for these too.
+
+        Raises:
+            UpstreamError: The server cannot be asked.
+            InvalidRequest: It has several models, and the pair names none of them.
+        """
+        async with self._lookup_lock:
+            if self.known is None or (weights and self.known.weights is None):
+                self.known = await self._discover(weights)
+            return self.known
+
+    async def _discover(self, weights: bool) -> Known:
+        upstream = self.upstream
+        stated = KINDS.get(upstream.upstream_kind)
+        if stated and upstream.upstream_model and not weights:
+            return Known(stated, upstream.upstream_model)
+        data = self.connection.decoded(await self.connection.get("models", _LIST_TIMEOUT_S))
+        entries = data.get("data") if isinstance(data, dict) else None
+        models = [
+            item
+            for item in (entries if isinstance(entries, list) else [])
+            if isinstance(item, dict) and isinstance(item.get("id"), str) and item["id"]
+        ]
+        if not models:
+            raise self.connection.nonsense("the list of models is empty or invalid")
+        entry = self._choose_model(models)
+        meta = entry.get("meta")
+        context = whole(entry.get("max_model_len")) or whole(
+            meta.get("n_ctx") if isinstance(meta, dict) else None
+        )
+        dialect = stated or of_owner(entry.get("owned_by"))
+        root = entry.get("root")
+        weights_name = root if isinstance(root, str) else ""
+        return Known(dialect, upstream.upstream_model or entry["id"], context or 0, weights_name)
+
+    def _choose_model(self, models: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the entry of the model that the pair names, or of the server's only model.
+
+        Another localspec lists its default model first. Adapters, which have a parent, are not counted.
+        """
+        name = self.upstream.upstream_model
+        if name:
+            return next((model for model in models if model["id"] == name), models[0])
+        base_models = [model for model in models if not model.get("parent")]
+        if len(base_models) == 1 or (
+            base_models and of_owner(base_models[0].get("owned_by")).kind == "localspec"
+        ):
+            return base_models[0]
+        ellipsis = "…" * (len(models) > _MAX_SHOWN_MODELS)
+        names = ", ".join(
+            self.connection.clean(model["id"]) for model in models[:_MAX_SHOWN_MODELS]
+        )
+        raise InvalidRequest(
+            f"The server of '{self.name}' has several models: {names}{ellipsis}. "
+            f"Name one: localspec add {self.name} --upstream … --upstream-model NAME --replace",
+            param="model",
+        )
+
+    def info(self) -> frames.Loaded:
+        """Return the information of a loaded pair, without a request to the server."""
+        known = self.known
+        model = known.model if known else self.upstream.upstream_model
+        return frames.Loaded(
+            self.name,
+            f"{model or 'its model'} at {self.connection.place}",
+            None,
+            known.context if known else 0,
+            0,
+            None,
+            "",
+            "",
+            backend=known.dialect.name if known else "upstream",
+        )
+
+    # ------------------------------------------------------------------ requests
+
+    async def events(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
+        """Yield the events of one answer. Closing this generator closes the connection.
+
+        A connection that fails before the first text is tried once more, unless the pair has a fallback.
+
+        Raises:
+            UpstreamUnreachable: The server does not respond.
+            UpstreamError, InvalidRequest: The server refused the request or broke off the answer.
+        """
+        text_began = False
+        for is_last_try in (False, True):
+            try:
+                async with contextlib.aclosing(self._try_once(request)) as events:
+                    async for event in events:
+                        text_began = text_began or isinstance(event, frames.Delta)
+                        if isinstance(event, frames.Done):
+                            self.problem = ""  # now, because the reader stops at this event
+                        yield event
+                return
+            except UpstreamUnreachable as error:
+                self.problem = error.message
+                if text_began:  # the client has a part of the answer, so it cannot start again
+                    raise UpstreamError(error.message) from None
+                self.known = None  # another server may come back at this address
+                if is_last_try or self.upstream.fallback:
+                    raise
+
+    async def _try_once(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
+        known = await self.found()
+        dialect, connection = known.dialect, self.connection
+        infill = isinstance(request.prompt, frames.InfillPrompt) and not dialect.native
+        if infill and not fills_in([known.model]):
+            known = await self.found(weights=True)
+        sent = asked(request, dialect, known.model, known.weights or "")
+        if sent.endless and dialect.kind == "vllm":
+            await self._fill_context(sent)
+        began = time.monotonic()
+        if sent.only_read and not dialect.native:
+            # Only servers with llama-server's own API can read a prompt ahead without an answer.
+            yield frames.Started(0, 0, 0, note=sent.note)
+            yield frames.Done(0, "length", 0, 0, frames.Timings(), frames.Speculation())
+            return
+        counting = (
+            Counting(connection, dialect, self._counter_tasks)
+            if self._can_use_counters(dialect)
+            else None
+        )
+        stream = self._stream_answer(sent, known, began, counting)
+        async with contextlib.aclosing(stream) as events:
+            async for event in events:
+                yield event
+
+    async def _fill_context(self, sent: Asked) -> None:
+        """Set the limit of a text to the rest of vLLM's context. Without a limit vLLM writes 16 tokens."""
+        known, prompt = await self.found(weights=True), sent.body["prompt"]
+        if isinstance(prompt, str):
+            body = {"prompt": prompt, "model": known.model}
+            response = await self.connection.ask("/tokenize", body, _ASK_TIMEOUT_S)
+            prompt = _parse_tokens(self.connection, response)["tokens"]
+        if known.context > len(prompt):
+            sent.body["max_tokens"], sent.endless = known.context - len(prompt), False
+
+    def _can_use_counters(self, dialect: Dialect) -> bool:
+        """Return whether the server's counters can measure one answer.
+
+        They are used if its answers do not report their drafts and no other request of ours is running.
+        """
+        return bool(dialect.metrics) and not self._reports_drafts and self.counted.running <= 1
+
+    async def _stream_answer(
+        self, sent: Asked, known: Known, began: float, counting: Counting | None
+    ) -> AsyncGenerator[Event, None]:
+        dialect, connection = known.dialect, self.connection
+        async with connection.streamed(sent.path, sent.body, sent.most_bytes) as lines:
+            yield frames.Started(0, 0, 0, note=sent.note)
+            reply = Reply(connection, dialect, sent, began)
+            async with contextlib.aclosing(objects(connection, lines)) as chunks:
+                async for chunk in chunks:
+                    for delta in reply.take(chunk):
+                        lines.heard()
+                        yield delta
+                    if reply.over:
+                        break
+            if not reply.over:
+                raise reply.cut()
+            await _finish_stream(lines)
+        self._reports_drafts = self._reports_drafts or reply.tells
+        yield reply.done(
+            await counting.end(reply.written) if counting and not reply.tells else None
+        )
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*self._counter_tasks)
+        await self.connection.close()
+
+    async def ask(self, request: Any) -> dict[str, Any]:
+        """Return the response to a small request.
+
+        Raises:
+            InvalidRequest: The server has no endpoint for it.
+            UpstreamError: The server failed.
+        """
+        known = await self.found()
+        dialect, ask = known.dialect, self.connection.ask
+        match request:
+            case frames.Tokenize() if dialect.native:
+                body = {"content": request.text, "add_special": request.add_special}
+                body |= {"parse_special": request.parse_special, "with_pieces": request.pieces}
+                body["model"] = known.model  # another localspec may have several models
+                return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
+            case frames.Tokenize() if dialect.kind == "vllm":
+                if not request.parse_special:
+                    raise refusal("parse_special", dialect, "it always parses special tokens")
+                if request.pieces:
+                    raise refusal("with_pieces", dialect, "its texts are not those of the prompt")
+                body = {"prompt": request.text, "add_special_tokens": request.add_special}
+                body["model"] = known.model
+                return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
+            case frames.Detokenize() if dialect.native or dialect.kind == "vllm":
+                body = {"tokens": request.tokens, "model": known.model}
+                response = await ask("/detokenize", body, _ASK_TIMEOUT_S)
+                key = "content" if dialect.native else "prompt"
+                return {"content": self._get_text(response, key)}
+            case frames.ApplyTemplate() if dialect.native:
+                return {"prompt": await self._apply_template(request.prompt, known)}
+            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.native:
+                text = await self._apply_template(prompt, known)
+                body = {"content": text, "add_special": True, "parse_special": True}
+                body["model"] = known.model
+                tokens = _parse_tokens(
+                    self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S)
+                )
+                return {"tokens": len(tokens["tokens"])}
+            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.kind == "vllm":
+                response = await ask("/tokenize", _template_body(prompt, known), _ASK_TIMEOUT_S)
+                return {"tokens": len(_parse_tokens(self.connection, response)["tokens"])}
+        raise refusal(
+            _ERROR_FIELDS.get(type(request), "model"), dialect, "it has no endpoint for it"
+        )
+
+    async def _apply_template(self, prompt: frames.ChatPrompt, known: Known) -> str:
+        body = _template_body(prompt, known)
+        return self._get_text(
+            await self.connection.ask("/apply-template", body, _ASK_TIMEOUT_S), "prompt"
+        )
+
+    def _get_text(self, response: Any, key: str) -> str:
+        value = response.get(key) if isinstance(response, dict) else None
+        if not isinstance(value, str):
+            raise self.connection.nonsense(f"there is no '{key}'")
+        return value
+
+
+# The fields of a chat request that a chat template uses.
+_TEMPLATE_FIELDS = {
+    "messages",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+    "model",
+}
+
+
+def _template_body(prompt: frames.ChatPrompt, known: Known) -> dict[str, Any]:
+    """Return the body of a request to apply the chat template."""
+    sent = asked(frames.Generate(0, prompt), known.dialect, known.model)
+    body = {key: sent.body[key] for key in sent.body.keys() & _TEMPLATE_FIELDS}
+    return {**body, "tools": prompt.tools} if prompt.tools else body
+
+
+# The field that an error names, by the type of a small request.
+_ERROR_FIELDS: dict[type, str] = {
+    frames.Tokenize: "content",
+    frames.Detokenize: "tokens",
+    frames.ApplyTemplate: "messages",
+    frames.CountTokens: "messages",
+}
+
+
+async def _finish_stream(lines: Lines) -> None:
+    """Read the end of a finished stream for a short time, so that its connection can be used again."""
+    with contextlib.suppress(UpstreamError, TimeoutError):
+        async with asyncio.timeout(0.05):
+            async for _ in lines:
+                pass
+
+
+def _parse_tokens(connection: Connection, response: Any) -> dict[str, Any]:
+    """Return the token ids, and their texts where llama-server sends them."""
+    entries = response.get("tokens") if isinstance(response, dict) else None
+    if not isinstance(entries, list) or len(entries) > frames.MOST_TOKENS:
+        raise connection.nonsense("there is no list of 'tokens'")
+    tokens, pieces = [], []
+    for entry in entries:
+        token_id, piece = entry, ""
+        if isinstance(entry, dict):
+            token_id, piece = entry.get("id"), entry.get("piece", "")
+        if whole(token_id) is None:
+            raise connection.nonsense("a token is not a number")
+        tokens.append(token_id)
+        if isinstance(piece, list) and all(isinstance(b, int) and 0 <= b < 256 for b in piece):
+            pieces.append(bytes(piece))
+        else:
+            pieces.append(str(piece).encode(errors="replace"))
+    return {"tokens": tokens, "pieces": pieces}
+
+
+# ------------------------------------------------------------------------ upstreams
+# The servers by pair, and the fallback when one does not answer.
+#
+# A server with a fallback that did not answer is tried again in the background as long as clients ask for
+# its
+# pair. Until it answers, their requests go to the fallback at once. Other servers are contacted only for a
+# request.
+
+
+# If the pair has a fallback and no event arrives within the first time, the server must respond to a small
+# request within the second. Otherwise the fallback answers.
+_FIRST_EVENT_S = 0.1
+_PROBE_TIMEOUT_S = 0.8
+# Seconds between two tries in the background. The last one repeats.
+_RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)
+_GIVE_UP_AFTER_S = 600.0  # without a request for the pair, the tries end
+
+
+class Upstreams:
+    """The servers that were used since the daemon started."""
+
+    def __init__(self, resolve: Callable[[str], frames.PairFiles]) -> None:
+        """Create the table of servers. `resolve` returns the files of a pair by its name, and blocks."""
+        self._resolve = resolve
+        self._servers: dict[str, Server] = {}
+        self._away: dict[str, asyncio.Task[None]] = {}  # the tasks that try a server again, by pair
+        self._requested_at: dict[str, float] = {}  # time of the last request, by pair
+        self._heard_at: dict[str, float] = {}  # time of the last event of any answer, by pair
+        self._running: set[Streamed] = set()
+
+    def of(self, pair: frames.PairFiles) -> Server:
+        """Return the server of a pair, a new one if models.toml names another server by now."""
+        assert pair.upstream is not None
+        server = self._servers.get(pair.name)
+        if server is None or server.upstream != pair.upstream:
+            if server is not None:
+                self._forget(server)
+            server = self._servers[pair.name] = Server(pair.name, pair.upstream)
+        return server
+
+    def _forget(self, server: Server) -> None:
+        if retry_task := self._away.pop(server.name, None):
+            retry_task.cancel()
+        self._heard_at.pop(server.name, None)
+
+    # ------------------------------------------------------------------ requests
+
+    @contextlib.asynccontextmanager
+    async def running(
+        self, pair: frames.PairFiles, request: frames.Generate, job: Job
+    ) -> AsyncIterator[Running]:
+        """Run one request. Leaving the block early closes its connection at once.
+
+        Raises:
+            UpstreamUnreachable: The server does not respond, and no part of an answer has arrived.
+        """
+        server = self.of(pair)
+        counts = server.counted
+        counts.requests += 1
+        counts.running += 1
+        self._requested_at[pair.name] = time.monotonic()
+        running = Streamed(request, job, self._record_events(server, request))
+        self._running.add(running)
+        watch_task: asyncio.Task[None] | None = None
+        try:
+            if server.upstream.fallback:
+                if server.name in self._away:
+                    raise UpstreamUnreachable(server.problem)
+                watch_task = asyncio.create_task(self._abort_if_unreachable(server, running))
+            yield running
+        except LocalspecError:
+            counts.failed += 1
+            raise
+        finally:
+            if watch_task:
+                watch_task.cancel()
+            counts.running -= 1
+            self._running.discard(running)
+            await running.close()
+            if running.done:
+                counts.done(running.done)
+
+    async def _record_events(
+        self, server: Server, request: frames.Generate
+    ) -> AsyncGenerator[Event, None]:
+        async with contextlib.aclosing(server.events(request)) as events:
+            async for event in events:
+                self._heard_at[server.name] = time.monotonic()
+                yield event
+
+    async def _abort_if_unreachable(self, server: Server, running: Streamed) -> None:
+        """End a request of a pair with a fallback if its server seems to be unreachable.
+
+        A small second request, which does not delay the first, must get a response. An answer a short time
+        ago proves nothing: the link may have been cut since, without any sign of it.
+        """
+        began = time.monotonic()
+        await asyncio.sleep(_FIRST_EVENT_S)
+        if running.begun:
+            return
+        try:
+            await self._probe(server)
+        except UpstreamUnreachable as error:
+            # A busy server may be slow to respond while its other answers go on.
+            if not running.begun and self._heard_at.get(server.name, 0.0) < began:
+                running.abort(error)
+
+    async def _probe(self, server: Server) -> None:
+        try:
+            await server.connection.get("models", _PROBE_TIMEOUT_S)
+        except UpstreamTimeout as error:
+            server.problem = error.message
+            raise UpstreamUnreachable(error.message) from None
+        except UpstreamUnreachable as error:
+            server.problem = error.message
+            raise
+        except LocalspecError:
+            pass  # it responds; the actual request will run into the same error, if it matters
+
+    async def ask(self, pair: frames.PairFiles, request: Request) -> frames.Reply:
+        """Return the response to a small request. Raises as Server.ask."""
+        return frames.Reply(0, await self.of(pair).ask(request))
+
+    def info(self, pair: frames.PairFiles) -> frames.Loaded:
+        """Return the information of a loaded pair, without a request to the server."""
+        return self.of(pair).info()
+
+    # ------------------------------------------------------------------ fallbacks
+
+    async def stand_in(
+        self, request: frames.Generate, failed: Sequence[Unanswered]
+    ) -> tuple[frames.PairFiles, frames.Generate, str]:
+        """Return the pair that answers in place of the last of these servers, its request, and a note.
+
+        `failed` are the servers that did not answer, each the fallback of the one before.
+
+        Raises:
+            UpstreamUnreachable: No fallback is configured, it is missing, or it has failed too.
+        """
+        server = self.of(failed[-1][0])
+        name = server.upstream.fallback
+        problems = [error.message for _, error in failed]
+        if not name:
+            raise _all_failed(problems)
+        self._start_retries(server)
+        try:
+            fallback = await asyncio.to_thread(self._resolve, name)
+        except ModelNotFound:
+            raise _all_failed([*problems, f"Its fallback '{name}' does not exist."]) from None
+        except LocalspecError as unusable:
+            reason = f"Its fallback '{name}' cannot be used: {unusable.message}"
+            raise _all_failed([*problems, reason]) from None
+        if fallback.name in {pair.name for pair, _ in failed}:
+            raise _all_failed(problems)
+        server.counted.fallbacks += 1
+        return (
+            fallback,
+            _adapt_request(request),
+            f"{' '.join(problems)} '{fallback.name}' answers in its place.",
+        )
+
+    def _start_retries(self, server: Server) -> None:
+        """Try the server again in the background until it responds or no client uses its pair any more."""
+        if server.name not in self._away:
+            self._away[server.name] = asyncio.create_task(self._retry(server))
+
+    async def _retry(self, server: Server) -> None:
+        tries = 0
+        try:
+            while time.monotonic() - self._requested_at.get(server.name, 0.0) < _GIVE_UP_AFTER_S:
+                await asyncio.sleep(_RETRY_DELAYS_S[min(tries, len(_RETRY_DELAYS_S) - 1)])
+                tries += 1
+                with contextlib.suppress(UpstreamUnreachable):
+                    await self._probe(server)
+                    server.problem, server.known = "", None
+                    return
+        finally:
+            self._away.pop(server.name, None)
+
+    # ------------------------------------------------------------------ status and end
+
+    def statuses(self) -> list[UpstreamStatus]:
+        return [_status(server, server.name in self._away) for server in self._servers.values()]
+
+    def abort(self, error: LocalspecError) -> None:
+        """Fail every running request."""
+        for running in self._running:
+            running.abort(error)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for server in self._servers.values():
+            self._forget(server)
+            await server.close()
+
+
+class Streamed(Running):
+    """A running request whose events are fetched from the server when they are read."""
+
+    def __init__(
+        self, request: frames.Generate, job: Job, events: AsyncGenerator[Event, None]
+    ) -> None:
+        super().__init__(request, job)
+        self.begun = False  # whether any event has arrived
+        self.done: frames.Done | None = None
+        self._events = events
+        self._reader: asyncio.Task[object] | None = None
+        self._aborted: LocalspecError | None = None
+
+    async def next(self) -> Event | frames.Reply:
+        if self._aborted:
+            raise self._aborted
+        self._reader = asyncio.current_task()
+        try:
+            event = await anext(self._events)
+        except asyncio.CancelledError:
+            if self._aborted and self._reader:
+                self._reader.uncancel()
+                raise self._aborted from None
+            raise
+        finally:
+            self._reader = None
+        self.begun = True
+        self.job.sees(event)
+        if isinstance(event, frames.Done):
+            self.done = event
+        return event
+
+    def abort(self, error: LocalspecError) -> None:
+        self._aborted = error
+        if self._reader:
+            self._reader.cancel()
+
+    async def close(self) -> None:
+        await self._events.aclose()
+
+
+def _all_failed(problems: Sequence[str]) -> UpstreamUnreachable:
+    """Return the error that every server of a chain of fallbacks failed, with the reason for each."""
+    return UpstreamUnreachable(" ".join(problems))
+
+
+def _adapt_request(request: frames.Generate) -> frames.Generate:
+    """Return the request for a local pair.
+
+    Its chat template may not support tools, so tools and calls are described in the messages, in the notation
+    that the answer is parsed with.
+    """
+    prompt, allowed = request.prompt, request.tools
+    if not isinstance(prompt, frames.ChatPrompt):
+        return request
+    has_calls = any(
+        message.role == "tool" or message.extra.get("tool_calls") for message in prompt.messages
+    )
+    if not prompt.tools and not has_calls:
+        return request
+    messages = tools.told(prompt.messages, prompt.tools or [])
+    if allowed is not None:
+        allowed = msgspec.structs.replace(allowed, format=tools.TOLD)
+    prompt = msgspec.structs.replace(prompt, messages=messages, tools=None)
+    return msgspec.structs.replace(request, prompt=prompt, tools=allowed)
+
+
+def _status(server: Server, away: bool) -> UpstreamStatus:
+    known, counts = server.known, server.counted
+    return UpstreamStatus(
+        server.name,
+        server.connection.place,
+        kind=known.dialect.name if known else None,
+        model=known.model if known else server.upstream.upstream_model or None,
+        away=away,
+        problem=server.problem,
+        fallback=server.upstream.fallback or None,
+        running=counts.running,
+        requests=counts.requests,
+        failed=counts.failed,
+        fallbacks=counts.fallbacks,
+        tokens=counts.tokens,
+        drafted=counts.drafted,
+        accepted=counts.accepted,
+        tokens_per_pass=counts.measured / counts.passes if counts.passes else None,
+    )

@@ -1,0 +1,160 @@
+"""Decide what a model is for: writing text, embedding it, or drafting with its own heads.
+
+The registry applies these rules to headers and the engine to loaded models.
+
+llama.cpp loads embedding models, encoders and diffusion models like any other. If such a model is asked for
+the next token, it returns nonsense, repeats one token for ever, or ends the process. The header of a file
+shows what the model is for. The architectures are those of llama-cpp-python 0.3.36 (src/llama-arch.cpp,
+src/models/*.cpp).
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from localspec.protocol.settings import Pooling
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # the order of enum llama_pooling_type, from 1
+
+_EMBEDDING = frozenset(
+    {
+        "bert", "modern-bert", "nomic-bert", "nomic-bert-moe", "neo-bert", "jina-bert-v2",
+        "jina-bert-v3", "eurobert", "gemma-embedding", "llama-embed",
+    }
+)  # fmt: skip
+_EMBEDDING_WITH_CACHE = frozenset({"llama-embed"})  # they keep a KV cache, like models that write
+_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+_SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
+# MTP heads in a separate file → the architecture of the targets whose cache they read
+_SIDECAR_TARGETS = {"gemma4-assistant": "gemma4"}
+_HEADS = frozenset({"eagle3", "dflash", *_SIDECAR_TARGETS})
+_ENCODER_DECODER = frozenset({"t5", "t5encoder"})
+_PROJECTORS = frozenset({"clip", "mmproj"})
+# Architectures whose MTP heads are tested and draft correctly. llama.cpp ends the process if it has no graph
+# for an architecture's heads, or if a file has more heads than it expects. Of several heads, the first one
+# drafts all tokens.
+_TESTED_HEADS = frozenset({"deepseek2", "glm4moe", "qwen35", "qwen35moe", "step35"})
+_TESTED_SEVERAL_HEADS = frozenset({"step35"})
+_NO_POOLING, _RANK = 0, 4  # enum llama_pooling_type; the values between them are for embeddings
+
+_EMBEDDING_REASON = (
+    "it is an embedding model: it turns a text into a row of numbers and writes none"
+)
+_TYPE_REASONS = {
+    "adapter": "it is a LoRA adapter: a change to a model and no model; merge it into its base model",
+    "imatrix": "it is an importance matrix, from which models are quantized, and no model",
+    "mmproj": "it is the projector of a model that sees or hears, and no language model; name the "
+    "model's own file",
+}
+
+
+def no_writer(
+    architecture: str, *, kind: str = "model", causal: bool = True, pooling: int = _NO_POOLING
+) -> str:
+    """Return why a model cannot write text, as a clause, or an empty text if nothing indicates that.
+
+    architecture, kind: `general.architecture` and `general.type`. causal, pooling: the architecture's
+    `attention.causal` and `pooling_type`.
+    """
+    if kind in _TYPE_REASONS:
+        return _TYPE_REASONS[kind]
+    if architecture in _PROJECTORS:
+        return _TYPE_REASONS["mmproj"]
+    if architecture == "controlvector":
+        return "it is a control vector: a change to a model and no model"
+    if architecture in _EMBEDDING or _NO_POOLING < pooling < _RANK:
+        return _EMBEDDING_REASON
+    if pooling == _RANK:
+        return "it is a reranker: it judges how well texts answer a question and writes none"
+    if architecture in _DIFFUSION:
+        return "it is a diffusion model, which fills in a whole text at once instead of going on with it"
+    if architecture in _SPEECH:
+        return "it is a part of a model for speech: it makes sounds and no text"
+    if architecture in _HEADS:
+        return (
+            "it is a draft head, which needs the inner states of its target and works with no other"
+            + ("; name it as that target's draft" if architecture in _SIDECAR_TARGETS else "")
+        )
+    if architecture in _ENCODER_DECODER:
+        return "it is an encoder-decoder model, and only models that go on with a text are served"
+    if not causal:
+        return "its attention looks ahead, so that it reads texts and cannot go on with one"
+    return ""
+
+
+def pooled(
+    architecture: str, *, kind: str = "model", causal: bool = True, pooling: int = _NO_POOLING
+) -> Pooling | None:
+    """Return the pooling of a model that turns texts into numbers, or None for any other model.
+
+    The parameters are those of `no_writer`. If the file states no pooling, it is the mean, as in most models
+    with non-causal attention.
+    """
+    is_encoder = architecture in _EMBEDDING or not causal or _NO_POOLING < pooling <= _RANK
+    other_kinds = _PROJECTORS | _DIFFUSION | _SPEECH | _HEADS | _ENCODER_DECODER
+    if not is_encoder or kind in _TYPE_REASONS or architecture in other_kinds:
+        return None
+    return POOLINGS[pooling - 1] if _NO_POOLING < pooling <= _RANK else "mean"
+
+
+def has_no_cache(architecture: str) -> bool:
+    """Return whether the model reads a text in one pass and keeps no cache of it."""
+    return architecture in _EMBEDDING and architecture not in _EMBEDDING_WITH_CACHE
+
+
+def reads_whole(architecture: str, *, causal: bool, pooling: Pooling) -> bool:
+    """Return whether one pass must contain the whole text.
+
+    llama.cpp ends the process if such a text is split. Other models may read a text in several passes, and
+    the last row of the last pass stands for the text.
+    """
+    return not causal or architecture in _EMBEDDING or pooling in ("mean", "cls")
+
+
+def no_heads(architecture: str, count: int) -> str:
+    """Return why a model's own MTP heads cannot draft, as a clause, or an empty text if they can.
+
+    count: the model's `nextn_predict_layers`.
+    """
+    if architecture not in _TESTED_HEADS:
+        return f"MTP heads of the architecture {architecture} are not supported"
+    if count > 1 and architecture not in _TESTED_SEVERAL_HEADS:
+        return f"{count} MTP heads in one file are not supported"
+    return ""
+
+
+def is_sidecar(architecture: str) -> bool:
+    """Return whether the architecture is that of MTP heads in a separate file.
+
+    They draft for one target and have no cache.
+    """
+    return architecture in _SIDECAR_TARGETS
+
+
+def not_its_sidecar(architecture: str, target: str) -> str:
+    """Return why a sidecar cannot draft for a target, as a clause, or an empty text if it can."""
+    required = _SIDECAR_TARGETS[architecture]
+    if target == required:
+        return ""
+    return f"MTP heads of {architecture} need a target of {required}, not {target}"
+
+
+# ------------------------------------------------------------------------ quantization
+# The names of quantizations, as localspec shows them.
+
+
+# general.file_type (llama.cpp's enum llama_ftype) → the name used in file names
+_NAMES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K",
+    11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S",
+    17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS",
+    23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M",
+    30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4",
+    40: "Q1_0", 41: "Q2_0",
+}  # fmt: skip
+_GUESSED_FLAG = 1024  # LLAMA_FTYPE_GUESSED
+
+
+def name(file_type: int) -> str:
+    """Return the name of a general.file_type value, or an empty text if it is unknown."""
+    return _NAMES.get(file_type & ~_GUESSED_FLAG, "")

@@ -1,0 +1,218 @@
+"""The size of a model's KV cache, and of the fixed-size state of its recurrent layers.
+
+It follows llama.cpp (llama_kv_cache, llama_memory_recurrent). Each attention layer with a cache of its own
+stores keys and values of every token, even beyond a sliding window (`swa_full`). The state of a recurrent
+layer has the same size for texts of any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from localspec.model_traits import is_sidecar, no_heads
+from localspec.registry.header.architectures import (
+    attends_everywhere,
+    attention_interval,
+    has_delta_heads,
+    is_hybrid,
+    is_recurrent,
+)
+from localspec.registry.header.gguf import Header, NumberArray
+
+_STATE_NUMBER_BYTES = 4  # states are always F32
+_GEMMA3N_LAYER_INPUTS = 256  # additional numbers per token and layer
+_GEMMA3N_CACHE_LAYERS = 20  # the other layers read the cache of these
+
+
+class Lengths(NamedTuple):
+    """The numbers in a key and in a value, of one head or of several together."""
+
+    key: int
+    value: int
+
+
+class Kept(NamedTuple):
+    """The sizes of what a model keeps of a text.
+
+    keys, values: numbers per token. heads: the lengths of the heads' keys and of their values. state: bytes
+    per sequence. beside: additional numbers per row of a pass, compared with a plain layer. ahead: numbers
+    per token that the model's own MTP heads keep, if they can draft.
+    """
+
+    keys: int
+    values: int
+    heads: tuple[frozenset[int], frozenset[int]]
+    state: int
+    beside: int
+    ahead: Lengths = Lengths(0, 0)
+
+
+def kept(
+    header: Header, architecture: str, kv_heads: tuple[int, ...], width: int, lengths: Lengths
+) -> Kept:
+    """Return the sizes of what a model keeps of a text.
+
+    header: a checked header. kv_heads: one number per layer. width: the embedding length. lengths: of one
+    head.
+    """
+    numbers = _HeaderNumbers(header, architecture)
+    windowed = Lengths(
+        numbers.read_number("attention.key_length_swa", lengths.key),
+        numbers.read_number("attention.value_length_swa", lengths.value),
+    )
+    is_mixed = windowed != lengths
+    # In latent attention (MLA) the value is a part of the key.
+    is_latent = numbers.read_number("attention.key_length_mla", 0) > 0
+    keys, values, heads = 0, 0, (set[int](), set[int]())
+    for layer in _cache_layers(numbers, architecture, kv_heads):
+        key_length, value_length = windowed if is_mixed and numbers.has_window(layer) else lengths
+        if is_latent:
+            value_length = 0
+        keys, values = keys + kv_heads[layer] * key_length, values + kv_heads[layer] * value_length
+        heads[0].add(key_length)
+        heads[1].add(value_length)
+    state_layers = sum(
+        numbers.has_state(layer, architecture, kv_heads) for layer in range(len(kv_heads))
+    )
+    state = state_layers * _count_state_numbers(numbers, architecture, width) * _STATE_NUMBER_BYTES
+    nextn_layers = numbers.read_number("nextn_predict_layers", 0)
+    draft_kv_heads = (
+        0 if no_heads(architecture, nextn_layers) else sum(kv_heads[len(kv_heads) - nextn_layers :])
+    )
+    return Kept(
+        keys,
+        values,
+        (frozenset(heads[0]), frozenset(heads[1])),
+        state,
+        _count_extra_numbers(numbers, architecture, len(kv_heads)),
+        Lengths(draft_kv_heads * lengths.key, 0 if is_latent else draft_kv_heads * lengths.value),
+    )
+
+
+def cells(
+    header: Header, architecture: str, kv_heads: tuple[int, ...], key_length: int
+) -> set[tuple[bool, int, int, int]]:
+    """Return the distinct layouts of the layers' caches.
+
+    Each is a tuple: whether it has a window, the heads, the length of a key and of a value.
+    """
+    numbers, layouts = _HeaderNumbers(header, architecture), set()
+    for layer, heads in enumerate(kv_heads):
+        has_window = numbers.has_window(layer)
+        suffix = "_swa" if has_window else ""
+        key = numbers.read_number(f"attention.key_length{suffix}", key_length)
+        layouts.add(
+            (has_window, heads, key, numbers.read_number(f"attention.value_length{suffix}", key))
+        )
+    return layouts
+
+
+def _cache_layers(
+    numbers: _HeaderNumbers, architecture: str, kv_heads: tuple[int, ...]
+) -> Iterator[int]:
+    """Yield the indices of the layers that have a cache of their own."""
+    if is_recurrent(architecture) or is_sidecar(architecture):
+        return
+    # MTP heads do not run in a plain pass, and shared layers read the cache of another layer.
+    end = len(kv_heads) - numbers.read_number("nextn_predict_layers", 0)
+    if architecture == "gemma3n":
+        end = min(end, _GEMMA3N_CACHE_LAYERS)
+    if architecture == "gemma4":
+        end -= numbers.read_number("attention.shared_kv_layers", 0)
+    for layer in range(max(end, 1)):
+        is_attention = not numbers.has_state(layer, architecture, kv_heads)
+        if attends_everywhere(architecture) or (
+            is_attention and not numbers.is_feed_forward(layer)
+        ):
+            yield layer
+
+
+def _count_state_numbers(numbers: _HeaderNumbers, architecture: str, width: int) -> int:
+    """Return how many numbers one recurrent layer keeps per sequence.
+
+    It follows llama_hparams::n_embd_r and n_embd_s.
+    """
+    if "rwkv" in architecture:
+        return width * (
+            numbers.read_number("token_shift_count", 2) + numbers.read_number("wkv.head_size", 0)
+        )
+    if architecture.startswith("lfm2"):
+        return width * max(numbers.read_number("shortconv.l_cache", 0) - 1, 0)
+    kernel = numbers.read_number("ssm.conv_kernel", 0)
+    head_length = numbers.read_number("kda.head_dim", 0)
+    if head_length and has_delta_heads(architecture):
+        inner_size = numbers.read_number("attention.head_count", 1) * head_length
+        return 3 * (kernel - 1 if kernel else 3) * inner_size + head_length * inner_size
+    inner_size, state_size = (
+        numbers.read_number("ssm.inner_size", 0),
+        numbers.read_number("ssm.state_size", 0),
+    )
+    group_numbers = 2 * numbers.read_number("ssm.group_count", 0) * state_size
+    return max(kernel - 1, 0) * (inner_size + group_numbers) + state_size * inner_size
+
+
+def _count_extra_numbers(numbers: _HeaderNumbers, architecture: str, layers: int) -> int:
+    """Return the additional numbers per row of a pass.
+
+    The factors were measured with llama.cpp's compute buffers and are somewhat larger than those.
+    """
+    layer_inputs = _GEMMA3N_LAYER_INPUTS if architecture == "gemma3n" else 0
+    layer_inputs = numbers.read_number("embedding_length_per_layer_input", layer_inputs)
+    inner_size = numbers.read_number("ssm.inner_size", 0) if is_hybrid(architecture) else 0
+    return 10 * inner_size + 4 * layers * layer_inputs
+
+
+class _HeaderNumbers:
+    """Read integers from the metadata. Wrong values count as missing; other code reports them."""
+
+    def __init__(self, header: Header, architecture: str) -> None:
+        self._metadata = header.metadata
+        self._prefix = architecture
+
+    def read_number(self, key: str, default: int) -> int:
+        """Return a number; of a list, the largest."""
+        value = self._metadata.get(f"{self._prefix}.{key}", default)
+        if isinstance(value, NumberArray):
+            return max(
+                (number for number in value.values() if type(number) is int), default=default
+            )
+        return value if type(value) is int and value >= 0 else default
+
+    def read_layer_number(self, key: str, layer: int) -> int:
+        """Return a layer's number in a list, or 0."""
+        value = self._metadata.get(f"{self._prefix}.{key}")
+        values = value.values() if isinstance(value, NumberArray) else ()
+        return int(values[layer]) if layer < len(values) else 0
+
+    def has_window(self, layer: int) -> bool:
+        """Return whether a layer has a sliding window.
+
+        The pattern is a list, or a number n if every n-th layer has none.
+        """
+        pattern = self._metadata.get(f"{self._prefix}.attention.sliding_window_pattern")
+        if isinstance(pattern, NumberArray):
+            return self.read_layer_number("attention.sliding_window_pattern", layer) != 0
+        return type(pattern) is int and pattern > 1 and layer % pattern < pattern - 1
+
+    def is_feed_forward(self, layer: int) -> bool:
+        """Return whether a layer has neither attention nor a state.
+
+        In such a model each layer is of one of three kinds.
+        """
+        has_kinds = self._prefix.startswith("nemotron_h")
+        return has_kinds and self.read_layer_number("feed_forward_length", layer) > 0
+
+    def has_state(self, layer: int, architecture: str, kv_heads: tuple[int, ...]) -> bool:
+        """Return whether a layer keeps a recurrent state."""
+        if is_recurrent(architecture) or attends_everywhere(architecture):
+            return True
+        if kv_heads[layer] == 0:  # in models without recurrent layers the state has size 0
+            return not self.is_feed_forward(layer)
+        layer_list = self._metadata.get(f"{self._prefix}.attention.recurrent_layers")
+        if isinstance(layer_list, NumberArray):
+            return self.read_layer_number("attention.recurrent_layers", layer) != 0
+        interval = attention_interval(architecture)
+        if not interval or layer >= len(kv_heads) - self.read_number("nextn_predict_layers", 0):
+            return False
+        return (layer + 1) % max(self.read_number("full_attention_interval", interval), 1) != 0

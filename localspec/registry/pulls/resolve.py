@@ -1,0 +1,577 @@
+"""What a user asked to pull, and the list of unfinished pulls.
+
+Unfinished pulls resume when the daemon starts again.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+import msgspec
+
+from localspec.errors import (
+    InvalidRequest,
+    LocalspecError,
+    ModelNotFound,
+    Offline,
+    PullCancelled,
+    RegistryError,
+    Unreachable,
+    UnsafePath,
+)
+from localspec.files import sync_folder
+from localspec.paths import read_file
+from localspec.registry.catalogue import NAME, Catalogue, Pair, Weights
+from localspec.registry.disk.discovery import find_models
+from localspec.registry.header import fit
+from localspec.registry.header.fit import Load
+from localspec.registry.header.model import Model, read_local_model
+from localspec.registry.header.pairing import check_pair
+from localspec.registry.hub.hub import Listed, list_in_cache, resolve_in_cache
+from localspec.registry.hub.repository import (
+    Choice,
+    Offer,
+    Reference,
+    best,
+    choices,
+    heads,
+    matching,
+    model_name,
+    pair_name,
+    parts_of,
+    reference,
+)
+from localspec.registry.hub.retry import patiently
+from localspec.registry.pulls.plan import PlannedModel, Planner
+from localspec.registry.store.files import make_folder, write_whole
+from localspec.registry.store.store import Part, Record, StoredModel, roles_of
+
+VERSION = 1  # format version of the file
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """A pull as it was requested. It contains no token.
+
+    name: the name that the pair will have. pair: the catalogue's entry, or what was decided before
+    (`decided`). target: the repository, if there is no `pair`. draft: the draft to use instead. no_draft:
+    use none. asked: the request as text, empty for a pair as the catalogue has it. endpoint: the hub.
+    limit_rate: bytes per second, 0 for no limit. whole_disk: a draft may be proposed among the files of
+    other programs. files: the hashes of the files to download, once they are known.
+    """
+
+    name: str
+    pair: Pair | None = None
+    target: Reference | None = None
+    draft: Reference | None = None
+    no_draft: bool = False
+    decided: bool = False
+    asked: str = ""
+    endpoint: str = ""
+    limit_rate: int = 0
+    whole_disk: bool = True
+    files: tuple[str, ...] = ()
+
+
+def asked(request: Wanted) -> str:
+    """Return what is being pulled, for a sentence."""
+    return request.asked or f"{request.name} from the catalogue"
+
+
+def is_cached(request: Wanted) -> bool:
+    """Return whether the Hugging Face cache has all files of a pull, so that it needs no network."""
+    pair = request.pair
+    if pair is None and request.target:
+        return bool(list_in_cache(request.target.repo, request.target.revision))
+    models = [model for model in (pair.target, pair.draft) if model and model.repo] if pair else []
+    return bool(models) and all(
+        resolve_in_cache(model.repo, part, model.revision)
+        for model in models
+        for part in parts_of(model.file)
+    )
+
+
+def wanted(
+    text: str,
+    catalogue: Catalogue,
+    find_record: Callable[[str], Record | None],
+    part_path: Callable[[Part], Path],
+    *,
+    draft: str | None = None,
+    no_draft: bool = False,
+    pair: str | None = None,
+    endpoint: str = "",
+    limit_rate: int = 0,
+    whole_disk: bool = True,
+) -> Wanted:
+    """Return the pull that `text` asks for.
+
+    The text names a repository, a pair that was pulled from one before, or a pair of the catalogue.
+
+    find_record: returns the record of an installed pair. part_path: returns the path of a pair's file. pair:
+    the name for the pair, if not the usual one.
+
+    Raises:
+        InvalidRequest: the repository is invalid, or the name is invalid or belongs to a catalogue pair.
+        ModelNotFound: there is no such pair.
+    """
+    if draft and no_draft:
+        raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
+    target = reference(text, endpoint)
+    draft_model = _parse_draft(draft, endpoint) if draft else None
+    catalogue_pair: Pair | None = None
+    if target is None:
+        record = find_record(text.strip().lower())
+        if record and not (draft or no_draft or pair) and _can_pull_again(record, catalogue):
+            return _repeat_pull(record, part_path, endpoint, limit_rate)
+        usual_name, catalogue_pair = catalogue.find(text)
+    else:
+        usual_name = pair_name(target)
+    source = str(target) if target else (usual_name if draft_model or no_draft or pair else "")
+    name = _check_name(pair, usual_name, catalogue) if pair or target else usual_name
+    return Wanted(
+        name=name,
+        pair=catalogue_pair,
+        target=target,
+        draft=draft_model,
+        no_draft=no_draft,
+        asked=source
+        + (f" --draft {draft_model}" if draft_model else " --no-draft" if no_draft else ""),
+        endpoint=endpoint,
+        limit_rate=limit_rate,
+        whole_disk=whole_disk,
+    )
+
+
+def _parse_draft(draft: str, endpoint: str) -> Reference:
+    parsed = reference(draft, endpoint)
+    if not parsed:
+        raise InvalidRequest(
+            f"'{draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].", param="draft"
+        )
+    return parsed
+
+
+def _check_name(chosen: str | None, default_name: str, catalogue: Catalogue) -> str:
+    """Return the name for the pair.
+
+    Raises:
+        InvalidRequest: it is invalid, or means another pair of the catalogue.
+    """
+    name = (chosen or default_name).strip().lower()
+    if not NAME.fullmatch(name) or name.endswith(".gguf"):
+        raise InvalidRequest(
+            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
+            "digits, '.', '_' and '-', starting with a letter or digit and not ending in "
+            ".gguf.",
+            param="pair",
+        )
+    try:
+        catalogue_name, _ = catalogue.find(name)
+    except ModelNotFound:
+        return name
+    if chosen is None or catalogue_name != default_name:
+        raise InvalidRequest(
+            f"'{name}' is a pair in the catalogue; choose another name: --name NAME", param="pair"
+        )
+    return name
+
+
+def _can_pull_again(record: Record, catalogue: Catalogue) -> bool:
+    """Return whether the pair was pulled from a repository, or is no longer in the catalogue."""
+    return record.source == "hub" and bool(record.asked or record.name not in catalogue.pairs)
+
+
+def _repeat_pull(
+    record: Record, part_path: Callable[[Part], Path], endpoint: str, limit_rate: int
+) -> Wanted:
+    """Return a pull of the same files, as the hub has them now."""
+    pair = Pair(
+        summary=record.summary,
+        target=as_weights(record.target, part_path),
+        draft=as_weights(record.draft, part_path) if record.draft else None,
+        licence=record.licence,
+        roles=tuple(role for role in ("chat", "fim", "embed", "rerank") if role in record.roles),
+    )
+    return Wanted(
+        name=record.name,
+        pair=pair,
+        decided=True,
+        asked=record.asked,
+        endpoint=endpoint,
+        limit_rate=limit_rate,
+    )
+
+
+def as_weights(stored: StoredModel, part_path: Callable[[Part], Path]) -> Weights:
+    """Return what to pull for a stored model: its file in its repository, or the local file."""
+    if stored.repo:
+        return Weights(repo=stored.repo, file=stored.file)
+    return Weights(repo="", file=str(part_path(stored.parts[0])))
+
+
+class _UnfinishedFile(msgspec.Struct):
+    pulls: tuple[Wanted, ...] = ()
+    version: int = VERSION
+
+
+class Unfinished:
+    """The list of unfinished pulls, stored in one file. It may be used from several threads.
+
+    The file is replaced as a whole, and deleted when the list is empty. If it cannot be written, the pull
+    continues but does not resume by itself later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+
+    def all(self) -> tuple[Wanted, ...]:
+        """Return the unfinished pulls, oldest first; none if the file is broken."""
+        try:
+            content = msgspec.json.decode(read_file(self._path), type=_UnfinishedFile)
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            return ()
+        return content.pulls if content.version == VERSION else ()
+
+    def files(self) -> frozenset[str]:
+        """Return the hashes of all files that are being downloaded."""
+        return frozenset(sha256 for pull in self.all() for sha256 in pull.files)
+
+    def keep(self, request: Wanted) -> None:
+        """Add a pull, replacing any other of the same name."""
+        request = msgspec.structs.replace(request, endpoint=_without_secrets(request.endpoint))
+        with self._lock:
+            other_pulls = [pull for pull in self.all() if pull.name != request.name]
+            self._write((*other_pulls, request))
+
+    def drop(self, name: str) -> bool:
+        """Remove a pull; return whether it was in the list."""
+        with self._lock:
+            pulls = self.all()
+            remaining = tuple(pull for pull in pulls if pull.name != name)
+            if remaining != pulls:
+                self._write(remaining)
+            return remaining != pulls
+
+    def _write(self, pulls: tuple[Wanted, ...]) -> None:
+        with suppress(RegistryError, UnsafePath, OSError):
+            if pulls:
+                make_folder(self._path.parent)
+                write_whole(self._path, msgspec.json.encode(_UnfinishedFile(pulls)))
+            else:
+                self._path.unlink(missing_ok=True)
+                sync_folder(self._path.parent)
+
+
+def _without_secrets(endpoint: str) -> str:
+    """Return the URL without user name, password, query and fragment, which may contain a key."""
+    if not endpoint:
+        return ""
+    try:
+        address = urlsplit(endpoint)
+    except ValueError:
+        return ""
+    host = address.netloc.rpartition("@")[2]
+    return urlunsplit((address.scheme, host, address.path, "", ""))
+
+
+# ------------------------------------------------------------------------ decide
+# Turn what a user asked for into a pair: choose the file of a repository and what drafts for it.
+
+
+# Target weights / draft weights. A larger draft takes about as much time as it saves.
+_MIN_WEIGHT_RATIO = 3
+_MAX_CATALOGUE_DRAFTS = 3  # checked for one target; each costs the download of a header
+# A quantization that leaves no memory for this context is too large.
+_REQUIRED_CONTEXT_TOKENS = 32_768
+# The number of parameters in a model name.
+_PARAMETER_COUNT = re.compile(r"[-_]?(?<![a-z0-9.])[ea]?\d+(\.\d+)?[bm](?![a-z0-9])")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The result of a decision.
+
+    pair: the pair to pull. known: the models whose headers were read on the way. offers: the available
+    quantizations, if none was named. said: sentences for the user.
+    """
+
+    pair: Pair
+    known: Mapping[Weights, PlannedModel] = field(default_factory=dict)
+    offers: tuple[Offer, ...] = ()
+    said: tuple[str, ...] = ()
+
+
+def decide(
+    planner: Planner, request: Wanted, catalogue: Catalogue, cancel: threading.Event | None = None
+) -> Decision:
+    """Return the pair to pull. A pair that was pulled from the same reference before keeps its files.
+
+    Raises:
+        NotOnHub, HubError and below: the repository cannot be read.
+        InvalidRequest: the repository has several models and the request does not say which.
+        BadGguf, UnsafeModel: the target is unusable.
+        NotMatched, CannotRollBack: the named draft is unusable.
+    """
+    if request.pair and (request.decided or not (request.draft or request.no_draft)):
+        return Decision(request.pair)
+    return _Decider(planner, request, catalogue, cancel).run()
+
+
+class _Decider:
+    """One decision in progress, which reads each header only once."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        request: Wanted,
+        catalogue: Catalogue,
+        cancel: threading.Event | None,
+    ) -> None:
+        self._planner, self._request = planner, request
+        self._catalogue, self._cancel = catalogue, cancel
+        self._known: dict[Weights, PlannedModel] = {}
+        self._offers: tuple[Offer, ...] = ()
+        self._earlier = _find_earlier_pull(planner, request)
+
+    def run(self) -> Decision:
+        """Make the decision."""
+        request, sentence = self._request, ""
+        if request.pair:
+            pair, listed = request.pair, tuple[Listed, ...]()
+        else:
+            assert request.target
+            listed = self._list_files(request.target)
+            pair = self._choose_target(request.target, listed)
+        if request.no_draft:
+            pair = _with_draft(pair)
+        elif request.draft:
+            pair = _with_draft(pair, draft=self._choose_draft(request.draft))
+        elif self._earlier and self._earlier.draft:
+            pair = _with_draft(
+                pair, draft=as_weights(self._earlier.draft, self._planner.store.part_path)
+            )
+        else:
+            pair, sentence = self._propose_draft(pair, listed)
+        return Decision(pair, self._known, self._offers, (sentence,) if sentence else ())
+
+    # ------------------------------------------------------------------ which file
+
+    def _list_files(self, reference: Reference) -> tuple[Listed, ...]:
+        """Return the files on the hub; without a network, those that its local cache has."""
+        try:
+            return patiently(
+                lambda: self._planner.hub.files(reference.repo, reference.revision),
+                self._planner.first_contact,
+                self._cancel,
+            )
+        except (Offline, Unreachable):
+            cached = list_in_cache(reference.repo, reference.revision)
+            if not cached:
+                raise
+            return cached
+
+    def _choose_target(self, reference: Reference, listed: Sequence[Listed]) -> Pair:
+        """Return a pair that has only the target."""
+        matched = matching(reference, choices(listed, everything=bool(reference.file)))
+        earlier = [
+            choice
+            for choice in matched
+            if self._earlier and choice.file == self._earlier.target.file
+        ]
+        choice = earlier[0] if earlier else self._choose_quant(reference, matched)
+        if not (reference.quant or reference.file):
+            fits = self._fit_check(self._read_choice(reference, choice).model)
+            self._offers = tuple(
+                Offer(
+                    quant=option.label,
+                    size=option.size,
+                    fits=fits(option),
+                    taken=option.file == choice.file,
+                )
+                for option in matched
+            )
+        header = self._read_choice(reference, choice).model.header.metadata
+        licence = header.get("general.license")
+        fim = any(key.startswith("tokenizer.ggml.fim_pre") for key in header)
+        return Pair(
+            summary=f"{choice.label} of {reference.repo}",
+            target=_to_weights(reference, choice),
+            licence=licence[:80] if isinstance(licence, str) else "unknown",
+            roles=("chat", "fim") if fim else ("chat",),
+        )
+
+    def _choose_quant(self, reference: Reference, matched: Sequence[Choice]) -> Choice:
+        """Return the best of several quantizations.
+
+        A first guess uses the file sizes. The header of that file then shows the memory needs of all of them.
+        """
+        if len(matched) == 1:
+            return matched[0]
+        guess = best(matched, self._fit_check(None))
+        return best(matched, self._fit_check(self._read_choice(reference, guess).model))
+
+    def _fit_check(self, sibling: Model | None) -> Callable[[Choice], fit.Fits]:
+        """Return a function that checks whether memory can hold a model.
+
+        It uses the file size, and if given, the header of another quantization of the same model.
+        """
+        free = self._planner.memory() if self._planner.memory else None
+
+        def check_fit(choice: Choice) -> fit.Fits:
+            if free is None:
+                return "yes"
+            # Without a header, count a tenth of the weights for caches and buffers.
+            needed = choice.size * 11 // 10
+            if sibling:
+                load = Load(context=min(_REQUIRED_CONTEXT_TOKENS, sibling.context))
+                needed = fit.needed(sibling, None, load) - sibling.weights + choice.size
+            return fit.fits(needed, free)
+
+        return check_fit
+
+    def _read_choice(self, reference: Reference, chosen: Choice) -> PlannedModel:
+        return self._read_header(_to_weights(reference, chosen))
+
+    def _read_header(self, weights: Weights, *, as_draft: bool = False) -> PlannedModel:
+        if weights not in self._known:
+            self._known[weights] = self._planner.look(weights, self._cancel, as_draft=as_draft)
+        return self._known[weights]
+
+    def _read_draft(self, weights: Weights) -> Model:
+        return self._read_header(weights, as_draft=True).model
+
+    # ------------------------------------------------------------------ what drafts
+
+    def _choose_draft(self, reference: Reference) -> Weights:
+        """Return the named draft; of several quantizations, the most common one with the most bits."""
+        listed = self._list_files(reference)
+        matched = matching(reference, choices(listed, everything=bool(reference.file)))
+        return _to_weights(reference, best(matched, lambda _: "yes"))
+
+    def _propose_draft(self, pair: Pair, listed: Sequence[Listed]) -> tuple[Pair, str]:
+        """Return the pair with the best available draft, and a sentence that explains the choice.
+
+        The candidates, in order: what the catalogue pairs with this model or another size of its family;
+        heads in the target's own file; heads in a file beside it; a model on this disk. If none is suitable,
+        drafts come from the text itself.
+        """
+        target = self._read_header(pair.target).model
+        if target.pooling:
+            return msgspec.structs.replace(pair, roles=roles_of(target.pooling)), ""
+        for name, weights in self._catalogue_drafts(pair.target, target):
+            if self._is_suitable(target, partial(self._read_draft, weights)):
+                location = f"{weights.repo}/{weights.file}"
+                return _with_draft(
+                    pair, draft=weights
+                ), f"Draft: {location}, which the catalogue lists for {name}."
+        if target.header.metadata.get(f"{target.architecture}.nextn_predict_layers"):
+            pair = msgspec.structs.replace(pair, embedded_heads=True)
+            return pair, "Drafts: this model's own heads (MTP), which are in its file."
+        heads_file = heads(listed, pair.target.file)
+        heads_weights = Weights(
+            repo=pair.target.repo, file=heads_file, revision=pair.target.revision
+        )
+        if heads_file and self._is_suitable(target, partial(self._read_draft, heads_weights)):
+            return (
+                msgspec.structs.replace(pair, heads=heads_weights),
+                f"Drafts: this model's own heads (MTP), {heads_file} in the same repository.",
+            )
+        for path, name in self._disk_models():
+            if self._is_suitable(target, partial(read_local_model, path, as_draft=True)):
+                weights = Weights(repo="", file=str(path))
+                return _with_draft(
+                    pair, draft=weights
+                ), f"Draft: {name}, which is on this disk and matches."
+        return pair, (
+            "No draft model is known for it; drafts come from the text itself (n-gram). To "
+            f"name one: localspec pull {pair.target.repo} --draft OWNER/REPO"
+        )
+
+    def _is_suitable(self, target: Model, read_draft: Callable[[], Model]) -> bool:
+        """Return whether a model can be the draft and is small enough to save time."""
+        try:
+            draft = read_draft()
+            check_pair(target, draft)
+        except PullCancelled:
+            raise
+        except LocalspecError:
+            return False
+        return draft.weights * _MIN_WEIGHT_RATIO <= target.weights
+
+    def _catalogue_drafts(self, target: Weights, model: Model) -> Iterator[tuple[str, Weights]]:
+        """Yield the names and drafts of the catalogue's pairs of the same model, then of its family.
+
+        Models are compared by the names of their repositories and the names in the header.
+        """
+        names = [model_name(target.repo), *_base_names(model)]
+        yielded: list[Weights] = []
+        for simplify in (_keep_name, _strip_size):
+            for name in names:
+                for catalogue_name, pair in self._catalogue.pairs.items():
+                    is_match = simplify(model_name(pair.target.repo)) == simplify(name)
+                    # Heads in a separate file fit only a target of that size.
+                    draft = pair.draft or (pair.heads if simplify is _keep_name else None)
+                    if is_match and draft and draft not in yielded:
+                        if len(yielded) == _MAX_CATALOGUE_DRAFTS:
+                            return
+                        yielded.append(draft)
+                        yield catalogue_name, draft
+
+    def _disk_models(self) -> Iterator[tuple[Path, str]]:
+        """Yield the models on this disk, the smallest file first.
+
+        The speed of a draft matters more than its quality.
+        """
+        sized = []
+        for model in find_models(self._planner.store):
+            if not self._request.whole_disk and not model.pair:
+                continue
+            try:
+                sized.append((model.path.stat().st_size, model))
+            except OSError:
+                continue
+        for _, model in sorted(sized, key=lambda item: (item[0], item[1].name)):
+            yield model.path, f"{model.name} ({model.origin})"
+
+
+def _keep_name(name: str) -> str:
+    return name
+
+
+def _find_earlier_pull(planner: Planner, request: Wanted) -> Record | None:
+    """Return the pair that was pulled from the same reference before, or None."""
+    try:
+        record = planner.store.get(request.name)
+    except (ModelNotFound, RegistryError):
+        return None
+    return record if record.source == "hub" and record.asked == request.asked else None
+
+
+def _to_weights(reference: Reference, choice: Choice) -> Weights:
+    return Weights(repo=reference.repo, file=choice.file, revision=reference.revision)
+
+
+def _with_draft(pair: Pair, draft: Weights | None = None) -> Pair:
+    """Return the pair with this draft and nothing else that drafts."""
+    return msgspec.structs.replace(pair, draft=draft, heads=None, embedded_heads=False)
+
+
+def _base_names(model: Model) -> list[str]:
+    """Return the names of the models that this one was derived from, according to its header."""
+    metadata = model.header.metadata
+    names = [metadata.get(f"general.base_model.{number}.name") for number in range(4)]
+    names.append(metadata.get("general.basename"))
+    return [re.sub(r"[\s_]+", "-", name.lower()) for name in names if isinstance(name, str)]
+
+
+def _strip_size(name: str) -> str:
+    """Return a model's name without its size."""
+    return _PARAMETER_COUNT.sub("", name)
