@@ -64,7 +64,7 @@ def short() -> int:
 def _dispatch(arguments: list[str]) -> int:
     from localspec.cli import options
 
-    if arguments and arguments[0] not in options.COMMANDS:
+    if arguments and arguments[0] not in options.CORE_NAMES:
         from localspec.cli import command_names
 
         arguments = command_names.expand(arguments)

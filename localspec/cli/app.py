@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import click
 
 import localspec
+from localspec import extras
 from localspec.cli import command_names
-from localspec.cli.options import ALIASES, COMMANDS, GROUPS, separate_words
+from localspec.cli.options import ALIASES, CORE_COMMANDS, EXTRAS, separate_words
 from localspec.cli.terminal.formatter import Formatter
 
 click.Context.formatter_class = Formatter  # used by every command
@@ -21,6 +22,24 @@ INNER_SYNONYMS = {"delete": ("rm",), "remove": ("rm",), "ls": ("list",)}
 
 _QUESTION_WORDS = frozenset("what how why who where when which is are can does do".split())
 _QUESTION_HINT = "A question is not a command. To ask it: localspec ask"
+
+
+def _grouped() -> dict[str, dict[str, tuple[str, str]]]:
+    """Return all commands by group: name → (module:function, summary)."""
+    groups: dict[str, dict[str, tuple[str, str]]] = {}
+    for title, commands in CORE_COMMANDS.items():
+        group = groups.setdefault(title, {})
+        for name, (function, summary) in commands.items():
+            if name == EXTRAS:
+                group |= extras.commands(title)
+            else:
+                group[name] = f"localspec.cli.commands.{function}", summary
+    return groups
+
+
+_GROUPED = _grouped()
+GROUPS = {title: tuple(commands) for title, commands in _GROUPED.items()}
+COMMANDS = {name: row for commands in _GROUPED.values() for name, row in commands.items()}
 
 
 class Group(click.Group):
@@ -146,7 +165,8 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), function)
         return command
 
     def summary(self, name: str) -> str:

@@ -8,71 +8,55 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# The commands by group, as the help lists them: name → (module, summary). A command's module is only
-# imported when the command runs or its help is shown.
-_COMMANDS_BY_GROUP = {
+# The core's commands by what they are for, as the help lists them: name → (function, summary). EXTRAS stands
+# where the group's commands of extras come. A command is imported when it is run or asked for help.
+EXTRAS = "*"
+CORE_COMMANDS = {
     "Ask": {
-        "ask": ("ask", "Ask one question."),
-        "chat": ("chat", "Chat in the terminal."),
-        "run": ("run", "Chat with a pair, or ask it a question."),
-        "cmd": ("shell.cmd", "Propose a shell command."),
-        "commit": ("shell.commit", "Write a commit message."),
-        "explain": ("shell.explain", "Explain a failed command or an error."),
-        "complete": ("editors.complete", "Complete code at a position in a file."),
+        "ask": ("ask:ask_command", "Ask one question."),
+        "chat": ("ask:chat_command", "Chat in the terminal."),
+        "run": ("ask:run_command", "Chat with a pair, or ask it a question."),
+        EXTRAS: ("", ""),
     },
     "Models": {
-        "list": ("models.list", "List installed pairs."),
-        "use": ("models.use", "Show or choose the pair that answers by default."),
-        "catalogue": ("models.catalogue", "List pairs available to pull."),
-        "pull": ("models.pull", "Download a pair."),
-        "pulls": ("models.pulls", "Show or cancel pulls."),
-        "show": ("models.show", "Show details of a pair."),
-        "add": ("models.add", "Create a pair from your own files."),
-        "import": ("models.import_", "Find models on this disk and create pairs from them."),
-        "drafts": ("models.drafts", "Find draft models for a target on this disk."),
-        "verify": ("models.verify", "Verify the checksums of a pair's files."),
-        "rm": ("models.rm", "Remove pairs."),
-        "gc": ("models.gc", "Delete files that no pair needs."),
+        "list": ("pairs:list_command", "List installed pairs."),
+        "use": ("pairs:use_command", "Show or choose the pair that answers by default."),
+        "catalogue": ("pairs:catalogue_command", "List pairs available to pull."),
+        "pull": ("pull:pull_command", "Download a pair."),
+        "pulls": ("pull:pulls_command", "Show or cancel pulls."),
+        "show": ("pairs:show_command", "Show details of a pair."),
+        "add": ("pairs:add_command", "Create a pair from your own files."),
+        "import": ("pairs:import_command", "Find models on this disk and create pairs from them."),
+        "drafts": ("pairs:drafts_command", "Find draft models for a target on this disk."),
+        "verify": ("pairs:verify_command", "Verify the checksums of a pair's files."),
+        "rm": ("pairs:rm_command", "Remove pairs."),
+        "gc": ("pairs:gc_command", "Delete files that no pair needs."),
     },
     "Daemon": {
-        "start": ("daemon.start", "Start the daemon."),
-        "stop": ("daemon.stop", "Stop the daemon."),
-        "restart": ("daemon.restart", "Stop the daemon and start it again."),
-        "status": ("daemon.status", "Show the daemon's status."),
-        "load": ("daemon.load", "Load a pair before it is asked something."),
-        "unload": ("daemon.unload", "Unload the pair and free its memory."),
-        "logs": ("daemon.logs", "Show the daemon's log."),
-        "service": ("daemon.service", "Run the daemon as a user service."),
-        "doctor": ("daemon.doctor", "Diagnose problems."),
+        "start": ("daemon:start_command", "Start the daemon."),
+        "stop": ("daemon:stop_command", "Stop the daemon."),
+        "restart": ("daemon:restart_command", "Stop the daemon and start it again."),
+        "status": ("daemon:status_command", "Show the daemon's status."),
+        "load": ("daemon:load_command", "Load a pair before it is asked something."),
+        "unload": ("daemon:unload_command", "Unload the pair and free its memory."),
+        "logs": ("daemon:logs_command", "Show the daemon's log."),
+        EXTRAS: ("", ""),
     },
     "Data": {
-        "history": ("history", "List, show, search and remove conversations."),
-        "templates": ("templates", "List, show, edit and remove saved prompts."),
-        "stats": ("figures.stats", "Show tokens, speed and time saved over days."),
-        "bench": ("figures.bench", "Measure whether speculation pays, and for what."),
-        "config": ("config", "Show and change the configuration."),
+        "history": ("history:command", "List, show, search and remove conversations."),
+        "templates": ("templates:command", "List, show, edit and remove saved prompts."),
+        EXTRAS: ("", ""),
+        "config": ("config:command", "Show and change the configuration."),
     },
     "Integrate": {
-        "editor": ("editors.editor", "Set up Vim, Neovim or another editor."),
-        "lsp": ("editors.lsp", "Run a language server for an editor."),
-        "acp": ("editors.acp", "Run a chat for an editor's agent panel."),
-        "embed": ("embed", "Turn texts into embeddings."),
-        "export": ("export", "Generate a launch script for vLLM, SGLang or llama-server."),
-        "rpc-worker": (
-            "daemon.rpc_worker",
-            "Lend this machine's memory to localspec on another machine.",
-        ),
-        "token": ("daemon.token", "Print the token for TCP clients."),
-        "completion": ("completion", "Print the completion script for bash, zsh or fish."),
-        "help": ("help", "Show help for a command, or a page of the documentation."),
+        EXTRAS: ("", ""),
+        "token": ("daemon:token_command", "Print the token for TCP clients."),
+        "completion": ("completion:command", "Print the completion script for bash, zsh or fish."),
+        "help": ("help:command", "Show help for a command, or a page of the documentation."),
     },
 }
-GROUPS = {title: tuple(commands) for title, commands in _COMMANDS_BY_GROUP.items()}
-COMMANDS = {
-    name: (f"localspec.cli.commands.{module}", summary)
-    for commands in _COMMANDS_BY_GROUP.values()
-    for name, (module, summary) in commands.items()
-}
+
+CORE_NAMES = frozenset(name for commands in CORE_COMMANDS.values() for name in commands)
 
 # Additional names of commands.
 ALIASES = {"ps": "status", "models": "list"}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvicorn
 
-from localspec import errors, files
+from localspec import errors, extras, files
 from localspec.config import Config, load_config
 from localspec.daemon import routes
 from localspec.daemon.history.store import Conversations
@@ -342,10 +342,14 @@ class Daemon:
 
     def _create_upstreams(self) -> Elsewhere:
         """Create the table of other servers. It is imported at first use, because most daemons have none."""
-        from localspec.extras.upstream.server import Upstreams
-
+        server = extras.load("upstream", "server")
+        if server is None:
+            raise errors.Unavailable("This installation of localspec lacks the extra 'upstream'.")
         state = self._state
-        return Upstreams(lambda name: names.resolve(name, state.config, state.registry))
+        elsewhere: Elsewhere = server.Upstreams(
+            lambda name: names.resolve(name, state.config, state.registry)
+        )
+        return elsewhere
 
     async def configure(self) -> None:
         """Read the configuration again and use it. Calls are handled one after the other."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Scope
 
+from localspec import extras
 from localspec.daemon.http import errors
 from localspec.daemon.http.requests import ClientGone, PlainPath, RequestId, SameVersion
 from localspec.daemon.http.tcp import TcpAuthMiddleware
@@ -21,107 +23,112 @@ from localspec.daemon.state import State
 from localspec.errors import LocalspecError
 from localspec.protocol.reading import BadBody
 
-# Method, path, and the handler function in handlers/.
+# Method, path, and the handler function in handlers/. These are the core's; extras add their own.
 ROUTES = (
     ("POST", "/v1/chat/completions", "completions.chat"),
     ("POST", "/v1/completions", "completions.complete"),
-    ("POST", "/v1/messages", "protocols.messages.create"),
-    ("POST", "/v1/messages/count_tokens", "protocols.messages.count_tokens"),
-    ("POST", "/v1/responses", "protocols.responses.create"),
-    ("POST", "/v1/responses/input_tokens", "protocols.responses.input_tokens"),
-    ("GET", "/v1/responses/{name}/input_items", "protocols.responses.input_items"),
-    ("POST", "/v1/responses/{name}/cancel", "protocols.responses.cancel"),
-    ("GET", "/v1/responses/{name}", "protocols.responses.show"),
-    ("DELETE", "/v1/responses/{name}", "protocols.responses.remove"),
     ("GET", "/v1/models", "models.models"),
     ("GET", "/v1/models/{name}", "models.model"),
-    ("POST", "/infill", "native.infill"),
-    ("POST", "/completion", "native.complete"),
+    ("POST", "/infill", "completions.infill"),
+    ("POST", "/completion", "completions.native_completion"),
     ("GET", "/health", "models.health"),
     ("GET", "/props", "models.props"),
-    ("GET", "/metrics", "metrics.show"),
+    ("GET", "/metrics", "control.show"),
     ("GET", "/slots", "models.slots"),
     ("POST", "/slots/{name}", "models.slot_action"),
-    ("GET", "/openapi.yaml", "description.openapi"),
-    ("POST", "/tokenize", "tokens.tokenize"),
-    ("POST", "/detokenize", "tokens.detokenize"),
-    ("POST", "/apply-template", "tokens.apply_template"),
-    ("POST", "/v1/embeddings", "embeddings.embed"),
-    ("POST", "/embedding", "embeddings.native"),
-    ("POST", "/v1/rerank", "embeddings.rerank"),
-    ("GET", "/", "protocols.ollama.here"),
-    ("POST", "/api/chat", "protocols.ollama.chat"),
-    ("POST", "/api/generate", "protocols.ollama.generate"),
-    ("GET", "/api/tags", "protocols.ollama.tags"),
-    ("POST", "/api/show", "protocols.ollama.show"),
-    ("GET", "/api/ps", "protocols.ollama.ps"),
-    ("GET", "/api/version", "protocols.ollama.version"),
-    ("POST", "/api/pull", "protocols.ollama.pull"),
-    ("DELETE", "/api/delete", "protocols.ollama.delete"),
-    ("POST", "/api/embed", "protocols.ollama.embed"),
-    ("POST", "/api/embeddings", "protocols.ollama.embed_one"),
-    ("POST", "/api/{name}", "protocols.ollama.not_offered"),
-    ("POST", "/chat/completions/input_tokens", "tokens.count"),
-    ("POST", "/v1/chat/completions/input_tokens", "tokens.count"),
+    ("GET", "/openapi.yaml", "control.openapi"),
+    ("POST", "/tokenize", "completions.tokenize"),
+    ("POST", "/detokenize", "completions.detokenize"),
+    ("POST", "/apply-template", "completions.apply_template"),
+    ("POST", "/chat/completions/input_tokens", "completions.count"),
+    ("POST", "/v1/chat/completions/input_tokens", "completions.count"),
     ("GET", "/localspec/status", "control.status"),
     ("POST", "/localspec/shutdown", "control.shutdown"),
     ("POST", "/localspec/reset", "control.reset"),
     ("POST", "/localspec/config", "control.configure"),
     ("POST", "/localspec/load", "control.load"),
     ("POST", "/localspec/unload", "control.unload"),
-    ("GET", "/localspec/pairs", "pairs.listed"),
-    ("POST", "/localspec/pairs", "pairs.add"),
-    ("POST", "/localspec/upstreams", "pairs.add_upstream"),
-    ("GET", "/localspec/pairs/{name}", "pairs.show"),
-    ("DELETE", "/localspec/pairs/{name}", "pairs.remove"),
-    ("POST", "/localspec/pairs/{name}/verify", "pairs.verify"),
-    ("POST", "/localspec/gc", "pairs.collect"),
-    ("POST", "/localspec/drafts", "pairs.drafts"),
-    ("POST", "/localspec/disk", "pairs.on_disk"),
+    ("GET", "/localspec/pairs", "models.list_pairs"),
+    ("POST", "/localspec/pairs", "models.add_pair"),
+    ("GET", "/localspec/pairs/{name}", "models.show_pair"),
+    ("DELETE", "/localspec/pairs/{name}", "models.remove_pair"),
+    ("POST", "/localspec/pairs/{name}/verify", "models.verify_stored"),
+    ("POST", "/localspec/gc", "models.collect_garbage"),
+    ("POST", "/localspec/drafts", "models.find_drafts"),
+    ("POST", "/localspec/disk", "models.on_disk"),
     ("GET", "/localspec/conversations", "conversations.listed"),
     ("DELETE", "/localspec/conversations", "conversations.remove_all"),
     ("GET", "/localspec/conversations/{name}", "conversations.show"),
     ("DELETE", "/localspec/conversations/{name}", "conversations.remove"),
     ("POST", "/localspec/conversations/{name}/undo", "conversations.undo"),
     ("GET", "/localspec/statistics", "conversations.statistics"),
-    ("GET", "/localspec/pulls", "pulls.listed"),
-    ("POST", "/localspec/pulls", "pulls.start"),
-    ("GET", "/localspec/pulls/{name}/events", "pulls.events"),
-    ("GET", "/localspec/pulls/{name}", "pulls.state"),
-    ("DELETE", "/localspec/pulls/{name}", "pulls.cancel"),
+    ("GET", "/localspec/pulls", "models.list_pulls"),
+    ("POST", "/localspec/pulls", "models.start_pull"),
+    ("GET", "/localspec/pulls/{name}/events", "models.pull_events"),
+    ("GET", "/localspec/pulls/{name}", "models.show_pull"),
+    ("DELETE", "/localspec/pulls/{name}", "models.cancel_pull"),
 )
-
-
-def handler(qualified_name: str) -> Callable[[Request], Awaitable[Response]]:
-    """Return the function in handlers/ that a row of ROUTES names."""
-    module, _, name = qualified_name.rpartition(".")
-    function = getattr(importlib.import_module(f"localspec.daemon.handlers.{module}"), name)
-    return cast(Callable[[Request], Awaitable[Response]], function)
-
-
-def _route(method: str, path: str, name: str) -> Route:
-    # A name may contain slashes or be empty, so that the handler can report that it does not exist.
-    return Route(path.replace("{name}", "{name:path}"), handler(name), methods=[method])
-
 
 # Other paths of some clients and of llama-server for the same endpoints.
 ALSO = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/models": "/v1/models",
-    "/responses": "/v1/responses",
-    "/responses/input_tokens": "/v1/responses/input_tokens",
-    "/embeddings": "/embedding",
-    "/rerank": "/v1/rerank",
-    "/reranking": "/v1/rerank",
-    "/v1/reranking": "/v1/rerank",
     "/v1/health": "/health",
 }
-_ROUTES = [_route(*row) for row in ROUTES]
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def handler(qualified_name: str) -> Handler:
+    """Return the function in handlers/ that a row of ROUTES names."""
+    module, _, name = qualified_name.rpartition(".")
+    function = getattr(importlib.import_module(f"localspec.daemon.handlers.{module}"), name)
+    return cast(Handler, function)
+
+
+Endpoint = tuple[str, str, Handler, str]
+
+
+def _endpoints() -> Iterator[tuple[Sequence[Endpoint], Mapping[str, str]]]:
+    """Yield the endpoints of each extra and of the core, with further paths for the same endpoints.
+
+    An endpoint is a method, a path, its handler, and a header that a request must have, or "".
+    """
+    for module in extras.route_modules():
+        yield [(*row, *[""] * (4 - len(row))) for row in module.ROUTES], module.ALSO
+    yield [(method, path, handler(name), "") for method, path, name in ROUTES], ALSO
+
+
+class _HeaderRoute(Route):
+    """A route for requests that have a header; others go on to the next route."""
+
+    def __init__(self, path: str, endpoint: Handler, methods: list[str], header: str) -> None:
+        super().__init__(path, endpoint, methods=methods)
+        self._header = header
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if self._header in Headers(scope=scope):
+            return super().matches(scope)
+        return Match.NONE, {}
+
+
+def _route(method: str, path: str, function: Handler, header: str) -> Route:
+    # A name may contain slashes or be empty, so that the handler can report that it does not exist.
+    path = path.replace("{name}", "{name:path}")
+    if header:
+        return _HeaderRoute(path, function, [method], header)
+    return Route(path, function, methods=[method])
+
+
+_GROUPS = [*_endpoints()]
+# All endpoints, each by its first path.
+ENDPOINTS = [endpoint for endpoints, _ in _GROUPS for endpoint in endpoints]
+_ROUTES = [_route(*endpoint) for endpoint in ENDPOINTS]
 _ROUTES += [
-    _route(method, alias, name)
-    for alias, original in ALSO.items()
-    for method, path, name in ROUTES
+    _route(method, alias, function, header)
+    for endpoints, aliases in _GROUPS
+    for alias, original in aliases.items()
+    for method, path, function, header in endpoints
     if path == original
 ]
 

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 from starlette.types import Receive
@@ -23,7 +23,6 @@ from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import ModelNotFound
-from localspec.extras.responses.kept import Running
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 
@@ -32,6 +31,9 @@ _ERRAND_THREADS = 4
 _ANY_MODEL_HINT = (
     "to have the configured pair answer for such names: localspec config set any_model true"
 )
+
+
+Part = TypeVar("Part")
 
 
 @dataclass
@@ -45,7 +47,8 @@ class State:
     stop: Callable[[], None]
     configure: Callable[[], Awaitable[None]]
     editors: Editors = field(default_factory=Editors)
-    responses: Running = field(default_factory=Running)
+    # What extras keep while the daemon runs, by its type; see `part`.
+    parts: dict[type, Any] = field(default_factory=dict)
     # Checks of pairs before a load. A file that has changed is hashed, which may take minutes.
     looks: Shared[PairFiles] = field(
         default_factory=lambda: Shared(Threads("look", _CHECK_THREADS))
@@ -58,6 +61,13 @@ class State:
     tcp_problem: str = ""  # why TCP is not served although it is configured
     unsaid: list[str] = field(default_factory=list)  # problems that no answer has mentioned yet
     started: float = field(default_factory=time.monotonic)
+
+    def part(self, kind: type[Part]) -> Part:
+        """Return the daemon's only `kind`, made without arguments when it is first needed."""
+        if kind not in self.parts:
+            self.parts[kind] = kind()
+        part: Part = self.parts[kind]
+        return part
 
     @property
     def config(self) -> Config:

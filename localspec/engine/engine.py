@@ -32,6 +32,8 @@ class Engine:
     be trusted, leaves `step` and ends them all.
     """
 
+    accepts = TokenizedRequest
+
     def __init__(self, pair: Pair, emit: Emit, clock: Clock = time.perf_counter) -> None:
         self.pair = pair
         self._emit = emit

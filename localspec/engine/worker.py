@@ -19,11 +19,14 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
+from localspec import extras
 from localspec.engine import llama
 from localspec.engine.engine import Engine
+from localspec.engine.interruption import Interruption
 from localspec.engine.pair.cpu_lock import Turns
 from localspec.engine.pair.load import load_pair
 from localspec.engine.prompt.prepare import Preparer
@@ -31,14 +34,7 @@ from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers
 from localspec.engine.prompt.special_tokens import SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.grammars.compile import Grammars
-from localspec.engine.sequence import TokenizedRequest
-from localspec.errors import Cancelled, LocalspecError
-from localspec.extras.embeddings.engine import (
-    Encoder,
-    InputPreparer,
-    TokenizedInputs,
-    load_embedding_model,
-)
+from localspec.errors import Cancelled, LoadFailed, LocalspecError
 from localspec.protocol import frames
 from localspec.protocol.frames import (
     ApplyTemplate,
@@ -62,7 +58,35 @@ from localspec.protocol.frames import (
     Tokenize,
 )
 
-Tokenized = TokenizedRequest | TokenizedInputs
+
+class Tokenized(Protocol):
+    """A request as tokens, for whichever kind of model."""
+
+    @property
+    def request(self) -> Generate | Embed | Rerank: ...
+
+
+class Serving(Protocol):
+    """What the step loop needs of a loaded model."""
+
+    interruption: Interruption
+
+    @property
+    def accepts(self) -> type[Tokenized]: ...
+    @property
+    def active(self) -> bool: ...
+    @property
+    def hurries(self) -> bool: ...
+    def submit(self, tokenized: Any, /) -> None: ...
+    def cancel(self, request: int, /) -> bool: ...
+    def forget(self, conversation: str | None, /) -> None: ...
+    def forget_saved(self, conversation: str | None, done: Callable[[], None], /) -> None: ...
+    def spare(self, most: int, /) -> int: ...
+    def save(self) -> None: ...
+    def step(self) -> None: ...
+    def close(self) -> None: ...
+
+
 PreparedFrame = Generate | Embed | Rerank | Tokenize | Detokenize | ApplyTemplate | CountTokens
 
 # How long a thread that prepares requests may hold the interpreter while the step loop waits for it. The loop
@@ -82,7 +106,7 @@ class Worker:
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Frame | Tokenized] = queue.SimpleQueue()
         self._preparers: Preparers[Tokenized] = Preparers(self.send, self._enqueue_prepared)
-        self._engine: Engine | Encoder | None = None
+        self._engine: Serving | None = None
         self._renderers: list[TemplateRenderer] = []
         self._grammars: Grammars | None = None
         self._turns = Turns(None, 0.0)
@@ -159,7 +183,7 @@ class Worker:
             self._unsent.clear()
             self._sent = time.monotonic()
 
-    def _save_learned(self, engine: Engine | Encoder) -> None:
+    def _save_learned(self, engine: Serving) -> None:
         """Save what was learned after every few answers. A failure is logged and otherwise ignored."""
         if self._finished < ANSWERS_PER_SAVE:
             return
@@ -222,8 +246,6 @@ class Worker:
 
     def _handle(self, item: Frame | Tokenized) -> None:
         match item:
-            case TokenizedRequest() | TokenizedInputs():
-                self._submit(item)
             case Load():
                 self._load(item)
             case Cancel():
@@ -236,6 +258,8 @@ class Worker:
             case Forget():
                 if self._engine is not None:
                     self._engine.forget(item.conversation)
+            case _ if not isinstance(item, Frame):
+                self._submit(item)
 
     def _submit(self, tokenized: Tokenized) -> None:
         try:
@@ -243,11 +267,8 @@ class Worker:
         except Cancelled as error:
             self.send(Failed(tokenized.request.id, error.code, error.message))
         else:
-            match self._engine:
-                case Engine() if isinstance(tokenized, TokenizedRequest):
-                    self._engine.submit(tokenized)
-                case Encoder() if isinstance(tokenized, TokenizedInputs):
-                    self._engine.submit(tokenized)
+            if self._engine is not None and isinstance(tokenized, self._engine.accepts):
+                self._engine.submit(tokenized)
 
     def _load(self, load: Load) -> None:
         self._close()
@@ -289,11 +310,15 @@ class Worker:
 
     def _load_embedding_model(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
         """Load a model that embeds or reranks texts. Raises LoadFailed."""
-        model = load_embedding_model(load.pair, load.settings, progress)
-        self._engine = Encoder(model, self._emit)
-        slow = [InputPreparer(model) for _ in range(SLOW_THREADS)]
-        self._preparers.use(InputPreparer(model), slow)
-        return model.info()
+        embeddings = extras.load("embeddings", "engine")
+        if embeddings is None:
+            raise LoadFailed("This installation of localspec lacks the extra 'embeddings'.")
+        model = embeddings.load_embedding_model(load.pair, load.settings, progress)
+        self._engine = embeddings.Encoder(model, self._emit)
+        quick, *slow = (embeddings.InputPreparer(model) for _ in range(1 + SLOW_THREADS))
+        self._preparers.use(quick, slow)
+        info: Loaded = model.info()
+        return info
 
     def _close(self) -> None:
         if self._engine is not None:

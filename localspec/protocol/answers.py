@@ -305,12 +305,6 @@ class ErrorBody(Struct):
     error: ErrorDetail
 
 
-class OllamaError(Struct):
-    """Ollama's error, which is only a sentence."""
-
-    error: str
-
-
 class ModelMeta(Struct):
     """llama-server's `meta`: the served and the trained context in tokens, parameters, and bytes."""
 

@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from localspec import extras
 from localspec.errors import CatalogueError, ModelNotFound
-from localspec.extras.upstream import catalogue
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.requests import parameters
@@ -389,7 +389,10 @@ def _parse_entry(locator: _KeyLocator, name: str, entry: object) -> Pair | Prese
     if isinstance(pair, Upstream):
         if not NAME.fullmatch(name):
             raise locator.error(("pairs", name), f"'{name}' is not {_NAME_RULE}")
-        key, problem = catalogue.problem(name, pair)
+        upstream = extras.load("upstream", "catalogue")
+        if upstream is None:
+            raise locator.error(("pairs", name), "needs localspec's extra 'upstream'")
+        key, problem = upstream.problem(name, pair)
         if problem:
             raise locator.error(("pairs", name, key), problem)
         return pair

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localspec.cli.options import COMMANDS
+from localspec.cli.app import COMMANDS
 
 from .docs import Entry
 

@@ -15,7 +15,7 @@ from builtin_pair.docs import Entry, entries_from_docstrings, first_sentences, p
 from builtin_pair.outside import HONEST, TEMPLATES, outside_question
 from builtin_pair.popular import MOST_USED
 from builtin_pair.tasks import TASKS
-from localspec.cli.options import COMMANDS
+from localspec.cli.app import COMMANDS
 
 EVALUATION = Path(builtin_pair.__file__).with_name("evaluation")
 COPYTREE = Entry(

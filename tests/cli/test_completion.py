@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localspec.cli.options import COMMANDS
+from localspec.cli.app import COMMANDS
 from tests.support.daemons import Home, scripted_home
 from tests.support.shells import shell, with_program
 

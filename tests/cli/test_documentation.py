@@ -17,7 +17,8 @@ import pytest
 
 from localspec import config
 from localspec.cli import topics
-from localspec.cli.options import ALIASES, COMMANDS
+from localspec.cli.app import COMMANDS
+from localspec.cli.options import ALIASES
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "localspec" / "docs"

@@ -15,8 +15,7 @@ import click
 import pytest
 
 from localspec.cli import settings, templates
-from localspec.cli.app import app
-from localspec.cli.options import COMMANDS
+from localspec.cli.app import COMMANDS, app
 from tests.support.daemons import Home
 from tests.support.terminal import ESCAPES, terminal
 

@@ -11,8 +11,8 @@ import click
 import pytest
 
 from localspec.cli import app
+from localspec.cli.app import COMMANDS
 from localspec.cli.commands.help import page, pages
-from localspec.cli.options import COMMANDS
 from tests.support.daemons import Home
 
 # Each reads a page and complains of it on stderr or stdout; the text is what the first ones print.

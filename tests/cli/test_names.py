@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from localspec import cli
 from localspec.cli import app, command_names
-from localspec.cli.options import ALIASES, COMMANDS
+from localspec.cli.app import COMMANDS
+from localspec.cli.options import ALIASES
 from localspec.client.pairs import PairsClient
 from tests.support.daemons import Home
 from tests.support.terminal import terminal

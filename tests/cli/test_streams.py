@@ -21,8 +21,7 @@ from pathlib import Path
 import click
 import pytest
 
-from localspec.cli.app import Commands, app
-from localspec.cli.options import COMMANDS
+from localspec.cli.app import COMMANDS, Commands, app
 from tests.support.daemons import PATIENCE, Home, wait_for
 from tests.support.terminal import terminal
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.http.errors import error_body, messages_error
+from localspec.daemon.http.errors import error_body
 from localspec.errors import ContextExceeded, LocalspecError, known_words
-from localspec.protocol.answers import OllamaError
+from localspec.extras.anthropic.errors import messages_error
+from localspec.extras.ollama.wire import OllamaError
 from tests.support.daemons import Home
 
 CLIENTS = json.loads((Path(__file__).parent / "overflow_words.json").read_text("utf-8"))

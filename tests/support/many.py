@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from localspec import cli
-from localspec.cli.options import COMMANDS
+from localspec.cli.app import COMMANDS
 from tests.support.terminal import terminal
 
 Job = tuple[Sequence[str], Mapping[str, str]]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from localspec import extras
 from localspec.cli.terminal import render
+from localspec.errors import UsageError
 
 # Corrections of click's scripts, as pairs of old and new text. In fish a description may contain a comma,
 # at which click's script splits. In zsh the start-up file may register the completion before compinit runs,
@@ -84,8 +86,9 @@ complete --no-files --command ask --arguments "(%(func)s_ask)"
 def command(shell: str, hook: bool) -> int:
     render.verbatim(_script(shell))
     if hook:
-        from localspec.extras.shell import failures
-
+        failures = extras.load("shell", "failures")
+        if failures is None:
+            raise UsageError("--hook needs localspec's extra 'shell', which is not installed.")
         render.verbatim(failures.hook(shell))
     return 0
 

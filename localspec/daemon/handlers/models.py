@@ -13,6 +13,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from localspec import extras
 from localspec.daemon.completion.dialect import notation
 from localspec.daemon.completion.tools import described
 from localspec.daemon.http.requests import answer, read
@@ -32,8 +33,6 @@ from localspec.errors import (
     NotOffered,
     Unavailable,
 )
-from localspec.extras.anthropic import answer as anthropic
-from localspec.extras.upstream import pairs as upstreams
 from localspec.protocol import pairs
 from localspec.protocol.answers import Model, ModelList, ModelMeta, ModelStatus
 from localspec.protocol.pairs import DiskRequest, DraftsRequest, PullRequest
@@ -47,15 +46,9 @@ _RANDOM_SEED = (1 << 32) - 1  # llama-server's value for "draw a random seed"
 
 
 async def models(request: Request) -> Response:
-    """List the configured pair first, then the built-in one, the loaded ones and all pulled ones.
-
-    The format is Anthropic's for its clients, which use the same path.
-    """
+    """List the configured pair first, then the built-in one, the loaded ones and all pulled ones."""
     daemon = state_of(request)
-    created = await asyncio.to_thread(_creation_times, daemon)
-    if _is_anthropic_client(request):
-        return answer(anthropic.models(created))
-
+    created = await creation_times(daemon)
     statuses = _model_statuses(daemon)
 
     def build() -> list[Model]:
@@ -70,20 +63,30 @@ async def model(request: Request) -> Response:
     Raises:
         ModelNotFound: there is no such model.
     """
+    daemon = state_of(request)
+    name, created = await creation_time(request)
+    statuses = _model_statuses(daemon)
+    return answer(await asyncio.to_thread(_model, daemon, name, created, statuses))
+
+
+async def creation_times(daemon: State) -> dict[str, int]:
+    """Return the names of all pairs, each with the Unix time since when it has been available."""
+    return await asyncio.to_thread(_creation_times, daemon)
+
+
+async def creation_time(request: Request) -> tuple[str, int]:
+    """Return the name in a request's path, and the Unix time since when that pair has been available.
+
+    Raises:
+        ModelNotFound: there is no such pair.
+    """
     daemon, name = state_of(request), request.path_params["name"]
-    created = await asyncio.to_thread(_creation_times, daemon)
+    created = await creation_times(daemon)
     if name not in created:  # `views.details` knows further names, and its error lists the pairs.
         created[name] = await asyncio.to_thread(
             lambda: int(views.details(daemon.registry, name, 0, daemon.config).created)
         )
-    if _is_anthropic_client(request):
-        return answer(anthropic.models({name: created[name]}).data[0])
-    statuses = _model_statuses(daemon)
-    return answer(await asyncio.to_thread(_model, daemon, name, created[name], statuses))
-
-
-def _is_anthropic_client(request: Request) -> bool:
-    return "anthropic-version" in request.headers
+    return name, created[name]
 
 
 def _creation_times(daemon: State) -> dict[str, int]:
@@ -371,25 +374,14 @@ async def add_pair(request: Request) -> Response:
     return answer(views.entry(record, registry.in_use), 201)
 
 
-async def add_upstream(request: Request) -> Response:
-    """Add a pair that another server serves.
-
-    Raises:
-        Forbidden: the request came over TCP. Such a pair may name a file whose content is sent to that
-            server.
-    """
-    body = await read(request, pairs.AddUpstreamRequest)
-    if came_by_tcp(request.scope):
-        raise Forbidden("Servers cannot be added over TCP; use the Unix socket: localspec add")
-    daemon = state_of(request)
-    return answer(await daemon.errands.run(upstreams.add, daemon.registry, body), 201)
-
-
 async def remove_pair(request: Request) -> Response:
     """Remove a pair."""
     daemon = state_of(request)
     requested_name = request.path_params["name"]
-    if removed := await asyncio.to_thread(upstreams.remove, daemon.registry, requested_name):
+    upstreams = extras.load("upstream", "pairs")
+    if upstreams and (
+        removed := await asyncio.to_thread(upstreams.remove, daemon.registry, requested_name)
+    ):
         return answer(removed)
     name = await asyncio.to_thread(daemon.registry.removable, requested_name)
     await daemon.rest(name)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 
 import msgspec
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,17 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import (
     Cancelled,
-    ContextExceeded,
     InvalidRequest,
     LocalspecError,
-    ThreadMismatch,
-    ThreadNotFound,
-    ThreadUnsupported,
     Unavailable,
     known_words,
 )
-from localspec.extras.anthropic.wire import MessagesError, MessagesErrorDetail
-from localspec.protocol.answers import ErrorBody, ErrorDetail, OllamaError
+from localspec.protocol.answers import ErrorBody, ErrorDetail
 from localspec.protocol.reading import BadBody
 
 log = logging.getLogger("localspec.http")
@@ -40,50 +33,14 @@ def error_body(error: LocalspecError) -> ErrorBody:
     return ErrorBody(detail)
 
 
-# Anthropic's types of errors by status. Other statuses get a general type for 4xx or 5xx.
-_ANTHROPIC_TYPES = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
+# A protocol's errors: which requests get them, the body, and headers that go with it.
+Shape = Callable[[LocalspecError], tuple[object, dict[str, str]]]
+_shapes: list[tuple[Callable[[Scope], bool], Shape]] = []
 
 
-def messages_error(error: LocalspecError) -> MessagesError:
-    """Return an error in Anthropic's shape, and where clients compare messages, in Anthropic's words."""
-    default_type = "invalid_request_error" if 400 <= error.status < 500 else "api_error"
-    message = error.message
-    if error.n_prompt_tokens is not None and error.n_ctx is not None:
-        # agents shorten their conversation when they find this sentence
-        message = (
-            f"prompt is too long: {error.n_prompt_tokens} tokens > {error.n_ctx} maximum. {message}"
-        )
-    elif error.code == ContextExceeded.code:
-        message = f"prompt is too long. {message}"
-    detail = MessagesErrorDetail(
-        _ANTHROPIC_TYPES.get(error.status, default_type), message, error.code, error.param
-    )
-    if isinstance(error, ThreadUnsupported):
-        detail.details = {"error_code": error.code, "unsupported": ["thread"]}
-    elif isinstance(error, ThreadNotFound | ThreadMismatch):
-        detail.details = {"error_code": error.code}
-    return MessagesError(detail, messages_request())
-
-
-def messages_request() -> str:
-    """Return a new id for a request, which every response of Anthropic's has in its head."""
-    return f"req_{secrets.token_hex(12)}"
-
-
-# Error bodies of protocols other than OpenAI's, by the prefix of their paths.
-_BODY_BUILDERS: dict[str, Callable[[LocalspecError], object]] = {
-    "/api/": lambda error: OllamaError(known_words(error)),
-    "/v1/messages": messages_error,
-}
+def add_shape(applies: Callable[[Scope], bool], shape: Shape) -> None:
+    """Have requests that `applies` accepts get their errors in another shape than OpenAI's."""
+    _shapes.append((applies, shape))
 
 
 class Refusal(Response):
@@ -97,16 +54,9 @@ class Refusal(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        build_body = next(
-            (build for prefix, build in _BODY_BUILDERS.items() if path.startswith(prefix)),
-            error_body,
-        )
-        if path.startswith("/v1/models") and "anthropic-version" in Headers(scope=scope):
-            build_body = messages_error  # Anthropic's clients list models by this path too
-        body = build_body(self._error)
-        if isinstance(body, MessagesError):
-            self.headers["request-id"] = body.request_id
+        shape = next((shape for applies, shape in _shapes if applies(scope)), None)
+        body, headers = (error_body(self._error), {}) if shape is None else shape(self._error)
+        self.headers.update(headers)
         self.body = msgspec.json.encode(body)
         self.headers["content-length"] = str(len(self.body))
         await super().__call__(scope, receive, send)

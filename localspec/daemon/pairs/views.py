@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from localspec import extras
 from localspec.config import Config
 from localspec.daemon.http.sse import seldom
 from localspec.daemon.pairs.names import (
@@ -22,7 +23,6 @@ from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.pairs.tasks import Interrupted, Trials
 from localspec.daemon.worker import eviction
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
-from localspec.extras.upstream import pairs as upstreams
 from localspec.paths import MODEL_PLACES
 from localspec.protocol.pairs import Disk, Drafts, Original, PairEntry, PairList, PairView
 
@@ -118,7 +118,8 @@ def listing(registry: Registry, everything: bool) -> PairList:
             shown.roles = record.roles
         entries.append(shown)
     entries = [*filter(lambda item: item.name not in registry.catalogue.upstreams, entries)]
-    entries += [upstreams.entry(*item) for item in registry.catalogue.upstreams.items()]
+    if registry.catalogue.upstreams and (upstreams := extras.load("upstream", "pairs")):
+        entries += [upstreams.entry(*item) for item in registry.catalogue.upstreams.items()]
     installed = {item.name for item in entries}
     for name, pair in registry.catalogue.pairs.items():
         if name in installed:
@@ -239,7 +240,10 @@ def details(
     name = registry.called(full_name(name, config))
     if upstream_pair := registry.upstream(name):
         assert upstream_pair.upstream is not None
-        return upstreams.view(upstream_pair.name, upstream_pair.upstream, by_tcp=by_tcp)
+        upstreams = extras.load("upstream", "pairs")
+        assert upstreams is not None, "without this extra, the catalogue has no such pairs"
+        view: PairView = upstreams.view(upstream_pair.name, upstream_pair.upstream, by_tcp=by_tcp)
+        return view
     if name == BUILTIN:
         files = builtin()
         draft = Path(files.draft) if files.draft else None

@@ -13,10 +13,10 @@ from msgspec import UNSET
 from localspec.daemon.completion.answer import Answer, Choice
 from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import Piece, Text
-from localspec.daemon.http.errors import messages_error
 from localspec.daemon.http.sse import Named
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError
+from localspec.extras.anthropic.errors import messages_error
 from localspec.extras.anthropic.request import ID
 from localspec.extras.anthropic.wire import (
     Block,

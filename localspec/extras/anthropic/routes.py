@@ -12,15 +12,17 @@ from starlette.responses import Response
 from localspec.daemon.completion import tools
 from localspec.daemon.completion.answer import Run
 from localspec.daemon.completion.request import continued
+from localspec.daemon.handlers import models
 from localspec.daemon.handlers.completions import prompt_tokens, ready
 from localspec.daemon.history.responses import Kept
 from localspec.daemon.history.turn import Turn, continuing, kind_of
-from localspec.daemon.http.errors import messages_request
+from localspec.daemon.http.errors import add_shape
 from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
 from localspec.daemon.state import State, state_of
 from localspec.errors import Conflict, NotFound, ThreadNotFound, ThreadUnsupported
-from localspec.extras.anthropic import threads
+from localspec.extras.anthropic import errors, threads
 from localspec.extras.anthropic.answer import MessagesShape
+from localspec.extras.anthropic.answer import models as as_models
 from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import (
     ContinueThread,
@@ -66,7 +68,7 @@ async def create(request: Request) -> Response:
     response = await Run(daemon.supervisor, pair, requests, shape, context).respond(
         request, body.stream
     )
-    response.headers["request-id"] = messages_request()
+    response.headers["request-id"] = errors.messages_request()
     return response
 
 
@@ -135,3 +137,24 @@ def _turn(
         kind=kind_of(chat),
         begun=bool(continued(chat)),
     )
+
+
+async def list_models(request: Request) -> Response:
+    """List the models, in Anthropic's shape: its clients use the path of OpenAI's list."""
+    return answer(as_models(await models.creation_times(state_of(request))))
+
+
+async def show_model(request: Request) -> Response:
+    """Describe one model, in Anthropic's shape."""
+    name, created = await models.creation_time(request)
+    return answer(as_models({name: created}).data[0])
+
+
+ROUTES = (
+    ("POST", "/v1/messages", create),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("GET", "/v1/models", list_models, "anthropic-version"),
+    ("GET", "/v1/models/{name}", show_model, "anthropic-version"),
+)
+ALSO = {"/models": "/v1/models"}
+add_shape(errors.applies, errors.shape)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from localspec.cli.html import as_html, document, table
 from localspec.extras.bench import text
 from localspec.extras.bench.plots import plots
 from localspec.extras.bench.report import Report, Workload
-from localspec.extras.stats.page import as_html, document, table
 
 _STYLE = """
 :root { --other: #b35c1e } @media (prefers-color-scheme: dark) { :root { --other: #f0a35e } }

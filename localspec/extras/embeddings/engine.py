@@ -387,6 +387,8 @@ class Encoder:
     that request.
     """
 
+    accepts = TokenizedInputs
+
     def __init__(self, model: EmbeddingModel, emit: Emit) -> None:
         self._model = model
         self._emit = emit

@@ -216,3 +216,16 @@ def numbers(vector: bytes) -> list[float]:
 def _usage(result: dict[str, Any]) -> EmbeddingUsage:
     tokens = sum(result["tokens"])
     return EmbeddingUsage(tokens, tokens)
+
+
+ROUTES = (
+    ("POST", "/v1/embeddings", embed),
+    ("POST", "/embedding", native),
+    ("POST", "/v1/rerank", rerank),
+)
+ALSO = {
+    "/embeddings": "/embedding",
+    "/rerank": "/v1/rerank",
+    "/reranking": "/v1/rerank",
+    "/v1/reranking": "/v1/rerank",
+}

@@ -21,12 +21,13 @@ from localspec.extras.ollama.wire import (
     Line,
     Logprob,
     OllamaChatLine,
+    OllamaError,
     OllamaGenerateLine,
     Said,
     TokenLogprob,
 )
 from localspec.protocol import frames
-from localspec.protocol.answers import Extra, OllamaError, ToolCall
+from localspec.protocol.answers import Extra, ToolCall
 
 _NS_PER_MS = 1_000_000
 

@@ -7,24 +7,26 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext, suppress
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from localspec import extras
 from localspec.daemon.completion import tools
 from localspec.daemon.completion.answer import Answer, Run
 from localspec.daemon.completion.request import completion_frames
 from localspec.daemon.handlers import models as pulls
 from localspec.daemon.handlers.completions import ready
+from localspec.daemon.http.errors import add_shape
 from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
 from localspec.daemon.http.sse import Emit, LineStream
 from localspec.daemon.pairs import views
 from localspec.daemon.pairs.names import full_name, names_files
 from localspec.daemon.state import State, state_of
-from localspec.errors import LocalspecError, ModelNotFound, NotFound, NotOffered
-from localspec.extras.embeddings.routes import calculated, numbers
+from localspec.errors import LocalspecError, ModelNotFound, NotFound, NotOffered, known_words
 from localspec.extras.ollama import models
 from localspec.extras.ollama import request as translation
 from localspec.extras.ollama.answer import OllamaShape, line
@@ -35,6 +37,7 @@ from localspec.extras.ollama.wire import (
     OllamaEmbeddings,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
+    OllamaError,
     OllamaGenerateRequest,
     OllamaModelRequest,
     OllamaModels,
@@ -151,6 +154,7 @@ async def embed(request: Request) -> Response:
     ignored(request).extend(translation.kept_alive(body))
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     frame = Embed(0, [*texts], body.truncate, body.dimensions or 0)
+    numbers = _embedding_routes().numbers
     name, load_ns, result = await _compute_embeddings(request, body, frame)
 
     def encode() -> Response:
@@ -170,8 +174,21 @@ async def embed_one(request: Request) -> Response:
     ignored(request).extend(translation.kept_alive(body))
     frame = Embed(0, [body.prompt] if body.prompt else [], truncate=True, normalize=-1)
     _, _, result = await _compute_embeddings(request, body, frame)
+    numbers = _embedding_routes().numbers
     vector = [value for vector in result["vectors"] for value in numbers(vector)]
     return answer(OllamaEmbedding(vector, unheeded(request)))
+
+
+def _embedding_routes() -> ModuleType:
+    """Return the routes of the extra that computes embeddings.
+
+    Raises:
+        NotOffered: this installation does not have it.
+    """
+    routes = extras.load("embeddings", "routes")
+    if routes is None:
+        raise NotOffered("This installation of localspec lacks the extra 'embeddings'.")
+    return routes
 
 
 async def _compute_embeddings(
@@ -192,7 +209,7 @@ async def _compute_embeddings(
     load_ns = time.monotonic_ns() - started_ns
     async with _unloading(daemon, pair.name) if unloads else nullcontext():
         if frame.inputs:
-            result = await calculated(request, pair, frame)
+            result = await _embedding_routes().calculated(request, pair, frame)
     return models.tagged(pair.name), load_ns, result
 
 
@@ -328,3 +345,24 @@ async def _look_up(name: str, find: Callable[[str], Awaitable[Found]]) -> Found:
         with suppress(ModelNotFound):
             return await find(models.tagged(untagged))
         raise
+
+
+ROUTES = (
+    ("GET", "/", here),
+    ("POST", "/api/chat", chat),
+    ("POST", "/api/generate", generate),
+    ("GET", "/api/tags", tags),
+    ("POST", "/api/show", show),
+    ("GET", "/api/ps", ps),
+    ("GET", "/api/version", version),
+    ("POST", "/api/pull", pull),
+    ("DELETE", "/api/delete", delete),
+    ("POST", "/api/embed", embed),
+    ("POST", "/api/embeddings", embed_one),
+    ("POST", "/api/{name}", not_offered),
+)
+ALSO: dict[str, str] = {}
+add_shape(
+    lambda scope: scope["path"].startswith("/api/"),
+    lambda error: (OllamaError(known_words(error)), {}),
+)

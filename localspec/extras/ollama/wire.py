@@ -288,3 +288,9 @@ class OllamaVersion(Struct):
 
     version: str
     localspec: str
+
+
+class OllamaError(Struct):
+    """Ollama's, with no more than a sentence."""
+
+    error: str

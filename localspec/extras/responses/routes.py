@@ -194,7 +194,7 @@ async def _under_way(
     daemon: State, shape: ResponsesShape, turn: Turn | None
 ) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(daemon.responses.under_way(shape))
+        await stack.enter_async_context(daemon.part(kept.Running).under_way(shape))
         if turn:
             await stack.enter_async_context(turn.under_way(shape.response.id))
         yield
@@ -209,7 +209,7 @@ async def show(request: Request) -> Response:
 
 async def _response(request: Request) -> ResponseObject:
     daemon, name = state_of(request), request.path_params["name"]
-    if running := daemon.responses.get(name):
+    if running := daemon.part(kept.Running).get(name):
         return running
     stored = await _stored_response(daemon, name)
     opaque = OPAQUE in request.query_params.values()
@@ -229,7 +229,7 @@ async def remove(request: Request) -> Response:
 async def cancel(request: Request) -> Response:
     """Cancel a response that is being written; one that has ended is refused."""
     daemon, name = state_of(request), request.path_params["name"]
-    if response := await unless_gone(request.receive, daemon.responses.cancel(name)):
+    if response := await unless_gone(request.receive, daemon.part(kept.Running).cancel(name)):
         return answer(response)
     response = await _response(request)
     if response.status == "cancelled":
@@ -271,3 +271,17 @@ async def input_tokens(request: Request) -> Response:
         chat: ChatRequest = chat_request(body, parsed, to_send(previous))
         tokens = await prompt_tokens(request, chat)
         return answer(InputTokens(tokens, localspec=unheeded(request)))
+
+
+ROUTES = (
+    ("POST", "/v1/responses", create),
+    ("POST", "/v1/responses/input_tokens", input_tokens),
+    ("GET", "/v1/responses/{name}/input_items", input_items),
+    ("POST", "/v1/responses/{name}/cancel", cancel),
+    ("GET", "/v1/responses/{name}", show),
+    ("DELETE", "/v1/responses/{name}", remove),
+)
+ALSO = {
+    "/responses": "/v1/responses",
+    "/responses/input_tokens": "/v1/responses/input_tokens",
+}

@@ -9,46 +9,13 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from html import escape
 from typing import Any
 
+from localspec.cli.html import as_html, document, table
 from localspec.cli.terminal import layout, render
-from localspec.errors import visible
 from localspec.extras.stats.figures import COLUMNS, Series, merged, notes, series, summary, tables
 
 _MAX_BARS = 90  # in a chart, which makes each 3 pixels wide on a phone
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #fff; --line: #d0d7de;
-  --bar: #2f6f9f; --none: #eaeef2 }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9aa4af; --paper: #0f1419;
-  --line: #30363d; --bar: #6cb0e0; --none: #1c232b } }
-* { box-sizing: border-box }
-body { margin: 0 auto; padding: 1.5rem 1rem; max-width: 72rem; background: var(--paper);
-  color: var(--ink); font: 1rem/1.5 system-ui, sans-serif }
-h1 { font-size: 1.5rem; margin: 0 0 .5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
-p { margin: .25rem 0 } .soft, figcaption, footer, th { color: var(--soft) }
-figure { margin: 1.25rem 0; break-inside: avoid }
-figcaption { display: flex; justify-content: space-between; flex-wrap: wrap; gap: 0 1rem }
-figcaption b { color: var(--ink) }
-.chart { display: flex; align-items: end; height: 6rem; gap: 1px; border-bottom: 1px solid var(--line) }
-.chart i { flex: 1; min-width: 1px; background: var(--bar); border-radius: 2px 2px 0 0;
-  print-color-adjust: exact; -webkit-print-color-adjust: exact }
-.chart i.none { height: 3px; background: var(--none) }
-table { width: 100%; table-layout: fixed; border-collapse: collapse; font-variant-numeric: tabular-nums }
-th, td { padding: .35rem .5rem; text-align: right; border-bottom: 1px solid var(--line);
-  vertical-align: top } th { font-weight: 500; font-size: .85rem }
-tr { break-inside: avoid } th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere;
-  width: 25% }
-footer { margin-top: 2rem; font-size: .9rem }
-@media (max-width: 40rem) {
-  thead { display: none } tr, td { display: block } tr { padding: .5rem 0;
-  border-bottom: 1px solid var(--line) } td, td:first-child { border: 0; padding: .1rem 0; width: auto }
-  td:first-child { font-weight: 600 } td:not(:first-child) { display: flex;
-  justify-content: space-between } td:not(:first-child)::before { content: attr(data-name);
-  color: var(--soft) } td:empty { display: none } }
-@media print { :root { --ink: #000; --soft: #444; --paper: #fff; --line: #bbb; --bar: #555;
-  --none: #ddd } body { max-width: none; padding: 0; font-size: 10pt } h2 { break-after: avoid } }
-"""
 
 
 def page(statistics: dict[str, Any]) -> str:
@@ -67,24 +34,6 @@ def page(statistics: dict[str, Any]) -> str:
     span = f"{statistics['since']} to {statistics['until']}"
     body.append(f"<p>{as_html(span)}; written {when}.</p></footer>")
     return document(title, body)
-
-
-def document(title: str, body: Sequence[str], style: str = "") -> str:
-    """Return a whole page. `body` is HTML already, and `style` follows the style of every page."""
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">\n"
-        f"<title>{as_html(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + "\n</body>\n</html>\n"
-    )
-
-
-def as_html(text: str) -> str:
-    """Escape text for HTML, including control characters."""
-    return escape(visible(text, lines=False))
 
 
 def _draw_charts(days: list[dict[str, Any]]) -> str:
@@ -112,22 +61,6 @@ def _draw_chart(plotted: Series, names: list[str], per: str) -> str:
 
 def _section(head: str, rows: list[tuple[str, list[str]]]) -> str:
     return f"<h2>By {head.lower()}</h2>\n{table((head, *COLUMNS), [[name, *cells] for name, cells in rows])}"
-
-
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table. On a phone each row becomes a block with the headings beside its cells."""
-    names = [as_html(name.capitalize()) for name in heads]
-    lines = []
-    for row_name, *cells in rows:
-        cells_html = "".join(
-            f'<td data-name="{name}">{as_html(cell)}</td>'
-            for name, cell in zip(names[1:], cells, strict=True)
-        )
-        lines.append(f"<tr><td>{as_html(row_name)}</td>{cells_html}</tr>")
-    header = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return (
-        f"<table><thead><tr>{header}</tr></thead>\n<tbody>" + "\n".join(lines) + "</tbody></table>"
-    )
 
 
 # ------------------------------------------------------------------------ text
