@@ -41,15 +41,6 @@ _POSITION = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?::(?P<column>\d+))?")
 _FENCE = "```"
 _DEFAULT_TOKENS = 64  # enough for the few lines that an editor shows
 
-# Of those that work with any pair.
-pair_option = click.option(
-    "-m",
-    "--model",
-    metavar="PAIR",
-    shell_complete=suggest.pairs,
-    help="Use this pair instead of the configured one.",
-)
-
 
 @click.command(
     help="Complete code at a position in a file, as an editor does. Lines and columns count "
