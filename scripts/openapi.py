@@ -100,7 +100,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     conversations.Undone,
     conversations.Forgotten,
     conversations.Statistics,
-    answers.OllamaError,
+    ollama.OllamaError,
     ollama.OllamaChatLine,
     ollama.OllamaGenerateLine,
     ollama.OllamaEmbeddings,
@@ -132,12 +132,13 @@ def schemas() -> dict[str, Any]:
     return dict(sorted(every.items()))
 
 
-def outline(method: str, path: str, name: str) -> str:
+def outline(method: str, path: str, handler: routes.Handler) -> str:
     """The description of an endpoint as far as its row and its docstring tell."""
-    summary = (inspect.getdoc(routes.handler(name)) or name).splitlines()[0].rstrip(".")
+    name = f"{handler.__module__.rpartition('.')[2]}_{handler.__name__}"  # type: ignore[attr-defined]
+    summary = (inspect.getdoc(handler) or name).splitlines()[0].rstrip(".")
     operation: dict[str, Any] = {
         "tags": ["localspec"],
-        "operationId": name.replace(".", "_"),
+        "operationId": name,
         "summary": summary,
     }
     if named := re.findall(r"{(\w+)}", path):
@@ -155,13 +156,13 @@ def outline(method: str, path: str, name: str) -> str:
 def described(by_hand: str) -> str:
     """The part that is written by hand, with an outline of each endpoint that it lacks."""
     known: dict[str, Any] = yaml.safe_load(by_hand)["paths"]
-    for method, path, name in routes.ROUTES:
+    for method, path, handler, _ in routes.ENDPOINTS:
         head = f"  {path}:\n"
         if path not in known:
             known[path] = {}
             by_hand = by_hand.replace("\ncomponents:\n", f"{head}\ncomponents:\n")
         if method.lower() not in known[path]:
-            by_hand = by_hand.replace(head, head + outline(method, path, name))
+            by_hand = by_hand.replace(head, head + outline(method, path, handler))
     return by_hand
 
 

@@ -16,7 +16,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
 import openapi
-from localspec.daemon.routes import ROUTES
+from localspec.daemon.routes import ENDPOINTS
 from tests.support.daemons import Home, RunningDaemon, temporary_home
 
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -61,7 +61,7 @@ def test_every_route_is_described_and_every_description_has_its_route() -> None:
         for method in item
         if method in METHODS
     }
-    assert described == {(method, path) for method, path, _ in ROUTES}
+    assert described == {(method, path) for method, path, _, _ in ENDPOINTS}
 
 
 def test_the_schemas_are_those_of_the_structs() -> None:

@@ -1,0 +1,54 @@
+"""Extras can be deleted: the core answers without any one of them, and without all."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from localspec import extras
+from localspec.cli.app import COMMANDS
+from localspec.cli.options import CORE_NAMES
+from tests.support.daemons import RunningDaemon, temporary_home
+
+PACKAGE = Path(extras.__file__).parents[1]
+NAMES = sorted(
+    path.name for path in (PACKAGE / "extras").iterdir() if (path / "__init__.py").is_file()
+)
+
+
+def test_the_table_names_every_extra() -> None:
+    commands = {extra for group in extras.COMMANDS.values() for extra, _, _ in group.values()}
+    assert sorted(commands | set(extras.WITH_ROUTES)) == NAMES
+    assert COMMANDS.keys() - CORE_NAMES == {
+        name for group in extras.COMMANDS.values() for name in group
+    }
+
+
+@pytest.mark.parametrize("removed", [*([name] for name in NAMES), NAMES], ids=[*NAMES, "all"])
+def test_the_core_answers_without_extras(removed: list[str], tmp_path: Path) -> None:
+    copy = tmp_path / "localspec"
+    shutil.copytree(PACKAGE, copy, ignore=shutil.ignore_patterns("__pycache__", "*.gguf"))
+    for name in removed:
+        shutil.rmtree(copy / "extras" / name)
+    with temporary_home() as home:
+        home.environment["PYTHONPATH"] = str(tmp_path)
+        home.use_fake()
+        daemon = RunningDaemon(home)
+        try:
+            assert home.run("ask", "say still here", cwd=tmp_path).stdout == "still here\n"
+            listed = home.run("--help", cwd=tmp_path).stdout
+            assert "history" in listed
+            for name, (extra, _, _) in (
+                (n, row) for group in extras.COMMANDS.values() for n, row in group.items()
+            ):
+                assert (f"\n  {name} " in listed) == (extra not in removed)
+            missing = home.run("stats" if "stats" in removed else "nonsense", cwd=tmp_path)
+            assert missing.returncode == 2
+            assert "No such command" in missing.stderr
+            assert home.request("GET", "/v1/models").json["data"]
+            asked = home.chat("say over HTTP").json
+            assert asked["choices"][0]["message"]["content"] == "over HTTP"
+        finally:
+            daemon.stop()
