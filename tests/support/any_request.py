@@ -19,11 +19,13 @@ import msgspec.inspect as types
 import yaml
 
 import openapi
-from localspec.protocol import clients, pairs, requests
+from localspec import extras
+from localspec.protocol import pairs, requests
 
 OTHERS = [
-    importlib.import_module(each.name)
-    for each in pkgutil.walk_packages(clients.__path__, f"{clients.__name__}.")
+    importlib.import_module(module.name)
+    for module in pkgutil.walk_packages(extras.__path__, f"{extras.__name__}.")
+    if module.name.endswith(".wire")
 ]
 Number = TypeVar("Number", int, float)
 TOKENS = 4096  # ids up to here are drawn most; some are halves of characters, some control tokens
