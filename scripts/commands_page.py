@@ -13,9 +13,8 @@ from pathlib import Path
 
 import click
 
-from localspec.cli.app import app
+from localspec.cli.app import GROUPS, app
 from localspec.cli.commands.help import subcommands
-from localspec.cli.options import GROUPS
 
 FILE = Path(__file__).resolve().parents[1] / "localspec" / "docs" / "commands.md"
 COLUMNS = 80

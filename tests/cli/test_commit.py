@@ -691,7 +691,7 @@ def test_the_hook_prevents_no_commit(repository: Repository, home: Home, wrong: 
 IMPATIENT = """
 import sys
 from localspec import cli
-from localspec.cli.commands.shell import commit
-commit._HOOK_TIMEOUT_S = 1
+from localspec.extras.shell import commands
+commands._HOOK_TIMEOUT_S = 1
 sys.exit(cli.main())
 """

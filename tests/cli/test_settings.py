@@ -19,8 +19,8 @@ from tests.support.many import in_pipes
 # A daemon that only sees what it is told: no edit of a file is noticed by watching it.
 BLIND = """
 import sys
-from localspec.daemon import watch
-watch._START_DELAY_S = 1000.0
+from localspec.daemon import lifecycle
+lifecycle._START_DELAY_S = 1000.0
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

@@ -21,9 +21,9 @@ sys.exit(main())
 # Where the wall clock is read, and why it does no harm there.
 WALL_CLOCK = {
     "cli/chat/talk.py": "when something was said",
-    "daemon/completion/ollama/": "`created_at` of an answer, and when an idle pair is to be unloaded",
+    "extras/ollama/": "`created_at` of an answer, and when an idle pair is to be unloaded",
     "daemon/completion/openai.py": "`created` of an answer",
-    "daemon/completion/responses/": "`created_at` and `completed_at` of a response",
+    "extras/responses/": "`created_at` and `completed_at` of a response",
     "daemon/history/statistics.py": "which day is today",
     "daemon/history/turn.py": "when something was said",
     "daemon/handlers/control.py": "when the process began, as llama-server tells it",

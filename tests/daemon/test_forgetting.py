@@ -190,10 +190,9 @@ def test_remains_in_a_file_of_an_earlier_version_go_when_it_is_opened(
 def test_an_interrupted_removal_is_finished_by_the_next_run(home: Home) -> None:
     """Killed between the deletion and the cleaning, which other threads then never come to."""
     program = (
-        "import os, sys, types\n"
-        "from localspec.daemon.history import database, store\n"
-        "ended = lambda db, file: os._exit(9)\n"
-        "store.database = types.SimpleNamespace(opened=database.opened, clean=ended)\n"
+        "import os, sys\n"
+        "from localspec.daemon.history import database\n"
+        "database.clean = lambda db, file: os._exit(9)\n"
         "from localspec.daemon.__main__ import main\n"
         "sys.exit(main())"
     )

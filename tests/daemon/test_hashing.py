@@ -55,8 +55,8 @@ def refusing(self, record):
         raise StoreReadOnly("It cannot be written.")
     put(self, record)
 Store.put = refusing
-from localspec.daemon.handlers import pulls
-pulls._CANCEL_TIMEOUT_S = 3600
+from localspec.daemon.handlers import models
+models._CANCEL_TIMEOUT_S = 3600
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

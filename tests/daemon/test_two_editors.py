@@ -18,8 +18,8 @@ from tests.support.daemons import PATIENCE, Answer, Home, RunningDaemon, tempora
 # The daemon, with less time for those of whom it is not sure.
 HURRIED = """
 import sys
-from localspec.daemon.completion import takeover
-takeover.UNSURE_SECONDS = 0.2
+from localspec.daemon.completion import llama_server
+llama_server.UNSURE_SECONDS = 0.2
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

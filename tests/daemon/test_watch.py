@@ -12,8 +12,8 @@ from tests.support.daemons import Home, RunningDaemon, wait_for
 # The daemon, which takes its time before it watches: every edit of these tests comes before that.
 LATE = """
 import sys
-from localspec.daemon import watch
-watch._START_DELAY_S = 1.0
+from localspec.daemon import lifecycle
+lifecycle._START_DELAY_S = 1.0
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

@@ -30,9 +30,13 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(built: Path) -> N
     inside = {name for name in names if ".data/" not in name}
     data = {"openapi.yaml", "models.toml", "py.typed"}
     data |= {f"builtin/{name}" for name in ("target.gguf", "draft.gguf", "README.md")}
-    data |= {f"cli/bench/{name}" for name in ("schema.json", "prompts/workloads.toml")}
-    plugin = ROOT / "localspec" / "editors"
-    data |= {f"editors/{path.relative_to(plugin)}" for path in plugin.rglob("*") if path.is_file()}
+    data |= {f"extras/bench/{name}" for name in ("schema.json", "workloads.toml")}
+    plugin = ROOT / "localspec" / "extras" / "editors" / "vim"
+    data |= {
+        f"extras/editors/vim/{path.relative_to(plugin)}"
+        for path in plugin.rglob("*")
+        if path.is_file()
+    }
     data |= {f"docs/{path.relative_to(DOCS)}" for path in DOCS.rglob("*.md")}
     assert {name for name in inside if not name.endswith(".py")} == {
         f"localspec/{name}" for name in data

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.terminal import PATIENCE, Terminal
 
-PLUGIN = Path(__file__).resolve().parents[2] / "localspec" / "editors"
+PLUGIN = Path(__file__).resolve().parents[2] / "localspec" / "extras" / "editors" / "vim"
 EDITORS = ("vim", "nvim")
 
 # Says what is asked for while keys are typed: the file `asked` holds an expression, `told` gets its value.

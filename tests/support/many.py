@@ -88,7 +88,7 @@ def _piped(words: list[str], more: dict[str, str]) -> Done:
 
 def _main() -> None:
     for module, _ in COMMANDS.values():
-        importlib.import_module(module)
+        importlib.import_module(module.partition(":")[0])
     gc.freeze()
     jobs = json.loads(sys.argv[1])
     if sys.argv[2:]:

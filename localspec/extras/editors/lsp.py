@@ -119,8 +119,8 @@ class Document:
 # ------------------------------------------------------------------------ context
 # The context of a completion: the text around the cursor, and pieces of visited places.
 #
-# It is byte for byte the same as in localspec/editors/autoload/localspec/context.vim, where the
-# reasons are explained.
+# It is byte for byte the same as in localspec/extras/editors/vim/autoload/localspec/context.vim, where
+# the reasons are explained.
 
 
 PREFIX_BYTES, SUFFIX_BYTES = 32768, 8192  # sent from before and after the cursor
@@ -498,7 +498,7 @@ class Desk:
 
 
 # The plug-in for Vim uses the same text.
-_EDIT_PROMPT = Path(localspec.__file__).parent / "editors" / "prompts" / "edit"
+_EDIT_PROMPT = Path(__file__).parent / "vim" / "prompts" / "edit"
 _WORDS = re.compile(r"[0-9A-Za-z_]+|[^0-9A-Za-z_\s]")
 _INSTRUCTION = re.compile(r"localspec:\s*(?P<text>.*?)\s*(?:\*/|-->|\*\))?\s*$")
 
@@ -569,7 +569,7 @@ def fitting(text: str, after: str, below: Sequence[str]) -> str:
     """Return a completion without the text that already follows the cursor.
 
     Such text is removed both in the cursor's line and in the lines below, and blanks at the end as
-    well. It is the same as `s:fitting` of localspec/editors/autoload/localspec/ghost.vim.
+    well. It is the same as `s:fitting` of localspec/extras/editors/vim/autoload/localspec/ghost.vim.
     """
     text = text.replace("\r", "").rstrip(_BLANKS)
     if after := after.strip():

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import localspec
 from localspec import literals
 from localspec.errors import LocalspecError
 from localspec.files import write_whole
@@ -50,7 +49,7 @@ def _parse_absolute(path: str | None) -> Path | None:
 
 def text(editor: str) -> str:
     """Return the content of the file."""
-    folder = Path(localspec.__file__).resolve().parent / "editors"
+    folder = Path(__file__).resolve().parent / "vim"
     command = [sys.executable, "-P", "-m", "localspec"]
     return _TEMPLATE.format(
         first=_FIRST_LINE,

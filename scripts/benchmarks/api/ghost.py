@@ -30,7 +30,7 @@ from benchmarks.measuring.runs import BenchError
 NAME = "ghost"
 LIMIT = 1.0  # of llama-server's time
 BLOCK = 10  # keys that are typed in one editor before the other's turn
-PLUGIN = REPOSITORY / "localspec" / "editors"
+PLUGIN = REPOSITORY / "localspec" / "extras" / "editors" / "vim"
 START_S, ANSWER_S = 30.0, 120.0
 SHOWN, KEPT, NOTHING = "shown", "kept", "nothing"
 
