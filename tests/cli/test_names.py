@@ -64,9 +64,12 @@ def test_no_habit_is_a_command_of_ours() -> None:
     assert not command_names.WITHOUT_COUNTERPART & (names | HABITS.keys())
 
 
-@pytest.mark.parametrize("word", HABITS)
-def test_what_a_habit_stands_for_exists(word: str) -> None:
-    resolve(app.app, list(HABITS[word]))
+def test_what_a_habit_stands_for_exists(
+    subtests: pytest.Subtests,
+) -> None:
+    for word in HABITS:
+        with subtests.test(word=str(word)):
+            resolve(app.app, list(HABITS[word]))
 
 
 def resolve(group: click.Group, arguments: list[str]) -> None:

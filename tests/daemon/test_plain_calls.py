@@ -88,34 +88,34 @@ def test_plain_json_of_a_known_tool_is_a_call(answer: str, expected: Read, size:
     assert read(parser(TOLD), answer, size) == expected
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(
-    "answer",
-    [
-        '```json\n{"name": "other", "arguments": {}}\n```',
-        '```json\n{"name": "led_on"}\n```',
-        '```json\n{"name": "led_on", "arguments": "{}"}\n```',
-        '```json\n{"name": "led_on", "arguments": null}\n```',
-        '```json\n{"name": "led_on", "arguments": {}, "more": 1}\n```',
-        '```json\n{"name": "led_on", "arguments": {"a": }}\n```',
-        f"```json\n{LED} // switches it on\n```",
-        f"```json\n// a call\n{LED}\n```",
-        f"```python\n{LED}\n```",
-        f"see ```json\n{LED}\n```",
-        f"{LED} is a call.",
-        f"{LED}\n\nThis switches it on.",
-        '```json\n[1, 2, {"name": "led_on", "arguments": {}}]\n```',
-        '```json\n{"name": "led_on", "arguments": {"a": 1',
-        "```json\n",
-        "```",
-        "a\n``",
-        "```json\n{}\n```",
-        '{"name": "Ada", "arguments": {}}',
-        f"````md\n```json\n{LED}\n```\n````",
-    ],
-)
-def test_what_may_be_anything_else_stays_text_to_the_letter(answer: str, size: int) -> None:
-    assert read(parser(), answer, size) == (answer, [])
+def test_what_may_be_anything_else_stays_text_to_the_letter(
+    subtests: pytest.Subtests,
+) -> None:
+    for size in SIZES:
+        for answer in [
+            '```json\n{"name": "other", "arguments": {}}\n```',
+            '```json\n{"name": "led_on"}\n```',
+            '```json\n{"name": "led_on", "arguments": "{}"}\n```',
+            '```json\n{"name": "led_on", "arguments": null}\n```',
+            '```json\n{"name": "led_on", "arguments": {}, "more": 1}\n```',
+            '```json\n{"name": "led_on", "arguments": {"a": }}\n```',
+            f"```json\n{LED} // switches it on\n```",
+            f"```json\n// a call\n{LED}\n```",
+            f"```python\n{LED}\n```",
+            f"see ```json\n{LED}\n```",
+            f"{LED} is a call.",
+            f"{LED}\n\nThis switches it on.",
+            '```json\n[1, 2, {"name": "led_on", "arguments": {}}]\n```',
+            '```json\n{"name": "led_on", "arguments": {"a": 1',
+            "```json\n",
+            "```",
+            "a\n``",
+            "```json\n{}\n```",
+            '{"name": "Ada", "arguments": {}}',
+            f"````md\n```json\n{LED}\n```\n````",
+        ]:
+            with subtests.test(answer=str(answer), size=str(size)):
+                assert read(parser(), answer, size) == (answer, [])
 
 
 @pytest.mark.parametrize(

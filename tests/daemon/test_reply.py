@@ -393,17 +393,17 @@ def mangled(chosen: random.Random) -> str:
     return text
 
 
-@pytest.mark.parametrize("seed", range(300))
-def test_gemmas_json_is_a_call_or_text_and_never_both(seed: int) -> None:
-    inside, plain = mangled(random.Random(seed)), JsonCalls()
-    if not inside.startswith("{"):
-        return
-    plain.feed(inside.strip())
-    parser = AnswerParser(GEMMA, TOOLS)
-    pieces = [*parser.push(f"<|tool_call>{inside}<tool_call|>"), *parser.finish()]
-    called, said = (any(isinstance(each, kind) for each in pieces) for kind in (Call, Text))
-    assert called != said
-    assert said or not plain.broken
+def test_gemmas_json_is_a_call_or_text_and_never_both() -> None:
+    objects = [text for seed in range(300) if (text := mangled(random.Random(seed)))[:1] == "{"]
+    assert len(objects) > 150
+    for inside in objects:
+        plain = JsonCalls()
+        plain.feed(inside.strip())
+        parser = AnswerParser(GEMMA, TOOLS)
+        pieces = [*parser.push(f"<|tool_call>{inside}<tool_call|>"), *parser.finish()]
+        is_call, is_text = (any(isinstance(p, kind) for p in pieces) for kind in (Call, Text))
+        assert is_call != is_text, inside
+        assert is_text or not plain.broken, inside
 
 
 def as_it_came(text: str, size: int, forced: bool) -> tuple[Any, ...]:

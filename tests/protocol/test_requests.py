@@ -168,26 +168,27 @@ NULLABLE = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("kind", "path"), NULLABLE, ids=lambda each: getattr(each, "__name__", str(each))
-)
 def test_null_is_a_field_that_is_not_there(
-    kind: type[msgspec.Struct], path: tuple[Any, ...]
+    subtests: pytest.Subtests,
 ) -> None:
-    null, absent = json.loads(json.dumps(FULL[kind])), json.loads(json.dumps(FULL[kind]))
-    *above, name = path
+    for kind, path in NULLABLE:
+        with subtests.test(kind=str(kind), path=str(path)):
+            null, absent = json.loads(json.dumps(FULL[kind])), json.loads(json.dumps(FULL[kind]))
+            *above, name = path
 
-    def to_null(d: Any) -> None:
-        d[name] = None
+            def to_null(d: Any, name: Any = name) -> None:
+                d[name] = None
 
-    def leave_out(d: Any) -> None:
-        d.pop(name, None)
+            def leave_out(d: Any, name: Any = name) -> None:
+                d.pop(name, None)
 
-    for body, change in ((null, to_null), (absent, leave_out)):
-        for step in above:
-            body = body[step]
-        change(body)
-    assert decode(json.dumps(null).encode(), kind) == decode(json.dumps(absent).encode(), kind)
+            for body, change in ((null, to_null), (absent, leave_out)):
+                for step in above:
+                    body = body[step]
+                change(body)
+            assert decode(json.dumps(null).encode(), kind) == decode(
+                json.dumps(absent).encode(), kind
+            )
 
 
 def test_all_that_may_be_left_out_is_tried_as_null() -> None:
@@ -253,16 +254,15 @@ def test_every_kind_of_whole_number_is_tried_with_a_point() -> None:
     assert (requests.DetokenizeRequest, ("tokens", 0)) in tried
 
 
-@pytest.mark.parametrize(
-    ("kind", "path", "value"), INTEGERS, ids=lambda each: getattr(each, "__name__", str(each))
-)
 def test_a_whole_number_may_be_written_with_a_point(
-    kind: type[msgspec.Struct], path: tuple[Any, ...], value: int
+    subtests: pytest.Subtests,
 ) -> None:
-    expected = decode(with_value(kind, path, value), kind)
-    assert decode(with_value(kind, path, float(value)), kind) == expected
-    with pytest.raises(BadBody):
-        decode(with_value(kind, path, value + 0.5), kind)
+    for kind, path, value in INTEGERS:
+        with subtests.test(kind=str(kind), path=str(path), value=str(value)):
+            expected = decode(with_value(kind, path, value), kind)
+            assert decode(with_value(kind, path, float(value)), kind) == expected
+            with pytest.raises(BadBody):
+                decode(with_value(kind, path, value + 0.5), kind)
 
 
 def test_many_whole_numbers_with_points_make_one_request() -> None:
