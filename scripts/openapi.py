@@ -134,7 +134,7 @@ def schemas() -> dict[str, Any]:
 
 def outline(method: str, path: str, handler: routes.Handler) -> str:
     """The description of an endpoint as far as its row and its docstring tell."""
-    name = f"{handler.__module__.rpartition('.')[2]}_{handler.__name__}"  # type: ignore[attr-defined]
+    name = f"{handler.__module__.rpartition('.')[2]}_{handler.__name__}"
     summary = (inspect.getdoc(handler) or name).splitlines()[0].rstrip(".")
     operation: dict[str, Any] = {
         "tags": ["localspec"],

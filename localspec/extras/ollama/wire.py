@@ -291,6 +291,6 @@ class OllamaVersion(Struct):
 
 
 class OllamaError(Struct):
-    """Ollama's, with no more than a sentence."""
+    """Ollama's error, which is only a sentence."""
 
     error: str
