@@ -30,7 +30,7 @@ MIN_COVERAGE = 0.6
 _RANK_OFFSET = 100
 
 
-class Texts(Sized, Iterable[bytes], Protocol):
+class TokenTexts(Sized, Iterable[bytes], Protocol):
     """The texts of all tokens, indexed by id.
 
     Two vocabularies with the same texts must compare equal, cheaply.
@@ -47,7 +47,7 @@ class Tokenizer:
     """
 
     kind: str
-    texts: Texts
+    texts: TokenTexts
     bos: int | None
     eos: int | None
     add_bos: bool
@@ -75,7 +75,7 @@ class Compatibility:
         return not self.reason
 
 
-def compare(target: Tokenizer, draft: Tokenizer) -> Compatibility:
+def compare_tokenizers(target: Tokenizer, draft: Tokenizer) -> Compatibility:
     """Compare two tokenizers, cheapest checks first, and return whether `draft` can draft for `target`."""
     for property_name, target_value, draft_value in (
         ("the kind of tokenizer", f"'{target.kind}'", f"'{draft.kind}'"),
@@ -170,7 +170,7 @@ def _sharing_note(
     )
 
 
-def _quote_token(texts: Texts, index: int) -> str:
+def _quote_token(texts: TokenTexts, index: int) -> str:
     """Return the text of a token for a message: short, printable and quoted."""
     text = next(islice(texts, index, None)).decode("utf-8", "replace")
     return repr(text if len(text) <= 40 else text[:40] + "…")

@@ -20,11 +20,11 @@ from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from msgspec import Meta
 
-from localspec.errors import UsageError, visible
+from localspec.errors import UsageError, replace_control_characters
 from localspec.paths import read_file
 from localspec.protocol.settings import (
-    LEAST_CONTEXT,
-    MAX_DRAFTED,
+    MAX_DRAFT_TOKENS,
+    MIN_CONTEXT_TOKENS,
     Context,
     FlashAttention,
     Gpu,
@@ -36,7 +36,7 @@ from localspec.protocol.settings import (
     Parallel,
     SplitMode,
     Threads,
-    limits,
+    limits_of,
 )
 
 _MAX_SHOWN_CHARACTERS = 60  # of a wrong value, in a sentence about it
@@ -44,7 +44,7 @@ _IGNORED = "it is ignored"
 _MAX_NAME_CHARACTERS = 4096  # of a pair's name, which may consist of two paths
 
 
-class About(NamedTuple):
+class SettingMeaning(NamedTuple):
     """The meaning of a setting.
 
     text: a description. special: a value with a meaning of its own, which a person may also type as `word`.
@@ -75,10 +75,10 @@ class Problem:
     conflict: bool = False
 
     @property
-    def what(self) -> str:
+    def sentence(self) -> str:
         """The problem as one printable sentence, whatever characters the file contains."""
         sentence = f"{self.where}: {self.reason}; {self.instead}."
-        return visible(sentence, lines=False).encode("utf-8", "replace").decode()
+        return replace_control_characters(sentence, lines=False).encode("utf-8", "replace").decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,92 +86,116 @@ class Config:
     """The settings of the daemon. Times are in seconds and sizes in MiB where the name says so."""
 
     pair: Annotated[
-        str, Meta(min_length=1, max_length=_MAX_NAME_CHARACTERS), About("the pair that answers")
+        str,
+        Meta(min_length=1, max_length=_MAX_NAME_CHARACTERS),
+        SettingMeaning("the pair that answers"),
     ] = "builtin"
     pair_fim: Annotated[
         str,
         Meta(max_length=_MAX_NAME_CHARACTERS),
-        About("the pair that completes code in editors; empty: as `pair`", at_once=True),
+        SettingMeaning("the pair that completes code in editors; empty: as `pair`", at_once=True),
     ] = ""
     pair_embed: Annotated[
         str,
         Meta(max_length=_MAX_NAME_CHARACTERS),
-        About("the model for embeddings; empty: the one installed", at_once=True),
+        SettingMeaning("the model for embeddings; empty: the one installed", at_once=True),
     ] = ""
     pair_rerank: Annotated[
         str,
         Meta(max_length=_MAX_NAME_CHARACTERS),
-        About("the model that ranks documents; empty: the one installed", at_once=True),
+        SettingMeaning("the model that ranks documents; empty: the one installed", at_once=True),
     ] = ""
     context: Annotated[
         Context,
-        About("tokens of context shared by all running requests", 0, "auto", least=LEAST_CONTEXT),
+        SettingMeaning(
+            "tokens of context shared by all running requests", 0, "auto", least=MIN_CONTEXT_TOKENS
+        ),
     ] = 0
-    parallel: Annotated[Parallel, About("sequences decoded together")] = 4
-    threads: Annotated[Threads, About("CPU threads", 0, "auto")] = 0
-    gpu_layers: Annotated[Layers, About("layers of the target on the GPU", -1, "all")] = -1
-    split_mode: Annotated[SplitMode, About("how several GPUs share the target")] = "layer"
-    main_gpu: Annotated[Gpu, About("GPU for the draft and for what is not split")] = 0
+    parallel: Annotated[Parallel, SettingMeaning("sequences decoded together")] = 4
+    threads: Annotated[Threads, SettingMeaning("CPU threads", 0, "auto")] = 0
+    gpu_layers: Annotated[Layers, SettingMeaning("layers of the target on the GPU", -1, "all")] = -1
+    split_mode: Annotated[SplitMode, SettingMeaning("how several GPUs share the target")] = "layer"
+    main_gpu: Annotated[Gpu, SettingMeaning("GPU for the draft and for what is not split")] = 0
     kv_type: Annotated[
-        KvType, About("data type of the KV cache; smaller ones hold more tokens")
+        KvType, SettingMeaning("data type of the KV cache; smaller ones hold more tokens")
     ] = "f16"
-    kv_type_v: Annotated[KvTypeV, About("data type of its values, where keys have another")] = (
-        "same"
-    )
-    flash_attention: Annotated[FlashAttention, About("flash attention")] = "auto"
-    exact: Annotated[bool, About("make every answer byte-identical with and without a draft")] = (
-        False
-    )
+    kv_type_v: Annotated[
+        KvTypeV, SettingMeaning("data type of its values, where keys have another")
+    ] = "same"
+    flash_attention: Annotated[FlashAttention, SettingMeaning("flash attention")] = "auto"
+    exact: Annotated[
+        bool, SettingMeaning("make every answer byte-identical with and without a draft")
+    ] = False
     depth: Annotated[
-        int, Meta(ge=-1, le=MAX_DRAFTED), About("tokens to draft per pass", -1, "auto")
+        int,
+        Meta(ge=-1, le=MAX_DRAFT_TOKENS),
+        SettingMeaning("tokens to draft per pass", -1, "auto"),
     ] = -1
     queue: Annotated[
-        int, Meta(ge=0, le=100_000), About("maximum number of waiting requests", at_once=True)
+        int,
+        Meta(ge=0, le=100_000),
+        SettingMeaning("maximum number of waiting requests", at_once=True),
     ] = 64
-    prefix_memory: Annotated[Mebibytes, About("MiB of memory for cached prompts", 0, "none")] = 1024
-    prefix_disk: Annotated[Mebibytes, About("MiB of disk for cached prompts", 0, "none")] = 2048
+    prefix_memory: Annotated[
+        Mebibytes, SettingMeaning("MiB of memory for cached prompts", 0, "none")
+    ] = 1024
+    prefix_disk: Annotated[
+        Mebibytes, SettingMeaning("MiB of disk for cached prompts", 0, "none")
+    ] = 2048
     keep_responses: Annotated[
         bool,
-        About(
+        SettingMeaning(
             "keep answers of /v1/responses that do not say `store`, and threads of /v1/messages",
             at_once=True,
         ),
     ] = True
     memory: Annotated[
-        Mebibytes, About("MiB of memory for all loaded pairs together", 0, "auto", at_once=True)
+        Mebibytes,
+        SettingMeaning("MiB of memory for all loaded pairs together", 0, "auto", at_once=True),
     ] = 0
     idle_unload: Annotated[
         float,
         Meta(ge=0, le=10_000_000),
-        About("seconds without a request before a pair is unloaded", 0, "never", at_once=True),
+        SettingMeaning(
+            "seconds without a request before a pair is unloaded", 0, "never", at_once=True
+        ),
     ] = 900.0
     watchdog: Annotated[
         float,
         Meta(ge=1, le=86_400),
-        About("seconds before an engine that does not respond is killed"),
+        SettingMeaning("seconds before an engine that does not respond is killed"),
     ] = 60.0
     longest_gap: Annotated[
         float,
         Meta(ge=10, le=60_000),
-        About("milliseconds an answer pauses at most while another prompt is read"),
+        SettingMeaning("milliseconds an answer pauses at most while another prompt is read"),
     ] = 250.0
-    log_prompts: Annotated[bool, About("write prompts to the daemon's log", at_once=True)] = False
-    listen: Annotated[str, About("ADDRESS:PORT to also serve TCP", at_once=True)] = ""
+    log_prompts: Annotated[
+        bool, SettingMeaning("write prompts to the daemon's log", at_once=True)
+    ] = False
+    listen: Annotated[str, SettingMeaning("ADDRESS:PORT to also serve TCP", at_once=True)] = ""
     listen_anywhere: Annotated[
-        bool, About("allow a `listen` address that other machines can reach", at_once=True)
+        bool, SettingMeaning("allow a `listen` address that other machines can reach", at_once=True)
     ] = False
     allow_hosts: Annotated[
         str,
         Meta(max_length=_MAX_NAME_CHARACTERS),
-        About("other names of this machine that TCP clients may use, for containers", at_once=True),
+        SettingMeaning(
+            "other names of this machine that TCP clients may use, for containers", at_once=True
+        ),
     ] = ""
     allow_origins: Annotated[
         str,
         Meta(max_length=_MAX_NAME_CHARACTERS),
-        About("web pages and browser extensions that may ask over TCP (CORS)", at_once=True),
+        SettingMeaning(
+            "web pages and browser extensions that may ask over TCP (CORS)", at_once=True
+        ),
     ] = ""
     any_model: Annotated[
-        bool, About("answer requests for an unknown model with the configured pair", at_once=True)
+        bool,
+        SettingMeaning(
+            "answer requests for an unknown model with the configured pair", at_once=True
+        ),
     ] = False
     origin: Mapping[str, str] = field(default_factory=dict, compare=False)
     problems: tuple[Problem, ...] = field(default=(), compare=False)
@@ -191,8 +215,8 @@ _LIST_ITEMS = {
 }
 KEYS = tuple(f.name for f in fields(Config) if f.name not in ("origin", "problems"))
 # The role of each pair setting. A person may also type the setting by its role ("pair.fim").
-PAIRS = {"pair": "chat", "pair_fim": "fim", "pair_embed": "embed", "pair_rerank": "rerank"}
-TRUE, FALSE = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
+PAIR_ROLES = {"pair": "chat", "pair_fim": "fim", "pair_embed": "embed", "pair_rerank": "rerank"}
+TRUE_WORDS, FALSE_WORDS = ("true", "on", "yes", "1"), ("false", "off", "no", "0")
 
 
 @cache
@@ -200,24 +224,26 @@ def _type_hints() -> dict[str, Any]:
     return get_type_hints(Config, include_extras=True)
 
 
-def about(key: str) -> About:
+def describe_setting(key: str) -> SettingMeaning:
     """Return the meaning of the setting `key`."""
-    meaning: About = _type_hints()[key].__metadata__[-1]
+    meaning: SettingMeaning = _type_hints()[key].__metadata__[-1]
     return meaning
 
 
-def values(key: str) -> tuple[str, ...]:
+def list_values(key: str) -> tuple[str, ...]:
     """Return the values that can be typed for `key`, if they can be listed.
 
     For a number these are only the values that have a name.
     """
     if isinstance(getattr(_DEFAULTS, key), bool):
         return ("true", "false")
-    return _limits_of(key).choices or ((about(key).word,) if about(key).word else ())
+    return _limits_of(key).choices or (
+        (describe_setting(key).word,) if describe_setting(key).word else ()
+    )
 
 
 def _limits_of(key: str) -> Limits:
-    return limits(_type_hints()[key])
+    return limits_of(_type_hints()[key])
 
 
 # ---------------------------------------------------------------------------- one value
@@ -242,15 +268,15 @@ def host_and_port(listen: str) -> tuple[str, int]:
     return str(address), int(port)
 
 
-def checked(key: str, value: Any) -> Any:
+def check_value(key: str, value: Any) -> Any:
     """Return `value` converted to the type of `key`.
 
     Raises:
         ValueError: the value is not allowed; the message is a clause that names the key and what is allowed.
     """
     if key not in KEYS:
-        raise ValueError(f"there is no setting '{short(key)}'{near(key)}")
-    default, meaning = getattr(_DEFAULTS, key), about(key)
+        raise ValueError(f"there is no setting '{shorten(key)}'{suggest_key(key)}")
+    default, meaning = getattr(_DEFAULTS, key), describe_setting(key)
     if isinstance(value, str) and meaning.word and value.lower() == meaning.word:
         value = meaning.special
     if isinstance(default, float) and type(value) is int and abs(value) < 1 << 53:
@@ -259,7 +285,7 @@ def checked(key: str, value: Any) -> Any:
         value = ", ".join(map(str, value))  # a file may have a TOML list
     if type(value) is not type(default):
         kind = {bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
-        raise ValueError(f"'{key}' must be {kind[type(default)]}, not {short(repr(value))}")
+        raise ValueError(f"'{key}' must be {kind[type(default)]}, not {shorten(repr(value))}")
     if isinstance(value, str):
         return _check_text(key, value)
     bounds = _limits_of(key)
@@ -268,7 +294,7 @@ def checked(key: str, value: Any) -> Any:
     if low is not None and bounds.high is not None and not low <= value <= bounds.high:
         special = f"{meaning.special} ({meaning.word}) or " if meaning.least is not None else ""
         raise ValueError(
-            f"'{key}' must be {special}between {low} and {bounds.high}, not {short(repr(value))}"
+            f"'{key}' must be {special}between {low} and {bounds.high}, not {shorten(repr(value))}"
         )
     return value
 
@@ -281,23 +307,23 @@ def _check_text(key: str, value: str) -> str:
     """
     choices = _limits_of(key).choices
     if choices and value not in choices:
-        raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {short(repr(value))}")
-    if value != visible(value, lines=False) or any(
+        raise ValueError(f"'{key}' must be one of {', '.join(choices)}, not {shorten(repr(value))}")
+    if value != replace_control_characters(value, lines=False) or any(
         "\ud800" <= character <= "\udfff" for character in value
     ):
-        raise ValueError(f"'{key}' contains an unprintable character: {short(ascii(value))}")
-    if key in PAIRS and not (key == "pair") <= len(value) <= _MAX_NAME_CHARACTERS:
+        raise ValueError(f"'{key}' contains an unprintable character: {shorten(ascii(value))}")
+    if key in PAIR_ROLES and not (key == "pair") <= len(value) <= _MAX_NAME_CHARACTERS:
         raise ValueError(
             f"'{key}' must be a pair's name or a file; the default is {_DEFAULTS.pair!r}"
         )
-    if key in PAIRS and value in ("default", "localspec"):
+    if key in PAIR_ROLES and value in ("default", "localspec"):
         raise ValueError(f"'{key}' cannot be '{value}', which means the configured pair")
     if key in _LIST_ITEMS:
         pattern, example = _LIST_ITEMS[key]
-        for item in listed(value):
+        for item in split_list(value):
             if not pattern.fullmatch(item):
                 raise ValueError(
-                    f"'{key}' must be a list such as {example}; {short(repr(item))} is none"
+                    f"'{key}' must be a list such as {example}; {shorten(repr(item))} is none"
                 )
     if key == "listen" and value:
         try:
@@ -305,33 +331,33 @@ def _check_text(key: str, value: str) -> str:
         except ValueError:
             raise ValueError(
                 "'listen' must be an address and a port, such as 127.0.0.1:8080 or [::1]:8080, "
-                f"not {short(repr(value))}"
+                f"not {shorten(repr(value))}"
             ) from None
     return value
 
 
-def listed(value: str) -> list[str]:
+def split_list(value: str) -> list[str]:
     """Split the value of a list setting into its items."""
     return [item for item in re.split(r"[\s,]+", value) if item]
 
 
-def key_of(name: str) -> str:
+def resolve_key(name: str) -> str:
     """Return the key of a setting that a person may have named by its role ("pair.fim")."""
-    return {f"pair.{role}": key for key, role in PAIRS.items()}.get(name, name)
+    return {f"pair.{role}": key for key, role in PAIR_ROLES.items()}.get(name, name)
 
 
-def short(text: str) -> str:
+def shorten(text: str) -> str:
     """Cut a text to the length that fits into a sentence."""
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"
 
 
-def near(key: str) -> str:
+def suggest_key(key: str) -> str:
     """Return a question that suggests the setting closest to `key`, or an empty text."""
     matches = difflib.get_close_matches(key[:_MAX_SHOWN_CHARACTERS], KEYS, 1)
     return f" (did you mean '{matches[0]}'?)" if matches else ""
 
 
-def parsed(key: str, text: str) -> Any:
+def parse_value(key: str, text: str) -> Any:
     """Parse the text of an environment variable or argument by the type of its key.
 
     Text that does not have that type is returned unchanged; `checked` then rejects it.
@@ -340,7 +366,9 @@ def parsed(key: str, text: str) -> Any:
     value: Any = text
     try:
         if isinstance(default, bool):
-            value = {**dict.fromkeys(TRUE, True), **dict.fromkeys(FALSE, False)}[text.lower()]
+            value = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}[
+                text.lower()
+            ]
         else:
             value = type(default)(text)
     except (KeyError, ValueError):
@@ -369,11 +397,11 @@ def load_config(
     origin: dict[str, str] = {}
     table, problems = _read_table(file, data)
     if isinstance(table.get("pair"), dict):  # [pair]
-        table |= {key_of(f"pair.{role}"): value for role, value in table.pop("pair").items()}
+        table |= {resolve_key(f"pair.{role}"): value for role, value in table.pop("pair").items()}
 
     def apply(key: str, value: Any, source: str, cure: str) -> None:
         try:
-            values[key], origin[key] = checked(key, value), source
+            values[key], origin[key] = check_value(key, value), source
         except ValueError as error:
             problems.append(Problem(source, str(error), _replacement_clause(key, last), cure))
             if key in KEYS:
@@ -384,10 +412,10 @@ def load_config(
     for key in KEYS:
         variable = f"LOCALSPEC_{key.upper()}"
         if variable in environ:
-            apply(key, parsed(key, environ[variable]), variable, f"unset {variable}")
+            apply(key, parse_value(key, environ[variable]), variable, f"unset {variable}")
     for key, value in (flags or {}).items():
         try:
-            values[key], origin[key] = checked(key, value), "flag"
+            values[key], origin[key] = check_value(key, value), "flag"
         except ValueError as error:
             raise UsageError(f"--{key.replace('_', '-')}: {error}.") from None
     return _drop_conflicts(Config(**values, origin=origin, problems=tuple(problems)))
@@ -404,7 +432,7 @@ def _drop_conflicts(config: Config) -> Config:
     Raises:
         UsageError: a flag is one of them.
     """
-    for key, reason in conflicts(config):
+    for key, reason in find_conflicts(config):
         source = config.origin.get(key, "default")
         if source == "flag":
             raise UsageError(f"{reason[:1].upper()}{reason[1:]}.")
@@ -419,7 +447,7 @@ def _drop_conflicts(config: Config) -> Config:
     return config
 
 
-def conflicts(config: Config) -> Iterator[tuple[str, str]]:
+def find_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     """Yield each setting that another one excludes: the key that gives way, and the reason."""
     if config.listen and not config.listen_anywhere:
         import ipaddress
@@ -453,7 +481,7 @@ def _read_table(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Pr
     except OSError as error:
         rename = f"mv {shlex.quote(str(file))} {shlex.quote(f'{file}.old')}"
         return {}, [Problem(str(file), f"it cannot be read ({error.strerror})", _IGNORED, rename)]
-    text = as_text(data)
+    text = decode_file(data)
     try:
         return tomllib.loads(text), []
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -488,7 +516,7 @@ def _read_table(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Pr
     return table, problems or [Problem(str(file), "it is not TOML", _IGNORED, edit)]
 
 
-def as_text(data: bytes) -> str:
+def decode_file(data: bytes) -> str:
     """Decode the bytes of a configuration file.
 
     Bytes that are not UTF-8 become surrogates, which no setting accepts.

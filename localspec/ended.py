@@ -23,7 +23,7 @@ _OOM_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
 _STACK_SUFFIX = "-stack"  # of the file beside it to which a crash writes its stack trace
 
 
-def begin(file: Path) -> None:
+def record_start(file: Path) -> None:
     """Record that this process is the daemon.
 
     A full or read-only disk is ignored, since the daemon can run without the record.
@@ -32,7 +32,7 @@ def begin(file: Path) -> None:
         "pid": os.getpid(),
         "started": time.time(),
         "boot": _read_boot_id(),
-        "oom_kills": oom_kills(),
+        "oom_kills": count_oom_kills(),
     }
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -41,7 +41,7 @@ def begin(file: Path) -> None:
         faulthandler.enable(open_file(_stack_path(file), flags), all_threads=False)
 
 
-def end(file: Path, why: str = "") -> None:
+def record_end(file: Path, why: str = "") -> None:
     """Record that the daemon ends.
 
     why: the reason, as a sentence; empty if it was told to stop.
@@ -52,7 +52,7 @@ def end(file: Path, why: str = "") -> None:
             _write_run(file, {**run, "ended": time.time(), "why": why})
 
 
-def told(file: Path) -> str:
+def describe_last_end(file: Path) -> str:
     """Return how the previous daemon ended, in one or two sentences, or "" if there was none.
 
     Call this only while no daemon is running.
@@ -82,7 +82,7 @@ def _explain_kill(file: Path, run: dict[str, Any]) -> str:
             return f"crashed ({crash}); where is in {_stack_path(file)}."
     if run.get("boot") and run["boot"] != _read_boot_id():
         return "ended with the machine, which was started again since."
-    kills = oom_kills()
+    kills = count_oom_kills()
     if kills is not None and run.get("oom_kills") is not None and kills > run["oom_kills"]:
         return "was killed; the system has ended processes for want of memory since it was started."
     return "was killed."
@@ -93,7 +93,7 @@ def _stack_path(file: Path) -> Path:
 
 
 def _write_run(file: Path, run: dict[str, Any]) -> None:
-    files.write_whole(file, json.dumps(run).encode(), sync=False)
+    files.write_atomically(file, json.dumps(run).encode(), sync=False)
 
 
 def _format_time(timestamp: object) -> str:
@@ -112,7 +112,7 @@ def _read_boot_id() -> str:
         return ""
 
 
-def oom_kills() -> int | None:
+def count_oom_kills() -> int | None:
     """Return how many processes the kernel has killed for lack of memory, or None if nothing counts them.
 
     The count covers the system and this process's control group.

@@ -82,7 +82,7 @@ _REPLACEMENTS_KEEPING_LINES = {
 }
 
 
-def visible(text: str, *, lines: bool = True) -> str:
+def replace_control_characters(text: str, *, lines: bool = True) -> str:
     """Return `text` with every character replaced that could control a terminal or disguise the text.
 
     All output to a terminal passes through here: model output, names and headers of files, messages. If
@@ -133,22 +133,22 @@ class InvalidRequest(LocalspecError):
 
 # llama.cpp's words for a prompt that is too long. Clients that then shorten the conversation or switch the
 # model (litellm, aider, pi, opencode) recognize the error by these words and not by its code.
-EXCEEDS = "exceeds the available context size"
+EXCEEDS_CONTEXT = "exceeds the available context size"
 
 
 class ContextExceeded(InvalidRequest):
     code = "context_length_exceeded"
 
 
-def known_words(error: LocalspecError) -> str:
+def recognizable_message(error: LocalspecError) -> str:
     """Return the error's message in the words by which clients recognize it.
 
     This matters for a prompt that is too long: the engine uses llama.cpp's words itself, but another server
     that answers for a pair may use its own.
     """
-    if error.code != ContextExceeded.code or EXCEEDS in error.message:
+    if error.code != ContextExceeded.code or EXCEEDS_CONTEXT in error.message:
         return error.message
-    return f"The request {EXCEEDS}. {error.message}"
+    return f"The request {EXCEEDS_CONTEXT}. {error.message}"
 
 
 class TemplateFailed(InvalidRequest):
@@ -420,7 +420,7 @@ def _subclasses(cls: type[LocalspecError]) -> Iterator[type[LocalspecError]]:
         yield from _subclasses(child)
 
 
-def from_code(
+def error_from_code(
     code: str,
     message: str,
     *,

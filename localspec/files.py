@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 # The names of unfinished files, which a process that is killed leaves behind.
-UNFINISHED = ".*.tmp"
+UNFINISHED_PATTERN = ".*.tmp"
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+def replace_atomically(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a new file, readable by its owner only, that replaces `path` when the block ends.
 
     If the block or the disk fails, `path` stays as it was. With `sync` that holds through a power cut too.
@@ -46,13 +46,13 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
         sync_folder(path.parent)
 
 
-def write_whole(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Replace the content of `path` with `data`, as `replacing` does.
+def write_atomically(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Replace the content of `path` with `data`, as `replace_atomically` does.
 
     Raises:
         OSError: the file cannot be written.
     """
-    with replacing(path, sync=sync) as file:
+    with replace_atomically(path, sync=sync) as file:
         file.write(data)
 
 
@@ -73,10 +73,10 @@ def sync_folder(path: Path) -> None:
             raise
 
 
-def sweep(folder: Path) -> None:
+def delete_unfinished(folder: Path) -> None:
     """Delete the unfinished files in `folder` that no other running process is writing."""
     with contextlib.suppress(OSError):
-        for unfinished in folder.glob(UNFINISHED):
+        for unfinished in folder.glob(UNFINISHED_PATTERN):
             if not _has_live_writer(unfinished):
                 unfinished.unlink(missing_ok=True)
 
@@ -113,7 +113,7 @@ _OPTIONS = {
 }
 
 
-def noticing_cuts() -> list[tuple[int, int, int]]:
+def keepalive_options() -> list[tuple[int, int, int]]:
     """Return the options for a TCP socket, as arguments of `setsockopt`."""
     numbers = {name: getattr(socket, name, None) for name in _OPTIONS}
     supported = [

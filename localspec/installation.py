@@ -16,15 +16,15 @@ from pathlib import Path
 _SETUP_SCRIPT = Path(__file__).parents[1] / "scripts" / "setup"
 
 
-def add_extra(extra: str) -> str:
+def install_extra_command(extra: str) -> str:
     """Return the shell command that installs an extra of pyproject.toml."""
     # The stamp shows that scripts/setup created this installation; that script keeps earlier extras.
     if _SETUP_SCRIPT.is_file() and (Path(sys.prefix) / "localspec.stamp").is_file():
         return shlex.join([str(_SETUP_SCRIPT), extra])
-    return add_packages(*requirements(extra))
+    return install_packages_command(*extra_requirements(extra))
 
 
-def add_packages(*packages: str, dependencies: bool = True) -> str:
+def install_packages_command(*packages: str, dependencies: bool = True) -> str:
     """Return the shell command that installs packages.
 
     dependencies: whether the packages that they depend on are installed too.
@@ -40,7 +40,7 @@ def add_packages(*packages: str, dependencies: bool = True) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", *flags, *packages])
 
 
-def requirements(extra: str) -> list[str]:
+def extra_requirements(extra: str) -> list[str]:
     """Return the packages of an extra with the versions that are known to work ("pygls>=2.1.1")."""
     from importlib import metadata
 

@@ -48,7 +48,7 @@ _TYPE_REASONS = {
 }
 
 
-def no_writer(
+def explain_no_text(
     architecture: str, *, kind: str = "model", causal: bool = True, pooling: int = _NO_POOLING
 ) -> str:
     """Return why a model cannot write text, as a clause, or an empty text if nothing indicates that.
@@ -82,13 +82,13 @@ def no_writer(
     return ""
 
 
-def pooled(
+def infer_pooling(
     architecture: str, *, kind: str = "model", causal: bool = True, pooling: int = _NO_POOLING
 ) -> Pooling | None:
     """Return the pooling of a model that turns texts into numbers, or None for any other model.
 
-    The parameters are those of `no_writer`. If the file states no pooling, it is the mean, as in most models
-    with non-causal attention.
+    The parameters are those of `explain_no_text`. If the file states no pooling, it is the mean, as in most
+    models with non-causal attention.
     """
     is_encoder = architecture in _EMBEDDING or not causal or _NO_POOLING < pooling <= _RANK
     other_kinds = _PROJECTORS | _DIFFUSION | _SPEECH | _HEADS | _ENCODER_DECODER
@@ -102,7 +102,7 @@ def has_no_cache(architecture: str) -> bool:
     return architecture in _EMBEDDING and architecture not in _EMBEDDING_WITH_CACHE
 
 
-def reads_whole(architecture: str, *, causal: bool, pooling: Pooling) -> bool:
+def needs_whole_text(architecture: str, *, causal: bool, pooling: Pooling) -> bool:
     """Return whether one pass must contain the whole text.
 
     llama.cpp ends the process if such a text is split. Other models may read a text in several passes, and
@@ -111,7 +111,7 @@ def reads_whole(architecture: str, *, causal: bool, pooling: Pooling) -> bool:
     return not causal or architecture in _EMBEDDING or pooling in ("mean", "cls")
 
 
-def no_heads(architecture: str, count: int) -> str:
+def explain_unusable_heads(architecture: str, count: int) -> str:
     """Return why a model's own MTP heads cannot draft, as a clause, or an empty text if they can.
 
     count: the model's `nextn_predict_layers`.
@@ -131,7 +131,7 @@ def is_sidecar(architecture: str) -> bool:
     return architecture in _SIDECAR_TARGETS
 
 
-def not_its_sidecar(architecture: str, target: str) -> str:
+def explain_wrong_sidecar(architecture: str, target: str) -> str:
     """Return why a sidecar cannot draft for a target, as a clause, or an empty text if it can."""
     required = _SIDECAR_TARGETS[architecture]
     if target == required:
@@ -155,6 +155,6 @@ _NAMES = {
 _GUESSED_FLAG = 1024  # LLAMA_FTYPE_GUESSED
 
 
-def name(file_type: int) -> str:
+def quantization_name(file_type: int) -> str:
     """Return the name of a general.file_type value, or an empty text if it is unknown."""
     return _NAMES.get(file_type & ~_GUESSED_FLAG, "")

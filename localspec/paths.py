@@ -2,7 +2,7 @@
 
 `LOCALSPEC_HOME` moves all of them under one folder. Otherwise platformdirs gives the conventions of the
 platform. Its runtime directory falls back to a shared temporary folder and sets no mode, so
-`private_directory` creates folders as 0700 and refuses those of other users.
+`make_private_directory` creates folders as 0700 and refuses those of other users.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import NamedTuple
 from localspec.errors import UnsafePath
 
 # Bytes. sun_path holds 104 bytes on macOS (108 on Linux), including the final NUL.
-MAX_SOCKET_PATH = 103
+MAX_SOCKET_PATH_BYTES = 103
 
 # The environment variables that name the folders where other programs keep models.
-MODEL_PLACES = (
+MODEL_FOLDER_VARIABLES = (
     *("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "LLAMA_CACHE", "OLLAMA_MODELS"),
     *("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"),
 )
 
 
-def model_files(name: str) -> list[str]:
+def split_model_names(name: str) -> list[str]:
     """Split "TARGET,DRAFT" into the two names; a name without a draft is returned alone.
 
     A comma may also be part of a file name, so the name is split where both parts exist.
@@ -86,7 +86,7 @@ class Paths(NamedTuple):
         return self.state / "chat_history"
 
     @property
-    def not_saved(self) -> Path:
+    def unsaved_notice(self) -> Path:
         """The reason why the newest answer is not in the history.
 
         It is kept apart from the history, whose disk may be full.
@@ -102,7 +102,7 @@ class Paths(NamedTuple):
         return self.config / "models.toml"
 
     @property
-    def states(self) -> Path:
+    def model_states(self) -> Path:
         """The saved model states of conversations: large, and only costly in time to compute again."""
         return self.cache / "conversations"
 
@@ -146,7 +146,7 @@ def default_paths() -> Paths:
     )
 
 
-def hf_cache(environ: Mapping[str, str] = os.environ) -> Path:
+def hf_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the Hugging Face cache.
 
     It follows the rules of huggingface_hub, without the cost of importing it.
@@ -171,7 +171,7 @@ def _expand(path: str, environ: Mapping[str, str]) -> Path:
     return Path(path).expanduser()
 
 
-def private_directory(path: Path) -> Path:
+def make_private_directory(path: Path) -> Path:
     """Create `path` as 0700, or check that it is a directory of this user that nobody else may enter.
 
     Raises:
@@ -256,9 +256,9 @@ def check_socket_path(path: Path) -> Path:
         UnsafePath: it is longer than MAX_SOCKET_PATH bytes.
     """
     length = len(os.fsencode(path))
-    if length > MAX_SOCKET_PATH:
+    if length > MAX_SOCKET_PATH_BYTES:
         raise UnsafePath(
-            f"The socket path {path} is {length} bytes long and the limit is {MAX_SOCKET_PATH}; "
+            f"The socket path {path} is {length} bytes long and the limit is {MAX_SOCKET_PATH_BYTES}; "
             "set LOCALSPEC_HOME (or XDG_RUNTIME_DIR) to a shorter folder."
         )
     return path

@@ -73,7 +73,7 @@ class SocketTables:
         self._descriptors = []
 
 
-def is_foreign(uid: int | None) -> bool:
+def is_other_user(uid: int | None) -> bool:
     """Return whether a user is neither this one nor root, which can do anything that this user can."""
     return uid not in (None, 0, os.getuid())
 

@@ -74,7 +74,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("TextCompletion", "text_completion", answers.TextChoice),
     wire.MessagesAnswer,
     *get_args(wire.MessagesEvent),
-    wire.InputTokens,
+    wire.TokenCount,
     wire.MessagesModelPage,
     wire.MessagesError,
     answers.EmbeddingList,

@@ -96,7 +96,7 @@ def locked(path: Path, holder: str) -> Iterator[None]:
 
 def refresh(request: Request) -> None:
     """Bring .venv to what is asked for. Its stamp is taken away meanwhile and comes back last."""
-    host = Host.here()
+    host = Host.current()
     venv = Path(request.root, ".venv")
     stamp = request.read_stamp()
     facts = request.fingerprint()
@@ -163,7 +163,7 @@ def use_hooks(root: Path) -> None:
 
 def find_compiler(host: Host) -> machine.Compiler:
     """The C++ compiler, or what to install to have one."""
-    if found := machine.compiler(host):
+    if found := machine.find_compiler(host):
         return found
     if named := host.env.get("CXX"):
         raise SetupError(f"CXX is `{named}`, and that makes no C++ program. Correct or unset CXX.")
@@ -204,7 +204,9 @@ def make_venv(host: Host, venv: Path) -> None:
     Path(f"{venv}.log").unlink()
 
 
-def build_wheel(host: Host, venv: Path, plan: machine.Plan, version: str, folder: Path) -> Path:
+def build_wheel(
+    host: Host, venv: Path, plan: machine.BuildPlan, version: str, folder: Path
+) -> Path:
     """The wheel of llama-cpp-python for this plan, built now unless it was before.
 
     pip's cache stays out of it: it hands out wheels whatever flags they were built with.

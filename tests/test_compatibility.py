@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.compatibility import MIN_COVERAGE, Tokenizer, compare
+from localspec.compatibility import MIN_COVERAGE, Tokenizer, compare_tokenizers
 
 
 def llama_cpp_accepts(target: Tokenizer, draft: Tokenizer) -> bool:
@@ -49,7 +49,7 @@ def tokenizers(draw: st.DrawFn) -> Tokenizer:
 @given(tokenizers(), tokenizers())
 def test_whatever_llama_cpp_accepts_is_accepted(target: Tokenizer, draft: Tokenizer) -> None:
     """And what is accepted beyond it has the same kind and the same added tokens."""
-    found = compare(target, draft)
+    found = compare_tokenizers(target, draft)
     if llama_cpp_accepts(target, draft):
         assert found.usable
     elif found.usable:
@@ -66,7 +66,7 @@ def test_whatever_llama_cpp_accepts_is_accepted(target: Tokenizer, draft: Tokeni
 def test_what_is_shared_is_what_both_have_with_one_text(
     target: Tokenizer, draft: Tokenizer
 ) -> None:
-    found = compare(target, draft)
+    found = compare_tokenizers(target, draft)
     if not found.usable:
         return
     ours, theirs = list(target.texts), list(draft.texts)
@@ -95,13 +95,13 @@ def test_a_refusal_names_the_first_difference() -> None:
             "the target has 1000 tokens and the draft 100; the draft",
         ),
     ):
-        assert says in compare(BASE, draft).reason
+        assert says in compare_tokenizers(BASE, draft).reason
 
 
 def test_ids_that_nobody_adds_may_differ() -> None:
     """Base and instruct files, or converters of different dates: the target alone tokenizes and ends."""
     bare = replace(BASE, add_bos=False)
-    assert compare(bare, replace(bare, bos=11, eos=9)) == compare(bare, bare)
+    assert compare_tokenizers(bare, replace(bare, bos=11, eos=9)) == compare_tokenizers(bare, bare)
 
 
 def test_what_is_missing_is_weighed_by_its_use() -> None:
@@ -109,5 +109,5 @@ def test_what_is_missing_is_weighed_by_its_use() -> None:
     begin, end = texts(1000), texts(1000)
     for at in range(300):
         begin[at], end[at + 700] = b"a%d" % at, b"b%d" % at
-    assert compare(BASE, replace(BASE, texts=end)).usable
-    assert not compare(BASE, replace(BASE, texts=begin)).usable
+    assert compare_tokenizers(BASE, replace(BASE, texts=end)).usable
+    assert not compare_tokenizers(BASE, replace(BASE, texts=begin)).usable

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec import config
-from localspec.config import KEYS, Config, key_of, load_config
-from localspec.errors import UsageError, visible
-from localspec.protocol.frames import EngineSettings, Speculative
-from localspec.protocol.settings import limits
+from localspec.config import KEYS, Config, load_config, resolve_key
+from localspec.errors import UsageError, replace_control_characters
+from localspec.protocol.frames import EngineSettings, SpeculationSettings
+from localspec.protocol.settings import limits_of
 
 
 @pytest.fixture
@@ -66,8 +66,8 @@ def test_a_wrong_file_is_named_with_key_limit_and_cure(
 ) -> None:
     file.write_text(text)
     (problem,) = load_config(file, {}).problems
-    assert problem.what.startswith(str(file))
-    assert words in problem.what
+    assert problem.sentence.startswith(str(file))
+    assert words in problem.sentence
     assert cure in problem.cure
 
 
@@ -82,7 +82,7 @@ def test_a_wrong_value_leaves_the_last_good_one(file: Path) -> None:
     file.write_text("context = 8\nqueue = 7\n")
     found = load_config(file, {}, last=Config(context=512, queue=3, parallel=9))
     assert (found.context, found.queue, found.parallel) == (512, 7, 4)
-    assert "512 is used instead" in found.problems[0].what
+    assert "512 is used instead" in found.problems[0].sentence
 
 
 def test_a_file_that_cannot_be_read_is_told_with_how_to_put_it_away(file: Path) -> None:
@@ -95,7 +95,7 @@ def test_what_is_no_text_is_told(file: Path) -> None:
     file.write_bytes(b"queue = 3\npair = '\xff'\n# \xff\n")
     found = load_config(file, {})
     assert (found.queue, found.pair) == (3, "builtin")
-    assert "contains an unprintable character" in found.problems[0].what
+    assert "contains an unprintable character" in found.problems[0].sentence
 
 
 def test_a_byte_order_mark_is_none_of_ours(file: Path) -> None:
@@ -132,7 +132,7 @@ def test_variables_are_read_by_the_type_of_their_key(
 def test_a_wrong_variable_is_named(file: Path, variable: str, text: str) -> None:
     name = f"LOCALSPEC_{variable.upper()}"
     (problem,) = load_config(file, {name: text}).problems
-    assert problem.what.startswith(f"{name}: '{variable}' must be")
+    assert problem.sentence.startswith(f"{name}: '{variable}' must be")
     assert problem.cure == f"unset {name}"
 
 
@@ -157,8 +157,8 @@ def test_a_setting_has_one_definition_of_its_limits() -> None:
         "kv_type": "type_kv",
         "kv_type_v": "type_v",
     }.items():
-        assert limits(hints[ours]) == limits(engine[theirs]), ours
-    assert {each.name for each in msgspec.structs.fields(Speculative)} >= {"depth"}
+        assert limits_of(hints[ours]) == limits_of(engine[theirs]), ours
+    assert {each.name for each in msgspec.structs.fields(SpeculationSettings)} >= {"depth"}
 
 
 # --- whatever there is
@@ -185,19 +185,19 @@ def test_of_any_values_what_is_right_counts_and_what_is_wrong_is_told(
         flags: dict[str, Any] = {}
         for key, value in given_.items():
             try:
-                flags[key] = config.checked(key, value)
+                flags[key] = config.check_value(key, value)
             except ValueError as error:
                 said = str(error)
             else:
                 said = key
             assert key in said
-            assert said == visible(said, lines=False)
+            assert said == replace_control_characters(said, lines=False)
         found = Config(**flags)
-        for key, _ in config.conflicts(found):
+        for key, _ in config.find_conflicts(found):
             assert key in given_
     for key in KEYS:
         value = getattr(found, key)
-        assert config.checked(key, value) == value
+        assert config.check_value(key, value) == value
 
 
 @given(
@@ -212,11 +212,11 @@ def test_of_any_values_what_is_right_counts_and_what_is_wrong_is_told(
 def test_of_any_file_there_is_a_configuration(data: bytes) -> None:
     found = load_config(Path("/nowhere/config.toml"), {}, data=data)
     for key in KEYS:
-        assert config.checked(key, getattr(found, key)) == getattr(found, key)
+        assert config.check_value(key, getattr(found, key)) == getattr(found, key)
     for problem in found.problems:
         assert problem.cure
-        problem.what.encode()  # can be sent
-        assert problem.what == visible(problem.what, lines=False)
+        problem.sentence.encode()  # can be sent
+        assert problem.sentence == replace_control_characters(problem.sentence, lines=False)
     if not found.problems and data.isascii():
         tomllib.loads(data.decode())
 
@@ -233,7 +233,7 @@ def test_pairs_are_named_by_their_roles_too(file: Path, text: str) -> None:
     file.write_text(text)
     found = load_config(file, {})
     assert (found.pair, found.pair_fim, found.pair_embed, found.problems) == ("one", "two", "", ())
-    assert (key_of("pair.chat"), key_of("pair.fim"), key_of("queue")) == (
+    assert (resolve_key("pair.chat"), resolve_key("pair.fim"), resolve_key("queue")) == (
         "pair",
         "pair_fim",
         "queue",

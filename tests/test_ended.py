@@ -67,8 +67,8 @@ def test_one_that_could_not_start_left_its_reason(home: Home) -> None:
 def test_one_that_is_just_starting_was_not_killed(home: Home) -> None:
     home.use_fake()
     program = (
-        "import time\nfrom localspec.daemon import __main__ as main\nbegin = main.ended.begin\n"
-        "def slow(file): begin(file); time.sleep(600)\nmain.ended.begin = slow\nmain.main()"
+        "import time\nfrom localspec.daemon import __main__ as main\nbegin = main.ended.record_start\n"
+        "def slow(file): begin(file); time.sleep(600)\nmain.ended.record_start = slow\nmain.main()"
     )
     process = home.spawn_daemon(program)
     wait_for((home.root / "state" / "daemon.json").exists, "its beginning")
@@ -93,7 +93,7 @@ def test_what_the_beginning_tells_of_an_end(
     file = tmp_path / "daemon.json"
     run = {"pid": 1, "started": 0.0, "boot": ended._read_boot_id(), "oom_kills": 1 << 60}
     file.write_text(json.dumps({**run, **changes}))
-    assert said in ended.told(file)
+    assert said in ended.describe_last_end(file)
 
 
 @given(
@@ -108,4 +108,4 @@ def test_whatever_is_in_the_file_nothing_fails(
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "daemon.json"
     file.write_bytes(data)
-    assert isinstance(ended.told(file), str)
+    assert isinstance(ended.describe_last_end(file), str)

@@ -30,12 +30,12 @@ def test_no_two_errors_share_a_code() -> None:
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_an_error_survives_the_way_through_its_code(cls: type[errors.LocalspecError]) -> None:
-    error = errors.from_code(cls.code, "A sentence.", param="field")
+    error = errors.error_from_code(cls.code, "A sentence.", param="field")
     assert type(error) is cls
     assert (error.message, error.param, str(error)) == ("A sentence.", "field", "A sentence.")
-    sized = errors.from_code(cls.code, "Too long.", n_prompt_tokens=9, n_ctx=8)
+    sized = errors.error_from_code(cls.code, "Too long.", n_prompt_tokens=9, n_ctx=8)
     assert (sized.n_prompt_tokens, sized.n_ctx) == (9, 8)
 
 
 def test_an_unknown_code_becomes_the_base_class() -> None:
-    assert type(errors.from_code("of_the_future", "Hm.")) is errors.LocalspecError
+    assert type(errors.error_from_code("of_the_future", "Hm.")) is errors.LocalspecError

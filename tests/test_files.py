@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from localspec.files import UNFINISHED, replacing, sweep, write_whole
+from localspec.files import (
+    UNFINISHED_PATTERN,
+    delete_unfinished,
+    replace_atomically,
+    write_atomically,
+)
 
 
 @pytest.fixture
@@ -23,7 +28,7 @@ def file(tmp_path: Path) -> Path:
 def test_what_is_written_takes_the_place_of_the_old_for_its_owner_alone(
     file: Path, sync: bool
 ) -> None:
-    write_whole(file, b"new", sync=sync)
+    write_atomically(file, b"new", sync=sync)
     assert file.read_bytes() == b"new"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert list(file.parent.iterdir()) == [file]
@@ -34,7 +39,7 @@ def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(
     file: Path, error: BaseException
 ) -> None:
     def write_half() -> None:
-        with replacing(file) as new:
+        with replace_atomically(file) as new:
             new.write(b"half")
             raise error
 
@@ -52,7 +57,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        write_whole(file, b"new")
+        write_atomically(file, b"new")
     assert file.read_bytes() == b"old"
     assert list(file.parent.iterdir()) == [file]
 
@@ -68,29 +73,29 @@ def test_a_file_system_that_syncs_no_folders_will_do(
         real(handle)
 
     monkeypatch.setattr(os, "fsync", sync)
-    write_whole(file, b"new")
+    write_atomically(file, b"new")
     assert file.read_bytes() == b"new"
 
 
 def test_a_link_is_replaced_and_not_followed(file: Path) -> None:
     link = file.with_name("link")
     link.symlink_to(file)
-    write_whole(link, b"new")
+    write_atomically(link, b"new")
     assert (file.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"old", b"new", False)
 
 
 def test_what_a_killed_process_left_is_swept_away(file: Path) -> None:
-    with replacing(file):
-        (left,) = file.parent.glob(UNFINISHED)
+    with replace_atomically(file):
+        (left,) = file.parent.glob(UNFINISHED_PATTERN)
     left.write_bytes(b"half")
-    sweep(file.parent)
+    delete_unfinished(file.parent)
     assert list(file.parent.iterdir()) == [file]
-    sweep(file.parent / "nowhere")
+    delete_unfinished(file.parent / "nowhere")
 
 
 def test_what_another_process_is_writing_is_not_swept_away(file: Path) -> None:
     """Workers of several pairs write states into the same folders."""
     unfinished = file.with_name(f".state.{os.getppid()}.1.tmp")
     unfinished.write_bytes(b"half")
-    sweep(file.parent)
+    delete_unfinished(file.parent)
     assert unfinished.exists()

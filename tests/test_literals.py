@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localspec import literals
-from localspec.extras.editors.settings import SETTINGS, Machine
+from localspec.extras.editors.settings import SETTINGS, EditorEnvironment
 from tests.support.editors import program
 
 # Paths: any bytes but NUL; names: any characters.
@@ -198,8 +198,8 @@ def test_vim_reads_what_is_written(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ whole settings
 
 
-def machine(text: str) -> Machine:
-    return Machine(
+def machine(text: str) -> EditorEnvironment:
+    return EditorEnvironment(
         Path(f"/{text}/s.sock"), "127.0.0.1:8012", "t", text or "x", True, (f"/{text}", "-P")
     )
 

@@ -32,15 +32,15 @@ def test_a_container_without_a_runtime_directory_gets_no_warning(
 
 def test_a_private_directory_is_created_with_its_parents_and_kept(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "run"
-    assert paths.private_directory(folder) == folder
+    assert paths.make_private_directory(folder) == folder
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert paths.private_directory(folder) == folder
+    assert paths.make_private_directory(folder) == folder
 
 
 def test_a_directory_open_to_others_is_refused_with_the_cure(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     with pytest.raises(UnsafePath, match=f"chmod 700 {tmp_path}"):
-        paths.private_directory(tmp_path)
+        paths.make_private_directory(tmp_path)
 
 
 def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("link", "file"):
         with pytest.raises(UnsafePath, match="not a directory"):
-            paths.private_directory(tmp_path / name)
+            paths.make_private_directory(tmp_path / name)
 
 
 def test_nothing_but_a_file_is_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_another_users_directory_is_refused(
     tmp_path.chmod(0o700)
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + 1)
     with pytest.raises(UnsafePath, match="belongs to another user"):
-        paths.private_directory(tmp_path)
+        paths.make_private_directory(tmp_path)
 
 
 def test_a_socket_path_is_measured_in_bytes() -> None:

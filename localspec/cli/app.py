@@ -113,7 +113,7 @@ class Group(click.Group):
         return self.aliases.get(match, match)
 
 
-class Texts(click.Command):
+class TextCommand(click.Command):
     """A command whose arguments are text.
 
     A number, or a quoted text that begins with a dash, is an argument and not an option.
@@ -128,7 +128,7 @@ class Texts(click.Command):
         return super().parse_args(ctx, args)
 
 
-class Limited(click.Option):
+class NumberOption(click.Option):
     """A numeric option whose limits are shown in words, unless the type itself is the only limit."""
 
     def get_help_extra(self, ctx: click.Context) -> Any:
@@ -157,7 +157,7 @@ class Commands(Group):
     """The top-level group, which reads `COMMANDS` instead of importing every command for its help."""
 
     aliases = ALIASES
-    hints = command_names.HINTS
+    hints = command_names.HINTED_WORDS
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

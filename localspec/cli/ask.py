@@ -467,7 +467,7 @@ def _read_stdin() -> str:
         return ""
     from localspec.cli import inputs
 
-    return inputs.stdin()
+    return inputs.read_stdin()
 
 
 def clean(text: str) -> str:

@@ -77,7 +77,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 
 # Words that may mean a command but do not run it, because the request is unclear or not quite what the
 # command does.
-HINTS: dict[str, tuple[str, ...]] = {
+HINTED_WORDS: dict[str, tuple[str, ...]] = {
     "daemon": ("status",),
     "server": ("start",),
     "kill": ("stop",),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import size
+from localspec.cli.terminal.pairs import format_size
 from localspec.errors import UsageError
 
 _MAX_OUTPUT_CHARACTERS = 2000  # of a cell's output
@@ -107,7 +107,7 @@ _GIT_TIMEOUT_S = 60.0
 _GENERATED_FOLDERS = {"node_modules", "__pycache__", "venv", "target", "build", "dist"}
 
 
-def files(folder: str) -> list[str]:
+def list_text_files(folder: str) -> list[str]:
     """Return the text files in a folder and below it, and summarize them on stderr.
 
     Files that git ignores, hidden files and very large ones are left out.
@@ -125,7 +125,7 @@ def files(folder: str) -> list[str]:
         elif not path.is_file():  # a broken link, a pipe, or a deleted file that git still lists
             continue
         elif (length := path.stat().st_size) > _MAX_FILE_BYTES:
-            omitted.setdefault(f"over {size(_MAX_FILE_BYTES)}", []).append(name)
+            omitted.setdefault(f"over {format_size(_MAX_FILE_BYTES)}", []).append(name)
         elif not _is_text(path):
             omitted.setdefault("not text", []).append(name)
         else:
@@ -133,7 +133,7 @@ def files(folder: str) -> list[str]:
             total += length
         if total > _MAX_TOTAL_BYTES:
             raise UsageError(
-                f"{folder} has more than {size(_MAX_TOTAL_BYTES)} of text. Choose files with a "
+                f"{folder} has more than {format_size(_MAX_TOTAL_BYTES)} of text. Choose files with a "
                 f"quoted pattern, for example: -f '{folder.rstrip('/')}/**/*.py'"
             )
     omissions = "; ".join(
@@ -143,7 +143,7 @@ def files(folder: str) -> list[str]:
         raise UsageError(
             f"{folder} has no text files{f'; left out: {omissions}' if omitted else ''}."
         )
-    count = f"{len(files)} file{'s' * (len(files) > 1)}, {size(total)}"
+    count = f"{len(files)} file{'s' * (len(files) > 1)}, {format_size(total)}"
     render.note(f"{folder}: {count}{f'; left out: {omissions}' if omitted else ''}.")
     return files
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from localspec.errors import visible
+from localspec.errors import replace_control_characters
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --paper: #fff; --line: #d0d7de;
@@ -41,34 +41,34 @@ footer { margin-top: 2rem; font-size: .9rem }
 """
 
 
-def document(title: str, body: Sequence[str], style: str = "") -> str:
+def render_document(title: str, body: Sequence[str], style: str = "") -> str:
     """Return a whole page. `body` is HTML already, and `style` follows the style of every page."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">\n"
-        f"<title>{as_html(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n"
+        f"<title>{escape_html(title)}</title>\n<style>{_STYLE}{style}</style>\n</head>\n<body>\n"
         + "\n".join(body)
         + "\n</body>\n</html>\n"
     )
 
 
-def as_html(text: str) -> str:
+def escape_html(text: str) -> str:
     """Escape text for HTML, including control characters."""
-    return escape(visible(text, lines=False))
+    return escape(replace_control_characters(text, lines=False))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table. On a phone each row becomes a block with the headings beside its cells."""
-    names = [as_html(name.capitalize()) for name in heads]
+    names = [escape_html(name.capitalize()) for name in heads]
     lines = []
     for row_name, *cells in rows:
         cells_html = "".join(
-            f'<td data-name="{name}">{as_html(cell)}</td>'
+            f'<td data-name="{name}">{escape_html(cell)}</td>'
             for name, cell in zip(names[1:], cells, strict=True)
         )
-        lines.append(f"<tr><td>{as_html(row_name)}</td>{cells_html}</tr>")
+        lines.append(f"<tr><td>{escape_html(row_name)}</td>{cells_html}</tr>")
     header = "".join(f'<th scope="col">{name}</th>' for name in names)
     return (
         f"<table><thead><tr>{header}</tr></thead>\n<tbody>" + "\n".join(lines) + "</tbody></table>"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localspec.client.api import Client
 
 # A request may have 10 MiB, and one character may take six bytes of JSON. No context holds this much text.
-MAX_INPUT = 4 << 20  # bytes
+MAX_INPUT_BYTES = 4 << 20  # bytes
 
 # Names of standard input, which can only be read once.
 STDIN = ("-", "/dev/stdin", "/dev/fd/0", "/proc/self/fd/0")
@@ -55,9 +55,9 @@ def resolve_pair(name: str) -> str:
     """
     parts = [name]
     if "," in name:
-        from localspec.paths import model_files
+        from localspec.paths import split_model_names
 
-        parts = model_files(name)
+        parts = split_model_names(name)
     return ",".join(absolute(part) if is_path(part) else part for part in parts)
 
 
@@ -98,7 +98,7 @@ def resolve_model(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def stdin() -> str:
+def read_stdin() -> str:
     """Return all of standard input as text.
 
     Bytes that are not UTF-8 are replaced, because a diff or a log may have some. A note says how many.
@@ -110,8 +110,10 @@ def stdin() -> str:
         data = _read_bytes(sys.stdin)
     except OSError as error:
         raise UsageError(f"Standard input cannot be read: {error.strerror}.") from error
-    if len(data) > MAX_INPUT:
-        raise UsageError(f"Standard input has more than {MAX_INPUT >> 20} MiB, which is the limit.")
+    if len(data) > MAX_INPUT_BYTES:
+        raise UsageError(
+            f"Standard input has more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit."
+        )
     if data.startswith(_UTF16_BYTE_ORDER_MARKS):
         return data.decode("utf-16", "replace").rstrip("\r\n")
     if encoding := _guess_utf16(data):
@@ -126,7 +128,7 @@ def stdin() -> str:
 @cache
 def _read_bytes(stream: TextIO) -> bytes:
     """Read a stream, at most one byte more than the limit. The result is cached for later calls."""
-    return stream.buffer.read(MAX_INPUT + 1)
+    return stream.buffer.read(MAX_INPUT_BYTES + 1)
 
 
 @cache
@@ -165,7 +167,7 @@ def _guess_utf16(data: bytes) -> str:
     # In UTF-16 most letters of most languages have a zero byte, always on the same side.
     if (
         pairs < 4
-        or (len(data) % 2 and len(data) <= MAX_INPUT)
+        or (len(data) % 2 and len(data) <= MAX_INPUT_BYTES)
         or fewer_zeros
         or 2 * more_zeros < pairs
     ):
@@ -209,9 +211,11 @@ def read_files(patterns: list[str], *, labelled: bool = True) -> str:
         UsageError: nothing matches a pattern, or a file is a folder, cannot be read or is not text.
     """
     read = _read_labelled if labelled else lambda name: read_text(name).rstrip("\r\n")
-    parts = [stdin() if name == "-" else read(name) for name in expand_patterns(patterns)]
-    if sum(map(len, parts)) > MAX_INPUT:
-        raise UsageError(f"The files have more than {MAX_INPUT >> 20} MiB, which is the limit.")
+    parts = [read_stdin() if name == "-" else read(name) for name in expand_patterns(patterns)]
+    if sum(map(len, parts)) > MAX_INPUT_BYTES:
+        raise UsageError(
+            f"The files have more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit."
+        )
     return "\n\n".join(parts)
 
 
@@ -241,7 +245,7 @@ def _expand_pattern(pattern: str) -> list[str]:
     if Path(path).is_dir():
         from localspec.cli import documents
 
-        return documents.files(path)
+        return documents.list_text_files(path)
     if Path(path).exists():
         return [path]
     if "://" in path:
@@ -284,11 +288,11 @@ def read_text(name: str) -> str:
                 f"{name} is a folder; name the files in it, for example: -f '{name.rstrip('/')}/*'"
             )
         with path.open("rb") as file:
-            data = file.read(MAX_INPUT + 1)
+            data = file.read(MAX_INPUT_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{name} cannot be read: {error.strerror}.") from error
-    if len(data) > MAX_INPUT:
-        raise UsageError(f"{name} has more than {MAX_INPUT >> 20} MiB, which is the limit.")
+    if len(data) > MAX_INPUT_BYTES:
+        raise UsageError(f"{name} has more than {MAX_INPUT_BYTES >> 20} MiB, which is the limit.")
     if data.startswith(_PDF):
         from localspec.cli import documents
 
@@ -387,7 +391,7 @@ def describe_too_long(
     `stdin_alone`: the prompt came from stdin without files. `longer`: an installed pair whose context holds
     the prompt.
     """
-    from localspec.cli.terminal.pairs import size
+    from localspec.cli.terminal.pairs import format_size
 
     tokens, n_ctx = error.n_prompt_tokens, error.n_ctx
     if not tokens or n_ctx is None:
@@ -405,8 +409,8 @@ def describe_too_long(
             f"Ask about {shorter_input}, or pull a pair with a longer context: localspec catalogue"
         )
     return (
-        f"The question is too long: {size(n_bytes)}, {tokens} tokens. This pair's context "
-        f"holds {n_ctx} tokens, about {size(fitting_bytes)} of such text plus an answer. {remedy}"
+        f"The question is too long: {format_size(n_bytes)}, {tokens} tokens. This pair's context "
+        f"holds {n_ctx} tokens, about {format_size(fitting_bytes)} of such text plus an answer. {remedy}"
     )
 
 

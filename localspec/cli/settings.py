@@ -18,7 +18,7 @@ from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoAnswer, NoDaemon, UsageError
-from localspec.paths import default_paths, model_files, read_file
+from localspec.paths import default_paths, read_file, split_model_names
 
 _FILE_HEADER = (
     "# The configuration of localspec; `localspec config` shows every key with its value.\n\n"
@@ -51,7 +51,7 @@ def get(key: str) -> None:
     Raises:
         UsageError: there is no such key.
     """
-    current, key = config.load_config(default_paths().config_file), config.key_of(key)
+    current, key = config.load_config(default_paths().config_file), config.resolve_key(key)
     _require_known_key(key)
     value = getattr(current, key)
     render.line(value if isinstance(value, str) else _format_toml(value))
@@ -72,7 +72,7 @@ def use(name: str) -> None:
 
 def _print_problems(current: config.Config) -> None:
     for problem in current.problems:
-        render.error(f"{problem.what} To correct it: {problem.cure}")
+        render.error(f"{problem.sentence} To correct it: {problem.cure}")
 
 
 def _require_known_key(key: str) -> None:
@@ -83,7 +83,7 @@ def _require_known_key(key: str) -> None:
 def _validate(key: str, text: str) -> Any:
     """Return the value that `text` is for a key. Raises UsageError with what is allowed."""
     try:
-        return config.checked(key, config.parsed(key, text))
+        return config.check_value(key, config.parse_value(key, text))
     except ValueError as error:
         message = str(error)
         raise UsageError(f"{message[:1].upper()}{message[1:]}.") from None
@@ -104,11 +104,11 @@ def change(key: str, text: str | None) -> None:
     Raises:
         UsageError: the key or value is wrong, or conflicts with others; nothing was changed.
     """
-    file, key = default_paths().config_file, config.key_of(key)
+    file, key = default_paths().config_file, config.resolve_key(key)
     value = None if text is None else _parse_value(key, text)
     with _lock_file(file):
         old = _read_bytes(file)
-        new = changed(config.as_text(old), key, value).encode("utf-8", "surrogateescape")
+        new = changed(config.decode_file(old), key, value).encode("utf-8", "surrogateescape")
         if new == old and value is None:
             _require_known_key(key)
         old_config = _parse_config(file, old)
@@ -125,7 +125,7 @@ def change(key: str, text: str | None) -> None:
     ):
         with _lock_file(file):
             old_value = getattr(old_config, key) if key in old_config.origin else None
-            text = changed(config.as_text(_read_bytes(file)), key, old_value)
+            text = changed(config.decode_file(_read_bytes(file)), key, old_value)
             _write(file, text.encode("utf-8", "surrogateescape"))
         _notify_daemon(key)
         raise UsageError(f"{' '.join(response['problems'])} Nothing was changed.")
@@ -138,14 +138,14 @@ def _parse_config(file: Path, data: bytes) -> config.Config:
 
 def _parse_value(key: str, text: str) -> Any:
     """Return the value to set. Raises UsageError if nobody can use it."""
-    parsed = config.parsed(key, text)
+    parsed = config.parse_value(key, text)
     if key == "threads" and type(parsed) is int and parsed > (cores := usable_cores()):
         raise UsageError(
             f"This machine has {cores} cores, and more threads than cores only slow it down: "
-            f"'threads' must be between 0 (auto) and {cores}, not {config.short(text)}."
+            f"'threads' must be between 0 (auto) and {cores}, not {config.shorten(text)}."
         )
     value = _validate(key, text)
-    if key in config.PAIRS and value:
+    if key in config.PAIR_ROLES and value:
         value = _validate(key, inputs.resolve_pair(value))
         _check_pair(value)
     return value
@@ -228,7 +228,7 @@ def _print_change(
 
 
 def _format_value(key: str, value: Any) -> str:
-    description = config.about(key)
+    description = config.describe_setting(key)
     if description.word and value == description.special:
         return f"{description.special} ({description.word})"
     return (value or "(none)") if isinstance(value, str) else _format_toml(value)
@@ -241,12 +241,16 @@ def _describe_start(key: str, response: dict[str, Any] | None) -> str:
         if response["listen"]:
             return f"The daemon listens on {response['listen']}; the token is in {response['token_file']}."
         return "The daemon listens on its own socket only."
-    return "It applies now." if config.about(key).at_once else "It applies from the next question."
+    return (
+        "It applies now."
+        if config.describe_setting(key).at_once
+        else "It applies from the next question."
+    )
 
 
 def _check_pair(name: str) -> None:
     """Refuse a pair that does not exist, and note if one still has to be pulled."""
-    files = model_files(name)
+    files = split_model_names(name)
     if missing_files := [
         file for file in files if file.startswith("/") and not Path(file).is_file()
     ]:
@@ -337,7 +341,7 @@ def _read_bytes(file: Path) -> bytes:
 
 def _write(file: Path, data: bytes) -> None:
     """Write the file in one step, because the daemon watches it and must not read half of it."""
-    files.write_whole(file.resolve(), data)
+    files.write_atomically(file.resolve(), data)
 
 
 def edit() -> None:
@@ -348,7 +352,7 @@ def edit() -> None:
     """
     file = default_paths().config_file
     old = _read_bytes(file)
-    text = config.as_text(old).encode("utf-8", "replace").decode() or _FILE_HEADER + _defaults()
+    text = config.decode_file(old).encode("utf-8", "replace").decode() or _FILE_HEADER + _defaults()
     edited = inputs.edit_text(text, partial(_problem, file), f"{file} was not changed.")
     if edited is None or edited == text:
         render.line("No changes.")

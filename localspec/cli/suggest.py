@@ -14,7 +14,7 @@ from localspec import config
 from localspec.cli import templates
 from localspec.client.conversations import ConversationsClient
 from localspec.client.pairs import PairsClient
-from localspec.errors import LocalspecError, visible
+from localspec.errors import LocalspecError, replace_control_characters
 
 # The type of the functions that click calls to complete a parameter.
 Suggest = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -29,10 +29,11 @@ def _make_completer(values: Callable[[], Iterable[tuple[str, str]]]) -> Suggest:
         del context, parameter
         try:
             return [
-                CompletionItem(value, help=visible(description, lines=False))
+                CompletionItem(value, help=replace_control_characters(description, lines=False))
                 for value, description in values()
                 # A value with invisible characters could not be typed.
-                if value.startswith(typed) and value == visible(value, lines=False)
+                if value.startswith(typed)
+                and value == replace_control_characters(value, lines=False)
             ]
         except LocalspecError:
             return []
@@ -54,15 +55,15 @@ def _list_pairs(*, everything: bool) -> Iterable[tuple[str, str]]:
 pairs = _make_completer(lambda: _list_pairs(everything=False))
 catalogue = _make_completer(lambda: _list_pairs(everything=True))
 saved_templates = _make_completer(lambda: [(name, "") for name in templates.names()])
-keys = _make_completer(lambda: [(key, config.about(key).text) for key in config.KEYS])
+keys = _make_completer(lambda: [(key, config.describe_setting(key).text) for key in config.KEYS])
 
 
 def values(context: click.Context, parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Complete a value of the configuration key that precedes it on the command line."""
-    key = config.key_of(context.params.get("key") or "")
-    if key in config.PAIRS:
+    key = config.resolve_key(context.params.get("key") or "")
+    if key in config.PAIR_ROLES:
         return pairs(context, parameter, typed)
-    allowed_values = config.values(key) if key in config.KEYS else ()
+    allowed_values = config.list_values(key) if key in config.KEYS else ()
     return _make_completer(lambda: [(value, "") for value in allowed_values])(
         context, parameter, typed
     )

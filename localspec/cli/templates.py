@@ -423,7 +423,7 @@ def _write(file: Path, text: str) -> None:
     """Write a file in one step, so that a full disk does not damage the old one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # The path is resolved, so that a link, for example into dotfiles, stays a link.
-    files.write_whole(file.resolve(), text.encode())
+    files.write_atomically(file.resolve(), text.encode())
 
 
 def edit(name: str) -> None:

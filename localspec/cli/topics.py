@@ -81,7 +81,7 @@ def search(text: str) -> Iterator[Match]:
     for topic, path in pages().items():
         heading, fences = "", Fences()
         for line in path.read_text(encoding="utf-8").splitlines():
-            if fences.take(line) == "text" and line.startswith("#"):
+            if fences.classify_next(line) == "text" and line.startswith("#"):
                 heading = line.lstrip("# ")
             if sought in line.lower():
                 yield Match(topic, heading, line.strip())

@@ -136,7 +136,7 @@ class Client:
 
 def _error_from_body(status: int, body: bytes) -> errors.LocalspecError:
     try:
-        return transport.error_of(json.loads(body)["error"])
+        return transport.error_from_detail(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
         text = body[:200].decode("utf-8", "replace").strip()
         return errors.BadResponse(f"The daemon answered with HTTP {status}: {text or 'nothing'}")

@@ -20,8 +20,8 @@ from localspec import errors, paths
 from localspec.client import transport
 
 # Start-up takes 0.4 s; the remaining time is for a machine that is busy compiling.
-START_SECONDS = 30.0
-STOP_SECONDS = 30.0
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
 POLL_INTERVAL_S = 0.01
 
 
@@ -35,8 +35,8 @@ def start(socket_path: str, arguments: Sequence[str] = ()) -> bool:
         UnsafePath: The runtime folder is not private to this user.
     """
     locations = paths.default_paths()
-    paths.private_directory(locations.runtime)
-    deadline = time.monotonic() + START_SECONDS
+    paths.make_private_directory(locations.runtime)
+    deadline = time.monotonic() + START_TIMEOUT_S
     with _start_lock(locations.runtime / "start.lock", deadline):
         if listens(socket_path):
             return False
@@ -78,7 +78,7 @@ def end_unresponsive() -> bool:
             # The lock is held, so the pid in it is its holder's and no other process's.
             with contextlib.suppress(ProcessLookupError, ValueError):
                 os.kill(int(paths.read_file(lock)), signal_number)
-            deadline = time.monotonic() + STOP_SECONDS
+            deadline = time.monotonic() + STOP_TIMEOUT_S
             while not _is_free(descriptor) and time.monotonic() < deadline:
                 time.sleep(POLL_INTERVAL_S)
         return _is_free(descriptor)
@@ -86,7 +86,7 @@ def end_unresponsive() -> bool:
         os.close(descriptor)
 
 
-def held(lock: Path) -> bool:
+def is_lock_held(lock: Path) -> bool:
     """Return whether a daemon still holds the lock: it removes its socket a moment earlier."""
     try:
         descriptor = paths.open_file(lock, os.O_RDWR | os.O_NOFOLLOW)
@@ -121,10 +121,12 @@ def until_gone() -> Iterator[None]:
     lock = paths.default_paths().lock
     old_holder = _read_holder(lock)
     yield
-    deadline = time.monotonic() + STOP_SECONDS
-    while held(lock) and _read_holder(lock) == old_holder:
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while is_lock_held(lock) and _read_holder(lock) == old_holder:
         if time.monotonic() > deadline:
-            raise errors.Unavailable(f"The daemon did not stop within {STOP_SECONDS:.0f} seconds.")
+            raise errors.Unavailable(
+                f"The daemon did not stop within {STOP_TIMEOUT_S:.0f} seconds."
+            )
         time.sleep(POLL_INTERVAL_S)
 
 
@@ -175,7 +177,7 @@ def _start_lock(lock: Path, deadline: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise errors.NoDaemon(
-                        f"Another client has been starting the daemon for {START_SECONDS:.0f} s."
+                        f"Another client has been starting the daemon for {START_TIMEOUT_S:.0f} s."
                     ) from None
                 time.sleep(POLL_INTERVAL_S)
         yield
@@ -227,7 +229,7 @@ def _wait_until_listening(
             raise errors.NoDaemon(f"The daemon did not start: {_read_last_line(read_end)}")
         if time.monotonic() > deadline:
             raise errors.NoDaemon(
-                f"The daemon did not start listening within {START_SECONDS:.0f} s; see its log: "
+                f"The daemon did not start listening within {START_TIMEOUT_S:.0f} s; see its log: "
                 f"{locations.log}"
             )
         time.sleep(POLL_INTERVAL_S)

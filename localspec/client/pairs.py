@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from localspec.client.api import Client
 from localspec.errors import ModelNotFound
-from localspec.paths import MODEL_PLACES
+from localspec.paths import MODEL_FOLDER_VARIABLES
 
 
 class PairsClient(Client):
@@ -92,7 +92,9 @@ class PairsClient(Client):
 
     def disk(self, folders: list[str]) -> Generator[dict[str, Any], None, None]:
         """Yield progress and finally the models on this disk. `folders` are absolute paths."""
-        environment = {name: os.environ[name] for name in MODEL_PLACES if os.environ.get(name)}
+        environment = {
+            name: os.environ[name] for name in MODEL_FOLDER_VARIABLES if os.environ.get(name)
+        }
         body = {"folders": folders, "environment": environment}
         return self._events("POST", "/localspec/disk", body)
 

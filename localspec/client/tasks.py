@@ -50,17 +50,17 @@ class CancellableClient(Client):
         """End the request from any thread. The thread that reads its response gets NoDaemon."""
         self._cancelled = True
         if self._connection is not None:
-            self._connection.cut()
+            self._connection.shut_down()
 
 
-class Daemon:
+class AsyncDaemon:
     """The daemon as keys and commands use it, with each request in a thread of its own."""
 
     def __init__(self, socket_path: str | None = None) -> None:
         self._socket_path = socket_path
         self._failed_at = -RESTART_DELAY_S
 
-    async def ask(
+    async def run(
         self, call: Callable[[CancellableClient], _Result], *, patient: bool = True
     ) -> _Result:
         """Return the result of `call`. Cancelling the task closes the connection, which frees the daemon.

@@ -14,7 +14,14 @@ import socket
 import stat
 import sys
 
-from localspec.errors import BadResponse, LocalspecError, NoAnswer, NoDaemon, UnsafePath, from_code
+from localspec.errors import (
+    BadResponse,
+    LocalspecError,
+    NoAnswer,
+    NoDaemon,
+    UnsafePath,
+    error_from_code,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +30,7 @@ if TYPE_CHECKING:
 
 _MAX_PATH_BYTES = 103  # equal to paths.MAX_SOCKET_PATH, which would be a slow import
 # Longest status line and headers together, in bytes; also the longest size line of a chunk.
-MAX_HEAD = 65_536
+MAX_HEAD_BYTES = 65_536
 _READ_BYTES = 65_536
 _CONNECTION_LOST = (
     "The daemon ended in the middle of its answer; `localspec status` shows the reason."
@@ -89,8 +96,8 @@ class Reader:
             if end:
                 self._buffer = remainder
                 return line.removesuffix(b"\r")
-            if len(line) > MAX_HEAD:
-                raise BadResponse(f"The daemon sent a line of more than {MAX_HEAD} bytes.")
+            if len(line) > MAX_HEAD_BYTES:
+                raise BadResponse(f"The daemon sent a line of more than {MAX_HEAD_BYTES} bytes.")
             if not self._fill():
                 raise NoDaemon(_CONNECTION_LOST)
 
@@ -171,7 +178,7 @@ def _read_headers(reader: Reader) -> dict[str, str]:
     while line := reader.read_line():
         total += len(line)
         name, colon, value = line.partition(b":")
-        if total > MAX_HEAD or not colon:
+        if total > MAX_HEAD_BYTES or not colon:
             raise BadResponse("The daemon's answer has invalid headers.")
         headers[name.decode("latin-1").lower()] = value.strip().decode("latin-1")
     return headers
@@ -219,16 +226,16 @@ def json_events(
                 return
             chunk: dict[str, Any] = json.loads(text)
             if "error" in chunk:
-                raise error_of(chunk["error"])
+                raise error_from_detail(chunk["error"])
             yield chunk
         raise NoDaemon("The daemon's answer ended before it was complete.")
     finally:
         connection.close()
 
 
-def error_of(detail: dict[str, Any]) -> LocalspecError:
+def error_from_detail(detail: dict[str, Any]) -> LocalspecError:
     """Return the exception that an OpenAI error object describes."""
-    return from_code(
+    return error_from_code(
         str(detail.get("code")),
         str(detail.get("message")),
         param=detail.get("param"),
@@ -284,7 +291,7 @@ class Connection:
     def close(self) -> None:
         self._socket.close()
 
-    def cut(self) -> None:
+    def shut_down(self) -> None:
         """End the connection from another thread, where `close` would wait for a running read."""
         try:  # noqa: SIM105 - contextlib would be one more import
             self._socket.shutdown(socket.SHUT_RDWR)

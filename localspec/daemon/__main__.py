@@ -16,7 +16,7 @@ from typing import Any
 
 from localspec import ended, paths
 from localspec.daemon.http import sockets
-from localspec.errors import LocalspecError, visible
+from localspec.errors import LocalspecError, replace_control_characters
 
 
 def main() -> int:
@@ -27,19 +27,21 @@ def main() -> int:
     try:
         locations = paths.default_paths()
         paths.check_socket_path(locations.socket)
-        paths.private_directory(locations.runtime)
-        handed = sockets.handed_over()
+        paths.make_private_directory(locations.runtime)
+        handed = sockets.has_inherited_sockets()
         daemon_lock = sockets.acquire(locations.lock, None if handed else locations.socket)
-        ended.begin(locations.last_run)
+        ended.record_start(locations.last_run)
         with _record_end(locations.last_run):
             _serve(locations)
         daemon_lock.release()
     except LocalspecError as error:
-        sys.stderr.write(f"localspec: {visible(error.message)}\n")
+        sys.stderr.write(f"localspec: {replace_control_characters(error.message)}\n")
         return error.exit_code
     except OSError as error:
         name = f"{error.filename}: " if error.filename is not None else ""
-        sys.stderr.write(f"localspec: {visible(f'{name}{error.strerror or error}.')}\n")
+        sys.stderr.write(
+            f"localspec: {replace_control_characters(f'{name}{error.strerror or error}.')}\n"
+        )
         return 1
     return 0
 
@@ -50,15 +52,15 @@ def _record_end(file: Path) -> Iterator[None]:
     try:
         yield
     except LocalspecError as error:
-        ended.end(file, error.message)
+        ended.record_end(file, error.message)
         raise
     except OSError as error:
-        ended.end(file, f"{error}.")
+        ended.record_end(file, f"{error}.")
         raise
     except BaseException as error:
-        ended.end(file, f"This is a bug in localspec ({type(error).__name__}: {error}).")
+        ended.record_end(file, f"This is a bug in localspec ({type(error).__name__}: {error}).")
         raise
-    ended.end(file)
+    ended.record_end(file)
 
 
 def _serve(locations: paths.Paths) -> None:

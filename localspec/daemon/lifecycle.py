@@ -19,15 +19,15 @@ import uvicorn
 from localspec import errors, extras, files
 from localspec.config import Config, load_config
 from localspec.daemon import routes
-from localspec.daemon.history.store import Conversations
+from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http import tcp
-from localspec.daemon.http.connection import ClientConnection, allow_more_files
-from localspec.daemon.http.sockets import bind, listening_sockets, notify
+from localspec.daemon.http.connection import ClientConnection, raise_file_limit
+from localspec.daemon.http.sockets import bind, notify, take_inherited_sockets
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.state import State
+from localspec.daemon.state import DaemonState
 from localspec.daemon.worker.process import DEFAULT_COMMAND
-from localspec.daemon.worker.supervisor import Elsewhere, Supervisor
+from localspec.daemon.worker.supervisor import Supervisor, UpstreamPairs
 from localspec.paths import Paths
 
 # ------------------------------------------------------------------------ watch
@@ -44,7 +44,7 @@ _LINK_CHECK_MS = 1000
 _EVENT_POLL_MS = 200  # interval of the checks for events of the file system
 
 
-def start(state: State, configure: Callable[[], None]) -> threading.Event:
+def start(state: DaemonState, configure: Callable[[], None]) -> threading.Event:
     """Watch the files in a thread until the returned event is set. Callers need not wait for its end.
 
     `configure` is called in that thread to read config.toml again.
@@ -55,12 +55,12 @@ def start(state: State, configure: Callable[[], None]) -> threading.Event:
     return stop
 
 
-def _watch(state: State, stop: threading.Event, configure: Callable[[], None]) -> None:
+def _watch(state: DaemonState, stop: threading.Event, configure: Callable[[], None]) -> None:
     if stop.wait(_START_DELAY_S):
         return
     import watchfiles
 
-    from localspec.registry.catalogue import shipped_catalogue
+    from localspec.registry.catalogue import shipped_catalogue_path
 
     config, catalogue = state.paths.config_file, state.paths.user_catalogue
     # Folders are watched, because editors replace files. Ours must exist, or its creation would be missed.
@@ -68,9 +68,11 @@ def _watch(state: State, stop: threading.Event, configure: Callable[[], None]) -
         config.parent.mkdir(parents=True, exist_ok=True)
     try:
         while not stop.is_set():
-            watched_paths = {file: way(file) for file in (config, catalogue, shipped_catalogue())}
+            paths_by_file = {
+                file: watched_paths(file) for file in (config, catalogue, shipped_catalogue_path())
+            }
             files_by_path = {
-                str(path): file for file, paths in watched_paths.items() for path in paths
+                str(path): file for file, paths in paths_by_file.items() for path in paths
             }
             folders = {Path(path).parent for path in files_by_path}
             is_watching = False
@@ -92,13 +94,13 @@ def _watch(state: State, stop: threading.Event, configure: Callable[[], None]) -
                     names = {files_by_path[path].name for _, path in changes}
                     _watch_log.info("changed: %s", ", ".join(sorted(names)))
                     _read_again(state, names, configure)
-                if any(way(file) != paths for file, paths in watched_paths.items()):
+                if any(watched_paths(file) != paths for file, paths in paths_by_file.items()):
                     break  # a link has a new target
     except (OSError, RuntimeError) as error:  # no watches are left, or a folder is gone
         _watch_log.warning("edits of %s are not seen: %s", ", ".join(sorted(files_by_path)), error)
 
 
-def way(file: Path) -> list[Path]:
+def watched_paths(file: Path) -> list[Path]:
     """Return every link on the way to a file, and finally the file, each with its real folder.
 
     These paths must be watched to notice every change of the file, through whichever name it is made.
@@ -126,7 +128,7 @@ def way(file: Path) -> list[Path]:
     return [*links, folder]
 
 
-def _read_again(state: State, changed: set[str], configure: Callable[[], None]) -> None:
+def _read_again(state: DaemonState, changed: set[str], configure: Callable[[], None]) -> None:
     if state.paths.user_catalogue.name in changed:
         state.registry.reload()
         if state.registry.problem:
@@ -145,7 +147,7 @@ def _is_watched(paths: Container[str], _change: object, path: str) -> bool:
 log = logging.getLogger("localspec.daemon")
 
 # Long enough for most running answers, short enough for a person who waits for `stop`.
-DRAIN_SECONDS = 10.0
+DRAIN_TIMEOUT_S = 10.0
 # Connections that wait in the kernel, and how many are accepted in one iteration of the event loop. asyncio
 # uses one number for both. With a large one, many clients at once would take every descriptor.
 BACKLOG = 2048
@@ -253,7 +255,7 @@ class Daemon:
         paths: Paths,
         *,
         worker_command: Sequence[str] = DEFAULT_COMMAND,
-        drain_seconds: float = DRAIN_SECONDS,
+        drain_seconds: float = DRAIN_TIMEOUT_S,
         read: Callable[[Config], Config] | None = None,
     ) -> None:
         """Create the daemon. `read` reads the configuration again, by default from its file."""
@@ -267,19 +269,24 @@ class Daemon:
         residents = supervisor.residents
         registry = Registry(
             paths,
-            residents.uses,
+            residents.is_loaded_or_loading,
             lambda: residents.pids,
             checks=tuple(worker_command) == DEFAULT_COMMAND,
         )
-        residents.stay = registry.stay
-        conversations = Conversations(
-            paths.data / "conversations.sqlite", paths.states, paths.typed_lines, paths.not_saved
+        residents.retention_policy = registry.retention_policy
+        conversations = ConversationStore(
+            paths.data / "conversations.sqlite",
+            paths.model_states,
+            paths.typed_lines,
+            paths.unsaved_notice,
         )
-        self._state = State(paths, supervisor, registry, conversations, self.drain, self.configure)
+        self._state = DaemonState(
+            paths, supervisor, registry, conversations, self.drain, self.configure
+        )
         self._state.unsaid += self._state.problems
         self._server = _Server(
             uvicorn.Config(
-                routes.application(self._state),
+                routes.create_app(self._state),
                 http=ClientConnection,
                 backlog=_MAX_ACCEPTS_AT_ONCE,
                 ws="none",
@@ -308,12 +315,12 @@ class Daemon:
         loop = asyncio.get_running_loop()
         for signal_number in _SIGNALS:
             loop.add_signal_handler(signal_number, self.drain)
-        state.conversations.removed_meanwhile = lambda name: asyncio.run_coroutine_threadsafe(
+        state.conversations.on_removed_meanwhile = lambda name: asyncio.run_coroutine_threadsafe(
             state.forget_states(name), loop
         )
-        allow_more_files()
-        files.sweep(state.paths.state)
-        inherited = listening_sockets()
+        raise_file_limit()
+        files.delete_unfinished(state.paths.state)
+        inherited = take_inherited_sockets()
         owns_socket = not any(_is_at(listener, path) for listener in inherited)
         sockets = [*inherited]
         if owns_socket:
@@ -334,20 +341,20 @@ class Daemon:
                 path.unlink(missing_ok=True)
             stop_watching.set()
             state.looks.close()
-            if state.registry.pulling:
+            if state.registry.running_pulls:
                 await asyncio.to_thread(state.registry.close)
             await state.supervisor.close()
             await asyncio.to_thread(state.conversations.close)
             log.info("daemon %d ended", os.getpid())
 
-    def _create_upstreams(self) -> Elsewhere:
+    def _create_upstreams(self) -> UpstreamPairs:
         """Create the table of other servers. It is imported at first use, because most daemons have none."""
         server = extras.load("upstream", "server")
         if server is None:
             raise errors.Unavailable("This installation of localspec lacks the extra 'upstream'.")
         state = self._state
-        elsewhere: Elsewhere = server.Upstreams(
-            lambda name: names.resolve(name, state.config, state.registry)
+        elsewhere: UpstreamPairs = server.Upstreams(
+            lambda name: names.resolve_pair(name, state.config, state.registry)
         )
         return elsewhere
 
@@ -372,7 +379,7 @@ class Daemon:
         """
         state, setting = self._state, self._state.config.listen
         if setting == self._tcp_setting and (state.tcp or not setting):
-            state.tcp = state.tcp and tcp.allowing(state.tcp, state.config)
+            state.tcp = state.tcp and tcp.with_allowed_names(state.tcp, state.config)
             return
         self._server.leave()
         state.tcp, state.tcp_problem, self._tcp_setting = None, "", setting
@@ -380,8 +387,8 @@ class Daemon:
             return
         try:
             listening = tcp.bind(state.config)
-            auth = tcp.auth_of(listening, tcp.kept_token(state.paths.token))
-            state.tcp = tcp.allowing(auth, state.config)
+            auth = tcp.create_auth(listening, tcp.load_token(state.paths.token))
+            state.tcp = tcp.with_allowed_names(auth, state.config)
             await self._server.listen(_ListeningSocket(fileno=listening.detach()))
         except (errors.LocalspecError, OSError) as error:
             if state.config.origin.get("listen") == "flag":

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Generic, ParamSpec, TypeVar
 
 from localspec.paths import open_file, read_file
-from localspec.registry.store.files import write_whole
+from localspec.registry.store.files import write_atomically
 
 log = logging.getLogger("localspec.prompts")
 
-MAX_BYTES = 1 << 20
-KEPT = 3
+MAX_LOG_BYTES = 1 << 20
+BACKUP_COUNT = 3
 # A line of `prompt`. It names no conversation if the request asked not to be kept.
 _PROMPT_LINE = re.compile(
     rb"[-0-9]+ [:,0-9]+ INFO localspec[.\w]*\[\d+\]: prompt(?: of conversation (\w+))?: "
@@ -42,7 +42,7 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
                 kept_lines = [line for line in lines if keep(line)]
                 if len(kept_lines) < len(lines):
                     self.close()  # the next record reopens it
-                    write_whole(file, b"".join(kept_lines))
+                    write_atomically(file, b"".join(kept_lines))
         finally:
             self.release()
 
@@ -57,7 +57,7 @@ def start(file: Path, *, verbose: bool = False) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handler: logging.Handler = _PrivateFile(
-            file, maxBytes=MAX_BYTES, backupCount=KEPT, encoding="utf-8", delay=True
+            file, maxBytes=MAX_LOG_BYTES, backupCount=BACKUP_COUNT, encoding="utf-8", delay=True
         )
     except OSError:
         handler = logging.NullHandler()
@@ -72,7 +72,7 @@ def start(file: Path, *, verbose: bool = False) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def prompt(conversation: str | None, text: str) -> None:
+def log_prompt(conversation: str | None, text: str) -> None:
     """Log a prompt in one line, so that it can be removed with its conversation."""
     log.info("prompt%s: %s", f" of conversation {conversation}" if conversation else "", text)
 
@@ -105,7 +105,7 @@ Result = TypeVar("Result")
 Arguments = ParamSpec("Arguments")
 
 
-class Threads:
+class ThreadPool:
     """A pool for one kind of work, with a limited number of threads."""
 
     def __init__(self, name: str, max_threads: int) -> None:
@@ -121,10 +121,10 @@ class Threads:
         return await loop.run_in_executor(self._pool, lambda: work(*arguments, **keywords))
 
 
-class Shared(Generic[Result]):
+class SharedWork(Generic[Result]):
     """Long work by name. Callers share the result of running work, which ends once all of them have left."""
 
-    def __init__(self, threads: Threads) -> None:
+    def __init__(self, threads: ThreadPool) -> None:
         self._threads = threads
         self._running: dict[str, _Work[Result]] = {}
 
@@ -150,7 +150,7 @@ class Shared(Generic[Result]):
 
 
 class _Work(Generic[Result]):
-    def __init__(self, threads: Threads, work: Callable[[threading.Event], Result]) -> None:
+    def __init__(self, threads: ThreadPool, work: Callable[[threading.Event], Result]) -> None:
         self.waiting = 0
         self.cancelled = threading.Event()
         self.task = asyncio.ensure_future(threads.run(work, self.cancelled))

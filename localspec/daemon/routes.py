@@ -17,9 +17,14 @@ from starlette.types import ASGIApp, Scope
 
 from localspec import extras
 from localspec.daemon.http import errors
-from localspec.daemon.http.requests import ClientGone, PlainPath, RequestId, SameVersion
+from localspec.daemon.http.requests import (
+    ClientGone,
+    PathMiddleware,
+    RequestIdMiddleware,
+    VersionMiddleware,
+)
 from localspec.daemon.http.tcp import TcpAuthMiddleware
-from localspec.daemon.state import State
+from localspec.daemon.state import DaemonState
 from localspec.errors import LocalspecError
 from localspec.protocol.reading import BadBody
 
@@ -55,8 +60,8 @@ ROUTES = (
     ("POST", "/localspec/pairs/{name}/verify", "models.verify_stored"),
     ("POST", "/localspec/gc", "models.collect_garbage"),
     ("POST", "/localspec/drafts", "models.find_drafts"),
-    ("POST", "/localspec/disk", "models.on_disk"),
-    ("GET", "/localspec/conversations", "conversations.listed"),
+    ("POST", "/localspec/disk", "models.search_disk"),
+    ("GET", "/localspec/conversations", "conversations.list_conversations"),
     ("DELETE", "/localspec/conversations", "conversations.remove_all"),
     ("GET", "/localspec/conversations/{name}", "conversations.show"),
     ("DELETE", "/localspec/conversations/{name}", "conversations.remove"),
@@ -70,7 +75,7 @@ ROUTES = (
 )
 
 # Other paths of some clients and of llama-server for the same endpoints.
-ALSO = {
+PATH_ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/models": "/v1/models",
@@ -79,7 +84,7 @@ ALSO = {
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def handler(qualified_name: str) -> Handler:
+def import_handler(qualified_name: str) -> Handler:
     """Return the function in handlers/ that a row of ROUTES names."""
     module, _, name = qualified_name.rpartition(".")
     function = getattr(importlib.import_module(f"localspec.daemon.handlers.{module}"), name)
@@ -96,7 +101,7 @@ def _endpoints() -> Iterator[tuple[Sequence[Endpoint], Mapping[str, str]]]:
     """
     for module in extras.route_modules():
         yield [(*row, *[""] * (4 - len(row))) for row in module.ROUTES], module.ALSO
-    yield [(method, path, handler(name), "") for method, path, name in ROUTES], ALSO
+    yield [(method, path, import_handler(name), "") for method, path, name in ROUTES], PATH_ALIASES
 
 
 class _HeaderRoute(Route):
@@ -152,24 +157,24 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
         if request.method == "OPTIONS":
             return Response(status_code=204, headers=allow)
         error.headers = {**(error.headers or {}), **allow}
-    return await errors.on_http(request, error)
+    return await errors.on_http_error(request, error)
 
 
-def application(state: State) -> ASGIApp:
+def create_app(state: DaemonState) -> ASGIApp:
     app = Starlette(
         routes=_ROUTES,
         exception_handlers={
-            LocalspecError: errors.on_ours,
-            BadBody: errors.on_body,
-            ClientGone: errors.on_gone,
+            LocalspecError: errors.on_localspec_error,
+            BadBody: errors.on_bad_body,
+            ClientGone: errors.on_client_gone,
             HTTPException: _on_http_error,
         },
         middleware=[
-            Middleware(RequestId),
-            Middleware(errors.LastResort),
+            Middleware(RequestIdMiddleware),
+            Middleware(errors.ErrorMiddleware),
             Middleware(TcpAuthMiddleware, lambda: state.tcp),
-            Middleware(SameVersion),
-            Middleware(PlainPath, _FIXED_PATHS),
+            Middleware(VersionMiddleware),
+            Middleware(PathMiddleware, _FIXED_PATHS),
         ],
     )
     # A redirect would have no body, and use an untrusted Host header.

@@ -14,11 +14,11 @@ from starlette.types import Receive
 
 from localspec.config import Config
 from localspec.daemon.completion.llama_server import Editors
-from localspec.daemon.history.store import Conversations
+from localspec.daemon.history.store import ConversationStore
 from localspec.daemon.http import tcp
-from localspec.daemon.http.requests import from_our_client, unless_gone
+from localspec.daemon.http.requests import from_our_client, while_connected
 from localspec.daemon.http.tcp import TcpAuth
-from localspec.daemon.logs import Shared, Threads
+from localspec.daemon.logs import SharedWork, ThreadPool
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.supervisor import Supervisor
@@ -37,24 +37,24 @@ Part = TypeVar("Part")
 
 
 @dataclass
-class State:
+class DaemonState:
     """The parts of a running daemon. `stop` begins the drain, `configure` reads config.toml again."""
 
     paths: Paths
     supervisor: Supervisor
     registry: Registry
-    conversations: Conversations
+    conversations: ConversationStore
     stop: Callable[[], None]
     configure: Callable[[], Awaitable[None]]
     editors: Editors = field(default_factory=Editors)
     # What extras keep while the daemon runs, by its type; see `part`.
     parts: dict[type, Any] = field(default_factory=dict)
     # Checks of pairs before a load. A file that has changed is hashed, which may take minutes.
-    looks: Shared[PairFiles] = field(
-        default_factory=lambda: Shared(Threads("look", _CHECK_THREADS))
+    looks: SharedWork[PairFiles] = field(
+        default_factory=lambda: SharedWork(ThreadPool("look", _CHECK_THREADS))
     )
     # Long work that a person requested: adding, verifying and measuring pairs.
-    errands: Threads = field(default_factory=lambda: Threads("errand", _ERRAND_THREADS))
+    errands: ThreadPool = field(default_factory=lambda: ThreadPool("errand", _ERRAND_THREADS))
     draining: bool = False
     embedding: int = 0  # running and waiting requests for embeddings
     tcp: TcpAuth | None = None  # set while TCP is served
@@ -74,7 +74,9 @@ class State:
         """The configuration in use. A change of the file replaces it."""
         return self.supervisor.residents.config
 
-    async def pair(self, name: str, receive: Receive, role: names.Role = "chat") -> PairFiles:
+    async def resolve_pair(
+        self, name: str, receive: Receive, role: names.Role = "chat"
+    ) -> PairFiles:
         """Return the files of the pair that answers for this name.
 
         That is the pair `named`, or the pair of the `role` if no pair has the name and the configuration
@@ -85,21 +87,21 @@ class State:
         """
         resolved_name = await self._in_role(name, role)
         try:
-            return await self.named(resolved_name, receive)
+            return await self.resolve_named(resolved_name, receive)
         except ModelNotFound as error:
-            if name in names.CONFIGURED:
+            if name in names.DEFAULT_NAMES:
                 raise self._without_configured(role, resolved_name, error) from None
             if not isinstance(error, names.NoSuchPair):
                 raise
             if not self.config.any_model:
                 if from_our_client():
                     raise  # a person named a pair, so no other one may answer
-                if tcp.answers_tcp() and names.names_files(name):
+                if tcp.is_tcp_request() and names.is_file_name(name):
                     raise  # with the same message for all paths, see names.unseen
                 # A new error, because several requests may share the check and its error.
                 message = f"{error.message}; {_ANY_MODEL_HINT}"
                 raise names.NoSuchPair(message, param=error.param) from None
-        return await self.named(await self._in_role("", role), receive)
+        return await self.resolve_named(await self._in_role("", role), receive)
 
     def _without_configured(
         self, role: names.Role, name: str, error: ModelNotFound
@@ -107,8 +109,8 @@ class State:
         """Return the error that a configured pair does not exist here, with ways out."""
         key = f"pair_{role}" if role != "chat" and getattr(self.config, f"pair_{role}") else "pair"
         pair = getattr(self.config, key)
-        hidden = tcp.answers_tcp() and names.names_files(pair)
-        if hidden or pair == names.BUILTIN or name not in (*names.CONFIGURED, pair):
+        hidden = tcp.is_tcp_request() and names.is_file_name(pair)
+        if hidden or pair == names.BUILTIN or name not in (*names.DEFAULT_NAMES, pair):
             return error
         subject = "The configured pair" if key == "pair" else f"The pair that '{key}' configures"
         origin = self.config.origin.get(key, "")
@@ -127,34 +129,34 @@ class State:
 
     async def _in_role(self, name: str, role: names.Role) -> str:
         """Return `name`, or if it is empty the name of the pair with the role. Raises ModelNotFound."""
-        if role == "chat" or name not in names.CONFIGURED:
+        if role == "chat" or name not in names.DEFAULT_NAMES:
             return name
-        return await asyncio.to_thread(names.in_role, role, self.config, self.registry)
+        return await asyncio.to_thread(names.pair_of_role, role, self.config, self.registry)
 
-    async def named(self, name: str, receive: Receive) -> PairFiles:
+    async def resolve_named(self, name: str, receive: Receive) -> PairFiles:
         """Return the files of a pair, checked unless it is loaded already; see pairs.resolve."""
         files = await self._resolve(name, receive)
         if self.registry.has_presets:
-            files = await asyncio.to_thread(self.registry.preset, files)
+            files = await asyncio.to_thread(self.registry.apply_preset, files)
         return files
 
     async def _resolve(self, name: str, receive: Receive) -> PairFiles:
-        name = names.full_name(name, self.config)
-        loaded = self.supervisor.residents.holds(name)
-        if loaded or not names.needs_a_look(name):
-            return loaded or names.resolve(name, self.config, self.registry)
+        name = names.resolve_default(name, self.config)
+        loaded = self.supervisor.residents.loaded_files(name)
+        if loaded or not names.reads_files(name):
+            return loaded or names.resolve_pair(name, self.config, self.registry)
         config = self.config
         check = self.looks.get(
-            name, lambda cancelled: names.resolve(name, config, self.registry, cancelled)
+            name, lambda cancelled: names.resolve_pair(name, config, self.registry, cancelled)
         )
         # Requests share one check, so errors are hidden here for each request that came over TCP.
-        with names.unseen() if names.names_files(name) else contextlib.nullcontext():
-            return await unless_gone(receive, check)
+        with names.hidden_file_errors() if names.is_file_name(name) else contextlib.nullcontext():
+            return await while_connected(receive, check)
 
-    async def rest(self, name: str) -> None:
+    async def unload_if_idle(self, name: str) -> None:
         """Unload the pair if it is loaded and nothing runs in it."""
         residents = self.supervisor.residents
-        if residents.uses(name) and not residents.of(name).busy:
+        if residents.is_loaded_or_loading(name) and not residents.get(name).busy:
             await residents.unload({name})
 
     async def forget_states(self, name: str | None) -> None:
@@ -165,10 +167,10 @@ class State:
         await self.supervisor.residents.forget(name)
         await self.conversations.run(lambda store: store.remove_states(name))
 
-    def news(self, pair: str) -> str:
+    def take_notice(self, pair: str) -> str:
         """Return what only the next answer should mention. Clients over TCP get no problems of the files."""
-        notice = self.registry.news(pair)
-        if self.unsaid and not tcp.answers_tcp():
+        notice = self.registry.take_notice(pair)
+        if self.unsaid and not tcp.is_tcp_request():
             problems, self.unsaid = [text for text in self.unsaid if text in self.problems], []
             notice = " ".join([*filter(None, [notice]), *problems])
         return notice
@@ -176,9 +178,9 @@ class State:
     @property
     def problems(self) -> list[str]:
         """Sentences about errors in files that people edit, and their consequences."""
-        problems = [problem.what for problem in self.config.problems]
+        problems = [problem.sentence for problem in self.config.problems]
         return [text for text in (*problems, self.tcp_problem, self.registry.problem) if text]
 
 
-def state_of(request: Request) -> State:
-    return cast(State, request.app.state.daemon)
+def state_of(request: Request) -> DaemonState:
+    return cast(DaemonState, request.app.state.daemon)

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from localspec.engine.interruption import Interruption
 from localspec.engine.llama import Aborted, DecodeError, DecodeFatal, NoKvSlot, NotFinite
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.sampling.guide import GuideBusy
 from localspec.engine.scheduler import Scheduler
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import Clock
 from localspec.engine.speculation.depth import PassCosts
-from localspec.engine.speculation.verification import Doubtful
+from localspec.engine.speculation.verification import DoubtfulToken
 from localspec.errors import Cancelled, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Reading, Started, TokenLogprob
 
@@ -34,7 +34,7 @@ class Engine:
 
     accepts = TokenizedRequest
 
-    def __init__(self, pair: Pair, emit: Emit, clock: Clock = time.perf_counter) -> None:
+    def __init__(self, pair: LoadedPair, emit: Emit, clock: Clock = time.perf_counter) -> None:
         self.pair = pair
         self._emit = emit
         self._clock = clock
@@ -52,7 +52,7 @@ class Engine:
         try:
             self._scheduler.submit(tokenized)
         except Exception as error:  # a bug of ours, too, ends only this request
-            self._endings.refused(tokenized.request.id, error)
+            self._endings.send_failure(tokenized.request.id, error)
 
     def cancel(self, request_id: int) -> bool:
         """End a request now. Return False if there is no such request.
@@ -63,7 +63,7 @@ class Engine:
         if withdrawn is None:
             return False
         if isinstance(withdrawn, TokenizedRequest):
-            self._endings.refused(request_id, Cancelled("The request was cancelled."))
+            self._endings.send_failure(request_id, Cancelled("The request was cancelled."))
         else:
             withdrawn[1].finish("cancelled")
             self._endings.guard(self._endings.finish, *withdrawn)
@@ -84,9 +84,9 @@ class Engine:
         """
         self.pair.sessions.forget(conversation, done)
 
-    def spare(self, most: int) -> int:
-        """Shrink the prompt cache's limit to what it holds; see `Prefixes.spare`."""
-        return self.pair.prefixes.spare(most)
+    def shrink_prompt_cache(self, most: int) -> int:
+        """Shrink the prompt cache's limit to what it holds; see `PrefixStore.set_limit`."""
+        return self.pair.prefixes.set_limit(most)
 
     def save(self) -> None:
         """Write what was learned about the pair to disk."""
@@ -100,9 +100,9 @@ class Engine:
         return self._scheduler.active
 
     @property
-    def hurries(self) -> bool:
+    def has_waiting_editor(self) -> bool:
         """Whether an editor waits for its first token."""
-        return self._scheduler.hurries
+        return self._scheduler.has_waiting_editor
 
     def _emit_started(self, sequence: Sequence, tokenized: TokenizedRequest) -> None:
         cached, source = sequence.tally.cached, sequence.slot.source
@@ -145,7 +145,7 @@ class Engine:
         Raises:
             DecodeFatal: A context can no longer be trusted; the process must end.
         """
-        lanes = self._scheduler.admit(self._emit_started, self._endings.refused)
+        lanes = self._scheduler.admit(self._emit_started, self._endings.send_failure)
         for lane in lanes:
             for sequence in list(lane.active):
                 self._endings.guard(lambda _, sequence: sequence.begin_round(), lane, sequence)
@@ -155,7 +155,7 @@ class Engine:
                 raise
             except Exception as error:  # nothing tells which sequence is at fault, so all fail
                 for sequence in list(lane.active):
-                    self._endings.failed(lane, sequence, error)
+                    self._endings.fail(lane, sequence, error)
         running = [sequence for lane in lanes for sequence in lane.active]
         if running and all(sequence.guide_busy for sequence in running):
             running[0].await_guide(GUIDE_POLL_S)
@@ -174,15 +174,15 @@ class Engine:
         if not any(sequence.step.drafts.limit > 0 for sequence in sequences):
             return sequences
         count = len(sequences)
-        alike = count if lane.alike and count > 1 else 0
-        self._controller.next(
+        alike = count if lane.needs_equal_rows and count > 1 else 0
+        self._controller.draft(
             [sequence.step for sequence in sequences],
             PassCosts(lambda rows: lane.pass_ms(rows, count), alike),
         )
         for sequence in sequences:
             if sequence.step.error is not None:
-                self._endings.failed(lane, sequence, sequence.step.error)
-        self._scheduler.make_way(lane, sequences)
+                self._endings.fail(lane, sequence, sequence.step.error)
+        self._scheduler.trim_prompt_chunks(lane, sequences)
         return [sequence for sequence in sequences if sequence in lane.active]
 
     def _decode_and_verify(self, lane: Lane, sequences: list[Sequence]) -> list[Sequence]:
@@ -209,19 +209,23 @@ class Engine:
         Either the context had no room and a sequence gave way, or the pass was interrupted. The next step
         tries again.
         """
-        decoding_only = self._scheduler.fill(lane, sequences)
-        lane.context.stop = self.interruption.begins(*self._scheduler.ends_for(lane, sequences))
+        decoding_only = self._scheduler.fill_batch(lane, sequences)
+        lane.context.stop = self.interruption.begin_pass(
+            *self._scheduler.choose_interruptions(lane, sequences)
+        )
         while True:
             try:
                 scored = any(sequence.scoring for sequence in sequences)
                 lane.decode(decoding_only, len(sequences), scored=scored)
                 return True
             except Aborted:
-                self._scheduler.stopped(lane, sequences, self.interruption.made_room)
+                self._scheduler.handle_interrupted_pass(
+                    lane, sequences, self.interruption.was_for_new_request
+                )
                 return False
             except NoKvSlot:
                 if not lane.slots.evict():
-                    if (last := self._scheduler.make_room(lane)) is not None:
+                    if (last := self._scheduler.preempt_newest(lane)) is not None:
                         last.finish("length")
                         self._endings.finish(lane, last)
                     return False
@@ -235,9 +239,9 @@ class Engine:
         step, slot = sequence.step, sequence.slot
         self._report_reading(lane, sequence)
         if step.first_row < 0 or sequence.limit <= 0:
-            lane.slots.prefilled(slot, len(step.read))
+            lane.slots.commit_prefill(slot, len(step.read))
             if step.first_row >= 0:  # the request reads its prompt and generates nothing
-                sequence.tally.wrote(0, lane.began)
+                sequence.tally.observe_tokens(0, lane.began)
                 sequence.finish("length")
             return
         try:
@@ -247,11 +251,11 @@ class Engine:
             lane.slots.commit(slot, len(step.read) - 1)
             step.repeats = True
             return
-        except Doubtful:  # make the same pass again, now with logits
+        except DoubtfulToken:  # make the same pass again, now with logits
             sequence.verifier.on_device = lane.context.choose_on_device(slot.id, False)
             lane.slots.commit(slot, 0)
             return
-        sequence.tally.verified(step, len(kept) - 1)
+        sequence.tally.observe_verification(step, len(kept) - 1)
         self._controller.observe(step, kept)
         count, delta = sequence.append(kept, lane.began)
         # Accepted drafts are in the target's KV already; its own last token is not.
@@ -264,7 +268,7 @@ class Engine:
     ) -> list[Sequence]:
         """Give each sequence a pass of its own after a shared pass failed, to find the one at fault."""
         if len(sequences) == 1:
-            self._endings.failed(lane, sequences[0], error)
+            self._endings.fail(lane, sequences[0], error)
             return []
         traceback.print_exception(error)
         for sequence in sequences:  # the drafts of the failed pass are not verified any more
@@ -274,7 +278,9 @@ class Engine:
         survivors: list[Sequence] = []
         for sequence in sequences:
             if sequence in lane.active:
-                survivors += self._decode_and_verify(lane, [self._scheduler.alone(lane, sequence)])
+                survivors += self._decode_and_verify(
+                    lane, [self._scheduler.schedule_alone(lane, sequence)]
+                )
         return survivors
 
     # ------------------------------------------------------------------------ the end of a round
@@ -295,14 +301,14 @@ class Engine:
         costs.observe_overhead((round_s - busy_s) * 1e3, count, drafting)
         plain_ms = lane.plain_ms(count) + costs.overhead(count, False)
         for sequence in sequences:
-            made = sequence.tally.round_over(round_s * 1e3, plain_ms)
+            made = sequence.tally.observe_round(round_s * 1e3, plain_ms)
             self._controller.elapsed(sequence.step, made, round_s * 1e3 / len(steps), plain_ms)
 
     def _finish_or_probe(self, lane: Lane, sequence: Sequence) -> None:
         start = self._clock()
         if sequence.finished:
             self._endings.finish(lane, sequence)
-        elif self._controller.probe(sequence.step, sequence.left):
+        elif self._controller.probe(sequence.step, sequence.remaining):
             sequence.tally.round_ms += (self._clock() - start) * 1e3
 
 
@@ -322,11 +328,11 @@ class Endings:
 
     def finish(self, lane: Lane, sequence: Sequence) -> None:
         """Send the end of an answer that is complete or was cut off."""
-        last_text, done = sequence.last_text(), sequence.done(lane.exact)
-        done.passes, done.busy = lane.passes, lane.busy
-        lane.passes = lane.busy = 0
+        last_text, done = sequence.flush_text(), sequence.make_done(lane.exact)
+        done.passes, done.busy = lane.n_passes, lane.n_sequence_passes
+        lane.n_passes = lane.n_sequence_passes = 0
         if sequence in lane.active:
-            self._scheduler.leave(lane, sequence)
+            self._scheduler.release(lane, sequence)
         if last_text is not None:
             self._emit(last_text)
         self._emit(done)
@@ -342,14 +348,14 @@ class Endings:
         except DecodeFatal:
             raise
         except Exception as error:  # a bug of ours, too: the other requests go on
-            self.failed(lane, sequence, error)
+            self.fail(lane, sequence, error)
 
-    def failed(self, lane: Lane, sequence: Sequence, error: Exception) -> None:
+    def fail(self, lane: Lane, sequence: Sequence, error: Exception) -> None:
         """End one request with an error. What its slot holds is not trusted any more."""
         if isinstance(error, NotFinite) and self._separate(lane, sequence):
             return
-        self._scheduler.drop(lane, sequence)
-        self.refused(sequence.id, error)
+        self._scheduler.drop_failed(lane, sequence)
+        self.send_failure(sequence.id, error)
 
     def _separate(self, lane: Lane, sequence: Sequence) -> bool:
         """Empty the lane after NaN or infinite logits, and run its requests again one after another.
@@ -358,22 +364,22 @@ class Endings:
         other sequences hold, multiplied by zero, and NaN times zero is NaN. Returns False if the sequence
         ran alone already, so that the values are its own.
         """
-        if sequence.alone:
+        if sequence.runs_alone:
             self._scheduler.forget_slots(lane)
             return False
         sequence.verifier.take_back()
         for active in sorted(lane.active, key=lambda sequence: -sequence.number):
             if active.finished:
                 self.finish(lane, active)
-        self._scheduler.separate(lane)
+        self._scheduler.requeue_alone(lane)
         return True
 
-    def refused(self, request_id: int, error: Exception) -> None:
+    def send_failure(self, request_id: int, error: Exception) -> None:
         """Send the frame of an error."""
-        self._emit(refusal(request_id, error))
+        self._emit(make_failure(request_id, error))
 
 
-def refusal(request_id: int, error: Exception) -> Failed:
+def make_failure(request_id: int, error: Exception) -> Failed:
     """Return the frame of an error.
 
     An error that the request did not cause is reported as internal, with its traceback in the log.

@@ -29,13 +29,13 @@ class Interruption:
 
     # ------------------------------------------------------------------------ any thread
 
-    def left(self, request: int) -> None:
+    def request_left(self, request: int) -> None:
         """Report that a request was withdrawn."""
         with self._lock:
             self._left.add(request)
             self._look()
 
-    def came(self) -> None:
+    def request_came(self) -> None:
         """Report that a new request waits for a place in a pass."""
         with self._lock:
             self._came = min(self._came, self._clock())
@@ -43,13 +43,13 @@ class Interruption:
 
     # ------------------------------------------------------------------------ the step loop
 
-    def heard(self) -> None:
+    def clear(self) -> None:
         """Forget all reports, because the loop is about to read its inbox."""
         with self._lock:
             self._left, self._came = set(), math.inf
             self.stop.set(False)
 
-    def begins(self, by: Iterable[int], yields_s: float = 0.0) -> Stop | None:
+    def begin_pass(self, by: Iterable[int], yields_s: float = 0.0) -> Stop | None:
         """Prepare the next pass, and return the flag that it must check; None if nothing may end it.
 
         by: requests whose withdrawal ends the pass. yields_s: for so many seconds a new request ends it,
@@ -62,7 +62,7 @@ class Interruption:
         return self.stop if by or yields_s else None
 
     @property
-    def made_room(self) -> bool:
+    def was_for_new_request(self) -> bool:
         """Whether the pass was interrupted for a new request."""
         with self._lock:
             return self._came < self._until and not self._left & self._by

@@ -12,29 +12,40 @@ from collections.abc import Callable
 import msgspec
 
 from localspec.engine.cache.slot import REREAD_TOKENS
-from localspec.engine.pair.lane import EXACT_CHUNK, Lane, drafts_beside, ends_for, fits
-from localspec.engine.pair.pair import Pair
-from localspec.engine.prompt.infill import after_cursor
-from localspec.engine.sequence import Sequence, TokenizedRequest, owner, suggests
-from localspec.engine.speculation.acceptance import MAX_LIMIT
+from localspec.engine.pair.lane import (
+    EXACT_CHUNK_TOKENS,
+    Lane,
+    choose_interruptions,
+    fits_context,
+    max_draft_rows_beside,
+)
+from localspec.engine.pair.pair import LoadedPair
+from localspec.engine.prompt.infill import find_suffix_start
+from localspec.engine.sequence import (
+    Sequence,
+    TokenizedRequest,
+    awaits_suggestion,
+    saved_conversation,
+)
+from localspec.engine.speculation.acceptance import MAX_DRAFTS
 from localspec.engine.speculation.drafters.base import DraftRequest, Resources
 from localspec.engine.speculation.step import Drafting, SequenceStep
-from localspec.engine.speculation.verification import Verifier, rejects
-from localspec.errors import EXCEEDS, ContextExceeded
+from localspec.engine.speculation.verification import Verifier, uses_rejection
+from localspec.errors import EXCEEDS_CONTEXT, ContextExceeded
 from localspec.protocol.frames import Generate
 
 # The expected length of an answer in tokens, unless `max_tokens` is smaller.
 EXPECTED_ANSWER_TOKENS = 256
 
 
-def counted(tokens: int) -> str:
+def format_token_count(tokens: int) -> str:
     return f"{tokens} token" if tokens == 1 else f"{tokens} tokens"
 
 
 class Scheduler:
     """The queue of waiting requests, and the lanes with those that run."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: LoadedPair) -> None:
         self._pair = pair
         self._waiting: deque[TokenizedRequest | Sequence] = deque()
         self._started = 0  # requests that have had a slot
@@ -51,8 +62,9 @@ class Scheduler:
         if count >= n_ctx:
             excess = count - n_ctx + 1
             raise ContextExceeded(
-                f"The prompt has {counted(count)}, which {EXCEEDS} of {counted(n_ctx)}; shorten it by "
-                f"{counted(excess)} or set a larger `context`.",
+                f"The prompt has {format_token_count(count)}, which {EXCEEDS_CONTEXT} of "
+                f"{format_token_count(n_ctx)}; shorten it by {format_token_count(excess)} "
+                "or set a larger `context`.",
                 param="prompt",
                 n_prompt_tokens=count,
                 n_ctx=n_ctx,
@@ -77,14 +89,14 @@ class Scheduler:
     def forget(self, conversation: str | None) -> None:
         """Do not save waiting requests of a conversation, or of any conversation if it is None."""
         for waiting in self._waiting:
-            conversation_owner = owner(waiting.request)
+            conversation_owner = saved_conversation(waiting.request)
             if conversation_owner is not None and conversation in (None, conversation_owner):
                 waiting.request = msgspec.structs.replace(
                     waiting.request, conversation=None, private=True
                 )
             if isinstance(waiting, TokenizedRequest) and (saved := waiting.saved):
-                saved_conversation = saved.conversation
-                waiting.saved = None if conversation in (None, saved_conversation) else saved
+                is_forgotten = conversation in (None, saved.conversation)
+                waiting.saved = None if is_forgotten else saved
 
     @property
     def _n_running(self) -> int:
@@ -96,12 +108,12 @@ class Scheduler:
         return any(not sequence.prefilling for lane in self.lanes for sequence in lane.active)
 
     @property
-    def hurries(self) -> bool:
+    def has_waiting_editor(self) -> bool:
         """Whether an editor waits for its first token."""
         waiting = self._waiting[0] if self._waiting else None
-        editor_waits = isinstance(waiting, TokenizedRequest) and suggests(waiting.request)
+        editor_waits = isinstance(waiting, TokenizedRequest) and awaits_suggestion(waiting.request)
         return editor_waits or any(
-            sequence.prefilling and suggests(sequence.request)
+            sequence.prefilling and awaits_suggestion(sequence.request)
             for lane in self.lanes
             for sequence in lane.active
         )
@@ -136,7 +148,7 @@ class Scheduler:
             if lane not in self.lanes:
                 self.lanes.append(lane)
             held_up = lane in full and request.priority != "editor"
-            if held_up or not lane.slots.free or not fits(lane, waiting):
+            if held_up or not lane.slots.free or not fits_context(lane, waiting):
                 full.add(lane)
                 continue
             self._waiting.remove(waiting)
@@ -153,7 +165,7 @@ class Scheduler:
 
     def _start_sequence(self, lane: Lane, tokenized: TokenizedRequest) -> Sequence:
         request, pair = tokenized.request, self._pair
-        align = EXACT_CHUNK if lane.exact else 1
+        align = EXACT_CHUNK_TOKENS if lane.exact else 1
         # A saved conversation must hold exact states, and states moved within the cache are not exact.
         min_move_tokens = request.n_cache_reuse if request.conversation is None else 0
         reread_tokens = REREAD_TOKENS if request.priority == "editor" else 1
@@ -176,9 +188,9 @@ class Scheduler:
         tokenized.saved = None  # it is as large as a model's state, and not needed any more
         sampler, matcher = tokenized.sampler, tokenized.matcher
         speculative, scored = request.speculative, _wants_logprobs(request)
-        drafter = pair.drafter_of(lane)
+        drafter = pair.get_drafter(lane)
         can_draw_drafts = drafter is not None and speculative.kind in ("auto", drafter.kind)
-        reject = rejects(
+        reject = uses_rejection(
             speculative, sampler, matcher, can_draw_drafts=can_draw_drafts, scored=scored
         )
         resources = Resources(speculative, reject, matcher, tokenized.lookup, drafter, lane.slots)
@@ -187,7 +199,7 @@ class Scheduler:
             slot,
             pair.vocab,
             room=pair.n_ctx - len(tokenized.tokens),
-            drafting=Drafting.of(
+            drafting=Drafting.create(
                 resources,
                 pair.learned.calibrations,
                 pair.settings.depth,
@@ -205,18 +217,18 @@ class Scheduler:
         """Give a preempted sequence a slot again; what is no longer cached of its text is read again."""
         reuse = sequence.request.cache_prompt and not sequence.scoring
         slot = lane.slots.acquire(sequence.tokens, reuse)
-        sequence.go_on_in(slot)
+        sequence.move_to(slot)
         self._activate(lane, sequence)
 
     def _activate(self, lane: Lane, sequence: Sequence) -> None:
         slot, prompt = sequence.slot, sequence.tokens[: sequence.n_prompt]
-        slot.conversation = owner(sequence.request)
-        slot.passing = after_cursor(self._pair.vocab.fim, prompt)
+        slot.conversation = saved_conversation(sequence.request)
+        slot.passing = find_suffix_start(self._pair.vocab.fim, prompt)
         verifier, scored = sequence.verifier, _wants_logprobs(sequence.request)
         on_device = self._pair.chooses_on_device and not lane.exact
-        verifier.likeliest = verifier.needs_no_logits(scored=scored)
+        verifier.needs_only_argmax = verifier.needs_no_logits(scored=scored)
         verifier.on_device = lane.context.choose_on_device(
-            sequence.slot.id, on_device and verifier.likeliest
+            sequence.slot.id, on_device and verifier.needs_only_argmax
         )
         lane.active.append(sequence)
 
@@ -230,7 +242,7 @@ class Scheduler:
         """
         if lane.exact:
             ready = [sequence for sequence in lane.active if not sequence.guide_busy]
-            scheduled = [self.alone(lane, sequence) for sequence in ready[:1]]
+            scheduled = [self.schedule_alone(lane, sequence) for sequence in ready[:1]]
             decoding = [sequence for sequence in scheduled if not sequence.prefilling]
         else:
             n_guide_busy = sum(sequence.guide_busy for sequence in lane.active)
@@ -241,15 +253,17 @@ class Scheduler:
             if len(decoding) + n_guide_busy < len(lane.active):
                 scheduled = decoding + self._schedule_prompts(lane, len(decoding))
         # Most rounds of a text for which nothing can be drafted skip the limits, which take time.
-        if drafting := [seq for seq in decoding if seq.drafting.drafters and seq.drafting.looks()]:
+        if drafting := [
+            seq for seq in decoding if seq.drafting.drafters and seq.drafting.begin_search()
+        ]:
             self._limit_drafts(lane, scheduled, len(decoding), drafting)
         return scheduled
 
-    def alone(self, lane: Lane, sequence: Sequence) -> Sequence:
+    def schedule_alone(self, lane: Lane, sequence: Sequence) -> Sequence:
         """Give a sequence the step of a pass that it has to itself."""
         prefilling = sequence.prefilling
         max_tokens = (
-            min(lane.most_rows, _max_prompt_outputs(lane)) if sequence.scoring else lane.most_rows
+            min(lane.max_rows, _max_prompt_outputs(lane)) if sequence.scoring else lane.max_rows
         )
         chunk = _next_chunk(lane, sequence, max_tokens) if prefilling else sequence.slot.unread
         sequence.step = _make_step(sequence, chunk)
@@ -261,7 +275,9 @@ class Scheduler:
         A request that only reads its prompt waits while an editor's suggestion is decoded, because each
         token of that would be as late as the pass over the prompt.
         """
-        editor_decodes = any(suggests(seq.request) for seq in lane.active if not seq.prefilling)
+        editor_decodes = any(
+            awaits_suggestion(seq.request) for seq in lane.active if not seq.prefilling
+        )
         prompts = [
             seq
             for seq in lane.active
@@ -269,14 +285,14 @@ class Scheduler:
         ]
         if not prompts:
             return []
-        prompts.sort(key=lambda sequence: sequence.turn)
-        budget = lane.batch.capacity - (MAX_LIMIT + 1) * decoding
+        prompts.sort(key=lambda sequence: sequence.prefill_order)
+        budget = lane.batch.capacity - (MAX_DRAFTS + 1) * decoding
         if decoding:
             budget = min(budget, lane.batch.capacity // 2)
-        budget_beside = lane.rows_beside(decoding)
-        wide = not self._is_decoding and not prompts[0].yields
-        wide = wide and (self._n_running == 1 or lane.ends_early)
-        budget = min(budget, lane.most_rows if wide else budget_beside)
+        budget_beside = lane.max_prompt_rows(decoding)
+        wide = not self._is_decoding and not prompts[0].reads_in_short_passes
+        wide = wide and (self._n_running == 1 or lane.can_interrupt)
+        budget = min(budget, lane.max_rows if wide else budget_beside)
         scheduled: list[Sequence] = []
         rows, outputs = 0, _max_prompt_outputs(lane)
         # Prompts that fit into one pass together share it and end together, because one that ended earlier
@@ -291,7 +307,7 @@ class Scheduler:
             max_tokens = budget - rows if takes_all else max((budget - rows) // n_remaining, 1)
             max_tokens = min(max_tokens, budget - rows)
             if sequence.scoring and rows < budget:
-                max_tokens = min(lane.scored_rows(max_tokens), outputs)
+                max_tokens = min(lane.to_scored_rows(max_tokens), outputs)
             chunk = (
                 _next_chunk(lane, sequence, max_tokens) if rows < budget and max_tokens > 0 else []
             )
@@ -299,7 +315,7 @@ class Scheduler:
                 break
             if sequence.scoring:
                 outputs -= len(chunk)
-            rows += lane.plain_rows(len(chunk)) if sequence.scoring else len(chunk)
+            rows += lane.to_plain_rows(len(chunk)) if sequence.scoring else len(chunk)
             sequence.step = _make_step(sequence, chunk)
             scheduled.append(sequence)
         return scheduled
@@ -315,30 +331,30 @@ class Scheduler:
         outputs = sum(len(sequence.step.read) if sequence.scoring else 1 for sequence in sequences)
         spare_rows = min(lane.context.n_outputs - outputs, lane.batch.capacity - rows)
         if self._n_running > 1 or self._waiting:
-            spare_rows = min(spare_rows, drafts_beside(lane, sequences, decoding))
-        max_drafts = min(spare_rows // decoding, MAX_LIMIT)
+            spare_rows = min(spare_rows, max_draft_rows_beside(lane, sequences, decoding))
+        max_drafts = min(spare_rows // decoding, MAX_DRAFTS)
         if lane.max_depth is not None:
             max_drafts = min(max_drafts, lane.max_depth)
         # Each sequence has as many rows as the one with most drafts.
-        if lane.alike and len(sequences) > 1:
+        if lane.needs_equal_rows and len(sequences) > 1:
             n_tokens = sum(len(sequence.tokens) for sequence in lane.active)
             max_drafts = min(max_drafts, (self._pair.n_ctx - n_tokens) // decoding)
             if len(sequences) > decoding:
                 max_drafts = 0  # no sequence can have as many rows as a prompt's chunk
         for sequence in drafting:
             max_tokens = self._pair.n_ctx - len(sequence.tokens) - 1
-            sequence.step.drafts.limit = min(sequence.left - 1, max_tokens, max_drafts)
+            sequence.step.drafts.limit = min(sequence.remaining - 1, max_tokens, max_drafts)
             sequence.step.drafts.hurried = len(sequences) > decoding
 
-    def make_way(self, lane: Lane, sequences: list[Sequence]) -> None:
+    def trim_prompt_chunks(self, lane: Lane, sequences: list[Sequence]) -> None:
         """Shorten prompt chunks in favour of drafts where the pass would become too long."""
         decoding = sum(not sequence.prefilling for sequence in sequences)
         if decoding in (0, len(sequences)):
             return
-        max_rows = lane.rows_beside(decoding) + decoding
+        max_rows = lane.max_prompt_rows(decoding) + decoding
         excess = sum(sequence.step.rows for sequence in sequences) - max_rows
         for sequence in reversed(sequences):
-            if excess > 0 and sequence.reads_on:
+            if excess > 0 and sequence.has_more_prompt:
                 step = sequence.step
                 n_before = len(step.read)
                 step.read = _next_chunk(lane, sequence, max(n_before - excess, 1))
@@ -346,13 +362,13 @@ class Scheduler:
 
     # ------------------------------------------------------------------------ the pass
 
-    def fill(self, lane: Lane, sequences: list[Sequence]) -> bool:
+    def fill_batch(self, lane: Lane, sequences: list[Sequence]) -> bool:
         """Fill the lane's batch with the rows of all steps. Return True if no prompt is among them."""
         batch = lane.batch
         batch.clear()
         decoding_only = all(not sequence.prefilling for sequence in sequences)
         rows = {sequence.slot.id: sequence.step.rows for sequence in sequences}
-        if lane.alike and decoding_only:
+        if lane.needs_equal_rows and decoding_only:
             rows = dict.fromkeys(rows, self._equal_rows(lane, sequences))
         lane.slots.begin_pass(rows)
         for sequence in sequences:
@@ -373,7 +389,7 @@ class Scheduler:
             for _ in range(rows[slot.id] - step.rows):  # padding, where all must have as many rows
                 batch.add(step.read[-1], position, slot.id, False)
                 position += 1
-        if (decoding_only and not lane.alike) or (len(sequences) == 1 and lane.exact):
+        if (decoding_only and not lane.needs_equal_rows) or (len(sequences) == 1 and lane.exact):
             self._pad(lane, sequences[-1], len(sequences))
         return decoding_only
 
@@ -383,7 +399,7 @@ class Scheduler:
         It is that of the longest step, or more where a wider pass is cheaper and there is room.
         """
         max_rows, count = max(sequence.step.rows for sequence in sequences), len(sequences)
-        padded_rows = lane.pad_to(max_rows * count, count) // count
+        padded_rows = lane.choose_width(max_rows * count, count) // count
         slots = lane.slots if count > 1 else [sequences[0].slot]
         used_cells = sum(slot.n_past for slot in slots)
         return padded_rows if used_cells + padded_rows * count <= self._pair.n_ctx else max_rows
@@ -398,29 +414,35 @@ class Scheduler:
         used_cells = sum(slot.n_past for slot in lane.slots) if sequences > 1 else 0
         # Padding must not force another sequence out of the context.
         free_cells = self._pair.n_ctx - max(position, used_cells + batch.rows)
-        for _ in range(min(lane.pad_to(batch.rows, sequences) - batch.rows, max(free_cells, 0))):
+        for _ in range(
+            min(lane.choose_width(batch.rows, sequences) - batch.rows, max(free_cells, 0))
+        ):
             batch.add(filler, position, sequence.slot.id, True)
             position += 1
 
-    def ends_for(self, lane: Lane, sequences: list[Sequence]) -> tuple[list[int], float]:
+    def choose_interruptions(
+        self, lane: Lane, sequences: list[Sequence]
+    ) -> tuple[list[int], float]:
         """Return whose withdrawal interrupts the pass, and for how many seconds a new request does."""
-        return ends_for(lane, sequences, self._is_decoding)
+        return choose_interruptions(lane, sequences, self._is_decoding)
 
-    def stopped(self, lane: Lane, sequences: list[Sequence], made_room: bool) -> None:
+    def handle_interrupted_pass(
+        self, lane: Lane, sequences: list[Sequence], made_room: bool
+    ) -> None:
         """Take back a pass that was interrupted. made_room: it was interrupted for a new request."""
         spent_s = time.perf_counter() - lane.began
         # A pass ends only between two steps of its computation, a moment after it was interrupted.
-        had_just_begun = spent_s <= 2 * lane.begins_s and all(seq.patient for seq in sequences)
+        had_just_begun = spent_s <= 2 * lane.start_s and all(seq.may_restart for seq in sequences)
         for sequence in sequences:
-            lane.slots.stopped(sequence.slot)
+            lane.slots.roll_back_interrupted(sequence.slot)
             if made_room and had_just_begun:
-                sequence.has_waited(spent_s)
+                sequence.note_restart(spent_s)
             elif made_room:
-                sequence.has_lost(spent_s)
+                sequence.note_interruption(spent_s)
 
     # ------------------------------------------------------------------------ leaving a slot
 
-    def make_room(self, lane: Lane) -> Sequence | None:
+    def preempt_newest(self, lane: Lane) -> Sequence | None:
         """Preempt the newest request because the context is full.
 
         The oldest always goes on, whatever comes after it. Returns a request that has to end instead.
@@ -430,7 +452,7 @@ class Scheduler:
         newest = max(lane.active, key=lambda sequence: sequence.number)
         if len(lane.active) == 1:  # should not happen: its limit keeps it within the context
             return newest
-        newest.gave_way = lane.ended
+        newest.preempted_at = lane.n_ended
         self._preempt(lane, newest)
         return None
 
@@ -440,29 +462,29 @@ class Scheduler:
         lane.slots.release(sequence.slot)
         self._waiting.appendleft(sequence)
 
-    def leave(self, lane: Lane, sequence: Sequence) -> None:
+    def release(self, lane: Lane, sequence: Sequence) -> None:
         """Release the slot of a request that is over; the slot keeps its text as a cache."""
         if lane.exact:  # only whole chunks of a prompt are the same in every run
-            chunks = sequence.n_prompt // EXACT_CHUNK * EXACT_CHUNK
+            chunks = sequence.n_prompt // EXACT_CHUNK_TOKENS * EXACT_CHUNK_TOKENS
             lane.slots.roll_back(sequence.slot, min(chunks, sequence.slot.n_past))
         if (conversation := sequence.slot.conversation) is not None:
-            self._pair.memory.keep(sequence.tokens[sequence.tally.cached :], conversation)
+            self._pair.memory.add(sequence.tokens[sequence.tally.cached :], conversation)
         lane.slots.release(sequence.slot)
         lane.active.remove(sequence)
-        lane.ended += 1
+        lane.n_ended += 1
 
-    def drop(self, lane: Lane, sequence: Sequence) -> None:
+    def drop_failed(self, lane: Lane, sequence: Sequence) -> None:
         """Remove a request that has failed, and clear its slot, which is not trusted any more."""
         if sequence in lane.active:
             lane.active.remove(sequence)
-            lane.ended += 1
+            lane.n_ended += 1
             lane.slots.clear(sequence.slot)
             lane.slots.release(sequence.slot)
 
-    def separate(self, lane: Lane) -> None:
+    def requeue_alone(self, lane: Lane) -> None:
         """Clear the lane, and queue its sequences to be read again, one after another."""
         for sequence in sorted(lane.active, key=lambda sequence: -sequence.number):
-            sequence.alone = True
+            sequence.runs_alone = True
             self._preempt(lane, sequence)
         self.forget_slots(lane)
 
@@ -503,8 +525,8 @@ def _next_chunk(lane: Lane, sequence: Sequence, max_tokens: int) -> list[int]:
     """Return the tokens of its prompt that a sequence reads next, at most `max_tokens`."""
     slot = sequence.slot
     unread = slot.unread
-    count = lane.chunk(slot.n_past, len(unread), max_tokens)
-    return unread[: lane.slots.prefill_chunk(slot, count)] if count else []
+    count = lane.limit_chunk(slot.n_past, len(unread), max_tokens)
+    return unread[: lane.slots.limit_prefill(slot, count)] if count else []
 
 
 def _clear_unused_slots(lane: Lane) -> None:

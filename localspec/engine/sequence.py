@@ -15,10 +15,10 @@ from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.drafters.ngram import NgramIndex
 from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.engine.speculation.verification import Verifier
-from localspec.engine.statistics import Tally, listed
+from localspec.engine.statistics import RequestStatistics, list_counts
 from localspec.engine.text_stream import Chunk, LineRules, TextStream, TokenReport
-from localspec.protocol.frames import ANYONE, Delta, Done, Generate, TokenLogprob
-from localspec.protocol.visibility import Regions
+from localspec.protocol.frames import ANONYMOUS_CLIENTS, Delta, Done, Generate, TokenLogprob
+from localspec.protocol.visibility import VisibilityParser
 
 # After an interrupted pass a prompt is read in short passes for at least this time: somebody who types has
 # sent the next request by then.
@@ -27,12 +27,12 @@ MIN_SHORT_PASSES_S = 1.0
 MAX_RESTART_WAIT_S = 0.05
 
 
-def suggests(request: Generate) -> bool:
+def awaits_suggestion(request: Generate) -> bool:
     """Whether an editor waits for the text of the request. One that only reads its prompt does not."""
     return request.priority == "editor" and request.max_tokens != 0
 
 
-def owner(request: Generate) -> str | None:
+def saved_conversation(request: Generate) -> str | None:
     """Return the conversation as which a request's text is saved; None if it is not saved.
 
     A request without a conversation is saved for anyone unless it is private. An editor's is not, because
@@ -40,7 +40,7 @@ def owner(request: Generate) -> str | None:
     """
     if request.private or not request.cache_prompt or request.priority == "editor":
         return request.conversation
-    return request.conversation or ANYONE
+    return request.conversation or ANONYMOUS_CLIENTS
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class TokenizedRequest:
     tail: str = ""  # the last characters of a chat's prompt
     saved: Prefix | None = None  # the state of its conversation, read from disk
     note: str = ""  # which wishes of the request cannot be met
-    regions: Regions | None = None  # where stop strings apply; None: in all of the text
+    regions: VisibilityParser | None = None  # where stop strings apply; None: in all of the text
 
 
 class Sequence:
@@ -90,7 +90,7 @@ class Sequence:
         # Whether the context ends the answer where nothing else does.
         self._ends_at_context = max_tokens is None or max_tokens > room
         self.n_prompt = len(tokenized.tokens)
-        self.tally = Tally(
+        self.tally = RequestStatistics(
             self.n_prompt, cached=slot.reused, moved=slot.moved, exact=slot.reused_exact
         )
         self.tally.trace = [] if tokenized.request.timings else None
@@ -107,19 +107,19 @@ class Sequence:
         self._n_bytes = 0  # bytes of the answer so far
         self._ids: list[int] = []  # ids of tokens whose text was not shown yet
         self.number = 0  # its place in the order of first starts
-        self.alone = False  # whether it must have every pass to itself
+        self.runs_alone = False  # whether it must have every pass to itself
         self.guide_busy = False  # whether it sits rounds out until its grammar has answered
         # Its prompt is read in short passes until then (perf_counter).
         self._short_until = -math.inf
         self._waited_s = 0.0  # time lost to passes that began again
-        self.gave_way = -1  # how many requests had ended in its lane when it was preempted
+        self.preempted_at = -1  # how many requests had ended in its lane when it was preempted
 
     @property
-    def yields(self) -> bool:
+    def reads_in_short_passes(self) -> bool:
         """Whether its prompt is read in short passes, because a long one was interrupted."""
         return time.perf_counter() < self._short_until
 
-    def has_lost(self, seconds: float) -> None:
+    def note_interruption(self, seconds: float) -> None:
         """Read the prompt in short passes for a while, after a pass of `seconds` was interrupted.
 
         They last at least four times as long as the lost pass, so that interruptions again and again cost
@@ -128,16 +128,16 @@ class Sequence:
         self._short_until = time.perf_counter() + max(4 * seconds, MIN_SHORT_PASSES_S)
 
     @property
-    def patient(self) -> bool:
+    def may_restart(self) -> bool:
         """Whether a pass that reads its prompt may begin again with a request that comes just after."""
         return self._waited_s < MAX_RESTART_WAIT_S
 
-    def has_waited(self, seconds: float) -> None:
+    def note_restart(self, seconds: float) -> None:
         """Count the time of a pass that had just begun, and begins again with a new request."""
         self._waited_s += seconds
 
     @property
-    def turn(self) -> tuple[bool, bool, int]:
+    def prefill_order(self) -> tuple[bool, bool, int]:
         """The sort key of prompts to read: editors first, then those that generate, then short ones."""
         return self.request.priority != "editor", self.only_read, len(self.slot.unread)
 
@@ -189,7 +189,7 @@ class Sequence:
         for offset in range(len(self.step.read)):
             position = start + offset + 1
             if position == self.n_scored < self.n_prompt:
-                row = context.finite(self.step.read_row + offset)
+                row = context.finite_logits(self.step.read_row + offset)
                 token = self.tokens[position]
                 scores.append(sampler.prompt_logprob(row, token, n_top, self._prompt_piece))
                 self.n_scored += 1
@@ -209,12 +209,12 @@ class Sequence:
         return len(self.tokens) - self.slot.n_past > 1
 
     @property
-    def reads_on(self) -> bool:
+    def has_more_prompt(self) -> bool:
         """Whether the prompt goes on behind what is read in this round."""
         return self.prefilling and len(self.step.read) < len(self.slot.unread)
 
     @property
-    def left(self) -> int:
+    def remaining(self) -> int:
         """How many tokens may still be generated."""
         return self.limit - self.generated
 
@@ -222,7 +222,7 @@ class Sequence:
         """End the answer. reason: "stop", "length" or "cancelled"."""
         self.finished, self.finish_reason = True, reason
 
-    def go_on_in(self, slot: Slot) -> None:
+    def move_to(self, slot: Slot) -> None:
         """Continue in another slot, which holds this text."""
         self.slot = slot
         slot.tokens = self.tokens
@@ -234,7 +234,7 @@ class Sequence:
         and the text to show, if any.
         """
         logprobs = self._answer_logprobs(tokens)
-        self.tally.wrote(len(tokens), began_at)
+        self.tally.observe_tokens(len(tokens), began_at)
         text = ""
         spans: list[tuple[int, int]] = []
         count = 0
@@ -311,7 +311,7 @@ class Sequence:
             self.tally.timings(self.generated) if self.request.timings else None,
         )
 
-    def last_text(self) -> Delta | None:
+    def flush_text(self) -> Delta | None:
         """Return the text that was held back until the answer was over, if any."""
         if self._cut:
             return None
@@ -322,7 +322,7 @@ class Sequence:
         complete = self._stream.stopped is None and not self._cut
         return self._delta(chunk.text, chunk.drafted, complete=complete)
 
-    def done(self, exact: bool) -> Done:
+    def make_done(self, exact: bool) -> Done:
         """Return the closing frame."""
         tally = self.tally
         rule = "rejection" if self.verifier.reject else "match"
@@ -339,8 +339,10 @@ class Sequence:
                 exact,
             ),
             self._stream.stopped,
-            truncated=self.finish_reason == "length" and self._ends_at_context and self.left <= 0,
-            depths=listed(tally.depths),
-            accepts=listed(tally.accepts),
+            truncated=self.finish_reason == "length"
+            and self._ends_at_context
+            and self.remaining <= 0,
+            depths=list_counts(tally.depths),
+            accepts=list_counts(tally.accepts),
             trace=tally.trace or [],
         )

@@ -11,7 +11,7 @@ from localspec.protocol.frames import Speculation, Timings, Verified
 
 
 @dataclass(slots=True)
-class Tally:
+class RequestStatistics:
     """Counts and times of one request. Durations are in milliseconds; points in time are perf_counter's.
 
     plain_ms: what the same tokens would have cost by plain decoding beside the same other sequences.
@@ -39,7 +39,7 @@ class Tally:
     first_token: float | None = None
     last_token: float = 0.0
 
-    def wrote(self, count: int, began_at: float) -> None:
+    def observe_tokens(self, count: int, began_at: float) -> None:
         """Note that a pass that began at `began_at` has just produced `count` tokens, possibly 0."""
         now = self.last_token = time.perf_counter()
         if self.first_token is None:
@@ -53,7 +53,7 @@ class Tally:
         """Return the time since the first token came, or since the request started if none has."""
         return (time.perf_counter() - (self.first_token or self.started)) * 1e3
 
-    def verified(self, step: SequenceStep, accepted: int) -> None:
+    def observe_verification(self, step: SequenceStep, accepted: int) -> None:
         """Count the drafts of a step, of which `accepted` were accepted."""
         drafted = len(step.drafts.tokens)
         if len(step.read) == 1:  # any other pass mostly read a prompt
@@ -70,7 +70,7 @@ class Tally:
                 self.predicted_accepted += accepted
                 self.predicted_rejected += drafted - accepted
 
-    def round_over(self, round_ms: float, plain_ms: float) -> int:
+    def observe_round(self, round_ms: float, plain_ms: float) -> int:
         """Book a round that only decoded, and return the tokens produced since the last such round.
 
         plain_ms: what one token would have cost by plain decoding.
@@ -135,6 +135,6 @@ class Tally:
         )
 
 
-def listed(counts: Counter[int]) -> list[int]:
+def list_counts(counts: Counter[int]) -> list[int]:
     """Return the counts of 0, 1, … up to the largest key."""
     return [counts[value] for value in range(max(counts, default=-1) + 1)]

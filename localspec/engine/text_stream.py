@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from localspec.protocol.frames import TokenLogprob
-from localspec.protocol.visibility import HIDDEN, VISIBLE, Regions
+from localspec.protocol.visibility import HIDDEN, VISIBLE, VisibilityParser
 
 
 class Chunk(NamedTuple):
@@ -32,10 +32,10 @@ class Chunk(NamedTuple):
         return Chunk(self.text[:count], spans, self.ends[:count])
 
 
-NOTHING = Chunk("", [], [])
+EMPTY_CHUNK = Chunk("", [], [])
 
 
-class Decoder:
+class Utf8Decoder:
     """Decodes UTF-8 that arrives in pieces, and reports the byte offset at which each character ends.
 
     An unfinished character waits for its remaining bytes. Invalid bytes become U+FFFD.
@@ -69,14 +69,14 @@ class TextStream:
 
     The bytes of an unfinished character wait for the rest of it. Text that could begin a stop string waits
     until it is known not to. `stopped` is the stop string that was met, if any. Stop strings are searched
-    in visible text only (see `Regions`), and none continues across a hidden region.
+    in visible text only (see `VisibilityParser`), and none continues across a hidden region.
     """
 
-    def __init__(self, stops: Sequence[str] = (), regions: Regions | None = None) -> None:
+    def __init__(self, stops: Sequence[str] = (), regions: VisibilityParser | None = None) -> None:
         """Without `regions` all text is visible."""
         self._stops = tuple(stop for stop in stops if stop)
         self._regions = regions if self._stops else None
-        self._decoder = Decoder()
+        self._decoder = Utf8Decoder()
         # The text that waits. For each of its characters: "d" if drafted or "t" if the target's own, its
         # end in bytes, and, as far as that is known, whether it is visible.
         self._text = self._marks = self._kinds = ""
@@ -85,7 +85,7 @@ class TextStream:
 
     def push(self, piece: bytes, drafted: bool = False) -> Chunk:
         if self.stopped is not None:
-            return NOTHING
+            return EMPTY_CHUNK
         text, ends = self._decoder.push(piece)
         self._append(text, ends, "d" if drafted else "t")
         self._kinds += self._regions.feed(text) if self._regions else VISIBLE * len(text)
@@ -94,7 +94,7 @@ class TextStream:
     def flush(self) -> Chunk:
         """Return the text that still waits at the end; an unfinished character becomes U+FFFD."""
         if self.stopped is not None:
-            return NOTHING
+            return EMPTY_CHUNK
         text, ends = self._decoder.flush()
         self._append(text, ends, "t")
         self._kinds += self._regions.finish(text) if self._regions else VISIBLE * len(text)

@@ -27,7 +27,7 @@ from localspec import extras
 from localspec.engine import llama
 from localspec.engine.engine import Engine
 from localspec.engine.interruption import Interruption
-from localspec.engine.pair.cpu_lock import Turns
+from localspec.engine.pair.cpu_lock import CpuLock
 from localspec.engine.pair.load import load_pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers
@@ -76,12 +76,12 @@ class Serving(Protocol):
     @property
     def active(self) -> bool: ...
     @property
-    def hurries(self) -> bool: ...
+    def has_waiting_editor(self) -> bool: ...
     def submit(self, tokenized: Any, /) -> None: ...
     def cancel(self, request: int, /) -> bool: ...
     def forget(self, conversation: str | None, /) -> None: ...
     def forget_saved(self, conversation: str | None, done: Callable[[], None], /) -> None: ...
-    def spare(self, most: int, /) -> int: ...
+    def shrink_prompt_cache(self, most: int, /) -> int: ...
     def save(self) -> None: ...
     def step(self) -> None: ...
     def close(self) -> None: ...
@@ -109,7 +109,7 @@ class Worker:
         self._engine: Serving | None = None
         self._renderers: list[TemplateRenderer] = []
         self._grammars: Grammars | None = None
-        self._turns = Turns(None, 0.0)
+        self._turns = CpuLock(None, 0.0)
         self._finished = 0  # answers since what was learned was last saved
         self._idle = True  # no step is running or due
         self._unsent: dict[int, Delta] = {}  # per request, the text that goes with the next frames
@@ -126,14 +126,14 @@ class Worker:
             busy = engine is not None and engine.active
             self._idle = not busy
             if not busy:
-                self._turns.rest()
+                self._turns.leave_queue()
             if engine is not None:
-                engine.interruption.heard()
+                engine.interruption.clear()
             try:
                 item = self._inbox.get(block=not busy)
             except queue.Empty:
                 item = None
-            llama.beat()
+            llama.record_heartbeat()
             self._idle = False
             if item is not None:
                 self._flush()  # the new request may make the next pass a long one
@@ -142,7 +142,7 @@ class Worker:
                 self._handle(item)
                 continue  # the inbox is emptied before the next step
             assert engine is not None
-            with self._turns.one(engine.hurries):
+            with self._turns.hold(engine.has_waiting_editor):
                 engine.step()
             if not engine.active or time.monotonic() - self._sent >= FLUSH_INTERVAL_S:
                 self._flush()
@@ -151,7 +151,7 @@ class Worker:
 
     def send(self, frame: Frame) -> None:
         """Send one frame. If the daemon is gone, this process ends."""
-        self._send(frames.encode(frame))
+        self._send(frames.encode_frame(frame))
 
     def _send(self, data: bytes | bytearray) -> None:
         with self._sending:
@@ -165,7 +165,7 @@ class Worker:
         match frame:
             case Delta() if frame.id not in self._awaiting_first_text:
                 unsent = self._unsent.get(frame.id)
-                self._unsent[frame.id] = frame if unsent is None else unsent.and_then(frame)
+                self._unsent[frame.id] = frame if unsent is None else unsent.merge(frame)
                 return
             case frames.Started():
                 self._awaiting_first_text.add(frame.id)
@@ -179,7 +179,7 @@ class Worker:
     def _flush(self, *frames_after: Frame) -> None:
         """Send the text that waits, and then `frames_after`."""
         if self._unsent or frames_after:
-            self._send(b"".join(map(frames.encode, (*self._unsent.values(), *frames_after))))
+            self._send(b"".join(map(frames.encode_frame, (*self._unsent.values(), *frames_after))))
             self._unsent.clear()
             self._sent = time.monotonic()
 
@@ -198,7 +198,7 @@ class Worker:
     def _read(self) -> None:
         while True:
             try:
-                body = frames.read_blocking(self._socket)
+                body = frames.read_frame(self._socket)
             except (OSError, ValueError):
                 body = None
             if body is None:
@@ -212,20 +212,20 @@ class Worker:
                 self._preparers.put(frame)
             elif isinstance(frame, Ping):
                 # Answered here: a pass may take longer than the daemon waits.
-                still_s = 0.0 if self._idle else time.monotonic() - llama.last_beat()
+                still_s = 0.0 if self._idle else time.monotonic() - llama.last_heartbeat()
                 self.send(Pong(frame.id, still_s))
             else:
                 if isinstance(frame, Forget):
                     self._forget(frame)
                 self._inbox.put(frame)
                 if isinstance(frame, Cancel) and (engine := self._engine) is not None:
-                    engine.interruption.left(frame.id)
+                    engine.interruption.request_left(frame.id)
 
     def _enqueue_prepared(self, tokenized: Tokenized) -> None:
         """Put a prepared request into the inbox; called in a preparer's thread."""
         self._inbox.put(tokenized)
         if (engine := self._engine) is not None:
-            engine.interruption.came()
+            engine.interruption.request_came()
 
     def _forget(self, frame: Forget) -> None:
         """Delete a conversation's files at once.
@@ -253,7 +253,7 @@ class Worker:
                 if not known:
                     self._preparers.cancel(item.id)
             case frames.Spare():
-                n_bytes = 0 if self._engine is None else self._engine.spare(item.most)
+                n_bytes = 0 if self._engine is None else self._engine.shrink_prompt_cache(item.most)
                 self.send(frames.Spared(item.id, n_bytes))
             case Forget():
                 if self._engine is not None:
@@ -263,7 +263,7 @@ class Worker:
 
     def _submit(self, tokenized: Tokenized) -> None:
         try:
-            self._preparers.taken(tokenized.request.id)
+            self._preparers.discard(tokenized.request.id)
         except Cancelled as error:
             self.send(Failed(tokenized.request.id, error.code, error.message))
         else:
@@ -278,11 +278,11 @@ class Worker:
             if fraction in (0.0, 1.0) or abs(fraction - last_fraction[0]) >= 0.02:
                 last_fraction[0] = fraction
                 self.send(Loading(stage, fraction))
-            llama.beat()
+            llama.record_heartbeat()
 
         on_cpu = llama.backend() == "cpu" or not load.settings.n_gpu_layers
         file = Path(load.settings.turns) if load.settings.turns and on_cpu else None
-        self._turns = Turns(file, load.settings.gap_s)
+        self._turns = CpuLock(file, load.settings.gap_s)
         load_model = self._load_embedding_model if load.pair.pooling else self._load_pair
         try:
             info = load_model(load, progress)
@@ -294,7 +294,7 @@ class Worker:
     def _load_pair(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
         """Load a pair of models that write text. Raises LoadFailed."""
         notice = lambda text: self.send(frames.Notice(text))  # noqa: E731
-        turn = partial(self._turns.one, False)
+        turn = partial(self._turns.hold, False)
         pair = load_pair(load.pair, load.settings, progress, notice, turn)
         vocab = pair.vocab
         texts = pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)

@@ -12,19 +12,27 @@ from pathlib import Path
 from typing import Literal
 
 from localspec.machine.gpu import (
-    NEWER_VULKAN,
+    NEWER_VULKAN_HEADERS,
     CudaToolkit,
     Gpu,
     cuda_architectures,
-    cuda_can_build,
-    cuda_toolkit,
-    driver_cuda,
+    driver_cuda_version,
+    find_cuda_toolkit,
+    has_cublas,
     missing_for_vulkan,
     nvidia_complaint,
     nvidia_gpus,
     vulkan_gpus,
 )
-from localspec.machine.host import NO_AMX, Compiler, Host, Need, cpu, install_hint, try_amx
+from localspec.machine.host import (
+    NO_AMX,
+    Compiler,
+    Host,
+    Requirement,
+    detect_cpu,
+    install_hint,
+    try_amx,
+)
 
 Backend = Literal["cpu", "cuda", "vulkan", "metal", "user"]
 
@@ -49,7 +57,7 @@ CHECKOUT = Path(__file__).parents[2].joinpath("scripts", "setup").is_file()
 
 
 @dataclass(frozen=True)
-class Reason:
+class BuildReason:
     """The reason for one decision of a build plan, and what would lead to a better one, if anything."""
 
     about: Literal["GPU", "AMX"]
@@ -67,15 +75,15 @@ class Reason:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """How to build llama-cpp-python on this machine, with the reasons."""
 
     backend: Backend
     cmake_args: str
-    reasons: tuple[Reason, ...]
+    reasons: tuple[BuildReason, ...]
 
 
-def rebuild(plan: Plan | None = None) -> str:
+def rebuild_command(plan: BuildPlan | None = None) -> str:
     """Return the command that rebuilds the installed llama.cpp as planned, or with pip's defaults."""
     if CHECKOUT:
         return "scripts/setup --again"
@@ -91,34 +99,34 @@ def rebuild(plan: Plan | None = None) -> str:
     return f"{flags}{shlex.quote(sys.executable)} -m pip install {options} {pinned}"
 
 
-def plan_build(host: Host, compiler: Compiler, user_args: str | None = None) -> Plan:
+def plan_build(host: Host, compiler: Compiler, user_args: str | None = None) -> BuildPlan:
     """Choose the build for this machine. The user's own CMAKE_ARGS win over every choice."""
     if user_args is not None:
-        return Plan(
+        return BuildPlan(
             "user",
             user_args,
-            (Reason("GPU", f"CMAKE_ARGS is used as it is: {user_args or '(empty)'}"),),
+            (BuildReason("GPU", f"CMAKE_ARGS is used as it is: {user_args or '(empty)'}"),),
         )
     backend, gpu_flags, gpu_reason = _choose_backend(host, compiler)
     cpu_flags, cpu_reasons = _choose_cpu_flags(host, compiler)
-    return Plan(
+    return BuildPlan(
         backend, shlex.join([*COMMON_FLAGS, *gpu_flags, *cpu_flags]), (gpu_reason, *cpu_reasons)
     )
 
 
 # A backend, its cmake flags, and the reason.
-Choice = tuple[Backend, list[str], Reason]
+BackendChoice = tuple[Backend, list[str], BuildReason]
 
 
-def _choose_backend(host: Host, compiler: Compiler) -> Choice:
+def _choose_backend(host: Host, compiler: Compiler) -> BackendChoice:
     if host.system == "Darwin":
         if host.arch == "arm64":
-            reason = Reason("GPU", "Metal: this is a Mac with an Apple GPU.")
+            reason = BuildReason("GPU", "Metal: this is a Mac with an Apple GPU.")
             return "metal", ["-DGGML_METAL=ON"], reason
         # llama.cpp's own releases for Intel Macs are built without Metal too.
         no_metal = "CPU: llama.cpp's Metal code is for Apple's GPUs, this is an Intel Mac."
-        return "cpu", ["-DGGML_METAL=OFF"], Reason("GPU", no_metal)
-    toolkit, gpus = cuda_toolkit(host), nvidia_gpus(host)
+        return "cpu", ["-DGGML_METAL=OFF"], BuildReason("GPU", no_metal)
+    toolkit, gpus = find_cuda_toolkit(host), nvidia_gpus(host)
     cuda = _choose_cuda(host, toolkit, gpus) if gpus else None
     if cuda and cuda[0] == "cuda":
         return cuda
@@ -128,45 +136,45 @@ def _choose_backend(host: Host, compiler: Compiler) -> Choice:
     return cuda or ("cpu", [], _explain_no_gpu(host, toolkit))
 
 
-def _explain_no_gpu(host: Host, toolkit: CudaToolkit | None) -> Reason:
+def _explain_no_gpu(host: Host, toolkit: CudaToolkit | None) -> BuildReason:
     toolkit_note = f"a CUDA {toolkit.version} compiler, but " if toolkit else ""
     message = f"CPU: there is {toolkit_note}no working NVIDIA GPU"
     if complaint := nvidia_complaint(host):
         cure = "Restart the machine or reinstall NVIDIA's driver"
-        return Reason("GPU", f"{message}: nvidia-smi says `{complaint}`.", cure)
-    return Reason("GPU", f"{message} (nvidia-smi lists none).")
+        return BuildReason("GPU", f"{message}: nvidia-smi says `{complaint}`.", cure)
+    return BuildReason("GPU", f"{message} (nvidia-smi lists none).")
 
 
-def _choose_cuda(host: Host, toolkit: CudaToolkit | None, gpus: Sequence[Gpu]) -> Choice:
+def _choose_cuda(host: Host, toolkit: CudaToolkit | None, gpus: Sequence[Gpu]) -> BackendChoice:
     if not toolkit:
         no_compiler = f"CPU: there is an {gpus[0].name}, but no CUDA compiler (nvcc)."
-        return "cpu", [], Reason("GPU", no_compiler, install_hint(host, "cuda"))
-    runnable = driver_cuda(host)
+        return "cpu", [], BuildReason("GPU", no_compiler, install_hint(host, "cuda"))
+    runnable = driver_cuda_version(host)
     if runnable and int(toolkit.version.split(".")[0]) > int(runnable.split(".")[0]):
         too_old = (
             f"CPU: nvcc is CUDA {toolkit.version}, but the GPU's driver supports at most CUDA "
             f"{runnable}."
         )
         cure = f"Update the driver or install a CUDA {runnable} toolkit"
-        return "cpu", [], Reason("GPU", too_old, cure)
-    if not cuda_can_build(host, toolkit):
+        return "cpu", [], BuildReason("GPU", too_old, cure)
+    if not has_cublas(host, toolkit):
         without = f"CPU: CUDA {toolkit.version} is installed without cuBLAS."
-        return "cpu", [], Reason("GPU", without, install_hint(host, "cublas"))
+        return "cpu", [], BuildReason("GPU", without, install_hint(host, "cublas"))
     architectures = cuda_architectures(host, toolkit, gpus)
     if architectures is None:
         too_new = (
             f"CPU: CUDA {toolkit.version} no longer supports {gpus[0].name} (compute "
             f"{gpus[0].capability})."
         )
-        return "cpu", [], Reason("GPU", too_new, "Install an older CUDA toolkit")
+        return "cpu", [], BuildReason("GPU", too_new, "Install an older CUDA toolkit")
     flags = ["-DGGML_CUDA=ON", f"-DCMAKE_CUDA_ARCHITECTURES={architectures}"]
     if not toolkit.on_path:
         flags.append(f"-DCMAKE_CUDA_COMPILER={toolkit.nvcc}")
     reason = f"CUDA {toolkit.version} for {gpus[0].name} (architecture {architectures})."
-    return "cuda", flags, Reason("GPU", reason)
+    return "cuda", flags, BuildReason("GPU", reason)
 
 
-def _choose_vulkan(host: Host, compiler: Compiler, has_nvidia: bool) -> Choice | None:
+def _choose_vulkan(host: Host, compiler: Compiler, has_nvidia: bool) -> BackendChoice | None:
     """Return the choice of Vulkan, or None where Vulkan finds no GPU."""
     names = vulkan_gpus(host)
     if not names:
@@ -174,36 +182,38 @@ def _choose_vulkan(host: Host, compiler: Compiler, has_nvidia: bool) -> Choice |
     if missing := missing_for_vulkan(host, compiler.command):
         lacks = f"a Vulkan build needs {', '.join(missing)}"
         without = f"CPU: there is an {names[0]}, but {lacks}."
-        need: Need = "newer vulkan" if missing == [NEWER_VULKAN] else "vulkan"
-        return "cpu", [], Reason("GPU", without, install_hint(host, need))
+        need: Requirement = "newer vulkan" if missing == [NEWER_VULKAN_HEADERS] else "vulkan"
+        return "cpu", [], BuildReason("GPU", without, install_hint(host, need))
     slower = ", because CUDA cannot be built here; it would be faster" if has_nvidia else ""
-    return "vulkan", ["-DGGML_VULKAN=ON"], Reason("GPU", f"Vulkan for {names[0]}{slower}.")
+    return "vulkan", ["-DGGML_VULKAN=ON"], BuildReason("GPU", f"Vulkan for {names[0]}{slower}.")
 
 
-def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[Reason]]:
-    if "amx_tile" not in cpu(host).flags:
+def _choose_cpu_flags(host: Host, compiler: Compiler) -> tuple[list[str], list[BuildReason]]:
+    if "amx_tile" not in detect_cpu(host).flags:
         return [], []
     trial = try_amx(host, compiler)
     if trial == "not compiled":
-        return [], [Reason("AMX", f"AMX: off, {compiler.version} does not support it.")]
+        return [], [BuildReason("AMX", f"AMX: off, {compiler.version} does not support it.")]
     if trial == "works":
-        return [], [Reason("AMX", f"AMX: on, {compiler.version} compiles it correctly (tested).")]
+        return [], [
+            BuildReason("AMX", f"AMX: on, {compiler.version} compiles it correctly (tested).")
+        ]
     # CMAKE_C_FLAGS replaces the user's own CFLAGS, so they are repeated in it.
     flags = [
         f"-DCMAKE_{language}_FLAGS={' '.join(filter(None, (host.env.get(variable), NO_AMX)))}"
         for language, variable in (("C", "CFLAGS"), ("CXX", "CXXFLAGS"))
     ]
     problem = f"AMX: off, {compiler.version} miscompiles it (tested; llama.cpp #20824)."
-    return flags, [Reason("AMX", problem, "Install a newer compiler")]
+    return flags, [BuildReason("AMX", problem, "Install a newer compiler")]
 
 
-def wheel_key(host: Host, plan: Plan, compiler: Compiler, version: str) -> str:
+def wheel_key(host: Host, plan: BuildPlan, compiler: Compiler, version: str) -> str:
     """Return a folder name that is unique to a version, its flags, the compiler and the CPU.
 
     llama.cpp is built with -march=native, so on another CPU it may die of an illegal instruction.
     """
-    processor = cpu(host)
-    toolkit = cuda_toolkit(host) if plan.backend in ("cuda", "user") else None
+    processor = detect_cpu(host)
+    toolkit = find_cuda_toolkit(host) if plan.backend in ("cuda", "user") else None
     parts = [
         version,
         plan.cmake_args,

@@ -44,7 +44,7 @@ def _query_gpus(host: Host, columns: str, form: str) -> list[list[str]] | None:
     return [row for row in rows if len(row) == columns.count(",") + 1]
 
 
-def driver_cuda(host: Host) -> str:
+def driver_cuda_version(host: Host) -> str:
     """Return the newest CUDA version that the installed driver runs ("12.4"), or "" if it is unknown."""
     match = re.search(r"CUDA (?:UMD )?Version\s*:\s*([\d.]+)", host.run(["nvidia-smi", "-q"]).out)
     return match[1] if match else ""
@@ -58,7 +58,7 @@ class CudaToolkit:
     """Whether cmake finds this nvcc without a flag."""
 
 
-def cuda_toolkit(host: Host) -> CudaToolkit | None:
+def find_cuda_toolkit(host: Host) -> CudaToolkit | None:
     """Return the CUDA compiler, which is on PATH or where its installers put it."""
     homes = [host.env.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
     candidates = [f"{home}/bin/nvcc" for home in (*homes, "/usr/local/cuda", "/opt/cuda") if home]
@@ -71,7 +71,7 @@ def cuda_toolkit(host: Host) -> CudaToolkit | None:
     return None
 
 
-def cuda_can_build(host: Host, toolkit: CudaToolkit) -> bool:
+def has_cublas(host: Host, toolkit: CudaToolkit) -> bool:
     """Return whether cuBLAS, which llama.cpp needs, can be compiled against.
 
     cmake would notice its absence late and with a confusing message.
@@ -110,7 +110,7 @@ def nvidia_complaint(host: Host) -> str:
     return listing.out.strip().partition("\n")[0] or "it exits with an error"
 
 
-def hidden(host: Host) -> bool:
+def gpus_are_hidden(host: Host) -> bool:
     """Return whether CUDA_VISIBLE_DEVICES hides every GPU."""
     return host.env.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
 
@@ -139,7 +139,7 @@ def nvidia_memory(host: Host) -> list[GpuMemory]:
 # --- the architectures of a build
 
 
-def runs_on(architectures: str, capability: str) -> bool:
+def architectures_run_on(architectures: str, capability: str) -> bool:
     """Return whether code for these CMAKE_CUDA_ARCHITECTURES ("80-real;90") runs on a GPU ("8.6").
 
     Machine code ("-real") runs on GPUs of its own generation with the same or a higher minor version.
@@ -182,7 +182,7 @@ int main() { return 0; }
 #error
 #endif
 """
-NEWER_VULKAN = "newer Vulkan headers (with VK_EXT_layer_settings)"
+NEWER_VULKAN_HEADERS = "newer Vulkan headers (with VK_EXT_layer_settings)"
 _SPIRV_PROGRAM = """
 #if __has_include(<spirv/unified1/spirv.hpp>)
 int main() { return 0; }
@@ -209,7 +209,7 @@ def missing_for_vulkan(host: Host, compiler: Sequence[str]) -> list[str]:
     if try_program(host, compiler, _VULKAN_PROGRAM, "-lvulkan") == "not compiled":
         missing.append("Vulkan's headers and loader")
     elif try_program(host, compiler, _LAYERS_PROGRAM) == "not compiled":
-        missing.append(NEWER_VULKAN)
+        missing.append(NEWER_VULKAN_HEADERS)
     if try_program(host, compiler, _SPIRV_PROGRAM) == "not compiled":
         missing.append("the SPIR-V headers")
     return missing

@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
-Trial = Literal["not compiled", "fails", "works"]
-Need = Literal["compiler", "venv", "cuda", "cublas", "vulkan", "newer vulkan"]
+TrialResult = Literal["not compiled", "fails", "works"]
+Requirement = Literal["compiler", "venv", "cuda", "cublas", "vulkan", "newer vulkan"]
 
 # The tools that `doctor` and `setup` run respond in milliseconds. One that hangs (such as nvidia-smi
 # after a failed resume) is treated as missing.
@@ -29,14 +29,14 @@ TOOL_TIMEOUT_S = 60
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     """The result of a command; `code` is 127 if it could not be started."""
 
     code: int
     out: str
 
 
-def run_command(argv: Sequence[str]) -> Ran:
+def run_command(argv: Sequence[str]) -> CommandResult:
     """Run a command to its end and return its joined outputs. Never raise for a failure of the command."""
     try:
         process = subprocess.run(
@@ -49,8 +49,8 @@ def run_command(argv: Sequence[str]) -> Ran:
             timeout=TOOL_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Ran(127, str(error))
-    return Ran(process.returncode, process.stdout)
+        return CommandResult(127, str(error))
+    return CommandResult(process.returncode, process.stdout)
 
 
 def read_text(path: str) -> str:
@@ -68,12 +68,12 @@ class Host:
     system: str
     arch: str
     env: Mapping[str, str]
-    run: Callable[[Sequence[str]], Ran]
+    run: Callable[[Sequence[str]], CommandResult]
     which: Callable[[str], str | None]
     read: Callable[[str], str]
 
     @classmethod
-    def here(cls) -> Host:
+    def current(cls) -> Host:
         """Return the machine that this process runs on."""
         uname = os.uname()
         return cls(uname.sysname, uname.machine, os.environ, run_command, shutil.which, read_text)
@@ -85,7 +85,7 @@ class Cpu:
     flags: frozenset[str]
 
 
-def cpu(host: Host) -> Cpu:
+def detect_cpu(host: Host) -> Cpu:
     """Return the processor's name and instruction sets, as the system reports them."""
     if host.system == "Darwin":
         return Cpu(host.run(["sysctl", "-n", "machdep.cpu.brand_string"]).out.strip(), frozenset())
@@ -104,7 +104,7 @@ class Compiler:
     version: str
 
 
-def compiler(host: Host) -> Compiler | None:
+def find_compiler(host: Host) -> Compiler | None:
     """Return the C++ compiler that cmake will find, if it can build a program.
 
     A version number is not enough: macOS has a `c++` that only offers to install one, and clang on
@@ -122,7 +122,7 @@ def compiler(host: Host) -> Compiler | None:
     return None
 
 
-def try_program(host: Host, compiler: Sequence[str], source: str, *flags: str) -> Trial:
+def try_program(host: Host, compiler: Sequence[str], source: str, *flags: str) -> TrialResult:
     """Compile a C++ program with -O2 and run it."""
     with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
         program = Path(folder, "probe")
@@ -169,12 +169,12 @@ int main() {
 NO_AMX = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
 
 
-def try_amx(host: Host, compiler: Compiler) -> Trial:
+def try_amx(host: Host, compiler: Compiler) -> TrialResult:
     """Return whether this compiler's code for AMX tiles works correctly on this CPU."""
     return try_program(host, compiler.command, AMX_PROBE, "-mamx-tile")
 
 
-PACKAGES: Mapping[str, Mapping[Need, str]] = {
+INSTALL_COMMANDS: Mapping[str, Mapping[Requirement, str]] = {
     "apt-get": {
         "compiler": "sudo apt-get install build-essential",
         "venv": f"sudo apt-get install python3.{sys.version_info[1]}-venv",
@@ -195,7 +195,7 @@ PACKAGES: Mapping[str, Mapping[Need, str]] = {
     "zypper": {"compiler": "sudo zypper install gcc-c++", "venv": "sudo zypper install python3"},
     "apk": {"compiler": "sudo apk add build-base linux-headers", "venv": "sudo apk add python3"},
 }
-ANYWHERE: Mapping[Need, str] = {
+GENERAL_HINTS: Mapping[Requirement, str] = {
     "compiler": "Install a C++ compiler (g++ or clang++)",
     "venv": "Install Python's venv and ensurepip modules",
     "cuda": "Install NVIDIA's CUDA toolkit",
@@ -205,18 +205,18 @@ ANYWHERE: Mapping[Need, str] = {
 }
 
 
-def install_hint(host: Host, need: Need) -> str:
+def install_hint(host: Host, need: Requirement) -> str:
     """Return how to install what is missing on this system, without the final full stop."""
     if host.system == "Darwin":
-        mac: Mapping[Need, str] = {
+        mac: Mapping[Requirement, str] = {
             "compiler": "xcode-select --install",
             "venv": "brew install python",
         }
-        return f"Run `{mac[need]}`" if need in mac else ANYWHERE[need]
-    for manager, packages in PACKAGES.items():
+        return f"Run `{mac[need]}`" if need in mac else GENERAL_HINTS[need]
+    for manager, packages in INSTALL_COMMANDS.items():
         if host.which(manager):
-            return f"Run `{packages[need]}`" if need in packages else ANYWHERE[need]
-    return ANYWHERE[need]
+            return f"Run `{packages[need]}`" if need in packages else GENERAL_HINTS[need]
+    return GENERAL_HINTS[need]
 
 
 # ------------------------------------------------------------------------ memory
@@ -274,22 +274,22 @@ def _available_in_cgroups(host: Host) -> Iterator[int]:
 # RAPL's counters are files that only root may read on most systems.
 
 
-RAPL = Path("/sys/class/powercap")
+RAPL_FOLDER = Path("/sys/class/powercap")
 
 
-class Meter:
+class EnergyMeter:
     """A meter of the energy used since its creation.
 
     Call `joules` at least once an hour, because the counters wrap around.
     """
 
-    def __init__(self, rapl: Path = RAPL) -> None:
+    def __init__(self, rapl: Path = RAPL_FOLDER) -> None:
         self._counters = [*_rapl_counters(rapl), *_nvml_counters()]
         self._last = [read() for read, _ in self._counters]
         self._total = 0.0
 
     @property
-    def counts(self) -> bool:
+    def has_counters(self) -> bool:
         """Whether the machine has any energy counter."""
         return bool(self._counters)
 
@@ -309,12 +309,12 @@ class Meter:
 
 
 # A function that reads the joules counted so far, and the joules at which the counter wraps around.
-Counter = tuple[Callable[[], float], float]
+EnergyCounter = tuple[Callable[[], float], float]
 
 
-def _rapl_counters(folder: Path) -> list[Counter]:
+def _rapl_counters(folder: Path) -> list[EnergyCounter]:
     """Return one counter for each processor. Zones inside one (cores, memory) are parts of it."""
-    counters: list[Counter] = []
+    counters: list[EnergyCounter] = []
     for zone in sorted(folder.glob("*rapl:*")):
         if zone.name.count(":") != 1:
             continue
@@ -331,7 +331,7 @@ def _read_joules(file: Path) -> float:
     return int(file.read_text()) / 1e6
 
 
-def _nvml_counters() -> list[Counter]:
+def _nvml_counters() -> list[EnergyCounter]:
     """Return one counter for each GPU whose driver counts energy."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
@@ -340,7 +340,7 @@ def _nvml_counters() -> list[Counter]:
             return []
     except (OSError, AttributeError):
         return []
-    counters: list[Counter] = []
+    counters: list[EnergyCounter] = []
     for index in range(count.value):
         device = ctypes.c_void_p()
         if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
@@ -366,7 +366,7 @@ def _nvml_counters() -> list[Counter]:
 # This reads /proc. Without it (macOS), only the load average is known.
 
 
-NOISE = 0.1  # cores that other processes may keep busy before a measurement is doubtful
+MAX_NOISE_CORES = 0.1  # cores that other processes may keep busy before a measurement is doubtful
 _PROC = Path("/proc")
 
 
@@ -406,7 +406,7 @@ def _read_busy_ticks() -> int | None:
     return user + nice + system + irq + soft + steal
 
 
-class Others:
+class OtherProcesses:
     """The cores that other processes have kept busy since this was created."""
 
     def __init__(self) -> None:
@@ -437,13 +437,13 @@ class Others:
             for pid, (name, ticks) in _processes().items()
             if pid != os.getpid()
         ]
-        usage = [(name, cores) for name, cores in usage if cores > NOISE / 2]
+        usage = [(name, cores) for name, cores in usage if cores > MAX_NOISE_CORES / 2]
         return sorted(usage, key=lambda item: -item[1])[:count]
 
 
-def report(seconds: float = 1.0) -> str:
+def load_report(seconds: float = 1.0) -> str:
     """Return a line on the machine's load, with a warning if other processes are busy."""
-    others = Others()
+    others = OtherProcesses()
     time.sleep(seconds)
     cores = others.cores(())
     load = load_average()
@@ -451,7 +451,7 @@ def report(seconds: float = 1.0) -> str:
     if cores is None:
         return f"{line}; what other processes do is not known here"
     line += f", other processes {cores * 100:.0f} % of a core"
-    if cores <= NOISE:
+    if cores <= MAX_NOISE_CORES:
         return line
     names = ", ".join(f"{name} {share * 100:.0f} %" for name, share in others.busiest())
     return f"WARNING: the machine is not quiet, times mean little ({line}{': ' if names else ''}{names})"

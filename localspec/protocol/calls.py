@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-ID = "\0"  # stands for any call id in the literals of a `CallFormat`
+CALL_ID_PLACEHOLDER = "\0"  # stands for any call id in the literals of a `CallFormat`
 
 
 class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -54,7 +54,7 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     guessed: bool = False
 
 
-class Tools(msgspec.Struct, frozen=True, omit_defaults=True):
+class ToolSet(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tool calls that an answer may contain."""
 
     format: CallFormat
@@ -69,7 +69,7 @@ class Tools(msgspec.Struct, frozen=True, omit_defaults=True):
     strict: list[str] = []
 
 
-def types_of(schema: Any, root: dict[str, Any], depth: int = 20) -> set[str]:
+def schema_types(schema: Any, root: dict[str, Any], depth: int = 20) -> set[str]:
     """Return the types that a schema within `root` allows, {"any"} if it does not say.
 
     An argument that can only be a string is written as plain text; one that cannot be a string is
@@ -78,7 +78,7 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 20) -> set[str]:
     if not isinstance(schema, dict) or not depth:
         return {"any"}
     if "$ref" in schema:
-        return types_of(_resolve_reference(schema["$ref"], root), root, depth - 1)
+        return schema_types(_resolve_reference(schema["$ref"], root), root, depth - 1)
     kind = schema.get("type")
     if isinstance(kind, str):
         return {kind}
@@ -86,14 +86,14 @@ def types_of(schema: Any, root: dict[str, Any], depth: int = 20) -> set[str]:
         return {str(name) for name in kind}
     for key in ("anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            types = {name for part in schema[key] for name in types_of(part, root, depth - 1)}
+            types = {name for part in schema[key] for name in schema_types(part, root, depth - 1)}
             return {"any"} if "any" in types else types
     if "const" in schema or isinstance(schema.get("enum"), list):
-        return {type_of(value) for value in schema.get("enum", [schema.get("const")])}
+        return {json_type(value) for value in schema.get("enum", [schema.get("const")])}
     return {"any"}
 
 
-def type_of(value: object) -> str:
+def json_type(value: object) -> str:
     """Return a value's type as JSON Schema names it; every number is a "number"."""
     match value:
         case None:
@@ -120,12 +120,12 @@ def _resolve_reference(pointer: Any, root: dict[str, Any]) -> Any:
 # ------------------------------------------------------------------------ as text
 
 
-def with_calls(text: str | None, calls: Iterable[dict[str, Any]]) -> str:
+def append_calls(text: str | None, calls: Iterable[dict[str, Any]]) -> str:
     """Return an answer's text, followed by each of its calls."""
     return "\n".join([*([text] if text else []), *map(_format_call, calls)])
 
 
-def result_text(text: str | None) -> str:
+def format_tool_result(text: str | None) -> str:
     """Return a tool's result as the text of a user message."""
     return f"<tool_response>\n{text or ''}\n</tool_response>"
 

@@ -1,6 +1,6 @@
 """Account for the fields of a request that no struct declares, and for those without effect.
 
-A field that is not served must not be dropped silently. `account` is called once for every body,
+A field that is not served must not be dropped silently. `find_ignored_fields` is called once for every body,
 whatever its protocol. It sorts each field into one of three groups:
 
 - The request's struct declares it: it is served, unless `WITHOUT_EFFECT` lists it.
@@ -28,10 +28,10 @@ _MAX_NEUTRAL_BYTES = 64  # a longer value cannot be a neutral one
 
 
 # The field names, and the positions in lists, that lead to a field.
-Path = tuple[str | int, ...]
+FieldPath = tuple[str | int, ...]
 
 
-class Rule(NamedTuple):
+class FieldRule(NamedTuple):
     """Why a field is refused or has no effect, and the neutral values that request nothing."""
 
     reason: str
@@ -47,113 +47,121 @@ _TEMPLATE = "prompts are made by the model's own chat template"
 _LENGTH = "a prompt that is too long is refused; shorten it before it is sent"
 
 # Fields that would change the answer of a request that generates text, in any protocol.
-_REFUSED_TEXT: dict[str, Rule] = {
+_REFUSED_TEXT: dict[str, FieldRule] = {
     # OpenAI
-    "audio": Rule("models here write text only", _NONE),
-    "modalities": Rule("models here write text only", ([], ["text"])),
-    "web_search_options": Rule("nothing is searched here"),
-    "best_of": Rule("every choice is returned; send 'n'", (0, 1)),
-    "functions": Rule(f"here it is a field of /v1/chat/completions; {_TOOLS}", ([],)),
-    "function_call": Rule(
+    "audio": FieldRule("models here write text only", _NONE),
+    "modalities": FieldRule("models here write text only", ([], ["text"])),
+    "web_search_options": FieldRule("nothing is searched here"),
+    "best_of": FieldRule("every choice is returned; send 'n'", (0, 1)),
+    "functions": FieldRule(f"here it is a field of /v1/chat/completions; {_TOOLS}", ([],)),
+    "function_call": FieldRule(
         f"here it is a field of /v1/chat/completions; {_TOOLS}", ("none", "auto")
     ),
     # vLLM
-    "allowed_token_ids": Rule(f"{_CONSTRAINT}, or forbid tokens with 'logit_bias'", ([],)),
-    "bad_words": Rule("forbid single tokens with 'logit_bias'", ([],)),
-    "logits_processors": Rule("no code of a request runs here", ([],)),
-    "prompt_logprobs": Rule("send 'echo' with 'logprobs' to /v1/completions"),
-    "logprob_token_ids": Rule("send 'top_logprobs'", ([],)),
-    "return_tokens_as_token_ids": Rule("send 'return_tokens' to /completion", _OFF),
-    "prompt_embeds": Rule("send text or token ids", _NONE),
-    "truncate_prompt_tokens": Rule(_LENGTH),
-    "include_stop_str_in_output": Rule("an answer ends before its stop string", _OFF),
-    "skip_special_tokens": Rule("control tokens are never part of the text", (True,)),
-    "use_beam_search": Rule("tokens are drawn one after another", _OFF),
-    "watermarking": Rule(_SAMPLER, _OFF),
-    "repetition_detection": Rule("send a penalty, such as 'repeat_penalty'", _NONE),
-    "structural_tag": Rule(_CONSTRAINT, _NONE),
-    "chat_template": Rule(_TEMPLATE, _NONE),
-    "echo": Rule("an answer does not repeat its prompt, except in /v1/completions", _OFF),
-    "add_special_tokens": Rule("the model's file says whether a text begins with BOS", (True,)),
-    "previous_response": Rule("send 'previous_response_id'", _NONE),
-    "previous_input_messages": Rule("send them in 'input'", _NONE),
+    "allowed_token_ids": FieldRule(f"{_CONSTRAINT}, or forbid tokens with 'logit_bias'", ([],)),
+    "bad_words": FieldRule("forbid single tokens with 'logit_bias'", ([],)),
+    "logits_processors": FieldRule("no code of a request runs here", ([],)),
+    "prompt_logprobs": FieldRule("send 'echo' with 'logprobs' to /v1/completions"),
+    "logprob_token_ids": FieldRule("send 'top_logprobs'", ([],)),
+    "return_tokens_as_token_ids": FieldRule("send 'return_tokens' to /completion", _OFF),
+    "prompt_embeds": FieldRule("send text or token ids", _NONE),
+    "truncate_prompt_tokens": FieldRule(_LENGTH),
+    "include_stop_str_in_output": FieldRule("an answer ends before its stop string", _OFF),
+    "skip_special_tokens": FieldRule("control tokens are never part of the text", (True,)),
+    "use_beam_search": FieldRule("tokens are drawn one after another", _OFF),
+    "watermarking": FieldRule(_SAMPLER, _OFF),
+    "repetition_detection": FieldRule("send a penalty, such as 'repeat_penalty'", _NONE),
+    "structural_tag": FieldRule(_CONSTRAINT, _NONE),
+    "chat_template": FieldRule(_TEMPLATE, _NONE),
+    "echo": FieldRule("an answer does not repeat its prompt, except in /v1/completions", _OFF),
+    "add_special_tokens": FieldRule(
+        "the model's file says whether a text begins with BOS", (True,)
+    ),
+    "previous_response": FieldRule("send 'previous_response_id'", _NONE),
+    "previous_input_messages": FieldRule("send them in 'input'", _NONE),
     # llama-server
-    "grammar_lazy": Rule("a grammar holds from the first token of the answer", _OFF),
-    "grammar_triggers": Rule("a grammar holds from the first token of the answer", ([],)),
-    "parse_tool_calls": Rule("send 'tool_choice': \"none\"", (True,)),
-    "image_data": Rule("models here read text only", ([],)),
+    "grammar_lazy": FieldRule("a grammar holds from the first token of the answer", _OFF),
+    "grammar_triggers": FieldRule("a grammar holds from the first token of the answer", ([],)),
+    "parse_tool_calls": FieldRule("send 'tool_choice': \"none\"", (True,)),
+    "image_data": FieldRule("models here read text only", ([],)),
     # Others
-    "num_ctx": Rule("the context is a setting: localspec config set context N"),
-    "stop_regex": Rule("send 'stop'", _NONE),
-    "negative_prompt": Rule(_SAMPLER, _NONE),
-    "guidance_scale": Rule(_SAMPLER, (1, 1.0)),
-    "banned_tokens": Rule("forbid single tokens with 'logit_bias'", _NONE),
-    "custom_token_bans": Rule("forbid single tokens with 'logit_bias'", _NONE),
-    "banned_strings": Rule("forbid single tokens with 'logit_bias'", _NONE),
-    "lora_path": Rule("adapters are not supported; merge them into the model's file", _NONE),
-    "lora_request": Rule("adapters are not supported; merge them into the model's file", _NONE),
+    "num_ctx": FieldRule("the context is a setting: localspec config set context N"),
+    "stop_regex": FieldRule("send 'stop'", _NONE),
+    "negative_prompt": FieldRule(_SAMPLER, _NONE),
+    "guidance_scale": FieldRule(_SAMPLER, (1, 1.0)),
+    "banned_tokens": FieldRule("forbid single tokens with 'logit_bias'", _NONE),
+    "custom_token_bans": FieldRule("forbid single tokens with 'logit_bias'", _NONE),
+    "banned_strings": FieldRule("forbid single tokens with 'logit_bias'", _NONE),
+    "lora_path": FieldRule("adapters are not supported; merge them into the model's file", _NONE),
+    "lora_request": FieldRule(
+        "adapters are not supported; merge them into the model's file", _NONE
+    ),
 }
 
 _ELSEWHERE = "it is a field of the endpoints below /v1, OpenAI's"
 # Fields that constrain an answer, for requests whose struct does not declare them.
-_BINDING: dict[str, Rule] = {
+_BINDING: dict[str, FieldRule] = {
     **dict.fromkeys(
         ("regex", "grammar", "ebnf", "json_schema", "stop", "stop_sequences", "logit_bias"),
-        Rule(_ELSEWHERE, _NONE),
+        FieldRule(_ELSEWHERE, _NONE),
     ),
-    "response_format": Rule(_ELSEWHERE, (*_NONE, {"type": "text"})),
-    "n": Rule(_ELSEWHERE, (1,)),
-    "tool_choice": Rule(_ELSEWHERE, ("auto",)),
-    "max_completion_tokens": Rule("send this protocol's own limit"),
+    "response_format": FieldRule(_ELSEWHERE, (*_NONE, {"type": "text"})),
+    "n": FieldRule(_ELSEWHERE, (1,)),
+    "tool_choice": FieldRule(_ELSEWHERE, ("auto",)),
+    "max_completion_tokens": FieldRule("send this protocol's own limit"),
 }
 _REFUSED_CHAT = {
     **_REFUSED_TEXT,
     **_BINDING,
-    "add_special_tokens": Rule("the chat template writes BOS where there is one", _OFF),
+    "add_special_tokens": FieldRule("the chat template writes BOS where there is one", _OFF),
     **dict.fromkeys(
         ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs"),
-        Rule(_ELSEWHERE, _NONE),
+        FieldRule(_ELSEWHERE, _NONE),
     ),
-    **dict.fromkeys(("min_tokens", "stop_token_ids"), Rule(_ELSEWHERE, (0, []))),
+    **dict.fromkeys(("min_tokens", "stop_token_ids"), FieldRule(_ELSEWHERE, (0, []))),
 }
 
-_REFUSED_TEMPLATE: dict[str, Rule] = {
-    "chat_template": Rule(_TEMPLATE, _NONE),
-    "functions": Rule(_TOOLS, ([],)),
+_REFUSED_TEMPLATE: dict[str, FieldRule] = {
+    "chat_template": FieldRule(_TEMPLATE, _NONE),
+    "functions": FieldRule(_TOOLS, ([],)),
 }
 
-_REFUSED_VECTORS: dict[str, Rule] = {
-    "messages": Rule("send the text to be embedded in 'input'", ([],)),
-    "chat_template": Rule("texts are embedded as they are", _NONE),
-    "input_type": Rule("put the model's own prefix before each text", _NONE),
-    "task": Rule("put the model's own prefix before each text", _NONE),
-    "task_type": Rule("put the model's own prefix before each text", _NONE),
-    "prompt_name": Rule("put the model's own prefix before each text", _NONE),
-    "prompt": Rule("put the model's own prefix before each text", _NONE),
-    "late_chunking": Rule("each text is embedded alone", _OFF),
-    "output_dtype": Rule("numbers are float32", ("float", "float32")),
-    "embedding_type": Rule("numbers are float32; send 'encoding_format'", ("float", "float32")),
-    "embedding_types": Rule("numbers are float32; send 'encoding_format'", (["float"], [])),
-    "output_dimension": Rule("send 'dimensions'"),
-    "truncate_dim": Rule("send 'dimensions'"),
-    "normalize": Rule("send 'embd_normalize': -1 to leave vectors as they are", (True,)),
-    "truncation_direction": Rule("the beginning of a text is read", ("right", "Right")),
-    "add_special_tokens": Rule("the model's file says whether a text begins with BOS", (True,)),
+_REFUSED_VECTORS: dict[str, FieldRule] = {
+    "messages": FieldRule("send the text to be embedded in 'input'", ([],)),
+    "chat_template": FieldRule("texts are embedded as they are", _NONE),
+    "input_type": FieldRule("put the model's own prefix before each text", _NONE),
+    "task": FieldRule("put the model's own prefix before each text", _NONE),
+    "task_type": FieldRule("put the model's own prefix before each text", _NONE),
+    "prompt_name": FieldRule("put the model's own prefix before each text", _NONE),
+    "prompt": FieldRule("put the model's own prefix before each text", _NONE),
+    "late_chunking": FieldRule("each text is embedded alone", _OFF),
+    "output_dtype": FieldRule("numbers are float32", ("float", "float32")),
+    "embedding_type": FieldRule(
+        "numbers are float32; send 'encoding_format'", ("float", "float32")
+    ),
+    "embedding_types": FieldRule("numbers are float32; send 'encoding_format'", (["float"], [])),
+    "output_dimension": FieldRule("send 'dimensions'"),
+    "truncate_dim": FieldRule("send 'dimensions'"),
+    "normalize": FieldRule("send 'embd_normalize': -1 to leave vectors as they are", (True,)),
+    "truncation_direction": FieldRule("the beginning of a text is read", ("right", "Right")),
+    "add_special_tokens": FieldRule(
+        "the model's file says whether a text begins with BOS", (True,)
+    ),
 }
 
-_REFUSED_SCORES: dict[str, Rule] = {
-    "truncate_prompt_tokens": Rule("send 'max_tokens_per_doc' or 'truncate'"),
-    "rank_fields": Rule("send documents as texts, or as objects with a 'text'", ([],)),
-    "instruction": Rule("put the model's own instruction before the query", _NONE),
-    "raw_scores": Rule("scores are what the model gives", _OFF),
-    "truncation_direction": Rule("the beginning of a text is read", ("right", "Right")),
-    "activation": Rule("scores are what the model gives"),
-    "use_activation": Rule("scores are what the model gives"),
-    "max_chunks_per_doc": Rule("each document is read as one text", (1,)),
+_REFUSED_SCORES: dict[str, FieldRule] = {
+    "truncate_prompt_tokens": FieldRule("send 'max_tokens_per_doc' or 'truncate'"),
+    "rank_fields": FieldRule("send documents as texts, or as objects with a 'text'", ([],)),
+    "instruction": FieldRule("put the model's own instruction before the query", _NONE),
+    "raw_scores": FieldRule("scores are what the model gives", _OFF),
+    "truncation_direction": FieldRule("the beginning of a text is read", ("right", "Right")),
+    "activation": FieldRule("scores are what the model gives"),
+    "use_activation": FieldRule("scores are what the model gives"),
+    "max_chunks_per_doc": FieldRule("each document is read as one text", (1,)),
 }
 
 # Refused fields by the `refuses` of a request's struct.
-REFUSED: dict[str, Mapping[str, Rule]] = {
+REFUSED: dict[str, Mapping[str, FieldRule]] = {
     "": {},
     "text": _REFUSED_TEXT,
     "chat": _REFUSED_CHAT,
@@ -164,44 +172,44 @@ REFUSED: dict[str, Mapping[str, Rule]] = {
 
 # Undeclared fields that are not reported, because what they request is the case anyway. "" stands for a
 # position in a list.
-FULFILLED: dict[Path, Rule] = {
-    ("response_format", "json_schema", "strict"): Rule("every schema is held to"),
-    ("response_format", "json_schema", "description"): Rule("it is for people, as 'name' is"),
-    ("stream_options", "include_obfuscation"): Rule("nothing is padded", _OFF),
-    ("messages", "", "refusal"): Rule("an empty one says nothing", _NONE),
-    ("messages", "", "annotations"): Rule("an empty list says nothing", _NONE),
+FULFILLED_FIELDS: dict[FieldPath, FieldRule] = {
+    ("response_format", "json_schema", "strict"): FieldRule("every schema is held to"),
+    ("response_format", "json_schema", "description"): FieldRule("it is for people, as 'name' is"),
+    ("stream_options", "include_obfuscation"): FieldRule("nothing is padded", _OFF),
+    ("messages", "", "refusal"): FieldRule("an empty one says nothing", _NONE),
+    ("messages", "", "annotations"): FieldRule("an empty list says nothing", _NONE),
 }
 
 _NATIVE = {
-    "t_max_prompt_ms": Rule("a prompt is read to its end", (-1,)),
-    "stream_options": Rule("every answer ends with its counts"),
+    "t_max_prompt_ms": FieldRule("a prompt is read to its end", (-1,)),
+    "stream_options": FieldRule("every answer ends with its counts"),
 }
 _HOSTED = {
-    "container": Rule("no code runs here", _NONE),
-    "context_management": Rule("nothing is dropped from a conversation", _NONE),
-    "mcp_servers": Rule("no server is called", _NONE),
+    "container": FieldRule("no code runs here", _NONE),
+    "context_management": FieldRule("nothing is dropped from a conversation", _NONE),
+    "mcp_servers": FieldRule("no server is called", _NONE),
 }
 
 # Declared fields without effect, by the request's struct. They are declared because their values are checked,
 # or because the answer repeats them.
-WITHOUT_EFFECT: dict[str, dict[str, Rule]] = {
-    "MessagesRequest": {"metadata": Rule("nobody is billed here", _NONE), **_HOSTED},
+WITHOUT_EFFECT: dict[str, dict[str, FieldRule]] = {
+    "MessagesRequest": {"metadata": FieldRule("nobody is billed here", _NONE), **_HOSTED},
     "CountTokensRequest": _HOSTED,
     "NativeCompletionRequest": {
-        "id_slot": Rule("the slot with the longest cached prefix is taken", (-1,)),
+        "id_slot": FieldRule("the slot with the longest cached prefix is taken", (-1,)),
         **_NATIVE,
     },
     "InfillRequest": _NATIVE,
     "ResponsesRequest": {
-        "service_tier": Rule("there is one tier", ("auto", "default")),
-        "max_tool_calls": Rule("it limits tools that the server runs; none runs here"),
-        "localspec": Rule("responses have no options of ours"),
-        "stream_options": Rule("every response ends with its usage"),
+        "service_tier": FieldRule("there is one tier", ("auto", "default")),
+        "max_tool_calls": FieldRule("it limits tools that the server runs; none runs here"),
+        "localspec": FieldRule("responses have no options of ours"),
+        "stream_options": FieldRule("every response ends with its usage"),
     },
 }
 
 
-class Ignored(list[str]):
+class IgnoredFields(list[str]):
     """The paths of a request's fields without effect, as `localspec.ignored` names them. Bounded."""
 
     more = 0  # paths beyond MAX_NAMED
@@ -223,25 +231,25 @@ class Ignored(list[str]):
         self.append(f"and {self.more} more")
 
 
-def account(body: bytes | bytearray, request: Struct) -> Ignored:
+def find_ignored_fields(body: bytes | bytearray, request: Struct) -> IgnoredFields:
     """Return the fields of `body` without effect. `request` is the struct decoded from it.
 
     Raises:
         BadBody: a field is refused by its name, or a name is not text.
     """
     kind = type(request)
-    ignored = Ignored()
+    ignored = IgnoredFields()
     try:
         for path, value in _find_undeclared(Raw(body), kind, ()):
-            _sort_field(path, value, REFUSED[getattr(kind, "refuses", "")], ignored)
+            _sort_field(path, value, REFUSED[getattr(kind, "refusal_table", "")], ignored)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadBody(f"The request body is not valid JSON: {error}.") from None
-    for name in without_effect(request):
+    for name in fields_without_effect(request):
         ignored.add(name)
     return ignored
 
 
-def without_effect(request: Struct) -> Iterator[str]:
+def fields_without_effect(request: Struct) -> Iterator[str]:
     """Yield the declared fields of a request that were sent and have no effect."""
     for name, rule in WITHOUT_EFFECT.get(type(request).__name__, {}).items():
         value = getattr(request, name)
@@ -264,7 +272,9 @@ def refuse_undeclared(body: bytes | bytearray, request: Struct) -> None:
         raise BadBody(f"'{name}' is not a field of this request.", name)
 
 
-def _sort_field(path: Path, value: Raw, refused: Mapping[str, Rule], ignored: Ignored) -> None:
+def _sort_field(
+    path: FieldPath, value: Raw, refused: Mapping[str, FieldRule], ignored: IgnoredFields
+) -> None:
     """Add a field to `ignored`, unless its value is neutral or the request is fulfilled anyway.
 
     Raises:
@@ -274,12 +284,12 @@ def _sort_field(path: Path, value: Raw, refused: Mapping[str, Rule], ignored: Ig
         if not _is_among(_decode_if_short(value), rule.neutral):
             raise BadBody(f"'{path[0]}' is not supported: {rule.reason}.", str(path[0]))
         return
-    rule = FULFILLED.get(tuple("" if isinstance(part, int) else part for part in path))
+    rule = FULFILLED_FIELDS.get(tuple("" if isinstance(part, int) else part for part in path))
     if rule is None or (rule.neutral and not _is_among(_decode_if_short(value), rule.neutral)):
         ignored.add(_format_path(path))
 
 
-def _format_path(path: Path) -> str:
+def _format_path(path: FieldPath) -> str:
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -306,7 +316,9 @@ def _is_among(value: object, choices: tuple[object, ...]) -> bool:
 # ---------------------------------------------------------------------------- finding undeclared fields
 
 
-def _find_undeclared(text: Raw, kind: type[Struct], path: Path) -> Iterator[tuple[Path, Raw]]:
+def _find_undeclared(
+    text: Raw, kind: type[Struct], path: FieldPath
+) -> Iterator[tuple[FieldPath, Raw]]:
     """Yield the fields of an object that its struct does not declare, also of objects within it."""
     declared = _declared_fields(kind)
     for name, value in _object_decoder.decode(text).items():
@@ -322,8 +334,8 @@ def _find_undeclared(text: Raw, kind: type[Struct], path: Path) -> Iterator[tupl
 
 
 def _find_undeclared_in_list(
-    text: Raw, kind: type[Struct], path: Path
-) -> Iterator[tuple[Path, Raw]]:
+    text: Raw, kind: type[Struct], path: FieldPath
+) -> Iterator[tuple[FieldPath, Raw]]:
     """Yield each undeclared field of a list's items once, at its first position."""
     known = set(_declared_fields(kind))
     for index, item in enumerate(_list_decoder.decode(text)):

@@ -13,16 +13,16 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from localspec.protocol.calls import Tools
-from localspec.protocol.requests import Sampled
+from localspec.protocol.calls import ToolSet
+from localspec.protocol.requests import SamplingParameters
 from localspec.protocol.settings import EngineSettings as EngineSettings
 from localspec.protocol.settings import Pooling, Upstream
 
 # Bytes. A prompt of a million tokens is a few MB; more than this is a bug, not a request.
-MAX_FRAME = 256 * 1024 * 1024
+MAX_FRAME_BYTES = 256 * 1024 * 1024
 _HEADER = struct.Struct("<I")
 # The name under which states are saved for requests that name no conversation.
-ANYONE = "clients"
+ANONYMOUS_CLIENTS = "clients"
 
 
 class Frame(msgspec.Struct, tag=True, omit_defaults=True):
@@ -94,7 +94,7 @@ class MixedPrompt(msgspec.Struct, tag="mixed"):
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | MixedPrompt | InfillPrompt
 
 
-class Sampling(Sampled, omit_defaults=True):
+class Sampling(SamplingParameters, omit_defaults=True):
     """Sampling parameters of a request."""
 
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
@@ -130,7 +130,7 @@ class ThinkingLimit(msgspec.Struct, frozen=True):
     markers: list[tuple[str, str]]
 
 
-class Speculative(msgspec.Struct, frozen=True, omit_defaults=True):
+class SpeculationSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to speculate."""
 
     enabled: bool = True
@@ -188,10 +188,10 @@ class Generate(Frame, omit_defaults=True):
     constraint: Constraint | None = None
     thinking: ThinkingLimit | None = None
     # The tool calls that the answer may contain.
-    tools: Tools | None = None
+    tools: ToolSet | None = None
     # Markers around thoughts that may precede the part to which `tools` and `constraint` apply.
     thoughts: list[tuple[str, str]] = []
-    speculative: Speculative = Speculative()
+    speculative: SpeculationSettings = SpeculationSettings()
     top_logprobs: int | None = None
     # Report the prompt's own log-probabilities, with this many likeliest tokens beside each.
     prompt_logprobs: int | None = None
@@ -269,9 +269,9 @@ class Cancel(Frame):
 
 
 # The daemon holds a whole reply in memory, and it does nothing else while it decodes one.
-MOST_TOKENS = 1 << 20
-MOST_PIECES = 1 << 17
-MOST_TEXT = 16 << 20  # bytes
+MAX_REPLY_TOKENS = 1 << 20
+MAX_REPLY_PIECES = 1 << 17
+MAX_REPLY_TEXT_BYTES = 16 << 20  # bytes
 
 
 class Tokenize(Frame, omit_defaults=True):
@@ -359,13 +359,13 @@ class PromptCost(msgspec.Struct, frozen=True):
     # Additional cost of a token for each token before it, because attention reads them all.
     deeper_s: float = 0.0
 
-    def at(self, position: float) -> float:
+    def token_seconds(self, position: float) -> float:
         """Return the seconds that the token at this position takes."""
         return self.token_s + self.deeper_s * position
 
-    def of(self, start: float, end: float) -> float:
+    def range_seconds(self, start: float, end: float) -> float:
         """Return the seconds that the tokens between two positions take."""
-        return (end - start) * self.at((start + end) / 2)
+        return (end - start) * self.token_seconds((start + end) / 2)
 
 
 class Loaded(Frame, omit_defaults=True):
@@ -409,8 +409,8 @@ class TokenLogprob(msgspec.Struct):
     rank: int = 0
 
 
-Cache = Literal["slot", "memory", "disk", "shift"]  # where cached tokens may come from
-CACHES: tuple[Cache, ...] = get_args(Cache)
+CacheSource = Literal["slot", "memory", "disk", "shift"]  # where cached tokens may come from
+CACHE_SOURCES: tuple[CacheSource, ...] = get_args(CacheSource)
 
 
 class Started(Frame, omit_defaults=True):
@@ -423,7 +423,7 @@ class Started(Frame, omit_defaults=True):
     tail: str = ""
     # Where the cached tokens come from. "memory" and "disk" are prefixes without a slot; with
     # "shift" some were moved from another position of the text.
-    cache: Literal[""] | Cache = ""
+    cache: Literal[""] | CacheSource = ""
     # The biases of a request that has any.
     logit_bias: dict[int, float] = {}
     # The cost of prefilling the prompt, as far as it is known by now.
@@ -517,7 +517,7 @@ class Delta(Frame, omit_defaults=True):
     # Tool calls that another server has separated from the text.
     calls: list[CallPart] = []
 
-    def and_then(self, more: Delta) -> Delta:
+    def merge(self, more: Delta) -> Delta:
         """Return one delta with the content of this one and of `more`, which follows it."""
         shift = len(self.text)
         return Delta(
@@ -680,11 +680,11 @@ to_worker_decoder: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(T
 from_worker_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
-def encode(frame: Frame) -> bytes:
+def encode_frame(frame: Frame) -> bytes:
     """Return a frame's header and body, ready to send."""
     body = _encoder.encode(frame)
-    if len(body) > MAX_FRAME:
-        raise ValueError(f"frame of {len(body)} bytes exceeds {MAX_FRAME}")
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(f"frame of {len(body)} bytes exceeds {MAX_FRAME_BYTES}")
     return _HEADER.pack(len(body)) + body
 
 
@@ -695,32 +695,32 @@ def frame_length(header: bytes | bytearray) -> int:
         ValueError: it exceeds MAX_FRAME, so the stream is not ours or is out of step.
     """
     length: int = _HEADER.unpack(header)[0]
-    if length > MAX_FRAME:
-        raise ValueError(f"frame of {length} bytes exceeds {MAX_FRAME}")
+    if length > MAX_FRAME_BYTES:
+        raise ValueError(f"frame of {length} bytes exceeds {MAX_FRAME_BYTES}")
     return length
 
 
-def taken(buffer: bytearray) -> Iterator[bytes]:
+def take_frames(buffer: bytearray) -> Iterator[bytes]:
     """Yield the bodies of all complete frames and remove them from the buffer.
 
     Raises:
         ValueError: as `frame_length`, after the frames before it.
     """
-    while len(buffer) >= HEADER_SIZE:
-        end = HEADER_SIZE + frame_length(buffer[:HEADER_SIZE])
+    while len(buffer) >= HEADER_BYTES:
+        end = HEADER_BYTES + frame_length(buffer[:HEADER_BYTES])
         if len(buffer) < end:
             return
-        body = bytes(buffer[HEADER_SIZE:end])
+        body = bytes(buffer[HEADER_BYTES:end])
         del buffer[:end]
         yield body
 
 
-HEADER_SIZE = _HEADER.size
+HEADER_BYTES = _HEADER.size
 
 
-def read_blocking(sock: socket.socket) -> bytes | None:
+def read_frame(sock: socket.socket) -> bytes | None:
     """Return one body from a blocking socket, or None at a clean end of the stream."""
-    header = _read_exactly(sock, HEADER_SIZE)
+    header = _read_exactly(sock, HEADER_BYTES)
     return None if header is None else _read_exactly(sock, frame_length(header))
 
 

@@ -15,12 +15,12 @@ from localspec.protocol.settings import Pooling, UpstreamKind
 
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Source = Annotated[str, Meta(min_length=1, max_length=1024)]
-File = Annotated[str, Meta(min_length=1, max_length=4096)]
+FileName = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 # ---------------------------------------------------------------------------- requests
 
 
-Variable = Annotated[str, Meta(max_length=1 << 16)]  # lists of hosts can be long
+EnvironmentValue = Annotated[str, Meta(max_length=1 << 16)]  # lists of hosts can be long
 
 
 class Network(Struct, rename="upper"):
@@ -30,21 +30,21 @@ class Network(Struct, rename="upper"):
     their upper-case names, even if the shell has them in lower case.
     """
 
-    hf_token: Variable | None = None
-    hf_token_path: Variable | None = None
-    hf_home: Variable | None = None
-    hf_hub_disable_implicit_token: Variable | None = None
-    hf_endpoint: Variable | None = None
-    hf_hub_offline: Variable | None = None
-    transformers_offline: Variable | None = None
-    http_proxy: Variable | None = None
-    https_proxy: Variable | None = None
-    all_proxy: Variable | None = None
-    no_proxy: Variable | None = None
-    ssl_cert_file: Variable | None = None
-    ssl_cert_dir: Variable | None = None
-    requests_ca_bundle: Variable | None = None
-    curl_ca_bundle: Variable | None = None
+    hf_token: EnvironmentValue | None = None
+    hf_token_path: EnvironmentValue | None = None
+    hf_home: EnvironmentValue | None = None
+    hf_hub_disable_implicit_token: EnvironmentValue | None = None
+    hf_endpoint: EnvironmentValue | None = None
+    hf_hub_offline: EnvironmentValue | None = None
+    transformers_offline: EnvironmentValue | None = None
+    http_proxy: EnvironmentValue | None = None
+    https_proxy: EnvironmentValue | None = None
+    all_proxy: EnvironmentValue | None = None
+    no_proxy: EnvironmentValue | None = None
+    ssl_cert_file: EnvironmentValue | None = None
+    ssl_cert_dir: EnvironmentValue | None = None
+    requests_ca_bundle: EnvironmentValue | None = None
+    curl_ca_bundle: EnvironmentValue | None = None
 
     def __repr__(self) -> str:
         return "Network(…)"  # a token and passwords of proxies
@@ -85,8 +85,8 @@ class AddRequest(Request):
     """
 
     name: Name
-    target: File
-    draft: File | None = None
+    target: FileName
+    draft: FileName | None = None
     roles: OrDefault[
         Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
     ] = ("chat",)
@@ -103,7 +103,7 @@ class AddUpstreamRequest(Request):
     """
 
     name: Name
-    upstream: File
+    upstream: FileName
     upstream_model: OrDefault[str] = ""
     upstream_kind: OrDefault[UpstreamKind] = "auto"
     key_env: OrDefault[str] = ""
@@ -391,7 +391,7 @@ class DiskRequest(Request):
     - `environment`: the variables of the client's shell that say where those places are.
     """
 
-    folders: OrDefault[Annotated[list[File], Meta(max_length=64)]] = field(default_factory=list)
+    folders: OrDefault[Annotated[list[FileName], Meta(max_length=64)]] = field(default_factory=list)
     environment: OrDefault[dict[str, str]] = field(default_factory=dict)
 
 
@@ -401,8 +401,8 @@ class DraftsRequest(Request):
     - `target`: the name of a pair, whose target is meant, an absolute path, or a name of Ollama's.
     """
 
-    target: File
-    folders: OrDefault[Annotated[list[File], Meta(max_length=64)]] = field(default_factory=list)
+    target: FileName
+    folders: OrDefault[Annotated[list[FileName], Meta(max_length=64)]] = field(default_factory=list)
     measure: OrDefault[bool] = False
 
 

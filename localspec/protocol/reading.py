@@ -21,10 +21,10 @@ from msgspec import Struct
 
 # Limit of strings, lists and objects in a body. Each takes 50 to 250 bytes of memory. A chat of 10 000
 # messages has about 60 000.
-MOST_PARTS = 1 << 18
+MAX_BODY_PARTS = 1 << 18
 # Limit of commas in a body, most of which separate numbers of 8 to 40 bytes. It admits prompts of a million
 # token ids.
-MOST_ITEMS = 5 << 18
+MAX_BODY_ITEMS = 5 << 18
 # Bytes; splitting a long text at its quotes at once would cost the memory to be saved.
 _PIECE_BYTES = 1 << 16
 _MAX_ESCAPE_BYTES = 6  # bytes of the longest escape, \u0000
@@ -44,11 +44,11 @@ class BadBody(ValueError):
         self.param = param
 
 
-class TooHeavy(ValueError):
+class TooComplex(ValueError):
     """A body has more structure than any real request."""
 
 
-class Weight:
+class BodyComplexity:
     """A count of the structure in a body. `nul` says whether an escaped NUL occurs in it.
 
     It is taken while the body arrives, before anything is decoded, in time linear in its bytes.
@@ -69,7 +69,7 @@ class Weight:
         """Number of strings, lists and objects."""
         return self._quotes // 2 + self._brackets
 
-    def feed(self, piece: bytes | bytearray) -> None:
+    def count_piece(self, piece: bytes | bytearray) -> None:
         """Count the next piece of the body.
 
         Raises:
@@ -88,26 +88,26 @@ class Weight:
         self._quotes += len(parts) - 1
         self._brackets += outside.count(b"[") + outside.count(b"{")
         self.items += outside.count(b",")
-        if self.parts > MOST_PARTS:
-            raise TooHeavy(
-                f"The request has more than {MOST_PARTS} strings, lists and objects in total."
+        if self.parts > MAX_BODY_PARTS:
+            raise TooComplex(
+                f"The request has more than {MAX_BODY_PARTS} strings, lists and objects in total."
             )
-        if self.items > MOST_ITEMS:
-            raise TooHeavy(f"The request has more than {MOST_ITEMS} items.")
+        if self.items > MAX_BODY_ITEMS:
+            raise TooComplex(f"The request has more than {MAX_BODY_ITEMS} items.")
 
-    def add(self, text: bytes | bytearray) -> None:
+    def count_text(self, text: bytes | bytearray) -> None:
         """Count another complete text; see `feed`."""
         self._unfinished = b""
         self._quotes += self._quotes % 2
         for start in range(0, len(text), _PIECE_BYTES):
-            self.feed(text[start : start + _PIECE_BYTES])
+            self.count_piece(text[start : start + _PIECE_BYTES])
 
 
 Body = TypeVar("Body", bound=Struct)
 _decoders: dict[type[Struct], msgspec.json.Decoder[Any]] = {}
 
 
-def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = None) -> Body:
+def decode(body: bytes | bytearray, kind: type[Body], weight: BodyComplexity | None = None) -> Body:
     """Return the request in `body`. `weight` is given if it was counted while the body arrived.
 
     Raises:
@@ -115,9 +115,9 @@ def decode(body: bytes | bytearray, kind: type[Body], weight: Weight | None = No
     """
     try:
         if weight is None:
-            weight = Weight()
-            weight.add(body)
-    except TooHeavy as error:
+            weight = BodyComplexity()
+            weight.count_text(body)
+    except TooComplex as error:
         raise BadBody(str(error)) from None
     try:
         request, body = _decode_with_repairs(body, kind)
@@ -210,7 +210,7 @@ def _is_exact_integer(value: float) -> bool:
     return value.is_integer() and abs(value) <= 2**53
 
 
-def converted(value: object, kind: type[Body], at: str) -> Body:
+def convert(value: object, kind: type[Body], at: str) -> Body:
     """Convert a part of a request that was decoded without a type. `at` is its path ("tools[0]").
 
     Raises:

@@ -13,12 +13,12 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, field
 
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.settings import Drafted
+from localspec.protocol.settings import DraftTokens
 
 # ------------------------------------------------------------------------ sampling
 # The sampling parameters, each declared once: its type, its limits and its other names.
 #
-# Requests and frames inherit the fields of `Sampled`, and everything else that names a parameter
+# Requests and frames inherit the fields of `SamplingParameters`, and everything else that names a parameter
 # reads it from here. The same limits hold in a request and in a model's file. Within them every step
 # stays finite in float32 for any logits. A penalty that divides by almost zero, or by a number that
 # float32 rounds to zero, would leave no token to choose.
@@ -47,7 +47,7 @@ DryBase = Annotated[float, Meta(ge=0, le=100)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]  # OpenAI's limits
 
 
-class Also(NamedTuple):
+class OtherNames(NamedTuple):
     """What a parameter is called elsewhere."""
 
     # Key below `general.sampling.` with which a model's file sets its default.
@@ -58,29 +58,31 @@ class Also(NamedTuple):
     off: float | None = None
 
 
-class Sampled(Struct):
+class SamplingParameters(Struct):
     """Sampling parameters of a request, with llama.cpp's names and meanings.
 
     None stands for the model's own default (`general.sampling.*` in its file), or else llama.cpp's.
     A temperature of 0 is greedy.
     """
 
-    temperature: Annotated[Temperature, Also("temp", "temperature", 1.0)] | None = None
-    top_k: Annotated[LookBack, Also("top_k", "top_k", 0)] | None = None
-    top_p: Annotated[Probability, Also("top_p", "top_p", 1.0)] | None = None
-    min_p: Annotated[Probability, Also("min_p", "min_p", 0.0)] | None = None
-    typical_p: Annotated[Probability, Also("", "typ_p", 1.0)] | None = None
-    top_n_sigma: Annotated[Sigmas, Also("", "top_n_sigma", -1.0)] | None = None
-    xtc_probability: Annotated[Probability, Also("xtc_probability", "xtc", 0.0)] | None = None
-    xtc_threshold: Annotated[Probability, Also("xtc_threshold")] | None = None
-    dynatemp_range: Annotated[Temperature, Also("", "temperature", 0.0)] | None = None
+    temperature: Annotated[Temperature, OtherNames("temp", "temperature", 1.0)] | None = None
+    top_k: Annotated[LookBack, OtherNames("top_k", "top_k", 0)] | None = None
+    top_p: Annotated[Probability, OtherNames("top_p", "top_p", 1.0)] | None = None
+    min_p: Annotated[Probability, OtherNames("min_p", "min_p", 0.0)] | None = None
+    typical_p: Annotated[Probability, OtherNames("", "typ_p", 1.0)] | None = None
+    top_n_sigma: Annotated[Sigmas, OtherNames("", "top_n_sigma", -1.0)] | None = None
+    xtc_probability: Annotated[Probability, OtherNames("xtc_probability", "xtc", 0.0)] | None = None
+    xtc_threshold: Annotated[Probability, OtherNames("xtc_threshold")] | None = None
+    dynatemp_range: Annotated[Temperature, OtherNames("", "temperature", 0.0)] | None = None
     dynatemp_exponent: Exponent | None = None
     min_keep: Count | None = None
-    repeat_penalty: Annotated[RepeatPenalty, Also("penalty_repeat", "penalties", 1.0)] | None = None
-    repeat_last_n: Annotated[LookBack, Also("penalty_last_n")] | None = None
-    frequency_penalty: Annotated[Penalty, Also("", "penalties", 0.0)] | None = None
-    presence_penalty: Annotated[Penalty, Also("", "penalties", 0.0)] | None = None
-    dry_multiplier: Annotated[DryMultiplier, Also("", "dry", 0.0)] | None = None
+    repeat_penalty: (
+        Annotated[RepeatPenalty, OtherNames("penalty_repeat", "penalties", 1.0)] | None
+    ) = None
+    repeat_last_n: Annotated[LookBack, OtherNames("penalty_last_n")] | None = None
+    frequency_penalty: Annotated[Penalty, OtherNames("", "penalties", 0.0)] | None = None
+    presence_penalty: Annotated[Penalty, OtherNames("", "penalties", 0.0)] | None = None
+    dry_multiplier: Annotated[DryMultiplier, OtherNames("", "dry", 0.0)] | None = None
     dry_base: DryBase | None = None
     dry_allowed_length: Count | None = None
     dry_penalty_last_n: LookBack | None = None
@@ -89,21 +91,21 @@ class Sampled(Struct):
 
 
 class Parameter(NamedTuple):
-    """One field of `Sampled`. `kind` is its type, including its limits."""
+    """One field of `SamplingParameters`. `kind` is its type, including its limits."""
 
     name: str
     kind: Any
-    also: Also
+    other_names: OtherNames
 
 
 @cache
-def parameters() -> tuple[Parameter, ...]:
+def sampling_parameters() -> tuple[Parameter, ...]:
     """Return all sampling parameters in the order of the fields."""
-    hints = get_type_hints(Sampled, include_extras=True)
+    hints = get_type_hints(SamplingParameters, include_extras=True)
     result = []
-    for name in Sampled.__struct_fields__:
+    for name in SamplingParameters.__struct_fields__:
         kind = next(member for member in get_args(hints[name]) if member is not type(None))
-        also = next((mark for mark in get_args(kind) if isinstance(mark, Also)), Also())
+        also = next((mark for mark in get_args(kind) if isinstance(mark, OtherNames)), OtherNames())
         result.append(Parameter(name, kind, also))
     return tuple(result)
 
@@ -139,7 +141,7 @@ class StructuredOutputs(Request):
     structural_tag: Any = None
 
 
-class Aliases(Sampled):
+class AliasFields(SamplingParameters):
     """Fields of vLLM and SGLang that text generation serves."""
 
     # vLLM's constraints, in their older form (`guided_…`) and their newer one.
@@ -171,7 +173,7 @@ MAX_STOPS = 16
 MAX_PROMPTS = 16
 MAX_TOOLS = 128
 MAX_INPUTS = 2048  # texts of one request for embeddings; OpenAI's limit
-PING_INTERVAL = 30  # seconds
+PING_INTERVAL_S = 30  # seconds
 # The length is limited because every token of an answer is compared with the beginnings of all stop strings.
 Stop = Annotated[str, Meta(max_length=1024)]
 
@@ -259,7 +261,7 @@ class Tool(Request, dict=True):
     function: Function
     type: OrDefault[Literal["function"]] = "function"
 
-    def shown(self) -> dict[str, Any]:
+    def template_object(self) -> dict[str, Any]:
         """Return the caller's own object, which is what a chat template writes.
 
         It has the caller's keys in their order, including those that no struct declares. Null
@@ -297,13 +299,13 @@ class SpeculativeOptions(Request):
     """An extension of localspec: how to speculate. `depth` is a number of drafted tokens, or "auto"."""
 
     enabled: OrDefault[bool] = True
-    depth: OrDefault[Drafted | Literal["auto"]] = "auto"
+    depth: OrDefault[DraftTokens | Literal["auto"]] = "auto"
     kind: OrDefault[Literal["auto", "draft", "mtp", "ngram"]] = "auto"
     verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
 
 
 # What an answer is for. Statistics group answers by it.
-Kind = Literal["ask", "chat", "complete", "edit", "json", "cmd", "commit", "explain", "other"]
+AnswerKind = Literal["ask", "chat", "complete", "edit", "json", "cmd", "commit", "explain", "other"]
 
 
 class LocalspecOptions(Request):
@@ -322,7 +324,7 @@ class LocalspecOptions(Request):
     """
 
     conversation: Annotated[str, Meta(min_length=1, max_length=64)] | None = None
-    kind: Kind | None = None
+    kind: AnswerKind | None = None
     title: Annotated[str, Meta(max_length=1000)] | None = None
     progress: OrDefault[bool] = False
     private: OrDefault[bool] = False
@@ -332,13 +334,13 @@ class LocalspecOptions(Request):
 CacheReuse = Annotated[int, Meta(ge=0, le=INT32)]
 
 
-class GenerationRequest(Aliases, Request):
+class GenerationRequest(AliasFields, Request):
     """The fields that chat and text completions share.
 
     `mirostat` (except 0), `adaptive_target` (except negative values) and `lora` are refused.
     """
 
-    refuses: ClassVar[str] = "text"  # key of the table in fields.py that lists refused fields
+    refusal_table: ClassVar[str] = "text"  # key of the table in fields.py that lists refused fields
 
     model: OrDefault[str] = ""
     stream: OrDefault[bool] = False
@@ -368,7 +370,7 @@ class GenerationRequest(Aliases, Request):
     # A stream reports in chunks of its own how much of the prompt has been prefilled.
     return_progress: OrDefault[bool] = False
     # Seconds after which a silent stream gets a comment; 0 or -1: never.
-    sse_ping_interval: OrDefault[Annotated[int, Meta(ge=-1, le=86_400)]] = PING_INTERVAL
+    sse_ping_interval: OrDefault[Annotated[int, Meta(ge=-1, le=86_400)]] = PING_INTERVAL_S
     # Log-probabilities are those of the final draw, after bias, penalties, truncation and
     # temperature.
     post_sampling_probs: OrDefault[bool] = False
@@ -384,7 +386,7 @@ class GenerationRequest(Aliases, Request):
             self.repeat_penalty = self.repetition_penalty
 
 
-Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 ThinkingTokens = Annotated[int, Meta(ge=-1, le=INT32)]
 
 
@@ -407,7 +409,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     - `documents`: passed to templates that support them.
     """
 
-    refuses: ClassVar[str] = "chat"
+    refusal_table: ClassVar[str] = "chat"
 
     messages: Annotated[list[ChatMessage], Meta(max_length=10_000)]
     logprobs: bool | None = None
@@ -419,7 +421,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_format: OrDefault[Literal["none", "auto", "deepseek"]] = "auto"
-    reasoning_effort: Effort | None = None
+    reasoning_effort: ReasoningEffort | None = None
     reasoning_budget_tokens: ThinkingTokens | None = None
     thinking_budget_tokens: ThinkingTokens | None = None
     parse_special: OrDefault[bool] = False
@@ -494,7 +496,7 @@ class DetokenizeRequest(Request):
 
 
 class TemplateRequest(Request):
-    refuses: ClassVar[str] = "template"
+    refusal_table: ClassVar[str] = "template"
 
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=10_000)]
     model: OrDefault[str] = ""
@@ -502,7 +504,7 @@ class TemplateRequest(Request):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | Literal["content", "reasoning_content"] | None = None
     chat_template_kwargs: OrDefault[dict[str, Any]] = field(default_factory=dict)
-    reasoning_effort: Effort | None = None
+    reasoning_effort: ReasoningEffort | None = None
     reasoning_budget_tokens: ThinkingTokens | None = None
     thinking_budget_tokens: ThinkingTokens | None = None
     parse_special: OrDefault[bool] = False
@@ -525,7 +527,7 @@ class EmbeddingRequest(Request):
       model can read.
     """
 
-    refuses: ClassVar[str] = "vectors"
+    refusal_table: ClassVar[str] = "vectors"
 
     input: str | InputObject | Inputs | None = None
     content: str | InputObject | Inputs | None = None
@@ -553,7 +555,7 @@ class RerankRequest(Request):
     - `max_tokens_per_doc`: Cohere's field: tokens that are read of each document at most.
     """
 
-    refuses: ClassVar[str] = "scores"
+    refusal_table: ClassVar[str] = "scores"
 
     query: str
     documents: Annotated[list[str | DocumentText], Meta(max_length=MAX_INPUTS)] | None = None

@@ -14,12 +14,12 @@ from msgspec import Meta
 
 # Tokens. llama.cpp allocates no fewer cells, and a chat needs a system message, a question and an
 # answer anyway.
-LEAST_CONTEXT = 256
-MAX_CONTEXT = 1 << 24
+MIN_CONTEXT_TOKENS = 256
+MAX_CONTEXT_TOKENS = 1 << 24
 MAX_PARALLEL = 64
-MAX_DRAFTED = 64
+MAX_DRAFT_TOKENS = 64
 
-Context = Annotated[int, Meta(ge=0, le=MAX_CONTEXT)]  # tokens; 0: chosen automatically
+Context = Annotated[int, Meta(ge=0, le=MAX_CONTEXT_TOKENS)]  # tokens; 0: chosen automatically
 Parallel = Annotated[int, Meta(ge=1, le=MAX_PARALLEL)]
 # Sequences of the engine, including those that the daemon reserves for editors. llama.cpp's own
 # limit is 256.
@@ -27,7 +27,7 @@ Sequences = Annotated[int, Meta(ge=1, le=2 * MAX_PARALLEL)]
 Threads = Annotated[int, Meta(ge=0, le=512)]  # GGML_MAX_N_THREADS; 0: chosen automatically
 Layers = Annotated[int, Meta(ge=-1, le=10_000)]  # -1: all
 Gpu = Annotated[int, Meta(ge=0, le=15)]  # GGML_CUDA_MAX_DEVICES
-Drafted = Annotated[int, Meta(ge=0, le=MAX_DRAFTED)]  # tokens drafted per round
+DraftTokens = Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)]  # tokens drafted per round
 Mebibytes = Annotated[int, Meta(ge=0, le=1 << 24)]
 # Machines that serve layers, as HOST:PORT. llama.cpp's RPC backend takes at most 16 of them.
 Endpoints = Annotated[tuple[str, ...], Meta(max_length=16)]
@@ -35,19 +35,19 @@ Bytes = Annotated[int, Meta(ge=0, le=1 << 44)]
 SplitMode = Literal["layer", "row", "none"]
 KvType = Literal["f16", "q8_0", "q5_1", "q4_0"]  # the largest first
 KvTypeV = Literal["same", KvType]  # "same": the type of the keys
-KV_BLOCK = 32  # cache elements that share a scale in every type except f16
+KV_BLOCK_SIZE = 32  # cache elements that share a scale in every type except f16
 FlashAttention = Literal["auto", "on", "off"]
 # Rows per pass on a CPU without flash attention. Each row needs a score for every cell, so that a
 # pass of many rows would take much memory.
-SCORED_ROWS = 128
+CPU_PASS_ROWS = 128
 # Tokens of context up to which a CPU is no faster without flash attention, because the sequences of
 # a short context also attend to each other's cells. With 512-bit vectors flash attention prefills
 # faster up to about 8 000 tokens and decodes as fast up to 4 000; beyond that it decodes slower
 # (facts.md).
-SHORT, SHORT_WIDE = 2048, 12288
+SHORT_CONTEXT_TOKENS, SHORT_CONTEXT_TOKENS_512 = 2048, 12288
 # Sequences up to which a CPU may go without flash attention. Most of them seldom decode at the same
 # time, and with four that do, both ways are equally fast (facts.md).
-FEW = 5
+MAX_FEW_SEQUENCES = 5
 # How the vectors of a text's tokens become one: their mean, the first or the last. "rank": a head of
 # the model turns them into a score of how well the text answers a query.
 Pooling = Literal["mean", "cls", "last", "rank"]
@@ -117,7 +117,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     # Bytes that exact mode's own cache would need in addition. 0 if memory holds it.
     exact_lacks: Bytes = 0
     # Tokens drafted per round. None: the policy decides.
-    depth: Drafted | None = None
+    depth: DraftTokens | None = None
     # Longest time of a pass in seconds; 0: any. Longer prompts are read in several passes.
     pass_s: Annotated[float, Meta(ge=0)] = 0.0
     # The same limit while other requests are decoding and wait for the pass.
@@ -137,7 +137,7 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
         """Types of the cache's keys and of its values."""
         return self.type_kv, self.type_kv if self.type_v == "same" else self.type_v
 
-    def on_cpu(self, context: int, *, wide: bool) -> FlashAttention:
+    def cpu_flash_attention(self, context: int, *, wide: bool) -> FlashAttention:
         """Return whether a CPU uses flash attention with this many tokens of context.
 
         With "auto" the CPU chooses. A single sequence decodes faster without flash attention, the
@@ -147,7 +147,9 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
         wide: the CPU computes with 512-bit vectors.
         """
         is_auto = self.flash_attention == "auto" and self.kv_types == ("f16", "f16")
-        is_long = self.parallel <= FEW and context > (SHORT_WIDE if wide else SHORT)
+        is_long = self.parallel <= MAX_FEW_SEQUENCES and context > (
+            SHORT_CONTEXT_TOKENS_512 if wide else SHORT_CONTEXT_TOKENS
+        )
         return "off" if is_auto and is_long else self.flash_attention
 
 
@@ -159,7 +161,7 @@ class Limits(NamedTuple):
     choices: tuple[str, ...] = ()
 
 
-def limits(kind: Any) -> Limits:
+def limits_of(kind: Any) -> Limits:
     """Return the limits of a type of this module, or of a type made of one."""
     base, *marks = get_args(kind) if get_origin(kind) is Annotated else (kind,)
     result = Limits(choices=get_args(base) if get_origin(base) is Literal else ())

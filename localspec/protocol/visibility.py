@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
-from localspec.protocol.calls import ID, CallFormat
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat
 
 VISIBLE, HIDDEN = "v", "h"
 
@@ -32,7 +32,7 @@ _NAME = re.compile(r'((?:[^"\\]|\\.)*)"', re.DOTALL)
 _STRING_END = re.compile(r'["\\]')
 
 
-class Regions:
+class VisibilityParser:
     """A state machine that classifies each character of one answer as visible or hidden.
 
     A character is classified as soon as that is certain. Text that may be the beginning of a marker
@@ -308,7 +308,7 @@ class _CallEnd:
     """
 
     def __init__(self, form: CallFormat) -> None:
-        words = form.close.split(ID)[-1].split()
+        words = form.close.split(CALL_ID_PLACEHOLDER)[-1].split()
         self._close = words[-1] if words else ""
         # A format discovered from a template may continue with another call in any form.
         self._closes_with_json = not self._close and form.kind != "found"

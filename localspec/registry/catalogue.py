@@ -16,20 +16,22 @@ from localspec import extras
 from localspec.errors import CatalogueError, ModelNotFound
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
-from localspec.protocol.requests import parameters
+from localspec.protocol.requests import sampling_parameters
 from localspec.protocol.settings import Context, Endpoints, Upstream
 from localspec.registry import ollama_names
 
 VERSION = 1
 GIB = 1 << 30
-NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _MAX_NAME_CHARACTERS = 64
 # The hub's own rules for repositories (huggingface_hub, validate_repo_id): no "--", no "..".
-REPO = re.compile(r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-])")
-FILE = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
-SHA256 = re.compile(r"[0-9a-f]{64}")
-ENDPOINT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}:[1-9]\d{0,4}")
-REVISION = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
+REPO_PATTERN = re.compile(
+    r"(?!.*(--|\.\.))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}(?<![.-])"
+)
+FILE_PATTERN = re.compile(r"(?!.*\.\.)(?:[A-Za-z0-9_][\w.-]*/)*[A-Za-z0-9_][\w.-]*\.gguf")
+SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
+ENDPOINT_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}:[1-9]\d{0,4}")
+REVISION_PATTERN = re.compile(r"(?!.*\.\.)[A-Za-z0-9][\w./-]{0,127}")
 _NAME_RULE = "a name (lowercase letters, digits, '.', '_', '-')"
 # Sampling parameters for which a pair can have no default.
 _NO_DEFAULTS = ("seed", "dry_sequence_breakers")
@@ -37,7 +39,7 @@ _MEMORY_CLASS = re.compile(r"cpu|\d{1,3}(-\d{1,3})?")
 _MAX_TEMPLATE_CHARACTERS = 1 << 20  # the longest template of the known models has 20 000
 
 
-def reserved(name: str) -> str:
+def explain_reserved_name(name: str) -> str:
     """Return what a name already means where a pair is named, as a clause, or an empty text if it is free."""
     if name == "builtin":
         return "it is the name of the built-in pair"
@@ -46,7 +48,7 @@ def reserved(name: str) -> str:
     return "it would be taken for a file" if name.endswith(".gguf") else ""
 
 
-class Weights(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class HubFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One file on the hub, or the first file of a sharded model.
 
     weights: the repository of the same model in its original format. vocabulary: the rows of its token
@@ -81,13 +83,13 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     rpc: Endpoints = ()
 
     @property
-    def says(self) -> bool:
+    def has_values(self) -> bool:
         """Whether anything is stated."""
         has_values = self.chat_template or self.sampling or self.keep or self.rpc
         return bool(has_values) or self.idle_unload is not None
 
 
-class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of the catalogue.
 
     memory: GB of GPU memory that the pair is meant for, or "cpu". heads: a file of heads trained with the
@@ -96,9 +98,9 @@ class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """
 
     summary: str
-    target: Weights
-    draft: Weights | None = None
-    heads: Weights | None = None
+    target: HubFile
+    draft: HubFile | None = None
+    heads: HubFile | None = None
     embedded_heads: bool = False
     year: Annotated[int, msgspec.Meta(ge=0, le=9999)] = 0
     context: Context = 0
@@ -110,7 +112,7 @@ class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
     reported: str = ""
 
     @property
-    def kind(self) -> DraftKind:
+    def draft_kind(self) -> DraftKind:
         """What drafts for the target."""
         if {"embed", "rerank"} & set(self.roles):
             return "none"
@@ -121,7 +123,7 @@ class Pair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
         return "mtp-embedded" if self.embedded_heads else "ngram"
 
     @property
-    def files(self) -> tuple[Weights, ...]:
+    def files(self) -> tuple[HubFile, ...]:
         """The target's file and that of the model or heads that draft for it, if any."""
         return tuple(file for file in (self.target, self.draft or self.heads) if file)
 
@@ -145,12 +147,12 @@ class Catalogue:
     presets: by pair name, for the pairs that have one. upstreams: the pairs that another server answers for.
     """
 
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, CataloguePair]
     aliases: Mapping[str, str]
     presets: Mapping[str, Preset] = field(default_factory=dict)
     upstreams: Mapping[str, Upstream] = field(default_factory=dict)
 
-    def find(self, name: str) -> tuple[str, Pair]:
+    def find(self, name: str) -> tuple[str, CataloguePair]:
         """Return the name and entry of a pair, found by its name, an alias or Ollama's name of its target.
 
         Raises:
@@ -160,12 +162,14 @@ class Catalogue:
         pair_name = query if query in self.pairs else self.aliases.get(query)
         hint = ""
         if pair_name is None and ollama_names.is_ollama_name(query):
-            candidates = self.same_model(query)
+            candidates = self.find_same_model(query)
             pair_name = candidates[0] if len(candidates) == 1 else None
-            hint = one_of(candidates or self._owners(ollama_names.same_family(query, self.names)))
+            hint = ask_which(
+                candidates or self._owners(ollama_names.find_same_family(query, self.names))
+            )
         if pair_name is not None:
             return pair_name, self.pairs[pair_name]
-        hint = hint or did_you_mean(query, self.names)
+        hint = hint or suggest_names(query, self.names)
         raise ModelNotFound(
             f"There is no pair '{name[:80]}' in the catalogue.{hint} See: localspec catalogue",
             param="model",
@@ -176,20 +180,20 @@ class Catalogue:
         """The names and aliases of all pairs."""
         return [*self.pairs, *self.aliases]
 
-    def same_model(self, name: str) -> list[str]:
+    def find_same_model(self, name: str) -> list[str]:
         """Return the names of the pairs whose target is Ollama's model `name`."""
-        return self._owners(ollama_names.same_model(name, self.names))
+        return self._owners(ollama_names.find_same_model(name, self.names))
 
     def _owners(self, names: Iterable[str]) -> list[str]:
         return list(dict.fromkeys(self.aliases.get(name, name) for name in names))
 
 
-def one_of(names: Collection[str]) -> str:
+def ask_which(names: Collection[str]) -> str:
     """Return a question about which of several names is meant, after a space, or an empty text."""
     return f" Did you mean {' or '.join(names)}?" if names else ""
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
+def suggest_names(name: str, names: Iterable[str]) -> str:
     """Return a question that suggests similar names, after a space, or an empty text."""
     if len(name) > _MAX_NAME_CHARACTERS:
         return ""  # nothing is similar, and comparing long texts is slow
@@ -197,7 +201,7 @@ def did_you_mean(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(matches)}?" if matches else ""
 
 
-def shipped_catalogue() -> Path:
+def shipped_catalogue_path() -> Path:
     """Return the shipped models.toml: inside an installed package, or at the top of a checkout."""
     package = Path(__file__).parent.parent
     inside = package / "models.toml"
@@ -210,11 +214,11 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
     Raises:
         CatalogueError: a file is wrong; the message names file, line and key, and what is allowed.
     """
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, CataloguePair] = {}
     aliases: dict[str, str] = {}
     presets: dict[str, Preset] = {}
     servers: dict[str, Upstream] = {}
-    for path in (shipped or shipped_catalogue(), user):
+    for path in (shipped or shipped_catalogue_path(), user):
         if path == user and not path.exists():
             continue
         file_pairs, file_presets, file_servers = read_catalogue(path, pairs)
@@ -231,7 +235,7 @@ def load_catalogue(user: Path, shipped: Path | None = None) -> Catalogue:
 
 def read_catalogue(
     path: Path, below: Collection[str] = ()
-) -> tuple[dict[str, Pair], dict[str, Preset], dict[str, Upstream]]:
+) -> tuple[dict[str, CataloguePair], dict[str, Preset], dict[str, Upstream]]:
     """Read and strictly check one file's pairs, presets and upstreams.
 
     below: the names of the pairs that the file overlays.
@@ -264,15 +268,17 @@ def read_catalogue(
     if not isinstance(entries, dict):
         raise locator.error(("pairs",), "pairs must be a table: [pairs.NAME]")
     parsed = {name: _parse_entry(locator, name, entry) for name, entry in entries.items()}
-    pairs = {name: entry for name, entry in parsed.items() if isinstance(entry, Pair)}
+    pairs = {name: entry for name, entry in parsed.items() if isinstance(entry, CataloguePair)}
     _check_names(locator, pairs, below)
     servers = {name: entry for name, entry in parsed.items() if isinstance(entry, Upstream)}
     for name in servers:
-        if problem := reserved(name):
+        if problem := explain_reserved_name(name):
             raise locator.error(("pairs", name), f"'{name}' cannot be a pair's name: {problem}")
     stated = {name: entry for name, entry in parsed.items() if isinstance(entry, Preset)}
     presets = {
-        name: _complete_preset(locator, name, entry) for name, entry in stated.items() if entry.says
+        name: _complete_preset(locator, name, entry)
+        for name, entry in stated.items()
+        if entry.has_values
     }
     return pairs, presets, servers
 
@@ -331,7 +337,7 @@ def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
     keys = ("pairs", name, "sampling")
     types = {
         parameter.name: parameter.kind
-        for parameter in parameters()
+        for parameter in sampling_parameters()
         if parameter.name not in _NO_DEFAULTS
     }
     for key, value in entry.sampling.items():
@@ -342,7 +348,7 @@ def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
         except (msgspec.ValidationError, OverflowError, ValueError) as error:
             raise locator.error((*keys, key), f"{value} is not allowed: {error}") from None
     for endpoint in entry.rpc:
-        if not ENDPOINT.fullmatch(endpoint):
+        if not ENDPOINT_PATTERN.fullmatch(endpoint):
             raise locator.error(("pairs", name, "rpc"), f"'{endpoint[:80]}' is not HOST:PORT")
     preset = Preset(
         sampling=entry.sampling, keep=entry.keep, idle_unload=entry.idle_unload, rpc=entry.rpc
@@ -364,14 +370,16 @@ def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
     return msgspec.structs.replace(preset, chat_template=text)
 
 
-def _parse_entry(locator: _KeyLocator, name: str, entry: object) -> Pair | Preset | Upstream:
+def _parse_entry(
+    locator: _KeyLocator, name: str, entry: object
+) -> CataloguePair | Preset | Upstream:
     """Parse one entry: a pair, an upstream server, or the preset of a pair if it has no target.
 
     Raises:
         CatalogueError: the entry is wrong.
     """
     stated_keys = set(entry) if isinstance(entry, dict) else set()
-    kind: type[Pair | Preset | Upstream] = Pair
+    kind: type[CataloguePair | Preset | Upstream] = CataloguePair
     if stated_keys and stated_keys <= set(Preset.__struct_fields__):
         kind = Preset
     elif "upstream" in stated_keys:
@@ -387,7 +395,7 @@ def _parse_entry(locator: _KeyLocator, name: str, entry: object) -> Pair | Prese
         problem = problem.replace("Object", "the table").replace("`", "'")
         raise locator.error(("pairs", name, *keys), problem[:1].lower() + problem[1:]) from None
     if isinstance(pair, Upstream):
-        if not NAME.fullmatch(name):
+        if not NAME_PATTERN.fullmatch(name):
             raise locator.error(("pairs", name), f"'{name}' is not {_NAME_RULE}")
         upstream = extras.load("upstream", "catalogue")
         if upstream is None:
@@ -396,7 +404,7 @@ def _parse_entry(locator: _KeyLocator, name: str, entry: object) -> Pair | Prese
         if problem:
             raise locator.error(("pairs", name, key), problem)
         return pair
-    if not isinstance(pair, Pair):
+    if not isinstance(pair, CataloguePair):
         return pair
     for keys, pattern, value, shape in _text_rules(name, pair):
         if value and not pattern.fullmatch(value):
@@ -408,29 +416,41 @@ def _parse_entry(locator: _KeyLocator, name: str, entry: object) -> Pair | Prese
 
 
 def _text_rules(
-    name: str, pair: Pair
+    name: str, pair: CataloguePair
 ) -> Iterator[tuple[tuple[str, ...], re.Pattern[str], str, str]]:
     """Yield each text with a fixed form: its keys, its pattern, its value, and the form in words."""
-    yield (), NAME, name, _NAME_RULE
+    yield (), NAME_PATTERN, name, _NAME_RULE
     for alias in pair.aliases:
-        yield ("aliases",), NAME, alias, _NAME_RULE
+        yield ("aliases",), NAME_PATTERN, alias, _NAME_RULE
     yield ("memory",), _MEMORY_CLASS, pair.memory, "a number of GB, a range such as 16-24, or cpu"
     for role, weights in (("target", pair.target), ("draft", pair.draft), ("heads", pair.heads)):
         if weights:
-            yield (role, "repo"), REPO, weights.repo, "a repository (OWNER/NAME)"
-            yield (role, "file"), FILE, weights.file or "?", "the name of a .gguf file"
-            yield (role, "weights"), REPO, weights.weights, "a repository (OWNER/NAME)"
-            yield (role, "sha256"), SHA256, weights.sha256, "64 lowercase hexadecimal digits"
+            yield (role, "repo"), REPO_PATTERN, weights.repo, "a repository (OWNER/NAME)"
+            yield (role, "file"), FILE_PATTERN, weights.file or "?", "the name of a .gguf file"
+            yield (role, "weights"), REPO_PATTERN, weights.weights, "a repository (OWNER/NAME)"
+            yield (
+                (role, "sha256"),
+                SHA256_PATTERN,
+                weights.sha256,
+                "64 lowercase hexadecimal digits",
+            )
             yield (
                 (role, "template_sha256"),
-                SHA256,
+                SHA256_PATTERN,
                 weights.template_sha256,
                 "64 lowercase hexadecimal digits",
             )
-            yield (role, "revision"), REVISION, weights.revision or "?", "a branch, tag or commit"
+            yield (
+                (role, "revision"),
+                REVISION_PATTERN,
+                weights.revision or "?",
+                "a branch, tag or commit",
+            )
 
 
-def _check_names(locator: _KeyLocator, pairs: Mapping[str, Pair], below: Collection[str]) -> None:
+def _check_names(
+    locator: _KeyLocator, pairs: Mapping[str, CataloguePair], below: Collection[str]
+) -> None:
     """Check that no name has two meanings.
 
     Raises:
@@ -438,10 +458,10 @@ def _check_names(locator: _KeyLocator, pairs: Mapping[str, Pair], below: Collect
     """
     owner: dict[str, str] = {name: name for name in (*below, *pairs)}
     for name, pair in pairs.items():
-        if problem := reserved(name):
+        if problem := explain_reserved_name(name):
             raise locator.error(("pairs", name), f"'{name}' cannot be a pair's name: {problem}")
         for alias in pair.aliases:
-            if problem := reserved(alias):
+            if problem := explain_reserved_name(alias):
                 problem = f"'{alias}' cannot be a pair's other name: {problem}"
             elif owner.setdefault(alias, name) != name:
                 problem = f"'{alias}' already means '{owner[alias]}'"
@@ -457,7 +477,7 @@ class LiveCatalogue:
 
     def __init__(self, user: Path, shipped: Path | None = None) -> None:
         self._user = user
-        self._shipped = shipped or shipped_catalogue()
+        self._shipped = shipped or shipped_catalogue_path()
         self.problem = ""
         try:
             self.current = load_catalogue(user, self._shipped)

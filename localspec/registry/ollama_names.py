@@ -16,7 +16,7 @@ def is_ollama_name(name: str) -> bool:
     return bool(model and colon and tag) and not re.search(r"[/,\s~:]|\.gguf$", model + tag)
 
 
-def same_model(name: str, names: Iterable[str]) -> list[str]:
+def find_same_model(name: str, names: Iterable[str]) -> list[str]:
     """Return those of `names` that mean Ollama's model `name`.
 
     The model and its tag must each match, ignoring punctuation: "llama3.1:8b" matches "llama31-8b" and
@@ -29,7 +29,7 @@ def same_model(name: str, names: Iterable[str]) -> list[str]:
     ]
 
 
-def same_family(name: str, names: Iterable[str]) -> list[str]:
+def find_same_family(name: str, names: Iterable[str]) -> list[str]:
     """Return those of `names` that begin like Ollama's model `name`, in any size."""
     model, _ = _split_name(name)
     return [

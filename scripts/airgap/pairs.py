@@ -19,7 +19,7 @@ def add_pair(name: str, folder: Path) -> dict[str, object]:
         LocalspecError: there is no such pair, or a file of it is damaged.
     """
     store = Store(default_paths().store)
-    record: Record = integrity.ready(store, name)
+    record: Record = integrity.ensure_ready(store, name)
     entry: dict[str, object] = {"name": name, "roles": list(record.roles)}
     for role, model in (("target", record.target), ("draft", record.draft)):
         if model is not None:

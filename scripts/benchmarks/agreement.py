@@ -32,7 +32,7 @@ def main(arguments: list[str]) -> int:
     add("--context", type=positive, default=2048, help="tokens (2048)")
     options = parser.parse_args(arguments)
     try:
-        say(host.report())
+        say(host.load_report())
         return _compare(options)
     except (LocalspecError, OSError) as error:
         sys.stderr.write(f"localspec: {error}\n")

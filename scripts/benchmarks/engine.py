@@ -168,10 +168,10 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
     from localspec.engine import llama
 
     llama.initialise()
-    before = host.report()
+    before = host.load_report()
     say(before)
     measured = measure(plan, say)
-    load_after = host.report()
+    load_after = host.load_report()
     limits = report.Limits()
     settings = plan.engine_settings(None)
     noise = max((run.others or 0.0 for each in measured for run in each.runs), default=0.0)
@@ -187,7 +187,7 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
         f"before: {before}",
         f"after: {load_after}",
         f"other processes' work during a run: {noise * 100:.0f} % of a core at most"
-        + (" (WARNING: more than 10 %)" if noise > host.NOISE else ""),
+        + (" (WARNING: more than 10 %)" if noise > host.MAX_NOISE_CORES else ""),
         f"resident memory: {largest:.0f} MB at most; from the first run of a pair to its last "
         f"{grown:+.0f} MB at most",
     ]

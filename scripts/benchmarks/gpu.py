@@ -128,7 +128,7 @@ def _check(options: argparse.Namespace, plan: Plan) -> int:
     from benchmarks.measuring.interleaved import measure
 
     tests = None if options.no_tests else _tests()
-    before = host.report()
+    before = host.load_report()
     details = _details(options, plan)
     measured = measure(plan, say)
     limits = report.Limits(auto_server_mean=1.2, python=0.05)
@@ -187,13 +187,13 @@ def _details(options: argparse.Namespace, plan: Plan) -> Details:
 
 
 def _free_memory() -> list[int]:
-    return [each.free for each in machine.nvidia_memory(machine.Host.here())]
+    return [each.free for each in machine.nvidia_memory(machine.Host.current())]
 
 
 def _widths(runner: Runner) -> Widths:
     from localspec.engine.llama import Batch
-    from localspec.engine.pair.models import runner as passes
-    from localspec.engine.pair.profile import measure
+    from localspec.engine.pair.models import make_pass_runner as passes
+    from localspec.engine.pair.profile import measure_passes
 
     pair, shared = runner.pair, runner.pair.shared
     shared.slots.clear(next(iter(shared.slots)))  # the passes are over this one's sequence
@@ -202,8 +202,8 @@ def _widths(runner: Runner) -> Widths:
         batch = Batch(pair.settings.n_batch)
         draft = passes(pair.drafter.context, batch, last_only=True)
     deadline = time.monotonic() + 60
-    ours = measure(target, range(1, WIDEST + 1), deadline).ms
-    theirs = measure(draft, range(1, DRAFT_WIDEST + 1), deadline).ms if draft else {}
+    ours = measure_passes(target, range(1, WIDEST + 1), deadline).ms
+    theirs = measure_passes(draft, range(1, DRAFT_WIDEST + 1), deadline).ms if draft else {}
     return Widths(ours, theirs)
 
 

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 def _measure(options: argparse.Namespace) -> int:
     from benchmarks.texts.measure import Plan, markdown, measure
 
-    tasks, before = _tasks(options), host.report()
+    tasks, before = _tasks(options), host.load_report()
     say(before)
     runs = measure(
         Plan(

@@ -20,7 +20,7 @@ from benchmarks import synthetic
 from benchmarks.command import positive, say
 from benchmarks.measuring.report import Verdict, verdict_line
 from benchmarks.measuring.workloads import QUICK, build, workload
-from localspec.extras.bench.statistics import geometric
+from localspec.extras.bench.statistics import geometric_mean
 from localspec.paths import default_paths
 
 LEAST = 0.97  # times plain decoding, whatever the drafts are
@@ -72,7 +72,7 @@ def _told(pair: Sequence[Path], wanted: Sequence[str]) -> dict[str, Any]:
 def _ratio(report: dict[str, Any], about: str = "") -> float:
     """Of the work of that kind, the geometric mean of the speed-ups at temperature 0."""
     some = [each for each in report["workloads"] if about in (each["about"], "")]
-    return geometric([e["speed_up"]["value"] for e in some if e["sampling"] == "greedy"])
+    return geometric_mean([e["speed_up"]["value"] for e in some if e["sampling"] == "greedy"])
 
 
 def _bad(report: dict[str, Any]) -> list[Verdict]:

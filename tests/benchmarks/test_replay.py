@@ -18,7 +18,7 @@ from benchmarks.traces.replay import (
     runs_of_hits,
 )
 from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
-from localspec.engine.speculation.acceptance import Calibration, bucket
+from localspec.engine.speculation.acceptance import Calibration, find_bucket
 
 # Widths 1…16 cost 100 ms and a tenth of that per further row; a draft costs 10 ms; no overhead.
 LINEAR = {
@@ -32,7 +32,7 @@ COSTS = Costs.of(cost_profile(LINEAR))
 def trace_of(hits: list[bool], confidence: float = 0.7) -> Trace:
     target = list(range(len(hits)))
     draft = [token if hit else -1 for token, hit in zip(target, hits, strict=True)]
-    return Trace("test", target, draft, [bucket(confidence)] * len(hits), LINEAR)
+    return Trace("test", target, draft, [find_bucket(confidence)] * len(hits), LINEAR)
 
 
 def random_hits(rate: float, count: int, seed: int = 0) -> list[bool]:

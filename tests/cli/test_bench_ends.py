@@ -28,14 +28,14 @@ from localspec.client import autostart
 from localspec.errors import LoadFailed, NoDaemon
 from localspec.extras.bench import distribution, drafts, measure, statistics
 from localspec.extras.bench import report as reports
-from localspec.extras.bench.asking import Answer, How
+from localspec.extras.bench.asking import RequestOptions, TimedAnswer
 from localspec.extras.bench.commands import command
 from localspec.extras.bench.prompts import Prompt, Work
 from localspec.extras.bench.report import Round
-from localspec.extras.bench.running import Bench, Plan, Turn, turns
+from localspec.extras.bench.running import Bench, BenchPlan, Trial, plan_trials
 from tests.support.daemons import Home, scripted_home, temporary_home, wait_for
 
-SCHEMA = functools.cache(lambda: json.loads(reports.schema()))
+SCHEMA = functools.cache(lambda: json.loads(reports.schema_text()))
 
 
 class Daemon:
@@ -49,14 +49,14 @@ class Daemon:
     dies = 0
     questions = 0
 
-    def ask(self, prompt: Prompt, how: How) -> Answer:
+    def ask(self, prompt: Prompt, how: RequestOptions) -> TimedAnswer:
         Daemon.questions += 1
         if "none" in self.model:
             raise LoadFailed("It does not load.")
         if Daemon.questions == Daemon.dies:
             raise NoDaemon("The daemon ended.")
         drafted = how.speculative != {"enabled": False}
-        answer = Answer(prompt.ask[:3] or "x", 12, 0.01, 0.1, "stop")
+        answer = TimedAnswer(prompt.ask[:3] or "x", 12, 0.01, 0.1, "stop")
         answer.timings = {"predicted_ms": 90.0, "draft_n": 4.0 * drafted, "predicted_n": 12}
         answer.rounds = [Round(3, 4 * drafted, 2 * drafted, "draft")]
         return answer
@@ -94,7 +94,7 @@ class Daemon:
 @pytest.fixture
 def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
-    monkeypatch.setattr(measure, "Ours", Daemon)
+    monkeypatch.setattr(measure, "DaemonServer", Daemon)
     monkeypatch.setattr(measure, "PairsClient", Daemon)
     monkeypatch.setattr(measure, "PairsClient", Daemon)
     monkeypatch.setattr(drafts, "PairsClient", Daemon)
@@ -104,7 +104,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(measure, "_BUSY_SAMPLE_S", 0.0)
     monkeypatch.setattr(statistics, "RESAMPLES", 4)  # every line of it is looked at
     monkeypatch.setattr(distribution, "_SHUFFLES", 4)
-    monkeypatch.setattr(distribution, "ANSWERS", 4)
+    monkeypatch.setattr(distribution, "ANSWERS_PER_MODE", 4)
     monkeypatch.setattr(Daemon, "dies", 0)
     monkeypatch.setattr(Daemon, "questions", 0)
 
@@ -206,13 +206,13 @@ def test_no_way_of_answering_always_comes_first(
 ) -> None:
     """Of every kind of work, where what comes second finds something warm."""
     works = [Work(str(at), "text", [Prompt("a")] * count) for at, count in enumerate(counts)]
-    plan = Plan(works, 8, repetitions, own=own)
+    plan = BenchPlan(works, 8, repetitions, own=own)
     bench = Bench(Daemon(), plan, None, ())  # type: ignore[arg-type]
     asked: dict[tuple[str, str], list[str]] = {}
-    turn: Turn
-    for turn in turns(plan):
+    turn: Trial
+    for turn in plan_trials(plan):
         if not turn.probe:
-            first = next(iter(bench._asked(turn)))
+            first = next(iter(bench._modes_of(turn)))
             asked.setdefault((turn.work.name, turn.sampling), []).append(str(first))
     for modes in asked.values():
         assert abs(modes.count("plain") - modes.count("speculative")) <= 1

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from localspec.errors import BadResponse, UsageError
 from localspec.extras.bench import summary
-from localspec.extras.bench.asking import Answer, Gone, How, Other
+from localspec.extras.bench.asking import OtherServer, RequestOptions, ServerGone, TimedAnswer
 from localspec.extras.bench.prompts import Prompt, Work
 from localspec.extras.bench.report import Run
-from localspec.extras.bench.running import Bench, Plan
+from localspec.extras.bench.running import Bench, BenchPlan
 
 CHAT, PLACE = Prompt(ask="Hello?"), Prompt(prefix="def f(", suffix="\n")
-HOW = How(8, 200)
+HOW = RequestOptions(8, 200)
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
 
@@ -87,20 +87,20 @@ def test_what_is_no_answer_is_one_line(answers: tuple[bytes, ...], said: str) ->
         serving(*answers) as url,
         pytest.raises(BadResponse, match=re.escape(said)) as error,
     ):
-        Other(url).ask(CHAT, HOW)
+        OtherServer(url).ask(CHAT, HOW)
     assert "\n" not in str(error.value)
 
 
 def test_a_server_without_a_list_of_models_is_asked_for_any() -> None:
     with serving(b"HTTP/1.1 404 Not Found\r\n\r\n", WHOLE) as url:
-        assert Other(url).ask(CHAT, HOW).text == "Hello you"
+        assert OtherServer(url).ask(CHAT, HOW).text == "Hello you"
 
 
 def test_one_that_says_nothing_is_given_up_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        other = Other(f"http://127.0.0.1:{listener.getsockname()[1]}")
-        with pytest.raises(Gone, match="did not answer in time"):
-            other.ask(CHAT, How(8, 200, until=time.monotonic() + 0.2))
+        other = OtherServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ServerGone, match="did not answer in time"):
+            other.ask(CHAT, RequestOptions(8, 200, until=time.monotonic() + 0.2))
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_one_that_says_nothing_is_given_up_in_time() -> None:
 )
 def test_what_is_no_address_is_told_before_anything_is_measured(address: str) -> None:
     with pytest.raises(UsageError, match="neither a URL"):
-        Other(address)
+        OtherServer(address)
 
 
 JSON = st.recursive(
@@ -134,8 +134,8 @@ EVENTS = st.lists(
 
 @given(EVENTS, st.sampled_from([CHAT, PLACE]))
 def test_whatever_comes_is_an_answer_or_a_reason(events: list[Any], prompt: Prompt) -> None:
-    class Odd(Other):
-        def _read(self, method: str, path: str, body: Any, how: How) -> Iterator[bytes]:
+    class Odd(OtherServer):
+        def _read(self, method: str, path: str, body: Any, how: RequestOptions) -> Iterator[bytes]:
             del method, path, body, how
             yield stream(*events).removeprefix(HEAD)
 
@@ -146,15 +146,15 @@ def test_whatever_comes_is_an_answer_or_a_reason(events: list[Any], prompt: Prom
     except BadResponse as error:
         assert "\n" not in error.message  # noqa: PT017 - whether it is raised is left to chance
         return
-    bench = Bench(None, Plan([Work("x", "text", [prompt])], 8, 1), None, ())  # type: ignore[arg-type]
-    bench.found.theirs.append(_run(answer))
-    (told,) = summary.theirs(bench.plan.works, bench.found)
+    bench = Bench(None, BenchPlan([Work("x", "text", [prompt])], 8, 1), None, ())  # type: ignore[arg-type]
+    bench.answers.theirs.append(_run(answer))
+    (told,) = summary.summarize_other_server(bench.plan.works, bench.answers)
     assert told.side is not None
     assert told.side.answers == 1
 
 
-def _run(answer: Answer) -> Run:
+def _run(answer: TimedAnswer) -> Run:
     from localspec.extras.bench import running
 
     work = Work("x", "text", [CHAT])
-    return running._to_run(running.Turn(work, 0, 0, "greedy"), "speculative", answer)
+    return running._to_run(running.Trial(work, 0, 0, "greedy"), "speculative", answer)

@@ -25,18 +25,18 @@ CXX = "c++ (Debian 12.2.0) 12.2.0"
 
 def a_host(**changes: Any) -> machine.Host:
     """A machine with a compiler that works and nothing else."""
-    told: dict[str, machine.Ran] = {"c++ --version": machine.Ran(0, f"{CXX}\n")}
+    told: dict[str, machine.CommandResult] = {"c++ --version": machine.CommandResult(0, f"{CXX}\n")}
     told |= changes.pop("told", {})
 
-    def run(argv: Any) -> machine.Ran:
+    def run(argv: Any) -> machine.CommandResult:
         line = " ".join(argv)
         if line in told:
             return told[line]
         if "amx-tile" in line or "nvcc -E" in line:
-            return machine.Ran(0, "")
+            return machine.CommandResult(0, "")
         if argv[0].endswith("/probe"):
-            return told.get("probe", machine.Ran(0, ""))
-        return machine.Ran(0, "") if "-O2" in argv else machine.Ran(127, "")
+            return told.get("probe", machine.CommandResult(0, ""))
+        return machine.CommandResult(0, "") if "-O2" in argv else machine.CommandResult(127, "")
 
     tools = changes.pop("tools", {"c++": "/usr/bin/c++", "apt-get": "/usr/bin/apt-get"})
     cpuinfo = changes.pop("cpuinfo", "model name\t: A CPU\nflags\t\t: avx2\n")
@@ -86,16 +86,20 @@ def test_without_a_compiler_it_names_the_command_that_installs_one(here: Checked
 
 def test_the_amx_trap_has_its_own_finding(here: CheckedMachine) -> None:
     flags = "model name\t: Xeon\nflags\t\t: amx_tile amx_int8\n"
-    told = {"probe": machine.Ran(0, "")}
+    told = {"probe": machine.CommandResult(0, "")}
     good = replace(here, host=a_host(cpuinfo=flags, told=told))
     assert found(good, "AMX").state == "ok"
 
-    def run(argv: Any) -> machine.Ran:
+    def run(argv: Any) -> machine.CommandResult:
         if argv[0].endswith("/probe"):
-            return machine.Ran(
+            return machine.CommandResult(
                 len(seen := run.__dict__.setdefault("calls", [])), str(seen.append(1))
             )
-        return machine.Ran(0, f"{CXX}\n") if "--version" in argv else machine.Ran(0, "")
+        return (
+            machine.CommandResult(0, f"{CXX}\n")
+            if "--version" in argv
+            else machine.CommandResult(0, "")
+        )
 
     # The first program (hello) works, the second (the AMX probe) fails.
     trapped = replace(here, host=replace(a_host(cpuinfo=flags), run=run))
@@ -106,12 +110,12 @@ def test_the_amx_trap_has_its_own_finding(here: CheckedMachine) -> None:
 
 
 GPU = {
-    "nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader": machine.Ran(
+    "nvidia-smi --query-gpu=name,compute_cap,driver_version --format=csv,noheader": machine.CommandResult(
         0, "NVIDIA H200, 9.0, 570.1\n"
     ),
-    "nvcc --version": machine.Ran(0, "Cuda compilation tools, release 12.8, V12.8.1\n"),
-    "nvcc --list-gpu-arch": machine.Ran(0, "compute_80\ncompute_90\n"),
-    "nvidia-smi -q": machine.Ran(0, "CUDA Version : 12.8\n"),
+    "nvcc --version": machine.CommandResult(0, "Cuda compilation tools, release 12.8, V12.8.1\n"),
+    "nvcc --list-gpu-arch": machine.CommandResult(0, "compute_80\ncompute_90\n"),
+    "nvidia-smi -q": machine.CommandResult(0, "CUDA Version : 12.8\n"),
 }
 TOOLS = {"c++": "c++", "nvidia-smi": "nvidia-smi", "nvcc": "nvcc", "apt-get": "apt-get"}
 
@@ -259,7 +263,7 @@ def gpu_machine(
     here: CheckedMachine, built: str = "cuda", arch: str = "90-real", **told: str
 ) -> CheckedMachine:
     """A machine with an H200, CUDA 12.8 and this build; `told` replaces what a command says."""
-    answers = {**GPU, **{line: machine.Ran(0, text) for line, text in told.items()}}
+    answers = {**GPU, **{line: machine.CommandResult(0, text) for line, text in told.items()}}
     return replace(here, host=a_host(told=answers, tools=TOOLS), built=built, architectures=arch)
 
 
@@ -292,7 +296,7 @@ def test_a_driver_too_old_for_the_toolkit(here: CheckedMachine) -> None:
 
 
 def test_a_driver_that_does_not_answer(here: CheckedMachine) -> None:
-    told = {"nvidia-smi -L": machine.Ran(9, "NVIDIA-SMI has failed.\n")}
+    told = {"nvidia-smi -L": machine.CommandResult(9, "NVIDIA-SMI has failed.\n")}
     gpu = found(replace(here, host=a_host(told=told, tools=TOOLS)), "GPU")
     assert "nvidia-smi says `NVIDIA-SMI has failed.`" in gpu.what
     assert gpu.cure.startswith("Restart the machine or reinstall NVIDIA's driver")
@@ -309,7 +313,7 @@ def test_a_gpu_that_is_full_hidden_or_switched_off(here: CheckedMachine) -> None
 
 
 VULKAN = {
-    "vulkaninfo --summary": machine.Ran(
+    "vulkaninfo --summary": machine.CommandResult(
         0,
         "GPU0:\n\tdeviceType         = PHYSICAL_DEVICE_TYPE_DISCRETE_GPU\n"
         "\tdeviceName         = AMD Radeon RX 7900\nGPU1:\n\tdeviceType = PHYSICAL_DEVICE_TYPE_CPU\n"
@@ -335,10 +339,10 @@ def test_vulkan_headers_that_are_too_old_are_told_from_none(here: CheckedMachine
     """Debian 12's are: its build ends after minutes, and what to install is not its package."""
     host = a_host(told=VULKAN, tools=VULKAN_TOOLS)
 
-    def old(argv: Any) -> machine.Ran:
+    def old(argv: Any) -> machine.CommandResult:
         source = Path(argv[-1])
         lacks = source.suffix == ".cpp" and "VK_EXT_layer_settings" in source.read_text()
-        return machine.Ran(1, "") if lacks else host.run(argv)
+        return machine.CommandResult(1, "") if lacks else host.run(argv)
 
     gpu = found(replace(here, host=replace(host, run=old)), "GPU")
     assert gpu.what.startswith(

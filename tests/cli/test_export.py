@@ -19,20 +19,29 @@ from localspec.cli.commands import pairs
 from localspec.daemon.pairs.views import _catalogue_entry
 from localspec.errors import UsageError
 from localspec.extras.upstream import export
-from localspec.extras.upstream.export import ENGINES, Model, Pair, Place, Served, read
+from localspec.extras.upstream.export import (
+    ENGINES,
+    Deployment,
+    EngineCommand,
+    ExportedModel,
+    ExportedPair,
+    read_pair,
+)
 from localspec.registry.catalogue import load_catalogue
 from tests.support.daemons import Home, temporary_home
 
 # As vLLM's and SGLang's own parsers list them, and the sources of the others: option → what it takes.
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("engines.json").read_text())
 CATALOGUE = load_catalogue(Path("/nonexistent"))
-OWN = Model("my model.gguf", path="/home/a b/it's $HOME/my model.gguf", original="/srv/my weights")
-TOWER = Place(host="tower", gpus=2, context=32768)
+OWN = ExportedModel(
+    "my model.gguf", path="/home/a b/it's $HOME/my model.gguf", original="/srv/my weights"
+)
+TOWER = Deployment(host="tower", gpus=2, context=32768)
 
 
-def catalogued(name: str, **counts: int) -> Pair:
+def catalogued(name: str, **counts: int) -> ExportedPair:
     entry = msgspec.to_builtins(_catalogue_entry(name, CATALOGUE.pairs[name]))
-    return read(name, entry, None, counts)
+    return read_pair(name, entry, None, counts)
 
 
 # A draft with another vocabulary, one with the same, heads in a file of their own, heads in the target's
@@ -42,13 +51,13 @@ PAIRS = [
     catalogued("llama33-70b"),
     catalogued("gemma4-12b"),
     catalogued("qwen36-27b"),
-    Pair("/home/a b/it's $HOME/my model.gguf", "ngram", OWN, here=True),
+    ExportedPair("/home/a b/it's $HOME/my model.gguf", "ngram", OWN, here=True),
 ]
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.served)
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
-def options(served: Served, words: list[str]) -> dict[str, str]:
+def options(served: EngineCommand, words: list[str]) -> dict[str, str]:
     """The options of a command, each of which the engine has, with a value where it takes one."""
     known: dict[str, Any] = RECORDED[served.short]["options"]
     found: dict[str, str] = {}
@@ -67,7 +76,7 @@ def options(served: Served, words: list[str]) -> dict[str, str]:
 
 @each_pair
 @each_engine
-def test_an_engine_knows_what_it_is_told(pair: Pair, engine: str) -> None:
+def test_an_engine_knows_what_it_is_told(pair: ExportedPair, engine: str) -> None:
     served = ENGINES[engine](pair, TOWER)
     at = served.program
     told = options(served, served.command[at:])
@@ -83,20 +92,20 @@ def test_an_engine_knows_what_it_is_told(pair: Pair, engine: str) -> None:
         assert written.keys() <= {"speculative_config", "disable_overlap_scheduler"}
     if engine == "sglang":
         assert told["--speculative-algorithm"] in RECORDED["sglang"]["algorithms"]
-    said = export.command(pair, TOWER, served)
+    said = export.add_command(pair, TOWER, served)
     pairs.add_command.make_context("add", said[2:])  # raises where `localspec add` refuses it
 
 
 @each_pair
 @each_engine
-def test_a_compose_file_is_one(pair: Pair, engine: str) -> None:
-    whole = yaml.safe_load(export.compose(pair, Place(), engine))
+def test_a_compose_file_is_one(pair: ExportedPair, engine: str) -> None:
+    whole = yaml.safe_load(export.render_compose(pair, Deployment(), engine))
     assert whole.keys() <= set(RECORDED["compose"]["file"])
     ((name, service),) = whole["services"].items()
-    assert name == pair.served
+    assert name == pair.served_name
     assert service.keys() <= set(RECORDED["compose"]["service"])
     words = [word.replace("$$", "$") for word in service["command"]]
-    expected = ENGINES[engine](pair, replace(Place(), host="x"))
+    expected = ENGINES[engine](pair, replace(Deployment(), host="x"))
     if pair.target.repo:
         assert words == expected.command[expected.program :]
     else:
@@ -118,7 +127,7 @@ def test_what_an_engine_cannot_do_is_said() -> None:
         served = ENGINES["trtllm"](pair, TOWER)
         assert "NGram" in served.files["trtllm.yaml"]
         assert "NGram" in " ".join(served.notes)
-    bare = replace(coder, draft=Model("b.gguf"))
+    bare = replace(coder, draft=ExportedModel("b.gguf"))
     with pytest.raises(UsageError, match="--draft-weights OWNER/REPO"):
         ENGINES["sglang"](bare, TOWER)
     for engine in ("trtllm", "llama-server"):
@@ -129,7 +138,7 @@ def test_what_an_engine_cannot_do_is_said() -> None:
 def test_a_pair_that_fills_in_is_called_as_its_makers_call_it() -> None:
     """By that name the markers are known with which an engine without llama-server's /infill is asked."""
     from localspec.extras.upstream.dialects import KINDS
-    from localspec.extras.upstream.request import asked
+    from localspec.extras.upstream.request import build_request
     from localspec.protocol import frames
 
     names = [name for name, each in CATALOGUE.pairs.items() if "fim" in each.roles]
@@ -138,19 +147,19 @@ def test_a_pair_that_fills_in_is_called_as_its_makers_call_it() -> None:
         for engine in ("vllm", "sglang"):
             served = ENGINES[engine](catalogued(name), TOWER)
             request = frames.Generate(0, frames.InfillPrompt("a", "b"), max_tokens=1)
-            assert "a" in asked(request, KINDS[engine], served.model).body["prompt"]
-            told = export.command(catalogued(name), TOWER, served)
+            assert "a" in build_request(request, KINDS[engine], served.model).body["prompt"]
+            told = export.add_command(catalogued(name), TOWER, served)
             assert told[told.index("--upstream-model") + 1] == served.model
             assert served.model in served.command
 
 
 def test_several_machines_share_a_target() -> None:
-    pair, place = PAIRS[1], Place(host="tower", nodes=2, gpus=4)
+    pair, place = PAIRS[1], Deployment(host="tower", nodes=2, gpus=4)
     served = ENGINES["vllm"](pair, place)
     told = options(served, served.command[2:])
     assert (told["--tensor-parallel-size"], told["--pipeline-parallel-size"]) == ("4", "2")
     assert told["--distributed-executor-backend"] == "ray"
-    assert "ray start --address=tower:6379" in export.script(pair, place, served)
+    assert "ray start --address=tower:6379" in export.render_script(pair, place, served)
     served = ENGINES["sglang"](pair, place)
     both = [served.command, *(command for _, command in served.rest)]
     read_back = [options(served, words[3:]) for words in both]
@@ -172,9 +181,9 @@ def test_several_machines_share_a_target() -> None:
 def test_the_depth_is_that_of_the_best_yield(
     kind: str, drafted: int, accepted: int, depth: int
 ) -> None:
-    pair = replace(PAIRS[1], kind=kind, drafted=drafted, accepted=accepted)
+    pair = replace(PAIRS[1], draft_kind=kind, drafted=drafted, accepted=accepted)
     assert pair.depth == depth
-    assert str(depth) in pair.measured or "No drafts" in pair.measured
+    assert str(depth) in pair.depth_note or "No drafts" in pair.depth_note
     if not depth:
         for engine in ENGINES.values():
             assert "spec" not in " ".join(engine(pair, TOWER).command)
@@ -188,15 +197,15 @@ texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=
 def test_a_shell_and_compose_read_what_was_meant(
     name: str, file: str, weights: str, draft: str
 ) -> None:
-    target = Model(file, path=f"/{file}", original=f"/{weights}")
-    other = Model("b.gguf", path=f"/{draft}", original=f"/{draft}")
-    pair = Pair(name, "model", target, other, here=True)
+    target = ExportedModel(file, path=f"/{file}", original=f"/{weights}")
+    other = ExportedModel("b.gguf", path=f"/{draft}", original=f"/{draft}")
+    pair = ExportedPair(name, "model", target, other, here=True)
     shown = []
     for engine in ENGINES.values():
-        served = engine(pair, Place())
+        served = engine(pair, Deployment())
         served.files.clear()  # written into the folder where the script runs
         shown.append(served)
-    scripts = "\n".join(export.script(pair, Place(), served) for served in shown)
+    scripts = "\n".join(export.render_script(pair, Deployment(), served) for served in shown)
     # In place of each program, one that prints its words.
     printed = "() { printf '%s\\0' \"$@\"; }\n"
     programs = "".join(f"{served.command[0]}{printed}" for served in shown)
@@ -204,7 +213,9 @@ def test_a_shell_and_compose_read_what_was_meant(
     words = [word for served in shown for word in served.command[1:]]
     assert done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1] == words
     assert done.stderr == b""
-    service = yaml.safe_load(export.compose(pair, Place(), "llama-server"))["services"][pair.served]
+    service = yaml.safe_load(export.render_compose(pair, Deployment(), "llama-server"))["services"][
+        pair.served_name
+    ]
     found = [each["source"].replace("$$", "$") for each in service["volumes"][1:]]
     assert found == [str(Path(each.path).parent) for each in (target, other)]
 

@@ -14,7 +14,7 @@ import pytest
 
 import localspec
 from localspec.extras.editors import plugin
-from localspec.extras.editors.settings import Machine, _agent_command
+from localspec.extras.editors.settings import EditorEnvironment, _agent_command
 from tests.support.daemons import Home, scripted_home
 
 PACKAGE = Path(localspec.__file__).parent
@@ -47,7 +47,7 @@ def commands() -> dict[str, list[str]]:
     return {
         "plug-in": [*command, "start", "--json"],
         "ask": [*command, "ask", "--no-log", "hello"],
-        "language server": [*Machine.__new__.__defaults__[-1], "--help"],  # type: ignore[index]
+        "language server": [*EditorEnvironment.__new__.__defaults__[-1], "--help"],  # type: ignore[index]
         "agent": [str(agent["command"]), *agent["args"], "--help"],  # type: ignore[misc]
     }
 

@@ -18,7 +18,7 @@ import pytest
 
 from localspec.cli.app import app
 from localspec.cli.terminal.render import MarkdownPrinter
-from localspec.errors import visible
+from localspec.errors import replace_control_characters
 from tests.support.daemons import Home, UnixConnection, scripted_home, temporary_home
 from tests.support.many import Job, in_a_terminal, in_pipes
 from tests.support.terminal import terminal
@@ -45,14 +45,14 @@ def through(shown: str) -> list[str]:
 def test_every_character_of_unicode_is_itself_or_seen() -> None:
     for code in range(0x110000):
         char = chr(code)
-        shown = visible(char)
+        shown = replace_control_characters(char)
         if harmful(code) and char not in "\n\t":
             assert len(shown) == 1
             assert not harmful(ord(shown))
         else:
             assert shown == char
-    assert visible("a\n\tb") == "a\n\tb"
-    assert visible("a\n\tb\x1b[2J", lines=False) == "a␊␉b␛[2J"
+    assert replace_control_characters("a\n\tb") == "a\n\tb"
+    assert replace_control_characters("a\n\tb\x1b[2J", lines=False) == "a␊␉b␛[2J"
 
 
 # ---------------------------------------------------------------------------- a hostile daemon

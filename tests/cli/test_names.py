@@ -22,7 +22,7 @@ from localspec.client.pairs import PairsClient
 from tests.support.daemons import Home
 from tests.support.terminal import terminal
 
-HABITS = {**command_names.SYNONYMS, **command_names.HINTS}
+HABITS = {**command_names.SYNONYMS, **command_names.HINTED_WORDS}
 CONTEXT = click.Context(app.app, info_name="localspec")
 
 
@@ -60,7 +60,7 @@ def test_help_is_what_the_option_shows(home: Home) -> None:
 def test_no_habit_is_a_command_of_ours() -> None:
     names = {*COMMANDS, *ALIASES}
     assert not HABITS.keys() & names
-    assert not command_names.SYNONYMS.keys() & command_names.HINTS.keys()
+    assert not command_names.SYNONYMS.keys() & command_names.HINTED_WORDS.keys()
     assert not command_names.WITHOUT_COUNTERPART & (names | HABITS.keys())
 
 
@@ -196,7 +196,7 @@ def test_both_names_are_installed() -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        *((word, " ".join(meant)) for word, meant in command_names.HINTS.items()),
+        *((word, " ".join(meant)) for word, meant in command_names.HINTED_WORDS.items()),
         ("hist", "history"),
         ("histroy", "history"),
         ("stat", "stats" if "stats" in COMMANDS else "status"),

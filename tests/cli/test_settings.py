@@ -331,7 +331,7 @@ def test_every_problem_is_gone_after_its_cure(free: Home) -> None:
         run = shell(free, cure)
         assert run.returncode == 0, (cure, run.stderr)
         left = load_config(file, {}).problems
-        assert len(left) < len(problems), (cure, [each.what for each in left], file.read_text())
+        assert len(left) < len(problems), (cure, [each.sentence for each in left], file.read_text())
     assert not load_config(file, {}).problems
     assert tomllib.loads(file.read_text()) == {"flash_attention": "off"}
 

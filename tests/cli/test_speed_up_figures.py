@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.cli.chat.talk import Talk
+from localspec.cli.chat.talk import Conversation
 from localspec.cli.options import CHAT, defaults
 from localspec.cli.terminal import figures, render
-from localspec.extras.stats.figures import row, summary
+from localspec.extras.stats.figures import group_row, summary_sentences
 from localspec.protocol.answers import Counts, Figures, PairStatus, Status
 
 FEWEST = figures.MIN_SPEED_UP_TOKENS
@@ -42,7 +42,7 @@ def test_status_shows_it_from_enough_tokens_on(ratio: float, tokens: int, verbos
 def test_an_answers_statistics_and_the_chats_line_show_it_alike(ratio: float, tokens: int) -> None:
     timings = {"predicted_n": tokens, "predicted_ms": 1000.0, "predicted_per_second": tokens}
     spec = {"active": True, "drafted": 9, "accepted": 9, "speed_up": ratio}
-    talk = Talk({**defaults(CHAT), "model": "a"})
+    talk = Conversation({**defaults(CHAT), "model": "a"})
     talk.last = {"timings": timings, "localspec": {"speculation": spec}}
     with pytest.MonkeyPatch.context() as patch:
         notes: list[str] = []
@@ -62,11 +62,11 @@ def test_a_group_of_answers_shows_it_from_enough_measured_tokens_on(
         "tokens_per_second": tokens / 10, "acceptance": 0.5, "speed_up": ratio, "saved_seconds": 2.0,
     }  # fmt: skip
     enough = tokens * part >= FEWEST
-    cells = row(group)
+    cells = group_row(group)
     assert (f"{ratio:.2f}×" in cells) == enough
     assert ("not measured" in cells) == (not enough)
     assert cells[-1] == ("2.00 s" if enough else "")
-    said = " ".join(summary({"total": group, "days": 1, "pair": ""}))
+    said = " ".join(summary_sentences({"total": group, "days": 1, "pair": ""}))
     assert ("×" in said) == enough
 
 

@@ -157,7 +157,7 @@ def test_the_page_needs_nothing_else_and_says_the_same(counted: Home, tmp_path: 
 def test_a_pair_with_a_strange_name_is_text_on_the_page(counted: Home) -> None:
     found = json.loads(counted.run("stats", "--json").stdout)
     found["pair"] = found["by_pair"][0]["name"] = "<script>\x1b[2J&amp;\u202e</script>"
-    assert "<script>␛[2J&amp;" in "".join(read(page.page(found)).texts).replace(
+    assert "<script>␛[2J&amp;" in "".join(read(page.render_page(found)).texts).replace(
         "&amp;amp;", "&amp;"
     )
 
@@ -186,7 +186,7 @@ def test_what_is_not_to_be_kept_is_in_no_sum(counted: Home, tmp_path: Path) -> N
 def test_no_rate_is_told_of_fewer_than_ten_tokens_or_within_50_ms(
     tokens: int, seconds: float, per_second: float | None
 ) -> None:
-    told = figures.rate(tokens, seconds, per_second)
+    told = figures.format_rate(tokens, seconds, per_second)
     assert not told or (tokens >= 10 and seconds >= 0.05)
 
 
@@ -218,11 +218,11 @@ def test_days_that_share_a_mark_are_added_up(groups: list[Any], room: int) -> No
         }
         for at, (answers, tokens, taken, speed_up) in enumerate(groups)
     ]
-    found, each = said.merged(days, room)
+    found, each = said.merge_days(days, room)
     assert len(found) <= room
     assert len(found) == -(-len(days) // each)
     assert sum(one["tokens"] for one in found) == sum(one["tokens"] for one in days)
-    for one in said.series(found):
+    for one in said.make_series(found):
         assert len(text.sparkline(one, "01234567")) == len(found)
 
 
@@ -239,12 +239,12 @@ def test_days_that_share_a_mark_are_added_up(groups: list[Any], room: int) -> No
     ],
 )
 def test_durations(seconds: float, shown: str) -> None:
-    assert figures.duration(seconds) == shown
+    assert figures.format_duration(seconds) == shown
 
 
 @given(st.floats(-1e7, 1e7))
 def test_no_duration_is_negative_and_next_to_nothing(seconds: float) -> None:
-    shown = figures.duration(seconds)
+    shown = figures.format_duration(seconds)
     assert not shown.startswith("-under")
     assert shown.startswith("-") == (seconds <= -0.005)
 

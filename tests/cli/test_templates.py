@@ -123,10 +123,10 @@ def test_what_is_given_comes_before_the_template(warm: Home) -> None:
 
 
 def test_limits_of_options_are_those_of_requests() -> None:
-    from localspec.protocol.requests import parameters
+    from localspec.protocol.requests import sampling_parameters
 
     limits = {}
-    for each in parameters():
+    for each in sampling_parameters():
         bounds = [m for m in each.kind.__metadata__ if hasattr(m, "ge")]
         limits[each.name] = (bounds[0].ge, bounds[0].le) if bounds else None
     for option in options.SAMPLING:

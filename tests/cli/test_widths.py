@@ -155,7 +155,7 @@ def test_a_text_that_is_being_written_breaks_between_words(
     flow = layout.Flow(room)
     styles = ["32" * (tinted >> at % 32 & 1) for at in range(len(text))]
     shown = "".join(map(flow.text, text, styles))
-    shown = ESCAPES.sub("", shown + flow.word())
+    shown = ESCAPES.sub("", shown + flow.release_word())
     assert shown.replace("\n", "").replace(" ", "") == text.replace(" ", "")
     assert not [line for line in shown.split("\n") if too_wide(line, room)]
     assert set(shown.split()) <= set(text.split()) or not text.isascii()
@@ -165,7 +165,7 @@ def test_a_text_that_is_being_written_breaks_between_words(
 def test_code_that_is_being_written_stays_as_it_is(code: str, room: int) -> None:
     text = f"```sh\n{code.replace('`', '')}\n```\n    {code}"
     flow = layout.Flow(room)
-    assert "".join(map(flow.text, text)) + flow.word() == text
+    assert "".join(map(flow.text, text)) + flow.release_word() == text
 
 
 @given(path=st.text("abc/", min_size=1, max_size=80), room=st.integers(30, 120))

@@ -39,7 +39,7 @@ def test_a_daemon_is_gone_when_another_holds_the_lock(
         fcntl.flock(file, fcntl.LOCK_EX)
         with autostart.until_gone():
             lock.write_text("2\n", encoding="ascii")  # never free meanwhile
-        monkeypatch.setattr(autostart, "STOP_SECONDS", 0.1)
+        monkeypatch.setattr(autostart, "STOP_TIMEOUT_S", 0.1)
         with pytest.raises(Unavailable), autostart.until_gone():
             pass
 

@@ -42,7 +42,7 @@ def test_a_usable_runtime_directory_is_used_by_both(
     tmp_path.chmod(0o700)
     monkeypatch.delenv("LOCALSPEC_HOME", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(paths, "MAX_SOCKET_PATH", 1000)
+    monkeypatch.setattr(paths, "MAX_SOCKET_PATH_BYTES", 1000)
     monkeypatch.setattr(transport, "_MAX_PATH_BYTES", 1000)
     assert transport.socket_path() == str(paths.default_paths().socket)
 
@@ -56,7 +56,7 @@ def test_a_runtime_directory_that_is_missing_is_the_same_before_and_after_it_is_
     before = os.umask(umask)
     try:
         found = paths.default_paths().runtime
-        paths.private_directory(found)
+        paths.make_private_directory(found)
     finally:
         os.umask(before)
     assert paths.default_paths().runtime == found == tmp_path / "missing" / "too" / "localspec"
@@ -71,4 +71,4 @@ def test_a_path_that_is_too_long_is_refused_with_its_length(
 
 
 def test_the_limits_are_the_same() -> None:
-    assert transport._MAX_PATH_BYTES == paths.MAX_SOCKET_PATH
+    assert transport._MAX_PATH_BYTES == paths.MAX_SOCKET_PATH_BYTES

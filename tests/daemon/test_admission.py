@@ -78,7 +78,7 @@ def test_those_who_wait_can_be_told_that_it_is_over() -> None:
         admission, log, done = Admission(parallel=1, limit=9), list[int](), asyncio.Event()
         tasks = [asyncio.create_task(hold(admission, log, n, done)) for n in range(2)]
         await settle()
-        admission.abandon(Unavailable("Over."))
+        admission.fail_waiting(Unavailable("Over."))
         with pytest.raises(Unavailable, match="Over"):
             await tasks[1]
         done.set()

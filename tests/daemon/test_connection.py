@@ -17,14 +17,14 @@ from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection,
 IMPATIENT = """
 import sys
 from localspec.daemon.http import connection
-connection.HEAD_SECONDS = connection.BODY_SECONDS = connection.STALL_SECONDS = 0.3
+connection.HEAD_TIMEOUT_S = connection.BODY_TIMEOUT_S = connection.STALL_TIMEOUT_S = 0.3
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """
 STRANGER = """
 import os, sys
 from localspec.daemon.http import connection
-connection.peer = lambda connected: (os.getuid() + 1, 1)
+connection.peer_credentials = lambda connected: (os.getuid() + 1, 1)
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

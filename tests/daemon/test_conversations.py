@@ -353,7 +353,7 @@ def test_what_is_found_is_what_was_searched(text: str, data: st.DataObject) -> N
     start = data.draw(st.integers(0, len(text)))
     wanted = text[start : data.draw(st.integers(start, len(text)))].casefold()
     assume(wanted)
-    line, first, last = database.place(text, wanted)
+    line, first, last = database.locate_match(text, wanted)
     assert line in text.split("\n")
     assert 0 <= first <= last <= len(line)
     assert wanted.partition("\n")[0] in line[first:last].casefold()

@@ -300,7 +300,7 @@ BUGGY = """
 import sys
 from localspec.daemon.completion.answer import Choice
 from localspec.daemon.http import tcp
-from localspec.daemon.worker.residents import Residents
+from localspec.daemon.worker.residents import ResidentTable
 
 def take(self, event):
     if type(event).__name__ == "Done":
@@ -310,8 +310,8 @@ def take(self, event):
 def shown(self):
     raise KeyError("another")
 
-taken, Choice.take = Choice.take, take
-Residents.shown = shown
+taken, Choice.consume = Choice.consume, take
+ResidentTable.most_recent = shown
 tcp.TcpAuth.check_token = lambda *_: 1 / 0
 from localspec.daemon.__main__ import main
 sys.exit(main())

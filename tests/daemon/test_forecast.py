@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.daemon.worker.queue import LAST_RETRY, Admission, Forecast, Job
+from localspec.daemon.worker.queue import MAX_RETRY_AFTER_S, Admission, Forecast, Job
 from localspec.errors import QueueFull, Unavailable
 from localspec.protocol import frames
 from tests.support.daemons import Home, RunningDaemon, wait_for
@@ -22,9 +22,9 @@ PROMPTS, TOKENS = 200.0, 20.0  # a second
 def knowing(answer: int = 100) -> Forecast:
     """One that has seen answers of this length."""
     forecast = Forecast()
-    forecast.uses(loaded(PROMPTS, 1e3 / TOKENS))
+    forecast.use_pair(loaded(PROMPTS, 1e3 / TOKENS))
     for _ in range(60):
-        forecast.sees(Job(), done(answer))
+        forecast.learn(Job(), done(answer))
     return forecast
 
 
@@ -58,7 +58,7 @@ def test_the_wait_is_that_of_places_that_are_taken_in_order(
 
     def takes(each: Job) -> float:
         most = min(each.most or 0, 100.0)
-        return forecast.prompt_left(each) / PROMPTS + most / TOKENS
+        return forecast.remaining_prompt_tokens(each) / PROMPTS + most / TOKENS
 
     busy = [takes(each) for each in running] + [0.0] * (places - len(running))
     for each in before:
@@ -71,15 +71,15 @@ def test_the_wait_is_that_of_places_that_are_taken_in_order(
 def test_what_has_been_read_and_written_is_not_waited_for() -> None:
     forecast = knowing()
     one = job(1000)
-    assert forecast.prompt_left(one) == 1000
-    one.sees(frames.Started(1, 800, 200))
-    assert forecast.prompt_left(one) == 600
-    one.sees(frames.Reading(1, 500, 1.0))
-    assert forecast.prompt_left(one) == 300
+    assert forecast.remaining_prompt_tokens(one) == 1000
+    one.update(frames.Started(1, 800, 200))
+    assert forecast.remaining_prompt_tokens(one) == 600
+    one.update(frames.Reading(1, 500, 1.0))
+    assert forecast.remaining_prompt_tokens(one) == 300
     assert forecast.wait_s([one], [], 1) == pytest.approx(300 / PROMPTS + 100 / TOKENS, rel=0.02)
-    one.sees(frames.Delta(1, "x", tokens=60))
+    one.update(frames.Delta(1, "x", tokens=60))
     assert forecast.wait_s([one], [], 1) == pytest.approx(40 / TOKENS, rel=0.02)
-    one.sees(frames.Delta(1, "x", tokens=400))  # longer than others were: it goes on for a while
+    one.update(frames.Delta(1, "x", tokens=400))  # longer than others were: it goes on for a while
     assert forecast.wait_s([one], [], 1) == pytest.approx(200 / TOKENS, rel=0.02)
 
 
@@ -96,12 +96,12 @@ def test_what_is_deep_in_a_text_takes_as_long_as_it_does(
         frames.Started(1, cached + more, cached, reading=cost),
         frames.Reading(1, cached + more // 2, 1.0, reading=frames.PromptCost(cost.token_s, 1e-6)),
     ):
-        one.sees(event)
-        forecast.sees(one, event)
+        one.update(event)
+        forecast.learn(one, event)
         assert event.reading is not None
-        left = sum(event.reading.at(at) for at in range(one.read, one.prompt))
+        left = sum(event.reading.token_seconds(at) for at in range(one.read, one.prompt))
         assert forecast.reading_s(one) == pytest.approx(
-            left, rel=0.02, abs=event.reading.at(one.prompt)
+            left, rel=0.02, abs=event.reading.token_seconds(one.prompt)
         )
         assert forecast.wait_s([one], [], 1) == forecast.reading_s(one)
     first, full = forecast.prompt_per_second or (0, 0)
@@ -112,9 +112,9 @@ def test_what_is_deep_in_a_text_takes_as_long_as_it_does(
 def test_short_answers_do_not_end_a_long_one(short: list[int], written: int) -> None:
     forecast, one = knowing(), Job()
     for tokens in short:
-        forecast.sees(Job(), done(tokens))
-    one.sees(frames.Started(1, 10, 10))
-    one.sees(frames.Delta(1, "x", tokens=written))
+        forecast.learn(Job(), done(tokens))
+    one.update(frames.Started(1, 10, 10))
+    one.update(frames.Delta(1, "x", tokens=written))
     wait = forecast.wait_s([one], [], 1)
     assert wait is not None
     if written < 90 and len(short) < 32:
@@ -127,15 +127,15 @@ def test_short_answers_do_not_end_a_long_one(short: list[int], written: int) -> 
 def test_answers_that_their_limit_cut_do_not_make_others_shorter(cut: list[int]) -> None:
     forecast = knowing()
     for tokens in cut:
-        forecast.sees(Job(most=tokens), done(tokens, reason="length"))
+        forecast.learn(Job(most=tokens), done(tokens, reason="length"))
     assert forecast.wait_s([Job()], [], 1) == pytest.approx(100 / TOKENS, rel=0.02)
 
 
 def test_a_short_answer_says_little_of_how_fast_long_ones_are_written() -> None:
     forecast = knowing()
     for _ in range(3):
-        forecast.sees(Job(), done(100))
-        forecast.sees(Job(), done(2, speed=20 * TOKENS))
+        forecast.learn(Job(), done(100))
+        forecast.learn(Job(), done(2, speed=20 * TOKENS))
     assert forecast.wait_s([Job(most=20)], [], 1) == pytest.approx(20 / TOKENS, rel=0.05)
 
 
@@ -144,11 +144,11 @@ def test_texts_caches_and_speeds_are_learned_and_another_pair_has_its_own() -> N
     asked = frames.Generate(1, frames.TextPrompt("x" * 6000), max_tokens=7, priority="editor")
     started = frames.Started(1, 1000, 900, reading=frames.PromptCost(0.02))
     for _ in range(60):
-        forecast.sees(Job.of(asked), started)
+        forecast.learn(Job.of(asked), started)
     assert Job.of(asked).editor
-    assert forecast.prompt_left(Job.of(asked)) == pytest.approx(100, rel=0.02)
+    assert forecast.remaining_prompt_tokens(Job.of(asked)) == pytest.approx(100, rel=0.02)
     assert forecast.reading_s(Job.of(asked)) == pytest.approx(2.0, rel=0.02)
-    forecast.uses(loaded(1000.0, 10.0))
+    forecast.use_pair(loaded(1000.0, 10.0))
     assert forecast.reading_s(Job.of(asked)) == pytest.approx(0.1, rel=0.02)
     assert forecast.wait_s([Job.of(asked)], [], 1) == pytest.approx(0.1 + 0.07, rel=0.02)
 
@@ -186,7 +186,7 @@ def test_who_waits_is_told_what_is_before_and_who_is_refused_when_there_is_room(
         with pytest.raises(Unavailable) as ending:
             async with admission.place():
                 pass
-        assert 6 <= (ending.value.retry_after or 0) < LAST_RETRY
+        assert 6 <= (ending.value.retry_after or 0) < MAX_RETRY_AFTER_S
         over.set()
         await asyncio.gather(*tasks)
         assert (admission.running, admission.waiting) == (0, 0)

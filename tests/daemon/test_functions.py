@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.tools import as_tools
+from localspec.daemon.completion.tools import convert_functions
 from localspec.errors import InvalidRequest
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest, ToolChoice
@@ -28,7 +28,7 @@ def api() -> Iterator[Home]:
 def translated(**fields: Any) -> ChatRequest:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
     request = decode(json.dumps(body).encode(), ChatRequest)
-    as_tools(request)
+    convert_functions(request)
     return request
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from localspec.errors import LocalspecError, PullCancelled
 from localspec.registry.store import files
-from localspec.registry.store.files import Hashes
+from localspec.registry.store.files import HashCache
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, temporary_home, wait_for
 from tests.support.pairs import cycle_pair
 from tests.support.pulling import CATALOGUE
@@ -211,19 +211,19 @@ def test_a_file_is_read_once_by_all_threads_and_again_when_it_changed(
         return real(each, **more)
 
     monkeypatch.setattr(files, "sha256_of", slow)
-    hashes, left = Hashes(), threading.Event()
+    hashes, left = HashCache(), threading.Event()
     with ThreadPoolExecutor(6) as pool:
-        first = pool.submit(hashes.of, path)
+        first = pool.submit(hashes.sha256, path)
         assert begun.wait(10)
-        others = [pool.submit(hashes.of, each) for each in (path, link)]
-        leaving = pool.submit(hashes.of, link, left)
+        others = [pool.submit(hashes.sha256, each) for each in (path, link)]
+        leaving = pool.submit(hashes.sha256, link, left)
         left.set()
         assert isinstance(leaving.exception(), PullCancelled | LocalspecError)
         go.set()
         assert {each.result() for each in (first, *others)} == {real(path)}
     assert len(read) == 1
     path.write_bytes(b"second, and longer")
-    assert hashes.of(link) == real(path)
+    assert hashes.sha256(link) == real(path)
     assert len(read) == 2
 
 

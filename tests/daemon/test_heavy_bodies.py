@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from localspec.protocol import reading
-from localspec.protocol.reading import TooHeavy, Weight
+from localspec.protocol.reading import BodyComplexity, TooComplex
 from tests.support.daemons import PATIENCE, Home, RunningDaemon, temporary_home
 
 SENT = 64 << 20  # bytes
@@ -174,10 +174,10 @@ def test_structure_is_counted_as_it_is_however_the_text_is_cut(
     value: object, ascii_only: bool, cuts: list[int]
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
-    counted, at = Weight(), 0
+    counted, at = BodyComplexity(), 0
     while at < len(text):
         for cut in cuts:
-            counted.feed(text[at : at + cut])
+            counted.count_piece(text[at : at + cut])
             at += cut
     assert (counted.parts, counted.items) == parts(value)
     assert counted.nul == ("\0" in repr(value).replace("\\x00", "\0"))
@@ -185,14 +185,14 @@ def test_structure_is_counted_as_it_is_however_the_text_is_cut(
 
 def test_too_much_is_noticed_on_the_way() -> None:
     for piece, most in (
-        (b"[],", reading.MOST_PARTS),
-        (b'"",', reading.MOST_PARTS),
-        (b"1,", reading.MOST_ITEMS),
+        (b"[],", reading.MAX_BODY_PARTS),
+        (b'"",', reading.MAX_BODY_PARTS),
+        (b"1,", reading.MAX_BODY_ITEMS),
     ):
-        counted = Weight()
-        counted.add(piece * most)
-        with pytest.raises(TooHeavy):
-            counted.add(piece * 10)
+        counted = BodyComplexity()
+        counted.count_text(piece * most)
+        with pytest.raises(TooComplex):
+            counted.count_text(piece * 10)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory")

@@ -12,8 +12,8 @@ import pytest
 
 from localspec import ended
 from localspec.config import Config
-from localspec.daemon.worker.loaded import Loading, Ready, Unloaded
-from localspec.daemon.worker.residents import Residents
+from localspec.daemon.worker.loaded import LoadingPair, Ready, Unloaded
+from localspec.daemon.worker.residents import ResidentTable
 from localspec.errors import LoadFailed, WorkerDied, WorkerOutOfMemory
 from localspec.paths import Paths
 from localspec.protocol.answers import Counts
@@ -21,7 +21,7 @@ from localspec.protocol.frames import PairFiles
 from tests.support.daemons import FAKE_WORKER, ROOT
 
 ONE, OTHER = PairFiles("one", "/one.gguf"), PairFiles("other", "/other.gguf")
-Scenario = Callable[[Residents], Coroutine[None, None, None]]
+Scenario = Callable[[ResidentTable], Coroutine[None, None, None]]
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
     def run(scenario: Scenario, *options: str, starts: int) -> None:
         async def played() -> None:
-            residents = Residents(
+            residents = ResidentTable(
                 Config(),
                 Paths(*[tmp_path] * 5),
                 Counts(),
@@ -49,19 +49,23 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
 
 def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -> None:
-    async def scenario(residents: Residents) -> None:
-        loaded = residents.of("one")
+    async def scenario(residents: ResidentTable) -> None:
+        loaded = residents.get("one")
         assert loaded.state == Unloaded()
         assert loaded.status().state == "unloaded"
         asked = [asyncio.create_task(loaded.ready(ONE)) for _ in range(3)]
         await asyncio.sleep(0)
-        assert isinstance(loaded.state, Loading)
-        assert (residents.uses("one"), residents.holds("one"), loaded.busy) == (True, None, True)
+        assert isinstance(loaded.state, LoadingPair)
+        assert (
+            residents.is_loaded_or_loading("one"),
+            residents.loaded_files("one"),
+            loaded.busy,
+        ) == (True, None, True)
         first, *others = await asyncio.gather(*asked)
         assert [each is first for each in others] == [True, True]
         assert loaded.state is first
-        assert (loaded.info, residents.holds("one"), loaded.busy) == (first.info, ONE, False)
-        assert residents.shown() is loaded
+        assert (loaded.info, residents.loaded_files("one"), loaded.busy) == (first.info, ONE, False)
+        assert residents.most_recent() is loaded
         await loaded.unload()
         assert loaded.state == Unloaded()
 
@@ -69,11 +73,11 @@ def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -
 
 
 def test_another_pair_is_loaded_beside_the_first(play: Callable[..., None]) -> None:
-    async def scenario(residents: Residents) -> None:
-        asked = asyncio.create_task(residents.of("one").ready(ONE))
-        while not isinstance(residents.of("one").state, Ready):
+    async def scenario(residents: ResidentTable) -> None:
+        asked = asyncio.create_task(residents.get("one").ready(ONE))
+        while not isinstance(residents.get("one").state, Ready):
             await asyncio.sleep(0)
-        other = await residents.of("other").ready(OTHER)
+        other = await residents.get("other").ready(OTHER)
         assert [each.name for each in residents.loaded] == ["other", "one"]
         assert other.engine.worker.pid != (await asked).engine.worker.pid
         assert sorted(residents.pids) == sorted(each.pid or 0 for each in residents.statuses())
@@ -88,20 +92,20 @@ def test_files_of_the_same_name_that_have_changed_replace_those_that_are_loaded(
 ) -> None:
     changed = PairFiles("one", "/another.gguf")
 
-    async def scenario(residents: Residents) -> None:
-        first = await residents.of("one").ready(ONE)
-        second = await residents.of("one").ready(changed)
-        assert residents.of("one").state is second
+    async def scenario(residents: ResidentTable) -> None:
+        first = await residents.get("one").ready(ONE)
+        second = await residents.get("one").ready(changed)
+        assert residents.get("one").state is second
         assert (second.engine.pair, first.engine.worker.alive) == (changed, False)
 
     play(scenario, starts=2)
 
 
 def test_a_load_that_fails_leaves_nothing(play: Callable[..., None]) -> None:
-    async def scenario(residents: Residents) -> None:
+    async def scenario(residents: ResidentTable) -> None:
         with pytest.raises(LoadFailed, match=r"The file is no GGUF\."):
-            await residents.of("one").ready(ONE)
-        assert residents.of("one").state == Unloaded()
+            await residents.get("one").ready(ONE)
+        assert residents.get("one").state == Unloaded()
 
     play(scenario, "--load-error", starts=1)
 
@@ -133,11 +137,11 @@ def test_a_load_that_the_kernel_kills_for_memory_is_tried_once_more_with_half_th
     tries = 2 if counted else 1
     killed = PairFiles("builtin", str(ROOT / "localspec" / "builtin" / "target.gguf"))
 
-    async def scenario(residents: Residents) -> None:
-        counts_of, loaded = residents.counts, residents.of("builtin")
+    async def scenario(residents: ResidentTable) -> None:
+        counts_of, loaded = residents.counts, residents.get("builtin")
         asked = [asyncio.create_task(loaded.ready(killed)) for _ in range(2)]
         await asyncio.sleep(0)
-        beside = asyncio.create_task(residents.of("other").ready(OTHER))
+        beside = asyncio.create_task(residents.get("other").ready(OTHER))
         first, second = await asyncio.gather(*asked, return_exceptions=True)
         if ends is None:
             assert isinstance(first, Ready)

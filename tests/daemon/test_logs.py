@@ -16,7 +16,7 @@ Start = Callable[..., RunningDaemon]
 SMALL_FILES = """
 import sys
 from localspec.daemon import logs
-logs.MAX_BYTES = 4000
+logs.MAX_LOG_BYTES = 4000
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

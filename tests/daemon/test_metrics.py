@@ -49,20 +49,20 @@ def done(depths: list[int], accepts: list[int], speed_up: float | None = None) -
     return frames.Done(1, "stop", 9, 9, timings, speculation, depths=depths, accepts=accepts)
 
 
-@pytest.mark.parametrize("cache", frames.CACHES)
-def test_wherever_a_prompt_was_found_it_is_counted(cache: frames.Cache) -> None:
+@pytest.mark.parametrize("cache", frames.CACHE_SOURCES)
+def test_wherever_a_prompt_was_found_it_is_counted(cache: frames.CacheSource) -> None:
     metrics = Metrics()
-    with metrics.watched() as watch:
-        assert watch.sees(frames.Started(1, 10, 8, cache=cache))
-    assert metrics.figures().cache_hits == dict.fromkeys(frames.CACHES, 0) | {cache: 1}
+    with metrics.watch() as watch:
+        assert watch.count_event(frames.Started(1, 10, 8, cache=cache))
+    assert metrics.figures().cache_hits == dict.fromkeys(frames.CACHE_SOURCES, 0) | {cache: 1}
 
 
 def test_positions_and_depths_add_up() -> None:
     metrics = Metrics()
-    with metrics.watched() as watch:
-        assert watch.sees(frames.Started(1, 10, 8, cache="memory"))
+    with metrics.watch() as watch:
+        assert watch.count_event(frames.Started(1, 10, 8, cache="memory"))
         # 2 passes without drafts, 1 with one, 4 with three of which 3, 2, 2 and 0 were accepted.
-        assert watch.sees(done([2, 1, 0, 4], [4, 0, 2, 1], 2.0))
+        assert watch.count_event(done([2, 1, 0, 4], [4, 0, 2, 1], 2.0))
     assert metrics.drafted == {1: 5, 2: 4, 3: 4}
     assert metrics.accepted == {1: 3, 2: 3, 3: 1}
     assert metrics.depths.count == 7
@@ -70,22 +70,22 @@ def test_positions_and_depths_add_up() -> None:
     figures = metrics.figures()
     assert figures.accepted_at == [3 / 5, 3 / 4, 1 / 4]
     assert figures.mean_depth == 13 / 7
-    assert figures.cache_hits == dict.fromkeys(frames.CACHES, 0) | {"memory": 1}
+    assert figures.cache_hits == dict.fromkeys(frames.CACHE_SOURCES, 0) | {"memory": 1}
     assert figures.speed_up == 2.0
-    with metrics.watched() as watch:
-        watch.sees(done([3], [3], 1.0))
+    with metrics.watch() as watch:
+        watch.count_event(done([3], [3], 1.0))
     assert metrics.figures().speed_up == 1.5
 
 
 def test_a_generation_is_counted_once_however_it_ends() -> None:
     metrics = Metrics()
-    with metrics.watched() as watch:
-        assert watch.sees(frames.Started(1, 10, 8))
-        assert not watch.sees(frames.Started(2, 10, 8))  # of the worker that was tried next
-        watch.sees(done([2], [2]))
-    with metrics.watched():
+    with metrics.watch() as watch:
+        assert watch.count_event(frames.Started(1, 10, 8))
+        assert not watch.count_event(frames.Started(2, 10, 8))  # of the worker that was tried next
+        watch.count_event(done([2], [2]))
+    with metrics.watch():
         pass  # its client left
-    with pytest.raises(WorkerDied), metrics.watched():
+    with pytest.raises(WorkerDied), metrics.watch():
         raise WorkerDied("as it happens")
     counts = metrics.counts
     assert (counts.requests, counts.cancelled, counts.failed) == (3, 1, 1)
@@ -97,9 +97,9 @@ def test_a_prompt_counts_whose_length_comes_with_its_end() -> None:
     metrics = Metrics()
     ended = done([2], [2])
     ended.prompt_tokens, ended.timings.cache_n = 30, 12
-    with metrics.watched() as watch:
-        watch.sees(frames.Started(1, 0, 0))
-        watch.sees(ended)
+    with metrics.watch() as watch:
+        watch.count_event(frames.Started(1, 0, 0))
+        watch.count_event(ended)
     figures = metrics.figures()
     assert (figures.prompt_tokens, figures.cached_tokens) == (30, 12)
 
@@ -159,7 +159,7 @@ def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
     assert found["requests_waiting"] == found["requests_running"] == {"": 0}
     assert found["prompt_tokens_total"] == {"": 40}
     assert found["cached_tokens_total"] == {"": 19}
-    assert found["cache_hits_total"] == dict.fromkeys(frames.CACHES, 0) | {"slot": 1}
+    assert found["cache_hits_total"] == dict.fromkeys(frames.CACHE_SOURCES, 0) | {"slot": 1}
     assert found["generated_tokens_total"] == {"": 82}
     assert found["worker_starts_total"] == {"": 1}
     assert found["worker_deaths_total"] == {"": 0}

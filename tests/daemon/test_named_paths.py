@@ -160,9 +160,9 @@ def test_a_good_one_is_found_right_once_and_again_when_it_changes(tmp_path: Path
     registry = Registry(Paths(*[tmp_path] * 5), lambda _: False, lambda: ())
     file = tmp_path / "good.gguf"
     shutil.copy(SHIPPED / "target.gguf", file)
-    registry.check(file)
-    registry.check(file)
+    registry.check_files(file)
+    registry.check_files(file)
     data = file.read_bytes()
     file.write_bytes(data[:-1])
     with pytest.raises(RegistryError):
-        registry.check(file)
+        registry.check_files(file)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from localspec.daemon.http.errors import error_body
-from localspec.errors import ContextExceeded, LocalspecError, known_words
+from localspec.errors import ContextExceeded, LocalspecError, recognizable_message
 from localspec.extras.anthropic.errors import messages_error
 from localspec.extras.ollama.wire import OllamaError
 from tests.support.daemons import Home
@@ -25,7 +25,7 @@ ERRORS = [
 SHAPES = {
     "openai": error_body,
     "anthropic": messages_error,
-    "ollama": lambda error: OllamaError(known_words(error)),
+    "ollama": lambda error: OllamaError(recognizable_message(error)),
 }
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
-from localspec.daemon.worker.eviction import MIB, free_memory, load_of, plan
-from localspec.machine import Host, Ran
+from localspec.daemon.worker.eviction import MIB, free_memory, memory_load, plan_load
+from localspec.machine import CommandResult, Host
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
@@ -33,13 +33,13 @@ ASKED = EngineSettings(n_ctx=8192)
 def weights(pair: PairFiles, context: int = 8192, built: str = "cpu") -> tuple[int, int]:
     """Bytes each model needs in all with so much context."""
     assert pair.draft
-    load = replace(load_of(ASKED, built), context=context)
+    load = replace(memory_load(ASKED, built), context=context)
     target, draft = (read_local_model(Path(each)) for each in (pair.target, pair.draft))
     return fit.need_of_target(target, load).total, fit.need_of_draft(draft, load).total
 
 
 def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
-    planned = plan(pair, EngineSettings(), fit.Memory(PLENTY, PLENTY), "cuda")
+    planned = plan_load(pair, EngineSettings(), fit.FreeMemory(PLENTY, PLENTY), "cuda")
     assert (planned.settings.n_gpu_layers, planned.settings.draft_gpu_layers) == (-1, -1)
     assert planned.pair == pair
     assert planned.notes == ()
@@ -47,14 +47,14 @@ def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
 
 def test_a_load_says_whether_cudas_kernels_compute() -> None:
     """Of the builds, and of layers that a person keeps on the processor."""
-    assert load_of(ASKED, "cuda").cuda
-    assert not any(load_of(ASKED, built).cuda for built in (None, "cpu", "metal", "vulkan"))
-    assert not load_of(EngineSettings(n_gpu_layers=0), "cuda").cuda
+    assert memory_load(ASKED, "cuda").cuda
+    assert not any(memory_load(ASKED, built).cuda for built in (None, "cpu", "metal", "vulkan"))
+    assert not memory_load(EngineSettings(n_gpu_layers=0), "cuda").cuda
 
 
 def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) -> None:
     vram = sum(weights(pair, built="cuda")) - 30 * MIB
-    planned = plan(pair, ASKED, fit.Memory(PLENTY, vram), "cuda")
+    planned = plan_load(pair, ASKED, fit.FreeMemory(PLENTY, vram), "cuda")
     assert planned.settings.draft_gpu_layers == -1
     assert 0 < planned.settings.n_gpu_layers < 8
     assert "layers of the target go to the GPU" in planned.notes[0]
@@ -69,19 +69,19 @@ def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) ->
     ],
 )
 def test_layers_are_left_alone(pair: PairFiles, built: str, settings: EngineSettings) -> None:
-    planned = plan(pair, settings, fit.Memory(PLENTY, 100 * MIB), built)
+    planned = plan_load(pair, settings, fit.FreeMemory(PLENTY, 100 * MIB), built)
     assert planned.settings.n_gpu_layers == settings.n_gpu_layers
     assert planned.settings.draft_gpu_layers == -1
 
 
 def test_with_little_memory_the_context_gives_and_then_the_draft(pair: PairFiles) -> None:
-    both = sum(weights(pair)) + fit.RUNTIME
-    planned = plan(pair, ASKED, fit.Memory(both - MIB, 0), "cpu")
+    both = sum(weights(pair)) + fit.RUNTIME_BYTES
+    planned = plan_load(pair, ASKED, fit.FreeMemory(both - MIB, 0), "cpu")
     assert planned.settings.n_ctx == 7168
     assert planned.pair.draft == pair.draft
     assert "7168 tokens of context instead of 8192" in planned.notes[0]
-    least = weights(pair, 2048)[0] + fit.RUNTIME
-    planned = plan(pair, ASKED, fit.Memory(least, 0), "cpu")
+    least = weights(pair, 2048)[0] + fit.RUNTIME_BYTES
+    planned = plan_load(pair, ASKED, fit.FreeMemory(least, 0), "cpu")
     assert planned.pair.draft is None
     assert (
         "There is not enough memory for the draft model; decoding will be plain." in planned.notes
@@ -89,13 +89,13 @@ def test_with_little_memory_the_context_gives_and_then_the_draft(pair: PairFiles
 
 
 def test_without_a_number_the_context_is_what_the_target_was_trained_for(pair: PairFiles) -> None:
-    planned = plan(pair, EngineSettings(prefix_bytes=GIB), fit.Memory(PLENTY), "cpu")
+    planned = plan_load(pair, EngineSettings(prefix_bytes=GIB), fit.FreeMemory(PLENTY), "cpu")
     assert planned.settings.n_ctx == 16384
     assert planned.settings.prefix_bytes == GIB
     assert planned.plan
     assert planned.plan.context == 16384
     assert planned.plan.needed <= planned.plan.free == PLENTY
-    short = plan(pair, EngineSettings(prefix_bytes=GIB), fit.Memory(600 * MIB), "cpu")
+    short = plan_load(pair, EngineSettings(prefix_bytes=GIB), fit.FreeMemory(600 * MIB), "cpu")
     assert 2048 <= short.settings.n_ctx < 16384
     assert short.settings.prefix_bytes < GIB
     assert short.plan
@@ -108,9 +108,9 @@ def test_exact_mode_of_one_request_is_refused_where_memory_does_not_hold_its_cac
 ) -> None:
     def lacks(free: int, *, exact: bool = False) -> int:
         settings = EngineSettings(n_ctx=8192, exact=exact)
-        return plan(pair, settings, fit.Memory(free), "cpu").settings.exact_lacks
+        return plan_load(pair, settings, fit.FreeMemory(free), "cpu").settings.exact_lacks
 
-    enough = sum(weights(pair)) + fit.RUNTIME + MIB
+    enough = sum(weights(pair)) + fit.RUNTIME_BYTES + MIB
     assert lacks(PLENTY) == 0
     assert lacks(enough) > MIB
     assert lacks(enough, exact=True) == 0  # what was asked for gives way
@@ -120,8 +120,11 @@ def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
     pair: PairFiles, tmp_path: Path
 ) -> None:
     nothing = PairFiles(name="n", target=str(tmp_path / "no.gguf"), draft=None)
-    assert plan(nothing, EngineSettings(), fit.Memory(PLENTY, 0), "cpu").pair == nothing
-    assert plan(pair, EngineSettings(), fit.Memory(MIB, 0), "cpu").settings == EngineSettings()
+    assert plan_load(nothing, EngineSettings(), fit.FreeMemory(PLENTY, 0), "cpu").pair == nothing
+    assert (
+        plan_load(pair, EngineSettings(), fit.FreeMemory(MIB, 0), "cpu").settings
+        == EngineSettings()
+    )
 
 
 # ---------------------------------------------------------------- how much is free
@@ -130,9 +133,11 @@ def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
 def host(files: dict[str, str], gpu: dict[str, str] | None = None, system: str = "Linux") -> Host:
     """`gpu`: what nvidia-smi answers to each query."""
 
-    def run(argv: Sequence[str]) -> Ran:
+    def run(argv: Sequence[str]) -> CommandResult:
         assert gpu is not None
-        return Ran(0, gpu[argv[1]]) if argv[1] in gpu else Ran(9, "no such query")
+        return (
+            CommandResult(0, gpu[argv[1]]) if argv[1] in gpu else CommandResult(9, "no such query")
+        )
 
     return Host(
         system=system,
@@ -148,7 +153,7 @@ MEMINFO = {"/proc/meminfo": "MemTotal: 33554432 kB\nMemFree: 1 kB\nMemAvailable:
 
 
 def test_without_a_gpu() -> None:
-    assert free_memory(host(MEMINFO)) == fit.Memory(16 * GIB, 0)
+    assert free_memory(host(MEMINFO)) == fit.FreeMemory(16 * GIB, 0)
 
 
 def test_in_a_container_its_limit_counts() -> None:
@@ -190,7 +195,7 @@ def test_what_our_worker_holds_counts_as_free() -> None:
         "--query-gpu=memory.free": "1024\n",
         "--query-compute-apps=pid,used_memory": "41, 2048\n42, 4096\n43, [N/A]\n",
     }
-    assert free_memory(host(files, gpu), workers=[42]) == fit.Memory(17 * GIB, 5 * GIB)
+    assert free_memory(host(files, gpu), workers=[42]) == fit.FreeMemory(17 * GIB, 5 * GIB)
 
 
 def test_a_driver_that_does_not_answer_is_no_gpu() -> None:

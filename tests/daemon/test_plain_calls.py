@@ -14,6 +14,7 @@ from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import AnswerParser, Piece, Text
 from localspec.daemon.completion.request import chat_frames
 from localspec.daemon.completion.tools import (
+    EXPLAINED,
     FUNCTIONARY,
     GEMMA,
     GRANITE,
@@ -23,9 +24,8 @@ from localspec.daemon.completion.tools import (
     MISTRAL_ARGS,
     NEMOTRON,
     TAGS,
-    TOLD,
 )
-from localspec.protocol.calls import ID, CallFormat
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 
@@ -55,7 +55,7 @@ def collected(pieces: list[Piece]) -> Read:
 
 
 def read(reader: AnswerParser, text: str, size: int = 1000) -> Read:
-    pieces = [p for at in range(0, len(text), size) for p in reader.push(text[at : at + size])]
+    pieces = [p for at in range(0, len(text), size) for p in reader.feed(text[at : at + size])]
     return collected([*pieces, *reader.finish()])
 
 
@@ -85,7 +85,7 @@ CALLED_LED, CALLED_CITY = ("led_on", "{}"), ("weather", '{"city": "Pa`ris"}')
 )
 def test_plain_json_of_a_known_tool_is_a_call(answer: str, expected: Read, size: int) -> None:
     assert read(parser(), answer, size) == expected
-    assert read(parser(TOLD), answer, size) == expected
+    assert read(parser(EXPLAINED), answer, size) == expected
 
 
 def test_what_may_be_anything_else_stays_text_to_the_letter(
@@ -132,16 +132,16 @@ def test_what_may_be_anything_else_stays_text_to_the_letter(
 def test_other_blocks_flow_on_as_soon_as_they_differ(answer: str, at: str) -> None:
     reader = parser()
     head = answer[: answer.index(at) + len(at)]
-    shown = collected([piece for char in head for piece in reader.push(char)])[0]
+    shown = collected([piece for char in head for piece in reader.feed(char)])[0]
     assert shown == head
 
 
 def test_what_is_held_back_is_bounded() -> None:
     reader = parser()
-    reader.push('```json\n{"name": "weather", "arguments": {"city": "')
+    reader.feed('```json\n{"name": "weather", "arguments": {"city": "')
     shown = 0
     for _ in range(300):
-        shown += len(collected(reader.push("x" * 1000))[0])
+        shown += len(collected(reader.feed("x" * 1000))[0])
     assert shown >= 299_000 - (1 << 17)
 
 
@@ -155,7 +155,7 @@ TEXTS = st.lists(
 
 
 @settings(max_examples=600, deadline=None)
-@given(TEXTS, st.integers(1, 9), st.sampled_from([HERMES, LLAMA, GRANITE, TOLD]))
+@given(TEXTS, st.integers(1, 9), st.sampled_from([HERMES, LLAMA, GRANITE, EXPLAINED]))
 def test_streamed_or_whole_an_answer_is_the_same(text: str, size: int, form: CallFormat) -> None:
     assert read(parser(form), text, size) == read(parser(form), text)
 
@@ -163,7 +163,7 @@ def test_streamed_or_whole_an_answer_is_the_same(text: str, size: int, form: Cal
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(1, 9))
 def test_without_a_call_no_character_is_lost(text: str, size: int) -> None:
-    content, calls = read(AnswerParser(TOLD, TOOLS, plain_calls=tuple(TOOLS)), text, size)
+    content, calls = read(AnswerParser(EXPLAINED, TOOLS, plain_calls=tuple(TOOLS)), text, size)
     if not calls and "<tool_call>" not in text:
         assert content == text or text.isspace()
 
@@ -197,9 +197,9 @@ SEEN_JSON = CallFormat(
     "found",
     ("<|calls|>",),
     "}\n]<|end_calls|>",
-    lead=f'[\n{{"id": "{ID}", "called": "',
+    lead=f'[\n{{"id": "{CALL_ID_PLACEHOLDER}", "called": "',
     middle='", "with": ',
-    again=f'}},\n{{"id": "{ID}", "called": "',
+    again=f'}},\n{{"id": "{CALL_ID_PLACEHOLDER}", "called": "',
 )
 SEEN_KEYS = CallFormat(
     "found",
@@ -217,7 +217,8 @@ def joined(opening: str, between: str, close: str, *calls: str) -> str:
 
 NOTATIONS = {
     "hermes": (HERMES, joined("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
-    "told": (TOLD, joined("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
+    "told": (EXPLAINED,
+             joined("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
     "tags": (TAGS, "<tool_call>\n<function=led_on>\n</function>\n</tool_call>\n<tool_call>\n"
              "<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"),
     "llama": (LLAMA, '{"name": "led_on", "parameters": {}}; '

@@ -109,9 +109,9 @@ IMPATIENT = """
 import asyncio, os, shlex
 from localspec.config import load_config
 from localspec.daemon.lifecycle import Daemon
-from localspec.paths import default_paths, private_directory
+from localspec.paths import default_paths, make_private_directory
 paths = default_paths()
-private_directory(paths.runtime)
+make_private_directory(paths.runtime)
 engine = shlex.split(os.environ["LOCALSPEC_ENGINE"])
 async def run():
     config = load_config(paths.config_file)

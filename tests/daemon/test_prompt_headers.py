@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.request import stable
+from localspec.daemon.completion.request import stabilize_instructions
 from localspec.protocol.frames import Message
 
 BILL = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch={};"
@@ -15,7 +15,7 @@ ASKED = Message("user", "x-anthropic-billing-header: what is it?")
 
 
 def texts(*messages: Message) -> list[str | None]:
-    return [message.content for message in stable(messages)]
+    return [message.content for message in stabilize_instructions(messages)]
 
 
 @pytest.mark.parametrize("checksum", ["fa690", "00000", "1c8b4"])
@@ -69,8 +69,8 @@ contents = st.none() | st.lists(
 @given(st.lists(st.builds(Message, roles, contents), max_size=5))
 def test_it_is_settled_at_once_and_touches_instructions_only(messages: list[Message]) -> None:
     before = [str(each) for each in messages]
-    once = stable(messages)
-    assert stable(once) == once
+    once = stabilize_instructions(messages)
+    assert stabilize_instructions(once) == once
     assert [str(each) for each in messages] == before
     first = next(
         (at for at, each in enumerate(messages) if each.role not in ("system", "developer")),

@@ -19,7 +19,7 @@ from localspec.daemon.completion.tools import (
     MISTRAL_ARGS,
     NO_TOOLS,
     TAGS,
-    UNKNOWN,
+    UNKNOWN_FORMAT,
 )
 from localspec.protocol.calls import CallFormat
 
@@ -37,7 +37,7 @@ def read(parser: AnswerParser, text: str, size: int) -> tuple[str, str, list[tup
     """Content, reasoning and calls of an answer that comes in pieces of `size` characters."""
     content, reasoning = "", ""
     calls: list[list[str]] = []
-    pieces = [p for at in range(0, len(text), size) for p in parser.push(text[at : at + size])]
+    pieces = [p for at in range(0, len(text), size) for p in parser.feed(text[at : at + size])]
     for piece in [*pieces, *parser.finish()]:
         match piece:
             case Text("content"):
@@ -301,10 +301,10 @@ def test_json_may_hold_the_markers_that_end_it(form: CallFormat, size: int) -> N
 
 def test_tags_are_streamed_parameter_by_parameter() -> None:
     parser = AnswerParser(TAGS, TOOLS)
-    pieces = parser.push("<tool_call><function=weather>\n<parameter=days>\n2\n</parameter>\n<param")
+    pieces = parser.feed("<tool_call><function=weather>\n<parameter=days>\n2\n</parameter>\n<param")
     assert pieces[1:] == [Arguments('{"days": 2')]
-    assert parser.push("eter=city>\nRome\n</parameter>") == [Arguments(', "city": "Rome"')]
-    assert parser.push("\n</function>\n</tool_call>") == [Arguments("}")]
+    assert parser.feed("eter=city>\nRome\n</parameter>") == [Arguments(', "city": "Rome"')]
+    assert parser.feed("\n</function>\n</tool_call>") == [Arguments("}")]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -327,9 +327,9 @@ def test_messages_in_channels_are_thoughts_text_and_calls(size: int) -> None:
         '{"city": "Paris", "days": 2}'
     )
     before = "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
-    found = read(AnswerParser(UNKNOWN, TOOLS), thoughts + before + called, size)
+    found = read(AnswerParser(UNKNOWN_FORMAT, TOOLS), thoughts + before + called, size)
     assert found == ("One moment.", "a < b, <|hm", [PARIS])
-    cut = read(AnswerParser(UNKNOWN, TOOLS), "<|channel|>analysis<|message|>I thi", size)
+    cut = read(AnswerParser(UNKNOWN_FORMAT, TOOLS), "<|channel|>analysis<|message|>I thi", size)
     assert cut == ("", "I thi", [])
     assert read(AnswerParser(), "<|chan is text", size)[0] == "<|chan is text"
 
@@ -342,10 +342,10 @@ def test_thoughts_stay_in_the_text_on_request() -> None:
 
 def test_arguments_are_streamed_as_they_come() -> None:
     parser = AnswerParser(HERMES, TOOLS)
-    parser.push('<tool_call>\n{"name": "weather", ')
+    parser.feed('<tool_call>\n{"name": "weather", ')
     assert parser.calls == 1
-    assert parser.push('"arguments": {"ci') == [Arguments('{"ci')]
-    assert parser.push('ty": "P') == [Arguments('ty": "P')]
+    assert parser.feed('"arguments": {"ci') == [Arguments('{"ci')]
+    assert parser.feed('ty": "P') == [Arguments('ty": "P')]
 
 
 def test_without_parallel_calls_only_the_first_is_given() -> None:
@@ -355,7 +355,7 @@ def test_without_parallel_calls_only_the_first_is_given() -> None:
 
 def test_a_call_that_is_cut_off_keeps_what_came() -> None:
     parser = AnswerParser(HERMES, TOOLS)
-    pieces = parser.push('<tool_call>{"name": "weather", "arguments": {"city": "Pa')
+    pieces = parser.feed('<tool_call>{"name": "weather", "arguments": {"city": "Pa')
     pieces += parser.finish()
     assert [type(piece) for piece in pieces] == [Call, Arguments]
     assert isinstance(pieces[1], Arguments)
@@ -371,7 +371,7 @@ def test_a_call_that_is_cut_off_is_a_call_or_text_and_never_both(
     call = '{"name": "weather", "arguments": {"city": "Pa}ris", "days": 2}}'
     for end in range(len(call)):
         parser = AnswerParser(form, TOOLS)
-        pieces = parser.push(f"{opens}{call[:end]}{form.close if closed else ''}")
+        pieces = parser.feed(f"{opens}{call[:end]}{form.close if closed else ''}")
         pieces += parser.finish()
         begun = [piece for piece in pieces if isinstance(piece, Call)]
         assert len(begun) + any(isinstance(piece, Text) for piece in pieces) <= 1
@@ -400,10 +400,10 @@ def test_gemmas_json_is_a_call_or_text_and_never_both() -> None:
         plain = JsonCalls()
         plain.feed(inside.strip())
         parser = AnswerParser(GEMMA, TOOLS)
-        pieces = [*parser.push(f"<|tool_call>{inside}<tool_call|>"), *parser.finish()]
+        pieces = [*parser.feed(f"<|tool_call>{inside}<tool_call|>"), *parser.finish()]
         is_call, is_text = (any(isinstance(p, kind) for p in pieces) for kind in (Call, Text))
         assert is_call != is_text, inside
-        assert is_text or not plain.broken, inside
+        assert is_text or not plain.is_broken, inside
 
 
 def as_it_came(text: str, size: int, forced: bool) -> tuple[Any, ...]:
@@ -411,11 +411,11 @@ def as_it_came(text: str, size: int, forced: bool) -> tuple[Any, ...]:
     reader = JsonCalls(call=Call("x" * 9, "now") if forced else None)
     names, arguments, left = [], "", text
     pieces: list[Any] = []
-    while left and not (reader.over or reader.broken):
+    while left and not (reader.is_finished or reader.is_broken):
         found, rest = reader.feed(left[:size])
-        assert not rest or reader.over or reader.broken
+        assert not rest or reader.is_finished or reader.is_broken
         pieces, left = [*pieces, *found], rest + left[size:]
-    state = reader.over, reader.broken, reader.raw, left
+    state = reader.is_finished, reader.is_broken, reader.raw, left
     for piece in [*pieces, *reader.end()]:
         if isinstance(piece, Call):
             names.append(piece.name)

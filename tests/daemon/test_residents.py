@@ -18,19 +18,19 @@ from typing import Any
 import pytest
 
 from localspec.config import Config
-from localspec.daemon.pairs.names import builtin
+from localspec.daemon.pairs.names import builtin_files
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker import eviction
-from localspec.daemon.worker.death import Mapped
-from localspec.daemon.worker.eviction import Seen
-from localspec.daemon.worker.loaded import Engine, Ready, Unloaded
+from localspec.daemon.worker.death import MappedFiles
+from localspec.daemon.worker.eviction import MemorySnapshot
+from localspec.daemon.worker.loaded import LoadedEngine, Ready, Unloaded
 from localspec.daemon.worker.queue import Job
-from localspec.daemon.worker.residents import Residents, Stay
+from localspec.daemon.worker.residents import ResidentTable, RetentionPolicy
 from localspec.errors import LoadFailed, QueueFull
 from localspec.paths import Paths
 from localspec.protocol.answers import Counts
 from localspec.protocol.frames import Loaded, PairFiles, Tokenize
-from localspec.registry.header.fit import Memory
+from localspec.registry.header.fit import FreeMemory
 from tests.support.daemons import FAKE_WORKER, Home, RunningDaemon, scripted_home, wait_for
 
 Start = Callable[..., RunningDaemon]
@@ -278,7 +278,7 @@ def test_a_smaller_budget_and_another_setting_count_at_once(
 
 def test_a_smaller_budget_counts_for_those_that_answer_once_they_are_done(tmp_path: Path) -> None:
     async def scenario() -> None:
-        residents = Residents(
+        residents = ResidentTable(
             Config(),
             Paths(*[tmp_path] * 5),
             Counts(),
@@ -286,7 +286,7 @@ def test_a_smaller_budget_counts_for_those_that_answer_once_they_are_done(tmp_pa
         )
         try:
             first, second = [
-                (await residents.of(name).ready(PairFiles(name, f"/{name}.gguf"))).engine.worker
+                (await residents.get(name).ready(PairFiles(name, f"/{name}.gguf"))).engine.worker
                 for name in ("one", "two")
             ]
             with second.running(Tokenize(0, "a")):
@@ -305,9 +305,11 @@ def test_room_is_given_back_to_the_others_though_a_pair_ends_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, paths = Config(), Paths(*[tmp_path] * 5)
-    residents = Residents(config, paths, Counts(), worker_command=())
-    plenty = Memory(1 << 36)
-    planned = eviction.plan(builtin(), eviction.settings(config, paths), plenty, "cpu")
+    residents = ResidentTable(config, paths, Counts(), worker_command=())
+    plenty = FreeMemory(1 << 36)
+    planned = eviction.plan_load(
+        builtin_files(), eviction.engine_settings(config, paths), plenty, "cpu"
+    )
     told = list[tuple[str, int]]()
 
     class Told:
@@ -322,21 +324,23 @@ def test_room_is_given_back_to_the_others_though_a_pair_ends_meanwhile(
             told.append((self.name, most))
             return most
 
-    def looked(_: object) -> Seen:
-        residents.of("one").state = Unloaded()
-        return Seen(plenty)
+    def looked(_: object) -> MemorySnapshot:
+        residents.get("one").state = Unloaded()
+        return MemorySnapshot(plenty)
 
     async def scenario() -> None:
         for name in ("one", "two"):
             worker: Any = Told(name)
-            engine = Engine(worker, planned.pair, config, Mapped(planned.pair), planned, 0.0)
+            engine = LoadedEngine(
+                worker, planned.pair, config, MappedFiles(planned.pair), planned, 0.0
+            )
             info = Loaded(name, "fake", None, 1, 1, None, "", "")
-            residents.of(name).state = Ready(engine.with_room(0), info)
-        residents.has_left()
+            residents.get(name).state = Ready(engine.with_cache_bytes(0), info)
+        residents.on_memory_freed()
         while not told:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(Seen, "here", looked)
+    monkeypatch.setattr(MemorySnapshot, "measure", looked)
     asyncio.run(asyncio.wait_for(scenario(), 10))
     assert told == [("two", config.prefix_memory << 20)]
 
@@ -346,7 +350,7 @@ def test_room_is_given_back_to_the_others_though_a_pair_ends_meanwhile(
 
 def test_those_who_wait_for_any_pair_count_together(tmp_path: Path) -> None:
     async def scenario() -> None:
-        residents = Residents(
+        residents = ResidentTable(
             Config(parallel=1, queue=3),
             Paths(*[tmp_path] * 5),
             Counts(),
@@ -355,13 +359,13 @@ def test_those_who_wait_for_any_pair_count_together(tmp_path: Path) -> None:
         over = asyncio.Event()
 
         async def hold(name: str) -> None:
-            async with residents.of(name).admission.place(Job()):
+            async with residents.get(name).admission.place(Job()):
                 await over.wait()
 
         held = [asyncio.create_task(hold(name)) for name in ("a", "a", "a", "b", "b")]
         await asyncio.sleep(0)
         assert (residents.running(), residents.waiting()) == (2, 3)
-        assert residents.of("a").admission.ahead(Job()).position == 2
+        assert residents.get("a").admission.ahead(Job()).position == 2
         with pytest.raises(QueueFull):
             await hold("b")
         third = asyncio.create_task(hold("c"))  # one that has a place needs none in a queue
@@ -406,24 +410,26 @@ def test_a_pair_that_is_kept_leaves_for_nobody(tmp_path: Path) -> None:
     kept = {"one"}
 
     async def scenario() -> None:
-        residents = Residents(
+        residents = ResidentTable(
             Config(memory=TWO),
             Paths(*[tmp_path] * 5),
             Counts(),
             worker_command=(sys.executable, str(FAKE_WORKER)),
         )
-        residents.stay = lambda name: Stay(name in kept, 0.05 if name == "three" else None)
+        residents.retention_policy = lambda name: RetentionPolicy(
+            name in kept, 0.05 if name == "three" else None
+        )
         try:
             for name in ("one", "two", "three"):
-                await residents.of(name).ready(PairFiles(name, f"/{name}.gguf"))
+                await residents.get(name).ready(PairFiles(name, f"/{name}.gguf"))
             assert [each.name for each in residents.loaded] == ["three", "one"]
             kept.add("three")
             with pytest.raises(
                 LoadFailed, match=r"kept loaded: one \(128 MiB\), three \(128 MiB\)"
             ):
-                await residents.of("two").ready(PairFiles("two", "/two.gguf"))
+                await residents.get("two").ready(PairFiles("two", "/two.gguf"))
             assert [each.name for each in residents.loaded] == ["three", "one"]
-            with residents.of("three").at_work():
+            with residents.get("three").in_use():
                 kept.clear()
             while residents.info("three"):  # its own idle time
                 await asyncio.sleep(0.01)
@@ -437,13 +443,13 @@ def test_a_pair_that_is_kept_leaves_for_nobody(tmp_path: Path) -> None:
 def test_models_toml_says_how_long_a_pair_stays(tmp_path: Path) -> None:
     paths = Paths(*[tmp_path] * 5)
     registry = Registry(paths, lambda _: False, lambda: ())
-    assert registry.stay("coder-7b") == Stay()
+    assert registry.retention_policy("coder-7b") == RetentionPolicy()
     paths.user_catalogue.write_text(
         "[pairs.coder-7b]\nkeep = true\n[pairs.builtin]\nidle_unload = 5\n"
     )
-    assert registry.stay("coder-7b") == Stay(keep=True)
-    assert registry.stay("builtin") == Stay(idle_unload=5.0)
+    assert registry.retention_policy("coder-7b") == RetentionPolicy(keep=True)
+    assert registry.retention_policy("builtin") == RetentionPolicy(idle_unload=5.0)
     paths.user_catalogue.write_text("[pairs.coder-7b]\nidle_unload = -1\n")
     registry.reload()
     assert "pairs.coder-7b.idle_unload" in registry.problem
-    assert registry.stay("coder-7b") == Stay(keep=True)
+    assert registry.retention_policy("coder-7b") == RetentionPolicy(keep=True)

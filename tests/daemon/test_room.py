@@ -15,23 +15,23 @@ from localspec.config import Config
 from localspec.daemon.worker import eviction
 from localspec.daemon.worker.eviction import (
     MIB,
-    Holding,
-    Leaves,
-    Planned,
-    Plans,
-    Refused,
-    Seen,
-    Spares,
-    Standing,
-    Waits,
-    decide,
+    DoesNotFit,
+    EvictPair,
+    LoadPlan,
+    LoadPlanner,
+    MemorySnapshot,
+    PairMemory,
+    ResidentPairs,
+    ShrinkCaches,
+    WaitForPair,
+    decide_eviction,
 )
 from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 from localspec.registry.header import fit
 from tests.support import gguf_files
 
-SETTINGS = eviction.settings(Config(), Paths(*[Path("/nowhere")] * 5))
+SETTINGS = eviction.engine_settings(Config(), Paths(*[Path("/nowhere")] * 5))
 ENGINE = 128  # MiB of a worker itself
 Files = Callable[..., PairFiles]
 
@@ -52,16 +52,18 @@ def files(tmp_path: Path) -> Files:
     return made
 
 
-def plans(pair: PairFiles) -> Plans:
-    return Plans(pair, SETTINGS, "cpu")
+def plans(pair: PairFiles) -> LoadPlanner:
+    return LoadPlanner(pair, SETTINGS, "cpu")
 
 
-def holding(pair: PairFiles, pid: int = 0) -> Holding:
-    return Holding.of(pair, pid, Planned(pair, SETTINGS), 0)
+def holding(pair: PairFiles, pid: int = 0) -> PairMemory:
+    return PairMemory.from_plan(pair, pid, LoadPlan(pair, SETTINGS), 0)
 
 
-def free(mib: int, **own: int) -> Seen:
-    return Seen(fit.Memory(mib * MIB), {int(pid[1:]): size * MIB for pid, size in own.items()})
+def free(mib: int, **own: int) -> MemorySnapshot:
+    return MemorySnapshot(
+        fit.FreeMemory(mib * MIB), {int(pid[1:]): size * MIB for pid, size in own.items()}
+    )
 
 
 NAMES = "abcdef"
@@ -77,19 +79,19 @@ NAMES = "abcdef"
 def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_in_vain(
     sizes: list[int], new: int, kinds: list[str], memory: int, budget: int
 ) -> None:
-    def held(name: str, size: int) -> Holding:
-        return Holding(name, 0, size * MIB, 0, size * MIB, {})
+    def held(name: str, size: int) -> PairMemory:
+        return PairMemory(name, 0, size * MIB, 0, size * MIB, {})
 
-    class Fixed(Plans):
+    class Fixed(LoadPlanner):
         def __init__(self) -> None:
             self.pair, self.settings = PairFiles("new", "/new"), SETTINGS
 
-        def within(self, free: fit.Memory) -> Planned:
+        def within(self, free: fit.FreeMemory) -> LoadPlan:
             needed = new * MIB
             if needed > free.ram:
-                return Planned(self.pair, SETTINGS, beyond="It does not fit.")
-            none = fit.NOTHING
-            chosen = fit.Fit(512, False, 0, 0, needed, free.ram, none, none)
+                return LoadPlan(self.pair, SETTINGS, beyond="It does not fit.")
+            none = fit.NO_NEED
+            chosen = fit.MemoryFit(512, False, 0, 0, needed, free.ram, none, none)
             return eviction._apply_fit(self.pair, SETTINGS, chosen, False)
 
         def least(self) -> int:
@@ -98,29 +100,29 @@ def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_i
     all_of = [held(name, size) for name, size in zip(NAMES, sizes, strict=False)]
     by = {kind: [each for each, its in zip(all_of, kinds, strict=False) if its == kind]
           for kind in ("kept", "idle", "busy")}  # fmt: skip
-    seen = Seen(fit.Memory(memory * MIB))
-    left = Standing(by["kept"], by["idle"], by["busy"])
+    seen = MemorySnapshot(fit.FreeMemory(memory * MIB))
+    left = ResidentPairs(by["kept"], by["idle"], by["busy"])
     gone: list[str] = []
-    while isinstance(found := decide(Fixed(), left, seen, budget * MIB), Leaves):
+    while isinstance(found := decide_eviction(Fixed(), left, seen, budget * MIB), EvictPair):
         assert found.name == left.idle[0].name  # the least recently asked of those that rest
         gone.append(found.name)
         # What mapped weights took is free again: nothing of it was the process's own.
-        left = Standing(left.kept, left.idle[1:], left.busy)
+        left = ResidentPairs(left.kept, left.idle[1:], left.busy)
     kept, busy = (sum(each.needed for each in by[kind]) // MIB for kind in ("kept", "busy"))
     staying = sum(each.needed for each in left.all) // MIB
-    if isinstance(found, Planned):
+    if isinstance(found, LoadPlan):
         assert not budget or staying + new <= budget
         # One that stays while another one left is needed, or had no part in it.
         if gone:
             last = next(each for each in all_of if each.name == gone[-1])
-            before = Standing(left.kept, [last, *left.idle], left.busy)
-            assert isinstance(decide(Fixed(), before, seen, budget * MIB), Leaves)
-    elif isinstance(found, Waits):
+            before = ResidentPairs(left.kept, [last, *left.idle], left.busy)
+            assert isinstance(decide_eviction(Fixed(), before, seen, budget * MIB), EvictPair)
+    elif isinstance(found, WaitForPair):
         assert not left.idle
         assert found.name == left.busy[0].name
         assert busy
     else:
-        assert isinstance(found, Refused)
+        assert isinstance(found, DoesNotFit)
         assert not gone  # before anybody had to leave
         assert kept or budget
 
@@ -128,12 +130,12 @@ def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_i
 def test_a_file_that_two_pairs_share_is_there_once(files: Files) -> None:
     one, two = (files(name, 100, ("draft", 500)) for name in ("one", "two"))
     both = [holding(one), holding(two)]
-    assert eviction.taken(both) == (600 + ENGINE + 100 + ENGINE) * MIB
+    assert eviction.total_bytes(both) == (600 + ENGINE + 100 + ENGINE) * MIB
     third = files("third", 100, ("draft", 500))
-    left = free(2000).left(eviction.file_sizes(third), both)
+    left = free(2000).free_beside(eviction.file_sizes(third), both)
     # Of the draft's 500 MiB nothing is taken from what the third can have.
     assert left.taken == 2 * (100 + ENGINE) * MIB
-    other = free(2000).left(eviction.file_sizes(files("other", 1)), both)
+    other = free(2000).free_beside(eviction.file_sizes(files("other", 1)), both)
     assert other.taken - left.taken == 500 * MIB
 
 
@@ -142,8 +144,8 @@ def test_what_is_mapped_or_not_filled_yet_is_not_free(files: Files) -> None:
         holding(files("held", 872), pid=7)
     ]  # 1 000 MiB in all, of which 300 are its own already
     seen = free(5000, p7=300)
-    assert seen.left({}, held).free == fit.Memory((5000 - 700) * MIB).shared
-    assert seen.left({}, [], held).free.ram == 5300 * MIB
+    assert seen.free_beside({}, held).free == fit.FreeMemory((5000 - 700) * MIB).shared
+    assert seen.free_beside({}, [], held).free.ram == 5300 * MIB
 
 
 @given(
@@ -156,34 +158,34 @@ def test_room_that_nobody_uses_is_given_up_before_a_pair_leaves_and_never_in_vai
     sizes: list[tuple[int, int]], kinds: list[str], new: int, budget: int
 ) -> None:
     all_of = [
-        (kind, Holding(name, 0, (size + spare) * MIB, 0, size * MIB, {}, spare * MIB))
+        (kind, PairMemory(name, 0, (size + spare) * MIB, 0, size * MIB, {}, spare * MIB))
         for name, kind, (size, spare) in zip(NAMES, kinds, sizes, strict=False)
     ]
     by = {kind: [each for its, each in all_of if its == kind] for kind in ("kept", "idle", "busy")}
-    standing = Standing(by["kept"], by["idle"], by["busy"])
+    standing = ResidentPairs(by["kept"], by["idle"], by["busy"])
     least = (sum(size for size, _ in sizes) + new + ENGINE) * MIB
     whole = least + sum(spare for _, spare in sizes) * MIB
     pair = PairFiles("new", f"/new/{new}")
     with mock.patch.object(eviction, "file_sizes", return_value={"/new": new * MIB}):
-        found = decide(plans(pair), standing, free(100_000), budget * MIB)
+        found = decide_eviction(plans(pair), standing, free(100_000), budget * MIB)
     if budget * MIB >= whole:
-        assert isinstance(found, Planned)
+        assert isinstance(found, LoadPlan)
     elif budget * MIB >= least:
-        assert isinstance(found, Spares)
+        assert isinstance(found, ShrinkCaches)
         assert {*found.names} == {each.name for _, each in all_of if each.spare}
     else:
-        assert isinstance(found, Leaves | Waits | Refused)
+        assert isinstance(found, EvictPair | WaitForPair | DoesNotFit)
 
 
 def test_those_that_are_kept_are_named_to_whom_they_leave_no_room(files: Files) -> None:
     kept, pair = holding(files("kept", 872)), files("new", 500)
-    found = decide(plans(pair), Standing(kept=[kept]), free(1200), 0)
-    assert isinstance(found, Refused)
+    found = decide_eviction(plans(pair), ResidentPairs(kept=[kept]), free(1200), 0)
+    assert isinstance(found, DoesNotFit)
     assert "new does not fit in memory: it needs at least 500 MiB" in found.message
     assert "beside the pairs that are kept loaded: kept (1000 MiB)" in found.message
     assert found.message.endswith("To make room: localspec unload kept")
-    found = decide(plans(pair), Standing(), free(9000), 300 * MIB)
-    assert isinstance(found, Refused)
+    found = decide_eviction(plans(pair), ResidentPairs(), free(9000), 300 * MIB)
+    assert isinstance(found, DoesNotFit)
     assert found.message.endswith(
         "within 'memory', 300 MiB. To make room: localspec config set memory auto"
     )
@@ -192,9 +194,9 @@ def test_those_that_are_kept_are_named_to_whom_they_leave_no_room(files: Files) 
 def test_one_that_is_alone_is_planned_as_if_there_was_no_room_to_share(tmp_path: Path) -> None:
     file = gguf_files.model().write(tmp_path / "model.gguf")
     pair = PairFiles("real", str(file))
-    memory = fit.Memory(8 << 30)
-    alone = decide(plans(pair), Standing(), Seen(memory), 0)
-    assert alone == eviction.plan(pair, SETTINGS, memory, "cpu")
+    memory = fit.FreeMemory(8 << 30)
+    alone = decide_eviction(plans(pair), ResidentPairs(), MemorySnapshot(memory), 0)
+    assert alone == eviction.plan_load(pair, SETTINGS, memory, "cpu")
 
 
 def test_who_was_driven_out_finds_room_when_it_comes_back(tmp_path: Path) -> None:
@@ -203,14 +205,16 @@ def test_who_was_driven_out_finds_room_when_it_comes_back(tmp_path: Path) -> Non
     file = long.write(tmp_path / "model.gguf")
     first, second = (PairFiles(name, str(file)) for name in ("first", "second"))
     seen = free(1200)
-    alone = decide(plans(first), Standing(), seen, 0)
-    assert isinstance(alone, Planned)
+    alone = decide_eviction(plans(first), ResidentPairs(), seen, 0)
+    assert isinstance(alone, LoadPlan)
     assert alone.plan
-    held = Holding.of(first, 1, alone, 0)
-    assert decide(plans(second), Standing(idle=[held]), seen, 0) == Leaves("first")
-    beside = decide(plans(second), Standing(driven_out=[held]), seen, 0)
-    assert isinstance(beside, Planned)
+    held = PairMemory.from_plan(first, 1, alone, 0)
+    assert decide_eviction(plans(second), ResidentPairs(idle=[held]), seen, 0) == EvictPair("first")
+    beside = decide_eviction(plans(second), ResidentPairs(driven_out=[held]), seen, 0)
+    assert isinstance(beside, LoadPlan)
     assert beside.plan
     assert fit.USUAL_CONTEXT <= beside.plan.context < alone.plan.context
-    again = decide(plans(first), Standing(idle=[Holding.of(second, 2, beside, 0)]), seen, 0)
-    assert isinstance(again, Planned)
+    again = decide_eviction(
+        plans(first), ResidentPairs(idle=[PairMemory.from_plan(second, 2, beside, 0)]), seen, 0
+    )
+    assert isinstance(again, LoadPlan)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.engine.llama.rpc import built, silent
+from localspec.engine.llama.rpc import find_problem, has_rpc_backend
 from tests.support.daemons import RunningDaemon, temporary_home, wait_for
 from tests.support.rpc import HELLO, free_port, rpc_worker
 from tests.support.users import NOBODY, visit
@@ -33,7 +33,7 @@ sys.exit(7)
 QUESTION = "What does shutil.copytree do?"
 
 
-@pytest.mark.skipif(not built(), reason="this llama.cpp was built without GGML_RPC")
+@pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
 def test_a_lost_machine_is_an_error_and_the_next_answer_comes_without_it() -> None:
     with temporary_home() as home, rpc_worker() as (endpoint, worker):
         home.environment["LOCALSPEC_CONTEXT"] = "512"
@@ -101,7 +101,7 @@ def test_a_worker_listens_where_nobody_else_can_reach_it(tmp_path: Path) -> None
         assert home.run("rpc-worker", "--ssh=-oProxyCommand=x").returncode == 2
 
 
-@pytest.mark.skipif(not built(), reason="this llama.cpp was built without GGML_RPC")
+@pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
 def test_a_worker_on_the_loopback_answers_its_own_user_alone() -> None:
     """Where the system does not let it keep the others out, it says so."""
     with temporary_home() as home:
@@ -110,7 +110,7 @@ def test_a_worker_on_the_loopback_answers_its_own_user_alone() -> None:
         with subprocess.Popen(
             command, env=home.environment, stderr=subprocess.PIPE, text=True
         ) as worker:
-            wait_for(lambda: not silent(f"127.0.0.1:{port}"), "a worker that answers")
+            wait_for(lambda: not find_problem(f"127.0.0.1:{port}"), "a worker that answers")
             kept = len(sockets_of(worker.pid, port)) if sys.platform.startswith("linux") else 0
             other = visit(port, NOBODY, HELLO) if os.getuid() == 0 else ""
             worker.kill()
@@ -136,7 +136,7 @@ def sockets_of(pid: int, port: int) -> list[str]:
     ]
 
 
-@pytest.mark.skipif(not built(), reason="this llama.cpp was built without GGML_RPC")
+@pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
 def test_a_port_that_is_taken_is_said() -> None:
     with rpc_worker() as (endpoint, _), temporary_home() as home:
         taken = home.run("rpc-worker", "--port", endpoint.split(":")[1])

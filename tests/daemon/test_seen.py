@@ -10,9 +10,9 @@ import pytest
 
 from localspec.daemon.completion import dialect
 from localspec.daemon.completion.calls import Arguments, Call
-from localspec.daemon.completion.dialect import notation
+from localspec.daemon.completion.dialect import discover_call_format
 from localspec.daemon.completion.parser import AnswerParser, Text
-from localspec.daemon.completion.tools import UNKNOWN, described, format_of
+from localspec.daemon.completion.tools import UNKNOWN_FORMAT, describe_format, format_of
 from localspec.engine.prompt.template_child import TemplateRaised, environment, render
 from tests.support import templates
 
@@ -112,7 +112,7 @@ def written(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) -> st
 def taken_apart(parser: AnswerParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
     """The text and the calls of an answer that comes in pieces of `size` characters."""
     said, calls = "", list[tuple[str, str]]()
-    pieces = [p for at in range(0, len(text), size) for p in parser.push(text[at : at + size])]
+    pieces = [p for at in range(0, len(text), size) for p in parser.feed(text[at : at + size])]
     for piece in [*pieces, *parser.finish()]:
         match piece:
             case Call():
@@ -133,7 +133,7 @@ def read(parser: AnswerParser, text: str, size: int) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("name", ["keys", "kinds", "counted", "list", "quoted as in XML"])
 def test_however_an_answer_is_cut_the_same_is_read_of_it(name: str) -> None:
     """Of one that is mangled, too."""
-    form, chosen = notation(ALL[name]), random.Random(name)
+    form, chosen = discover_call_format(ALL[name]), random.Random(name)
     for _ in range(40):
         text = written(ALL[name], chosen.choice([CALLS, CALLS[:1]]), name)
         for _ in range(chosen.choice([0, 1, 1, 3])):
@@ -146,10 +146,10 @@ def test_however_an_answer_is_cut_the_same_is_read_of_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_a_template_writes_of_calls_is_read_again_or_said(name: str) -> None:
-    form = notation(ALL[name])
+    form = discover_call_format(ALL[name])
     assert form.guessed == (name in SAID), form
     if form.guessed:
-        assert "not known" in described(form)
+        assert "not known" in describe_format(form)
         return
     if form.told:
         return
@@ -176,17 +176,17 @@ def test_what_a_template_writes_of_calls_is_read_again_or_said(name: str) -> Non
 def test_a_template_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialect, "_RENDER_TIMEOUT_S", 0.3)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    assert notation("{{ tools }}" + loop) == UNKNOWN
+    assert discover_call_format("{{ tools }}" + loop) == UNKNOWN_FORMAT
 
 
 def test_of_a_found_notation_a_person_sees_an_example() -> None:
-    shown = described(notation(ALL["keys"]))
+    shown = describe_format(discover_call_format(ALL["keys"]))
     assert shown.endswith(
         "<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> …</tool_call>"
     )
-    assert described(notation(ALL["chatml"])) == "in the notation of Hermes"
+    assert describe_format(discover_call_format(ALL["chatml"])) == "in the notation of Hermes"
 
 
 def test_a_family_is_not_taken_for_another_that_has_a_key_in_common() -> None:
-    assert format_of(ALL["counted"]) == UNKNOWN
-    assert notation(ALL["counted"]).opens == ("<|START_ACTION|>",)
+    assert format_of(ALL["counted"]) == UNKNOWN_FORMAT
+    assert discover_call_format(ALL["counted"]).opens == ("<|START_ACTION|>",)

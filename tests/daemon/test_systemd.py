@@ -136,8 +136,8 @@ def test_what_is_no_listening_socket_is_refused(home: Home, manager: Manager) ->
 def test_what_was_meant_for_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
-    assert not sockets.handed_over()
-    assert sockets.listening_sockets() == []
+    assert not sockets.has_inherited_sockets()
+    assert sockets.take_inherited_sockets() == []
     assert "LISTEN_FDS" not in os.environ
 
 

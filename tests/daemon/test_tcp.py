@@ -223,25 +223,25 @@ def test_an_address_that_is_none_is_told_before_anything_starts(home: Home, list
 
 def test_a_token_that_others_could_read_is_not_used(tmp_path: Path) -> None:
     file = tmp_path / "state" / "token"
-    token = tcp.kept_token(file)
-    assert tcp.kept_token(file) == token
+    token = tcp.load_token(file)
+    assert tcp.load_token(file) == token
     file.chmod(0o640)
     with pytest.raises(UnsafePath, match="was open to other users"):
-        tcp.kept_token(file)
+        tcp.load_token(file)
     file.unlink()
     file.write_text("short\n")
     file.chmod(0o600)
     with pytest.raises(UnsafePath, match="too short"):
-        tcp.kept_token(file)
+        tcp.load_token(file)
     file.unlink()
     file.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UnsafePath, match="cannot be"):
-        tcp.kept_token(file)
+        tcp.load_token(file)
     assert not (tmp_path / "elsewhere").exists()
     file.unlink()
     os.mkfifo(file, 0o600)
     with pytest.raises(UnsafePath, match="not a file that you own"):
-        tcp.kept_token(file)
+        tcp.load_token(file)
 
 
 @pytest.mark.parametrize(

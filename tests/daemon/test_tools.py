@@ -14,6 +14,7 @@ import pytest
 from localspec.daemon.completion import tools
 from localspec.daemon.completion.request import chat_frames
 from localspec.daemon.completion.tools import (
+    EXPLAINED,
     GEMMA,
     GRANITE,
     HERMES,
@@ -21,13 +22,12 @@ from localspec.daemon.completion.tools import (
     MISTRAL,
     MISTRAL_ARGS,
     TAGS,
-    TOLD,
-    UNKNOWN,
+    UNKNOWN_FORMAT,
 )
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.calls import Tools
+from localspec.protocol.calls import ToolSet
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 from tests.support import templates
@@ -46,15 +46,15 @@ FORMATS = {
     "chatml_thinking": HERMES,
     "chatml_xml_calls": TAGS,
     "modes": HERMES,
-    "channels": UNKNOWN,
+    "channels": UNKNOWN_FORMAT,
     "headers": LLAMA,
     "documents": HERMES,
     "documents_marked": GRANITE,
     "inst": MISTRAL,
     "inst_args": MISTRAL_ARGS,
-    "turns": TOLD,
-    "plain_turns": TOLD,
-    "think_opened": TOLD,
+    "turns": EXPLAINED,
+    "plain_turns": EXPLAINED,
+    "think_opened": EXPLAINED,
     "turns_and_calls": GEMMA,
     "Qwen-Qwen2.5-7B-Instruct": HERMES,
     "Qwen-Qwen3-0.6B": HERMES,
@@ -64,7 +64,7 @@ FORMATS = {
     "ibm-granite-granite-4.1": HERMES,
     "Mistral-Small-3.2-24B-Instruct-2506": MISTRAL_ARGS,
     "unsloth-mistral-Devstral-Small-2507": MISTRAL_ARGS,
-    "google-gemma-2-2b-it": TOLD,
+    "google-gemma-2-2b-it": EXPLAINED,
     "google-gemma-4-31B-it": GEMMA,
 }
 
@@ -130,7 +130,7 @@ def test_an_older_granite_is_known_by_its_marker() -> None:
     ],
 )
 def test_a_template_that_only_speaks_of_tools_knows_none(template: str) -> None:
-    assert tools.format_of(template) == TOLD
+    assert tools.format_of(template) == EXPLAINED
     assert tools.format_of(template + "{%- if tools %}<tool_call>{% endif %}") == HERMES
     assert tools.format_of(template + "{{- tools | tojson }}<tool_call>") == HERMES
 
@@ -159,7 +159,7 @@ def test_a_request_says_what_its_calls_may_be() -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
     calls = sent(tools=[strict, NOW], parallel_tool_calls=False).tools
     schemas = {"weather": SCHEMA, "now": {"type": "object", "properties": {}}}
-    assert calls == Tools(HERMES, schemas, False, False, ["weather"])
+    assert calls == ToolSet(HERMES, schemas, False, False, ["weather"])
     several = sent(tool_choice="required", parallel_tool_calls=True).tools
     assert several is not None
     assert several.parallel
@@ -180,7 +180,7 @@ def test_a_request_says_what_its_calls_may_be() -> None:
 )
 def test_what_does_not_fit_together_is_named(fields: Any, param: str) -> None:
     def ask() -> None:
-        tools.check(request(**fields))
+        tools.check_tools(request(**fields))
         sent(**fields)
 
     with pytest.raises(InvalidRequest) as refused:

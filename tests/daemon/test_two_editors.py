@@ -19,7 +19,7 @@ from tests.support.daemons import PATIENCE, Answer, Home, RunningDaemon, tempora
 HURRIED = """
 import sys
 from localspec.daemon.completion import llama_server
-llama_server.UNSURE_SECONDS = 0.2
+llama_server.UNSURE_TIMEOUT_S = 0.2
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """

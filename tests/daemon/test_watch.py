@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.daemon.lifecycle import way
+from localspec.daemon.lifecycle import watched_paths
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 # The daemon, which takes its time before it watches: every edit of these tests comes before that.
@@ -105,7 +105,7 @@ def test_the_way_to_a_file_names_every_link_on_it(tmp_path: Path) -> None:
     (real / "a").mkdir()
     (real / "b").symlink_to("a")
     (real / "a" / "x").symlink_to(real / "b" / ".." / "y")  # by way of b again
-    assert way(real / "b" / "x") == [real / "b", real / "a" / "x", real / "y"]
-    assert way(real / "a" / "plain") == [real / "a" / "plain"]
+    assert watched_paths(real / "b" / "x") == [real / "b", real / "a" / "x", real / "y"]
+    assert watched_paths(real / "a" / "plain") == [real / "a" / "plain"]
     (real / "y").symlink_to("b/x")  # a circle
-    assert way(real / "b" / "x") == [real / "b", real / "a" / "x", real / "y"]
+    assert watched_paths(real / "b" / "x") == [real / "b", real / "a" / "x", real / "y"]

@@ -22,10 +22,10 @@ from pygls.lsp.client import LanguageClient
 
 from localspec import installation
 from localspec.client import autostart
-from localspec.client.tasks import Daemon
+from localspec.client.tasks import AsyncDaemon
 from localspec.errors import NoDaemon, UsageError
 from localspec.extras.editors import lsp, servers
-from localspec.extras.editors.lsp import Document, Encoding, Place, Visited, split
+from localspec.extras.editors.lsp import Document, Encoding, Position, VisitedPlaces, split_lines
 from tests.support.daemons import PATIENCE, Home, temporary_home, wait_for
 from tests.support.editors import CALL, FITTING, Editor, Scripted, editing, scripted, whole
 
@@ -48,7 +48,7 @@ def content(line: str) -> str:
 
 @given(texts)
 def test_lines_end_as_the_protocol_says(text: str) -> None:
-    lines = split(text)
+    lines = split_lines(text)
     assert "".join(lines) == text
     normal = text.replace("\r\n", "\n").replace("\r", "\n")
     assert [line.replace("\r\n", "\n").replace("\r", "\n") for line in lines[:-1]] == [
@@ -66,13 +66,13 @@ def test_a_position_is_the_same_place_in_every_encoding(
     here = content(document.lines[line])
     column = data.draw(st.integers(0, len(here)))
     there = units(here[:column], encoding)
-    assert document.place(line, there) == Place(line, column)
-    assert document.units(Place(line, column)) == there
+    assert document.to_position(line, there) == Position(line, column)
+    assert document.to_units(Position(line, column)) == there
     # Beyond the line is its end; within a character is before that.
-    assert document.place(line, units(here, encoding) + 3) == Place(line, len(here))
+    assert document.to_position(line, units(here, encoding) + 3) == Position(line, len(here))
     if column < len(here) and units(here[column], encoding) > 1:
-        assert document.place(line, there + 1) == Place(line, column)
-    assert document.place(len(document.lines), 0) == Place(
+        assert document.to_position(line, there + 1) == Position(line, column)
+    assert document.to_position(len(document.lines), 0) == Position(
         len(document.lines) - 1, len(document.lines[-1])
     )
 
@@ -87,12 +87,12 @@ def test_changes_make_the_text_that_the_editor_has(
         for _ in range(2):
             line = data.draw(st.integers(0, len(document.lines) - 1))
             column = data.draw(st.integers(0, len(content(document.lines[line]))))
-            places.append(Place(line, column))
+            places.append(Position(line, column))
             offsets.append(sum(map(len, document.lines[:line])) + column)
         start, end = sorted(offsets)
         text = text[:start] + change + text[end:]
         document.replace(min(places), max(places), change)
-        assert document.lines == split(text)
+        assert document.lines == split_lines(text)
 
 
 # ---------------------------------------------------------------------------- what is shown and asked
@@ -101,17 +101,17 @@ def test_changes_make_the_text_that_the_editor_has(
 @pytest.mark.parametrize(("column", "suggestion", "shown"), FITTING)
 def test_what_is_there_already_is_not_suggested(column: int, suggestion: str, shown: str) -> None:
     line, *below = CALL.splitlines()
-    assert lsp.fitting(suggestion, line[column:], below) == shown
+    assert lsp.trim_suggestion(suggestion, line[column:], below) == shown
 
 
 def test_an_item_of_a_menu_begins_with_the_word_at_the_cursor() -> None:
-    assert lsp.completion_item("ytree(a)", "x = shutil.cop") == (
+    assert lsp.make_menu_item("ytree(a)", "x = shutil.cop") == (
         "copytree(a)",
         "copytree(a)",
         "cop",
     )
-    assert lsp.completion_item("\n    b\nc", "a:") == ("b…", "\n    b\nc", "")
-    label, text, back = lsp.completion_item("y" * 99, "x ")
+    assert lsp.make_menu_item("\n    b\nc", "a:") == ("b…", "\n    b\nc", "")
+    label, text, back = lsp.make_menu_item("y" * 99, "x ")
     assert (len(label), text, back) == (61, "y" * 99, "")
 
 
@@ -121,34 +121,34 @@ def test_an_instruction_is_found_in_a_comment_of_any_language() -> None:
         "/* localspec: add types */",
         "<!--localspec:add types-->",
     ):
-        assert lsp.instruction_for(line) == "add types"
-    assert lsp.instruction_for("# use localspec for this") == ""
-    assert lsp.instruction_for("# localspec:") == ""
+        assert lsp.parse_instruction(line) == "add types"
+    assert lsp.parse_instruction("# use localspec for this") == ""
+    assert lsp.parse_instruction("# localspec:") == ""
 
 
 def test_code_is_an_answers_block_or_all_of_it() -> None:
-    block = lsp.fenced("a\n```\nb", "python")
+    block = lsp.fence("a\n```\nb", "python")
     assert block == "````python\na\n```\nb\n````"
-    assert lsp.code(f"Here:\n{block}\nDone.", "") == "a\n```\nb"
-    assert lsp.code("\na\r\nb\n", "a\nb\nc") == "a\nb"
+    assert lsp.extract_code(f"Here:\n{block}\nDone.", "") == "a\n```\nb"
+    assert lsp.extract_code("\na\r\nb\n", "a\nb\nc") == "a\nb"
 
 
 def test_places_that_were_visited_are_sent_once_they_are_taken() -> None:
     one = Document("file:///a/one%20.py", "".join(f"line {n}\n" for n in range(300)), "utf-8")
-    visited = Visited()
-    visited.rests(one, 10)
+    visited = VisitedPlaces()
+    visited.rest(one, 10)
     assert visited.extra() == []
-    assert visited.take()
-    visited.rests(one, 60)  # not far away
-    assert not visited.take()
-    visited.rests(one, 100)
-    visited.left(one, 12)  # near the first one, whose place it takes
-    assert visited.take()
+    assert visited.send_waiting()
+    visited.rest(one, 60)  # not far away
+    assert not visited.send_waiting()
+    visited.rest(one, 100)
+    visited.leave(one, 12)  # near the first one, whose place it takes
+    assert visited.send_waiting()
     shown = [(each["filename"], each["text"].partition("\n")[0]) for each in visited.extra()]
     assert shown == [("one .py", "line 76"), ("one .py", "line 0")]
     for line in range(0, 300, 40):
-        visited.left(one, line)
-    assert visited.take()
+        visited.leave(one, line)
+    assert visited.send_waiting()
     assert all(len(each["text"].splitlines()) <= 48 for each in visited.extra())
 
 
@@ -161,7 +161,7 @@ def test_what_was_visited_is_read_ahead_in_a_quiet_moment(
         return [each["filename"] for each in body["input_extra"]]
 
     async def type_in_both(server: Scripted) -> None:
-        sat = lsp.Desk(Daemon(str(server.server_address)))
+        sat = lsp.EditorSession(AsyncDaemon(str(server.server_address)))
         for name in ("one", "two"):
             sat.open(Document(f"file:///{name}.py", f"{name}\n" * 9, "utf-8"))
             found = await sat.suggest(f"file:///{name}.py", 4, 3)
@@ -188,10 +188,10 @@ def test_a_daemon_that_does_not_start_is_let_be_for_a_while() -> None:
         raise NoDaemon("It does not start.")
 
     async def keys() -> None:
-        daemon = Daemon("/nonexistent/socket")
+        daemon = AsyncDaemon("/nonexistent/socket")
         for patient in (False, False, True):
             with pytest.raises(NoDaemon):
-                await daemon.ask(call, patient=patient)
+                await daemon.run(call, patient=patient)
 
     asyncio.run(keys())
     assert started == [True, False, True]
@@ -203,8 +203,8 @@ def test_a_missing_library_is_said_with_its_cure(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UsageError) as refused:
-        servers.require(command)
-    assert refused.value.message.endswith(f"run: {installation.add_extra(command)}")
+        servers.require_server(command)
+    assert refused.value.message.endswith(f"run: {installation.install_extra_command(command)}")
 
 
 def test_somebody_at_a_terminal_is_told_who_starts_it(home: Home) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from localspec.extras.editors import lsp
-from localspec.extras.editors.lsp import Document, Visited, around
+from localspec.extras.editors.lsp import Document, VisitedPlaces, context_fields
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
 from tests.support.editors import (
     CALL,
@@ -304,7 +304,7 @@ def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
         assert question.startswith("This is a part of the file sum.py:\n\n```")
         assert "Write all 2 lines of this part out again, from the first" in question
         assert question.endswith("except for this change: add types.")
-        assert question == lsp.edit("sum.py", fenced, "add types", whole=False)
+        assert question == lsp.edit_question("sum.py", fenced, "add types", whole=False)
         editor.type(key)
         editor.until("[tabpagenr('$'), getline(1, '$')]", [1, wanted.splitlines()])
     editor.type("u")
@@ -413,7 +413,10 @@ def test_what_is_code_is_decided_as_by_the_language_server(desk: Desk) -> None:
         old, answer = ("".join(drawn.choices(words, k=drawn.randrange(12))) for _ in range(2))
         answer_, old_ = (json.dumps(text, ensure_ascii=False) for text in (answer, old))
         ours = editor.value(f'localspec#edit#code({answer_}, split({old_}, "\\n", 1))')
-        assert "\n".join(ours).strip("\n") == lsp.code(answer, old).strip("\n"), (answer, old)
+        assert "\n".join(ours).strip("\n") == lsp.extract_code(answer, old).strip("\n"), (
+            answer,
+            old,
+        )
 
 
 @pytest.mark.parametrize(
@@ -503,15 +506,17 @@ def test_the_language_server_asks_with_the_same_text(desk: Desk) -> None:
     text = "\n".join([*lines[:900], "é" * 40_000, *lines[900:], ""])
     editor = desk.open(text)
     document = Document(desk.file.as_uri(), text, "utf-8")
-    visited = Visited()
+    visited = VisitedPlaces()
     for number, units in ((1, 0), (64, 9), (65, 3), (901, 70_000), (902, 5), (1400, 1), (1501, 4)):
-        place = document.place(number - 1, units)
-        here = document.units(place)  # at a whole character
+        place = document.to_position(number - 1, units)
+        here = document.to_units(place)  # at a whole character
         asked = editor.value(f"localspec#context#fields({number}, getline({number}), {here})")
-        assert around(document, place) == {name: asked[name] for name in around(document, place)}
+        assert context_fields(document, place) == {
+            name: asked[name] for name in context_fields(document, place)
+        }
         editor.value(f"[cursor({number}, 1), localspec#context#left(), localspec#context#take()]")
-        visited.left(document, number - 1)
-        assert visited.take()
+        visited.leave(document, number - 1)
+        assert visited.send_waiting()
         extra = editor.value("localspec#context#fields(1, '', 0).input_extra")
         assert extra[-len(visited.extra()) :] == visited.extra()
     assert editor.wrong == []

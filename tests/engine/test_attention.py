@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.llama import Batch
-from localspec.engine.speculation.cost import AttentionCost, CostTable, attention_from
+from localspec.engine.speculation.cost import AttentionCost, CostTable, parse_attention_costs
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import BOS, expected
 from tests.support.running import GREEDY, Running, drafting
@@ -62,13 +62,13 @@ def test_no_pass_makes_a_cost_that_cannot_be(
         own = attention.observe(rows, sequences, depth, ms, 10.0)
         assert own >= 0
         assert min(attention.costs) >= 0
-    again = attention_from(list(attention.costs))
+    again = parse_attention_costs(list(attention.costs))
     assert again == attention.costs or max(attention.costs) >= 1e3
 
 
 @pytest.mark.parametrize("stored", [None, [], [1], [1, "2"], [-1, 0], [0, 1e9], {"a": 1}, [[], 1]])
 def test_what_is_stored_and_cannot_be_is_forgotten(stored: object) -> None:
-    assert attention_from(stored) is None
+    assert parse_attention_costs(stored) is None
 
 
 def test_deep_in_a_text_where_rows_are_dear_drafts_that_are_often_wrong_are_left_out(

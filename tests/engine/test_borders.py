@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.cache.slot import MIN_TOKENS, OPENING_TOKENS, least_missed, places
+from localspec.engine.cache.slot import (
+    MIN_TOKENS,
+    OPENING_TOKENS,
+    choose_positions,
+    choose_removable,
+)
 from localspec.protocol.frames import PairFiles
 from tests.support import architectures
 from tests.support.rescoring import assert_alike
@@ -27,7 +32,7 @@ def text(messages: list[int]) -> list[int]:
 def test_an_edit_reads_no_more_than_four_times_what_it_must(lengths: list[int], start: int) -> None:
     tokens = text(lengths)
     start = min(start, len(tokens) - 1)
-    found = places(tokens, lambda token: token == MARK, start)
+    found = choose_positions(tokens, lambda token: token == MARK, start)
     end = len(tokens) - OPENING_TOKENS
     assert found == sorted(set(found))
     assert all(start < at <= end for at in found)
@@ -43,7 +48,7 @@ def test_the_instructions_and_the_end_stay_when_there_are_too_many(
     kept = [sum(gaps[: at + 1]) for at in range(len(gaps))]
     first, last = kept[0], kept[-1]
     while len(kept) > most:
-        del kept[least_missed(kept)]
+        del kept[choose_removable(kept)]
     assert (kept[0], kept[-1]) == (first, last)
 
 

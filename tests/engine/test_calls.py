@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.synthetic import vocabulary
 from localspec.daemon.completion.calls import Arguments, Call
-from localspec.daemon.completion.parser import THOUGHTS, AnswerParser, Text
+from localspec.daemon.completion.parser import REASONING_MARKERS, AnswerParser, Text
 from localspec.daemon.completion.tools import (
     FUNCTIONARY,
     GEMMA,
@@ -27,21 +27,21 @@ from localspec.daemon.completion.tools import (
     MISTRAL_ARGS,
     NEMOTRON,
     TAGS,
-    UNKNOWN,
+    UNKNOWN_FORMAT,
 )
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Logits, Vocab
 from localspec.engine.sampling.grammars.compile import Grammars
-from localspec.engine.sampling.grammars.sources import SpecialTokens
-from localspec.engine.sampling.guide import Both, Guide
+from localspec.engine.sampling.grammars.sources import GrammarTokens
+from localspec.engine.sampling.guide import CombinedGuide, Guide
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import Settings, resolve
-from localspec.engine.sampling.thoughts import Marker, Thoughts
+from localspec.engine.sampling.settings import Settings, resolve_settings
+from localspec.engine.sampling.thoughts import ThoughtLimit, ThoughtMarker
 from localspec.engine.speculation import verification
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.verification import Verifier
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import ID, CallFormat, Tools
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat, ToolSet
 from localspec.protocol.frames import Constraint, Generate, PairFiles, Sampling, TextPrompt
 from tests.support.pairs import N_VOCAB, contextual_pair
 from tests.support.rescoring import NEAR_TIE, assert_alike, worst_gap
@@ -62,9 +62,9 @@ FORMATS = {
         "found",
         ("<|calls|>",),
         "}\n]<|end_calls|>",
-        lead=f'[\n{{"id": "{ID}", "called": "',
+        lead=f'[\n{{"id": "{CALL_ID_PLACEHOLDER}", "called": "',
         middle='", "with": ',
-        again=f'}},\n{{"id": "{ID}", "called": "',
+        again=f'}},\n{{"id": "{CALL_ID_PLACEHOLDER}", "called": "',
     ),
     "seen keys": CallFormat(
         "found",
@@ -180,10 +180,10 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def matcher_of(
-    vocab: Vocab, offered: Tools | None, constraint: Any = None, tail: str = ""
+    vocab: Vocab, offered: ToolSet | None, constraint: Any = None, tail: str = ""
 ) -> Guide:
     request = Generate(
-        1, TextPrompt("x"), tools=offered, constraint=constraint, thoughts=list(THOUGHTS)
+        1, TextPrompt("x"), tools=offered, constraint=constraint, thoughts=list(REASONING_MARKERS)
     )
     found, note = GRAMMARS.setdefault(id(vocab), Grammars(vocab)).answer(request, tail, frozenset())
     assert found is not None
@@ -220,8 +220,8 @@ def write(
         if vocab.is_eog(token):
             break
         if chosen.random() < 0.2:  # a round that is taken back
-            forced = [*matcher.forced()[:2], token]
-            count = matcher.valid(forced)
+            forced = [*matcher.forced_tokens()[:2], token]
+            count = matcher.count_valid(forced)
             for each in forced[:count]:
                 matcher.consume(each)
             matcher.take_back(count)
@@ -234,12 +234,12 @@ def _begins(piece: bytes, rest: bytes) -> bool:
     return bool(piece) and (rest.startswith(piece) or piece.startswith(rest))
 
 
-def read(offered: Tools, text: str, tail: str = "") -> tuple[list[tuple[str, str]], str]:
+def read(offered: ToolSet, text: str, tail: str = "") -> tuple[list[tuple[str, str]], str]:
     """The calls in an answer, and its text."""
     parser = AnswerParser(offered.format, offered.schemas, parallel=offered.parallel)
     parser.begin(tail)
-    pieces = parser.push(text[: len(text) // 2])
-    pieces += parser.push(text[len(text) // 2 :])
+    pieces = parser.feed(text[: len(text) // 2])
+    pieces += parser.feed(text[len(text) // 2 :])
     pieces += parser.finish()
     calls: list[tuple[str, str]] = []
     for piece in pieces:
@@ -255,7 +255,7 @@ def finite(text: str) -> float:
     return max(min(float(text), 1e300), -1e300)
 
 
-def check(offered: Tools, calls: Sequence[tuple[str, str]]) -> None:
+def check(offered: ToolSet, calls: Sequence[tuple[str, str]]) -> None:
     for name, arguments in calls:
         value = json.loads(arguments, parse_float=finite)  # JSON's numbers have no end
         jsonschema_rs.validate(closed(offered.schemas[name]), value)
@@ -268,7 +268,7 @@ BEGUN = ["", "Let me see.\n", "<think>a <tool_call> or</think>\n", "1 < 2 <tool 
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_call_that_is_opened_obeys_its_schema(caller: Running, name: str, seed: int) -> None:
     chosen, vocab, form = random.Random(f"{name}{seed}"), caller.pair.vocab, FORMATS[name]
-    offered = Tools(form, tools(chosen), parallel=chosen.random() < 0.7)
+    offered = ToolSet(form, tools(chosen), parallel=chosen.random() < 0.7)
     begun = chosen.choice(BEGUN if form is HERMES else BEGUN[:2]) + form.opens[0]
     for _ in range(3):
         text, ended = write(vocab, matcher_of(vocab, offered), chosen, begun)
@@ -284,7 +284,7 @@ def test_every_call_that_is_opened_obeys_its_schema(caller: Running, name: str, 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_required_call_is_nothing_but_calls(caller: Running, name: str, seed: int) -> None:
     chosen, vocab = random.Random(f"{name}{seed}"), caller.pair.vocab
-    offered = Tools(FORMATS[name], tools(chosen), required=True, parallel=seed > 0)
+    offered = ToolSet(FORMATS[name], tools(chosen), required=True, parallel=seed > 0)
     for tail in ("", "<think>\n"):
         begun = "so</think>\n" if tail else ""
         text, ended = write(vocab, matcher_of(vocab, offered, tail=tail), chosen, begun)
@@ -307,7 +307,7 @@ def test_beside_a_response_format_an_answer_is_one_or_the_other(caller: Running,
     constraint = Constraint("json_schema", json.dumps(wanted))
     seen = set()
     for at in range(12):
-        offered = Tools(FORMATS[name], tools(chosen))
+        offered = ToolSet(FORMATS[name], tools(chosen))
         begun = ['{"z', ""][at % 2]
         text, ended = write(vocab, matcher_of(vocab, offered, constraint), chosen, begun)
         if not ended:
@@ -350,11 +350,11 @@ def test_what_a_template_writes_is_what_a_found_notation_lets_in(
 ) -> None:
     parameters = {"text": {"type": "string"}, "n": {"type": "integer", "maximum": 8}}
     note = {"type": "object", "properties": parameters, "required": ["text", "n"]}
-    offered, text, vocab = Tools(FORMATS[name], {"note": note}), WRITTEN[name], caller.pair.vocab
+    offered, text, vocab = ToolSet(FORMATS[name], {"note": note}), WRITTEN[name], caller.pair.vocab
 
     def accepted(text: str) -> int:
         tokens = vocab.tokenize(text, add_special=False, parse_special=False)
-        return len(tokens) - matcher_of(vocab, offered).valid(tokens)
+        return len(tokens) - matcher_of(vocab, offered).count_valid(tokens)
 
     assert accepted(text) == 0
     assert accepted(text.replace("7", "9")) > 0
@@ -366,20 +366,20 @@ def test_what_a_template_writes_is_what_a_found_notation_lets_in(
 
 
 def test_what_ends_an_answer_is_in_no_grammar_of_its_calls() -> None:
-    special = SpecialTokens({"<|call|>": 0, "<|calls|>": 1}, ends=frozenset([1]))
-    assert special.spelled("}<|call|>\n<|calls|>") == '"}" <[0]> "\\n"'
+    special = GrammarTokens({"<|call|>": 0, "<|calls|>": 1}, ends=frozenset([1]))
+    assert special.lark_expression("}<|call|>\n<|calls|>") == '"}" <[0]> "\\n"'
 
 
 def test_what_a_schema_asks_in_vain_is_said_or_refused(caller: Running) -> None:
     odd = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}
     fine = {"type": "object", "properties": {"y": {"const": 1}}, "required": ["y"]}
-    offered = Tools(HERMES, {"odd": odd, "fine": fine})
+    offered = ToolSet(HERMES, {"odd": odd, "fine": fine})
     request = Generate(1, TextPrompt("x"), tools=offered)
     matcher, note = Grammars(caller.pair.vocab).answer(request, "", frozenset())
     assert matcher is not None
     assert "'odd'" in note
     assert "fine" not in note
-    request.tools = Tools(HERMES, {"odd": odd, "fine": fine}, strict=["odd"])
+    request.tools = ToolSet(HERMES, {"odd": odd, "fine": fine}, strict=["odd"])
     with pytest.raises(GrammarRejected, match="tool 'odd'"):
         Grammars(caller.pair.vocab).answer(request, "", frozenset())
 
@@ -394,7 +394,7 @@ SMALL = {
     },
     "now": {"type": "object", "properties": {}},
 }
-OFFERED = Tools(HERMES, SMALL)
+OFFERED = ToolSet(HERMES, SMALL)
 
 
 def opening(vocab: Vocab, temperature: float = 1.0, **more: Any) -> Sampling:
@@ -418,7 +418,9 @@ def test_calls_of_an_answer_obey_with_drafts_and_without(
 ) -> None:
     wanted = opening(caller.pair.vocab, **wish)
     requests = [
-        caller.start(f"p{at}", 120, wanted, speculative, tools=OFFERED, thoughts=list(THOUGHTS))
+        caller.start(
+            f"p{at}", 120, wanted, speculative, tools=OFFERED, thoughts=list(REASONING_MARKERS)
+        )
         for at in range(6)
     ]
     caller.finish()
@@ -437,7 +439,7 @@ def test_calls_of_an_answer_obey_with_drafts_and_without(
 def test_drafts_do_not_change_an_answer_with_calls(caller: Running, wish: Any) -> None:
     pair, wanted = caller.pair, opening(caller.pair.vocab, **wish)
     prompt = pair.vocab.tokenize("a", add_special=True, parse_special=True)
-    more: dict[str, Any] = {"tools": OFFERED, "thoughts": list(THOUGHTS)}
+    more: dict[str, Any] = {"tools": OFFERED, "thoughts": list(REASONING_MARKERS)}
     caller.forget()
     plain = caller.ask("a", 80, wanted, **more)
     assert read(OFFERED, plain.text)[0]
@@ -449,7 +451,7 @@ def test_drafts_do_not_change_an_answer_with_calls(caller: Running, wish: Any) -
             prompt,
             drafted.tokens,
             plain.tokens,
-            Sampler(resolve(wanted, pair.defaults)),
+            Sampler(resolve_settings(wanted, pair.defaults)),
             lambda: matcher_of(pair.vocab, OFFERED),
         )
 
@@ -472,7 +474,7 @@ def test_who_calls_no_tool_answers_as_ever(caller: Running) -> None:
 def test_what_a_call_must_have_is_drafted_without_a_model(caller: Running) -> None:
     long = {"a_rather_long_key_that_costs_many_tokens": {"const": "and a value as long as that"}}
     schema = {"type": "object", "properties": long, "required": list(long)}
-    offered = Tools(HERMES, {"only": schema}, required=True, parallel=False)
+    offered = ToolSet(HERMES, {"only": schema}, required=True, parallel=False)
     answer = caller.ask("x", 200, GREEDY, drafting(8), tools=offered)
     told = answer.done.speculation
     assert read(offered, answer.text)[0][0][0] == "only"
@@ -512,7 +514,7 @@ def excess_behind_a_marker(vocab: Vocab, dropped: bool) -> float:
 
     sampler = Sampler(Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5))
     any_object: dict[str, Any] = {"type": "object"}
-    offered = Tools(CallFormat("named", ("b",), middle="g"), dict.fromkeys("cde", any_object))
+    offered = ToolSet(CallFormat("named", ("b",), middle="g"), dict.fromkeys("cde", any_object))
     target, after_draft = Table([*map(row, TARGET), row({"b": 1.0})]), list(map(row, DRAFT))
     drawn = []
     for _ in range(2500):
@@ -521,7 +523,7 @@ def excess_behind_a_marker(vocab: Vocab, dropped: bool) -> float:
         matcher = matcher_of(vocab, offered)
         drafts = DraftRequest(cast(Slot, None), 2, tokens=tokens, buckets=[0, 0], probs=probs)
         if dropped:
-            drafts.cut(matcher.valid(tokens))
+            drafts.cut(matcher.count_valid(tokens))
         verifier = Verifier(sampler, matcher, reject=True)
         kept = verifier.verify(cast(Context, target), 0, [0], drafts)
         if kept[0] == token["b"] and len(kept) > 1:
@@ -550,7 +552,7 @@ def test_calls_of_a_template_that_is_not_understood_are_free_and_that_is_said(
     caller: Running,
 ) -> None:
     grammars = Grammars(caller.pair.vocab)
-    request = Generate(1, TextPrompt("x"), tools=Tools(UNKNOWN, SMALL))
+    request = Generate(1, TextPrompt("x"), tools=ToolSet(UNKNOWN_FORMAT, SMALL))
     matcher, note = grammars.answer(request, "", frozenset())
     assert matcher is None
     assert "not constrained" in note
@@ -562,20 +564,20 @@ def test_thoughts_that_end_at_their_limit_are_followed_by_the_call_that_is_requi
     caller: Running,
 ) -> None:
     chosen, vocab = random.Random(5), caller.pair.vocab
-    offered = Tools(HERMES, SMALL, required=True, parallel=False)
+    offered = ToolSet(HERMES, SMALL, required=True, parallel=False)
     tail = "assistant\n<think>\n"
     closing = vocab.tokenize("</think>", add_special=False, parse_special=True)
-    marker = Marker(b"<think>", b"</think>", closing)
+    marker = ThoughtMarker(b"<think>", b"</think>", closing)
     for limit in (0, 3, 20):
-        thoughts = Thoughts(limit, [marker], tail, vocab.piece, vocab.size)
-        guide = Both(thoughts, matcher_of(vocab, offered, tail=tail))
+        thoughts = ThoughtLimit(limit, [marker], tail, vocab.piece, vocab.size)
+        guide = CombinedGuide(thoughts, matcher_of(vocab, offered, tail=tail))
         written = b""
         for _ in range(400):
             mask = guide.mask()
-            forced = guide.forced()
+            forced = guide.forced_tokens()
             allowed = range(vocab.size - 8) if mask is None else np.flatnonzero(mask).tolist()
             assert not forced or forced[0] in allowed
-            assert guide.valid(forced) == len(forced)
+            assert guide.count_valid(forced) == len(forced)
             token = forced[0] if forced else chosen.choice(list(allowed))
             if vocab.is_eog(token):
                 break
@@ -606,7 +608,7 @@ JSON = st.recursive(
 def test_a_schema_of_any_shape_is_held_to_or_said(
     caller: Running, schema: dict[str, Any], name: str
 ) -> None:
-    offered = Tools(FORMATS[name], {"odd": schema, "fine": SMALL["get"]})
+    offered = ToolSet(FORMATS[name], {"odd": schema, "fine": SMALL["get"]})
     request = Generate(1, TextPrompt("x"), tools=offered)
     grammars = GRAMMARS.setdefault(id(caller.pair.vocab), Grammars(caller.pair.vocab))
     matcher, note = grammars.answer(request, "", frozenset())

@@ -119,4 +119,4 @@ def test_the_distribution_is_that_of_llama_cpps_chain(
     # Nor is the root of its entropy one where rounding has that below 0.
     assume(not any(map(math.isnan, wanted.values())))
     for token in set(found.ids.tolist()) | set(wanted):
-        assert abs(found.of(token) - wanted.get(token, 0.0)) < 2e-3
+        assert abs(found.probability_of(token) - wanted.get(token, 0.0)) < 2e-3

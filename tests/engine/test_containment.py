@@ -15,7 +15,7 @@ from localspec.engine.sequence import Sequence
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.engine.speculation.drafters.ngram import NgramDrafter
 from localspec.engine.speculation.step import Drafting
-from localspec.protocol.frames import Constraint, Done, PairFiles, Sampling, Speculative
+from localspec.protocol.frames import Constraint, Done, PairFiles, Sampling, SpeculationSettings
 from tests.support.pairs import N_VOCAB
 from tests.support.rescoring import NEAR_TIE, worst_gap
 from tests.support.running import GREEDY, PLAIN, Running, drafting
@@ -118,7 +118,7 @@ def start_victim(engine: Running, prompt: list[int], rng: random.Random, stage: 
         prompt,
         40,
         rng.choice([GREEDY, Sampling(temperature=0.8, seed=3)]),
-        Speculative() if grammar else drafting(rng.choice([2, None]), "auto"),
+        SpeculationSettings() if grammar else drafting(rng.choice([2, None]), "auto"),
         constraint=grammar,
         top_logprobs=3 if stage in SAMPLER else rng.choice([None, 3]),
     )
@@ -145,7 +145,9 @@ def test_a_failure_at_any_stage_ends_that_request_and_no_other(
     ids = [
         start_victim(engine, prompt, rng, stage)
         if number == at
-        else engine.start(prompt, 24, GREEDY, rng.choice([PLAIN, drafting(2), Speculative()]))
+        else engine.start(
+            prompt, 24, GREEDY, rng.choice([PLAIN, drafting(2), SpeculationSettings()])
+        )
         for number, prompt in enumerate(asked)
     ]
     engine.admit()
@@ -247,7 +249,7 @@ def test_a_look_at_drafts_that_fails_costs_the_drafts_only(
     truth = engine.ask([7, 8, 9], 100).tokens
     assert engine.pair.drafter is not None
     Fuse(0, np.linalg.LinAlgError()).into(engine.pair.drafter, "probe")
-    answer = engine.ask([7, 8, 9], 100, GREEDY, Speculative())
+    answer = engine.ask([7, 8, 9], 100, GREEDY, SpeculationSettings())
     assert_own_text(engine, [7, 8, 9], answer.tokens, truth)
 
 

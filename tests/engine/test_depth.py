@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from benchmarks.traces.replay import Replay, fixed_ms
 from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.acceptance import (
-    BUCKETS,
     GRID,
-    MAX_LIMIT,
+    MAX_DRAFTS,
+    N_BUCKETS,
     Belief,
     Calibration,
     Floats,
-    bucket,
+    find_bucket,
 )
 from localspec.engine.speculation.controller import MAX_UNPROVEN_DRAFTS
 from localspec.engine.speculation.cost import CostProfile, CostTable
@@ -52,7 +52,7 @@ from tests.support.replay import (
 
 _POLICY = MeasuredDepth()
 decide, keep_drafting = _POLICY.decide, _POLICY.keep_drafting
-worth_verifying, at_first = _POLICY.worth_verifying, _POLICY.at_first
+worth_verifying, at_first = _POLICY.worth_verifying, _POLICY.choose_first_count
 STEP_MS = DRAFT_MS[1]
 
 
@@ -100,7 +100,7 @@ def test_expected_tokens_are_the_geometric_sum(alpha: float, depth: int) -> None
     assert certain(alpha).survival((), depth).sum() == pytest.approx(expected)
 
 
-@given(beliefs, st.lists(st.integers(0, BUCKETS - 1), max_size=8), st.integers(0, 12))
+@given(beliefs, st.lists(st.integers(0, N_BUCKETS - 1), max_size=8), st.integers(0, 12))
 def test_survival_begins_at_one_and_never_rises(
     weights: list[float], known: list[int], depth: int
 ) -> None:
@@ -153,7 +153,7 @@ def test_better_drafts_are_drafted_deeper(alpha: float, least: int) -> None:
 
 def test_drafting_stops_when_the_draft_turns_doubtful() -> None:
     calibration = Calibration()
-    calibration.offset[:] = np.linspace(-4, 3, BUCKETS)
+    calibration.offset[:] = np.linspace(-4, 3, N_BUCKETS)
     calibration._refresh()
     candidate = Candidate(Belief(calibration), MAX_DEPTH, STEP_MS)
     found = decide([candidate], round_of(pass_ms())).rate
@@ -165,7 +165,7 @@ def test_drafting_stops_when_the_draft_turns_doubtful() -> None:
     assert worth_verifying(candidate, costs, found) <= 3
 
 
-@given(beliefs, st.lists(st.integers(0, BUCKETS - 1), max_size=MAX_DEPTH), st.floats(0, 0.1))
+@given(beliefs, st.lists(st.integers(0, N_BUCKETS - 1), max_size=MAX_DEPTH), st.floats(0, 0.1))
 def test_one_more_is_drafted_and_as_many_verified_as_the_formula_says(
     weights: list[float], known: list[int], at_rate: float
 ) -> None:
@@ -191,7 +191,7 @@ def test_one_more_is_drafted_and_as_many_verified_as_the_formula_says(
 
 @given(
     beliefs,
-    st.lists(st.integers(0, BUCKETS - 1), min_size=1, max_size=2 * MAX_DEPTH + 1),
+    st.lists(st.integers(0, N_BUCKETS - 1), min_size=1, max_size=2 * MAX_DEPTH + 1),
     st.integers(1, MAX_DEPTH),
     st.floats(0, 0.1),
 )
@@ -216,7 +216,7 @@ def test_as_many_known_tokens_are_verified_at_first_as_two_rounds_gain_most_with
     values = [two_rounds(first) for first in range(most + 1)]
     found = at_first(Candidate(belief, len(known), 0.0, 0.0, known, known), costs, at_rate)
     assert values[found] == pytest.approx(max(values))
-    assert FixedDepth(3).at_first(Candidate(belief, 9, 0.0), costs, at_rate) == most
+    assert FixedDepth(3).choose_first_count(Candidate(belief, 9, 0.0), costs, at_rate) == most
 
 
 def test_a_passage_that_shows_early_whether_it_is_repeated_is_tried_with_few_tokens() -> None:
@@ -320,7 +320,7 @@ def test_belief_follows_a_burst_within_a_few_tokens() -> None:
     assert belief.mean < 0.4
 
 
-@given(st.lists(st.tuples(st.integers(0, BUCKETS - 1), st.booleans()), max_size=80))
+@given(st.lists(st.tuples(st.integers(0, N_BUCKETS - 1), st.booleans()), max_size=80))
 def test_a_belief_stays_a_distribution(seen: list[tuple[int, bool]]) -> None:
     belief = Belief(Calibration())
     for at, hit in seen:
@@ -355,18 +355,18 @@ def test_calibration_learns_which_confidence_is_worth_what() -> None:
 
 
 def test_confidences_fall_into_their_buckets() -> None:
-    buckets = [bucket(confidence) for confidence in np.linspace(0, 1, 401)]
+    buckets = [find_bucket(confidence) for confidence in np.linspace(0, 1, 401)]
     assert buckets == sorted(buckets)
-    assert set(buckets) == set(range(BUCKETS))
-    assert bucket(0.0) == 0
-    assert bucket(1.0) == BUCKETS - 1
+    assert set(buckets) == set(range(N_BUCKETS))
+    assert find_bucket(0.0) == 0
+    assert find_bucket(1.0) == N_BUCKETS - 1
 
 
 def test_a_calibration_survives_being_stored() -> None:
     calibration = Calibration()
     belief = Belief(calibration)
     for at in range(30):
-        belief.observe(at % BUCKETS, at % 3 == 0)
+        belief.observe(at % N_BUCKETS, at % 3 == 0)
     again = Calibration.from_dict(calibration.as_dict())
     calibration._refresh()
     assert again.prior == pytest.approx(calibration.prior)
@@ -385,12 +385,12 @@ def test_a_calibration_survives_being_stored() -> None:
         {"prior": "many"},
         {"prior": [math.nan] * len(GRID)},
         {"prior": [-1.0, 2.0] + [0.0] * (len(GRID) - 2)},
-        {"offset": [math.inf] * BUCKETS},
-        {"offset": ["a"] * BUCKETS},
-        {"offset": [1e300] * BUCKETS},
-        {"share": [9.0] * BUCKETS},
-        {"share": [-1.0] * BUCKETS},
-        {"count": [-1e9] * BUCKETS},
+        {"offset": [math.inf] * N_BUCKETS},
+        {"offset": ["a"] * N_BUCKETS},
+        {"offset": [1e300] * N_BUCKETS},
+        {"share": [9.0] * N_BUCKETS},
+        {"share": [-1.0] * N_BUCKETS},
+        {"count": [-1e9] * N_BUCKETS},
     ],
 )
 def test_a_damaged_calibration_is_replaced_by_a_fresh_one(damage: object) -> None:
@@ -404,7 +404,7 @@ def test_a_damaged_calibration_is_replaced_by_a_fresh_one(damage: object) -> Non
 # ---------------------------------------------------------------------------- fixed depths
 
 
-@pytest.mark.parametrize("depth", [-1, MAX_LIMIT + 1])
+@pytest.mark.parametrize("depth", [-1, MAX_DRAFTS + 1])
 def test_a_depth_outside_the_limits_is_refused(depth: int) -> None:
     with pytest.raises(ValueError, match="depth must be between"):
         FixedDepth(depth)
@@ -519,14 +519,14 @@ def test_what_was_found_is_looked_for_again_at_once() -> None:
     drafting = Drafting([], MeasuredDepth())
     rests = []
     for found in (False, False, False, False, False, True, False, False):
-        drafting.looked(found, max_rest=7)
+        drafting.end_search(found, max_rest=7)
         rests.append(drafting.rest)
-        while not drafting.looks():
+        while not drafting.begin_search():
             pass
     assert rests == [1, 2, 4, 7, 7, 0, 1, 2]
     fixed = Drafting([], FixedDepth(3))
-    fixed.looked(False, max_rest=7)
-    assert fixed.looks()
+    fixed.end_search(False, max_rest=7)
+    assert fixed.begin_search()
 
 
 def test_the_costs_replayed_are_those_measured() -> None:

@@ -13,7 +13,12 @@ import pytest
 from localspec.engine.llama import NotFinite, gpus, initialise
 from localspec.errors import ContextExceeded, InvalidRequest
 from localspec.extras.embeddings import engine as embedding
-from localspec.extras.embeddings.engine import EmbeddingModel, Encoder, InputPreparer, normalized
+from localspec.extras.embeddings.engine import (
+    EmbeddingModel,
+    Encoder,
+    InputPreparer,
+    normalize_vector,
+)
 from localspec.protocol.frames import (
     Embed,
     EngineSettings,
@@ -109,8 +114,8 @@ def test_fewer_dimensions_are_the_first_ones_made_of_length_1_again(bert: Loaded
     (cut,) = bert.vectors(TEXTS[0], dimensions=8)
     assert np.abs(cut - whole[:8] / np.linalg.norm(whole[:8])).max() < 1e-6
     assert np.abs(whole - raw / np.linalg.norm(raw)).max() < 1e-6
-    assert abs(float(np.abs(normalized(raw, 1)).sum()) - 1) < 1e-6
-    assert float(np.abs(normalized(raw, 0)).max()) == pytest.approx(32760)
+    assert abs(float(np.abs(normalize_vector(raw, 1)).sum()) - 1) < 1e-6
+    assert float(np.abs(normalize_vector(raw, 0)).max()) == pytest.approx(32760)
     with pytest.raises(InvalidRequest, match="128 numbers"):
         bert.preparer.begin(Embed(1, ["x"], dimensions=129))
 
@@ -153,11 +158,11 @@ def test_a_request_with_many_texts_holds_up_none_with_one_and_can_be_cancelled(
 def test_of_a_pass_that_is_stopped_nothing_is_kept_and_it_is_made_again(bert: Loaded) -> None:
     before = bert.vectors(*TEXTS)
     bert.encoder.submit(bert.preparer.begin(Embed(7, [*TEXTS])))
-    bert.encoder.interruption.left(7)
+    bert.encoder.interruption.request_left(7)
     bert.said.clear()
     bert.encoder.step()
     assert not bert.said
-    bert.encoder.interruption.heard()
+    bert.encoder.interruption.clear()
     (reply,) = bert.run()
     assert isinstance(reply, Reply)
     assert reply.value["vectors"] == [each.tobytes() for each in before]
@@ -211,7 +216,7 @@ def test_a_model_that_could_write_embeds_by_its_last_token_in_passes_of_any_widt
         first = found.vectors(long, short, short[::-1])
         assert found.passes == [1, 2]
         assert np.abs(first[1] - first[2]).max() > 1e-3
-    monkeypatch.setattr(embedding, "PASS", 2048)
+    monkeypatch.setattr(embedding, "PASS_ROWS", 2048)
     with loaded(file) as found:
         for each, other in zip(first, found.vectors(long, short, short[::-1]), strict=True):
             assert np.abs(each - other).max() < 1e-3

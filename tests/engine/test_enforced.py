@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from localspec.engine.sampling.grammars.enforced import describe, enforce
-from localspec.engine.sampling.grammars.json_schema import closed, translate_pattern
+from localspec.engine.sampling.grammars.json_schema import close_objects, translate_pattern
 from localspec.engine.sampling.grammars.matcher import WholeMatcher
 from localspec.engine.sampling.grammars.numbers import (
     MAX_DIGITS,
@@ -24,7 +24,7 @@ from localspec.engine.sampling.grammars.numbers import (
 )
 from localspec.engine.sampling.grammars.sources import constraint_source, enforced_tools, note_of
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import CallFormat, Tools
+from localspec.protocol.calls import CallFormat, ToolSet
 from localspec.protocol.frames import Constraint
 from tests.engine.test_schemas import accepts, completed, tokenizer
 
@@ -133,13 +133,13 @@ def test_a_keyword_is_left_out_alone_and_named_with_its_path(keyword: str, path:
     assert place in refused.value.message
     assert refused.value.param == "response_format"
     assert not re.search("x-guidance|coerce|lenient|llguidance", note + refused.value.message)
-    tools = Tools(CallFormat("json"), {"f": schema})
+    tools = ToolSet(CallFormat("json"), {"f": schema})
     kept, invalid, said = enforced_tools(tools)
     assert place in said
     assert not invalid
     assert kept.schemas["f"]["required"] == ["n"]
     with pytest.raises(GrammarRejected, match=re.escape(place)):
-        enforced_tools(Tools(CallFormat("json"), {"f": schema}, strict=["f"]))
+        enforced_tools(ToolSet(CallFormat("json"), {"f": schema}, strict=["f"]))
 
 
 def test_a_note_is_short_whatever_the_schema() -> None:
@@ -224,7 +224,7 @@ def possible(schema: Any, value: Any) -> bool | None:
 @settings(max_examples=400, deadline=None)
 @given(schemas, st.lists(values, min_size=1, max_size=6))
 def test_what_is_valid_stays_possible_whatever_is_left_out(schema: Any, tried: list[Any]) -> None:
-    validator = jsonschema_rs.Draft202012Validator(closed(completed(schema)))
+    validator = jsonschema_rs.Draft202012Validator(close_objects(completed(schema)))
     for value in filter(validator.is_valid, tried):
         assert possible(schema, value) is not False, value
 
@@ -393,7 +393,7 @@ def test_what_only_likes_digits_comes_to_an_end(schema: Any, digit: int, seed: i
         token = draw.choice(digits or closing or plain)
         if token == Tokens.eos_token_id:
             break
-        assert walk.valid([token]) == 1
+        assert walk.count_valid([token]) == 1
         data += Tokens.tokens[token]
         walk.consume(token)
     else:
@@ -415,7 +415,7 @@ def test_drafts_are_valid_as_far_as_the_masks_allow_them(schema: Any, seed: int)
     likely = [*b"0123456789", *b'".,[]{}:ae-', *range(256, 256 + len(Tokens.more))]
     for _ in range(12):
         drafts = [draw.choice(likely) for _ in range(6)]
-        count, stepped = walk.valid(drafts), guide(schema)
+        count, stepped = walk.count_valid(drafts), guide(schema)
         for token in history:
             stepped.consume(token)
         by_masks = 0

@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 
 from localspec.engine.sampling.sampler import Sampler, logprob
-from localspec.engine.sampling.settings import Settings, resolve
+from localspec.engine.sampling.settings import Settings, resolve_settings
 from localspec.engine.speculation.verification import Rows, verify_match
 from localspec.errors import InvalidRequest
-from localspec.protocol.frames import Generate, PairFiles, Sampling, Speculative, TokenPrompt
+from localspec.protocol.frames import (
+    Generate,
+    PairFiles,
+    Sampling,
+    SpeculationSettings,
+    TokenPrompt,
+)
 from tests.support.gguf_files import ARRAY, F32, I32, with_key
 from tests.support.pairs import (
     BOS,
@@ -138,14 +144,14 @@ def test_a_smaller_cache_answers_the_same_with_and_without_drafts(
 
 
 def exact(engine: Running, prompt: list[int], depth: int | None = 0, **more: object) -> str:
-    speculative = Speculative(enabled=False) if depth == 0 else drafting(depth)
+    speculative = SpeculationSettings(enabled=False) if depth == 0 else drafting(depth)
     answer = engine.ask(prompt, 40, speculative=speculative, exact=True, **more)
     assert answer.done.speculation.exact
     return answer.text
 
 
 def logits_of(engine: Running, prompt: list[int], depth: int) -> list[float]:
-    speculative = Speculative(enabled=False) if depth == 0 else drafting(depth)
+    speculative = SpeculationSettings(enabled=False) if depth == 0 else drafting(depth)
     answer = engine.ask(prompt, 40, speculative=speculative, exact=True, top_logprobs=0)
     return [entry.logprob for entry in answer.logprobs]
 
@@ -345,7 +351,7 @@ CLOSE = Sampling(temperature=0.5, top_k=4, seed=6)  # drafts are often what is d
 
 
 def sampler_of(asked: Sampling) -> Sampler:
-    return Sampler(resolve(asked, {}))
+    return Sampler(resolve_settings(asked, {}))
 
 
 @pytest.mark.parametrize("depth", [1, 3, 8, None])
@@ -444,7 +450,9 @@ def test_sampled_drafts_keep_the_targets_distribution(contextual: Running, rule:
             row[token] = value
         distribution = sampler.distribution(row)
         if len(drawn) > 40:
-            samples.append((drawn, {int(t): distribution.of(int(t)) for t in distribution.ids}))
+            samples.append(
+                (drawn, {int(t): distribution.probability_of(int(t)) for t in distribution.ids})
+            )
     assert samples
     assert chi_square_z(*samples) < 4.5
 
@@ -543,12 +551,12 @@ def test_an_answer_says_what_speculation_did(cycle: Running) -> None:
 @pytest.mark.parametrize(
     ("speculative", "words"),
     [
-        (Speculative(enabled=False), "disabled"),
-        (Speculative(depth=0), "depth 0"),
+        (SpeculationSettings(enabled=False), "disabled"),
+        (SpeculationSettings(depth=0), "depth 0"),
     ],
 )
 def test_an_answer_without_drafts_says_why(
-    cycle: Running, speculative: Speculative, words: str
+    cycle: Running, speculative: SpeculationSettings, words: str
 ) -> None:
     told = cycle.ask([BOS, 9], 10, speculative=speculative).done.speculation
     assert not told.active

@@ -46,7 +46,7 @@ class Language:
         """Whether a text is in a grammar's language. Markers in it are tokens."""
         matcher = self._grammars.compile(Constraint("grammar", source))
         for token in self.vocab.tokenize(text, add_special=False, parse_special=True):
-            if matcher.ended or matcher.valid([token]) < 1:
+            if matcher.ended or matcher.count_valid([token]) < 1:
                 return False
             matcher.consume(token)
         return matcher.ended or bool(matcher.mask()[self.vocab.eos])

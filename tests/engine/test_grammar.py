@@ -13,7 +13,7 @@ import pytest
 
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import Settings, resolve
+from localspec.engine.sampling.settings import Settings, resolve_settings
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint, PairFiles, Sampling
 from tests.support.pairs import N_VOCAB, contextual_pair
@@ -98,7 +98,7 @@ def test_drafts_do_not_change_a_constrained_answer(
             prompt,
             drafted.tokens,
             plain.tokens,
-            Sampler(resolve(sampling, pair.defaults)),
+            Sampler(resolve_settings(sampling, pair.defaults)),
             lambda: Grammars(pair.vocab).compile(Constraint(kind, source)),
         )
 
@@ -270,7 +270,7 @@ def test_rejection_keeps_the_distribution_that_a_grammar_leaves(
                 row[token] = logprob
         wanted = sampler.distribution(row)
         if len(drawn) > 100:
-            samples.append((drawn, {token: wanted.of(token) for token in (a, b, c)}))
+            samples.append((drawn, {token: wanted.probability_of(token) for token in (a, b, c)}))
     assert samples
     assert chi_square_z(*samples) < 4.5
 

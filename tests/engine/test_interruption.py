@@ -13,7 +13,7 @@ from localspec.engine import sequence
 from localspec.engine.interruption import Interruption
 from localspec.engine.llama import Aborted, Batch, Context, ContextSettings, Model
 from localspec.engine.pair import lane
-from localspec.protocol.frames import PairFiles, Speculative
+from localspec.protocol.frames import PairFiles, SpeculationSettings
 from tests.support.recurrent import lfm2_pair, mamba_pair
 from tests.support.rescoring import assert_alike
 from tests.support.running import GREEDY, PLAIN, Running, drafting, skip_on
@@ -101,10 +101,10 @@ def truths(engine: Running, prompts: list[list[int]], count: int) -> list[list[i
     st.integers(1, 60),
     st.integers(0, 2),
     st.integers(0, 6),
-    st.sampled_from([PLAIN, drafting(3), Speculative()]),
+    st.sampled_from([PLAIN, drafting(3), SpeculationSettings()]),
 )
 def test_one_that_leaves_in_the_middle_of_a_pass_changes_no_other_text(
-    contextual: Running, place: int, company: int, passes: int, speculative: Speculative
+    contextual: Running, place: int, company: int, passes: int, speculative: SpeculationSettings
 ) -> None:
     others = SHORT[:company]
     truth = truths(contextual, others, 20)
@@ -114,7 +114,7 @@ def test_one_that_leaves_in_the_middle_of_a_pass_changes_no_other_text(
         engine.step()
     leaving = contextual.start(LONG, 20)
     engine.interruption = Interruption()
-    engine.interruption.stop = StopAfter(place, lambda: engine.interruption.left(leaving))
+    engine.interruption.stop = StopAfter(place, lambda: engine.interruption.request_left(leaving))
     while not engine.interruption.stop and contextual.answers[leaving].ending is None:
         engine.step()
     read = 0
@@ -123,7 +123,7 @@ def test_one_that_leaves_in_the_middle_of_a_pass_changes_no_other_text(
         assert read < len(LONG) - 1
         assert engine.cancel(leaving)
         assert contextual.answers[leaving].done.completion_tokens == 0
-    engine.interruption.heard()
+    engine.interruption.clear()
     contextual.finish()
     for prompt, request, tokens in zip(others, ids, truth, strict=True):
         answer = contextual.answers[request].tokens
@@ -174,15 +174,15 @@ def test_a_prompt_that_is_read_alone_makes_room_once_for_one_that_comes(
     lane = engine.pair.shared
     request = engine.start(LONG, 4)
     interruption = engine.engine.interruption
-    interruption.stop = StopAfter(20, interruption.came)
+    interruption.stop = StopAfter(20, interruption.request_came)
     engine.engine.step()
     assert engine.sequence(request).slot.n_past == 0
-    interruption.heard()
-    interruption.came()  # and another, for whom it does not end again
+    interruption.clear()
+    interruption.request_came()  # and another, for whom it does not end again
     engine.engine.step()
-    assert 0 < engine.sequence(request).slot.n_past <= lane.rows_beside(0) < 20
+    assert 0 < engine.sequence(request).slot.n_past <= lane.max_prompt_rows(0) < 20
     editor = engine.start(SHORT[0], 4, priority="editor")
-    interruption.heard()
+    interruption.clear()
     while engine.answers[editor].ending is None:
         before = engine.sequence(request).slot.n_past
         engine.engine.step()
@@ -208,16 +208,16 @@ def test_all_who_come_as_a_pass_begins_are_read_in_one(
         patch.setattr(lane, "MAX_START_S", 1e3)
         patch.setattr(sequence, "MAX_RESTART_WAIT_S", 1e6)
         for place, prompt in zip(places, prompts[1:], strict=True):
-            patch.setattr(interruption, "stop", StopAfter(place, interruption.came))
+            patch.setattr(interruption, "stop", StopAfter(place, interruption.request_came))
             contextual.engine.step()
             assert contextual.sequence(ids[0]).slot.n_past == 0
             ids.append(contextual.start(prompt, 8))
-            interruption.heard()
+            interruption.clear()
         patch.setattr(sequence, "MAX_RESTART_WAIT_S", 0.0)
-        patch.setattr(interruption, "stop", StopAfter(1, interruption.came))
+        patch.setattr(interruption, "stop", StopAfter(1, interruption.request_came))
         contextual.engine.step()
         assert not any(contextual.sequence(each).prefilling for each in ids)
-    interruption.heard()
+    interruption.clear()
     contextual.finish()
     assert [contextual.answers[each].tokens for each in ids] == truth
 
@@ -226,24 +226,24 @@ def test_all_who_come_as_a_pass_begins_are_read_in_one(
 def test_nobody_who_comes_ends_a_pass_that_is_short(cycle: Running) -> None:
     cycle.forget()
     request = cycle.start(LONG, 4)
-    cycle.engine.interruption.came()
+    cycle.engine.interruption.request_came()
     cycle.engine.step()
-    cycle.engine.interruption.heard()
+    cycle.engine.interruption.clear()
     assert cycle.sequence(request).slot.n_past > 100
     cycle.finish()
 
 
 def test_what_is_told_before_a_pass_begins_is_not_lost() -> None:
     interruption = Interruption()
-    interruption.left(7)
+    interruption.request_left(7)
     assert not interruption.stop
-    assert interruption.begins([8], yields_s=1.0) is interruption.stop
+    assert interruption.begin_pass([8], yields_s=1.0) is interruption.stop
     assert not interruption.stop
-    interruption.begins([7])
+    interruption.begin_pass([7])
     assert interruption.stop
-    interruption.heard()
+    interruption.clear()
     assert not interruption.stop
-    assert interruption.begins([]) is None
+    assert interruption.begin_pass([]) is None
 
 
 @pytest.mark.parametrize(("yields_s", "after_s", "ends"), [
@@ -253,9 +253,9 @@ def test_a_pass_ends_for_who_comes_in_time(yields_s: float, after_s: float, ends
     now = [10.0]
     interruption = Interruption(lambda: now[0])
     for passes in (1, 2):  # what was heard of does not end the next one
-        interruption.heard()
+        interruption.clear()
         begins, comes = 10.0 * passes, 10.0 * passes + after_s
         for now[0], told in sorted([(begins, False), (comes, True)]):
-            interruption.came() if told else interruption.begins([], yields_s)
+            interruption.request_came() if told else interruption.begin_pass([], yields_s)
             assert told or comes < begins or not interruption.stop  # nobody has come yet
-        assert bool(interruption.stop) is interruption.made_room is ends
+        assert bool(interruption.stop) is interruption.was_for_new_request is ends

@@ -51,7 +51,7 @@ class Wrapped:
 
     def __init__(self, guide: Guide) -> None:
         self.guide = guide
-        self.narrows = guide.narrows
+        self.forbids_often = guide.forbids_often
 
     def begin_round(self) -> bool:
         return True
@@ -68,11 +68,11 @@ class Wrapped:
     def take_back(self, count: int) -> None:
         self.guide.take_back(count)
 
-    def valid(self, tokens: Sequence[int]) -> int:
-        return self.guide.valid(tokens)
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        return self.guide.count_valid(tokens)
 
-    def forced(self) -> list[int]:
-        return self.guide.forced()
+    def forced_tokens(self) -> list[int]:
+        return self.guide.forced_tokens()
 
 
 class Blocked(Wrapped):
@@ -232,9 +232,9 @@ def test_a_deferred_guide_answers_as_the_guide_does(data: st.DataObject) -> None
                 deferred.take_back(count)
             case "valid":
                 tokens = data.draw(st.lists(st.integers(0, 9), max_size=4))
-                assert deferred.valid(tokens) in (guide.valid(tokens), 0)
+                assert deferred.count_valid(tokens) in (guide.count_valid(tokens), 0)
             case "forced":
-                assert deferred.forced() in (guide.forced(), [])
+                assert deferred.forced_tokens() in (guide.forced_tokens(), [])
             case "round":
                 asked(deferred, lambda: None)
 
@@ -242,7 +242,7 @@ def test_a_deferred_guide_answers_as_the_guide_does(data: st.DataObject) -> None
 class Counting:
     """A guide of ten tokens whose answers depend on all that it has consumed."""
 
-    narrows = True
+    forbids_often = True
 
     def __init__(self) -> None:
         self.consumed: list[int] = []
@@ -265,10 +265,10 @@ class Counting:
         if count:
             del self.consumed[-count:]
 
-    def valid(self, tokens: Sequence[int]) -> int:
+    def count_valid(self, tokens: Sequence[int]) -> int:
         return min(len(tokens), sum(self.consumed) % 3)
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         return [len(self.consumed)]
 
 
@@ -429,7 +429,7 @@ class Desk:
     def __init__(self) -> None:
         self.may = threading.Event()
 
-    def seconds(self, request: Any) -> float:
+    def estimate_s(self, request: Any) -> float:
         return 0.0
 
     def begin(self, request: Any) -> Any:

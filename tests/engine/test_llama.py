@@ -211,7 +211,7 @@ def test_each_quantization_has_the_name_that_show_has(
     monkeypatch.setattr(
         model, "metadata", lambda key: str(file_type) if key == "general.file_type" else known(key)
     )
-    assert model.description.endswith(f" parameters, {model_traits.name(file_type)}")
+    assert model.description.endswith(f" parameters, {model_traits.quantization_name(file_type)}")
     assert " - " not in model.description
 
 

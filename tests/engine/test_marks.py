@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.parser import THOUGHTS, AnswerParser, Text
-from localspec.engine.prompt.dialect import Marks, NotSeen
+from localspec.daemon.completion.parser import REASONING_MARKERS, AnswerParser, Text
+from localspec.engine.prompt.dialect import MarkersUnknown, Marks
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.protocol.frames import ChatPrompt, Generate, Message, ThinkingLimit
@@ -87,7 +87,7 @@ def test_marks_are_seen_and_the_answer_is_taken_apart_by_them(
 ) -> None:
     text, marks = SEEN[name]
     found = renderer(text)
-    assert found.marks(THOUGHTS) == [marks]
+    assert found.marks(REASONING_MARKERS) == [marks]
     prompt = found.render(
         ChatPrompt([Message("user", "?")], template_kwargs={"enable_thinking": True})
     )
@@ -98,7 +98,7 @@ def test_marks_are_seen_and_the_answer_is_taken_apart_by_them(
         parser = AnswerParser()
         parser.begin(prompt[-64:], [marks])
         pieces = [
-            p for at in range(0, len(written), size) for p in parser.push(written[at : at + size])
+            p for at in range(0, len(written), size) for p in parser.feed(written[at : at + size])
         ]
         said = {"reasoning": "", "content": ""}
         for piece in [*pieces, *parser.finish()]:
@@ -111,19 +111,19 @@ def test_marks_are_seen_and_the_answer_is_taken_apart_by_them(
 def test_what_cannot_be_read_is_said(renderer: Renderers, name: str) -> None:
     found = renderer(UNSEEN[name])
     for _ in range(2):
-        with pytest.raises(NotSeen):
-            found.marks(THOUGHTS)
+        with pytest.raises(MarkersUnknown):
+            found.marks(REASONING_MARKERS)
     assert found.marks([]) == []  # nobody wants them read
 
 
 @pytest.mark.parametrize("name", NONE)
 def test_a_template_without_thoughts_has_no_marks(renderer: Renderers, name: str) -> None:
-    assert renderer(NONE[name]).marks(THOUGHTS) == []
+    assert renderer(NONE[name]).marks(REASONING_MARKERS) == []
 
 
 def test_known_marks_need_no_look(renderer: Renderers) -> None:
     found = renderer(templates.template("chatml_thinking"))
-    assert found.marks(THOUGHTS) == [("<think>", "</think>")]
+    assert found.marks(REASONING_MARKERS) == [("<think>", "</think>")]
     assert "_detected_marks" not in vars(found)
 
 
@@ -134,8 +134,10 @@ def test_a_request_is_prepared_with_the_marks_that_were_seen(
     chat = ChatPrompt([Message("user", "?")])
 
     def asked(**fields: Any) -> Generate:
-        limit = ThinkingLimit(0, list(THOUGHTS))
-        return Generate(1, chat, thinking=limit, thoughts=list(THOUGHTS), shown=["<x>"], **fields)
+        limit = ThinkingLimit(0, list(REASONING_MARKERS))
+        return Generate(
+            1, chat, thinking=limit, thoughts=list(REASONING_MARKERS), shown=["<x>"], **fields
+        )
 
     ready = Preparer(cycle.pair, renderer(text)).prepare(asked())
     assert ready.request.thoughts == [marks]
@@ -143,9 +145,9 @@ def test_a_request_is_prepared_with_the_marks_that_were_seen(
     guide = ready.matcher
     assert guide is not None
     for token in cycle.pair.vocab.tokenize(marks[0], add_special=False, parse_special=True):
-        assert guide.forced() == []
+        assert guide.forced_tokens() == []
         guide.consume(token)
-    assert guide.forced() == cycle.pair.vocab.tokenize(
+    assert guide.forced_tokens() == cycle.pair.vocab.tokenize(
         marks[1], add_special=False, parse_special=True
     )
     unread = Preparer(cycle.pair, renderer(UNSEEN["one mark for both"])).prepare(asked())

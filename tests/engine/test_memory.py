@@ -22,7 +22,7 @@ from localspec.engine.pair.load import load_pair
 from localspec.engine.pair.models import ROLLBACK_SNAPSHOTS
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.protocol.settings import SCORED_ROWS, KvType
+from localspec.protocol.settings import CPU_PASS_ROWS, KvType
 from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
 from tests.support import architectures
@@ -74,7 +74,7 @@ def test_caches_states_and_buffers_of_every_kind_of_model(
 ) -> None:
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
     read = read_local_model(path)
-    load = fit.Load(context=CELLS, cuda=bool(gpus()))
+    load = fit.LoadOptions(context=CELLS, cuda=bool(gpus()))
     counted = fit._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
         told.clear()
@@ -91,11 +91,11 @@ def test_buffers_without_flash_attention(
 ) -> None:
     """Where a CPU chooses that, fewer rows are computed at once."""
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
-    load = fit.Load(context=CELLS, attention="off", chosen=chosen)
+    load = fit.LoadOptions(context=CELLS, attention="off", chosen=chosen)
     counted = fit._compute_need(read_local_model(path), load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
         told.clear()
-        with made(model, flash_attention="off", n_ubatch=SCORED_ROWS if chosen else 0):
+        with made(model, flash_attention="off", n_ubatch=CPU_PASS_ROWS if chosen else 0):
             assert counted.compute / MIB >= buffers(told, "compute") > 0
 
 
@@ -109,7 +109,7 @@ def test_a_gpu_without_a_kernel_for_the_heads_computes_scores(
     read = read_local_model(path)
 
     def counted(**more: Any) -> int:
-        load = fit.Load(context=CELLS, **more)
+        load = fit.LoadOptions(context=CELLS, **more)
         return fit._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64).compute
 
     kernel = length in (64, 80, 128)
@@ -128,7 +128,7 @@ def test_the_cache_and_buffers_of_heads(architecture: str, tmp_path: Path, told:
     else:
         count = 3 if architecture == "step35" else 1
         path = architectures.write(architecture, tmp_path, experts=True, heads=count)
-    counted = fit.need_of_heads(read_local_model(path), fit.Load(context=CELLS, parallel=1))
+    counted = fit.need_of_heads(read_local_model(path), fit.LoadOptions(context=CELLS, parallel=1))
     with Model(str(path), heads=True) as model:
         told.clear()
         settings = ContextSettings(CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1, heads=True)
@@ -141,8 +141,8 @@ def test_the_cache_and_buffers_of_heads(architecture: str, tmp_path: Path, told:
 def test_heads_in_a_file_of_their_own_need_buffers_alone(tmp_path: Path, told: list[str]) -> None:
     ours, theirs = write_with_sidecar(tmp_path)
     read = read_local_model(theirs, as_draft=True)
-    counted = fit.need_of_draft(read, fit.Load(context=CELLS, parallel=1))
-    twice = fit.need_of_draft(read, fit.Load(context=CELLS, parallel=1, exact=True))
+    counted = fit.need_of_draft(read, fit.LoadOptions(context=CELLS, parallel=1))
+    twice = fit.need_of_draft(read, fit.LoadOptions(context=CELLS, parallel=1, exact=True))
     assert (counted.cache, twice.compute) == (0, 2 * counted.compute)
     with Model(str(ours)) as model, Model(str(theirs), heads=True) as heads, made(model) as target:
         told.clear()
@@ -164,7 +164,7 @@ def test_types_of_cache(kv_types: tuple[KvType, KvType], tmp_path: Path, told: l
         told.clear()
         with made(model, kv_types):
             kept = buffers(told, "KV")
-    counted = fit._compute_need(read, fit.Load(context=CELLS, kv_types=kv_types), 1, 16)
+    counted = fit._compute_need(read, fit.LoadOptions(context=CELLS, kv_types=kv_types), 1, 16)
     assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
 
 
@@ -205,6 +205,6 @@ def test_a_full_context_takes_what_was_planned(kv_type: str, tokens: int, tmp_pa
     program += [str(tokens)]
     ran = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT)
     planned, loaded, full = map(int, ran.stdout.split())
-    assert loaded <= full <= planned + fit.RUNTIME
+    assert loaded <= full <= planned + fit.RUNTIME_BYTES
     # The weights are mapped or repacked, the runtime's own are some dozen MiB: the rest is as planned.
     assert full >= 0.8 * planned

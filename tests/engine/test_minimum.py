@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.sampling.guide import Both
+from localspec.engine.sampling.guide import CombinedGuide
 from localspec.engine.sampling.sampler import MinimumLength
 from localspec.errors import InvalidRequest
 from tests.support.pairs import BOS, cycle_pair, ending_cycle, expected
@@ -31,7 +31,7 @@ def test_no_end_comes_before_its_time(
         assert allowed == set(range(N_VOCAB)) - (ends if taken < least else set())
         rest = tokens[taken:]
         bad = [at for at, each in enumerate(rest) if each in ends and taken + at < least]
-        assert guide.valid(rest) == (bad[0] if bad else len(rest))
+        assert guide.count_valid(rest) == (bad[0] if bad else len(rest))
         guide.consume(token)
         taken += 1
     back = data.draw(st.integers(0, taken))
@@ -48,7 +48,7 @@ def test_a_constraint_that_is_over_ends_the_answer_all_the_same() -> None:
             allowed[3] = True
             return allowed
 
-    guide = Both(OnlyEnd(0, [], N_VOCAB), MinimumLength(5, [3], N_VOCAB))
+    guide = CombinedGuide(OnlyEnd(0, [], N_VOCAB), MinimumLength(5, [3], N_VOCAB))
     mask = guide.mask()
     assert mask is not None
     assert np.flatnonzero(mask).tolist() == [3]

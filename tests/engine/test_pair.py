@@ -14,10 +14,15 @@ from localspec.engine.llama import Context, ContextSettings, Model
 from localspec.engine.pair import exact
 from localspec.engine.pair import load as loading
 from localspec.engine.pair import models as opening
-from localspec.engine.pair.profile import Measured
+from localspec.engine.pair.profile import PassTimes
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.settings import FEW, SCORED_ROWS, SHORT, SHORT_WIDE
+from localspec.protocol.settings import (
+    CPU_PASS_ROWS,
+    MAX_FEW_SEQUENCES,
+    SHORT_CONTEXT_TOKENS,
+    SHORT_CONTEXT_TOKENS_512,
+)
 from tests.support.pairs import BOS, expected, target_alone
 from tests.support.running import Running, drafting, running, skip_on
 
@@ -86,7 +91,7 @@ def test_a_pair_that_is_closed_holds_nothing(
 def test_where_rows_differ_at_every_width_exact_mode_is_refused_and_the_rest_goes_on(
     made: list[Model | Context], cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact, "passes", lambda *_: False)
+    monkeypatch.setattr(exact, "passes_self_test", lambda *_: False)
     with running(cycle_files) as engine:
         for _ in range(2):
             refused = engine.ask([BOS, 7], 5, exact=True).failed
@@ -187,11 +192,11 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
         def share(self) -> float:
             return others[0]
 
-    def measure(run: object, widths: Iterable[int], deadline: float, turn: object) -> Measured:
-        return Measured(dict.fromkeys(widths, took[0]), noise[0])
+    def measure(run: object, widths: Iterable[int], deadline: float, turn: object) -> PassTimes:
+        return PassTimes(dict.fromkeys(widths, took[0]), noise[0])
 
     monkeypatch.setattr("localspec.engine.pair.profile.Contention", Quiet)
-    monkeypatch.setattr("localspec.engine.pair.profile.measure", measure)
+    monkeypatch.setattr("localspec.engine.pair.profile.measure_passes", measure)
 
     def load() -> tuple[float, float]:
         """What a pass of width 1 takes, by target and draft, as this load has it."""
@@ -215,13 +220,28 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
 @pytest.mark.parametrize(
     ("wide", "settings", "shared", "exact"),
     [
-        (False, {"n_ctx": SHORT + 256}, ("off", SCORED_ROWS), ("auto", 256)),
-        (False, {"n_ctx": SHORT}, ("auto", 256), ("auto", 256)),
-        (True, {"n_ctx": SHORT_WIDE + 256}, ("off", SCORED_ROWS), ("auto", 256)),
-        (True, {"n_ctx": SHORT_WIDE}, ("auto", 256), ("auto", 256)),
-        (False, {"n_ctx": SHORT + 256, "parallel": FEW + 1}, ("auto", 256), ("auto", 256)),
-        (False, {"n_ctx": SHORT + 256, "type_v": "q8_0"}, ("auto", 256), ("auto", 256)),
-        (False, {"n_ctx": SHORT + 256, "flash_attention": "on"}, ("on", 256), ("on", 256)),
+        (False, {"n_ctx": SHORT_CONTEXT_TOKENS + 256}, ("off", CPU_PASS_ROWS), ("auto", 256)),
+        (False, {"n_ctx": SHORT_CONTEXT_TOKENS}, ("auto", 256), ("auto", 256)),
+        (True, {"n_ctx": SHORT_CONTEXT_TOKENS_512 + 256}, ("off", CPU_PASS_ROWS), ("auto", 256)),
+        (True, {"n_ctx": SHORT_CONTEXT_TOKENS_512}, ("auto", 256), ("auto", 256)),
+        (
+            False,
+            {"n_ctx": SHORT_CONTEXT_TOKENS + 256, "parallel": MAX_FEW_SEQUENCES + 1},
+            ("auto", 256),
+            ("auto", 256),
+        ),
+        (
+            False,
+            {"n_ctx": SHORT_CONTEXT_TOKENS + 256, "type_v": "q8_0"},
+            ("auto", 256),
+            ("auto", 256),
+        ),
+        (
+            False,
+            {"n_ctx": SHORT_CONTEXT_TOKENS + 256, "flash_attention": "on"},
+            ("on", 256),
+            ("on", 256),
+        ),
         (True, {"flash_attention": "off"}, ("off", 256), ("off", 256)),
     ],
 )
@@ -235,7 +255,7 @@ def test_on_a_cpu_a_few_long_texts_are_attended_to_without_flash_attention(
 ) -> None:
     """Exact mode keeps what it was tried with, and a person what the configuration says."""
     used: list[tuple[str, int]] = []
-    shape = Shape(1, 64, 128, 2, 512, n_ctx=2 * SHORT_WIDE)
+    shape = Shape(1, 64, 128, 2, 512, n_ctx=2 * SHORT_CONTEXT_TOKENS_512)
     target, draft = map(str, write_pair(tmp_path, shape, shape))
 
     class NotedContext(Context):

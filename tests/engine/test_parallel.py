@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 from localspec.engine.llama import Batch
 from localspec.engine.pair import load as loading
 from localspec.engine.pair.lane import PLANNED_GAP_SHARE
-from localspec.engine.pair.profile import ReadingCost
+from localspec.engine.pair.profile import PrefillCost
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import resolve
+from localspec.engine.sampling.settings import resolve_settings
 from localspec.engine.speculation.cost import CostTable
-from localspec.protocol.frames import Constraint, PairFiles, PromptCost, Sampling, Speculative
+from localspec.protocol.frames import (
+    Constraint,
+    PairFiles,
+    PromptCost,
+    Sampling,
+    SpeculationSettings,
+)
 from tests.support.pairs import BOS, N_VOCAB, expected
 from tests.support.recurrent import lfm2_pair
 from tests.support.rescoring import NEAR_TIE, first_strange, worst_gap
@@ -45,8 +51,12 @@ def assert_own_text(
         assert worst_gap(engine.pair.files.target, prompt, tokens) < NEAR_TIE
 
 
-@pytest.mark.parametrize("speculative", [PLAIN, drafting(3), drafting(8, "auto"), Speculative()])
-def test_four_together_answer_as_each_alone(contextual: Running, speculative: Speculative) -> None:
+@pytest.mark.parametrize(
+    "speculative", [PLAIN, drafting(3), drafting(8, "auto"), SpeculationSettings()]
+)
+def test_four_together_answer_as_each_alone(
+    contextual: Running, speculative: SpeculationSettings
+) -> None:
     asked = prompts(4)
     truth = [alone(contextual, prompt, 40) for prompt in asked]
     contextual.forget()
@@ -112,7 +122,7 @@ def test_a_long_prompt_is_read_beside_running_answers(
     contextual: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody who writes waits for more than a bounded chunk of somebody else's prompt."""
-    monkeypatch.setattr(contextual.pair.shared, "rows_beside", lambda decoding: 64)
+    monkeypatch.setattr(contextual.pair.shared, "max_prompt_rows", lambda decoding: 64)
     short, long = prompts(1)[0], [(13 * at) % 500 for at in range(400)]
     truth = alone(contextual, short, 60), alone(contextual, long, 10)
     contextual.forget()
@@ -233,7 +243,7 @@ def test_who_finds_no_room_waits_and_nobody_is_cut_for_others(
     crowded.forget()
     ids = []
     for wish in wishes:
-        drafts = data.draw(st.sampled_from([PLAIN, drafting(3), Speculative()]), "drafts")
+        drafts = data.draw(st.sampled_from([PLAIN, drafting(3), SpeculationSettings()]), "drafts")
         priority = data.draw(st.sampled_from(["chat", "chat", "editor"]), "priority")
         ids.append(crowded.start(*wish, drafts, priority=priority))
         for _ in range(data.draw(st.integers(0, 9), "steps")):
@@ -243,7 +253,7 @@ def test_who_finds_no_room_waits_and_nobody_is_cut_for_others(
     for (prompt, limit, sampling), request, tokens in zip(wishes, ids, truth, strict=True):
         answer = crowded.answers[request]
         if answer.tokens != tokens:  # only at a near-tie
-            sampler = Sampler(resolve(sampling, {}))
+            sampler = Sampler(resolve_settings(sampling, {}))
             target = crowded.pair.files.target
             assert first_strange(target, prompt, answer.tokens, sampler) is None
         if answer.done.finish_reason == "length":
@@ -266,9 +276,9 @@ def test_the_newest_gives_way_and_goes_on_where_it_was(crowded: Running) -> None
     """With drafts, a seed and a grammar: no text is repeated or lost, and its state is kept."""
     asked = prompts(3, 15)
     shape = Constraint("regex", "[a-z ]{90}")
-    wishes: list[tuple[Sampling, Speculative, Constraint | None]] = [
+    wishes: list[tuple[Sampling, SpeculationSettings, Constraint | None]] = [
         (UNENDING, drafting(3), None),
-        (UNENDING, Speculative(), None),
+        (UNENDING, SpeculationSettings(), None),
         (Sampling(temperature=0.8, seed=11, ignore_eos=True), drafting(2, "ngram"), shape),
     ]
 
@@ -374,7 +384,7 @@ def test_depth_falls_as_load_rises(cycle_files: PairFiles, load: Load) -> None:
 
     def drafted_per_round(together: int) -> float:
         ids = [
-            engine.start([BOS, 7 + i], 120, speculative=Speculative(kind="draft"))
+            engine.start([BOS, 7 + i], 120, speculative=SpeculationSettings(kind="draft"))
             for i in range(together)
         ]
         engine.finish()
@@ -414,7 +424,7 @@ def test_prompts_that_one_batch_could_hold_end_together_and_longer_ones_are_read
     lane = contextual.pair.shared
     contextual.forget()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane, "rows_beside", lambda decoding: budget)
+        patch.setattr(lane, "max_prompt_rows", lambda decoding: budget)
         bystander = contextual.start([BOS, 7], 500)
         contextual.engine.step()
         waiting = [contextual.start([at, *range(10, 9 + length)], 1) for at in range(count)]
@@ -461,7 +471,7 @@ def test_a_pass_that_reads_a_prompt_is_no_longer_for_the_drafts_of_others(
         return decode(timed, sequences)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lane, "rows_beside", lambda decoding: budget)
+        patch.setattr(lane, "max_prompt_rows", lambda decoding: budget)
         patch.setattr(lane, "decode", counted)
         ids = [cycle.start([BOS, 7 + at], 300, speculative=drafting(8)) for at in range(writing)]
         for _ in range(3):
@@ -491,7 +501,7 @@ def test_prompts_are_read_in_wide_passes_while_nobody_writes(
     """Whole where they fit into one together; else the first in turn, with little of the others."""
     cycle.forget()
     rng, lane = np.random.default_rng(seed), cycle.pair.shared
-    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    monkeypatch.setattr(lane, "max_prompt_rows", lambda decoding: 20)
     lengths = [int(rng.integers(10, 200)) for _ in range(rng.integers(2, 5))]
     editor = int(rng.integers(-1, len(lengths)))
     for at, length in enumerate(lengths):
@@ -517,7 +527,7 @@ def test_who_waits_for_a_text_is_read_before_a_shorter_warm_up(
 ) -> None:
     cycle.forget()
     lane = cycle.pair.shared
-    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    monkeypatch.setattr(lane, "max_prompt_rows", lambda decoding: 20)
     warm = cycle.start([BOS, *range(60)], 0, priority="editor")
     asked = cycle.start([BOS, *range(100, 250)], 4, priority="editor")
     while cycle.answers[asked].ending is None:
@@ -533,9 +543,9 @@ def test_a_warm_up_is_not_read_while_a_suggestion_is_written(
     """And then it is, to its end; a prompt whose answer somebody waits for is read all the time."""
     cycle.forget()
     rng, lane = np.random.default_rng(seed), cycle.pair.shared
-    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    monkeypatch.setattr(lane, "max_prompt_rows", lambda decoding: 20)
     asked = cycle.start([BOS, *range(10)], int(rng.integers(4, 20)), priority="editor")
-    assert cycle.engine.hurries
+    assert cycle.engine.has_waiting_editor
     while not cycle.answers[asked].deltas:
         cycle.engine.step()
     warm = cycle.start([401, *rng.integers(0, 400, 90).tolist()], 0, priority="editor")
@@ -544,7 +554,7 @@ def test_a_warm_up_is_not_read_while_a_suggestion_is_written(
         cycle.engine.step()
         read = {each.id: each.slot.n_past for each in lane.active}
         assert cycle.answers[asked].ending or read[warm] == 0
-        assert not cycle.engine.hurries
+        assert not cycle.engine.has_waiting_editor
     assert cycle.answers[other].started
     cycle.finish()
     assert cycle.answers[warm].done.prompt_tokens == 91
@@ -556,7 +566,7 @@ def test_prompts_are_read_in_short_passes_where_none_can_be_ended_for_who_comes(
 ) -> None:
     engine = load(lfm2_pair(tmp_path))
     lane = engine.pair.shared
-    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
+    monkeypatch.setattr(lane, "max_prompt_rows", lambda decoding: 20)
     for number in range(2):
         engine.start([BOS, *range(number, 100)], 4)
     engine.engine.step()
@@ -576,8 +586,10 @@ def test_a_text_is_copied_in_wide_passes_only_while_nobody_else_waits_for_them(
         widest[0] = max(widest[0], lane.batch.rows if timed else 0)
         return decode(timed, sequences)
 
-    monkeypatch.setattr(lane, "rows_beside", lambda decoding: 20)
-    monkeypatch.setattr(lane, "pad_to", lambda rows, sequences=1: rows)  # whatever it costs today
+    monkeypatch.setattr(lane, "max_prompt_rows", lambda decoding: 20)
+    monkeypatch.setattr(
+        lane, "choose_width", lambda rows, sequences=1: rows
+    )  # whatever it costs today
     monkeypatch.setattr(lane, "decode", counted)
     for _ in range(others):
         cycle.start([BOS, 9], 400)
@@ -610,7 +622,9 @@ def test_a_warm_editor_has_its_first_token_within_two_passes_whatever_else_runs(
         contextual.engine.step()
     contextual.start(long.tolist(), 8)
     line = rng.integers(0, N_VOCAB - 5, 20).tolist()
-    editor = contextual.start([*above, *line], 8, speculative=Speculative(), priority="editor")
+    editor = contextual.start(
+        [*above, *line], 8, speculative=SpeculationSettings(), priority="editor"
+    )
     before = contextual.engine.rounds
     while not contextual.answers[editor].started or not contextual.sequence(editor).generated:
         contextual.engine.step()
@@ -638,7 +652,7 @@ def test_each_pass_over_a_prompt_says_how_much_is_read(
         assert all(each.ms > 0 for each in answer.readings)
         assert answer.started is not None
         assert answer.started.reading is not None
-        assert answer.started.reading.of(0, 200) > 0
+        assert answer.started.reading.range_seconds(0, 200) > 0
         engine.ask(prompt, 1)
 
 
@@ -651,7 +665,11 @@ def test_a_request_is_told_what_the_passes_over_others_prompts_have_cost(
     times = iter(range(1_000_000))  # a pass asks before it begins, and when it is over
 
     def clock() -> float:
-        return lane.batch.rows * truth.at(lane.batch.mean_position) if next(times) % 2 else 0.0
+        return (
+            lane.batch.rows * truth.token_seconds(lane.batch.mean_position)
+            if next(times) % 2
+            else 0.0
+        )
 
     monkeypatch.setattr(lane, "_clock", clock)
     for length in (engine.pair.n_ctx - 20, 90, 300):
@@ -660,8 +678,10 @@ def test_a_request_is_told_what_the_passes_over_others_prompts_have_cost(
     told = engine.ask(prompts(1)[0], 1).started
     assert told is not None
     assert told.reading is not None
-    assert told.reading.of(0, 400) == pytest.approx(truth.of(0, 400), rel=0.1)
-    assert told.reading.of(300, 400) == pytest.approx(truth.of(300, 400), rel=0.2)
+    assert told.reading.range_seconds(0, 400) == pytest.approx(truth.range_seconds(0, 400), rel=0.1)
+    assert told.reading.range_seconds(300, 400) == pytest.approx(
+        truth.range_seconds(300, 400), rel=0.2
+    )
 
 
 # ---------------------------------------------------------------------------- slow machines
@@ -695,7 +715,7 @@ def test_passes_that_read_are_as_long_as_they_may_take(
     lane = engine.pair.shared
     row_s, taken = 0.02, [0.0]  # seconds of a row, and all that have gone by
     lane._clock = lambda: taken[0]
-    lane.reading = ReadingCost(max(16 * row_s, least) / 16, 0.0, lane.context.n_ctx)
+    lane.reading = PrefillCost(max(16 * row_s, least) / 16, 0.0, lane.context.n_ctx)
     lane.costs = CostTable({width: max(width * row_s, least, 1e-3) * 1e3 for width in range(1, 17)})
     passes: list[tuple[int, float]] = []
     decode = lane.context.decode

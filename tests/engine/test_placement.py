@@ -14,16 +14,16 @@ from localspec.engine import llama
 from localspec.engine.llama import model
 from localspec.engine.pair import models
 from localspec.engine.pair.load import load_pair
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.pair import LoadedPair
 from localspec.errors import LoadFailed
-from localspec.protocol.frames import EngineSettings, PairFiles, Sampling, Speculative
+from localspec.protocol.frames import EngineSettings, PairFiles, Sampling, SpeculationSettings
 from tests.support.running import running
 
 
 def steps(settings: EngineSettings, context: int, gpu: bool) -> list[str]:
     """Everything that is tried, in order."""
     said = []
-    while found := models.smaller(settings, 32, context, gpu):
+    while found := models.choose_smaller_plan(settings, 32, context, gpu):
         settings, told = found.settings, found.told
         context = settings.n_ctx or context
         said.append(told.split(",")[0])
@@ -71,7 +71,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
     monkeypatch.setattr(llama.C, name, function)
 
 
-def load(files: PairFiles, said: list[str] | None = None) -> Pair:
+def load(files: PairFiles, said: list[str] | None = None) -> LoadedPair:
     settings = EngineSettings(n_ctx=4096, parallel=1)
     return load_pair(
         files, settings, lambda _stage, _part: None, (said if said is not None else []).append
@@ -122,7 +122,7 @@ def test_a_failure_for_another_reason_is_not_tried_again(
 def test_tokens_chosen_where_the_logits_are_are_the_same(files: PairFiles, depth: int) -> None:
     cycle = target_cycle(512)
     with running(files, parallel=2, choose_on_device=True, depth=depth) as engine:
-        greedy = {"speculative": Speculative(depth=depth)}
+        greedy = {"speculative": SpeculationSettings(depth=depth)}
         for _ in range(2):
             answer = engine.ask([7, 8, 9], 40, **greedy)
             assert answer.tokens == follow(cycle, 9, 40)

@@ -17,13 +17,13 @@ from localspec.engine.cache.prefixes import (
     SPLIT_CELLS,
     CopyCost,
     Prefix,
-    Prefixes,
+    PrefixStore,
     common_prefix,
 )
 from localspec.engine.cache.slot import MIN_TOKENS, Slot
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import FimTokens
-from localspec.engine.pair.lane import EXACT_CHUNK
+from localspec.engine.pair.lane import EXACT_CHUNK_TOKENS
 from localspec.protocol.frames import PairFiles
 from tests.support.recurrent import lfm2_pair, mamba_pair
 from tests.support.rescoring import assert_alike
@@ -37,9 +37,9 @@ def prefix(tokens: list[int], size: int = 10, **more: Any) -> Prefix:
     return Prefix(tokens, np.zeros(size, np.uint8), **more)
 
 
-def store(limit: int = LIMIT, dropped: list[Prefix] | None = None) -> Prefixes:
+def store(limit: int = LIMIT, dropped: list[Prefix] | None = None) -> PrefixStore:
     given_up = [] if dropped is None else dropped
-    return Prefixes(limit, CopyCost(lambda: 1.0), given_up.append, lambda: None)
+    return PrefixStore(limit, CopyCost(lambda: 1.0), given_up.append, lambda: None)
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -68,7 +68,7 @@ def test_it_holds_what_was_used_last_within_the_limit_and_tells_of_the_rest(
             model.append(new)
             while sum(each.size for each in model) > LIMIT:
                 gone.append(model.pop(0))
-        elif kept.covers(tokens, exact=False):
+        elif kept.touch_if_covered(tokens, exact=False):
             used = next(e for e in reversed(model) if list(e.tokens[: len(tokens)]) == tokens)
             model = [each for each in model if each is not used] + [used]
         else:
@@ -144,7 +144,7 @@ def test_a_longer_text_does_not_take_the_place_of_what_it_cannot_be_cut_to() -> 
     kept.put(prefix([1, 2, 3], least=3))
     kept.supersede(prefix([1, 2, 3, 4], least=3))
     assert [list(each.tokens) for each in kept] == [[1, 2]]
-    assert not kept.covers([1], exact=False)
+    assert not kept.touch_if_covered([1], exact=False)
 
 
 def test_one_that_is_put_back_moves_to_its_slot_unless_much_of_it_is_left() -> None:
@@ -152,15 +152,15 @@ def test_one_that_is_put_back_moves_to_its_slot_unless_much_of_it_is_left() -> N
     long, short = prefix([1, *range(MIN_TOKENS)]), prefix([2, 3])
     kept.put(long)
     kept.put(short)
-    kept.taken(long, 1)
+    kept.note_restored(long, 1)
     assert list(kept) == [long, short]
-    kept.taken(long, 2)
+    kept.note_restored(long, 2)
     assert list(kept) == [short]
 
 
 def test_nothing_is_kept_where_memory_is_short() -> None:
     dropped: list[Prefix] = []
-    kept = Prefixes(LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: RESERVED_BYTES + 9)
+    kept = PrefixStore(LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: RESERVED_BYTES + 9)
     assert kept.put(prefix([1], 9))
     assert not kept.put(prefix([2], 10))
     assert len(dropped) == 1
@@ -181,13 +181,13 @@ def test_a_conversation_is_forgotten_without_a_word() -> None:
 
 def test_a_copy_must_cost_less_than_reading() -> None:
     cost = CopyCost(lambda: 0.5, ms_per_mib=1.0)
-    assert cost.pays(100, 49 * MIB)
-    assert not cost.pays(100, 51 * MIB)
-    assert not cost.pays(MIN_TOKENS - 1, 1)
+    assert cost.restoring_pays(100, 49 * MIB)
+    assert not cost.restoring_pays(100, 51 * MIB)
+    assert not cost.restoring_pays(MIN_TOKENS - 1, 1)
     assert cost.worth_keeping(100, 12 * MIB)
     assert not cost.worth_keeping(100, 13 * MIB)
-    cost.copied(10 * MIB, 100.0)
-    assert not cost.pays(100, 49 * MIB)
+    cost.observe_copy(10 * MIB, 100.0)
+    assert not cost.restoring_pays(100, 49 * MIB)
 
 
 def test_an_editors_text_goes_before_any_chats_and_pushes_none_out() -> None:
@@ -374,14 +374,14 @@ def test_exact_answers_stay_exact_after_a_prefix_came_back(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
     engine = loaded(load, contextual_files, n_ctx=1024)
-    prompt = conversation(1, 3 * EXACT_CHUNK + 40)
+    prompt = conversation(1, 3 * EXACT_CHUNK_TOKENS + 40)
     fresh = engine.ask(prompt, 40, exact=True, top_logprobs=0)
     engine.ask(conversation(2, 300), 4, exact=True)
     engine.ask(prompt, 4)  # the shared lane reads the same text, with other kernels
     again = engine.ask(prompt, 40, exact=True, top_logprobs=0, speculative=drafting(3))
     assert again.started is not None
     assert again.started.cache == "memory"
-    assert again.done.timings.cache_n == 3 * EXACT_CHUNK
+    assert again.done.timings.cache_n == 3 * EXACT_CHUNK_TOKENS
     assert again.tokens == fresh.tokens
     assert [t.logprob for t in again.logprobs] == [t.logprob for t in fresh.logprobs]
 

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from localspec.engine.prompt.prepare import Preparer
-from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers, Small
+from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers, SmallRequest
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sequence import TokenizedRequest
 from localspec.errors import Cancelled
 from localspec.protocol.frames import (
-    MOST_PIECES,
-    MOST_TEXT,
+    MAX_REPLY_PIECES,
+    MAX_REPLY_TEXT_BYTES,
     ApplyTemplate,
     ChatPrompt,
     Detokenize,
@@ -53,7 +53,7 @@ class Desk:
         self.preparers.use(quick, slow)
         self.preparers.start()
 
-    def put(self, request: Generate | Small) -> Frame | TokenizedRequest:
+    def put(self, request: Generate | SmallRequest) -> Frame | TokenizedRequest:
         """What comes of a request, and that it is being prepared said around it: of one that will be in a
         pass before, since what ends the process in that is not the fault of its text.
         """
@@ -85,7 +85,7 @@ def test_a_bug_in_preparing_ends_that_request_and_no_thread(
     assert "ZeroDivisionError" in failed.message
     assert "Traceback" in capfd.readouterr().err
     assert isinstance(desk.put(Tokenize(2, "ab")), Reply)
-    desk.preparers.taken(1)  # nothing is remembered of it
+    desk.preparers.discard(1)  # nothing is remembered of it
 
 
 def test_a_request_is_cancelled_while_it_waits_or_when_it_is_ready(desk: Desk) -> None:
@@ -93,11 +93,11 @@ def test_a_request_is_cancelled_while_it_waits_or_when_it_is_ready(desk: Desk) -
     assert isinstance(ready, TokenizedRequest)
     desk.preparers.cancel(1)
     with pytest.raises(Cancelled):
-        desk.preparers.taken(1)
-    desk.preparers.taken(1)  # once is enough
+        desk.preparers.discard(1)
+    desk.preparers.discard(1)  # once is enough
     desk.preparers.cancel(7)  # never heard of
     assert isinstance(desk.put(Generate(7, TextPrompt("ab"))), TokenizedRequest)
-    desk.preparers.taken(7)
+    desk.preparers.discard(7)
 
 
 def test_what_was_cancelled_before_its_turn_is_not_prepared(cycle: Running) -> None:
@@ -107,7 +107,7 @@ def test_what_was_cancelled_before_its_turn_is_not_prepared(cycle: Running) -> N
     failed = desk.put(Generate(1, TextPrompt("ab")))
     assert isinstance(failed, Failed)
     assert failed.code == Cancelled.code
-    desk.preparers.taken(1)
+    desk.preparers.discard(1)
 
 
 def test_without_a_pair_requests_are_refused(desk: Desk) -> None:
@@ -118,18 +118,18 @@ def test_without_a_pair_requests_are_refused(desk: Desk) -> None:
 
 
 def test_an_answer_that_would_be_too_large_is_refused(desk: Desk, cycle: Running) -> None:
-    many = Tokenize(1, "a b " * (MOST_PIECES // 2 + 1))
+    many = Tokenize(1, "a b " * (MAX_REPLY_PIECES // 2 + 1))
     failed = desk.put(many)
     assert isinstance(failed, Failed)
     assert failed.param == "content"
-    assert f"at most {MOST_PIECES} are returned with their pieces" in failed.message
+    assert f"at most {MAX_REPLY_PIECES} are returned with their pieces" in failed.message
     vocab = cycle.pair.vocab
     longest = max(range(vocab.size), key=lambda token: len(vocab.piece(token, special=True)))
-    times = MOST_TEXT // len(vocab.piece(longest, special=True)) + 1
+    times = MAX_REPLY_TEXT_BYTES // len(vocab.piece(longest, special=True)) + 1
     failed = desk.put(Detokenize(2, [longest] * times))
     assert isinstance(failed, Failed)
     assert failed.param == "tokens"
-    assert f"at most {MOST_TEXT} are returned at once" in failed.message
+    assert f"at most {MAX_REPLY_TEXT_BYTES} are returned at once" in failed.message
 
 
 def test_an_agents_tools_count_in_what_a_prompt_may_cost(cycle: Running) -> None:
@@ -137,4 +137,4 @@ def test_an_agents_tools_count_in_what_a_prompt_may_cost(cycle: Running) -> None
     preparer = Preparer(cycle.pair, Buggy())
     tools = [{"type": "function", "function": {"name": "f", "description": "a b " * 10_000}}]
     with_tools = Generate(1, ChatPrompt([Message("user", "hi")], tools=tools))
-    assert preparer.seconds(with_tools) > 10 * preparer.seconds(Generate(1, CHAT))
+    assert preparer.estimate_s(with_tools) > 10 * preparer.estimate_s(Generate(1, CHAT))

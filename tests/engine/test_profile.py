@@ -25,19 +25,19 @@ from localspec.engine.pair.profile import (
     VERSION,
     WIDE_WIDTHS,
     Contention,
-    Measured,
+    PassTimes,
     ProfileStore,
-    Stored,
-    identity,
-    measure,
+    StoredProfile,
+    hash_identity,
+    measure_passes,
     measure_widths,
-    used_s,
+    parse_busy_seconds,
 )
 from localspec.engine.speculation.cost import (
     RETRY_INTERVAL_PASSES,
     CostProfile,
     CostTable,
-    table_from,
+    parse_cost_table,
 )
 from tests.support.replay import DRAFT_MS, TARGET_MS
 
@@ -48,13 +48,13 @@ tables = st.dictionaries(st.integers(2, 32), st.floats(0.01, 1e4), min_size=0, m
 
 def test_three_rows_are_padded_to_the_cheaper_four() -> None:
     table = CostTable(TARGET_MS)
-    assert [table.padded(rows) for rows in (1, 2, 3, 4, 5)] == [1, 4, 4, 4, 5]
+    assert [table.padded_width(rows) for rows in (1, 2, 3, 4, 5)] == [1, 4, 4, 4, 5]
 
 
 @given(tables, st.integers(1, 40))
 def test_padding_holds_the_rows_and_is_never_dearer(measured: dict[int, float], rows: int) -> None:
     table = CostTable(measured)
-    width = table.padded(rows)
+    width = table.padded_width(rows)
     assert width >= rows
     assert table.ms(width) <= table.ms(rows)
     assert width == rows or width in measured
@@ -68,7 +68,7 @@ def test_the_table_of_padded_costs_agrees_with_padding(
     costs = table.padded_ms(rows)
     assert costs.shape == (rows + 1,)
     assert costs[0] == 0.0
-    wanted = [table.ms(table.padded(n)) for n in range(1, rows + 1)]
+    wanted = [table.ms(table.padded_width(n)) for n in range(1, rows + 1)]
     assert costs[1:] == pytest.approx(wanted)
 
 
@@ -76,14 +76,14 @@ def test_the_table_of_padded_costs_agrees_with_padding(
 def test_where_sequences_have_as_many_rows_passes_are_padded_to_widths_that_they_may_have(
     measured: dict[int, float], sequences: int, most: int
 ) -> None:
-    table = CostTable(measured, max_rows_each=most).of(sequences)
-    free = CostTable(measured).of(sequences)
+    table = CostTable(measured, max_rows_each=most).for_sequences(sequences)
+    free = CostTable(measured).for_sequences(sequences)
     rows = most * sequences
     for own in range(1, most + 1):
-        width = table.padded(own * sequences)
+        width = table.padded_width(own * sequences)
         assert width == own * sequences or width % sequences == 0
         assert own * sequences <= width <= rows
-        assert table.ms(width) >= free.ms(free.padded(own * sequences))
+        assert table.ms(width) >= free.ms(free.padded_width(own * sequences))
         assert table.padded_ms(rows)[own * sequences] == pytest.approx(table.ms(width))
 
 
@@ -132,7 +132,7 @@ def test_a_width_that_was_not_measured_is_learned_from_a_round() -> None:
     before = table.ms(6)
     table.observe(6, before * 0.6)
     assert table.ms(6) == pytest.approx(before * 0.6)
-    assert table.padded(5) == 6
+    assert table.padded_width(5) == 6
     assert table.padded_ms(6)[5] == pytest.approx(before * 0.6)
 
 
@@ -147,7 +147,7 @@ def test_a_width_that_was_disturbed_while_it_was_measured_is_soon_taken_again(
     table = CostTable({w: costs[w] * (slower if w in disturbed else 1) for w in range(1, 17)})
     spent = []
     for _ in range(40 * RETRY_INTERVAL_PASSES):
-        width = table.width(rows)
+        width = table.choose_width(rows)
         assert width >= rows
         spent.append(costs[width])
         table.observe(width, costs[width] * rng.uniform(0.98, 1.1))
@@ -180,14 +180,14 @@ def test_costs_stay_positive_whatever_is_observed(
 
 def test_every_width_is_measured_warm_even_without_time() -> None:
     calls: list[int] = []
-    found = measure(calls.append, (1, 2, 4), deadline=0.0).ms
+    found = measure_passes(calls.append, (1, 2, 4), deadline=0.0).ms
     assert list(found) == [1, 2, 4]
     assert calls == [1, 2, 4, *[1] * SETTLING_PASSES, 1, 2, 4]
 
 
 def test_widths_take_turns_so_that_a_disturbance_falls_on_all() -> None:
     calls: list[int] = []
-    measure(calls.append, (1, 4), deadline=time.monotonic() + 30)
+    measure_passes(calls.append, (1, 4), deadline=time.monotonic() + 30)
     assert calls == [1, 4] + [*[1] * SETTLING_PASSES, 1, 4] * MAX_REPEATS
 
 
@@ -198,14 +198,14 @@ def test_what_takes_long_is_run_five_times() -> None:
         calls.append(width)
         time.sleep(0.03)
 
-    measure(slow, (1, 4), time.monotonic() + 30)
+    measure_passes(slow, (1, 4), time.monotonic() + 30)
     assert calls == [1, 4] + [*[1] * SETTLING_PASSES, 1, 4] * MIN_REPEATS
 
 
 def test_with_time_every_width_to_sixteen_is_measured_and_two_wide_ones() -> None:
     found, _ = measure_widths(lambda width: None, budget_s=30.0)
     assert list(found) == [*range(1, 17), *WIDE_WIDTHS]
-    assert table_from({str(width): ms for width, ms in found.items()}) is not None
+    assert parse_cost_table({str(width): ms for width, ms in found.items()}) is not None
 
 
 def test_where_passes_are_slow_few_widths_are_measured_and_no_wide_one() -> None:
@@ -230,12 +230,12 @@ def test_every_run_has_a_turn_and_waiting_for_it_costs_nothing(
         assert turns[0] == 1
         now[0] += 0.001 * width
 
-    found = measure(run, (1, 2, 4), 60.0, lambda: now[0], turn).ms
+    found = measure_passes(run, (1, 2, 4), 60.0, lambda: now[0], turn).ms
     assert found == pytest.approx({1: 1.0, 2: 2.0, 4: 4.0})
     assert measure_widths(run, 30.0, turn).ms.keys() == {*range(1, 17), *WIDE_WIDTHS}
 
 
-def disturbed(runs: random.Random, share: float) -> Measured:
+def disturbed(runs: random.Random, share: float) -> PassTimes:
     """Passes of 10 ms and 1 ms a row; of them `share` take half as long again, or twice."""
     now = [0.0]
 
@@ -243,7 +243,7 @@ def disturbed(runs: random.Random, share: float) -> Measured:
         slower = runs.choice((1.5, 2.0)) if runs.random() < share else runs.uniform(1, 1.03)
         now[0] += (0.009 + 0.001 * width) * slower
 
-    return measure(run, range(1, 17), time.monotonic() + 60, lambda: now[0])
+    return measure_passes(run, range(1, 17), time.monotonic() + 60, lambda: now[0])
 
 
 def test_passes_of_one_row_cost_what_they_do_when_they_follow_each_other() -> None:
@@ -255,7 +255,7 @@ def test_passes_of_one_row_cost_what_they_do_when_they_follow_each_other() -> No
         last, repeats = width, repeats + 1 if width == last else 0
         now[0] += (5.4, 5.8, 3.2)[min(repeats, 2)] / 1e3
 
-    found = measure(run, range(1, 9), time.monotonic() + 60, lambda: now[0]).ms
+    found = measure_passes(run, range(1, 9), time.monotonic() + 60, lambda: now[0]).ms
     assert found == pytest.approx({1: 3.2} | dict.fromkeys(range(2, 9), 5.4))
 
 
@@ -282,10 +282,10 @@ def test_the_share_of_others_is_what_they_used_of_all_processors() -> None:
     contention = Contention(lambda: next(used), lambda: next(own), lambda: next(now))
     assert contention.share == pytest.approx(0.5)  # 2 of 4 seconds on each
     line = "cpu  100 20 30 5000 400 1 2 7 50 60"
-    assert used_s(line, 100) == pytest.approx(1.6)
+    assert parse_busy_seconds(line, 100) == pytest.approx(1.6)
     for wrong in ("", "cpu0 1 2", "intr 1 2 3 4 5 6 7 8 9", "cpu a b c d e f g h"):
         with pytest.raises(ValueError, match=r"processors|unpack|int"):
-            used_s(wrong, 100)
+            parse_busy_seconds(wrong, 100)
 
     def missing() -> float:
         raise FileNotFoundError
@@ -304,12 +304,12 @@ def test_only_a_disturbed_profile_is_measured_again_and_only_when_it_is_quiet() 
         ("x", 0.01, False),
         (float("nan"), 0.01, False),
     ):
-        stored = Stored.of({"target_ms": {"1": 1.0}, "noise": noise})
-        assert stored.will_do(stored.target, contention) is used
-    stored = Stored(table, None, 0.6)
-    assert stored.better(table, Measured({1: 2.0}, 0.05)).ms == {1: 2.0}
-    assert stored.better(table, Measured({1: 2.0}, 0.9)) == (table, 0.6)
-    assert stored.better(None, Measured({1: 2.0}, 0.9)).noise == 0.9
+        stored = StoredProfile.of({"target_ms": {"1": 1.0}, "noise": noise})
+        assert stored.is_usable(stored.target, contention) is used
+    stored = StoredProfile(table, None, 0.6)
+    assert stored.choose_quieter(table, PassTimes({1: 2.0}, 0.05)).ms == {1: 2.0}
+    assert stored.choose_quieter(table, PassTimes({1: 2.0}, 0.9)) == (table, 0.6)
+    assert stored.choose_quieter(None, PassTimes({1: 2.0}, 0.9)).noise == 0.9
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -334,8 +334,8 @@ def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     profile = CostProfile(CostTable(TARGET_MS), CostTable(DRAFT_MS), 0.7)
     ProfileStore(tmp_path / "new", "key").write(profile.as_dict())
     found = ProfileStore(tmp_path / "new", "key").read()
-    assert table_from(found["target_ms"]) == pytest.approx(TARGET_MS)
-    assert table_from(found["draft_ms"]) == pytest.approx(DRAFT_MS)
+    assert parse_cost_table(found["target_ms"]) == pytest.approx(TARGET_MS)
+    assert parse_cost_table(found["draft_ms"]) == pytest.approx(DRAFT_MS)
     assert found["overhead_ms"] == 0.7
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["profile-key.json"]
 
@@ -377,15 +377,15 @@ def test_where_nothing_can_be_kept_nothing_fails(tmp_path: Path) -> None:
      {"1": float("nan")}, {"1": float("inf")}, {"1": 1.0, "100000": 2.0}, {"1": None}],
 )  # fmt: skip
 def test_what_is_no_table_is_measured_again(stored: object) -> None:
-    assert table_from(stored) is None
+    assert parse_cost_table(stored) is None
 
 
 def test_a_profile_belongs_to_files_settings_and_build(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(b"one")
-    first = identity([str(file)], {"threads": 1}, "0.1")
-    assert identity([str(file)], {"threads": 1}, "0.1") == first
-    assert identity([str(file)], {"threads": 2}, "0.1") != first
-    assert identity([str(file)], {"threads": 1}, "0.2") != first
+    first = hash_identity([str(file)], {"threads": 1}, "0.1")
+    assert hash_identity([str(file)], {"threads": 1}, "0.1") == first
+    assert hash_identity([str(file)], {"threads": 2}, "0.1") != first
+    assert hash_identity([str(file)], {"threads": 1}, "0.2") != first
     file.write_bytes(b"other")
-    assert identity([str(file)], {"threads": 1}, "0.1") != first
+    assert hash_identity([str(file)], {"threads": 1}, "0.1") != first

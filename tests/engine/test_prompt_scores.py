@@ -114,16 +114,16 @@ def test_others_wait_no_longer_for_a_prompt_that_is_scored(
     engine = load(contextual_files, n_batch=256, parallel=2)
     lane = engine.pair.shared
     lane._gap_s = 20 * lane._row_s
-    plain = lane.rows_beside(1)
+    plain = lane.max_prompt_rows(1)
     assert plain >= 10
-    assert lane.scored_rows(plain) <= 8  # not known yet
+    assert lane.to_scored_rows(plain) <= 8  # not known yet
     lane.batch.clear()
     lane.batch.rows = 8
     lane.observe_scores(8, 8 * 5 * lane._row_s)
-    assert lane.scored_rows(plain) == max(plain // 5, 1)
-    assert lane.plain_rows(lane.scored_rows(plain)) <= plain
+    assert lane.to_scored_rows(plain) == max(plain // 5, 1)
+    assert lane.to_plain_rows(lane.to_scored_rows(plain)) <= plain
     lane.observe_scores(8, 8 * 2 * lane._row_s)  # cheaper passes are believed slowly
-    assert lane.scored_rows(plain) < plain // 2
+    assert lane.to_scored_rows(plain) < plain // 2
     lane.batch.clear()
 
 

@@ -261,7 +261,7 @@ def test_a_window_taken_for_whole_would_be_noticed(
     architecture: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above, were llama.cpp not asked what it still holds."""
-    monkeypatch.setattr(Model, "can_go_on_from", lambda _self, _first: 0)
+    monkeypatch.setattr(Model, "min_continuable_length", lambda _self, _first: 0)
     files = pair_of(architecture, models)
     assert worst_of(files, tmp_path, max(STEPS, 60)) > 1
 
@@ -288,7 +288,9 @@ def test_a_text_whose_beginning_was_overwritten_is_gone_on_from_only_where_its_w
         engine.ask(words(1, 100), 1)
         engine.ask(words(2, 200), 1)
         engine.ask(words(3, 150), 1)  # in the place of the first, and fifty cells of the second
-        first = next(context.first(s.id) for s in engine.pair.shared.slots if s.n_past == 200)
+        first = next(
+            context.first_position(s.id) for s in engine.pair.shared.slots if s.n_past == 200
+        )
         assert 60 - WINDOW < first <= 120 - WINDOW
         prompt = [*words(2, 200)[:length], 7, 8]
         answer = engine.ask(prompt, 8)
@@ -383,7 +385,7 @@ def test_both_memories_hold_the_windows_of_what_is_gone_on_from(
             slot = slots.acquire(prompt)
             reused += slot.n_past_draft
             for context, held in ((target, slot.n_past), (draft, slot.n_past_draft)):
-                first, window = context.first(slot.id), context.model.n_swa
+                first, window = context.first_position(slot.id), context.model.n_swa
                 assert context.length(slot.id) == held
                 assert first <= (max(held - window + 1, 0) if window else 0)
                 batch.clear()
@@ -412,4 +414,4 @@ def test_how_far_a_text_can_be_cut_is_how_far_back_its_next_token_sees(models: P
         ("llama4", 8193, 2 * 8192),
     ):
         with Model(pair_of(architecture, models).target) as model:
-            assert model.can_go_on_from(first) == least
+            assert model.min_continuable_length(first) == least

@@ -23,18 +23,20 @@ import pytest
 
 from benchmarks.synthetic import Shape, write_pair
 from localspec.engine.llama import gpus, rpc
-from localspec.engine.llama.rpc import VERSION, built, silent
+from localspec.engine.llama.rpc import VERSION, find_problem, has_rpc_backend
 from localspec.engine.pair.load import load_pair
 from localspec.errors import LoadFailed
-from localspec.protocol.frames import EngineSettings, PairFiles, Speculative
-from localspec.relay import is_foreign
+from localspec.protocol.frames import EngineSettings, PairFiles, SpeculationSettings
+from localspec.relay import is_other_user
 from tests.support.heads import cycle_heads
 from tests.support.pairs import expected
 from tests.support.rpc import free_port, rpc_worker
 from tests.support.running import Running, drafting, running, skip_on
 
-pytestmark = pytest.mark.skipif(not built(), reason="this llama.cpp was built without GGML_RPC")
-PLAIN, DRAFTED = Speculative(enabled=False), Speculative(depth=4)
+pytestmark = pytest.mark.skipif(
+    not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC"
+)
+PLAIN, DRAFTED = SpeculationSettings(enabled=False), SpeculationSettings(depth=4)
 TIMEOUT = socket.IPPROTO_TCP, getattr(socket, "TCP_USER_TIMEOUT", 0)
 PROMPTS = ([3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8])
 
@@ -95,7 +97,7 @@ def test_a_worker_that_serves_another_is_not_waited_for(
     elsewhere: Running, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("localspec.engine.llama.rpc.GREETING_S", 0.2)
-    assert "one pair at a time" in silent(endpoint)
+    assert "one pair at a time" in find_problem(endpoint)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has all of these")
@@ -164,7 +166,7 @@ def test_whoever_greets_otherwise_is_told_so(answer: bytes, why: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=greet)
         thread.start()
-        found = silent(f"127.0.0.1:{server.getsockname()[1]}")
+        found = find_problem(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
     assert why in found
     assert bool(why) == bool(found)
@@ -187,14 +189,14 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux shows whose it is")
 def test_a_worker_of_another_user_is_not_used() -> None:
-    assert is_foreign(os.getuid() + 1)
-    assert not any(map(is_foreign, (os.getuid(), 0, None)))
+    assert is_other_user(os.getuid() + 1)
+    assert not any(map(is_other_user, (os.getuid(), 0, None)))
     answer = struct.pack("<Q4B24x", 28, *VERSION, 0, 0)
     if os.getuid() == 0:
         command = [sys.executable, "-c", GREETER, answer.hex()]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as greeter:
             assert greeter.stdout
-            found = silent(f"127.0.0.1:{greeter.stdout.readline().strip()}")
+            found = find_problem(f"127.0.0.1:{greeter.stdout.readline().strip()}")
         assert found == "belongs to another user of this machine (uid 65534)"
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from localspec.engine.llama import Logits
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.sampler import Sampler, logprob
-from localspec.engine.sampling.settings import Settings, model_defaults, resolve
+from localspec.engine.sampling.settings import Settings, model_defaults, resolve_settings
 from localspec.engine.speculation.verification import residual
 from localspec.protocol import requests as limits
 from localspec.protocol.frames import Sampling
@@ -195,7 +195,7 @@ def test_greedy_is_the_highest_logit_whatever_else_is_set(
 def test_a_temperature_near_zero_is_greedy(chosen: dict[str, Any], temperature: float) -> None:
     sampler = Sampler(replace(OFF, **chosen, temperature=temperature))
     distribution = sampler.distribution(row_of([1.0, 3.0, 2.0, -5.0]))
-    assert distribution.of(1) == 1.0
+    assert distribution.probability_of(1) == 1.0
     assert sampler.sample(row_of([1.0, 3.0, 2.0, -5.0]), 0) == 1
 
 
@@ -290,7 +290,7 @@ def test_draws_with_a_seed_follow_the_distribution_over_places(
     row = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
     sampler = Sampler(replace(OFF, seed=seed, **chosen))
     wanted = sampler.distribution(row)
-    probabilities = {int(token): wanted.of(int(token)) for token in wanted.ids}
+    probabilities = {int(token): wanted.probability_of(int(token)) for token in wanted.ids}
     draws = [sampler.sample(row, place) for place in range(4000)]
     assert chi_square_z((draws, probabilities)) < 4.5
     pairs = {(a, b): p * q for a, p in probabilities.items() for b, q in probabilities.items()}
@@ -300,7 +300,7 @@ def test_draws_with_a_seed_follow_the_distribution_over_places(
 def test_draws_at_one_place_follow_the_distribution_over_seeds() -> None:
     row = np.random.default_rng(4).normal(0, 2, 40).astype(np.float32)
     wanted = Sampler(OFF).distribution(row)
-    probabilities = {int(token): wanted.of(int(token)) for token in wanted.ids}
+    probabilities = {int(token): wanted.probability_of(int(token)) for token in wanted.ids}
     for place in (0, 1, 1000):
         draws = [Sampler(replace(OFF, seed=seed)).sample(row, place) for seed in range(4000)]
         assert chi_square_z((draws, probabilities)) < 4.5
@@ -312,7 +312,7 @@ def test_the_same_draws_from_another_distribution_are_found() -> None:
     sampler = Sampler(replace(OFF, seed=7))
     warmer = Sampler(replace(OFF, temperature=1.2)).distribution(row)
     draws = [sampler.sample(row, place) for place in range(4000)]
-    assert chi_square_z((draws, {int(t): warmer.of(int(t)) for t in warmer.ids})) > 8
+    assert chi_square_z((draws, {int(t): warmer.probability_of(int(t)) for t in warmer.ids})) > 8
 
 
 def without_typical(chosen: dict[str, Any]) -> dict[str, Any]:
@@ -417,7 +417,7 @@ def test_legal_settings_leave_a_distribution_whatever_they_are_together(
     allowed: list[bool] | None,
 ) -> None:
     """Numbers that are finite and sum to one, over a token that is possible, without a warning."""
-    sampler = Sampler(resolve(Sampling(**asked), {}))
+    sampler = Sampler(resolve_settings(Sampling(**asked), {}))
     mask = None if allowed is None else np.array(allowed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -433,7 +433,7 @@ def test_legal_settings_leave_a_distribution_whatever_they_are_together(
             assert row[token] > -np.inf
             assert mask is None or mask[token]
             assert distribution.pick(sampler.uniform()) in distribution.ids
-        draft = Sampler(resolve(Sampling(**asked), {})).distribution(row_of([0.0] * 8))
+        draft = Sampler(resolve_settings(Sampling(**asked), {})).distribution(row_of([0.0] * 8))
         left = residual(distribution, draft)
         assert float(left.probs.sum()) == pytest.approx(1.0)
 
@@ -475,7 +475,9 @@ def test_the_residual_is_what_the_target_has_more_of(
     over = [max(p[t] / sum(p) - q[t] / sum(q), 0.0) for t in range(6)]
     assume(sum(over) > 1e-9)
     left = residual(target, draft)
-    assert [left.of(t) for t in range(6)] == pytest.approx([o / sum(over) for o in over])
+    assert [left.probability_of(t) for t in range(6)] == pytest.approx(
+        [o / sum(over) for o in over]
+    )
 
 
 def test_the_residual_of_equal_distributions_is_the_target() -> None:
@@ -484,7 +486,7 @@ def test_the_residual_of_equal_distributions_is_the_target() -> None:
 
 
 def test_a_token_outside_the_candidates_has_probability_zero() -> None:
-    assert Distribution(np.array([1, 2]), np.array([0.25, 0.75])).of(3) == 0.0
+    assert Distribution(np.array([1, 2]), np.array([0.25, 0.75])).probability_of(3) == 0.0
 
 
 # ---------------------------------------------------------------------------- log-probabilities
@@ -511,7 +513,7 @@ def test_logprobs_are_the_log_softmax_of_the_row(values: list[float], top: int) 
 
 
 def test_what_was_asked_wins_over_the_file_and_the_file_over_the_defaults() -> None:
-    settings = resolve(
+    settings = resolve_settings(
         Sampling(temperature=0.0, seed=7, dry_sequence_breakers=["x"]),
         {"temperature": 0.6, "top_k": 20},
     )
@@ -525,7 +527,11 @@ def test_what_was_asked_wins_over_the_file_and_the_file_over_the_defaults() -> N
 
 @pytest.mark.parametrize(
     ("key", "name", "limit"),
-    [(each.also.gguf, each.name, each.kind) for each in limits.parameters() if each.also.gguf],
+    [
+        (each.other_names.gguf, each.name, each.kind)
+        for each in limits.sampling_parameters()
+        if each.other_names.gguf
+    ],
 )
 def test_settings_of_a_file_beyond_a_requests_limits_are_left_out(
     key: str, name: str, limit: Any
@@ -544,8 +550,8 @@ def test_settings_of_a_file_beyond_a_requests_limits_are_left_out(
 
 def test_a_base_below_one_is_the_default_one() -> None:
     """As in llama-server: the longer a repeat, the less would be taken."""
-    assert resolve(Sampling(dry_base=0.5), {}).dry_base == Settings().dry_base
-    assert resolve(Sampling(dry_base=1.0), {}).dry_base == 1.0
+    assert resolve_settings(Sampling(dry_base=0.5), {}).dry_base == Settings().dry_base
+    assert resolve_settings(Sampling(dry_base=1.0), {}).dry_base == 1.0
 
 
 def test_settings_of_a_file_that_are_no_numbers_are_left_out() -> None:

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from localspec.engine.sampling.grammars.json_schema import closed
+from localspec.engine.sampling.grammars.json_schema import close_objects
 from localspec.engine.sampling.grammars.sources import constraint_source
 from localspec.errors import GrammarRejected
 from localspec.protocol.frames import Constraint
@@ -142,7 +142,7 @@ def test_only_keys_that_the_schema_names_are_let_through(
 def test_the_schema_itself_is_not_changed() -> None:
     schema = {"$defs": {"A": A}, "allOf": [{"$ref": "#/$defs/A"}, {**B, "items": [A]}]}
     before = json.dumps(schema)
-    closed(schema)
+    close_objects(schema)
     assert json.dumps(schema) == before
 
 
@@ -156,7 +156,7 @@ def test_the_schema_itself_is_not_changed() -> None:
 )
 def test_a_schema_made_to_grow_is_closed_or_refused_at_once(schema: Any) -> None:
     try:
-        made = closed(schema)
+        made = close_objects(schema)
     except ValueError as error:
         made = {"refused": str(error)}
     assert len(json.dumps(made)) < 4_000_000
@@ -271,7 +271,7 @@ def mixed(schema: Any) -> bool:
 def test_closing_means_what_the_standard_calls_unevaluated(schema: Any, values: list[Any]) -> None:
     if mixed(schema):
         return
-    ours = jsonschema_rs.Draft202012Validator(closed(schema))
+    ours = jsonschema_rs.Draft202012Validator(close_objects(schema))
     theirs = standard(schema)
     for value in values:
         assert ours.is_valid(value) == theirs.is_valid(value), value
@@ -282,7 +282,7 @@ def test_closing_means_what_the_standard_calls_unevaluated(schema: Any, values: 
 def test_the_masks_let_through_what_is_valid_and_nothing_else(
     schema: Any, values: list[Any]
 ) -> None:
-    validator = jsonschema_rs.Draft202012Validator(closed(completed(schema)))
+    validator = jsonschema_rs.Draft202012Validator(close_objects(completed(schema)))
     for value in values:
         assert accepts(schema, value) == validator.is_valid(value), value
 
@@ -293,7 +293,7 @@ def test_what_any_model_could_write_is_valid(schema: Any, seed: int) -> None:
     """A walk along the masks, at random: keys are tried that nobody named."""
     text = walked(schema, random.Random(seed))
     if text is not None:
-        validator = jsonschema_rs.Draft202012Validator(closed(completed(schema)))
+        validator = jsonschema_rs.Draft202012Validator(close_objects(completed(schema)))
         assert validator.is_valid(json.loads(text)), text
 
 

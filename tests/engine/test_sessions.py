@@ -24,7 +24,7 @@ from localspec.engine.cache import sessions as states_module
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.cache.sessions import DISK_BYTES_PER_S, MIN_TOKENS, VERSION, SessionStore
 from localspec.engine.cache.slot import Mark
-from localspec.protocol.frames import ANYONE, PairFiles
+from localspec.protocol.frames import ANONYMOUS_CLIENTS, PairFiles
 from tests.support.rescoring import assert_alike
 from tests.support.running import Running, drafting, skip_on
 
@@ -97,31 +97,31 @@ def test_what_memory_has_is_not_read_from_the_disk(disk: Disk) -> None:
 
 def test_anyones_text_is_found_by_what_it_says(disk: Disk) -> None:
     other = [*TEXT[:100], *range(5000, 5300)]
-    disk.save(ANYONE)
-    disk.save(ANYONE, other)
+    disk.save(ANONYMOUS_CLIENTS)
+    disk.save(ANONYMOUS_CLIENTS, other)
     reader = Disk(disk.folder)
     for text in (TEXT, other):
         found = reader.load([*text, 3, 4])
         assert found is not None
         assert list(found.tokens) == text
     longer = [*TEXT, *range(6000, 6300)]
-    disk.save(ANYONE, longer)
+    disk.save(ANONYMOUS_CLIENTS, longer)
     assert len(disk.names()) == 2  # it took the place of its beginning
     assert [len(each.tokens) for each in (disk.load(TEXT), disk.load(other)) if each] == [599, 400]
-    disk.save(ANYONE, TEXT)
+    disk.save(ANONYMOUS_CLIENTS, TEXT)
     assert len(disk.names()) == 2
 
 
 def test_what_is_forgotten_of_anyone_is_written_no_more_and_what_comes_later_is(disk: Disk) -> None:
-    disk.save(ANYONE)
+    disk.save(ANONYMOUS_CLIENTS)
     disk.states.forget(None)
-    disk.save(ANYONE)
+    disk.save(ANONYMOUS_CLIENTS)
     assert not disk.names()
     assert disk.load() is None
-    disk.states.forgotten()
+    disk.states.allow_saving()
     disk.states._writer.submit(int).result()
-    disk.save(ANYONE)
-    assert disk.names() == [ANYONE]
+    disk.save(ANONYMOUS_CLIENTS)
+    assert disk.names() == [ANONYMOUS_CLIENTS]
     disk.states.forget("ab12")
     assert disk.load() is not None
 
@@ -137,8 +137,8 @@ def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
     assert disk.file("ab12").stat().st_ino != before
     long = Disk(disk.folder.parent / "long")
     long.save("cd", TEXT * 20)
-    assert not long.states.wanted("cd", TEXT * 22)
-    assert long.states.wanted("cd", TEXT * 23)
+    assert not long.states.is_worth_saving("cd", TEXT * 22)
+    assert long.states.is_worth_saving("cd", TEXT * 23)
 
 
 @given(grown=st.integers(0, 60), token_s=st.floats(1e-9, 1e-3), size=st.integers(2_000, 200_000))
@@ -150,9 +150,11 @@ def test_as_the_pair_leaves_also_what_is_read_slower_than_written_is_saved(
         disk.save("ab12", size=size)
         text = [*TEXT, *range(grown)]
         written = disk.file("ab12").stat().st_size * len(text) / len(TEXT) / DISK_BYTES_PER_S
-        wanted = disk.states.wanted("ab12", text, reading_time=lambda a, b: (b - a) * token_s)
+        wanted = disk.states.is_worth_saving(
+            "ab12", text, reading_time=lambda a, b: (b - a) * token_s
+        )
         assert wanted == (grown * token_s > written)
-        assert not disk.states.wanted("ab12", text)
+        assert not disk.states.is_worth_saving("ab12", text)
 
 
 def test_the_one_used_longest_ago_makes_room(disk: Disk) -> None:
@@ -300,7 +302,7 @@ def test_an_unfinished_file_of_one_that_has_died_is_cleared_away_by_the_next_pro
 
 def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> None:
     body = np.zeros(1000, np.uint8)
-    disk.states.dropped(Prefix(TEXT, body, conversation="ab12"))
+    disk.states.save_dropped(Prefix(TEXT, body, conversation="ab12"))
     disk.states.forget("ab12")
     disk.save("cd34")
     disk.states.forget(None)
@@ -422,7 +424,9 @@ def test_what_waits_for_a_slow_disk_is_bounded(
     for number in range(20):
         body = np.zeros(2000, np.uint8)
         alive.append(weakref.ref(body))
-        disk.states.dropped(Prefix([number, *TEXT], body, None, 0, 0, conversation=f"{number:04x}"))
+        disk.states.save_dropped(
+            Prefix([number, *TEXT], body, None, 0, 0, conversation=f"{number:04x}")
+        )
         del body
     assert sum(each() is not None for each in alive) <= 3
     slow.set()

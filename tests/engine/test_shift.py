@@ -267,7 +267,7 @@ def test_what_is_moved_unnoticed_would_be_noticed(
     architecture: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above, were chats to go on from what was moved."""
-    monkeypatch.setattr("localspec.engine.cache.slot.Slot.exact_part", lambda _self, count: count)
+    monkeypatch.setattr("localspec.engine.cache.slot.Slot.count_exact", lambda _self, count: count)
     with company(pair_of(architecture, models), tmp_path, 0) as texts:
         while texts.answers < 100:
             texts.step()

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import localspec
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.protocol.frames import ChatPrompt, Message, PairFiles, Sampling, Speculative
+from localspec.protocol.frames import ChatPrompt, Message, PairFiles, Sampling, SpeculationSettings
 from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 from tests.support.running import PLAIN, Running, drafting, running
 
@@ -51,7 +51,7 @@ def shipped() -> Iterator[Running]:
         yield engine
 
 
-def prompts(pair: Pair) -> list[list[int]]:
+def prompts(pair: LoadedPair) -> list[list[int]]:
     vocab = pair.vocab
     renderer = TemplateRenderer(
         pair.models.target.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
@@ -69,7 +69,7 @@ def test_greedy_answers_with_the_draft_are_the_targets_own(shipped: Running) -> 
     drafted = accepted = 0
     for prompt in prompts(shipped.pair):
         plain = shipped.ask(prompt, LENGTH, GREEDY, PLAIN)
-        for speculative in (drafting(4), Speculative()):
+        for speculative in (drafting(4), SpeculationSettings()):
             answer = shipped.ask(prompt, LENGTH, GREEDY, speculative)
             assert len(answer.tokens) == LENGTH
             if answer.tokens != plain.tokens:

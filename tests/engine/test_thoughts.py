@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
-from localspec.engine.sampling.thoughts import Marker, Thoughts
+from localspec.engine.sampling.thoughts import ThoughtLimit, ThoughtMarker
 from localspec.protocol.frames import (
     ChatPrompt,
     Generate,
     Message,
     Sampling,
-    Speculative,
+    SpeculationSettings,
     ThinkingLimit,
 )
 from tests.support.pairs import BOS, expected
 from tests.support.running import GREEDY, PLAIN, Running, drafting
 
 FIRST, BESIDE = 7, 300
-WAYS = [PLAIN, drafting(1), drafting(4), drafting(8, "auto"), Speculative()]
+WAYS = [PLAIN, drafting(1), drafting(4), drafting(8, "auto"), SpeculationSettings()]
 HOT = Sampling(temperature=0.8, top_k=3)
 
 
@@ -41,7 +41,7 @@ def closed(engine: Running, text: str = "</ab>") -> list[int]:
 @pytest.mark.parametrize("speculative", WAYS)
 @pytest.mark.parametrize("limit", [0, 1, 9])
 def test_thoughts_end_at_the_limit_whatever_is_drafted_and_nobody_beside_sees_it(
-    cycle: Running, limit: int, speculative: Speculative
+    cycle: Running, limit: int, speculative: SpeculationSettings
 ) -> None:
     marker = closed(cycle)
     assert len(marker) > 1
@@ -91,18 +91,18 @@ def test_whatever_a_model_writes_its_thoughts_end_in_time_and_once(
     wishes: list[int], limit: int, tail: str, tried: list[int]
 ) -> None:
     """`wishes` is what it would write; some tokens are taken back and written again on the way."""
-    marker = Marker(b"<think>", b"</think>", CLOSING)
-    guide = Thoughts(limit, [marker], tail, BYTES.__getitem__, len(BYTES))
+    marker = ThoughtMarker(b"<think>", b"</think>", CLOSING)
+    guide = ThoughtLimit(limit, [marker], tail, BYTES.__getitem__, len(BYTES))
     written: list[int] = []
 
     def write(wish: int) -> None:
-        forced = guide.forced()
+        forced = guide.forced_tokens()
         mask = guide.mask()
         token = forced[0] if forced else wish
         assert (mask is None) == (not forced)
         assert mask is None or mask.nonzero()[0].tolist() == [token]
-        assert guide.valid([token]) == 1
-        assert not forced or guide.valid([wish]) == (wish == token)
+        assert guide.count_valid([token]) == 1
+        assert not forced or guide.count_valid([wish]) == (wish == token)
         guide.consume(token)
         written.append(token)
 
@@ -112,7 +112,7 @@ def test_whatever_a_model_writes_its_thoughts_end_in_time_and_once(
             count = min(tried[at], len(written))
             again = written[len(written) - count :]
             guide.take_back(count)
-            assert guide.valid(again) == count
+            assert guide.count_valid(again) == count
             for token in again:
                 guide.consume(token)
     text = b"".join(BYTES[token] for token in written)
@@ -164,4 +164,4 @@ def test_a_limit_is_for_models_whose_template_knows_thoughts(
         renderer.close()
     assert (ready.matcher is None) == (forced is None)
     if ready.matcher is not None:
-        assert ready.matcher.forced() == closed(cycle, forced or "")
+        assert ready.matcher.forced_tokens() == closed(cycle, forced or "")

@@ -17,7 +17,7 @@ from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.protocol.frames import Delta, Generate, TextPrompt, TokenLogprob
-from localspec.protocol.visibility import Regions
+from localspec.protocol.visibility import VisibilityParser
 from tests.support.running import Running, drafting
 
 EOG = 0
@@ -82,7 +82,7 @@ def run(
 ) -> Shown:
     """An answer of `tokens` whose passes bring so many of them each, then one each."""
     request = Generate(1, TextPrompt("x"), top_logprobs=2, return_tokens=True, **asked)
-    regions = Regions([("<think>", "</think>")]) if thinks else None
+    regions = VisibilityParser([("<think>", "</think>")]) if thinks else None
     tokenized = TokenizedRequest(request, [1] * N_PROMPT, Sampler(Settings()), regions=regions)
     slot = SimpleNamespace(tokens=[1] * N_PROMPT, reused=0, moved=0, reused_exact=0)
     verifier = SimpleNamespace(rows=[], reject=False)
@@ -100,7 +100,7 @@ def run(
         at += len(kept)
     if not sequence.finished:
         sequence.finish("cancelled")
-    shown.add(sequence.last_text())
+    shown.add(sequence.flush_text())
     shown.finish = sequence.finish_reason
     return shown
 

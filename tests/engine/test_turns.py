@@ -12,22 +12,22 @@ from pathlib import Path
 
 import pytest
 
-from localspec.engine.pair.cpu_lock import Turns
+from localspec.engine.pair.cpu_lock import CpuLock
 
 # A worker: rounds of two milliseconds, each noted at its beginning and its end.
 ROUNDS = """
 import os, sys, time
 from pathlib import Path
-from localspec.engine.pair.cpu_lock import Turns
+from localspec.engine.pair.cpu_lock import CpuLock
 
 file, log, rounds, hurry = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4] == "hurry"
-turns, out = Turns(file, 30.0), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+turns, out = CpuLock(file, 30.0), os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 for _ in range(rounds):
-    with turns.one(hurry):
+    with turns.hold(hurry):
         os.write(out, f"+{os.getpid()}\\n".encode())
         time.sleep(0.002 if rounds > 1 else 3600)
         os.write(out, f"-{os.getpid()}\\n".encode())
-turns.rest()
+turns.leave_queue()
 """
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -82,25 +82,25 @@ def test_a_worker_that_is_killed_in_its_turn_gives_it_back(start: Start, tmp_pat
 def test_nobody_waits_longer_than_a_while(start: Start, tmp_path: Path) -> None:
     start(1)
     until(lambda: log(tmp_path))
-    turns = Turns(tmp_path / "turns", 0.05)
+    turns = CpuLock(tmp_path / "turns", 0.05)
     for hurry in (False, True, False):
-        with turns.one(hurry):
+        with turns.hold(hurry):
             pass
-    turns.rest()
+    turns.leave_queue()
 
 
 def test_others_wait_longer_for_one_that_hurries(start: Start, tmp_path: Path) -> None:
     """A round that began beside an editor's prompt would be in its way, more than it wins."""
     start(1, "hurry")
     until(lambda: log(tmp_path))
-    turns, patience = Turns(tmp_path / "turns", 0.05), 0.05
+    turns, patience = CpuLock(tmp_path / "turns", 0.05), 0.05
     began = time.monotonic()
-    with turns.one(False):
+    with turns.hold(False):
         assert time.monotonic() - began >= 4 * patience
 
 
 def test_where_no_file_can_be_there_are_no_turns(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for file in (None, tmp_path / "file" / "turns"):
-        with Turns(file, 30.0).one(True):
+        with CpuLock(file, 30.0).hold(True):
             pass

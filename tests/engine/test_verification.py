@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 import localspec.engine.speculation.verification as speculate
 from localspec.engine.llama import Logits
-from localspec.engine.sampling.distribution import Distribution, Truncation, chance
+from localspec.engine.sampling.distribution import Distribution, Truncation, uniform_at
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.verification import (
     Verifier,
-    rejects,
+    uses_rejection,
     verify_match,
     verify_rejection,
 )
-from localspec.protocol.frames import Speculative
+from localspec.protocol.frames import SpeculationSettings
 from tests.support.statistics import chi_square_z
 
 N = 5
@@ -76,7 +76,9 @@ def test_of_one_candidate_there_is_nothing_to_draw(
     assert sampler.sample(row, place) == int(row.argmax())
     assert Truncation(one).distribution(row).ids.tolist() == [int(row.argmax())]
     assert Verifier(sampler, None, False).needs_no_logits(scored=False)
-    assert not rejects(Speculative(), sampler, None, can_draw_drafts=True, scored=False)
+    assert not uses_rejection(
+        SpeculationSettings(), sampler, None, can_draw_drafts=True, scored=False
+    )
 
 
 @given(drafts, st.integers(0, 100))
@@ -148,7 +150,7 @@ def mixed(settings: Settings, row: Logits) -> dict[int, float]:
     ):
         drawn = Truncation(settings).distribution(row, without_top=without)
         for token in range(N):
-            found[token] += share * drawn.of(token)
+            found[token] += share * drawn.probability_of(token)
     return found
 
 
@@ -162,7 +164,7 @@ def excess(settings: Settings, count: int, sampler: Sampler | None = None) -> fl
 
     def opinion(token: int, place: int) -> Distribution:
         asked = sampler.settings
-        without = asked.excludes and chance(sampler.seed, place) <= asked.xtc_probability
+        without = asked.excludes and uniform_at(sampler.seed, place) <= asked.xtc_probability
         if (token, without) not in opinions:
             opinions[token, without] = sampler.distribution(DRAFT[token], place)
         return opinions[token, without]
@@ -217,12 +219,12 @@ def test_the_test_of_the_distribution_finds_a_wrong_rule(
     elif mistake == "no residual":  # after a rejection, drawn from the target's whole distribution
         monkeypatch.setattr(speculate, "residual", lambda target, draft: target)
     else:  # accepted with min(1, 1.3 p/q), and everything else as it should be
-        of = Distribution.of
+        of = Distribution.probability_of
         opinions = [sampler.distribution(DRAFT[t]).probs for t in range(N)]
 
         def less(self: Distribution, token: int) -> float:
             is_draft = any(np.array_equal(self.probs, probs) for probs in opinions)
             return of(self, token) / (1.3 if is_draft else 1.0)
 
-        monkeypatch.setattr(Distribution, "of", less)
+        monkeypatch.setattr(Distribution, "probability_of", less)
     assert excess(settings, SHOWING, sampler) > 8

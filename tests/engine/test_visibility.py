@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localspec.daemon.completion import tools
-from localspec.daemon.completion.parser import THOUGHTS, AnswerParser, Text
+from localspec.daemon.completion.parser import REASONING_MARKERS, AnswerParser, Text
 from localspec.engine.text_stream import TextStream
 from localspec.protocol.calls import CallFormat
-from localspec.protocol.visibility import HIDDEN, VISIBLE, Regions
+from localspec.protocol.visibility import HIDDEN, VISIBLE, VisibilityParser
 
 TOOLS = {
     "led": {"type": "object", "properties": {"note": {"type": "string"}}},
@@ -93,7 +93,7 @@ def answers(draw: st.DrawFn) -> tuple[CallFormat | None, str, str]:
     form = draw(st.sampled_from([None, *FORMS.values()]))
     tail, answer = "<|assistant|>\n", ""
     if draw(st.booleans()):
-        opening, closing = draw(st.sampled_from(THOUGHTS))
+        opening, closing = draw(st.sampled_from(REASONING_MARKERS))
         thoughts = draw(said)
         if draw(st.booleans()):
             tail += opening
@@ -115,8 +115,8 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-def regions(form: CallFormat | None, tail: str) -> Regions:
-    return Regions(THOUGHTS, tail, form, TOOLS if form else ())
+def regions(form: CallFormat | None, tail: str) -> VisibilityParser:
+    return VisibilityParser(REASONING_MARKERS, tail, form, TOOLS if form else ())
 
 
 def kinds(form: CallFormat | None, tail: str, pieces: Sequence[str]) -> str:
@@ -128,7 +128,7 @@ def content(form: CallFormat | None, tail: str, answer: str) -> tuple[str, bool]
     """What a client is shown as text, and whether a call could not be read as one."""
     parser = AnswerParser(form, TOOLS) if form else AnswerParser()
     parser.begin(tail)
-    pieces = [*parser.push(answer), *parser.finish()]
+    pieces = [*parser.feed(answer), *parser.finish()]
     text = "".join(p.text for p in pieces if isinstance(p, Text) and p.kind == "content")
     return text, any(mark in text for mark in (form.opens if form else ()))
 
@@ -233,7 +233,7 @@ def test_plain_json_that_names_a_tool_is_a_call_and_other_blocks_are_text(
     answer: str, visible: str | None
 ) -> None:
     for pieces in ([answer], list(answer)):
-        follower = Regions(THOUGHTS, "", tools.HERMES, TOOLS, plain_calls=True)
+        follower = VisibilityParser(REASONING_MARKERS, "", tools.HERMES, TOOLS, plain_calls=True)
         found = "".join([*map(follower.feed, pieces), follower.finish()])
         assert len(found) == len(answer)
         text = "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE)
@@ -246,11 +246,11 @@ def test_what_is_visible_beside_plain_calls_is_what_the_daemon_shows(data: st.Da
     answer = "".join(data.draw(st.lists(st.sampled_from(words), max_size=8)))
     parser = AnswerParser(tools.HERMES, TOOLS, plain_calls=tuple(TOOLS))
     parser.begin("")
-    read = [*parser.push(answer), *parser.finish()]
+    read = [*parser.feed(answer), *parser.finish()]
     shown = "".join(p.text for p in read if isinstance(p, Text) and p.kind == "content")
     results = set()
     for pieces in ([answer], list(answer), data.draw(cuts(answer))):
-        follower = Regions(THOUGHTS, "", tools.HERMES, TOOLS, plain_calls=True)
+        follower = VisibilityParser(REASONING_MARKERS, "", tools.HERMES, TOOLS, plain_calls=True)
         found = "".join([*map(follower.feed, pieces), follower.finish()])
         assert len(found) == len(answer)
         results.add(found)
@@ -263,4 +263,4 @@ def test_what_is_visible_beside_plain_calls_is_what_the_daemon_shows(data: st.Da
 def test_a_marker_of_thoughts_is_no_text_and_thoughts_are_text_where_they_are_kept_in_it() -> None:
     answer = "<think>a STOP</think>b"
     assert kinds(None, "", [answer]) == HIDDEN * (len(answer) - 1) + VISIBLE
-    assert Regions().finish(answer) == VISIBLE * len(answer)
+    assert VisibilityParser().finish(answer) == VISIBLE * len(answer)

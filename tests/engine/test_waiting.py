@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from localspec.engine import environment
 from localspec.engine.llama import waiting
-from localspec.engine.llama.waiting import BUSY_CORES, IDLE_CORES, POLL_INTERVAL_S, Waiting
+from localspec.engine.llama.waiting import BUSY_CORES, IDLE_CORES, POLL_INTERVAL_S, SpinControl
 from localspec.protocol.frames import PairFiles
 
 pytestmark = pytest.mark.skipif(
@@ -64,7 +64,7 @@ class Machine:
 
     def __init__(self, cores: int, threads: int) -> None:
         self.now = self.spent = 0.0
-        self.waiting = Waiting(cores, lambda: self.spent, lambda: self.now)
+        self.waiting = SpinControl(cores, lambda: self.spent, lambda: self.now)
         self.waiting.expect(threads)
 
     def passes(self, seconds: float, taken: float) -> bool:
@@ -122,9 +122,9 @@ def test_it_follows_what_others_took_since_the_last_look(
 
 def test_what_others_take_is_told_by_this_machine() -> None:
     """A process of another's computes for a while; its time is among that of others, ours is not."""
-    before, own = waiting.others_s(), os.times()
+    before, own = waiting.read_foreign_cpu_s(), os.times()
     subprocess.run([sys.executable, "-c", "for _ in range(8_000_000): pass"], check=True)
-    after, child = waiting.others_s(), os.times()
+    after, child = waiting.read_foreign_cpu_s(), os.times()
     spent = child.children_user - own.children_user
     assert spent > 0.05
     assert after - before >= spent - 0.05
@@ -132,7 +132,7 @@ def test_what_others_take_is_told_by_this_machine() -> None:
 
 def test_passes_are_the_same_and_idle_threads_come_and_go(cycle_files: PairFiles) -> None:
     command = [sys.executable, "-c", PASSES, str(ROOT), cycle_files.target]
-    quiet = {k: v for k, v in os.environ.items() if k not in environment.WAITING}
+    quiet = {k: v for k, v in os.environ.items() if k not in environment.OPENMP_ENVIRONMENT}
     run = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     said = json.loads(run.stdout)
@@ -143,12 +143,12 @@ def test_passes_are_the_same_and_idle_threads_come_and_go(cycle_files: PairFiles
     assert all(logits == said[0][2] for _, _, logits in said)
 
 
-@pytest.mark.parametrize("name", ["", *environment.WAITING])
+@pytest.mark.parametrize("name", ["", *environment.OPENMP_ENVIRONMENT])
 def test_whoever_has_chosen_keeps_his_choice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "_ours", [])
     monkeypatch.setattr(waiting, "_library", lambda: "libgomp.so.1")
-    kept = {k: v for k, v in os.environ.items() if k not in environment.WAITING}
+    kept = {k: v for k, v in os.environ.items() if k not in environment.OPENMP_ENVIRONMENT}
     monkeypatch.setattr(os, "environ", kept | ({name: "1"} if name else {}))
     environment.prepare()
-    waiting.begin()
+    waiting.start_control()
     assert bool(waiting._ours) is not bool(name)

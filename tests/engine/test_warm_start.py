@@ -13,11 +13,11 @@ from localspec.engine.pair import profile
 from localspec.engine.speculation.acceptance import GRID, Calibration
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.warm_start import _tokenize_texts
-from localspec.protocol.frames import PairFiles, Speculative
+from localspec.protocol.frames import PairFiles, SpeculationSettings
 from tests.support.pairs import contextual_pair, cycle_pair, expected, target_alone
 from tests.support.running import Running, drafting
 
-AUTO = Speculative()
+AUTO = SpeculationSettings()
 
 
 def of(engine: Running) -> Calibration:
@@ -84,7 +84,7 @@ def test_a_slow_target_is_not_waited_for(
     pairs: dict[float, PairFiles], load: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile, "BUDGET_S", 1e-6)
-    assert of(load(pairs[0.0])).unknown
+    assert of(load(pairs[0.0])).is_unused
 
 
 @pytest.mark.parametrize(("bytes_", "texts"), [(["<0x09>", "<0x0A>"], 2), ([], 0)])

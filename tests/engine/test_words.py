@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from localspec.engine.llama import Model, Vocab, vocab
-from localspec.engine.llama.vocab import MAX_RUN, Cutter
+from localspec.engine.llama.vocab import MAX_RUN, WordSplitter
 from localspec.engine.sampling.grammars.matcher import WholeMatcher
 from localspec.errors import InvalidRequest
 from tests.support.gguf_files import relabelled
@@ -115,11 +115,11 @@ def test_of_a_long_text_that_a_grammar_forces_only_the_beginning_is_read_at_a_to
             LLMatcher(model.vocab.guidance_tokenizer(), grammar), model.vocab.size
         )
         for at in range(60):
-            assert matcher.forced()[:4] == whole[at : at + 4]
+            assert matcher.forced_tokens()[:4] == whole[at : at + 4]
             assert matcher.mask().nonzero()[0].tolist() == [whole[at]]
             matcher.consume(whole[at])
     assert sizes
-    assert max(sizes) <= vocab.FORCED
+    assert max(sizes) <= vocab.MAX_FORCED_BYTES
 
 
 def test_where_loops_cut_no_run_is_too_long(tmp_path: Path) -> None:
@@ -133,34 +133,34 @@ def test_where_loops_cut_no_run_is_too_long(tmp_path: Path) -> None:
 def test_a_run_that_no_stack_holds_is_refused_with_its_length() -> None:
     for text in ("a" * (MAX_RUN + 1), "x " + "\n" * (MAX_RUN + 1), "a- 7" + "-" * MAX_RUN):
         with pytest.raises(InvalidRequest, match=r"run of \d{6} characters"):
-            Cutter("tekken", list).run(text, lambda: pytest.fail("it must not be read"))
-    assert Cutter("tekken", list).run("word " * MAX_RUN, lambda: 7) == 7
+            WordSplitter("tekken", list).run(text, lambda: pytest.fail("it must not be read"))
+    assert WordSplitter("tekken", list).run("word " * MAX_RUN, lambda: 7) == 7
 
 
 def test_a_run_that_would_take_minutes_is_refused() -> None:
     for name, row in (("deepseek-llm", " "), ("superbpe", "7")):
         with pytest.raises(InvalidRequest, match="minutes"):
-            Cutter(name, list).run(row * 50_000, lambda: pytest.fail("it must not be read"))
-        assert Cutter(name, list).run(row * 2_000, lambda: 7) == 7
+            WordSplitter(name, list).run(row * 50_000, lambda: pytest.fail("it must not be read"))
+        assert WordSplitter(name, list).run(row * 2_000, lambda: 7) == 7
 
 
 def test_a_text_that_takes_long_is_known_before(shipped: Vocab) -> None:
-    cutter = Cutter("gpt-4o", lambda: ["<|end|>"])
-    assert cutter.seconds("word " * 1000) < 0.1
-    assert cutter.seconds("<|end|>x" * 1000) > 1
-    assert shipped.seconds("word " * 1000) < 0.1
-    assert shipped.seconds("word " * 1_000_000) > 1
+    cutter = WordSplitter("gpt-4o", lambda: ["<|end|>"])
+    assert cutter.estimate_s("word " * 1000) < 0.1
+    assert cutter.estimate_s("<|end|>x" * 1000) > 1
+    assert shipped.estimate_s("word " * 1000) < 0.1
+    assert shipped.estimate_s("word " * 1_000_000) > 1
 
 
 @given(text=st.text(max_size=200), repeats=st.integers(1, 3000))
 def test_no_text_has_fewer_tokens_than_are_certain(shipped: Vocab, text: str, repeats: int) -> None:
     whole = text * repeats
     tokens = shipped.tokenize(whole, add_special=False, parse_special=True)
-    assert shipped.least_tokens(whole) <= len(tokens)
+    assert shipped.min_tokens(whole) <= len(tokens)
 
 
 def test_of_a_long_text_many_tokens_are_certain(shipped: Vocab) -> None:
-    assert shipped.least_tokens("word " * 1_000_000) > 5000
+    assert shipped.min_tokens("word " * 1_000_000) > 5000
 
 
 def test_without_room_for_a_stack_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +171,7 @@ def test_without_room_for_a_stack_the_request_is_refused(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(threading.Thread, "start", full)
     with pytest.raises(InvalidRequest, match="memory for them"):
-        Cutter("tekken", list).run("a" * 100_000, lambda: 7)
+        WordSplitter("tekken", list).run("a" * 100_000, lambda: 7)
 
 
 def test_a_failure_on_a_deep_stack_is_the_callers() -> None:
@@ -179,4 +179,4 @@ def test_a_failure_on_a_deep_stack_is_the_callers() -> None:
         raise ValueError("of the caller")
 
     with pytest.raises(ValueError, match="of the caller"):
-        Cutter("tekken", list).run("a" * 100_000, work)
+        WordSplitter("tekken", list).run("a" * 100_000, work)

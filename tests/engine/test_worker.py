@@ -43,7 +43,7 @@ from localspec.protocol.frames import (
     Reply,
     Sampling,
     Shutdown,
-    Speculative,
+    SpeculationSettings,
     Started,
     TextPrompt,
     Tokenize,
@@ -76,13 +76,13 @@ class Child:
         self.seen: list[Frame] = []
 
     def send(self, frame: Frame) -> None:
-        self._socket.sendall(frames.encode(frame))
+        self._socket.sendall(frames.encode_frame(frame))
 
     def send_raw(self, data: bytes) -> None:
         self._socket.sendall(data)
 
     def receive(self) -> Frame:
-        body = frames.read_blocking(self._socket)
+        body = frames.read_frame(self._socket)
         assert body is not None, f"the worker went away after {self.seen[-3:]}"
         frame: Frame = frames.from_worker_decoder.decode(body)
         self.seen.append(frame)
@@ -175,7 +175,7 @@ def test_a_pair_is_loaded_with_progress_and_described(child: Child, cycle_files:
 
 
 def test_an_answer_is_streamed_and_ends_with_its_statistics(loaded: Child) -> None:
-    request = ask(7, speculative=Speculative(depth=3, kind="draft"))
+    request = ask(7, speculative=SpeculationSettings(depth=3, kind="draft"))
     loaded.send(request)
     started = loaded.await_one(Started, request.id)
     assert started.prompt_tokens == 2
@@ -250,7 +250,7 @@ def test_probabilities_of_the_draw_sum_to_one_and_name_what_could_be_drawn(loade
             sampling=GREEDY if greedy else sampling,
             top_logprobs=10,
             post_sampling=True,
-            speculative=Speculative(depth=3),
+            speculative=SpeculationSettings(depth=3),
         )
         loaded.send(request)
         assert isinstance(loaded.ending(request.id), Done)

@@ -14,13 +14,13 @@ from localspec.extras.anthropic.wire import CountTokensRequest, MessagesRequest
 from localspec.extras.ollama.wire import OllamaChatRequest, OllamaEmbedRequest
 from localspec.extras.responses.wire import ResponsesRequest
 from localspec.protocol.fields import (
-    FULFILLED,
+    FULFILLED_FIELDS,
     MAX_NAMED,
     MAX_PATH,
     REFUSED,
     WITHOUT_EFFECT,
-    Ignored,
-    account,
+    IgnoredFields,
+    find_ignored_fields,
     refuse_undeclared,
 )
 from localspec.protocol.reading import BadBody, decode
@@ -62,15 +62,15 @@ JSON = st.recursive(
 )
 
 
-def named(kind: type[msgspec.Struct], body: dict[str, Any]) -> Ignored:
+def named(kind: type[msgspec.Struct], body: dict[str, Any]) -> IgnoredFields:
     data = json.dumps(body).encode()
-    return account(data, decode(data, kind))
+    return find_ignored_fields(data, decode(data, kind))
 
 
 def is_free(kind: type[msgspec.Struct], name: str) -> bool:
     """Whether nothing in the tables or the struct says anything of this name."""
     declared = {field.encode_name for field in msgspec.structs.fields(kind)}
-    return name not in declared and name not in REFUSED[getattr(kind, "refuses", "")]
+    return name not in declared and name not in REFUSED[getattr(kind, "refusal_table", "")]
 
 
 @settings(max_examples=300)
@@ -149,7 +149,7 @@ def test_a_field_of_every_message_is_named_once() -> None:
 CASES = [
     (kind, name, rule)
     for kind in BASE
-    for name, rule in REFUSED[getattr(kind, "refuses", "")].items()
+    for name, rule in REFUSED[getattr(kind, "refusal_table", "")].items()
     if name not in {field.encode_name for field in msgspec.structs.fields(kind)}
 ]
 
@@ -172,13 +172,13 @@ def test_the_tables_name_fields_and_requests_that_there_are() -> None:
     for name, rules in WITHOUT_EFFECT.items():
         assert set(rules) <= set(kinds[name].__struct_fields__)
     assert all(rule.reason for table in REFUSED.values() for rule in table.values())
-    assert all(rule.reason for rule in FULFILLED.values())
+    assert all(rule.reason for rule in FULFILLED_FIELDS.values())
 
 
 def test_an_unknown_name_that_is_no_text_is_refused() -> None:
     body = b'{"content": "x", "\\ud800": 1}'
     with pytest.raises(BadBody):
-        account(body, TokenizeRequest("x"))
+        find_ignored_fields(body, TokenizeRequest("x"))
 
 
 @given(NAMES.filter(lambda name: is_free(TokenizeRequest, name)), JSON)

@@ -24,7 +24,7 @@ def test_text_sent_together_says_what_it_says_apart(pieces: list[tuple[str, int,
         scored = [TokenLogprob(token, b"%d" % token, -1.0) for token in ids]
         spans = [(0, len(text))] if drafted else []
         apart.append(Delta(7, text, scored, spans, written, ids, Timings(predicted_n=written)))
-    found = reduce(Delta.and_then, apart)
+    found = reduce(Delta.merge, apart)
     assert (found.id, found.text) == (7, "".join(text for text, _, _ in pieces))
     assert found.ids == [each.id for each in found.logprobs] == list(range(written))
     marked = [found.text[start:end] for start, end in found.drafted]
@@ -34,12 +34,12 @@ def test_text_sent_together_says_what_it_says_apart(pieces: list[tuple[str, int,
 
 @given(st.lists(st.text(max_size=40), max_size=6), st.lists(st.integers(1, 30), min_size=1))
 def test_frames_are_whole_however_their_bytes_arrive(texts: list[str], steps: list[int]) -> None:
-    sent = b"".join(frames.encode(frames.Notice(text)) for text in texts)
+    sent = b"".join(frames.encode_frame(frames.Notice(text)) for text in texts)
     buffer, at = bytearray(), 0
     found: list[bytes] = []
     for number in range(len(sent)):
         buffer += sent[at : (at := at + steps[number % len(steps)])]
-        found += frames.taken(buffer)
+        found += frames.take_frames(buffer)
     decoded = map(frames.from_worker_decoder.decode, found)
     assert [each.text for each in decoded if isinstance(each, frames.Notice)] == texts
     assert not buffer
@@ -47,8 +47,8 @@ def test_frames_are_whole_however_their_bytes_arrive(texts: list[str], steps: li
 
 def test_what_is_longer_than_any_frame_is_none() -> None:
     """What came whole before it is not lost."""
-    whole = frames.encode(frames.Notice("last words"))
-    found = frames.taken(bytearray(whole + b"\xff\xff\xff\xff and more"))
+    whole = frames.encode_frame(frames.Notice("last words"))
+    found = frames.take_frames(bytearray(whole + b"\xff\xff\xff\xff and more"))
     assert frames.from_worker_decoder.decode(next(found)) == frames.Notice("last words")
     with pytest.raises(ValueError, match="exceeds"):
         next(found)

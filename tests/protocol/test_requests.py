@@ -283,7 +283,9 @@ def test_what_a_tool_has_in_its_schema_stays_as_it_is() -> None:
     body = {"messages": MESSAGES, "tools": tools, "max_tokens": 3.0}
     found = decode(json.dumps(body).encode(), ChatRequest)
     assert found.tools is not None
-    assert json.dumps(found.tools[0].shown()["function"]["parameters"]) == json.dumps(parameters)
+    assert json.dumps(found.tools[0].template_object()["function"]["parameters"]) == json.dumps(
+        parameters
+    )
 
 
 def numbers(kind: type) -> dict[str, list[tuple[Any, Any]]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.retry import Patience
 from localspec.registry.hub.transfer import Tuning
@@ -52,13 +52,13 @@ def puller(hub: TestHub, store: Store) -> Puller:
 
 
 @pytest.fixture
-def pair() -> Pair:
+def pair() -> CataloguePair:
     """What the tests put on their hub under these names."""
-    return Pair(
+    return CataloguePair(
         summary="a test",
         licence="MIT",
-        target=Weights(repo="own/target", file="target.gguf"),
-        draft=Weights(repo="own/draft", file="draft.gguf"),
+        target=HubFile(repo="own/target", file="target.gguf"),
+        draft=HubFile(repo="own/draft", file="draft.gguf"),
     )
 
 

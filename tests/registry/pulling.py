@@ -7,7 +7,7 @@ import pytest
 from localspec.errors import ModelNotFound
 from localspec.registry.catalogue import Catalogue
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.resolve import Unfinished
+from localspec.registry.pulls.resolve import UnfinishedPulls
 from localspec.registry.pulls.running import Pulls
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
@@ -18,14 +18,14 @@ DRAFT = model(layers=1, filler=1 << 20, seed=2).data()
 SIZE = len(TARGET) + len(DRAFT)
 
 
-def pulls_of(puller: Puller, kept: Unfinished | None = None) -> Pulls:
+def pulls_of(puller: Puller, kept: UnfinishedPulls | None = None) -> Pulls:
     """Of pairs that need no catalogue."""
-    kept = kept or Unfinished(puller.store.root / "pulls.json")
+    kept = kept or UnfinishedPulls(puller.store.root / "pulls.json")
     return Pulls(puller, lambda: Catalogue({}, {}), kept)
 
 
 def assert_whole(store: Store, name: str = "p") -> None:
-    record = integrity.ready(store, name)
+    record = integrity.ensure_ready(store, name)
     assert record.draft is not None
     assert store.model_path(record.target).read_bytes() == TARGET
     assert store.model_path(record.draft).read_bytes() == DRAFT

@@ -11,16 +11,16 @@ import pytest
 
 from localspec.errors import CatalogueError, ModelNotFound
 from localspec.registry.catalogue import (
-    FILE,
-    REPO,
-    SHA256,
+    FILE_PATTERN,
+    REPO_PATTERN,
+    SHA256_PATTERN,
     LiveCatalogue,
     load_catalogue,
     read_catalogue,
-    shipped_catalogue,
+    shipped_catalogue_path,
 )
 
-SHIPPED = shipped_catalogue()
+SHIPPED = shipped_catalogue_path()
 # Names, sizes and hashes as they were seen in public catalogues (janhq/model-catalog and LocalAI's gallery,
 # 2026), llama.cpp's presets and pages of huggingface.co; empty where a hash was not seen.
 FACTS = Path(__file__).with_name("facts")
@@ -50,19 +50,19 @@ def user(tmp_path: Path) -> Path:
 def test_every_file_is_well_formed_and_has_its_source(
     where: str, weights: dict[str, object]
 ) -> None:
-    assert REPO.fullmatch(str(weights["repo"])), where
-    assert FILE.fullmatch(str(weights["file"])), where
+    assert REPO_PATTERN.fullmatch(str(weights["repo"])), where
+    assert FILE_PATTERN.fullmatch(str(weights["file"])), where
     assert re.match(
         r"files seen in (janhq/|mudler/|llama\.cpp |huggingface\.co )|(verified|named) by others, 20",
         str(weights["verified"]),
     )
-    assert SHA256.fullmatch(str(weights.get("sha256", "0" * 64)))
+    assert SHA256_PATTERN.fullmatch(str(weights.get("sha256", "0" * 64)))
 
 
 def test_the_shipped_catalogue_parses_strictly() -> None:
     pairs = read_catalogue(SHIPPED)[0]
     assert len(pairs) == 37
-    assert all(pair.kind != "ngram" and pair.year for pair in pairs.values())
+    assert all(pair.draft_kind != "ngram" and pair.year for pair in pairs.values())
     assert all(
         pair.hybrid == name.startswith(("qwen35", "qwen36", "qwen38"))
         for name, pair in pairs.items()
@@ -101,7 +101,7 @@ def test_it_holds_every_target_with_heads_of_the_facts() -> None:
         seen = (pair.target.repo, pair.target.file, pair.target.sha256)
         assert seen == (row["repo"], row["file"], row["sha256"])
         assert abs(pair.target.size_gib * 2**30 - int(row["bytes"])) < 2**30 / 100
-        assert pair.kind == row["kind"]
+        assert pair.draft_kind == row["kind"]
         if pair.heads:
             assert (pair.heads.file, pair.heads.sha256) == (row["heads_file"], row["heads_sha256"])
         stated = (pair.licence, str(pair.context), pair.memory)

@@ -26,18 +26,23 @@ from localspec.errors import (
     WebPage,
 )
 from localspec.registry.hub import network as causes
-from localspec.registry.hub.network import HUB, Network
+from localspec.registry.hub.network import HUB_URL, Network
 from localspec.registry.hub.retry import Interrupted
 
 MIRROR = "http://mirror.example"
 SECRET = "canarysecretword"
-PROXIED = Network.of(
+PROXIED = Network.from_environment(
     {"HTTPS_PROXY": f"http://me:{SECRET}@proxy.example:3128", "HF_ENDPOINT": MIRROR}
 )
 
 
 def answered(
-    status: int, url: str = f"{HUB}/a/b", *, sent: bool = False, moved: bool = False, **headers: str
+    status: int,
+    url: str = f"{HUB_URL}/a/b",
+    *,
+    sent: bool = False,
+    moved: bool = False,
+    **headers: str,
 ) -> httpx2.Response:
     given = {"authorization": f"Bearer {SECRET}"} if sent else {}
     request = httpx2.Request("GET", url, headers=given)
@@ -71,7 +76,7 @@ def answered(
     ],
 )
 def test_what_the_hub_answers(response: httpx2.Response, kind: type, says: str) -> None:
-    found = causes.error_from_status(response, Network(), HUB, "a/b", "f.gguf")
+    found = causes.error_from_status(response, Network(), HUB_URL, "a/b", "f.gguf")
     assert type(found) is kind
     assert says in str(found)
     assert SECRET not in str(found)
@@ -80,7 +85,7 @@ def test_what_the_hub_answers(response: httpx2.Response, kind: type, says: str) 
 def test_a_revision_that_is_not_there() -> None:
     response = answered(404, x_error_code="RevisionNotFound")
     assert "no such revision of a/b" in str(
-        causes.error_from_status(response, Network(), HUB, "a/b", "")
+        causes.error_from_status(response, Network(), HUB_URL, "a/b", "")
     )
 
 
@@ -124,7 +129,9 @@ UNTRUSTED.verify_code, UNTRUSTED.verify_message = 18, "self-signed certificate"
 def test_what_the_http_library_raises(
     error: Exception, kind: type, says: str, network: Network
 ) -> None:
-    found = causes.error_from_exception(error, network, httpx2.URL(f"{HUB}/a/b"), "a/b", "f.gguf")
+    found = causes.error_from_exception(
+        error, network, httpx2.URL(f"{HUB_URL}/a/b"), "a/b", "f.gguf"
+    )
     assert type(found) is kind
     assert says in str(found)
     assert SECRET not in f"{found} {getattr(found, 'advice', '')}"

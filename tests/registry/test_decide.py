@@ -10,13 +10,13 @@ import pytest
 from benchmarks.synthetic import Shape, target_cycle, write_model
 from localspec.errors import ModelNotFound
 from localspec.model_traits import POOLINGS
-from localspec.registry.catalogue import Catalogue, Pair, Weights
+from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile
 from localspec.registry.header import fit
-from localspec.registry.header.fit import Load
+from localspec.registry.header.fit import LoadOptions
 from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.resolve import Wanted, decide
-from localspec.registry.pulls.resolve import wanted as read_wanted
+from localspec.registry.pulls.resolve import PullTarget, decide
+from localspec.registry.pulls.resolve import resolve_target as read_wanted
 from localspec.registry.store.store import Part, Record, StoredModel
 from tests.support.gguf_files import U32, model
 from tests.support.hub import TestHub
@@ -33,20 +33,20 @@ def files(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Test
     return hub
 
 
-def catalogue(**pairs: Pair) -> Catalogue:
+def catalogue(**pairs: CataloguePair) -> Catalogue:
     return Catalogue(pairs, {})
 
 
-def paired(target: str, draft: str) -> Pair:
-    return Pair(
+def paired(target: str, draft: str) -> CataloguePair:
+    return CataloguePair(
         summary="s",
-        target=Weights(repo=target, file="t.gguf"),
-        draft=Weights(repo=draft, file="d.gguf"),
+        target=HubFile(repo=target, file="t.gguf"),
+        draft=HubFile(repo=draft, file="d.gguf"),
     )
 
 
-def wanted(**more: object) -> Wanted:
-    return Wanted(name="w", asked=REPO, target=Reference(repo=REPO), **more)  # type: ignore[arg-type]
+def wanted(**more: object) -> PullTarget:
+    return PullTarget(name="w", asked=REPO, target=Reference(repo=REPO), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M", "Q2_K", "none"])
@@ -56,10 +56,10 @@ def test_the_header_says_what_fits(files: TestHub, puller: Puller, quant: str) -
         each: len(files.files[REPO, f"Tiny-8B-{each}.gguf"].data)
         for each in ("Q8_0", "Q4_K_M", "Q2_K")
     }
-    like = puller.look(Weights(repo=REPO, file="Tiny-8B-Q8_0.gguf")).model
-    beside = fit.needed(like, None, Load(context=like.context)) - like.weights
+    like = puller.look(HubFile(repo=REPO, file="Tiny-8B-Q8_0.gguf")).model
+    beside = fit.total_need(like, None, LoadOptions(context=like.context)) - like.weights
     room = offered.get(quant, 0) + beside
-    puller.memory = lambda: fit.Memory(room)
+    puller.memory = lambda: fit.FreeMemory(room)
     found = decide(puller, wanted(no_draft=True), catalogue())
     taken = quant if quant in offered else "Q2_K"
     assert found.pair.target.file == f"Tiny-8B-{taken}.gguf"
@@ -85,7 +85,7 @@ def test_drafts_of_the_catalogue_are_tried_by_likeness_and_must_match(
         alien=paired("else/Tiny-8B", "maker/alien"),
     )
     found = decide(puller, wanted(), known)
-    assert found.pair.draft == Weights(repo="maker/small", file="d.gguf")
+    assert found.pair.draft == HubFile(repo="maker/small", file="d.gguf")
     assert found.said == ("Draft: maker/small/d.gguf, which the catalogue lists for family.",)
     found = decide(puller, wanted(), catalogue(same=paired("maker/Tiny-8B", "maker/large")))
     assert found.pair.draft is None, "as large as the target"
@@ -98,7 +98,7 @@ def test_files_of_other_programs_are_looked_through_only_where_it_is_allowed(
     place.parent.mkdir(parents=True)
     place.write_bytes(SMALL)
     found = decide(puller, wanted(), catalogue())
-    assert found.pair.draft == Weights(repo="", file=str(place))
+    assert found.pair.draft == HubFile(repo="", file=str(place))
     found = decide(puller, wanted(whole_disk=False), catalogue())
     assert found.pair.draft is None
     assert not any("d.gguf" in sentence for sentence in found.said)

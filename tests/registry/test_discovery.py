@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from localspec.paths import hf_cache
+from localspec.paths import hf_cache_folder
 from localspec.registry.disk import discovery
-from localspec.registry.disk.discovery import Found, Search, find_models
+from localspec.registry.disk.discovery import DiskSearch, FoundModel, find_models
 from localspec.registry.store.store import Store
 from tests.support.programs import furnish, in_hub, in_ollama, small
 
@@ -23,7 +23,7 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 def test_every_program_is_asked_and_every_model_has_its_name(tmp_path: Path, store: Store) -> None:
     wanted = furnish(tmp_path)
-    search = Search(store, environ=environment(tmp_path))
+    search = DiskSearch(store, environ=environment(tmp_path))
     assert {str(each.path): each.name for each in search.models} == wanted
     assert search.problems == []
     origins = {each.origin for each in search.models}
@@ -65,7 +65,7 @@ def test_what_cannot_be_used_is_said_and_stops_nothing(tmp_path: Path, store: St
     link.resolve().unlink()
     (home / ".lmstudio").mkdir()
     (home / ".lmstudio/settings.json").write_text("[1")
-    search = Search(store, [home / "absent"], environment(home))
+    search = DiskSearch(store, [home / "absent"], environment(home))
     assert {each.name for each in search.models} == {"good:1b", "dangling.gguf"}
     said = "\n".join(search.problems)
     for name in ("gone:1b", "cut:1b", "list:1b", "none:1b", "deep:1b", "good:pipe", "absent"):
@@ -74,7 +74,7 @@ def test_what_cannot_be_used_is_said_and_stops_nothing(tmp_path: Path, store: St
 
 def test_a_search_that_takes_too_long_ends_and_says_where(tmp_path: Path, store: Store) -> None:
     furnish(tmp_path)
-    search = Search(store, [tmp_path], environment(tmp_path), patience=0.0)
+    search = DiskSearch(store, [tmp_path], environment(tmp_path), patience=0.0)
     assert search.models == []
     (problem,) = search.problems
     assert "stopped after 0 s" in problem
@@ -88,7 +88,7 @@ def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: 
     settings.write_text(json.dumps({"data_folder": "/big/jan"}))
     (tmp_path / ".lmstudio-home-pointer").write_text("/big/studio")
     env = environment(tmp_path, LLAMA_CACHE="/big/llama", HF_HOME="/big/hf", OLLAMA_MODELS="/big/o")
-    found = {(origin, str(path)) for origin, path in discovery.folders(env, "linux")}
+    found = {(origin, str(path)) for origin, path in discovery.program_folders(env, "linux")}
     assert {
         ("GPT4All", "/big/gpt"),
         ("Jan", "/big/jan/llamacpp/models"),
@@ -96,8 +96,8 @@ def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: 
         ("llama.cpp", "/big/llama"),
         ("Hugging Face cache", "/big/hf/hub"),
     } <= found
-    assert str(discovery.homes(env)[0]) == "/big/o"
-    mac = {str(path) for _, path in discovery.folders(environment(tmp_path), "darwin")}
+    assert str(discovery.model_folders(env)[0]) == "/big/o"
+    mac = {str(path) for _, path in discovery.program_folders(environment(tmp_path), "darwin")}
     assert f"{tmp_path}/Library/Caches/llama.cpp" in mac
     assert f"{tmp_path}/Library/Application Support/nomic.ai/GPT4All" in mac
     assert f"{tmp_path}/Library/Application Support/Jan/data/llamacpp/models" in mac
@@ -110,13 +110,13 @@ def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: 
 def test_a_name_of_ollamas_leads_to_its_file(tmp_path: Path, asked: str) -> None:
     paths = {name: path for path, name in furnish(tmp_path).items()}
     env = environment(tmp_path)
-    assert str(discovery.named(asked, env)) == paths["qwen2.5:7b"]
-    assert str(discovery.named("someone/mine", env)) == paths["someone/mine:latest"]
+    assert str(discovery.find_model(asked, env)) == paths["qwen2.5:7b"]
+    assert str(discovery.find_model("someone/mine", env)) == paths["someone/mine:latest"]
     hub = "hf.co/bartowski/X-GGUF:Q4_K_M"
-    assert str(discovery.named(hub, env)) == paths[hub]
-    assert str(discovery.named(hub.replace("hf.co", "huggingface.co"), env)) == paths[hub]
+    assert str(discovery.find_model(hub, env)) == paths[hub]
+    assert str(discovery.find_model(hub.replace("hf.co", "huggingface.co"), env)) == paths[hub]
     for other in ("qwen2.5", "qwen2.5:3b", "../../qwen2.5:7b", "", ":", "/", "a/b/c/d:e"):
-        assert discovery.named(other, env) is None
+        assert discovery.find_model(other, env) is None
 
 
 def test_the_hub_s_cache_is_where_its_own_library_looks() -> None:
@@ -133,10 +133,10 @@ def test_the_hub_s_cache_is_where_its_own_library_looks() -> None:
         run = subprocess.run(
             [sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True
         )
-        assert str(hf_cache(env)) == run.stdout.strip(), case
+        assert str(hf_cache_folder(env)) == run.stdout.strip(), case
 
 
 def test_a_found_model_says_who_put_it_there(tmp_path: Path, store: Store) -> None:
     small(1).write(tmp_path / "x.gguf")
     found = find_models(store, [tmp_path], environment(tmp_path / "nobody"))
-    assert found == [Found(tmp_path / "x.gguf", "x.gguf", str(tmp_path))]
+    assert found == [FoundModel(tmp_path / "x.gguf", "x.gguf", str(tmp_path))]

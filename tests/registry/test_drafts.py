@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from localspec.errors import LocalspecError
 from localspec.protocol.pairs import DraftView
-from localspec.registry.disk.discovery import Found, find_models
-from localspec.registry.disk.drafts import Trial, acceptance_interval, rank_drafts, weigh
-from localspec.registry.store.local import add
+from localspec.registry.disk.discovery import FoundModel, find_models
+from localspec.registry.disk.drafts import Trial, acceptance_interval, estimate_gains, rank_drafts
+from localspec.registry.store.local import add_own_pair
 from localspec.registry.store.store import Store
 from tests.support.gguf_files import BOOL, model, sha256
 
@@ -53,7 +53,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_place_is_looked_through(home: Path, store: Store) -> None:
-    add(store, "p", model(layers=3, seed=1).write(home / "pair.gguf"))
+    add_own_pair(store, "p", model(layers=3, seed=1).write(home / "pair.gguf"))
     (home / "mine/again.gguf").hardlink_to(home / "mine/lone.gguf")
     found = find_models(store, [home / "mine", home / "absent"])
     assert [(each.origin.split("/")[0], each.name) for each in found] == [
@@ -66,7 +66,7 @@ def test_every_place_is_looked_through(home: Path, store: Store) -> None:
 
 
 @pytest.fixture
-def models(tmp_path: Path) -> tuple[Path, list[Found]]:
+def models(tmp_path: Path) -> tuple[Path, list[FoundModel]]:
     files = {
         "target": model(layers=8, width=32),
         "small": model(layers=1),
@@ -76,21 +76,23 @@ def models(tmp_path: Path) -> tuple[Path, list[Found]]:
         "mamba": model(layers=1, architecture="mamba"),
     }
     found = [
-        Found(file.write(tmp_path / f"{name}.gguf"), f"{name}.gguf", "here")
+        FoundModel(file.write(tmp_path / f"{name}.gguf"), f"{name}.gguf", "here")
         for name, file in files.items()
     ]
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
-    return tmp_path / "target.gguf", [*found, Found(broken, "broken.gguf", "here")]
+    return tmp_path / "target.gguf", [*found, FoundModel(broken, "broken.gguf", "here")]
 
 
 def ranking(
-    target: Path, models: list[Found], measure: Callable[[Path, Path], Trial] | None = None
+    target: Path, models: list[FoundModel], measure: Callable[[Path, Path], Trial] | None = None
 ) -> list[DraftView]:
     return rank_drafts(target, models, measure).drafts or []
 
 
-def test_matching_drafts_come_first_the_smallest_ahead(models: tuple[Path, list[Found]]) -> None:
+def test_matching_drafts_come_first_the_smallest_ahead(
+    models: tuple[Path, list[FoundModel]],
+) -> None:
     ranked = ranking(*models)
     assert [each.name for each in ranked if each.matched] == ["small.gguf", "middle.gguf"]
     assert ranked[0].ratio > ranked[1].ratio > 1
@@ -107,7 +109,9 @@ def trial(rate: float, step_ms: float = 1.0, count: int = 100) -> Trial:
     return Trial(texts, {1: 20.0, 2: 22.0, 4: 24.0, 8: 30.0}, {1: step_ms}, 0.3)
 
 
-def test_measured_drafts_are_ranked_by_what_they_gain(models: tuple[Path, list[Found]]) -> None:
+def test_measured_drafts_are_ranked_by_what_they_gain(
+    models: tuple[Path, list[FoundModel]],
+) -> None:
     rates = {"small": 0.5, "middle": 0.8}
     ranked = ranking(*models, measure=lambda _, draft: trial(rates[draft.stem]))
     assert [each.name for each in ranked[:2]] == ["middle.gguf", "small.gguf"]
@@ -116,7 +120,9 @@ def test_measured_drafts_are_ranked_by_what_they_gain(models: tuple[Path, list[F
     assert [each.tied for each in ranked[:2]] == [False, True]
 
 
-def test_a_draft_that_cannot_be_measured_does_not_match(models: tuple[Path, list[Found]]) -> None:
+def test_a_draft_that_cannot_be_measured_does_not_match(
+    models: tuple[Path, list[FoundModel]],
+) -> None:
     def measure(_: Path, draft: Path) -> Trial:
         if draft.stem == "small":
             raise LocalspecError("The worker died.")
@@ -140,7 +146,7 @@ def test_a_neighbour_that_slows_some_measurements_does_not_change_the_order(
         at: replace(each, target_ms={width: ms * noise[at] for width, ms in each.target_ms.items()})
         for at, each in quiet.items()
     }
-    gains = weigh(noisy)
+    gains = estimate_gains(noisy)
     for at, one in gains.items():
         for other in range(at):
             if quiet[at].texts == quiet[other].texts:
@@ -174,6 +180,6 @@ def test_intervals_hold_the_truth_nearly_always() -> None:
 
 
 def test_the_best_depth_follows_the_costs() -> None:
-    assert weigh({0: trial(0.95)})[0].depth > weigh({0: trial(0.3)})[0].depth
+    assert estimate_gains({0: trial(0.95)})[0].depth > estimate_gains({0: trial(0.3)})[0].depth
     dear = Trial([(100, 60)] * 6, {1: 10.0, 2: 20.0, 3: 30.0}, {1: 1.0}, 0.0)
-    assert weigh({0: dear})[0].speed_up < 1
+    assert estimate_gains({0: dear})[0].speed_up < 1

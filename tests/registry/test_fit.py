@@ -15,9 +15,9 @@ from benchmarks.synthetic_heads import write_heads
 from localspec.errors import DoesNotFit
 from localspec.protocol.settings import KvType
 from localspec.registry.header import fit
-from localspec.registry.header.fit import Fit, Load, Memory
-from localspec.registry.header.kv_size import Kept, Lengths
-from localspec.registry.header.model import Model, read_local_model
+from localspec.registry.header.fit import FreeMemory, LoadOptions, MemoryFit
+from localspec.registry.header.kv_size import KvLengths, KvSize
+from localspec.registry.header.model import ModelInfo, read_local_model
 from tests.support.gguf_files import model
 
 GIB = 1 << 30
@@ -26,37 +26,38 @@ OF_64, OF_80, OF_128 = (frozenset({length}) for length in (64, 80, 128))
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def small(tmp_path_factory: pytest.TempPathFactory) -> ModelInfo:
     return read_local_model(model().write(tmp_path_factory.mktemp("fit") / "t.gguf"))
 
 
 @pytest.fixture(scope="module")
-def target(small: Model) -> Model:
+def target(small: ModelInfo) -> ModelInfo:
     """Numbers of Qwen2.5-14B at Q4_K_M."""
     return replace(
-        small, layers=48, kept=Kept(48 * 8 * 128, 48 * 8 * 128, (OF_128, OF_128), 0, 0), width=5120, heads=40,
+        small, layers=48, kept=KvSize(48 * 8 * 128, 48 * 8 * 128, (OF_128, OF_128), 0, 0),
+        width=5120, heads=40,
         feed_forward=13824, vocabulary=152064, context=131072, weights=int(8.4 * GIB),
     )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def draft(target: Model) -> Model:
+def draft(target: ModelInfo) -> ModelInfo:
     """Numbers of Qwen2.5-0.5B at Q8_0."""
     return replace(
-        target, layers=24, kept=Kept(24 * 2 * 64, 24 * 2 * 64, (OF_64, OF_64), 0, 0), width=896, heads=14,
+        target, layers=24, kept=KvSize(24 * 2 * 64, 24 * 2 * 64, (OF_64, OF_64), 0, 0), width=896, heads=14,
         feed_forward=4864, vocabulary=151936, context=32768, weights=int(0.5 * GIB),
     )  # fmt: skip
 
 
-def test_the_cache_is_what_llama_cpp_reports(target: Model, draft: Model) -> None:
+def test_the_cache_is_what_llama_cpp_reports(target: ModelInfo, draft: ModelInfo) -> None:
     """llama.cpp: 192 KiB per token for 48 layers of 8 heads of 128 + 128; 12 KiB for the 0.5B."""
     assert fit.cache_per_token(target) == 192 * 1024
     assert fit.cache_per_token(draft) == 12 * 1024
     assert fit.cache_per_token(target, ("q8_0", "q8_0")) == 192 * 1024 * 34 / 64
     assert fit.cache_per_token(target, ("q4_0", "q4_0")) == 192 * 1024 * 18 / 64
     assert fit.cache_per_token(target, ("q8_0", "q4_0")) == 192 * 1024 * 26 / 64
-    assert fit.need_of_target(target, Load(8192)).cache == 8192 * 192 * 1024
-    assert fit.need_of_target(target, Load(8192, exact=True)).cache == 2 * 8192 * 192 * 1024
+    assert fit.need_of_target(target, LoadOptions(8192)).cache == 8192 * 192 * 1024
+    assert fit.need_of_target(target, LoadOptions(8192, exact=True)).cache == 2 * 8192 * 192 * 1024
 
 
 # What agents need is chosen where memory allows it; elsewhere it is said what would help.
@@ -70,69 +71,76 @@ def test_the_cache_is_what_llama_cpp_reports(target: Model, draft: Model) -> Non
     ],
 )
 def test_a_14b_on_machines_of_usual_sizes(
-    target: Model, draft: Model, gib: int, context: int, draft_fits: bool, says: str
+    target: ModelInfo, draft: ModelInfo, gib: int, context: int, draft_fits: bool, says: str
 ) -> None:
-    free = Memory(int(gib * 0.85) * GIB)  # the system has some
-    chosen = fit.fit(target, draft, free, Load(prefixes=GIB))
+    free = FreeMemory(int(gib * 0.85) * GIB)  # the system has some
+    chosen = fit.fit_pair(target, draft, free, LoadOptions(prefixes=GIB))
     assert (chosen.context, chosen.draft) == (context, draft_fits)
     assert says in " ".join(chosen.notes)
     assert bool(says) == bool(chosen.notes)
 
 
 @pytest.mark.parametrize("gib", [4, 8])
-def test_what_does_not_fit_at_all_is_said_in_numbers(target: Model, draft: Model, gib: int) -> None:
+def test_what_does_not_fit_at_all_is_said_in_numbers(
+    target: ModelInfo, draft: ModelInfo, gib: int
+) -> None:
     with pytest.raises(DoesNotFit, match=rf"needs \d+ MiB with 2048 .* {gib * 1024} MiB are free"):
-        fit.fit(target, draft, Memory(gib * GIB), Load())
+        fit.fit_pair(target, draft, FreeMemory(gib * GIB), LoadOptions())
 
 
-def test_a_small_model_has_what_it_was_trained_for_on_the_smallest_machine(draft: Model) -> None:
-    chosen = fit.fit(draft, None, Memory(3 * GIB), Load(prefixes=GIB))
+def test_a_small_model_has_what_it_was_trained_for_on_the_smallest_machine(
+    draft: ModelInfo,
+) -> None:
+    chosen = fit.fit_pair(draft, None, FreeMemory(3 * GIB), LoadOptions(prefixes=GIB))
     assert (chosen.context, chosen.notes) == (32768, ())
     assert chosen.prefixes > GIB // 4
 
 
-def test_enough_gpu_takes_everything(target: Model, draft: Model) -> None:
-    chosen = fit.fit(target, draft, Memory(ram=16 * GIB, vram=48 * GIB), Load())
+def test_enough_gpu_takes_everything(target: ModelInfo, draft: ModelInfo) -> None:
+    chosen = fit.fit_pair(target, draft, FreeMemory(ram=16 * GIB, vram=48 * GIB), LoadOptions())
     assert (chosen.context, chosen.draft) == (131072, True)
     assert (chosen.gpu_layers, chosen.draft_gpu_layers) == (-1, -1)
     assert chosen.notes == ()
 
 
 def test_on_a_gpu_the_layers_come_before_more_context_than_usual(
-    target: Model, draft: Model
+    target: ModelInfo, draft: ModelInfo
 ) -> None:
-    chosen = fit.fit(target, draft, Memory(ram=64 * GIB, vram=16 * GIB), Load())
+    chosen = fit.fit_pair(target, draft, FreeMemory(ram=64 * GIB, vram=16 * GIB), LoadOptions())
     assert chosen.gpu_layers == -1
     assert 8192 < chosen.context < 65536
     assert f"{chosen.context} tokens of context" in chosen.notes[0]
-    chosen = fit.fit(target, draft, Memory(ram=64 * GIB, vram=8 * GIB), Load())
+    chosen = fit.fit_pair(target, draft, FreeMemory(ram=64 * GIB, vram=8 * GIB), LoadOptions())
     assert (chosen.context, chosen.draft_gpu_layers) == (8192, -1)
     assert 10 < chosen.gpu_layers < 48
     assert "layers of the target go to the GPU" in chosen.notes[-1]
 
 
 def test_of_a_context_that_was_asked_for_memory_has_what_it_can(
-    target: Model, draft: Model
+    target: ModelInfo, draft: ModelInfo
 ) -> None:
-    chosen = fit.fit(target, draft, Memory(ram=12 * GIB), Load(32768))
+    chosen = fit.fit_pair(target, draft, FreeMemory(ram=12 * GIB), LoadOptions(32768))
     assert chosen.draft
     assert 2048 <= chosen.context < 32768
     assert "tokens of context instead of 32768" in chosen.notes[0]
-    chosen = fit.fit(target, draft, Memory(ram=int(9.6 * GIB)), Load(32768))
+    chosen = fit.fit_pair(target, draft, FreeMemory(ram=int(9.6 * GIB)), LoadOptions(32768))
     assert not chosen.draft
     assert "There is not enough memory for the draft model" in " ".join(chosen.notes)
 
 
-def test_no_more_context_than_the_target_knows(target: Model, draft: Model) -> None:
-    chosen = fit.fit(draft, None, Memory(ram=128 * GIB), Load(131072))
+def test_no_more_context_than_the_target_knows(target: ModelInfo, draft: ModelInfo) -> None:
+    chosen = fit.fit_pair(draft, None, FreeMemory(ram=128 * GIB), LoadOptions(131072))
     assert chosen.context == 32768
     assert "supports at most 32768 tokens" in chosen.beyond
-    assert fit.fit(target, draft, Memory(ram=128 * GIB), Load(131072)).context == 131072
+    assert (
+        fit.fit_pair(target, draft, FreeMemory(ram=128 * GIB), LoadOptions(131072)).context
+        == 131072
+    )
 
 
-def test_a_cache_that_the_target_does_not_take_is_not_proposed(target: Model) -> None:
-    odd = replace(target, kept=Kept(48 * 8 * 80, 48 * 8 * 80, (OF_80, OF_80), 0, 0))
-    chosen = fit.fit(odd, None, Memory(12 * GIB), Load())
+def test_a_cache_that_the_target_does_not_take_is_not_proposed(target: ModelInfo) -> None:
+    odd = replace(target, kept=KvSize(48 * 8 * 80, 48 * 8 * 80, (OF_80, OF_80), 0, 0))
+    chosen = fit.fit_pair(odd, None, FreeMemory(12 * GIB), LoadOptions())
     assert chosen.context < 65536
     assert chosen.others == ()
     assert "kv_type" not in chosen.notes[0]
@@ -149,17 +157,17 @@ MODELS: st.SearchStrategy[dict[str, Any]] = st.builds(
     context=st.integers(256, 1 << 20),
     rollback=st.sampled_from(["full", "short", "snapshots", "none"]),
     kept=st.builds(
-        Kept,
+        KvSize,
         st.integers(0, 1 << 19),
         st.integers(0, 1 << 19),
         st.tuples(*[st.sampled_from([OF_64, OF_80, frozenset({128, 512})])] * 2),
         st.integers(0, 64 << 20),
         st.integers(0, 1 << 14),
-        st.builds(Lengths, *[st.just(0) | st.integers(1, 1 << 13)] * 2),
+        st.builds(KvLengths, *[st.just(0) | st.integers(1, 1 << 13)] * 2),
     ),
 )
 LOADS = st.builds(
-    Load,
+    LoadOptions,
     context=st.just(0) | st.integers(256, 1 << 20),
     kv_types=st.tuples(st.sampled_from(TYPES), st.sampled_from(TYPES)),
     parallel=st.integers(1, 16),
@@ -171,34 +179,36 @@ LOADS = st.builds(
 BYTES = st.integers(0, 200 * GIB)
 
 
-def planned(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit | None:
+def planned(
+    target: ModelInfo, draft: ModelInfo | None, free: FreeMemory, load: LoadOptions
+) -> MemoryFit | None:
     try:
-        return fit.fit(target, draft, free, load)
+        return fit.fit_pair(target, draft, free, load)
     except DoesNotFit:
         return None
 
 
-def worth(found: Fit | None) -> tuple[bool, bool, int]:
+def worth(found: MemoryFit | None) -> tuple[bool, bool, int]:
     """What more memory can only make greater, the first the most."""
     return (found is not None, found.draft, found.context) if found else (False, False, 0)
 
 
 @given(MODELS, st.none() | MODELS, BYTES, st.just(0) | BYTES, LOADS, st.integers(1, 64 * GIB))
 def test_a_plan_never_exceeds_memory_and_grows_with_it(
-    small: Model,
+    small: ModelInfo,
     ours: dict[str, Any],
     theirs: dict[str, Any] | None,
     ram: int,
     vram: int,
-    load: Load,
+    load: LoadOptions,
     more: int,
 ) -> None:
     target = replace(small, **ours)
     draft = replace(small, **theirs) if theirs else None
-    chosen = planned(target, draft, Memory(ram, vram), load)
+    chosen = planned(target, draft, FreeMemory(ram, vram), load)
     if chosen:
         assert chosen.needed <= ram + vram
-        parts = (chosen.target.total, chosen.drafting.total, chosen.prefixes, fit.RUNTIME)
+        parts = (chosen.target.total, chosen.drafting.total, chosen.prefixes, fit.RUNTIME_BYTES)
         assert chosen.needed == sum(parts)
         assert 0 <= chosen.prefixes <= load.prefixes
         assert chosen.context <= min(load.context or target.context, target.context)
@@ -207,11 +217,11 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
         if not vram:
             assert chosen.gpu_layers == chosen.draft_gpu_layers == 0
         assert all(context > chosen.context for _, context in chosen.others)
-    larger = planned(target, draft, Memory(ram + more, vram), load)
+    larger = planned(target, draft, FreeMemory(ram + more, vram), load)
     assert worth(larger) >= worth(chosen)
     small_cache = replace(load, kv_types=fit.F16)
     if fit.supports_kv_types(target, load.kv_types):
-        plain = planned(target, draft, Memory(ram, vram), small_cache)
+        plain = planned(target, draft, FreeMemory(ram, vram), small_cache)
         assert worth(chosen) >= worth(plain)
 
 
@@ -226,12 +236,12 @@ def test_heads_that_draft_have_a_cache_beside_their_targets(
         model = read_local_model(write_model(tmp_path / "m.gguf", TINY_TARGET, target_cycle(512)))
     else:
         model = read_local_model(write_heads(tmp_path / "m.gguf", architecture=architecture))
-    load = Load(context=4096)
-    assert model.kept.ahead == Lengths(ahead, ahead)
+    load = LoadOptions(context=4096)
+    assert model.kept.ahead == KvLengths(ahead, ahead)
     assert model.drafting_heads == (ahead > 0)
     found = fit.need_of_heads(model, load)
     assert (found.cache > 2 * ahead * 2 * 4096) == (ahead > 0)
     assert (
-        fit.needed(model, None, load)
-        == fit.need_of_target(model, load).total + found.total + fit.RUNTIME
+        fit.total_need(model, None, load)
+        == fit.need_of_target(model, load).total + found.total + fit.RUNTIME_BYTES
     )

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.registry.catalogue import NAME, reserved
-from localspec.registry.disk.discovery import Found
-from localspec.registry.disk.drafts import free_name, judge_all, propose
+from localspec.registry.catalogue import NAME_PATTERN, explain_reserved_name
+from localspec.registry.disk.discovery import FoundModel
+from localspec.registry.disk.drafts import free_name, judge_all, propose_pairs
 from tests.support.gguf_files import BOOL, Gguf, model
 
 
-def found(folder: Path, name: str, file: Gguf, origin: str = "here") -> Found:
-    return Found(file.write(folder / name), name, origin)
+def found(folder: Path, name: str, file: Gguf, origin: str = "here") -> FoundModel:
+    return FoundModel(file.write(folder / name), name, origin)
 
 
-def paths(*models: Found) -> tuple[str, ...]:
+def paths(*models: FoundModel) -> tuple[str, ...]:
     return tuple(str(each.path) for each in models)
 
 
@@ -41,7 +41,7 @@ def test_the_one_rule_and_the_size_decide(tmp_path: Path) -> None:
     assert judged["tiny.gguf"].drafts == ()
     # The smaller one lacks tokens that the target uses.
     assert judge_all([big, cut, small])[0].drafts == paths(small, cut)
-    pairs = {each.name: each for each in propose(list(judged.values()), (), ["big"], by_name)}
+    pairs = {each.name: each for each in propose_pairs(list(judged.values()), (), ["big"], by_name)}
     assert set(pairs) == {"big-2", "near", "other", "mamba"}
     assert pairs["big-2"].draft == "tiny.gguf"
     assert pairs["big-2"].target == "big.gguf"
@@ -59,8 +59,8 @@ def test_models_of_pairs_that_are_here_make_none(tmp_path: Path) -> None:
     big = found(tmp_path, "big.gguf", model(layers=8, width=32), "pair mine")
     tiny = found(tmp_path, "tiny.gguf", model(layers=1))
     judged = judge_all([big, tiny])
-    assert propose(judged, [str(big.path)], ["mine"], by_name) == []
-    assert [each.name for each in propose(judged, (), ["mine"], by_name)] == ["big"]
+    assert propose_pairs(judged, [str(big.path)], ["mine"], by_name) == []
+    assert [each.name for each in propose_pairs(judged, (), ["mine"], by_name)] == ["big"]
 
 
 def test_reading_ends_when_it_takes_too_long(tmp_path: Path) -> None:
@@ -92,6 +92,6 @@ def test_names_are_made_as_a_person_would(model: str, name: str) -> None:
 def test_a_name_is_always_one_that_a_pair_may_have(model: str, taken: list[str]) -> None:
     first = free_name(model, taken)
     for name in (first, free_name(model, [*taken, first])):
-        assert NAME.fullmatch(name)
-        assert not reserved(name)
+        assert NAME_PATTERN.fullmatch(name)
+        assert not explain_reserved_name(name)
         assert name not in taken

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from localspec.errors import BadGguf, UnsafeModel
-from localspec.registry.header.architectures import rollback
+from localspec.registry.header.architectures import rollback_kind
 from localspec.registry.header.model import read_local_model, shard_names
 from localspec.registry.header.weights import check_weights
 from tests.support.gguf_files import (
@@ -193,7 +193,7 @@ def test_shard_names() -> None:
     ],
 )
 def test_rollback_by_architecture(architecture: str, window: int, kind: str) -> None:
-    assert rollback(architecture, window) == kind
+    assert rollback_kind(architecture, window) == kind
 
 
 def test_tensors_of_types_without_kernels_are_named(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from localspec.errors import (
     WebPage,
 )
 from localspec.protocol.pairs import Network as PullNetwork
-from localspec.registry.catalogue import Pair
+from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.network import Network
 from localspec.registry.hub.retry import Interrupted
@@ -57,10 +57,10 @@ def secure(certificate: Path) -> Iterator[TestHub]:
         yield hub
 
 
-def pull(store: Store, pair: Pair, **variables: str) -> None:
+def pull(store: Store, pair: CataloguePair, **variables: str) -> None:
     """As from a shell that has these variables and no other."""
     home = str(store.root.parent / "hf")
-    network = Network.of({"HF_HOME": home, **variables})
+    network = Network.from_environment({"HF_HOME": home, **variables})
     before = dict(os.environ)
     try:
         Puller(store, Hub(network=network, stall=1.0), QUICK).pull("p", pair)
@@ -114,13 +114,15 @@ def test_which_proxy_leads_to_an_address(
     import httpx2
 
     url = httpx2.URL(address)
-    found = Network.of(variables).proxy_for(url.scheme, url.host, url.port)
+    found = Network.from_environment(variables).proxy_for(url.scheme, url.host, url.port)
     assert (found.place if found else "") == proxy
-    assert "canarysecretword" not in repr(Network.of(variables))
+    assert "canarysecretword" not in repr(Network.from_environment(variables))
 
 
 @pytest.mark.usefixtures("faults")
-def test_a_proxy_of_the_environment_is_used(store: Store, pair: Pair, hub: TestHub) -> None:
+def test_a_proxy_of_the_environment_is_used(
+    store: Store, pair: CataloguePair, hub: TestHub
+) -> None:
     with TestProxy(hub.port, password=PASSWORD).running() as proxy:
         pull(
             store, pair, HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=proxy.url(PASSWORD),
@@ -132,7 +134,7 @@ def test_a_proxy_of_the_environment_is_used(store: Store, pair: Pair, hub: TestH
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
 def test_a_certificate_of_the_environment_is_trusted(
-    store: Store, pair: Pair, secure: TestHub, certificate: Path, variable: str
+    store: Store, pair: CataloguePair, secure: TestHub, certificate: Path, variable: str
 ) -> None:
     """Through a proxy too."""
     with TestProxy(secure.port).running() as proxy:
@@ -146,7 +148,7 @@ def test_a_certificate_of_the_environment_is_trusted(
 
 @pytest.mark.usefixtures("faults")
 def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
-    store: Store, pair: Pair, hub: TestHub, tmp_path: Path
+    store: Store, pair: CataloguePair, hub: TestHub, tmp_path: Path
 ) -> None:
     file = tmp_path / "token"
     file.write_text("hf_inafile\n")
@@ -161,7 +163,7 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
         sent = {each.authorization for each in hub.requests if not each.to_storage}
         assert sent == {f"Bearer {token}" if token else ""}
         assert not any(each.authorization for each in hub.requests if each.to_storage)
-        integrity.remove(store, "p")
+        integrity.remove_pair(store, "p")
 
 
 # what is wrong
@@ -183,7 +185,7 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
     ],
 )  # fmt: skip
 def test_what_the_hub_refuses(
-    store: Store, pair: Pair, hub: TestHub, faults: Faults,
+    store: Store, pair: CataloguePair, hub: TestHub, faults: Faults,
     answer: tuple[int, str], token: str, kind: type[HubError], says: str,
 ) -> None:  # fmt: skip
     faults.answer = answer
@@ -206,7 +208,7 @@ def test_what_the_hub_refuses(
     ],
 )
 def test_a_proxy_that_refuses(
-    store: Store, pair: Pair, certificate: Path, secured: bool, status: int, password: str,
+    store: Store, pair: CataloguePair, certificate: Path, secured: bool, status: int, password: str,
     says: str,
 ) -> None:  # fmt: skip
     endpoint = "https://hub.invalid" if secured else "http://hub.invalid"
@@ -222,7 +224,7 @@ def test_a_proxy_that_refuses(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_that_is_dead(store: Store, pair: Pair, scheme: str) -> None:
+def test_a_proxy_that_is_dead(store: Store, pair: CataloguePair, scheme: str) -> None:
     place = f"127.0.0.1:{dead_port()}"
     with pytest.raises(Unreachable) as caught:
         pull(
@@ -235,21 +237,21 @@ def test_a_proxy_that_is_dead(store: Store, pair: Pair, scheme: str) -> None:
     assert "canarysecretword" not in said
 
 
-def test_a_name_that_cannot_be_resolved(store: Store, pair: Pair) -> None:
+def test_a_name_that_cannot_be_resolved(store: Store, pair: CataloguePair) -> None:
     with pytest.raises(Unreachable, match=r"the name hub\.invalid cannot be resolved \(DNS\)"):
         pull(store, pair, HF_ENDPOINT="https://hub.invalid")
     with pytest.raises(Unreachable, match=r"the name proxy\.invalid of the proxy .*\(DNS\)"):
         pull(store, pair, HTTPS_PROXY="http://proxy.invalid:3128")
 
 
-def test_nobody_listens(store: Store, pair: Pair) -> None:
+def test_nobody_listens(store: Store, pair: CataloguePair) -> None:
     port = dead_port()
     with pytest.raises(Unreachable, match=f"127.0.0.1:{port} refuses connections"):
         pull(store, pair, HF_ENDPOINT=f"http://127.0.0.1:{port}")
 
 
 def test_a_certificate_that_nobody_vouches_for(
-    store: Store, pair: Pair, secure: TestHub, tmp_path: Path
+    store: Store, pair: CataloguePair, secure: TestHub, tmp_path: Path
 ) -> None:
     with pytest.raises(Untrusted, match=r"not trusted .*SSL_CERT_FILE or REQUESTS_CA_BUNDLE"):
         pull(store, pair, HF_ENDPOINT=secure.endpoint)
@@ -261,7 +263,7 @@ def test_a_certificate_that_nobody_vouches_for(
 
 
 def test_a_certificate_file_that_cannot_be_read(
-    store: Store, pair: Pair, secure: TestHub, tmp_path: Path
+    store: Store, pair: CataloguePair, secure: TestHub, tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty.pem"
     empty.touch()
@@ -274,7 +276,7 @@ def test_a_certificate_file_that_cannot_be_read(
         assert f"SSL_CERT_FILE names {file}, which {problem}" in str(caught.value)
 
 
-def test_proxies_that_cannot_be_used(store: Store, pair: Pair) -> None:
+def test_proxies_that_cannot_be_used(store: Store, pair: CataloguePair) -> None:
     for proxy, says in (
         (f"socks5://{PASSWORD}@p.invalid:1", "a SOCKS proxy .p.invalid:1.* install socksio"),
         ("socks4://p:1", "of an unsupported kind .socks4"),
@@ -286,7 +288,7 @@ def test_proxies_that_cannot_be_used(store: Store, pair: Pair) -> None:
 
 
 @pytest.mark.usefixtures("faults")
-def test_a_token_file_that_is_not_there(store: Store, pair: Pair, hub: TestHub) -> None:
+def test_a_token_file_that_is_not_there(store: Store, pair: CataloguePair, hub: TestHub) -> None:
     with pytest.raises(NetworkSettings, match="HF_TOKEN_PATH names /none, which does not exist"):
         pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH="/none")
     pipe = store.root.parent / "pipe"
@@ -296,18 +298,22 @@ def test_a_token_file_that_is_not_there(store: Store, pair: Pair, hub: TestHub) 
             pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH=str(strange))
 
 
-def test_an_endpoint_that_is_no_hub(store: Store, pair: Pair, hub: TestHub, faults: Faults) -> None:
+def test_an_endpoint_that_is_no_hub(
+    store: Store, pair: CataloguePair, hub: TestHub, faults: Faults
+) -> None:
     faults.portal = True
     with pytest.raises(WebPage, match=r"127\.0\.0\.1:\d+ \(HF_ENDPOINT\) answered .* not a hub"):
         pull(store, pair, HF_ENDPOINT=hub.endpoint)
 
 
-def test_a_proxy_that_says_nothing(store: Store, pair: Pair) -> None:
+def test_a_proxy_that_says_nothing(store: Store, pair: CataloguePair) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
         place = f"127.0.0.1:{silent.getsockname()[1]}"
-        network = Network.of({"HTTPS_PROXY": f"http://{PASSWORD}@{place}", "HF_HOME": "/none"})
+        network = Network.from_environment(
+            {"HTTPS_PROXY": f"http://{PASSWORD}@{place}", "HF_HOME": "/none"}
+        )
         patient = replace(QUICK.patience, tries=1)
         quick = Puller(store, Hub(network=network, stall=0.3), replace(QUICK, patience=patient))
         with pytest.raises(Unreachable) as caught:
@@ -317,7 +323,9 @@ def test_a_proxy_that_says_nothing(store: Store, pair: Pair) -> None:
     assert "check HTTPS_PROXY or unset it" in said
 
 
-def test_a_server_that_says_nothing(store: Store, pair: Pair, hub: TestHub, faults: Faults) -> None:
+def test_a_server_that_says_nothing(
+    store: Store, pair: CataloguePair, hub: TestHub, faults: Faults
+) -> None:
     faults.stall_after = [0] * 50
     patient = replace(QUICK.patience, tries=1)
     mine = Hub(hub.endpoint, stall=0.2)
@@ -348,5 +356,5 @@ def test_whatever_an_environment_says_is_used_or_refused_in_our_words(
         mock.patch("socket.getaddrinfo", side_effect=socket.gaierror(-2, "unknown")),
         pytest.raises((LocalspecError, Interrupted)) as caught,
     ):
-        Hub(network=Network.of(said)).resolve("own/target", "target.gguf")
+        Hub(network=Network.from_environment(said)).resolve("own/target", "target.gguf")
     assert "Error)" not in str(caught.value)

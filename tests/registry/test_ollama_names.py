@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from localspec.errors import ModelNotFound
 from localspec.registry import ollama_names
-from localspec.registry.catalogue import Catalogue, load_catalogue, shipped_catalogue
+from localspec.registry.catalogue import Catalogue, load_catalogue, shipped_catalogue_path
 
-CATALOGUE = load_catalogue(Path("/nonexistent"), shipped_catalogue())
+CATALOGUE = load_catalogue(Path("/nonexistent"), shipped_catalogue_path())
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_name_with_a_colon_for_a_hyphen_is_the_same_pair_or_asks_which(
        tag=st.from_regex(r"[a-z0-9.-]{1,12}", fullmatch=True))  # fmt: skip
 def test_model_and_tag_agree_each_by_itself(model: str, tag: str) -> None:
     bare = str.maketrans("", "", ".-_")
-    for found in ollama_names.same_model(f"{model}:{tag}", NAMES):
+    for found in ollama_names.find_same_model(f"{model}:{tag}", NAMES):
         ways = {
             (found[:at].translate(bare), found[at + 1 :].translate(bare))
             for at, char in enumerate(found)

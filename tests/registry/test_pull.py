@@ -18,13 +18,13 @@ from localspec.errors import (
     Offline,
     PullCancelled,
 )
-from localspec.registry.catalogue import Pair
+from localspec.registry.catalogue import CataloguePair
 from localspec.registry.header import fit
 from localspec.registry.pulls.pull import FileState, Puller
-from localspec.registry.pulls.resolve import Wanted
+from localspec.registry.pulls.resolve import PullTarget
 from localspec.registry.store import files as files_module
 from localspec.registry.store import integrity
-from localspec.registry.store.local import add
+from localspec.registry.store.local import add_own_pair
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
 from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole, pulls_of
@@ -33,7 +33,7 @@ from tests.support.hub import Faults, TestHub
 
 
 @pytest.mark.usefixtures("faults")
-def test_a_pair_is_pulled(puller: Puller, hub: TestHub, store: Store, pair: Pair) -> None:
+def test_a_pair_is_pulled(puller: Puller, hub: TestHub, store: Store, pair: CataloguePair) -> None:
     heard: list[tuple[FileState, ...]] = []
     record = puller.pull("p", pair, heard.append)
     assert_whole(store)
@@ -45,7 +45,9 @@ def test_a_pair_is_pulled(puller: Puller, hub: TestHub, store: Store, pair: Pair
     assert not [each for each in hub.requests if each.authorized]
 
 
-def test_nothing_is_left_behind(puller: Puller, faults: Faults, store: Store, pair: Pair) -> None:
+def test_nothing_is_left_behind(
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
+) -> None:
     faults.close_after = [1000]
     puller.pull("p", pair)
     left = [path.name for path in store.parts.iterdir() if path.suffix != ".lock"]
@@ -56,7 +58,12 @@ def test_nothing_is_left_behind(puller: Puller, faults: Faults, store: Store, pa
 
 
 def refused_early(
-    hub: TestHub, puller: Puller, pair: Pair, target: Gguf, draft: Gguf, error: type[Exception]
+    hub: TestHub,
+    puller: Puller,
+    pair: CataloguePair,
+    target: Gguf,
+    draft: Gguf,
+    error: type[Exception],
 ) -> str:
     """Pull a pair of 2 × 20 MB that must be refused by its headers alone; the sentence."""
     for repo, file in (("target", target), ("draft", draft)):
@@ -71,7 +78,7 @@ def refused_early(
 
 
 def test_a_mismatched_pair_is_refused_by_its_headers(
-    hub: TestHub, puller: Puller, pair: Pair
+    hub: TestHub, puller: Puller, pair: CataloguePair
 ) -> None:
     """Less than 1 % of the weights, the first difference named."""
     draft = model(layers=1).put("tokenizer.ggml.add_bos_token", BOOL, True)
@@ -83,21 +90,21 @@ def test_a_mismatched_pair_is_refused_by_its_headers(
 
 
 def test_an_architecture_that_cannot_roll_back_is_refused(
-    hub: TestHub, puller: Puller, pair: Pair
+    hub: TestHub, puller: Puller, pair: CataloguePair
 ) -> None:
     target = model(architecture="jamba")
     message = refused_early(hub, puller, pair, target, model(layers=1), CannotRollBack)
     assert "'jamba'" in message
 
 
-def test_too_little_memory_is_refused(hub: TestHub, puller: Puller, pair: Pair) -> None:
-    puller.memory = lambda: fit.Memory(ram=10 << 20)
+def test_too_little_memory_is_refused(hub: TestHub, puller: Puller, pair: CataloguePair) -> None:
+    puller.memory = lambda: fit.FreeMemory(ram=10 << 20)
     message = refused_early(hub, puller, pair, model(layers=4), model(layers=1), DoesNotFit)
     assert "10 MiB are free" in message
 
 
 def test_too_little_disk_is_refused(
-    hub: TestHub, puller: Puller, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    hub: TestHub, puller: Puller, pair: CataloguePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the start, in numbers: bytes needed and bytes free."""
     real = os.statvfs
@@ -114,7 +121,7 @@ def test_too_little_disk_is_refused(
 
 
 @pytest.mark.usefixtures("faults")
-def test_the_catalogues_hash_that_differs_is_said(puller: Puller, pair: Pair) -> None:
+def test_the_catalogues_hash_that_differs_is_said(puller: Puller, pair: CataloguePair) -> None:
     known = msgspec.structs.replace(pair.target, sha256="0" * 64)
     record = puller.pull("p", msgspec.structs.replace(pair, target=known))
     assert "differs from the catalogue's" in record.notes[0]
@@ -140,13 +147,13 @@ def test_offline_pairs_work_and_pull_says_why_not(
     faults: Faults,
     hub: TestHub,
     store: Store,
-    pair: Pair,
+    pair: CataloguePair,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
     """No socket is opened."""
-    from localspec.registry.header.fit import Load, Memory
-    from localspec.registry.store.local import describe
+    from localspec.registry.header.fit import FreeMemory, LoadOptions
+    from localspec.registry.store.local import describe_pair
 
     puller.pull("p", pair)
     asked = len(hub.requests)
@@ -157,7 +164,9 @@ def test_offline_pairs_work_and_pull_says_why_not(
     with pytest.raises(Offline):
         puller.preflight("q", pair)
     assert [record.name for record in store.listing().records] == ["p"]
-    assert describe(store, store.get("p"), Memory(1 << 40), Load()).matched is not None
+    assert (
+        describe_pair(store, store.get("p"), FreeMemory(1 << 40), LoadOptions()).matched is not None
+    )
     assert_whole(store)
     assert not [report.problem for report in integrity.verify(store, "p") if report.problem]
     assert len(hub.requests) == asked
@@ -167,13 +176,13 @@ def test_offline_pairs_work_and_pull_says_why_not(
 
 
 def test_two_pulls_of_one_file_are_one_transfer(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     """Two pairs that share both files, pulled at once by two pullers."""
     hub.rate = 8e6
     pulls = [pulls_of(puller), pulls_of(Puller(store, puller.hub, QUICK))]
     started = [
-        each.start(Wanted(name=name, pair=pair)) for each, name in zip(pulls, "pq", strict=True)
+        each.start(PullTarget(name=name, pair=pair)) for each, name in zip(pulls, "pq", strict=True)
     ]
     assert all(each.wait(30) for each in started)
     assert [each.state.state for each in started] == ["done", "done"]
@@ -183,24 +192,24 @@ def test_two_pulls_of_one_file_are_one_transfer(
 
 
 def test_asking_again_joins_the_running_pull(
-    puller: Puller, hub: TestHub, faults: Faults, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair
 ) -> None:
     hub.rate = 8e6
     pulls = pulls_of(puller)
-    pull = pulls.start(Wanted(name="p", pair=pair))
-    assert pulls.start(Wanted(name="p", pair=pair)) is pull
+    pull = pulls.start(PullTarget(name="p", pair=pair))
+    assert pulls.start(PullTarget(name="p", pair=pair)) is pull
     assert pull.wait(30)
     assert [state.name for state in pulls.states()] == ["p"]
-    assert pulls.start(Wanted(name="p", pair=pair)) is not pull
+    assert pulls.start(PullTarget(name="p", pair=pair)) is not pull
     pulls.close()
 
 
 def test_progress_and_cancel(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     hub.rate = 1.5e6
     pulls = pulls_of(puller)
-    pull = pulls.start(Wanted(name="p", pair=pair))
+    pull = pulls.start(PullTarget(name="p", pair=pair))
     deadline = time.monotonic() + 20
     while not (pull.state.rate and pull.state.done > 400_000) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -217,14 +226,16 @@ def test_progress_and_cancel(
     assert isinstance(pull.error, PullCancelled)
     assert_absent(store)
     hub.rate, before = 0.0, hub.sent
-    again = pulls.start(Wanted(name="p", pair=pair))
+    again = pulls.start(PullTarget(name="p", pair=pair))
     assert again.wait(30)
     assert hub.sent - before < SIZE - 300_000, "what was fetched was kept"
     assert_whole(store)
 
 
-def test_a_failed_pull_tells_code_and_sentence(puller: Puller, hub: TestHub, pair: Pair) -> None:
-    pull = pulls_of(puller).start(Wanted(name="p", pair=pair))
+def test_a_failed_pull_tells_code_and_sentence(
+    puller: Puller, hub: TestHub, pair: CataloguePair
+) -> None:
+    pull = pulls_of(puller).start(PullTarget(name="p", pair=pair))
     assert pull.wait(10)
     assert (pull.state.state, pull.state.code) == ("failed", "not_on_hub")
     assert pull.state.message.startswith("The hub has no")
@@ -243,7 +254,7 @@ def _in_cache(root: Path, repo: str, file: str, data: bytes, commit: str) -> Pat
 
 
 def test_the_hugging_face_cache_is_used_in_place(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     commit = hub.files["own/target", "target.gguf"].commit
     cache = Path(os.environ["HF_HUB_CACHE"])
@@ -252,13 +263,13 @@ def test_the_hugging_face_cache_is_used_in_place(
     assert hub.sent < 1.2 * len(DRAFT)
     assert record.target.parts[0].path.startswith(str(cache))
     assert_whole(store)
-    integrity.remove(store, "p")
+    integrity.remove_pair(store, "p")
     assert list(cache.rglob("target.gguf")), "not ours to delete"
 
 
 @pytest.mark.usefixtures("faults")
 def test_how_far_the_hashing_of_the_cache_is_can_be_seen(
-    puller: Puller, hub: TestHub, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    puller: Puller, hub: TestHub, pair: CataloguePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.files["own/target", "target.gguf"].commit
     _in_cache(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
@@ -274,7 +285,7 @@ def test_how_far_the_hashing_of_the_cache_is_can_be_seen(
 
 
 def test_a_damaged_cache_is_not_believed(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     commit = hub.files["own/target", "target.gguf"].commit
     link = _in_cache(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
@@ -287,7 +298,7 @@ def test_a_damaged_cache_is_not_believed(
 
 
 def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(
-    puller: Puller, hub: TestHub, store: Store, pair: Pair
+    puller: Puller, hub: TestHub, store: Store, pair: CataloguePair
 ) -> None:
     whole = model(layers=4, filler=1 << 20)
     files = shards(whole, 3, "big")
@@ -297,22 +308,22 @@ def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(
     first = "q4/big-00001-of-00003.gguf"
     target = msgspec.structs.replace(pair.target, file=first)
     record = puller.pull("p", msgspec.structs.replace(pair, target=target))
-    path = store.model_path(integrity.ready(store, "p").target)
+    path = store.model_path(integrity.ensure_ready(store, "p").target)
     assert path.name == "big-00001-of-00003.gguf"
     assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == files
     assert len(record.target.parts) == 3
-    integrity.remove(store, "p")
+    integrity.remove_pair(store, "p")
     assert not path.parent.exists()
 
 
 @pytest.mark.usefixtures("faults")
-def test_a_pair_of_files_that_the_store_has_keeps_them(puller: Puller, pair: Pair) -> None:
+def test_a_pair_of_files_that_the_store_has_keeps_them(puller: Puller, pair: CataloguePair) -> None:
     record = puller.pull("p", pair)
     store = puller.store
-    target, draft = store.paths(record)
-    add(store, "mine", target, draft, hash_now=False)
-    integrity.remove(store, "p")
-    assert integrity.collect(store).files == ()
-    integrity.ready(store, "mine")
+    target, draft = store.model_paths(record)
+    add_own_pair(store, "mine", target, draft, hash_now=False)
+    integrity.remove_pair(store, "p")
+    assert integrity.collect_garbage(store).files == ()
+    integrity.ensure_ready(store, "mine")
     assert not any(each.problem for each in integrity.verify(store, "mine"))
-    assert integrity.remove(store, "mine").freed > 0
+    assert integrity.remove_pair(store, "mine").freed > 0

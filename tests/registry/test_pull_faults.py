@@ -25,7 +25,7 @@ from localspec.errors import (
     UnsafePath,
     WebPage,
 )
-from localspec.registry.catalogue import Pair
+from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.retry import Patience, Retry
 from localspec.registry.pulls.pull import Puller
@@ -39,7 +39,7 @@ from tests.support.hub import Faults, TestHub
 
 
 def test_a_broken_line_is_taken_up_where_it_broke(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     faults.close_after = [70_000, 0, 100_000, 5]
     puller.pull("p", pair)
@@ -48,7 +48,7 @@ def test_a_broken_line_is_taken_up_where_it_broke(
 
 
 def test_a_server_without_ranges_is_read_from_the_start(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     """The file is begun again, and nothing is appended to what was there."""
     faults.ignore_range = True
@@ -59,7 +59,12 @@ def test_a_server_without_ranges_is_read_from_the_start(
 
 @pytest.mark.parametrize("cuts", [(), (10_000,), (2_000_000,)])
 def test_a_server_without_ranges_sends_each_file_once(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, cuts: tuple[int, ...]
+    puller: Puller,
+    hub: TestHub,
+    faults: Faults,
+    store: Store,
+    pair: CataloguePair,
+    cuts: tuple[int, ...],
 ) -> None:
     """The header's bytes are the file's first, and a line that breaks costs what had come by it."""
     hub.files["own/draft", "draft.gguf"].faults.ignore_range = True
@@ -71,7 +76,7 @@ def test_a_server_without_ranges_sends_each_file_once(
 
 
 def test_a_pull_that_goes_on_without_ranges_costs_the_file(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     """What is there of it cannot be spared, but is not asked for by several connections."""
     faults.close_after = [1 << 30, 300_000, 300_000, 300_000, *[0] * 40]
@@ -85,7 +90,7 @@ def test_a_pull_that_goes_on_without_ranges_costs_the_file(
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
 def test_some_machines_of_a_server_know_ranges_and_others_do_not(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, after: int
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, after: int
 ) -> None:
     """Nothing is mixed up, whichever answers when."""
     puller = replace(puller, tuning=replace(QUICK, segment=100_000))
@@ -108,7 +113,7 @@ def test_some_machines_of_a_server_know_ranges_and_others_do_not(
 
 @pytest.mark.parametrize("how", ["gzip", "deflate"])
 def test_a_packed_file_is_unpacked(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, how: str
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, how: str
 ) -> None:
     faults.packed, faults.ignore_range = how, True
     puller.pull("p", pair)
@@ -118,7 +123,13 @@ def test_a_packed_file_is_unpacked(
 
 @pytest.mark.parametrize(("how", "ranged"), [("gzip", True), ("br", True), ("br", False)])
 def test_what_cannot_be_unpacked_is_refused_at_once(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, how: str, ranged: bool
+    puller: Puller,
+    hub: TestHub,
+    faults: Faults,
+    store: Store,
+    pair: CataloguePair,
+    how: str,
+    ranged: bool,
 ) -> None:
     faults.packed, faults.ignore_range = how, not ranged
     with pytest.raises(HubError, match=rf"sends own/target/target\.gguf compressed \({how}\)"):
@@ -128,7 +139,7 @@ def test_what_cannot_be_unpacked_is_refused_at_once(
 
 
 def test_corruption_of_the_same_size_is_noticed(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     """Nothing is installed; the whole draft is kept for the next try."""
     faults.corrupt = True
@@ -142,7 +153,7 @@ def test_corruption_of_the_same_size_is_noticed(
 
 
 def test_one_file_fails_the_other_is_kept(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     faults.statuses = [(404, "")] * 50
     with pytest.raises(HubError):
@@ -157,7 +168,7 @@ def test_one_file_fails_the_other_is_kept(
 
 @pytest.mark.parametrize("gets", [2, 6])
 def test_a_file_that_changes_is_started_again(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, gets: int
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, gets: int
 ) -> None:
     """Never a mixture of two files."""
     faults.change_after = gets
@@ -170,7 +181,7 @@ def test_a_file_that_changes_is_started_again(
 
 @pytest.mark.parametrize("where", ["portal", "portal_on_get"])
 def test_a_captive_portal_is_named(
-    puller: Puller, faults: Faults, store: Store, pair: Pair, where: str
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair, where: str
 ) -> None:
     setattr(faults, where, True)
     with pytest.raises(WebPage, match="open a browser, log in"):
@@ -179,7 +190,7 @@ def test_a_captive_portal_is_named(
 
 
 def test_a_busy_server_is_given_the_time_it_asks_for(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     """On metadata and on content."""
     faults.head_statuses = [(503, ""), (429, "")]
@@ -191,7 +202,7 @@ def test_a_busy_server_is_given_the_time_it_asks_for(
 
 
 def test_a_server_that_asks_for_no_time_gets_some(
-    puller: Puller, hub: TestHub, faults: Faults, pair: Pair
+    puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair
 ) -> None:
     """Else everybody whom it sent away would be back at once."""
     waits: list[Retry | None] = []
@@ -210,7 +221,7 @@ def test_a_server_that_asks_for_no_time_gets_some(
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
 def test_a_storage_that_refuses_is_asked_by_a_fresh_address(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: Pair, status: int
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, status: int
 ) -> None:
     """A signed address expires in a long transfer: the hub is asked for another one."""
     faults.close_after = [50_000]
@@ -223,7 +234,7 @@ def test_a_storage_that_refuses_is_asked_by_a_fresh_address(
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
 def test_a_storage_that_refuses_to_the_end_is_named(
-    puller: Puller, faults: Faults, store: Store, pair: Pair, status: int
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair, status: int
 ) -> None:
     faults.statuses = [(status, "")] * 100
     with pytest.raises(Unreachable, match=f"storage refuses .* localhost answered {status}"):
@@ -233,7 +244,7 @@ def test_a_storage_that_refuses_to_the_end_is_named(
 
 
 def test_a_server_that_stays_busy_is_given_up(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     faults.head_statuses = [(503, "")] * 20
     with pytest.raises(Unreachable, match="503"):
@@ -242,7 +253,7 @@ def test_a_server_that_stays_busy_is_given_up(
 
 
 def test_a_stalled_line_is_given_up_and_tried_again(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     """With one second instead of twenty."""
     faults.stall_after = [50_000]
@@ -252,7 +263,7 @@ def test_a_stalled_line_is_given_up_and_tried_again(
     assert_whole(store)
 
 
-def test_nobody_listens(store: Store, pair: Pair) -> None:
+def test_nobody_listens(store: Store, pair: CataloguePair) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -261,7 +272,7 @@ def test_nobody_listens(store: Store, pair: Pair) -> None:
 
 
 def test_a_server_without_redirects(
-    puller: Puller, faults: Faults, store: Store, pair: Pair
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     faults.direct = True
     puller.pull("p", pair)
@@ -269,7 +280,7 @@ def test_a_server_without_redirects(
 
 
 @pytest.mark.usefixtures("faults")
-def test_a_file_that_is_not_there(puller: Puller, pair: Pair) -> None:
+def test_a_file_that_is_not_there(puller: Puller, pair: CataloguePair) -> None:
     other = msgspec.structs.replace(pair.target, file="other.gguf")
     with pytest.raises(NotOnHub, match=r"no file other\.gguf in own/target"):
         puller.pull("p", msgspec.structs.replace(pair, target=other))
@@ -283,7 +294,7 @@ def test_a_gated_model_says_so_and_the_token_stays_ours(
     hub: TestHub,
     faults: Faults,
     store: Store,
-    pair: Pair,
+    pair: CataloguePair,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """And the storage behind the hub never sees the token either."""
@@ -309,7 +320,7 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(
     hub: TestHub,
     faults: Faults,
     store: Store,
-    pair: Pair,
+    pair: CataloguePair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It was empty enough when the pull began."""
@@ -334,7 +345,7 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(
 
 @pytest.mark.parametrize("which", ["blob", "part", "journal", "lock"])
 def test_a_link_in_the_store_is_not_followed(
-    puller: Puller, faults: Faults, store: Store, pair: Pair, tmp_path: Path, which: str
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair, tmp_path: Path, which: str
 ) -> None:
     store.prepare()
     victim = tmp_path / "victim"
@@ -353,7 +364,7 @@ def test_a_read_only_store_refuses_a_pull(
     hub: TestHub,
     faults: Faults,
     store: Store,
-    pair: Pair,
+    pair: CataloguePair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And what is there stays usable."""

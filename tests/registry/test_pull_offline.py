@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localspec.errors import HubError, Unreachable
-from localspec.registry.catalogue import Pair
+from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub, resolve_in_cache
 from localspec.registry.pulls.plan import FROM_CACHE
 from localspec.registry.pulls.pull import Puller
@@ -79,7 +79,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, puller: Puller) -> Pu
 
 
 def test_a_hub_that_is_not_reached_is_done_without(
-    alone: Puller, pair: Pair, tmp_path: Path
+    alone: Puller, pair: CataloguePair, tmp_path: Path
 ) -> None:
     cache = tmp_path / "hf-cache"
     with pytest.raises(Unreachable):

@@ -58,7 +58,7 @@ def test_a_file_that_is_no_model_is_named_before_anything_that_it_lacks(tmp_path
 def test_an_embedding_model_is_known_by_its_architecture(architecture: str, tmp_path: Path) -> None:
     file = model(architecture=architecture)
     found = read_local_model(file.write(tmp_path / "m.gguf"))
-    assert (found.pooling, found.reads_whole, found.has_no_cache) == ("mean", True, True)
+    assert (found.pooling, found.needs_whole_text, found.has_no_cache) == ("mean", True, True)
     stated = file.put(f"{architecture}.pooling_type", U32, 2).write(tmp_path / "m.gguf")
     assert read_local_model(stated).pooling == "cls"
 
@@ -71,10 +71,10 @@ def test_a_model_of_a_chat_architecture_may_be_for_embeddings(tmp_path: Path) ->
                 read_local_model(file.write(tmp_path / "m.gguf"))
             file.tensors.append(("cls.output.weight", (8, 1), 0))
         found = read_local_model(file.write(tmp_path / "m.gguf"))
-        assert (found.pooling, found.reads_whole) == (pooling, number < 3)
+        assert (found.pooling, found.needs_whole_text) == (pooling, number < 3)
     ahead = model().put("llama.attention.causal", BOOL, False).write(tmp_path / "m.gguf")
     found = read_local_model(ahead)
-    assert (found.pooling, found.reads_whole, found.has_no_cache) == ("mean", True, False)
+    assert (found.pooling, found.needs_whole_text, found.has_no_cache) == ("mean", True, False)
 
 
 def test_an_embedding_model_neither_drafts_nor_is_drafted_for(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_heads_in_a_file_of_their_own_are_a_draft_of_their_target_and_no_more(
 ) -> None:
     files = write_with_sidecar(tmp_path)
     target, draft = read_local_model(files[0]), read_local_model(files[1], as_draft=True)
-    assert draft.sidecar
+    assert draft.is_sidecar
     check_pair(target, draft)
     with pytest.raises(UnsafeModel, match="draft head"):
         read_local_model(files[1])

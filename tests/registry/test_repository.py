@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.errors import HubError, InvalidRequest, NotOnHub, WebPage
-from localspec.registry.catalogue import NAME, REPO
-from localspec.registry.hub.hub import Hub, Listed
+from localspec.registry.catalogue import NAME_PATTERN, REPO_PATTERN
+from localspec.registry.hub.hub import Hub, ListedFile
 from localspec.registry.hub.repository import (
     Choice,
     Reference,
-    best,
-    choices,
-    heads,
-    matching,
-    model_name,
-    pair_name,
-    reference,
+    choose_quantization,
+    derive_model_name,
+    derive_pair_name,
+    find_heads_file,
+    list_choices,
+    match_choices,
+    parse_reference,
 )
 from localspec.registry.hub.retry import Interrupted
 from tests.support.hub import TestHub
@@ -56,7 +56,7 @@ FILE = "Qwen3-8B-Q4_K_M.gguf"
     ],
 )  # fmt: skip
 def test_what_people_write(written: str, meant: Reference | None) -> None:
-    assert reference(written, "https://mirror.example:8080") == meant
+    assert parse_reference(written, "https://mirror.example:8080") == meant
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_people_write(written: str, meant: Reference | None) -> None:
 )
 def test_what_is_no_repository_is_refused_in_a_sentence(written: str) -> None:
     with pytest.raises(InvalidRequest, match="OWNER/REPO"):
-        reference(written)
+        parse_reference(written)
 
 
 @given(
@@ -97,13 +97,13 @@ def test_what_is_no_repository_is_refused_in_a_sentence(written: str) -> None:
 )
 def test_nothing_that_is_written_fails_otherwise(written: str, endpoint: str | None) -> None:
     try:
-        found = reference(written, endpoint)
+        found = parse_reference(written, endpoint)
     except InvalidRequest:
         return
     if found:
-        assert REPO.fullmatch(found.repo)
+        assert REPO_PATTERN.fullmatch(found.repo)
         assert not (found.quant and found.file)
-        assert reference(str(found).partition("@")[0]) == Reference(
+        assert parse_reference(str(found).partition("@")[0]) == Reference(
             repo=found.repo, quant=found.quant, file=found.file
         )
 
@@ -113,23 +113,25 @@ def test_nothing_that_is_written_fails_otherwise(written: str, endpoint: str | N
     st.from_regex(r"[A-Za-z0-9_.-]{0,60}", fullmatch=True),
 )
 def test_every_reference_has_a_legal_name_of_its_own(repo: str, quant: str) -> None:
-    name = pair_name(Reference(repo=repo, quant=quant))
-    assert NAME.fullmatch(name) or not name
+    name = derive_pair_name(Reference(repo=repo, quant=quant))
+    assert NAME_PATTERN.fullmatch(name) or not name
     long = Reference(repo="a/" + "x" * 80, quant="Q4_K_M")
-    assert pair_name(long) != pair_name(Reference(repo="a/" + "x" * 80, quant="Q8_0"))
+    assert derive_pair_name(long) != derive_pair_name(Reference(repo="a/" + "x" * 80, quant="Q8_0"))
 
 
 def test_names_say_what_was_asked_for() -> None:
-    assert pair_name(Reference(repo=R)) == "qwen-qwen3-8b"
-    assert pair_name(Reference(repo=R, quant="Q4_K_M")) == "qwen-qwen3-8b-q4_k_m"
-    assert pair_name(Reference(repo=R, file=f"x/{FILE}")) == "qwen-qwen3-8b-q4_k_m"
+    assert derive_pair_name(Reference(repo=R)) == "qwen-qwen3-8b"
+    assert derive_pair_name(Reference(repo=R, quant="Q4_K_M")) == "qwen-qwen3-8b-q4_k_m"
+    assert derive_pair_name(Reference(repo=R, file=f"x/{FILE}")) == "qwen-qwen3-8b-q4_k_m"
     split = "m-Q8_0-00001-of-00002.gguf"
-    assert pair_name(Reference(repo="a/b", file=split)) == "a-m-q8_0"
-    assert model_name("bartowski/mistralai_Mistral-Small-24B-GGUF") == "mistral-small-24b"
-    assert model_name("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF") == "llama-3.1-8b-instruct"
-    assert model_name("ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF") == "qwen2.5-coder-7b"
-    assert model_name("unsloth/gemma-3-12b-it-qat-GGUF") == model_name("gemma-3-12b-it-qat")
-    assert model_name("unsloth/Qwen3.6-27B-MTP-GGUF") == "qwen3.6-27b"
+    assert derive_pair_name(Reference(repo="a/b", file=split)) == "a-m-q8_0"
+    assert derive_model_name("bartowski/mistralai_Mistral-Small-24B-GGUF") == "mistral-small-24b"
+    assert derive_model_name("bartowski/Meta-Llama-3.1-8B-Instruct-GGUF") == "llama-3.1-8b-instruct"
+    assert derive_model_name("ggml-org/Qwen2.5-Coder-7B-Q8_0-GGUF") == "qwen2.5-coder-7b"
+    assert derive_model_name("unsloth/gemma-3-12b-it-qat-GGUF") == derive_model_name(
+        "gemma-3-12b-it-qat"
+    )
+    assert derive_model_name("unsloth/Qwen3.6-27B-MTP-GGUF") == "qwen3.6-27b"
 
 
 LISTED = [
@@ -150,22 +152,22 @@ LISTED = [
 ]
 
 
-def listed(*files: tuple[str, int]) -> list[Listed]:
-    return [Listed(file, size) for file, size in files or LISTED]
+def listed(*files: tuple[str, int]) -> list[ListedFile]:
+    return [ListedFile(file, size) for file, size in files or LISTED]
 
 
 def test_the_models_of_a_repository() -> None:
-    offered = {each.quant: each for each in choices(listed())}
+    offered = {each.quant: each for each in list_choices(listed())}
     assert list(offered) == [
         "BF16", "UD-Q8_K_XL", "Q8_0", "Q6_K", "Q5_K_M", "UD-Q4_K_XL", "Q4_K_M", "IQ2_XXS",
     ]  # fmt: skip
     assert {each.stem for each in offered.values()} == {"qwen3-8b"}
     assert (offered["Q6_K"].parts, offered["Q6_K"].size) == (2, 6_700)
     assert offered["Q6_K"].file.endswith("-00001-of-00002.gguf")
-    files = [each.file for each in choices(listed(), everything=True)]
+    files = [each.file for each in list_choices(listed(), everything=True)]
     assert {"mmproj-Qwen3-8B-F16.gguf", "imatrix.gguf", "mtp-Qwen3-8B.gguf"} <= set(files)
-    assert heads(listed(), "Qwen3-8B-Q8_0.gguf") == "mtp-Qwen3-8B.gguf"
-    assert heads(listed(("a-Q8_0.gguf", 1)), "a-Q8_0.gguf") == ""
+    assert find_heads_file(listed(), "Qwen3-8B-Q8_0.gguf") == "mtp-Qwen3-8B.gguf"
+    assert find_heads_file(listed(("a-Q8_0.gguf", 1)), "a-Q8_0.gguf") == ""
 
 
 @pytest.mark.parametrize(
@@ -184,7 +186,7 @@ def test_the_models_of_a_repository() -> None:
     ],
 )
 def test_the_quantization_is_read_from_the_name(file: str, quant: str) -> None:
-    assert [each.quant for each in choices(listed((file, 1)))] == [quant]
+    assert [each.quant for each in list_choices(listed((file, 1)))] == [quant]
 
 
 @pytest.mark.parametrize(
@@ -199,24 +201,24 @@ def test_the_quantization_is_read_from_the_name(file: str, quant: str) -> None:
     ],
 )
 def test_what_is_named_is_found(written: str, file: str) -> None:
-    wanted = reference(f"{R}:{written}")
+    wanted = parse_reference(f"{R}:{written}")
     assert wanted
-    assert [each.file for each in matching(wanted, choices(listed()))] == [file]
+    assert [each.file for each in match_choices(wanted, list_choices(listed()))] == [file]
 
 
 def test_what_is_not_there_is_told_with_what_is() -> None:
     with pytest.raises(NotOnHub, match=r"has no 'Q9'; it has: BF16, UD-Q8_K_XL, Q8_0, .*:IQ2_XXS"):
-        matching(Reference(repo=R, quant="Q9"), choices(listed()))
+        match_choices(Reference(repo=R, quant="Q9"), list_choices(listed()))
     with pytest.raises(NotOnHub, match="contains no GGUF file of a model"):
-        matching(Reference(repo=R), choices(listed(("mmproj-F16.gguf", 1))))
+        match_choices(Reference(repo=R), list_choices(listed(("mmproj-F16.gguf", 1))))
 
 
 def test_several_models_of_one_repository() -> None:
-    two = choices(listed(("alpha-Q4_0.gguf", 2), ("beta-Q4_0.gguf", 1)))
+    two = list_choices(listed(("alpha-Q4_0.gguf", 2), ("beta-Q4_0.gguf", 1)))
     with pytest.raises(InvalidRequest, match=r"several models; .* a/b:alpha-Q4_0.gguf"):
-        matching(Reference(repo="a/b"), two)
-    assert [each.stem for each in matching(Reference(repo="a/Beta-GGUF"), two)] == ["beta"]
-    assert len(matching(Reference(repo="a/b", file="beta-Q4_0.gguf"), two)) == 1
+        match_choices(Reference(repo="a/b"), two)
+    assert [each.stem for each in match_choices(Reference(repo="a/Beta-GGUF"), two)] == ["beta"]
+    assert len(match_choices(Reference(repo="a/b", file="beta-Q4_0.gguf"), two)) == 1
 
 
 @pytest.mark.parametrize(
@@ -238,12 +240,12 @@ def test_the_one_that_fits_best(gpu: int, ram: int, taken: str) -> None:
             return "yes"
         return "partly" if gpu and each.size <= gpu + ram else "no"
 
-    assert best(choices(listed()), fits).quant == taken  # type: ignore[arg-type]
+    assert choose_quantization(list_choices(listed()), fits).quant == taken  # type: ignore[arg-type]
 
 
 def test_a_single_file_is_taken_whatever_it_is() -> None:
     for file in ("a.gguf", "a-F16.gguf"):
-        assert best(choices(listed((file, 9))), lambda _: "yes").file == file
+        assert choose_quantization(list_choices(listed((file, 9))), lambda _: "yes").file == file
 
 
 # ------------------------------------------------------------------ the hub's list
@@ -253,19 +255,19 @@ def test_all_pages_of_a_list_are_read(hub: TestHub) -> None:
     for number in range(7):
         hub.add("own/many", f"folder/m-{number}.gguf", b"x" * number)
     hub.page = 3
-    found = Hub(hub.endpoint).files("own/many")
-    assert found == tuple(Listed(f"folder/m-{number}.gguf", number) for number in range(7))
+    found = Hub(hub.endpoint).list_files("own/many")
+    assert found == tuple(ListedFile(f"folder/m-{number}.gguf", number) for number in range(7))
 
 
 def test_what_a_list_answers_when_it_cannot(hub: TestHub) -> None:
     mine = Hub(hub.endpoint)
     with pytest.raises(NotOnHub, match="no repository own/none"):
-        mine.files("own/none")
+        mine.list_files("own/none")
     hub.add("own/a", "a.gguf", b"x")
     for status, kind in ((503, Interrupted), (403, HubError)):
         hub.list_statuses = [(status, "")]
         with pytest.raises(kind):
-            mine.files("own/a")
+            mine.list_files("own/a")
     hub.list_page = True
     with pytest.raises(WebPage, match="page of its own"):
-        mine.files("own/a")
+        mine.list_files("own/a")

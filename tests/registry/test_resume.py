@@ -22,15 +22,15 @@ from tests.support.hub import TestHub
 PROGRAM = """
 import sys
 from pathlib import Path
-from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.transfer import Tuning
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store.store import Store
-pair = Pair(
+pair = CataloguePair(
     summary="a test",
-    target=Weights(repo="own/target", file="target.gguf"),
-    draft=Weights(repo="own/draft", file="draft.gguf"),
+    target=HubFile(repo="own/target", file="target.gguf"),
+    draft=HubFile(repo="own/draft", file="draft.gguf"),
 )
 tuning = Tuning(segment=2 << 20, sync=4 << 20)  # as many segments as a large file has
 puller = Puller(Store(Path(sys.argv[1])), Hub(), tuning=tuning)
@@ -65,7 +65,7 @@ def pull_through_kills(
         assert process.wait() == -signal.SIGKILL, "it was under way"
         assert not store.listing().records, "not visible before it is whole"
     assert start(store, hub).wait() == 0
-    record = integrity.ready(store, "p")
+    record = integrity.ensure_ready(store, "p")
     assert record.draft is not None
     for stored, data in ((record.target, target), (record.draft, draft)):
         assert sha256(store.model_path(stored).read_bytes()) == sha256(data)
@@ -89,7 +89,7 @@ def test_a_proxy_is_used(store: Store, hub: TestHub) -> None:
     )
     assert process.wait() == 0
     assert {each.host for each in hub.requests if not each.to_storage} == {"hub.invalid"}
-    assert integrity.ready(store, "p").draft is not None
+    assert integrity.ensure_ready(store, "p").draft is not None
 
 
 # the journal

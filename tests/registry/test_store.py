@@ -26,17 +26,17 @@ from localspec.errors import (
     UnsafePath,
 )
 from localspec.protocol.pairs import CollectedView, TemplateView
-from localspec.registry.header.fit import Load, Memory
+from localspec.registry.header.fit import FreeMemory, LoadOptions
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.model import Traits, read_local_model, read_traits
 from localspec.registry.store import files, integrity
-from localspec.registry.store.local import add, describe, refreshed
+from localspec.registry.store.local import add_own_pair, describe_pair, refresh_own_pair
 from localspec.registry.store.store import Part, Record, Store, StoredModel, encode
 from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, sha256
 
 TARGET = model(layers=4, seed=1)
 DRAFT = model(layers=1, seed=2)
-FREE = Memory(1 << 40)
+FREE = FreeMemory(1 << 40)
 
 
 def put_blob(store: Store, data: bytes, file: str) -> StoredModel:
@@ -73,8 +73,8 @@ def damage(path: Path) -> None:
 def test_a_record_comes_back(store: Store, record: Record) -> None:
     assert store.get("p") == record
     assert store.listing().records == (record,)
-    assert integrity.ready(store, "p") == record
-    target, draft = store.paths(record)
+    assert integrity.ensure_ready(store, "p") == record
+    target, draft = store.model_paths(record)
     assert target.read_bytes() == TARGET.data()
     assert draft is not None
     assert draft.read_bytes() == DRAFT.data()
@@ -95,7 +95,7 @@ def test_a_name_is_no_path(store: Store, name: str) -> None:
 
 
 def test_show_tells_everything(store: Store, record: Record) -> None:
-    details = describe(store, store.get("p"), FREE, Load(1024))
+    details = describe_pair(store, store.get("p"), FREE, LoadOptions(1024))
     assert details.target.architecture == "llama"
     assert details.target.layers == 4
     assert details.draft is not None
@@ -103,7 +103,7 @@ def test_show_tells_everything(store: Store, record: Record) -> None:
     assert details.matched
     both = (details.target, details.draft)
     assert details.needed > sum(each.weights + each.cache + each.compute for each in both)
-    assert describe(store, store.get("p"), FREE, Load(10**6)).context == 4096, (
+    assert describe_pair(store, store.get("p"), FREE, LoadOptions(10**6)).context == 4096, (
         "what the target knows"
     )
 
@@ -129,14 +129,15 @@ def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> 
     assert found.types.keys() == {"F16", "F32"}
     assert sum(found.types.values()) == read_local_model(tmp_path / "m.gguf").weights
     assert found.template == template_of(template, tools=True, system=True)
-    add(store, "mine", tmp_path / "m.gguf")
+    add_own_pair(store, "mine", tmp_path / "m.gguf")
     mine = store.get("mine")
     by_context = {
-        each.context: each.needed for each in describe(store, mine, FREE, Load()).contexts
+        each.context: each.needed
+        for each in describe_pair(store, mine, FREE, LoadOptions()).contexts
     }
     assert list(by_context) == [4096, 8192, 10_000]
     assert list(by_context.values()) == sorted(set(by_context.values()))
-    assert by_context[8192] == describe(store, mine, FREE, Load(8192)).needed
+    assert by_context[8192] == describe_pair(store, mine, FREE, LoadOptions(8192)).needed
     bare = file_traits(model(), tmp_path)
     assert (bare.quantization, bare.licence, bare.template, bare.fim) == ("F16", "", None, False)
 
@@ -170,7 +171,7 @@ def file_traits(file: Gguf, folder: Path) -> Traits:
 
 
 def test_remove_frees_the_files(store: Store, record: Record) -> None:
-    removed = integrity.remove(store, "p")
+    removed = integrity.remove_pair(store, "p")
     assert removed.freed == record.size
     assert not list(store.blobs.iterdir())
     assert not store.listing().records
@@ -178,24 +179,24 @@ def test_remove_frees_the_files(store: Store, record: Record) -> None:
 
 def test_remove_keeps_what_another_pair_needs(store: Store, record: Record) -> None:
     put_pair(store, "q", model(seed=9).data(), DRAFT.data())
-    removed = integrity.remove(store, "p")
+    removed = integrity.remove_pair(store, "p")
     assert removed.freed == len(TARGET.data())
     assert removed.kept == ("draft.gguf (used by q)",)
-    assert integrity.ready(store, "q").draft is not None
+    assert integrity.ensure_ready(store, "q").draft is not None
 
 
 def test_a_pair_in_use_is_not_removed(store: Store, record: Record) -> None:
     with pytest.raises(Conflict, match="in use"):
-        integrity.remove(store, "p", in_use=lambda name: name == "p")
-    assert integrity.ready(store, "p") == record
+        integrity.remove_pair(store, "p", in_use=lambda name: name == "p")
+    assert integrity.ensure_ready(store, "p") == record
 
 
 def test_while_a_pull_runs_no_file_goes(store: Store, record: Record) -> None:
     with store.pulling():
         with pytest.raises(Conflict, match="A pull is running"):
-            integrity.collect(store)
-        assert integrity.remove(store, "p").freed == 0
-    assert integrity.collect(store).freed > 0
+            integrity.collect_garbage(store)
+        assert integrity.remove_pair(store, "p").freed == 0
+    assert integrity.collect_garbage(store).freed > 0
     assert not list(store.blobs.iterdir())
 
 
@@ -204,18 +205,20 @@ def test_collect_deletes_what_no_pair_needs(store: Store, record: Record) -> Non
     (store.parts / "x.part").write_bytes(b"x" * 5000)
     (store.parts / "x.journal").write_bytes(b"x")
     (store.pairs / ".p.json.1.2.tmp").write_bytes(b"x")
-    planned = integrity.collect(store, dry_run=True)
+    planned = integrity.collect_garbage(store, dry_run=True)
     assert len(planned.files) == 4
     assert len(list(store.parts.iterdir())) == 3
-    assert integrity.collect(store) == CollectedView(planned.freed, planned.files, dry_run=False)
-    assert integrity.ready(store, "p") == record
-    assert integrity.collect(store).files == ()
+    assert integrity.collect_garbage(store) == CollectedView(
+        planned.freed, planned.files, dry_run=False
+    )
+    assert integrity.ensure_ready(store, "p") == record
+    assert integrity.collect_garbage(store).files == ()
 
 
 def test_collect_deletes_nothing_while_a_record_is_unreadable(store: Store, record: Record) -> None:
     (store.pairs / "p.json").write_text('{"version": 99}')
     with pytest.raises(Conflict, match="Nothing was deleted"):
-        integrity.collect(store)
+        integrity.collect_garbage(store)
 
 
 # damage
@@ -225,7 +228,7 @@ def test_a_flipped_byte_fails_verify_and_refuses_the_load(store: Store, record: 
     """Noticed at the next load by the modification time, and remembered."""
     damage(store.blob(record.target.parts[0].sha256))
     with pytest.raises(Damaged, match=r"damaged.* Run: localspec pull p$"):
-        integrity.ready(store, "p")
+        integrity.ensure_ready(store, "p")
     reports = integrity.verify(store, "p")
     assert [bool(report.problem) for report in reports] == [True, False]
     assert "SHA-256" in reports[0].problem
@@ -239,17 +242,17 @@ def test_damage_found_by_verify_is_remembered(store: Store, record: Record) -> N
     os.utime(path, ns=(before, before))
     integrity.verify(store, "p")
     with pytest.raises(Damaged):
-        integrity.ready(store, "p")
+        integrity.ensure_ready(store, "p")
 
 
 def test_a_cut_or_missing_file_refuses_the_load(store: Store, record: Record) -> None:
     path = store.blob(record.target.parts[0].sha256)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(Damaged, match=r"has \d+ bytes but should have"):
-        integrity.ready(store, "p")
+        integrity.ensure_ready(store, "p")
     path.unlink()
     with pytest.raises(Damaged, match="is missing"):
-        integrity.ready(store, "p")
+        integrity.ensure_ready(store, "p")
     assert "is missing" in integrity.verify(store, "p")[0].problem
 
 
@@ -258,7 +261,7 @@ def test_a_link_in_place_of_a_file_is_refused(store: Store, record: Record, tmp_
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(Damaged, match="not a file"):
-        integrity.ready(store, "p")
+        integrity.ensure_ready(store, "p")
     where = store.pairs / "p.json"
     where.rename(tmp_path / "p.json")
     where.symlink_to(tmp_path / "p.json")
@@ -297,7 +300,7 @@ def test_a_full_disk_keeps_the_old_record(
     with pytest.raises(DiskFull):
         store.put(record)
     monkeypatch.undo()
-    assert integrity.ready(store, "p") == record
+    assert integrity.ensure_ready(store, "p") == record
     assert [path.name for path in store.pairs.iterdir()] == ["p.json"]
 
 
@@ -308,7 +311,7 @@ def test_a_newer_record_is_refused_and_untouched(store: Store, record: Record) -
     path = store.pairs / "p.json"
     text = json.dumps({"version": 2, "name": "p", "new": ["shape"]})
     path.write_text(text)
-    for action in (Store.get, integrity.ready, integrity.verify, integrity.remove):
+    for action in (Store.get, integrity.ensure_ready, integrity.verify, integrity.remove_pair):
         with pytest.raises(RecordTooNew, match="newer localspec"):
             action(store, "p")
     with pytest.raises(RecordTooNew):
@@ -329,14 +332,14 @@ def test_a_broken_record_is_told_and_can_be_mended(
         store.get("p")
     assert len(store.listing().problems) == 1
     store.put_new(record)
-    assert integrity.ready(store, "p") == record
+    assert integrity.ensure_ready(store, "p") == record
 
 
 def test_a_record_without_a_hash_is_verified_again(store: Store, tmp_path: Path) -> None:
     path = TARGET.write(tmp_path / "t.gguf")
-    added = add(store, "p", path, hash_now=False)
+    added = add_own_pair(store, "p", path, hash_now=False)
     assert added.target.parts[0].sha256 == ""
-    ready = integrity.ready(store, "p")
+    ready = integrity.ensure_ready(store, "p")
     assert ready.target.parts[0].sha256 == sha256(TARGET.data())
     assert ready.target.parts[0].checked == path.stat().st_mtime_ns
     assert store.get("p") == ready
@@ -347,14 +350,14 @@ def test_a_record_without_a_hash_is_verified_again(store: Store, tmp_path: Path)
 
 def test_own_files_are_used_where_they_lie(store: Store, tmp_path: Path) -> None:
     target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
-    record = add(store, "mine", target, draft)
+    record = add_own_pair(store, "mine", target, draft)
     assert record.draft is not None
     assert record.source == "own"
-    assert store.model_path(integrity.ready(store, "mine").target) == target
+    assert store.model_path(integrity.ensure_ready(store, "mine").target) == target
     assert not list(store.blobs.iterdir())
     with pytest.raises(Conflict, match="already"):
-        add(store, "mine", target)
-    removed = integrity.remove(store, "mine")
+        add_own_pair(store, "mine", target)
+    removed = integrity.remove_pair(store, "mine")
     assert removed.freed == 0
     assert target.exists()
     assert draft.exists()
@@ -362,12 +365,14 @@ def test_own_files_are_used_where_they_lie(store: Store, tmp_path: Path) -> None
 
 def test_own_files_that_changed_are_hashed_again(store: Store, tmp_path: Path) -> None:
     target = TARGET.write(tmp_path / "t.gguf")
-    add(store, "mine", target)
+    add_own_pair(store, "mine", target)
     target.touch()
-    assert integrity.ready(store, "mine").target.parts[0].checked == target.stat().st_mtime_ns
+    assert (
+        integrity.ensure_ready(store, "mine").target.parts[0].checked == target.stat().st_mtime_ns
+    )
     damage(target)
     with pytest.raises(Damaged, match="Restore it, or accept it as it is: localspec add mine"):
-        integrity.ready(store, "mine")
+        integrity.ensure_ready(store, "mine")
 
 
 def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
@@ -375,48 +380,54 @@ def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
 ) -> None:
     """The person has put a newer version there; nothing is damaged."""
     target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
-    added = add(store, "mine", target, draft, roles=("fim",))
-    assert (integrity.glance(store, added), refreshed(store, added)) == ("", (added, ""))
+    added = add_own_pair(store, "mine", target, draft, roles=("fim",))
+    assert (integrity.find_quick_problem(store, added), refresh_own_pair(store, added)) == (
+        "",
+        (added, ""),
+    )
     for newer in (model(layers=3, seed=7), model(layers=3, seed=8)):
         newer.write(target)  # of another size, then of the same
-        assert "t.gguf has changed" in integrity.glance(store, store.get("mine"))
-        record, news = refreshed(store, store.get("mine"))
+        assert "t.gguf has changed" in integrity.find_quick_problem(store, store.get("mine"))
+        record, news = refresh_own_pair(store, store.get("mine"))
         assert news == "t.gguf has changed since the pair was added or last used."
         assert (record.roles, record.created) == (("fim",), added.created)
-        ready = integrity.ready(store, "mine")
+        ready = integrity.ensure_ready(store, "mine")
         assert ready.target.parts[0].sha256 == sha256(newer.data())
-        assert (integrity.glance(store, ready), refreshed(store, ready)) == ("", (ready, ""))
+        assert (integrity.find_quick_problem(store, ready), refresh_own_pair(store, ready)) == (
+            "",
+            (ready, ""),
+        )
     target.touch()  # the same content
-    assert refreshed(store, store.get("mine"))[1] == ""
+    assert refresh_own_pair(store, store.get("mine"))[1] == ""
     model().put("tokenizer.ggml.add_bos_token", BOOL, True).write(target)
     with pytest.raises(NotMatched):
-        refreshed(store, store.get("mine"))
+        refresh_own_pair(store, store.get("mine"))
     target.write_bytes(newer.data()[:-4000])
     with pytest.raises(BadGguf, match="is truncated"):
-        refreshed(store, store.get("mine"))
+        refresh_own_pair(store, store.get("mine"))
     target.unlink()
     target.mkdir()
-    assert "is not a file" in integrity.glance(store, store.get("mine"))
+    assert "is not a file" in integrity.find_quick_problem(store, store.get("mine"))
     target.rmdir()
     target.symlink_to(target)  # an error like that of a folder which may not be read
-    assert "t.gguf is missing" in integrity.glance(store, store.get("mine"))
+    assert "t.gguf is missing" in integrity.find_quick_problem(store, store.get("mine"))
     target.unlink()
     with pytest.raises(Damaged, match="is missing"):
-        integrity.ready(store, refreshed(store, store.get("mine"))[0].name)
+        integrity.ensure_ready(store, refresh_own_pair(store, store.get("mine"))[0].name)
 
 
 def test_a_glance_sees_what_is_missing_or_was_found_damaged(store: Store, record: Record) -> None:
-    assert integrity.glance(store, record) == ""
+    assert integrity.find_quick_problem(store, record) == ""
     path = store.blob(record.target.parts[0].sha256)
     before = path.stat().st_mtime_ns
     damage(path)
     os.utime(path, ns=(before, before))
     integrity.verify(store, "p")
-    assert integrity.glance(store, store.get("p")).endswith(
+    assert integrity.find_quick_problem(store, store.get("p")).endswith(
         "was found damaged. Run: localspec pull p"
     )
     path.unlink()
-    assert "is missing" in integrity.glance(store, store.get("p"))
+    assert "is missing" in integrity.find_quick_problem(store, store.get("p"))
 
 
 def test_the_same_file_twice_is_refused_and_a_larger_draft_is_doubted(
@@ -428,11 +439,11 @@ def test_the_same_file_twice_is_refused_and_a_larger_draft_is_doubted(
     copy.write_bytes(target.read_bytes())
     for same in (target, link, copy):
         with pytest.raises(InvalidRequest, match="the same file"):
-            add(store, "mine", target, same)
+            add_own_pair(store, "mine", target, same)
     assert not store.listing().records
     small, large = sorted((target, draft), key=lambda path: path.stat().st_size)
-    assert not any("swapped" in note for note in add(store, "right", large, small).notes)
-    (note,) = (note for note in add(store, "mine", small, large).notes if "larger" in note)
+    assert not any("swapped" in note for note in add_own_pair(store, "right", large, small).notes)
+    (note,) = (note for note in add_own_pair(store, "mine", small, large).notes if "larger" in note)
     again = f"localspec add mine --target {large} --draft {small} --replace"
     assert note.endswith(f"If the two are swapped: {again}")
 
@@ -441,15 +452,15 @@ def test_own_files_get_the_same_checks(store: Store, tmp_path: Path) -> None:
     target = TARGET.write(tmp_path / "t.gguf")
     other = DRAFT.put("tokenizer.ggml.add_bos_token", BOOL, True).write(tmp_path / "d.gguf")
     with pytest.raises(NotMatched, match="add_bos_token is false in the target and true"):
-        add(store, "mine", target, other)
+        add_own_pair(store, "mine", target, other)
     with pytest.raises(InvalidRequest):
-        add(store, "My Pair", target)
+        add_own_pair(store, "My Pair", target)
     with pytest.raises(BadGguf, match="does not exist"):
-        add(store, "mine", tmp_path / "absent.gguf")
+        add_own_pair(store, "mine", tmp_path / "absent.gguf")
     data = target.read_bytes()
     target.write_bytes(data[:-300] + bytes(300))
     with pytest.raises(UnsafeModel, match="ends in zeros"):
-        add(store, "mine", target)
+        add_own_pair(store, "mine", target)
     assert not store.listing().records
 
 
@@ -482,7 +493,7 @@ def test_a_record_leads_to_its_own_files_alone(
     model = StoredModel(parts=(part,), architecture="llama")
     (store.pairs / "p.json").write_bytes(encode(Record(name="p", target=model)))
     try:
-        integrity.remove(store, "p")
+        integrity.remove_pair(store, "p")
     except StoreError:
         assert (store.pairs / "p.json").exists()
     else:

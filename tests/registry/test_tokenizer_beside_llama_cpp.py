@@ -13,7 +13,7 @@ from typing import Any
 import llama_cpp.llama_cpp as C
 import pytest
 
-from localspec.compatibility import MIN_COVERAGE, compare
+from localspec.compatibility import MIN_COVERAGE, compare_tokenizers
 from localspec.engine import llama
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
@@ -91,7 +91,7 @@ def test_edited_headers(seed: int, tmp_path: Path) -> None:
     for _ in range(60):
         paths = [edited(dice).write(tmp_path / name) for name in ("target.gguf", "draft.gguf")]
         ours = [read_vocabulary(read_header(FileSource(path))).tokenizer for path in paths]
-        found = compare(ours[0], ours[1])
+        found = compare_tokenizers(ours[0], ours[1])
         loaded = [Loaded(path) for path in paths]
         try:
             for mine, theirs in zip(ours, loaded, strict=True):
@@ -170,5 +170,5 @@ def test_what_llama_cpp_takes_for_a_pair_is_one(
     ours: str, theirs: str, vocabularies: dict[str, tuple[Vocabulary, Loaded]]
 ) -> None:
     target, draft = vocabularies[ours], vocabularies[theirs]
-    usable = compare(target[0].tokenizer, draft[0].tokenizer).usable
+    usable = compare_tokenizers(target[0].tokenizer, draft[0].tokenizer).usable
     assert usable == rule(target[1], draft[1])

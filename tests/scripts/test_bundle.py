@@ -246,8 +246,8 @@ def test_a_pair_that_is_not_here_is_a_sentence(index: Path, tmp_path: Path) -> N
 
 def put_wheel_in_cache(cache: Path) -> None:
     """As if llama.cpp had been built there before."""
-    host = machine.Host.here()
-    compiler = machine.compiler(host)
+    host = machine.Host.current()
+    compiler = machine.find_compiler(host)
     assert compiler
     version = setup_venv.llama_version(ROOT / "pyproject.toml")
     plan = machine.plan_build(host, compiler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.machine import runs_on
+from localspec.machine import architectures_run_on
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ from localspec.machine import runs_on
 def test_code_runs_on_its_own_generation_and_ptx_on_newer_ones(
     architectures: str, capability: str, runs: bool
 ) -> None:
-    assert runs_on(architectures, capability) is runs
+    assert architectures_run_on(architectures, capability) is runs

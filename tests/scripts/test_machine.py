@@ -13,13 +13,13 @@ from localspec.machine import (
     BUILD_VARIABLES,
     NO_AMX,
     Backend,
+    BuildPlan,
+    CommandResult,
     Compiler,
     Host,
-    Plan,
-    Ran,
     build_jobs,
-    compiler,
-    cpu,
+    detect_cpu,
+    find_compiler,
     install_hint,
     nvidia_gpus,
     plan_build,
@@ -37,7 +37,7 @@ ARCHITECTURES_13 = "compute_75\ncompute_80\ncompute_90\ncompute_120\n"
 
 
 def pose(
-    tools: Mapping[str, str | Callable[[Sequence[str]], Ran]] | None = None,
+    tools: Mapping[str, str | Callable[[Sequence[str]], CommandResult]] | None = None,
     *,
     system: str = "Linux",
     arch: str = "x86_64",
@@ -52,16 +52,16 @@ def pose(
     tools = {"c++": GCC.version, **(tools or {})}
     compiled: list[Sequence[str]] = []
 
-    def run(argv: Sequence[str]) -> Ran:
+    def run(argv: Sequence[str]) -> CommandResult:
         name = Path(argv[0]).name
         if name == "probe":
-            return Ran(0 if amx or "-mamx-tile" not in compiled[-1] else -11, "")
+            return CommandResult(0 if amx or "-mamx-tile" not in compiled[-1] else -11, "")
         if name not in tools:
-            return Ran(127, "")
+            return CommandResult(127, "")
         if "-o" in argv:
             compiled.append(argv)
         answer = tools[name]
-        return Ran(0, answer) if isinstance(answer, str) else answer(argv)
+        return CommandResult(0, answer) if isinstance(answer, str) else answer(argv)
 
     def which(name: str) -> str | None:
         # A name with a folder is found only where the tools say so; all of ours are on PATH.
@@ -70,25 +70,31 @@ def pose(
     return Host(system, arch, env or {}, run, which, lambda _path: cpuinfo)
 
 
-def nvidia(capability: str, driver_cuda: str) -> Callable[[Sequence[str]], Ran]:
-    def smi(argv: Sequence[str]) -> Ran:
+def nvidia(capability: str, driver_cuda: str) -> Callable[[Sequence[str]], CommandResult]:
+    def smi(argv: Sequence[str]) -> CommandResult:
         if argv[1] == "-q":
-            return Ran(0, f"    CUDA Version                              : {driver_cuda}\n")
-        return Ran(0, f"NVIDIA L4, {capability}, 580.65.06\n")
+            return CommandResult(
+                0, f"    CUDA Version                              : {driver_cuda}\n"
+            )
+        return CommandResult(0, f"NVIDIA L4, {capability}, 580.65.06\n")
 
     return smi
 
 
-def nvcc(argv: Sequence[str]) -> Ran:
-    return Ran(0, ARCHITECTURES_13 if "--list-gpu-arch" in argv else NVCC_13)
+def nvcc(argv: Sequence[str]) -> CommandResult:
+    return CommandResult(0, ARCHITECTURES_13 if "--list-gpu-arch" in argv else NVCC_13)
 
 
-def without_cublas(argv: Sequence[str]) -> Ran:
-    return Ran(1, "cublas_v2.h: No such file or directory") if "-E" in argv else nvcc(argv)
+def without_cublas(argv: Sequence[str]) -> CommandResult:
+    return (
+        CommandResult(1, "cublas_v2.h: No such file or directory") if "-E" in argv else nvcc(argv)
+    )
 
 
-def broken(_argv: Sequence[str]) -> Ran:
-    return Ran(9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
+def broken(_argv: Sequence[str]) -> CommandResult:
+    return CommandResult(
+        9, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    )
 
 
 @pytest.mark.parametrize(
@@ -199,9 +205,13 @@ def test_nvcc_off_the_path_is_named_to_cmake() -> None:
 
 
 def test_a_driver_too_old_to_tell_the_capability_still_has_its_gpu_seen() -> None:
-    def smi(argv: Sequence[str]) -> Ran:
+    def smi(argv: Sequence[str]) -> CommandResult:
         listed = "GPU 0: Tesla T4 (UUID: GPU-1)\n"
-        return Ran(0, listed) if argv[1] == "-L" else Ran(2, 'Field "compute_cap" is not valid')
+        return (
+            CommandResult(0, listed)
+            if argv[1] == "-L"
+            else CommandResult(2, 'Field "compute_cap" is not valid')
+        )
 
     host = pose({"nvidia-smi": smi, "nvcc": nvcc})
     assert [gpu.name for gpu in nvidia_gpus(host)] == ["Tesla T4"]
@@ -232,8 +242,8 @@ def test_amx_probe_loses_its_stores_under_a_flawed_intrinsic(tmp_path: Path) -> 
 
 
 def test_a_compiler_that_does_not_know_amx_is_not_told_to_leave_it_out() -> None:
-    def old(argv: Sequence[str]) -> Ran:
-        return Ran(1 if "-mamx-tile" in argv else 0, "unrecognized option '-mamx-tile'")
+    def old(argv: Sequence[str]) -> CommandResult:
+        return CommandResult(1 if "-mamx-tile" in argv else 0, "unrecognized option '-mamx-tile'")
 
     plan = plan_build(pose({"c++": old}, cpuinfo=XEON), GCC)
     assert "amx" not in plan.cmake_args
@@ -264,26 +274,28 @@ def test_cmake_args_of_the_user_are_used_as_they_are(given: str) -> None:
 
 
 def test_a_compiler_counts_only_if_it_makes_a_program() -> None:
-    def cannot(argv: Sequence[str]) -> Ran:
-        return Ran(0 if "--version" in argv else 1, "xcode-select: no developer tools")
+    def cannot(argv: Sequence[str]) -> CommandResult:
+        return CommandResult(0 if "--version" in argv else 1, "xcode-select: no developer tools")
 
-    assert compiler(pose({"c++": cannot})) is None
-    found = compiler(pose({"c++": cannot, "g++": "g++ 14.2"}))
+    assert find_compiler(pose({"c++": cannot})) is None
+    found = find_compiler(pose({"c++": cannot, "g++": "g++ 14.2"}))
     assert found == Compiler(("g++",), "g++ 14.2")
 
 
 def test_cxx_names_the_compiler_and_no_other_is_tried() -> None:
-    assert compiler(pose(env={"CXX": "icpx"})) is None
-    found = compiler(pose({"ccache": "ccache 4"}, env={"CXX": "ccache g++"}))
+    assert find_compiler(pose(env={"CXX": "icpx"})) is None
+    found = find_compiler(pose({"ccache": "ccache 4"}, env={"CXX": "ccache g++"}))
     assert found == Compiler(("ccache", "g++"), "ccache 4")
 
 
 def test_cpu_is_read_from_its_first_core() -> None:
-    assert cpu(pose(cpuinfo=XEON)).flags == {"sse2", "avx512f", "amx_tile"}
-    arm = cpu(pose(cpuinfo="CPU implementer\t: 0x41\nCPU part\t: 0xd0c\nFeatures\t: fp asimd\n"))
+    assert detect_cpu(pose(cpuinfo=XEON)).flags == {"sse2", "avx512f", "amx_tile"}
+    arm = detect_cpu(
+        pose(cpuinfo="CPU implementer\t: 0x41\nCPU part\t: 0xd0c\nFeatures\t: fp asimd\n")
+    )
     assert arm.model == "0x41 0xd0c"
     assert arm.flags == {"fp", "asimd"}
-    assert cpu(pose({"sysctl": "Apple M4\n"}, system="Darwin")).model == "Apple M4"
+    assert detect_cpu(pose({"sysctl": "Apple M4\n"}, system="Darwin")).model == "Apple M4"
 
 
 def test_wheel_key_changes_with_everything_the_wheel_depends_on() -> None:
@@ -293,7 +305,7 @@ def test_wheel_key_changes_with_everything_the_wheel_depends_on() -> None:
     others = {
         wheel_key(pose(), plan, GCC, "0.3.37"),
         wheel_key(pose(), plan, Compiler(("c++",), "14.2"), "0.3.36"),
-        wheel_key(pose(), Plan("cpu", "-DGGML_NATIVE=OFF", ()), GCC, "0.3.36"),
+        wheel_key(pose(), BuildPlan("cpu", "-DGGML_NATIVE=OFF", ()), GCC, "0.3.36"),
         wheel_key(pose(cpuinfo=XEON), plan, GCC, "0.3.36"),
         wheel_key(pose(cpuinfo=RYZEN.replace("avx2", "avx2 vnni")), plan, GCC, "0.3.36"),
         *(wheel_key(pose(env={name: "x"}), plan, GCC, "0.3.36") for name in BUILD_VARIABLES),

@@ -45,7 +45,7 @@ from pathlib import Path
 
 import msgspec
 
-from localspec.engine.sampling.settings import unasked
+from localspec.engine.sampling.settings import default_settings
 from localspec.protocol import frames
 
 
@@ -61,12 +61,12 @@ class FakeWorker:
     def send(self, frame: frames.Frame) -> None:
         with self.lock:
             try:
-                self.sock.sendall(frames.encode(frame))
+                self.sock.sendall(frames.encode_frame(frame))
             except OSError:
                 os._exit(0)
 
     def run(self) -> None:
-        while (body := frames.read_blocking(self.sock)) is not None:
+        while (body := frames.read_frame(self.sock)) is not None:
             frame = frames.to_worker_decoder.decode(body)
             match frame:
                 case frames.Load():
@@ -133,7 +133,7 @@ class FakeWorker:
             chat_template=self.options.template,
             bos_token="<s>",
             eos_token="</s>",
-            sampling_defaults=unasked({}),
+            sampling_defaults=default_settings({}),
         )
         self.send(info)
 

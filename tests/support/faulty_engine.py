@@ -90,14 +90,14 @@ before(llama, "initialise", "start")
 before(llama_cpp, "llama_model_load_from_file", model)
 before(llama_cpp, "llama_init_from_model", "load-context")
 before(llama_cpp, "llama_decode", decode)
-before(pair.Pair, "info", "load-last")
-after(pair.Pair, "info", "loaded")
+before(pair.LoadedPair, "info", "load-last")
+after(pair.LoadedPair, "info", "loaded")
 before(llama_cpp, "llama_tokenize", lambda *_: "tokenize" if serving else "load-tokenize")
 before(DraftModel, "propose", "draft")
 before(Sampler, "adjusted", "sample")
 before(sessions.SessionStore, "_write", "save")
-before(pair.Pair, "close", "close")
-after(pair.Pair, "close", "closed")
+before(pair.LoadedPair, "close", "close")
+after(pair.LoadedPair, "close", "closed")
 submit = Engine.__init__
 
 

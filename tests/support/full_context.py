@@ -15,7 +15,7 @@ from localspec.engine.llama import Batch, Context
 from localspec.engine.llama.model import initialise
 from localspec.engine.pair.load import load_pair
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.registry.header.fit import Memory
+from localspec.registry.header.fit import FreeMemory
 
 
 def held() -> int:
@@ -37,7 +37,7 @@ def read(context: Context, batch: Batch, sequence: int, first: int, count: int) 
 
 def main(target: str, kv_type: str, tokens: int) -> None:
     settings = EngineSettings(n_ctx=tokens, parallel=5, type_kv=kv_type)  # type: ignore[arg-type] # any of them
-    planned = eviction.plan(PairFiles("p", target), settings, Memory(1 << 40), "cpu")
+    planned = eviction.plan_load(PairFiles("p", target), settings, FreeMemory(1 << 40), "cpu")
     assert planned.plan is not None
     initialise()
     before = held()

@@ -15,7 +15,7 @@ from benchmarks.measuring.driven import Answer as Answer
 from benchmarks.measuring.driven import Driven
 from localspec.engine.llama import gpus
 from localspec.engine.pair.load import GPU_BATCH_FACTOR, load_pair
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.protocol.frames import (
@@ -24,24 +24,24 @@ from localspec.protocol.frames import (
     Generate,
     PairFiles,
     Sampling,
-    Speculative,
+    SpeculationSettings,
     TextPrompt,
     TokenPrompt,
 )
 from tests.support.rpc import free_port, rpc_worker
 
 GREEDY = Sampling(temperature=0.0)
-PLAIN = Speculative(enabled=False)
+PLAIN = SpeculationSettings(enabled=False)
 
 
-def drafting(depth: int | None = 3, kind: Any = "draft", **more: Any) -> Speculative:
-    return Speculative(depth=depth, kind=kind, **more)
+def drafting(depth: int | None = 3, kind: Any = "draft", **more: Any) -> SpeculationSettings:
+    return SpeculationSettings(depth=depth, kind=kind, **more)
 
 
 class Running(Driven):
     """With prompts as text too, and what tests ask for again and again."""
 
-    def __init__(self, pair: Pair) -> None:
+    def __init__(self, pair: LoadedPair) -> None:
         super().__init__(pair)
         self._renderer = TemplateRenderer(None, "", "")
         self.preparer = Preparer(pair, self._renderer)
@@ -52,7 +52,7 @@ class Running(Driven):
         prompt: Sequence[int] | str,
         max_tokens: int | None = 24,
         sampling: Sampling = GREEDY,
-        speculative: Speculative = PLAIN,
+        speculative: SpeculationSettings = PLAIN,
         **more: Any,
     ) -> int:
         """Submit a request; returns its id."""
@@ -72,7 +72,7 @@ class Running(Driven):
 
     def admit(self) -> None:
         """Give slots to those that wait, before any round."""
-        self.engine._scheduler.admit(self.engine._emit_started, self.engine._endings.refused)
+        self.engine._scheduler.admit(self.engine._emit_started, self.engine._endings.send_failure)
 
     def ask(self, prompt: Sequence[int] | str, *args: Any, **more: Any) -> Answer:
         """One request from its beginning to its end."""

@@ -12,7 +12,7 @@ from localspec import paths
 from localspec.cli import base_models, inputs
 from localspec.cli.chat import slash
 from localspec.cli.chat.slash import Chat, is_complete, parse_line
-from localspec.cli.chat.talk import Talk
+from localspec.cli.chat.talk import Conversation
 from localspec.cli.options import SETTABLE
 from localspec.cli.templates import Template
 from localspec.cli.terminal import render
@@ -40,7 +40,7 @@ def run(options: dict[str, Any]) -> int:
     if template is None and options["values"]:
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
     options = options if template is None else template.options
-    chat = Chat(Talk(dict(options)), template)
+    chat = Chat(Conversation(dict(options)), template)
     if options["files"]:
         slash.attach(chat, options["files"])
     session = _make_session(chat)
@@ -91,7 +91,7 @@ def _handle_line(chat: Chat, line: str) -> None:
         render.error(f"{error.filename or ''}: {error.strerror or error}.".removeprefix(": "))
 
 
-def _update_context(talk: Talk) -> None:
+def _update_context(talk: Conversation) -> None:
     """Fetch the pair's context length, which the line at the bottom shows."""
     if talk.last:
         talk.context = talk.client.status()["pair"].get("n_ctx") or 0
@@ -105,7 +105,7 @@ def _make_session(chat: Chat) -> PromptSession[str]:
     from prompt_toolkit.history import InMemoryHistory
 
     history: History = InMemoryHistory()
-    if not chat.talk.keeps_nothing:
+    if not chat.talk.is_unsaved:
         history = _open_typed_lines(paths.default_paths().typed_lines)
     return PromptSession(
         history=history,
@@ -176,7 +176,7 @@ def _make_key_bindings() -> KeyBindings:
     return keys
 
 
-def _make_completer(talk: Talk) -> Any:
+def _make_completer(talk: Conversation) -> Any:
     from prompt_toolkit.completion import Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
 
@@ -235,7 +235,7 @@ def _complete_setting(typed: str) -> Iterator[Completion]:
                 yield Completion(word, -len(value))
 
 
-def _complete_pair(talk: Talk, beginning: str) -> Iterator[Completion]:
+def _complete_pair(talk: Conversation, beginning: str) -> Iterator[Completion]:
     from prompt_toolkit.completion import Completion
 
     try:

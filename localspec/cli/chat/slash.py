@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from localspec.cli import inputs, options
-from localspec.cli.chat.talk import Talk
+from localspec.cli.chat.talk import Conversation
 from localspec.cli.command_names import closest
 from localspec.cli.templates import Template
 from localspec.cli.terminal import clipboard, extract, figures, history, render
-from localspec.cli.terminal.pairs import size
+from localspec.cli.terminal.pairs import format_size
 from localspec.client.pairs import PairsClient
 from localspec.errors import NotFound, UsageError
-from localspec.paths import model_files
+from localspec.paths import split_model_names
 
 # ------------------------------------------------------------------------ typed
 # The meaning of a typed line: a message, a command, or the end of the chat.
@@ -68,7 +68,7 @@ SWITCH = {"on": True, "off": False, "true": True, "false": False, "yes": True, "
 class Chat:
     """The state that commands change: the conversation, attached files and the prefilled prompt."""
 
-    def __init__(self, talk: Talk, template: Template | None = None) -> None:
+    def __init__(self, talk: Conversation, template: Template | None = None) -> None:
         """Create the state of a chat.
 
         `template`: used for the first question of each conversation.
@@ -105,7 +105,7 @@ class Chat:
         return answered
 
 
-class Slash(NamedTuple):
+class SlashCommand(NamedTuple):
     """A command: its function, and its argument and description for the help."""
 
     run: Callable[[Chat, str], None]
@@ -172,7 +172,7 @@ def attach(chat: Chat, names: list[str]) -> None:
         raise UsageError("In a chat standard input is the keyboard; name a file.")
     text = inputs.read_files(names)
     chat.attached.append(text)
-    render.line(f"{size(len(text.encode()))} will be included in your next question.")
+    render.line(f"{format_size(len(text.encode()))} will be included in your next question.")
 
 
 def _system(chat: Chat, argument: str) -> None:
@@ -184,7 +184,7 @@ def _system(chat: Chat, argument: str) -> None:
 
 
 def _pair(chat: Chat, argument: str) -> None:
-    if ":" in argument or any(map(inputs.is_path, model_files(argument))):
+    if ":" in argument or any(map(inputs.is_path, split_model_names(argument))):
         chat.talk.model = argument
         render.line(f"Now using {argument}.")
         return
@@ -202,11 +202,11 @@ def _pair(chat: Chat, argument: str) -> None:
         )
 
 
-def _fetch_pairs(talk: Talk) -> dict[str, Any]:
+def _fetch_pairs(talk: Conversation) -> dict[str, Any]:
     return PairsClient(talk.client.socket_path, autostart=talk.client.autostart).pairs()
 
 
-def pair_names(talk: Talk) -> list[str]:
+def pair_names(talk: Conversation) -> list[str]:
     """Return the names of the installed pairs."""
     return [entry["name"] for entry in _fetch_pairs(talk)["pairs"]]
 
@@ -262,9 +262,9 @@ def _parse_value(option: options.Option, text: str) -> Any:
 
 def _new(chat: Chat, argument: str) -> None:
     del argument
-    if chat.talk.messages and not chat.talk.keeps_nothing:
+    if chat.talk.messages and not chat.talk.is_unsaved:
         render.line(f"The previous conversation is saved: localspec history show {chat.talk.id}")
-    chat.talk.renew()
+    chat.talk.start_new()
     render.line("Started a new conversation.")
 
 
@@ -281,7 +281,7 @@ def _history(chat: Chat, argument: str) -> None:
     if not chat.talk.messages:
         render.line("This conversation is empty.")
         return
-    history.conversation(chat.talk.kept(), plain=chat.talk.options["plain"])
+    history.conversation(chat.talk.as_history_entry(), plain=chat.talk.options["plain"])
 
 
 def _regen(chat: Chat, argument: str) -> None:
@@ -363,22 +363,24 @@ def _exit(chat: Chat, argument: str) -> None:
 
 
 COMMANDS = {
-    "/help": Slash(_help, "", "Show this list."),
-    "/new": Slash(_new, "", "Start a new conversation; the settings stay."),
-    "/clear": Slash(_clear, "", "Clear the screen and start a new conversation."),
-    "/history": Slash(_history, "", "Show this conversation."),
-    "/undo": Slash(_undo, "", "Remove the last question and its answer."),
-    "/regen": Slash(_regen, "", "Answer the last question again."),
-    "/continue": Slash(_continue, "", "Continue an answer that was cut off or stopped."),
-    "/copy": Slash(_copy, "[N]", "Copy the last answer, or the N-th code block from the end."),
-    "/edit": Slash(_edit, "[TEXT]", "Write the question in $EDITOR; Enter then sends it."),
-    "/file": Slash(_file, "FILE…", "Include files or globs in the next question."),
-    "/system": Slash(_system, "[TEXT]", "Show or set the system message."),
-    "/pair": Slash(_pair, "[NAME]", "List the pairs, or switch to one."),
-    "/set": Slash(_set, "[NAME [VALUE]]", "Show or set temperature, tokens, seed and more."),
-    "/save": Slash(_save, "FILE", "Save the conversation as Markdown."),
-    "/stats": Slash(_stats, "", "Show statistics of the last answer."),
-    "/exit": Slash(_exit, "", "End the chat; also /bye, exit, quit or Ctrl-D."),
+    "/help": SlashCommand(_help, "", "Show this list."),
+    "/new": SlashCommand(_new, "", "Start a new conversation; the settings stay."),
+    "/clear": SlashCommand(_clear, "", "Clear the screen and start a new conversation."),
+    "/history": SlashCommand(_history, "", "Show this conversation."),
+    "/undo": SlashCommand(_undo, "", "Remove the last question and its answer."),
+    "/regen": SlashCommand(_regen, "", "Answer the last question again."),
+    "/continue": SlashCommand(_continue, "", "Continue an answer that was cut off or stopped."),
+    "/copy": SlashCommand(
+        _copy, "[N]", "Copy the last answer, or the N-th code block from the end."
+    ),
+    "/edit": SlashCommand(_edit, "[TEXT]", "Write the question in $EDITOR; Enter then sends it."),
+    "/file": SlashCommand(_file, "FILE…", "Include files or globs in the next question."),
+    "/system": SlashCommand(_system, "[TEXT]", "Show or set the system message."),
+    "/pair": SlashCommand(_pair, "[NAME]", "List the pairs, or switch to one."),
+    "/set": SlashCommand(_set, "[NAME [VALUE]]", "Show or set temperature, tokens, seed and more."),
+    "/save": SlashCommand(_save, "FILE", "Save the conversation as Markdown."),
+    "/stats": SlashCommand(_stats, "", "Show statistics of the last answer."),
+    "/exit": SlashCommand(_exit, "", "End the chat; also /bye, exit, quit or Ctrl-D."),
 }
 ALIASES = {
     **{"/bye": "/exit", "/quit": "/exit", "/q": "/exit", "/?": "/help"},

@@ -46,7 +46,7 @@ class _RecordingPrinter(render.Printer):
             self._printer.close()
 
 
-class Talk:
+class Conversation:
     """A conversation, which the daemon saves unless `options["no_log"]` is set.
 
     `options` are those of `chat`, and may be changed between questions.
@@ -93,7 +93,7 @@ class Talk:
         self.options["system"] = text
 
     @property
-    def keeps_nothing(self) -> bool:
+    def is_unsaved(self) -> bool:
         """Whether the daemon saves nothing, so that every request has to carry all messages."""
         return bool(self.options["no_log"]) or self._saving_failed
 
@@ -145,7 +145,7 @@ class Talk:
                 self._saving_failed = True
                 render.error("What follows is not saved either; /save FILE writes everything.")
             received = printer.said or self.last.get("thoughts") or self.last.get("timings")
-            if self.keeps_nothing and received:
+            if self.is_unsaved and received:
                 self._add_turn(question, printer.said)
         answered = len(self.messages) > n_messages or bool(beginning and printer.said)
         if stopped:
@@ -154,7 +154,7 @@ class Talk:
 
     def _remember_unsaved(self, question: str, answer: str) -> None:
         """Remember a question and its answer whose daemon was killed before it could save them."""
-        if self.keeps_nothing or not answer:
+        if self.is_unsaved or not answer:
             return
         if not question:
             return  # the daemon has saved the answer as far as it was before it was continued
@@ -190,7 +190,7 @@ class Talk:
         messages = [{"role": "user", "content": question}] if question else []
         if not question:
             request["continue_final_message"] = True
-        is_saved = not self.keeps_nothing
+        is_saved = not self.is_unsaved
         if is_saved:
             messages = [*self._unsaved_turn, *messages]
             request["localspec"] = {"conversation": self.id, "kind": "chat"}
@@ -213,7 +213,7 @@ class Talk:
         `continued`: that answer existed before and was continued.
         """
         self.id = (self.last.get("localspec") or {}).get("conversation", self.id)
-        if self.keeps_nothing or self.id == _NEW_ID:
+        if self.is_unsaved or self.id == _NEW_ID:
             return ""
         n_messages, self._is_outdated = len(self.messages), True
         try:
@@ -221,7 +221,7 @@ class Talk:
         except NotFound:
             # No part of the first answer arrived, or somebody removed the conversation.
             unsaved_turn = self._unsaved_turn
-            self.renew()
+            self.start_new()
             self._unsaved_turn = unsaved_turn
         except LocalspecError:
             return ""  # an error is already being reported, and the next question reads it again
@@ -255,7 +255,7 @@ class Talk:
 
     # ------------------------------------------------------------------ changing the conversation
 
-    def renew(self) -> None:
+    def start_new(self) -> None:
         """Begin a new conversation; the settings stay."""
         self.id, self.messages, self._saved_system, self._saving_failed = _NEW_ID, [], None, False
         self._unsaved_turn = []
@@ -273,7 +273,7 @@ class Talk:
         if not self.questions:
             raise NotFound("There is no question to remove.")
         question = self.questions[-1]
-        if self.keeps_nothing:
+        if self.is_unsaved:
             question_positions = [
                 index for index, message in enumerate(self.messages) if message["role"] == "user"
             ]
@@ -285,9 +285,9 @@ class Talk:
 
     # ------------------------------------------------------------------ showing the conversation
 
-    def kept(self) -> dict[str, Any]:
+    def as_history_entry(self) -> dict[str, Any]:
         """Return the conversation in the form of the history."""
-        if not self.keeps_nothing and self.id != _NEW_ID:
+        if not self.is_unsaved and self.id != _NEW_ID:
             return self.client.conversation(self.id, wait=True)
         system = [{"role": "system", "content": self.system}] if self.system else []
         return {
@@ -316,8 +316,8 @@ class Talk:
         if tokens_per_second := figures.format_rate_of(timings):
             parts.append(f"{tokens_per_second} tokens/s")
         if spec.get("drafted"):
-            parts.append(f"{figures.share(spec['accepted'] / spec['drafted'])} accepted")
-        if speed_up := figures.speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
+            parts.append(f"{figures.format_share(spec['accepted'] / spec['drafted'])} accepted")
+        if speed_up := figures.format_speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
             parts.append(speed_up)
         return " · ".join(parts)
 

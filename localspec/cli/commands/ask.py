@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli import ask, options, suggest
-from localspec.cli.app import Limited, Texts
+from localspec.cli.app import NumberOption, TextCommand
 
 _COMPLETERS = {
     "model": suggest.pairs,
@@ -31,10 +31,10 @@ def click_option(option: options.Option) -> click.Option:
         kind = click.IntRange(int(option.low), int(option.high))
     elif option.kind is float:
         kind = click.FloatRange(option.low, option.high)
-    return Limited(names, type=kind, metavar=option.metavar, help=option.help, **attributes)
+    return NumberOption(names, type=kind, metavar=option.metavar, help=option.help, **attributes)
 
 
-class Asking(Texts):
+class QuestionCommand(TextCommand):
     """A command that sends WORDS as a question and lists the sampling options last."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -56,7 +56,7 @@ def _run_ask(words: tuple[str, ...], **values: object) -> int:
     return ask.run({**values, **lists, "words": list(words)})
 
 
-ask_command = Asking(
+ask_command = QuestionCommand(
     "ask",
     callback=_run_ask,
     params=[
@@ -81,7 +81,7 @@ def _run_chat(**values: object) -> int:
     return chat.run({**values, **lists})
 
 
-chat_command = Asking(
+chat_command = QuestionCommand(
     "chat",
     callback=_run_chat,
     params=list(map(click_option, options.CHAT)),
@@ -113,7 +113,7 @@ def _run_pair(pair: str, words: tuple[str, ...], **values: object) -> int:
     return chat.run(all_values)
 
 
-run_command = Asking(
+run_command = QuestionCommand(
     "run",
     callback=_run_pair,
     params=[

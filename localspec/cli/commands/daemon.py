@@ -14,7 +14,7 @@ import click
 
 from localspec import ended
 from localspec.cli import inputs, suggest
-from localspec.cli.app import Limited
+from localspec.cli.app import NumberOption
 from localspec.cli.terminal import figures, progress, render
 from localspec.client import autostart
 from localspec.client.api import Client
@@ -164,7 +164,7 @@ def stop_daemon() -> None:
     render.line("The daemon has stopped.")
     for name in pulls:
         render.line(f"The pull of {name} resumes when the daemon starts again: localspec start")
-    if Path(client.socket_path).exists() and not autostart.held(default_paths().lock):
+    if Path(client.socket_path).exists() and not autostart.is_lock_held(default_paths().lock):
         # A daemon removes its own socket, so this one is systemd's.
         render.line("systemd will start it again on demand: localspec service status")
 
@@ -209,7 +209,9 @@ def _fetch_status(client: Client) -> dict[str, Any]:
         raise
     except NoDaemon as error:
         paths = default_paths()
-        ending = "" if autostart.held(paths.lock) else ended.told(paths.last_run)
+        ending = (
+            "" if autostart.is_lock_held(paths.lock) else ended.describe_last_end(paths.last_run)
+        )
         raise NoDaemon(f"{error.message}\n{ending}" if ending else error.message) from error
 
 
@@ -228,7 +230,7 @@ def _watch(client: Client, *, as_json: bool, verbose: bool) -> None:
                 if status is not None
                 else [("daemon", reason)]
             )
-            _redraw(render.fields_in_lines(rows))
+            _redraw(render.format_fields(rows))
         elif status is not None:
             _show(status, as_json=as_json, verbose=verbose)
         elif not as_json:
@@ -258,7 +260,7 @@ _POLL_INTERVAL_S = 0.2  # between two looks at a log that is followed
 @click.option(
     "-n",
     "--lines",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(min=0),
     metavar="N",
     default=20,

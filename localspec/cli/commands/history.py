@@ -8,7 +8,7 @@ from collections.abc import Callable
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Group, Limited, Texts
+from localspec.cli.app import Group, NumberOption, TextCommand
 from localspec.cli.terminal import extract, history, render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import LocalspecError
@@ -17,7 +17,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="Output one 
 _limit_option = click.option(
     "-n",
     "--limit",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 10_000),
     metavar="N",
     default=20,
@@ -65,7 +65,7 @@ def listed(limit: int, as_json: bool) -> int:
 
 
 @command.command(
-    cls=Texts,
+    cls=TextCommand,
     help="Search conversations for a text, ignoring case. Shows the first matching line of "
     "each; exits with 1 if nothing matches.",
     epilog="Example: localspec history search copytree",

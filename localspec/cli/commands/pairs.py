@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, settings, suggest
-from localspec.cli.app import Limited
+from localspec.cli.app import NumberOption
 from localspec.cli.terminal import pairs, progress, render
-from localspec.cli.terminal.pairs import format_add_command, format_first_use, size
+from localspec.cli.terminal.pairs import format_add_command, format_first_use, format_size
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoDaemon, UsageError
@@ -51,7 +51,7 @@ def list_command(everything: bool, disk: bool, as_json: bool) -> int:
 @click.argument("name", shell_complete=suggest.pairs)
 @click.option(
     "--context",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(min=0),
     metavar="TOKENS",
     default=0,
@@ -186,7 +186,7 @@ def add_command(
         if indicator:
             indicator.stop()
     advice = format_first_use(name, entry["roles"])
-    render.line(f"{entry['name']} is installed ({size(entry['size'])}). {advice}")
+    render.line(f"{entry['name']} is installed ({format_size(entry['size'])}). {advice}")
     for note in entry["notes"]:
         render.line(f"note: {note}")
     return 0
@@ -233,7 +233,7 @@ def rm_command(names: tuple[str, ...]) -> int:
             render.error(error.message)
             code = error.exit_code
             continue
-        render.line(f"Removed {removed['name']}; {size(removed['freed'])} freed.")
+        render.line(f"Removed {removed['name']}; {format_size(removed['freed'])} freed.")
         for kept_file in removed["kept"]:
             render.line(f"kept: {kept_file}")
         if removed["name"] == configured:
@@ -290,7 +290,13 @@ def show(report: dict[str, Any]) -> None:
             drafts_text = _count(len(model["drafts"]), "draft")
             targets_text = _count(uses_by_draft.get(model["path"], 0), "target")
             rows.append(
-                [model["name"], size(model["size"]), drafts_text, targets_text, model["origin"]]
+                [
+                    model["name"],
+                    format_size(model["size"]),
+                    drafts_text,
+                    targets_text,
+                    model["origin"],
+                ]
             )
         render.table(rows)
     else:
@@ -380,7 +386,7 @@ def gc_command(dry_run: bool, as_json: bool) -> int:
         render.line("Nothing to delete.")
     else:
         verb = "would be freed" if dry_run else "freed"
-        render.line(f"{size(result['freed'])} {verb}.")
+        render.line(f"{format_size(result['freed'])} {verb}.")
     return 0
 
 

@@ -13,10 +13,10 @@ import click
 from localspec.cli import suggest
 from localspec.cli.app import Group
 from localspec.cli.terminal import pairs, render
-from localspec.cli.terminal.pairs import size
+from localspec.cli.terminal.pairs import format_size
 from localspec.cli.terminal.progress import Progress
 from localspec.client.pairs import PairsClient
-from localspec.errors import LocalspecError, UsageError, from_code
+from localspec.errors import LocalspecError, UsageError, error_from_code
 
 INTERRUPTED = 130
 _RUNNING_STATES = ("checking", "downloading", "verifying")
@@ -153,7 +153,7 @@ class _Pulls:
                 self._show(name, watcher)
                 state = self._states[name]
                 if state["state"] != "done":
-                    raise from_code(state["code"], state["message"])
+                    raise error_from_code(state["code"], state["message"])
             except LocalspecError as error:
                 self._fail(name, error)
                 continue
@@ -213,7 +213,7 @@ def _print_installed(state: dict[str, Any]) -> None:
         render.line(f"note: {note}")
     name = state["name"]
     advice = pairs.format_first_use(name, PairsClient().pair(name)["roles"])
-    render.line(f"{name} is installed ({size(state['size'])}). {advice}")
+    render.line(f"{name} is installed ({format_size(state['size'])}). {advice}")
 
 
 # ------------------------------------------------------------------------ pulls

@@ -33,7 +33,7 @@ def statistics(response: dict[str, Any]) -> None:
     render.note("\n".join(line for line in lines if line))
 
 
-def rate(tokens: int, seconds: float, per_second: float | None) -> str:
+def format_rate(tokens: int, seconds: float, per_second: float | None) -> str:
     """Return tokens per second as in "21.3", or an empty string if tokens or time are too few to tell."""
     is_reliable = tokens >= _MIN_RATE_TOKENS and seconds >= _MIN_RATE_S and per_second
     return f"{per_second:.1f}" if is_reliable else ""
@@ -42,10 +42,10 @@ def rate(tokens: int, seconds: float, per_second: float | None) -> str:
 def format_rate_of(timings: dict[str, Any]) -> str:
     """Return the rate of an answer from its `timings`, in the form of `rate`."""
     seconds = timings.get("predicted_ms", 0.0) / 1000
-    return rate(timings.get("predicted_n", 0), seconds, timings.get("predicted_per_second"))
+    return format_rate(timings.get("predicted_n", 0), seconds, timings.get("predicted_per_second"))
 
 
-def speed_up(ratio: float | None, tokens: float) -> str:
+def format_speed_up(ratio: float | None, tokens: float) -> str:
     """Return a speed-up as in "1.42×".
 
     Returns an empty string if it was not measured, or over too few tokens to mean anything.
@@ -53,15 +53,15 @@ def speed_up(ratio: float | None, tokens: float) -> str:
     return f"{ratio:.2f}×" if ratio is not None and tokens >= MIN_SPEED_UP_TOKENS else ""
 
 
-def share(part: float) -> str:
+def format_share(part: float) -> str:
     """Return a fraction as a percentage, as in "71%"."""
     return f"{100 * part:.0f}%"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a time as in "0.35 s", "48 min" or "5 h 12 min"."""
     if seconds <= -0.005:
-        return f"-{duration(-seconds)}"
+        return f"-{format_duration(-seconds)}"
     seconds = abs(seconds)
     if seconds < 10:
         return f"{seconds:.2f} s" if seconds >= 0.005 or not seconds else "under 0.01 s"
@@ -73,9 +73,8 @@ def duration(seconds: float) -> str:
 
 def _format_rate(timings: dict[str, Any]) -> str:
     count = timings.get("predicted_n", 0)
-    summary = (
-        f"{count} token{'s' * (count != 1)} in {duration(timings.get('predicted_ms', 0.0) / 1000)}"
-    )
+    seconds = timings.get("predicted_ms", 0.0) / 1000
+    summary = f"{count} token{'s' * (count != 1)} in {format_duration(seconds)}"
     tokens_per_second = format_rate_of(timings)
     return f"{tokens_per_second} tokens/s: {summary}" if tokens_per_second else summary
 
@@ -84,12 +83,12 @@ def _format_speculation(spec: dict[str, Any], timings: dict[str, Any]) -> str:
     if not spec.get("active"):
         return f"speculation: off ({spec.get('reason') or 'not used'})"
     drafted, accepted = spec.get("drafted", 0), spec.get("accepted", 0)
-    part = f" ({share(accepted / drafted)})" if drafted else ""
+    part = f" ({format_share(accepted / drafted)})" if drafted else ""
     parts = [
         f"speculation: drafted {drafted}, accepted {accepted}{part}",
         f"{spec.get('mean_tokens_per_pass', 0.0):.2f} tokens per target pass",
     ]
-    if factor := speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
+    if factor := format_speed_up(spec.get("speed_up"), timings.get("predicted_n", 0)):
         parts.append(f"{factor} the speed of plain decoding")
     return ", ".join(parts)
 
@@ -197,7 +196,7 @@ def _format_queue(ahead: dict[str, Any]) -> str:
 
 def _round_duration(seconds: int) -> str:
     """Return a time, rounded up to steps of ten seconds from twenty seconds on."""
-    return f"{seconds} s" if seconds < 20 else duration(-(-seconds // 10) * 10)
+    return f"{seconds} s" if seconds < 20 else format_duration(-(-seconds // 10) * 10)
 
 
 def format_hashing(value: dict[str, Any]) -> str:
@@ -230,7 +229,7 @@ def _format_other_pair(pair: dict[str, Any]) -> str:
     """Return the line of a loaded pair that is not the configured one."""
     from localspec.cli.terminal import pairs  # imported here, because `ask` does not need it
 
-    memory_text = f", at most {pairs.size(pair['memory'])}" if pair.get("memory") else ""
+    memory_text = f", at most {pairs.format_size(pair['memory'])}" if pair.get("memory") else ""
     count = pair.get("running", 0)
     return (
         _format_pair(pair)
@@ -248,7 +247,7 @@ def _format_upstream(entry: dict[str, Any]) -> str:
     counts = f"{entry['requests']} request{'s' * (entry['requests'] != 1)}"
     drafts = "acceptance not measured"
     if entry["drafted"]:
-        drafts = f"{share(entry['accepted'] / entry['drafted'])} of drafted tokens accepted"
+        drafts = f"{format_share(entry['accepted'] / entry['drafted'])} of drafted tokens accepted"
         if entry["tokens_per_pass"]:
             drafts += f", {entry['tokens_per_pass']:.2f} tokens per pass"
     server = f"{entry['kind'] or 'server'} at {entry['place']}"
@@ -260,15 +259,17 @@ def _format_upstream(entry: dict[str, Any]) -> str:
 
 def _format_memory(value: dict[str, Any]) -> str:
     """Return the memory of the loaded pairs now, and how much more cached prompts may take."""
-    from localspec.cli.terminal.pairs import size  # imported here, because `ask` does not need it
+    from localspec.cli.terminal.pairs import (
+        format_size,  # imported here, because `ask` does not need it
+    )
 
     plans = [pair["plan"] for pair in value.get("pairs") or () if pair.get("plan")]
     max_bytes = sum(plan["needed"] for plan in plans)
     min_bytes = max_bytes - sum(plan["prefixes"] for plan in plans)
     if not plans:
         return ""
-    return f"uses {size(min_bytes)}" + (
-        f", cached prompts may take up to {size(max_bytes - min_bytes)} more"
+    return f"uses {format_size(min_bytes)}" + (
+        f", cached prompts may take up to {format_size(max_bytes - min_bytes)} more"
         if max_bytes > min_bytes
         else ""
     )
@@ -279,13 +280,13 @@ def _format_plan(plan: dict[str, Any] | None) -> str:
         return ""
     from localspec.cli.terminal import pairs  # imported here, because `ask` does not need it
 
-    return f"{pairs.format_plan(plan)}; {pairs.size(plan['free'])} were free"
+    return f"{pairs.format_plan(plan)}; {pairs.format_size(plan['free'])} were free"
 
 
 def _format_counts(counts: dict[str, Any]) -> str:
     text = f"{counts['requests']} total"
     if counts["drafted"]:
-        accepted = share(counts["accepted"] / counts["drafted"])
+        accepted = format_share(counts["accepted"] / counts["drafted"])
         text += f", {counts['tokens']} tokens, {accepted} of drafted tokens accepted"
     return text
 
@@ -316,20 +317,20 @@ def _format_speed(figures: dict[str, Any]) -> str:
 
 
 def _format_speed_up(figures: dict[str, Any]) -> str:
-    return speed_up(figures.get("speed_up"), figures.get("measured_tokens", 0))
+    return format_speed_up(figures.get("speed_up"), figures.get("measured_tokens", 0))
 
 
 def _format_drafts(figures: dict[str, Any]) -> str:
     if not figures.get("accepted_at"):
         return ""
-    shares = " ".join(map(share, figures["accepted_at"][:8]))
+    shares = " ".join(map(format_share, figures["accepted_at"][:8]))
     return f"{figures['mean_depth']:.1f} per pass; accepted by position: {shares}"
 
 
 def _format_cache(figures: dict[str, Any]) -> str:
     if not figures.get("prompt_tokens"):
         return ""
-    cached = share(figures["cached_tokens"] / figures["prompt_tokens"])
+    cached = format_share(figures["cached_tokens"] / figures["prompt_tokens"])
     hits = figures["cache_hits"]
     places = ", ".join(f"{count} from {place}" for place, count in hits.items() if count)
     return f"{cached} of prompt tokens cached" + (f" ({places})" if places else "")

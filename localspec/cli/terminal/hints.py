@@ -41,21 +41,21 @@ def _was_shown_today(file: Path) -> bool:
 
     The file has the day. If it cannot be written, the hint counts as shown.
     """
-    from localspec.files import write_whole
+    from localspec.files import write_atomically
 
     today = time.strftime("%Y-%m-%d")
     try:
         if file.exists() and file.read_text(encoding="utf-8") == today:
             return True
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_whole(file, today.encode(), sync=False)
+        write_atomically(file, today.encode(), sync=False)
     except (OSError, ValueError):
         return True
     return False
 
 
 def _advice(listed: dict[str, Any]) -> str:
-    from localspec.cli.terminal.pairs import size
+    from localspec.cli.terminal.pairs import format_size
 
     real_pairs = [entry for entry in listed["pairs"] if entry["name"] != "builtin"]
     chat_pairs = [entry for entry in real_pairs if "chat" in entry["roles"]]
@@ -68,7 +68,7 @@ def _advice(listed: dict[str, Any]) -> str:
     if not fitting:
         return "For a real one: localspec catalogue"
     best = max(fitting, key=lambda entry: entry["size"] or 0)
-    size_note = f" ({size(best['size'])})" if best["size"] else ""
+    size_note = f" ({format_size(best['size'])})" if best["size"] else ""
     return f"A real one that fits this machine{size_note}: localspec pull {best['name']}"
 
 

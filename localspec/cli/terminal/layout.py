@@ -151,17 +151,17 @@ class Flow:
         output = []
         for part in re.findall(r"\n| +|[^ \n\u1100-\U0010ffff]+|.", piece):
             if part == "\n":
-                output.append(f"{self.word()}\n")
+                output.append(f"{self.release_word()}\n")
                 self._fenced ^= self._line.lstrip().startswith(("```", "~~~"))
                 self._line, self._column = "", 0
                 continue
             if self._word and (part.isspace() or part >= "\u1100"):
-                output.append(self.word())
+                output.append(self.release_word())
             (self._gap if part.isspace() else self._word).append((part, style))
             self._line += part
         return "".join(output)
 
-    def word(self) -> str:
+    def release_word(self) -> str:
         """Return the word that was held back."""
         gap, word = self._gap, self._word
         word_cells, gap_cells = (sum(cells(part) for part, _ in parts) for parts in (word, gap))
@@ -274,7 +274,7 @@ def fields(rows: Sequence[tuple[str, str]], max_cells: int | None) -> list[str]:
     ]
 
 
-def fitting(parts: Sequence[str], max_cells: int, gap: str = _GAP) -> str:
+def join_fitting(parts: Sequence[str], max_cells: int, gap: str = _GAP) -> str:
     """Return the parts that fit into `max_cells` cells, joined by `gap`; at least a part of the first one."""
     line = parts[0]
     for part in parts[1:]:

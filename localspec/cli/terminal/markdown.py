@@ -359,9 +359,9 @@ class LineParser:
         """The language of the block that was opened last."""
         return self._fences.info.partition(" ")[0].strip("{}.")
 
-    def take(self, line: str) -> Line:
+    def parse_next(self, line: str) -> Line:
         """Parse the next line."""
-        kind = self._fences.take(line)
+        kind = self._fences.classify_next(line)
         if kind == "code":
             return Line("code", self._fences.code(line))
         follows_code, self._follows_code = self._follows_code, kind == "close"
@@ -376,15 +376,15 @@ class LineParser:
         )
         return parsed._replace(apart=parsed.apart or follows_code)
 
-    def seen(self, line: str) -> Line:
+    def parse_incomplete(self, line: str) -> Line:
         """Parse a line that is not complete yet, without changing the state."""
         copied_reader = copy.copy(self)
         copied_reader._fences = copy.copy(self._fences)
-        return copied_reader.take(line)
+        return copied_reader.parse_next(line)
 
     def _parse_indented_code(self, line: str, follows_blank: bool) -> Line | None:
         """Return code by indentation, which follows an empty line and is in no list, or None."""
-        code = without(line, _CODE_INDENT)
+        code = remove_indent(line, _CODE_INDENT)
         is_indented = (
             len(line.expandtabs(_CODE_INDENT)) - len(code.expandtabs(_CODE_INDENT)) >= _CODE_INDENT
         )
@@ -534,7 +534,7 @@ class Fences:
     def open(self) -> bool:
         return bool(self._fence)
 
-    def take(self, line: str) -> Literal["open", "code", "close", "text"]:
+    def classify_next(self, line: str) -> Literal["open", "code", "close", "text"]:
         """Return what the next line is."""
         if self._fence:
             closing = _CLOSES.match(line)
@@ -558,10 +558,10 @@ class Fences:
 
     def code(self, line: str) -> str:
         """Return a line of the block without the indentation of its fence."""
-        return without(line, self._indent)
+        return remove_indent(line, self._indent)
 
 
-def without(line: str, indent: int) -> str:
+def remove_indent(line: str, indent: int) -> str:
     """Return `line` without up to `indent` columns of blanks at its beginning."""
     index = column = 0
     while column < indent and line[index : index + 1] in (" ", "\t"):
@@ -583,7 +583,7 @@ def blocks(text: str) -> list[str]:
     lines_of_blocks: list[list[str]] = []
     fences = Fences()
     for line in text.removesuffix("\n").split("\n"):
-        kind = fences.take(line)
+        kind = fences.classify_next(line)
         if kind == "open":
             lines_of_blocks.append([])
         elif kind == "code":
@@ -622,7 +622,7 @@ class Highlighter:
         self._plain = os.environ.get("NO_COLOR")
         self._lexer = None if self._plain else _lexer(language)
 
-    def whole(self, line: str) -> str:
+    def highlight_line(self, line: str) -> str:
         """Return the block's next complete line with escape codes."""
         if self._plain:
             return line
@@ -664,7 +664,7 @@ def _lexer(language: str) -> Any:
 # continues after them. A complete line is drawn once and not changed again.
 
 
-WIDEST = 100  # columns; longer lines are hard to read
+MAX_COLUMNS = 100  # columns; longer lines are hard to read
 _REDRAW_INTERVAL_S = 0.05  # between two drawings of the same line
 _FENCE = ("```", "~~~")
 
@@ -688,11 +688,11 @@ class Screen:
         self._last_draw = 0.0
         *complete_lines, self._line = beginning.split("\n")
         for line in complete_lines:
-            self._reader.take(line)
+            self._reader.parse_next(line)
         if self._reader.in_code:
             self._highlighter = Highlighter(self._reader.language)
         if self._line:
-            self._n_fixed = len(self._reader.seen(self._line).text)
+            self._n_fixed = len(self._reader.parse_incomplete(self._line).text)
 
     def text(self, piece: str) -> None:
         """Draw a piece of text, which must be harmless for a terminal."""
@@ -703,7 +703,7 @@ class Screen:
         now = time.monotonic()
         if now - self._last_draw >= _REDRAW_INTERVAL_S and not self._is_ambiguous():
             self._finish_table()
-            self._draw_line(self._reader.seen(self._line), complete=False)
+            self._draw_line(self._reader.parse_incomplete(self._line), complete=False)
             self._last_draw = now
         sys.stdout.flush()
 
@@ -737,7 +737,7 @@ class Screen:
     def _add_text_line(self, line: str) -> None:
         """Draw a complete line that belongs to no table."""
         was_in_code = self._reader.in_code
-        parsed = self._reader.take(line)
+        parsed = self._reader.parse_next(line)
         if was_in_code != self._reader.in_code:
             self._highlighter = Highlighter("" if was_in_code else self._reader.language)
         self._draw_line(parsed, complete=True)
@@ -759,7 +759,7 @@ class Screen:
         text, width = line.text[self._n_fixed :], self._max_columns()
         if line.kind == "code":
             text = replace_lost_tabs(text, shutil.get_terminal_size().columns)
-            return [self._highlighter.whole(text) if complete else text]
+            return [self._highlighter.highlight_line(text) if complete else text]
         if line.kind == "rule":
             return [paint(styled("─" * width, line.style))]
         hang = min(line.hang, width // 2)
@@ -793,7 +793,7 @@ class Screen:
                 self._add_text_line(line)
 
     def _max_columns(self) -> int:
-        return max(min(shutil.get_terminal_size().columns - 1, WIDEST), 10)
+        return max(min(shutil.get_terminal_size().columns - 1, MAX_COLUMNS), 10)
 
     # ------------------------------------------------------------------ rows
 

@@ -30,7 +30,7 @@ def joined(text: str) -> list[str]:
     lines: list[str] = []
     fences, may_continue = Fences(), False
     for line in text.splitlines():
-        is_text = fences.take(line) == "text"
+        is_text = fences.classify_next(line) == "text"
         if is_text and may_continue and not _BEGINS_A_BLOCK.match(line):
             lines[-1] += f" {line.strip()}"
             continue
@@ -57,7 +57,7 @@ def rows(text: str, columns: int) -> list[str]:
             shown += _table(table, columns - 1)
             table = []
         in_code = parser.in_code
-        parsed = parser.take(line)
+        parsed = parser.parse_next(line)
         if in_code != parser.in_code:
             code = Highlighter("" if in_code else parser.language)
         shown += _rows(parsed, code, width, columns)
@@ -80,7 +80,7 @@ def _rows(line: Line, code: Highlighter, width: int, columns: int) -> list[str]:
     if line.kind in ("none", "label"):  # the fences of code, which has blank lines around it
         return []
     if line.kind == "code":
-        return [f"    {code.whole(replace_lost_tabs(line.text, columns))}".rstrip()]
+        return [f"    {code.highlight_line(replace_lost_tabs(line.text, columns))}".rstrip()]
     if line.kind == "rule":
         return [paint(styled("─" * width, line.style))]
     hang = min(line.hang, width // 2)

@@ -34,7 +34,7 @@ _MAX_LICENCE_CHARS = 120  # shown of a licence; some files contain the full text
 _FITS_LABELS = {"yes": "yes", "partly": "partly", "no": "no", None: ""}
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Return a number of bytes in a readable form, such as "1.4 GiB"."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
@@ -70,7 +70,7 @@ def pairs(entries: list[dict[str, Any]], configured: str = "") -> None:
 def _format_loaded(entry: dict[str, Any]) -> str:
     if not entry["loaded"]:
         return ""
-    memory_text = f", at most {size(entry['takes'])}" if entry.get("takes") else ""
+    memory_text = f", at most {format_size(entry['takes'])}" if entry.get("takes") else ""
     return f" (loaded{memory_text})"
 
 
@@ -96,14 +96,14 @@ def catalogue(entries: list[dict[str, Any]], configured: str = "") -> None:
 
 def format_memory(listed: dict[str, Any]) -> str:
     """Return the free memory by which the column FITS? was computed."""
-    gpu = f"{size(listed['vram'])} of GPU memory and " if listed["vram"] else ""
-    return f"{gpu}{size(listed['ram'])} of memory free"
+    gpu = f"{format_size(listed['vram'])} of GPU memory and " if listed["vram"] else ""
+    return f"{gpu}{format_size(listed['ram'])} of memory free"
 
 
 def _format_size(entry: dict[str, Any]) -> str:
     if entry["kind"] == "upstream":
         return "elsewhere"
-    return "?" if entry["size"] is None else size(entry["size"])
+    return "?" if entry["size"] is None else format_size(entry["size"])
 
 
 def _format_files(entry: dict[str, Any]) -> str:
@@ -133,7 +133,9 @@ def pair(view: dict[str, Any]) -> None:
     rows.append(("tokenizers", _format_match(view)))
     rows += [("note", note) for note in view["notes"]]
     rows.append(("drafts", _DRAFT_DESCRIPTIONS[view["kind"]]))
-    rows.append(("memory", f"{size(view['needed'])} with {view['context']} tokens of context"))
+    rows.append(
+        ("memory", f"{format_size(view['needed'])} with {view['context']} tokens of context")
+    )
     if len(view["contexts"]) > 1:
         rows += [("", _format_context(option)) for option in view["contexts"]]
     rows.append(("here", _format_fit(view["fit"], view["kind"])))
@@ -163,12 +165,12 @@ def _model_rows(role: str, model: dict[str, Any] | None) -> list[tuple[str, str]
     if model["parameters"] < 1e8:
         parameters = f"{model['parameters'] / 1e6:.2f} M parameters"
     lines = [
-        f"{model['file']}, {size(model['size'])}, {_format_quantization(model)}",
+        f"{model['file']}, {format_size(model['size'])}, {_format_quantization(model)}",
         f"{model['architecture']}, {parameters}, {model['layers']} layers, vocabulary "
         f"{model['vocabulary']}, context {model['context']}",
         _describe_abilities(model),
-        f"weights {size(model['weights'])}, KV cache {size(model['cache'])}, compute "
-        f"{size(model['compute'])}",
+        f"weights {format_size(model['weights'])}, KV cache {format_size(model['cache'])}, compute "
+        f"{format_size(model['compute'])}",
     ]
     origin = f"{model['repo']} at {model['revision'][:12]}" if model["repo"] else model["path"]
     if model["licence"]:
@@ -211,7 +213,7 @@ def _shorten_licence(text: str) -> str:
 
 def _format_context(option: dict[str, Any]) -> str:
     fits = {"yes": "", "partly": ", partly on the GPU", "no": ", does not fit"}[option["fits"]]
-    return f"{size(option['needed'])} with {option['context']}{fits}"
+    return f"{format_size(option['needed'])} with {option['context']}{fits}"
 
 
 def _format_match(view: dict[str, Any]) -> str:
@@ -227,21 +229,19 @@ def _format_fit(fit: dict[str, Any] | None, kind: str) -> str:
         fit["gpu_layers"], f"{fit['gpu_layers']} layers on the GPU"
     )
     draft = "" if fit["draft"] or kind in _TARGET_SUFFIXES else ", without a draft"
-    return (
-        f"fits with {fit['context']} tokens of context, {layers}{draft} ({size(fit['free'])} free)"
-    )
+    return f"fits with {fit['context']} tokens of context, {layers}{draft} ({format_size(fit['free'])} free)"
 
 
 def format_plan(fit: dict[str, Any]) -> str:
     """Return how the memory of a loaded pair is divided."""
     target, draft = fit["target"], fit["drafting"]
     parts = [
-        f"{size(target[part] + draft[part])} {name}"
+        f"{format_size(target[part] + draft[part])} {name}"
         for part, name in (("weights", "weights"), ("cache", "KV cache"), ("compute", "buffers"))
     ]
     if fit["prefixes"]:
-        parts.append(f"up to {size(fit['prefixes'])} for cached prompts")
-    return f"{size(fit['needed'])} in all: {', '.join(parts)}"
+        parts.append(f"up to {format_size(fit['prefixes'])} for cached prompts")
+    return f"{format_size(fit['needed'])} in all: {', '.join(parts)}"
 
 
 def format_first_use(name: str, roles: Sequence[str]) -> str:
@@ -273,7 +273,12 @@ def drafts(report: dict[str, Any]) -> None:
         rows = [["DRAFT", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]]
         for draft in matching:
             rows.append(
-                [draft["name"], size(draft["size"]), *_format_gain(draft["gain"]), draft["origin"]]
+                [
+                    draft["name"],
+                    format_size(draft["size"]),
+                    *_format_gain(draft["gain"]),
+                    draft["origin"],
+                ]
             )
         render.table(rows)
         render.line(f"The target alone: {report['plain']:.1f} tokens/s.")
@@ -286,7 +291,12 @@ def drafts(report: dict[str, Any]) -> None:
         rows = [["DRAFT", "SIZE", "TARGET IS", "WHERE"]]
         for draft in matching:
             rows.append(
-                [draft["name"], size(draft["size"]), f"{draft['ratio']:.1f}×", draft["origin"]]
+                [
+                    draft["name"],
+                    format_size(draft["size"]),
+                    f"{draft['ratio']:.1f}×",
+                    draft["origin"],
+                ]
             )
         render.table(rows)
         render.line("To measure the speed-up of each: add --measure")
@@ -322,9 +332,9 @@ def pulls(states: list[dict[str, Any]]) -> None:
     for state in states:
         done = state["hashed" if state["state"] == "verifying" else "done"]
         share = f"{100 * done // state['size']}%" if state["size"] else ""
-        rate = f"{size(state['rate'])}/s" if state["rate"] else ""
+        rate = f"{format_size(state['rate'])}/s" if state["rate"] else ""
         time_left = format_span(state["seconds_left"]) if state["seconds_left"] else ""
-        total = size(state["size"]) if state["size"] else ""
+        total = format_size(state["size"]) if state["size"] else ""
         rows.append([state["name"], state["state"], share, total, rate, time_left])
     render.table(rows)
     for state in states:
@@ -339,7 +349,9 @@ def offers(repository: str, quantizations: list[dict[str, Any]]) -> None:
     rows = [["QUANTIZATION", "SIZE", "FITS?", ""]]
     for entry in quantizations:
         chosen = "taken" if entry["taken"] else ""
-        rows.append([entry["quant"], size(entry["size"]), _FITS_LABELS[entry["fits"]], chosen])
+        rows.append(
+            [entry["quant"], format_size(entry["size"]), _FITS_LABELS[entry["fits"]], chosen]
+        )
     render.table(rows)
     if len(quantizations) > 1:
         render.line(f"To choose another: localspec pull {repository}:QUANTIZATION")

@@ -9,7 +9,7 @@ from typing import Any
 
 from localspec.cli.terminal import layout
 from localspec.cli.terminal.figures import format_hashing, format_queue
-from localspec.cli.terminal.pairs import format_retry, format_span, size
+from localspec.cli.terminal.pairs import format_retry, format_size, format_span
 from localspec.cli.terminal.render import harmless, is_drawn_on, stderr
 from localspec.client.api import Client
 from localspec.errors import LocalspecError
@@ -40,7 +40,7 @@ class Spinner:
         self._thread = threading.Thread(target=self._draw_frames, daemon=True)
         self._thread.start()
 
-    def tell(self, progress: dict[str, Any] | None) -> None:
+    def update(self, progress: dict[str, Any] | None) -> None:
         """Set the reason for the wait from a report of the answer's stream. None: the answer has begun."""
         match progress:
             case {"state": "queued", "ahead": ahead}:
@@ -73,7 +73,7 @@ class Spinner:
             if seconds >= 3:
                 text += f" {seconds:.0f} s"
             max_cells = (layout.width(sys.stderr) or 80) - 1
-            stderr(f"\r\x1b[K{layout.fitting(text.split(' '), max_cells, ' ')}")
+            stderr(f"\r\x1b[K{layout.join_fitting(text.split(' '), max_cells, ' ')}")
             count += 1
             self._ended.wait(_FRAME_S)
         stderr("\r\x1b[K")
@@ -148,7 +148,7 @@ class Progress:
                 full_cells = bar_cells * done // total
                 parts.insert(2, "█" * full_cells + "░" * (bar_cells - full_cells))
             self._is_drawn = True
-            stderr(f"\r{layout.fitting(parts, columns)}\x1b[K")
+            stderr(f"\r{layout.join_fitting(parts, columns)}\x1b[K")
             return
         if waiting:
             attempt = (waiting["cause"], waiting["attempt"])
@@ -166,9 +166,9 @@ class Progress:
     ) -> list[str]:
         parts = [self._name, doing]
         if total:
-            parts += [f"{100 * done // total}%", f"{size(done)} of {size(total)}"]
+            parts += [f"{100 * done // total}%", f"{format_size(done)} of {format_size(total)}"]
         if rate:
-            parts.append(f"{size(rate)}/s")
+            parts.append(f"{format_size(rate)}/s")
         if seconds_left:
             parts.append(f"{format_span(seconds_left)} left")
         return [harmless(part, lines=False) for part in parts]

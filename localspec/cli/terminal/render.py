@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 import sys
 
-from localspec.errors import visible
+from localspec.errors import replace_control_characters
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TextIO
 
-harmless = visible
+harmless = replace_control_characters
 
 _last_char = "\n"  # of the answer
 _last_reasoning_char = "\n"
@@ -56,7 +56,7 @@ class DraftPrinter(Printer):
 
     def close(self) -> None:
         # The last piece ends with an escape code, so the line end is always printed here.
-        _print_answer(f"{self._flow.word()}\n")
+        _print_answer(f"{self._flow.release_word()}\n")
         style_name = "Underlined" if self._style == "4" else "Green"
         dim(f"{style_name}: tokens proposed by the draft.")
 
@@ -214,11 +214,11 @@ def table(rows: Sequence[Sequence[str]]) -> None:
 
 def fields(rows: Sequence[tuple[str, str]]) -> None:
     """Print names with their texts beside them."""
-    for line_ in fields_in_lines(rows):
+    for line_ in format_fields(rows):
         _write(sys.stdout, f"{line_}\n")
 
 
-def fields_in_lines(rows: Sequence[tuple[str, str]]) -> list[str]:
+def format_fields(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Return the lines that `fields` prints, for callers that redraw them."""
     from localspec.cli.terminal import layout
 

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from localspec.daemon.completion.calls import Arguments, Call, new_call
 from localspec.daemon.completion.parser import AnswerParser, Piece, Text
-from localspec.daemon.http.requests import ClientGone, answer, unless_gone
+from localspec.daemon.http.requests import ClientGone, json_response, while_connected
 from localspec.daemon.http.sse import Emit, EventStream
 from localspec.daemon.worker.process import Event
 from localspec.daemon.worker.queue import Job
@@ -36,8 +36,8 @@ from localspec.protocol.answers import (
     ToolCall,
     Usage,
 )
-from localspec.protocol.requests import PING_INTERVAL, GenerationRequest
-from localspec.protocol.visibility import VISIBLE, Regions
+from localspec.protocol.requests import PING_INTERVAL_S, GenerationRequest
+from localspec.protocol.visibility import VISIBLE, VisibilityParser
 
 _PROGRESS_INTERVAL_S = 0.1  # between two checks of what an answer is waiting for
 
@@ -49,7 +49,7 @@ class ContentTokens:
     so the pieces in which it arrives make no difference.
     """
 
-    def __init__(self, regions: Regions) -> None:
+    def __init__(self, regions: VisibilityParser) -> None:
         self._regions = regions
         self._kinds: list[str] = []  # the region of each character from `_start` on
         self._start = 0
@@ -91,8 +91,8 @@ class Choice:
 
     prompt: int  # index of the prompt that it answers
     parser: AnswerParser | None = None
-    scored: bool = False  # the client wants log-probabilities
-    ended: Callable[[Choice], None] | None = None
+    wants_logprobs: bool = False  # the client wants log-probabilities
+    on_end: Callable[[Choice], None] | None = None
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list)
@@ -104,48 +104,48 @@ class Choice:
     cached_tokens: int = 0
     exact_tokens: int | None = None  # the exactly matched part of `cached_tokens`
     prompt_tokens: int = 0
-    processed: int = 0  # prompt tokens that are prefilled or cached
-    reading_ms: float = 0.0  # since the prefill began
+    prompt_tokens_read: int = 0  # prompt tokens that are prefilled or cached
+    prefill_ms: float = 0.0  # since the prefill began
     note: str = ""  # what the engine could not do for this request
-    news: str = ""  # says which pair answered in place of another
-    stand_in: str = ""  # the name of the pair that answered in place of another
+    notice: str = ""  # says which pair answered in place of another
+    fallback_pair: str = ""  # the name of the pair that answered in place of another
     reasoning_tokens: int = 0
-    begun: bool = False  # text or the end has arrived
-    over: bool = False
+    has_output: bool = False  # text or the end has arrived
+    is_finished: bool = False
     failed: bool = False
     done: frames.Done | None = None
     _content_tokens: ContentTokens | None = None
 
-    def take(self, event: Event) -> Sequence[Piece]:
+    def consume(self, event: Event) -> Sequence[Piece]:
         """Consume an event and return the pieces that it adds."""
         pieces: Sequence[Piece] = ()
         match event:
             case frames.Started():
                 self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
                 self.logit_bias, self.exact_tokens = event.logit_bias, event.exact_tokens
-                self.processed = event.cached_tokens
-                self.note, self.news, self.stand_in = event.note, event.news, event.stand_in
+                self.prompt_tokens_read = event.cached_tokens
+                self.note, self.notice, self.fallback_pair = event.note, event.news, event.stand_in
                 if self.parser is not None:
                     self.parser.begin(event.tail, event.thoughts)
                     self._content_tokens = ContentTokens(self.parser.regions(event.tail))
             case frames.Reading():  # After a crash another engine starts the prompt again.
-                self.processed = max(self.processed, event.processed)
+                self.prompt_tokens_read = max(self.prompt_tokens_read, event.processed)
                 # An engine that started again repeats the scores of the first tokens.
                 if event.scores:
                     self.prompt_logprobs[event.scores_from :] = event.scores
-                self.reading_ms = event.ms
+                self.prefill_ms = event.ms
             case frames.Delta():
-                self.begun = True
+                self.has_output = True
                 self._score(event)
                 self.tokens += event.ids
                 text = Text("content", event.text)
-                pieces = [text] if self.parser is None else self.parser.push(event.text)
+                pieces = [text] if self.parser is None else self.parser.feed(event.text)
                 pieces = [*self._separated(event), *pieces]
                 if self.parser is not None and self.parser.thinking:
                     self.reasoning_tokens += event.tokens
                 self._add(pieces)
             case frames.Done():
-                self.begun, self.done = True, event
+                self.has_output, self.done = True, event
                 self.prompt_tokens = event.prompt_tokens
                 self.cached_tokens = self.cached_tokens or event.timings.cache_n
                 pieces = self.end()
@@ -155,7 +155,7 @@ class Choice:
         self.logprobs += event.logprobs
         if self._content_tokens is None:
             self.content_logprobs += event.logprobs
-        elif self.scored:
+        elif self.wants_logprobs:
             self.content_logprobs += self._content_tokens.take(event)
 
     def _separated(self, event: frames.Delta) -> Iterator[Piece]:
@@ -171,15 +171,15 @@ class Choice:
 
     def end(self, *, failed: bool = False) -> Sequence[Piece]:
         """End the choice, and return the pieces that the parser held back."""
-        if self.over:
+        if self.is_finished:
             return ()
-        self.over, self.failed = True, failed
-        if self.scored and self._content_tokens is not None:
+        self.is_finished, self.failed = True, failed
+        if self.wants_logprobs and self._content_tokens is not None:
             self.content_logprobs += self._content_tokens.finish()
         pieces = [] if self.parser is None else self.parser.finish()
         self._add(pieces)
-        if self.ended is not None:
-            self.ended(self)
+        if self.on_end is not None:
+            self.on_end(self)
         return pieces
 
     def _add(self, pieces: Sequence[Piece]) -> None:
@@ -197,14 +197,14 @@ class Choice:
     @property
     def progress(self) -> PromptProgress:
         """How much of the prompt is read."""
-        read, spent = self.processed, int(self.reading_ms)
+        read, spent = self.prompt_tokens_read, int(self.prefill_ms)
         return PromptProgress(self.prompt_tokens, self.cached_tokens, read, spent)
 
     @property
     def timings(self) -> frames.Timings:
         """The timings of the prompt so far."""
-        prefilled = self.processed - self.cached_tokens
-        prefill_ms = self.reading_ms if prefilled else 0.0
+        prefilled = self.prompt_tokens_read - self.cached_tokens
+        prefill_ms = self.prefill_ms if prefilled else 0.0
         per_token_ms, rate = (
             (prefill_ms / prefilled, 1000 * prefilled / prefill_ms) if prefill_ms else (0.0, 0.0)
         )
@@ -219,7 +219,7 @@ class Choice:
         )
 
     @property
-    def finish(self) -> str:
+    def finish_reason(self) -> str:
         """The finish reason in OpenAI's words; a cancelled request has no reader, so it counts as "stop"."""
         reason = self.done.finish_reason if self.done else "stop"
         if reason == "cancelled":
@@ -227,7 +227,7 @@ class Choice:
         return "tool_calls" if reason == "stop" and self.calls else reason
 
 
-class Answer:
+class PendingAnswer:
     """All choices of a request."""
 
     def __init__(
@@ -255,7 +255,7 @@ class Answer:
         self.choices = [
             Choice(index // n, parser(), self.wants_logprobs) for index in range(len(requests))
         ]
-        self.choices[0].ended = ended
+        self.choices[0].on_end = ended
 
     @property
     def done(self) -> list[frames.Done]:
@@ -266,9 +266,9 @@ class Answer:
         """Return what a person may want to know of this answer; `general` applies to all answers now."""
         return " ".join(filter(None, [general, self.choices[0].note]))
 
-    def news(self, general: str = "") -> str:
+    def notice(self, general: str = "") -> str:
         """Return what a person has to be told of this answer; `general` applies to all answers now."""
-        return " ".join(filter(None, [general, self.choices[0].news]))
+        return " ".join(filter(None, [general, self.choices[0].notice]))
 
     def usage(self) -> Usage:
         """Return the token counts; a prompt counts once, however many choices it has."""
@@ -295,7 +295,7 @@ class Answer:
 class Shape(Protocol):
     """Formats an answer for a client."""
 
-    answer: Answer
+    answer: PendingAnswer
 
     def chunks(self, index: int, event: Event, pieces: Sequence[Piece]) -> Sequence[object]:
         """Return a stream's chunks for an event of choice `index` that added `pieces` to it."""
@@ -306,23 +306,23 @@ class Shape(Protocol):
     def failed(self, error: LocalspecError) -> Sequence[object]:
         """Return the end of a stream that has begun and cannot go on."""
 
-    def whole(self) -> object:
+    def complete(self) -> object:
         """Return the whole answer as one object."""
 
 
-class Reads(Protocol):
+class PromptProgressShape(Protocol):
     """A shape that can report how much of a prompt is read."""
 
     def reading(self, index: int, now: PromptProgress) -> object: ...
 
 
-def waiting(body: GenerationRequest, shape: Reads) -> dict[str, Any]:
+def progress_options(body: GenerationRequest, shape: PromptProgressShape) -> dict[str, Any]:
     """Return the fields of `Run` that control what is sent before the answer begins."""
     reading = shape.reading if body.return_progress else None
     return {"reading": reading, "ping_s": body.sse_ping_interval}
 
 
-def text_of(piece: bytes) -> str:
+def decode_piece(piece: bytes) -> str:
     """Return a token's bytes as text; incomplete characters become U+FFFD."""
     return piece.decode("utf-8", "replace")
 
@@ -331,7 +331,7 @@ def text_of(piece: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class AnswerRun:
     """The requests of an answer, and the shape that receives their events.
 
     `during` is entered while they run. `progress` makes the chunk that says what a stream is waiting for,
@@ -346,7 +346,7 @@ class Run:
     during: AbstractAsyncContextManager[object] = field(default_factory=nullcontext)
     progress: Callable[[Progress], object] | None = None
     reading: Callable[[int, PromptProgress], object] | None = None
-    ping_s: float = PING_INTERVAL
+    ping_s: float = PING_INTERVAL_S
     events: type[EventStream] = EventStream
 
     async def respond(self, request: Request, stream: bool) -> Response:
@@ -355,10 +355,10 @@ class Run:
             failed, ping_s = self.shape.failed, self.ping_s
             return self.events(self._streamed, done=False, failed=failed, ping_s=ping_s)
         try:
-            await unless_gone(request.receive, self._run())
+            await while_connected(request.receive, self._run())
         except ClientGone:
             return Response(status_code=499)  # nginx's code for a client that has disconnected
-        return answer(self.shape.whole())
+        return json_response(self.shape.complete())
 
     async def _streamed(self, emit: Emit) -> None:
         if self.progress is None:
@@ -380,7 +380,7 @@ class Run:
         last = None
         while True:
             await asyncio.sleep(_PROGRESS_INTERVAL_S)
-            if any(choice.begun for choice in self.shape.answer.choices):
+            if any(choice.has_output for choice in self.shape.answer.choices):
                 return
             current = self._current_progress(jobs)
             if current != last:
@@ -388,7 +388,7 @@ class Run:
             last = current
 
     def _current_progress(self, jobs: Sequence[Job]) -> Progress:
-        name, resident = self.pair.name, self.supervisor.residents.of(self.pair.name)
+        name, resident = self.pair.name, self.supervisor.residents.get(self.pair.name)
         job = next((job for job in jobs if job.placed), None)
         if job is None:
             return Progress("queued", name, ahead=resident.admission.ahead(jobs[0]))
@@ -430,7 +430,7 @@ class Run:
         choice = self.shape.answer.choices[index]
 
         async def forward(event: Event) -> None:
-            pieces = choice.take(event)
+            pieces = choice.consume(event)
             if emit is None:
                 return
             if not isinstance(event, frames.Reading):

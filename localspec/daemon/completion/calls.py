@@ -19,7 +19,7 @@ from sys import float_info
 from typing import Any, Literal
 
 from localspec.daemon.completion.tools import GEMMA_QUOTE
-from localspec.protocol.calls import ID, CallFormat, type_of, types_of
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat, json_type, schema_types
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_CHARS = string.ascii_letters + string.digits
@@ -47,7 +47,7 @@ class Arguments:
 
 CallPiece = Call | Arguments
 # The pieces that a text adds, and its remainder, which belongs to no call any more.
-Fed = tuple[list[CallPiece], str]
+ReadResult = tuple[list[CallPiece], str]
 
 
 def new_call(name: str) -> Call:
@@ -56,13 +56,13 @@ def new_call(name: str) -> Call:
     return Call("".join(secrets.choice(_ID_CHARS) for _ in range(9)), name)
 
 
-def finite(text: str) -> float:
+def parse_finite(text: str) -> float:
     """Parse a number of JSON, and limit it to Python's largest float, because infinity is not valid JSON."""
     value = float(text)
     return value if isfinite(value) else copysign(float_info.max, value)
 
 
-def typed(text: str, types: set[str]) -> Any:
+def convert_value(text: str, types: set[str]) -> Any:
     """Return a parameter's text as a value of one of `types`.
 
     It stays a text if it may be a text and is not a value of any other of the types.
@@ -70,10 +70,10 @@ def typed(text: str, types: set[str]) -> Any:
     if types in ({"string"}, {"any"}):
         return text
     try:
-        value = json.loads(text, parse_float=finite)
+        value = json.loads(text, parse_float=parse_finite)
     except (ValueError, RecursionError):
         return _decode_python(text)
-    kind = type_of(value)
+    kind = json_type(value)
     fits = kind in types or (kind == "number" and "integer" in types)
     return value if fits or "string" not in types else text
 
@@ -93,20 +93,20 @@ def _decode_python(text: str) -> Any:
     return value
 
 
-class Reader(ABC):
+class CallReader(ABC):
     """Reads what follows a marker: one or more calls.
 
-    Feed it text until `over`. `broken` means that this was not a call, and that `raw`, all that was read,
-    is plain text.
+    Feed it text until `is_finished`. `is_broken` means that this was not a call, and that `raw`, all that was
+    read, is plain text.
     """
 
     def __init__(self) -> None:
-        self.over = False
-        self.broken = False
+        self.is_finished = False
+        self.is_broken = False
         self.raw = ""
 
     @abstractmethod
-    def feed(self, text: str) -> Fed:
+    def feed(self, text: str) -> ReadResult:
         """Consume the next text."""
 
     @abstractmethod
@@ -126,7 +126,7 @@ class _Object:
     pending: str = ""  # arguments that cannot be emitted yet
 
 
-class JsonCalls(Reader):
+class JsonCalls(CallReader):
     """Reads calls in JSON.
 
     `accepts` decides which names are calls. With `call`, the text is only the arguments of that call. With
@@ -158,15 +158,15 @@ class JsonCalls(Reader):
             self._depth = self._base = 1
             self._object = _Object(call.name, "arguments", colon=True)
 
-    def feed(self, text: str) -> Fed:
+    def feed(self, text: str) -> ReadResult:
         self._pieces = [self._call] if self._call is not None and not self.raw and text else []
         self.raw += text
-        while self._at < len(self.raw) and not (self.over or self.broken):
+        while self._at < len(self.raw) and not (self.is_finished or self.is_broken):
             if self._quote is None:
                 self._read_token()
             else:
                 self._read_string_part(self._quote)
-        if self._object.name and not self.broken:
+        if self._object.name and not self.is_broken:
             self._emit_arguments()
         remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
         return self._pieces, remaining
@@ -175,7 +175,7 @@ class JsonCalls(Reader):
         self._pieces = []
         if self._object.arguments == "open" and self._object.name and self._object.pending:
             self._pieces.append(Arguments(self._object.pending))
-        self.broken = not self._object.name and not self.over
+        self.is_broken = not self._object.name and not self.is_finished
         return self._pieces
 
     def _read_token(self) -> None:
@@ -185,7 +185,7 @@ class JsonCalls(Reader):
         call_object, is_top_level = self._object, self._depth == self._base
         is_value = is_top_level and self._base and call_object.colon and not token.isspace()
         if self._names is not None and self._is_no_call(token, is_value=bool(is_value)):
-            self.broken = True
+            self.is_broken = True
             return
         if is_value and call_object.key in _ARGUMENT_KEYS and not call_object.arguments:
             # JSON in a string, or null, can only be converted when it is complete.
@@ -206,7 +206,7 @@ class JsonCalls(Reader):
                 call_object.colon, call_object.key = False, ""
             case _ if self._depth == 0 and not token.isspace():
                 self._at = match.start() + 1
-                self.broken = True
+                self.is_broken = True
 
     def _read_string_part(self, quote: int) -> None:
         match = _STRING_PART.match(self.raw, self._at + self._escaped)
@@ -223,7 +223,7 @@ class JsonCalls(Reader):
             if self._depth == self._base:
                 self._end_string(self.raw[quote : self._at])
         elif self._names is not None and self._depth == self._base:
-            self.broken = not self._may_be_a_call(self.raw[quote + 1 : self._at])
+            self.is_broken = not self._may_be_a_call(self.raw[quote + 1 : self._at])
 
     def _is_no_call(self, token: str, *, is_value: bool) -> bool:
         """Return whether no call can have this token here."""
@@ -255,15 +255,15 @@ class JsonCalls(Reader):
             self._end_arguments()
             return
         value = self._decode_string(text)
-        if self.broken:
+        if self.is_broken:
             return
         if not call_object.colon:
             call_object.key = value
-            self.broken = self._keys is not None and value not in self._keys
+            self.is_broken = self._keys is not None and value not in self._keys
         elif call_object.key == "name" and not call_object.name:
             call_object.name = value
-            self.broken = not self._accepts(value)
-            if not self.broken:
+            self.is_broken = not self._accepts(value)
+            if not self.is_broken:
                 self._pieces.append(new_call(value))
                 self._emit_arguments()
 
@@ -271,7 +271,7 @@ class JsonCalls(Reader):
         try:
             return str(json.loads(text, strict=False))
         except ValueError:
-            self.broken = True
+            self.is_broken = True
             return ""
 
     def _open(self, token: str) -> None:
@@ -279,7 +279,7 @@ class JsonCalls(Reader):
         if token == "{" and not self._base:
             self._object, self._base = _Object(), self._depth
         elif not self._base and self._depth > 1:
-            self.broken = True  # an array of arrays
+            self.is_broken = True  # an array of arrays
 
     def _close(self) -> None:
         self._depth -= 1
@@ -288,19 +288,19 @@ class JsonCalls(Reader):
         if self._base and self._depth < self._base:
             self._base = 0
             if not self._object.name:
-                self.broken = True
+                self.is_broken = True
                 return
             if not self._object.arguments:
                 self.all_have_arguments = False
                 self._pieces.append(Arguments("{}"))
-        self.over = self.over or self._depth <= 0
+        self.is_finished = self.is_finished or self._depth <= 0
 
     def _end_arguments(self) -> None:
         if self._object.arguments == "open":
             self._object.arguments = "closed"
             if self._object.name:
                 self._emit_arguments()
-            self.over = self.over or self._call is not None
+            self.is_finished = self.is_finished or self._call is not None
 
     def _emit_arguments(self) -> None:
         """Emit the arguments that are certain; if they are held, only when they are complete."""
@@ -322,20 +322,20 @@ class JsonCalls(Reader):
 
 _NAME = re.compile(r"[\w.-]*", re.ASCII)
 _CALL_ID = re.compile(r"[\w.:-]*", re.ASCII)
-_PARTS = re.compile(rf"({ID}|\s+)")
+_PARTS = re.compile(rf"({CALL_ID_PLACEHOLDER}|\s+)")
 _MAX_HEAD_CHARS = 400  # A longer text before a call's arguments means that it is not a call.
-QUOTE = "<![CDATA[", "]]>"
+CDATA_MARKERS = "<![CDATA[", "]]>"
 _INCOMPLETE, _MISMATCH = -1, -2  # returned instead of the end of a literal
 
 
-def after(literal: str, text: str, at: int) -> int:
+def match_literal(literal: str, text: str, at: int) -> int:
     """Return where `literal` ends in `text` if it begins at `at`; its blanks match any blanks.
 
     Returns _INCOMPLETE if the text ends within the literal, and _MISMATCH if it differs.
     """
     for part in filter(None, _PARTS.split(literal)):
         actual = text[at : at + max(len(part), 1)]
-        if part == ID:
+        if part == CALL_ID_PLACEHOLDER:
             match = _CALL_ID.match(text, at)
             assert match is not None  # the expression also matches an empty text
             if match.end() == len(text):
@@ -352,7 +352,7 @@ def after(literal: str, text: str, at: int) -> int:
     return at
 
 
-class FoundCalls(Reader):
+class DialectCalls(CallReader):
     """Reads all calls that follow one marker, and what closes them.
 
     If the notation's arguments are not JSON, the whole call may still come as a JSON object.
@@ -370,11 +370,11 @@ class FoundCalls(Reader):
         self._written = 0  # number of parameters read so far
         self._calls = 0
 
-    def feed(self, text: str) -> Fed:
+    def feed(self, text: str) -> ReadResult:
         self.raw += text
         pieces: list[CallPiece] = []
         self._read(pieces, final=False)
-        if not (self.over or self.broken):
+        if not (self.is_finished or self.is_broken):
             return pieces, ""
         remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
         return pieces, remaining
@@ -384,15 +384,15 @@ class FoundCalls(Reader):
         self._read(pieces, final=True)
         if self._state == "json":
             pieces += self._json.end()
-            self._calls += not self._json.broken
+            self._calls += not self._json.is_broken
         elif self._state == "parameters":
             pieces.append(Arguments("}" if self._written else "{}"))
-        self.broken = not self._calls
+        self.is_broken = not self._calls
         return pieces
 
     def _read(self, pieces: list[CallPiece], *, final: bool) -> None:
         can_continue = True
-        while can_continue and not (self.over or self.broken):
+        while can_continue and not (self.is_finished or self.is_broken):
             match self._state:
                 case "name":
                     can_continue = self._read_name(pieces)
@@ -404,7 +404,7 @@ class FoundCalls(Reader):
                     can_continue = self._read_end(final=final)
 
     def _read_name(self, pieces: list[CallPiece]) -> bool:
-        end = start = after(self._before, self.raw, self._at)
+        end = start = match_literal(self._before, self.raw, self._at)
         name = ""
         if start >= 0:
             if self._form.parameter and self.raw.startswith("{", start):
@@ -416,9 +416,9 @@ class FoundCalls(Reader):
             if match.end() == len(self.raw):  # the name may not be complete
                 end = _INCOMPLETE
             else:
-                end = after(self._form.middle, self.raw, match.end()) if name else _MISMATCH
+                end = match_literal(self._form.middle, self.raw, match.end()) if name else _MISMATCH
         if end == _MISMATCH or (end == _INCOMPLETE and len(self.raw) - self._at > _MAX_HEAD_CHARS):
-            self.broken, self.over = not self._calls, bool(self._calls)
+            self.is_broken, self.is_finished = not self._calls, bool(self._calls)
         if end < 0:
             return False
         call = new_call(name)
@@ -435,17 +435,17 @@ class FoundCalls(Reader):
         call_pieces, remaining = self._json.feed(self.raw[self._at :])
         pieces += call_pieces
         self._at = len(self.raw) - len(remaining)
-        if self._json.broken:
-            self.broken, self.over = not self._calls, bool(self._calls)
-        elif self._json.over:
+        if self._json.is_broken:
+            self.is_broken, self.is_finished = not self._calls, bool(self._calls)
+        elif self._json.is_finished:
             self._state = "behind"
             self._calls += bool(self._form.parameter)
-        return self._json.over
+        return self._json.is_finished
 
     def _read_parameter(self, pieces: list[CallPiece], *, final: bool) -> bool:
         """Read the next parameter, or notice that there is none; return whether that was possible."""
         opening, text_separator, value_separator, _ = self._form.parameter
-        start = after(opening, self.raw, self._skip_blanks())
+        start = match_literal(opening, self.raw, self._skip_blanks())
         if start == _MISMATCH:
             pieces.append(Arguments("}" if self._written else "{}"))
             self._state = "behind"
@@ -461,13 +461,13 @@ class FoundCalls(Reader):
         key = self.raw[start:key_end]
         properties = self._schema.get("properties")
         schema = properties.get(key) if isinstance(properties, dict) else None
-        types = types_of(schema, self._schema)
+        types = schema_types(schema, self._schema)
         if text_separator != value_separator:  # the notation itself tells texts from other values
             types = {"string"} if self.raw.startswith(text_separator, key_end) else {"object"}
         value = self._read_value(key_end + separator_length, types, final=final)
         if value is None:
             return False
-        entry = f"{json.dumps(key)}: {json.dumps(typed(value, types), ensure_ascii=False)}"
+        entry = f"{json.dumps(key)}: {json.dumps(convert_value(value, types), ensure_ascii=False)}"
         pieces.append(Arguments((", " if self._written else "{") + entry))
         self._written += 1
         return True
@@ -479,7 +479,7 @@ class FoundCalls(Reader):
         """
         close = self._form.parameter[3]
         core = close.strip()
-        quote_open, quote_close = QUOTE
+        quote_open, quote_close = CDATA_MARKERS
         if (
             self.raw.startswith(quote_open, start)
             and (end := self.raw.find(quote_close + core, start)) >= 0
@@ -513,12 +513,14 @@ class FoundCalls(Reader):
     def _read_end(self, *, final: bool) -> bool:
         """Read what follows a call's arguments: another call, or the end."""
         position = self._skip_blanks()
-        next_call = after(self._form.again, self.raw, position) if self._form.again else _MISMATCH
-        close = after(self._form.close, self.raw, position)
+        next_call = (
+            match_literal(self._form.again, self.raw, position) if self._form.again else _MISMATCH
+        )
+        close = match_literal(self._form.close, self.raw, position)
         if next_call >= 0:
             self._state, self._before, self._at = "name", "", next_call
         elif final or _INCOMPLETE not in (next_call, close):
-            self.over = True
+            self.is_finished = True
             self._at = close if close >= 0 else self._at
         return next_call >= 0
 
@@ -538,7 +540,9 @@ _JSON_VALUE = re.compile(r'(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!/parameter>))*', re.DO
 _JSON_OBJECT = re.compile(r'(?:[^"<]|"(?:[^"\\]|\\.)*"|<(?!tool_call\|>))*', re.DOTALL)
 
 
-def reader_for(form: CallFormat, tools: dict[str, Any], names: Collection[str] | None) -> Reader:
+def reader_for(
+    form: CallFormat, tools: dict[str, Any], names: Collection[str] | None
+) -> CallReader:
     """Return the reader for a format's calls; it accepts only `names`, if they are given."""
     match form.kind:
         case "hermes" | "tags":
@@ -548,12 +552,12 @@ def reader_for(form: CallFormat, tools: dict[str, Any], names: Collection[str] |
         case "gemma":
             return GemmaCall()
         case "found":
-            return FoundCalls(form, tools)
+            return DialectCalls(form, tools)
         case _:
             return JsonCalls(names.__contains__) if names is not None else JsonCalls()
 
 
-class _NotationOrJson(Reader):
+class _NotationOrJson(CallReader):
     """Base of readers for a notation whose models sometimes write JSON instead.
 
     In that case `_json` reads the text, and `_lead` is the text before the JSON.
@@ -564,11 +568,11 @@ class _NotationOrJson(Reader):
         self._json: JsonCalls | None = None
         self._lead = ""
 
-    def feed(self, text: str) -> Fed:
+    def feed(self, text: str) -> ReadResult:
         if self._json is None:
             return self._feed_notation(text)
         result = self._json.feed(text)
-        self.over, self.broken = self._json.over, self._json.broken
+        self.is_finished, self.is_broken = self._json.is_finished, self._json.is_broken
         self.raw = self._lead + self._json.raw
         return result
 
@@ -576,15 +580,15 @@ class _NotationOrJson(Reader):
         if self._json is None:
             return self._end_notation()
         pieces = self._json.end()
-        self.broken = self._json.broken
+        self.is_broken = self._json.is_broken
         return pieces
 
-    def _switch_to_json(self, lead: str, text: str, call: Call | None = None) -> Fed:
+    def _switch_to_json(self, lead: str, text: str, call: Call | None = None) -> ReadResult:
         self._json, self._lead = JsonCalls(call=call), lead
         return self.feed(text)
 
     @abstractmethod
-    def _feed_notation(self, text: str) -> Fed:
+    def _feed_notation(self, text: str) -> ReadResult:
         """Consume text while it may be the notation."""
 
     @abstractmethod
@@ -608,7 +612,7 @@ class TaggedCall(_NotationOrJson):
         self._at = 0  # how much of `raw` is read
         self._written = 0  # number of parameters read so far
 
-    def _feed_notation(self, text: str) -> Fed:
+    def _feed_notation(self, text: str) -> ReadResult:
         self.raw += text
         start = self.raw.lstrip()
         if start and not start.startswith("<"):
@@ -618,13 +622,13 @@ class TaggedCall(_NotationOrJson):
             self._schema, self._at = self._tools.get(name[1].strip(), {}), name.end()
             pieces.append(new_call(name[1].strip()))
         if self._schema is None:
-            self.broken = not "<function=".startswith(start[:10])
+            self.is_broken = not "<function=".startswith(start[:10])
             return [], ""
-        while not self.over and (tag := _NEXT_TAG.search(self.raw, self._at)):
+        while not self.is_finished and (tag := _NEXT_TAG.search(self.raw, self._at)):
             if not self._read_tag(tag, pieces, final=False):
                 return pieces, ""
         remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
-        if not self.over:
+        if not self.is_finished:
             self.raw, remaining = self.raw + remaining, ""
         return pieces, remaining
 
@@ -632,11 +636,13 @@ class TaggedCall(_NotationOrJson):
         """Read what `tag` begins, a parameter or the end; return False if it is not complete yet."""
         if tag[1] is None:
             pieces.append(Arguments("}" if self._written else "{}"))
-            self.over, self._at = True, tag.end()
+            self.is_finished, self._at = True, tag.end()
             return True
         schema = self._schema or {}
         properties = schema.get("properties")
-        types = types_of(properties.get(tag[1]) if isinstance(properties, dict) else None, schema)
+        types = schema_types(
+            properties.get(tag[1]) if isinstance(properties, dict) else None, schema
+        )
         close = self.raw.find(_PARAMETER_CLOSE, tag.end())
         if close >= 0 and not final and not types & {"string", "any"}:
             value_match = _JSON_VALUE.match(self.raw, tag.end())
@@ -649,15 +655,17 @@ class TaggedCall(_NotationOrJson):
         if close < 0:
             return False
         value = self.raw[tag.end() : close].removesuffix("\n")
-        entry = f"{json.dumps(tag[1])}: {json.dumps(typed(value, types), ensure_ascii=False)}"
+        entry = (
+            f"{json.dumps(tag[1])}: {json.dumps(convert_value(value, types), ensure_ascii=False)}"
+        )
         pieces.append(Arguments((", " if self._written else "{") + entry))
         self._written, self._at = self._written + 1, close + len(_PARAMETER_CLOSE)
         return True
 
     def _end_notation(self) -> list[CallPiece]:
-        self.broken = self._schema is None
+        self.is_broken = self._schema is None
         pieces: list[CallPiece] = []
-        while not self.broken and not self.over:
+        while not self.is_broken and not self.is_finished:
             tag = _NEXT_TAG.search(self.raw, self._at)
             if tag is None or not self._read_tag(tag, pieces, final=True):
                 pieces.append(Arguments("}" if self._written else "{}"))
@@ -674,14 +682,14 @@ class ArgsCalls(_NotationOrJson):
         super().__init__()
         self._middle = middle
 
-    def _feed_notation(self, text: str) -> Fed:
+    def _feed_notation(self, text: str) -> ReadResult:
         self.raw += text
         start = self.raw.lstrip()
         if start.startswith("{") or (re.match(r"\[\s*(\{|$)", start) and start != "["):
             return self._switch_to_json("", start)
         head, separator, arguments = start.partition(self._middle)
         if not separator:
-            self.broken = "\n" in start or len(start) > self._MAX_HEAD_CHARS
+            self.is_broken = "\n" in start or len(start) > self._MAX_HEAD_CHARS
             return [], ""
         name, _, call_id = head.partition("[CALL_ID]")
         call = new_call(name.strip())
@@ -689,17 +697,17 @@ class ArgsCalls(_NotationOrJson):
         return self._switch_to_json(head + separator, arguments, call)
 
     def _end_notation(self) -> list[CallPiece]:
-        self.broken = True
+        self.is_broken = True
         return []
 
 
 # ---------------------------------------------------------------- Gemma 4
 
 
-class GemmaCall(Reader):
+class GemmaCall(CallReader):
     """Reads the inside of <|tool_call>: call:name{key:<|"|>text<|"|>,other:1}, or an object with a name."""
 
-    def feed(self, text: str) -> Fed:
+    def feed(self, text: str) -> ReadResult:
         self.raw += text
         end = self._end()
         if end < 0:
@@ -720,23 +728,23 @@ class GemmaCall(Reader):
         if text.startswith("{"):
             inner = JsonCalls()
             pieces, _ = inner.feed(text)
-            if not (inner.over or inner.broken):
+            if not (inner.is_finished or inner.is_broken):
                 pieces += inner.end()  # the part of a call that was cut off
-            self.over, self.broken = not inner.broken, inner.broken
-            return [] if inner.broken else pieces
+            self.is_finished, self.is_broken = not inner.is_broken, inner.is_broken
+            return [] if inner.is_broken else pieces
         name, brace, inside = text.removeprefix("call:").partition("{")
         try:
             arguments, _ = _GemmaValues("{" + inside).value(0)
         except (ValueError, IndexError, RecursionError):
             brace = ""
         if not brace or not name.strip():
-            self.broken = True
+            self.is_broken = True
             return []
-        self.over = True
+        self.is_finished = True
         return [new_call(name.strip()), Arguments(json.dumps(arguments, ensure_ascii=False))]
 
     def end(self) -> list[CallPiece]:
-        return [] if self.over else self._read()
+        return [] if self.is_finished else self._read()
 
 
 class _GemmaValues:
@@ -767,7 +775,7 @@ class _GemmaValues:
         scalar = self._SCALAR.match(self._text, at)
         if scalar is None:
             raise ValueError("no value")
-        return json.loads(scalar[0].strip(), parse_float=finite), scalar.end()
+        return json.loads(scalar[0].strip(), parse_float=parse_finite), scalar.end()
 
     def _skip_blanks(self, at: int) -> int:
         while self._text[at].isspace():

@@ -17,9 +17,9 @@ from functools import lru_cache
 from typing import Any
 
 from localspec.children import helper_environment
-from localspec.daemon.completion.calls import QUOTE, Arguments, Call, FoundCalls
-from localspec.daemon.completion.tools import UNKNOWN, format_of
-from localspec.protocol.calls import ID, CallFormat
+from localspec.daemon.completion.calls import CDATA_MARKERS, Arguments, Call, DialectCalls
+from localspec.daemon.completion.tools import UNKNOWN_FORMAT, format_of
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat
 
 _RENDER_TIMEOUT_S = 10.0  # for the process to start and to render
 _MAX_RENDERED_BYTES = 1 << 18  # of one short chat
@@ -60,7 +60,7 @@ class _NotDiscovered(Exception):
 _discovery_lock = threading.Lock()  # simultaneous requests share one discovery
 
 
-def notation(template: str | None) -> CallFormat:
+def discover_call_format(template: str | None) -> CallFormat:
     """Return how a model with this template writes calls; UNKNOWN if that cannot be discovered.
 
     The first call for a template of no known family blocks while a process renders the template.
@@ -73,7 +73,7 @@ def notation(template: str | None) -> CallFormat:
             return _discover(template)
     except (OSError, subprocess.TimeoutExpired):
         # The machine was too busy. The result is not cached, so the next request tries again.
-        return UNKNOWN
+        return UNKNOWN_FORMAT
 
 
 @lru_cache(maxsize=32)
@@ -84,7 +84,7 @@ def _discover(template: str) -> CallFormat:
             return _derive_format(*rendered[start : start + len(_CALLS)])
         except (_NotDiscovered, ValueError, IndexError, TypeError, RecursionError):
             continue
-    return UNKNOWN
+    return UNKNOWN_FORMAT
 
 
 # ------------------------------------------------------------------------ rendering
@@ -125,7 +125,7 @@ def _render_chats(template: str) -> list[str]:
 
 def _normalize(text: str) -> str:
     """Remove the prefix of the ids, and the quotes around values, which the reader always accepts."""
-    return _ID_PREFIX.sub("", text).replace(QUOTE[0], "").replace(QUOTE[1], "")
+    return _ID_PREFIX.sub("", text).replace(CDATA_MARKERS[0], "").replace(CDATA_MARKERS[1], "")
 
 
 def _variables(calls: _CallList, as_json: bool, id_format: str) -> dict[str, Any]:
@@ -347,25 +347,25 @@ def _merge_literals(first: str, second: str) -> str:
     for index, (part, other_part) in enumerate(zip(*parts, strict=True)):
         if part != other_part and not index % 2:
             raise _NotDiscovered
-        merged += part if part == other_part else ID
+        merged += part if part == other_part else CALL_ID_PLACEHOLDER
     return merged
 
 
 def _merge_opening(opening: str, next_opening: str) -> str:
     """Return what opens the first call, with ID at the same position as in what opens the next."""
-    if ID not in next_opening:
+    if CALL_ID_PLACEHOLDER not in next_opening:
         return opening
-    tail = next_opening.rpartition(ID)[2]
+    tail = next_opening.rpartition(CALL_ID_PLACEHOLDER)[2]
     head = opening.removesuffix(tail)
-    return re.sub(r"\d+\Z", ID, head) + tail if opening.endswith(tail) else opening
+    return re.sub(r"\d+\Z", CALL_ID_PLACEHOLDER, head) + tail if opening.endswith(tail) else opening
 
 
 def _read_calls(call_format: CallFormat, text: str) -> list[tuple[str, Any]] | None:
     """Return the calls that the format reads in `text`; None if it does not read all of the text."""
-    reader = FoundCalls(call_format, dict.fromkeys(_NAMES, _SCHEMA))
+    reader = DialectCalls(call_format, dict.fromkeys(_NAMES, _SCHEMA))
     pieces, remaining = reader.feed(text.partition(call_format.opens[0])[2])
     pieces += reader.end()
-    if remaining.strip() or reader.broken or not reader.over:
+    if remaining.strip() or reader.is_broken or not reader.is_finished:
         return None
     calls: list[tuple[str, str]] = []
     for piece in pieces:

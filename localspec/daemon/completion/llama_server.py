@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import msgspec
 from starlette.requests import Request
 
-from localspec.daemon.completion.answer import Answer, text_of
+from localspec.daemon.completion.answer import PendingAnswer, decode_piece
 from localspec.daemon.completion.parser import Piece
-from localspec.daemon.completion.request import max_tokens, per_choice, prompts
-from localspec.daemon.http.connection import UNIX
-from localspec.daemon.http.errors import told
+from localspec.daemon.completion.request import engine_requests, max_tokens, parse_prompts
+from localspec.daemon.http.connection import UNIX_HOST
+from localspec.daemon.http.errors import stream_error
 from localspec.daemon.worker.process import Event
 from localspec.errors import Cancelled, LocalspecError
 from localspec.protocol import frames
@@ -25,7 +25,7 @@ from localspec.protocol.requests import (
     InfillRequest,
     NativeCompletionRequest,
     NativeRequest,
-    parameters,
+    sampling_parameters,
 )
 
 # ------------------------------------------------------------------------ takeover
@@ -37,20 +37,20 @@ from localspec.protocol.requests import (
 
 
 # Editors show no completion that took longer, so an unwanted one costs at most this much time.
-UNSURE_SECONDS = 3.0
+UNSURE_TIMEOUT_S = 3.0
 
 
-class Place(NamedTuple):
+class EditorPosition(NamedTuple):
     """The position where somebody types; `sure` means that no other editor can have the same `who`."""
 
-    who: Hashable
+    editor: Hashable
     text: int  # a hash of the text around the cursor's line
-    sure: bool
+    is_unique: bool
     # The number of the request. Bodies may arrive in another order than the keys were typed.
     arrival: int
 
 
-def place_of(request: Request, body: InfillRequest, arrival: int) -> Place:
+def editor_position(request: Request, body: InfillRequest, arrival: int) -> EditorPosition:
     """Return which editor waits for a completion, and where.
 
     Over the Unix socket an editor is identified by the process at the other end, over TCP by `user`.
@@ -60,19 +60,23 @@ def place_of(request: Request, body: InfillRequest, arrival: int) -> Place:
     client = request.client
     text = hash((body.input_prefix, body.input_suffix))
     slot = body.id_slot if body.id_slot >= 0 else hash(body.input_prefix)
-    if client is not None and client.host == UNIX:
-        return Place((UNIX, client.port, body.user, slot), text, sure=True, arrival=arrival)
+    if client is not None and client.host == UNIX_HOST:
+        return EditorPosition(
+            (UNIX_HOST, client.port, body.user, slot), text, is_unique=True, arrival=arrival
+        )
     if body.user:
-        return Place((body.user, slot), text, sure=True, arrival=arrival)
+        return EditorPosition((body.user, slot), text, is_unique=True, arrival=arrival)
     host = client.host if client else None
     program = request.headers.get("user-agent")
-    return Place((host, program, body.id_slot, text), text, sure=False, arrival=arrival)
+    return EditorPosition(
+        (host, program, body.id_slot, text), text, is_unique=False, arrival=arrival
+    )
 
 
 class _Typing(NamedTuple):
     """A completion under way, and its time limit."""
 
-    place: Place
+    place: EditorPosition
     limit: asyncio.Timeout
 
 
@@ -83,12 +87,12 @@ class Editors:
         self._arrivals = itertools.count()
         self._newest: dict[Hashable, _Typing] = {}
 
-    def arrived(self) -> int:
+    def next_arrival(self) -> int:
         """Return a number for a request whose head has just been read."""
         return next(self._arrivals)
 
     @contextlib.asynccontextmanager
-    async def typing(self, place: Place) -> AsyncIterator[None]:
+    async def completing(self, place: EditorPosition) -> AsyncIterator[None]:
         """Mark a completion for `place` as under way; an older one of the same editor is cancelled.
 
         Raises:
@@ -107,20 +111,20 @@ class Editors:
                 "A newer completion request from the same editor replaced this one."
             ) from None
         finally:
-            if self._newest.get(place.who) is entry:
-                del self._newest[place.who]
+            if self._newest.get(place.editor) is entry:
+                del self._newest[place.editor]
 
     def _enter(self, entry: _Typing) -> None:
         """Register `entry`, and end the older one of it and its editor's current completion."""
-        current = self._newest.setdefault(entry.place.who, entry)
+        current = self._newest.setdefault(entry.place.editor, entry)
         if current is entry:
             return
         older, newer = sorted((current, entry), key=lambda typing: typing.place.arrival)
-        sure = entry.place.sure and older.place.text == newer.place.text
+        sure = entry.place.is_unique and older.place.text == newer.place.text
         older.limit.reschedule(
-            asyncio.get_running_loop().time() + (0.0 if sure else UNSURE_SECONDS)
+            asyncio.get_running_loop().time() + (0.0 if sure else UNSURE_TIMEOUT_S)
         )
-        self._newest[entry.place.who] = newer
+        self._newest[entry.place.editor] = newer
 
 
 # ------------------------------------------------------------------------ llama server
@@ -138,24 +142,24 @@ _SAMPLER_ALIASES |= {
 _SAMPLER_ALIASES |= {"t": "temperature", "e": "penalties", "d": "dry", "i": "infill"}
 
 
-def completion(request: NativeCompletionRequest) -> list[frames.Generate]:
+def completion_requests(request: NativeCompletionRequest) -> list[frames.Generate]:
     """Return one engine request per prompt and choice.
 
     Raises:
-        InvalidRequest: see `per_choice` and `prompts`.
+        InvalidRequest: see `engine_requests` and `prompts`.
     """
     _use_samplers(request)
-    requests = per_choice(
-        request, prompts(request.prompt), _logprobs(request), **_shared_fields(request)
+    requests = engine_requests(
+        request, parse_prompts(request.prompt), _logprobs(request), **_shared_fields(request)
     )
     return _enable_infill_sampler(request, requests)
 
 
-def infill(request: InfillRequest) -> list[frames.Generate]:
+def infill_requests(request: InfillRequest) -> list[frames.Generate]:
     """Return the engine requests of an editor, which have priority over chats.
 
     Raises:
-        InvalidRequest: see `per_choice`.
+        InvalidRequest: see `engine_requests`.
     """
     _use_samplers(request)
     prompt = frames.InfillPrompt(
@@ -165,7 +169,7 @@ def infill(request: InfillRequest) -> list[frames.Generate]:
         request.prompt,
         max(request.n_predict or request.max_tokens or 0, 0),
     )
-    requests = per_choice(
+    requests = engine_requests(
         request, [prompt], _logprobs(request), priority="editor", **_shared_fields(request)
     )
     return _enable_infill_sampler(request, _sample_other_choices(request, requests))
@@ -203,7 +207,7 @@ def _use_samplers(request: NativeRequest) -> None:
     names = _sampler_names(request)
     if names is None:
         return
-    for name, _, parameter in parameters():
+    for name, _, parameter in sampling_parameters():
         if parameter.sampler and parameter.sampler not in names and parameter.off is not None:
             setattr(request, name, parameter.off)
     if _is_greedy_infill(names):
@@ -248,7 +252,7 @@ class LlamaServerShape:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: PendingAnswer,
         request: NativeRequest,
         *,
         loaded: Callable[[], frames.Loaded | None],
@@ -284,9 +288,9 @@ class LlamaServerShape:
         return ()
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
-        return told(error)
+        return stream_error(error)
 
-    def whole(self) -> object:
+    def complete(self) -> object:
         answers = []
         for index, choice in enumerate(self.answer.choices):
             if choice.done:
@@ -322,7 +326,9 @@ class LlamaServerShape:
             "model": self.answer.model,
             "tokens_predicted": done.completion_tokens,
             "tokens_evaluated": done.prompt_tokens,
-            "generation_settings": settings(self._request, self._loaded(), choice.logit_bias),
+            "generation_settings": sampling_settings(
+                self._request, self._loaded(), choice.logit_bias
+            ),
             "prompt": _prompt(self._request),
             "has_new_line": "\n" in choice.content,
             "truncated": done.truncated,
@@ -334,7 +340,7 @@ class LlamaServerShape:
         }
         if done.trace:
             answer["localspec"]["passes"] = msgspec.to_builtins(done.trace)
-        if note := self.answer.news(self.answer.note(self._note())):
+        if note := self.answer.notice(self.answer.note(self._note())):
             answer["localspec"]["note"] = note
         if self._ignored:
             answer["localspec"]["ignored"] = self._ignored
@@ -358,7 +364,7 @@ class LlamaServerShape:
 
 
 def _probability(token: int, piece: bytes, logprob: float) -> dict[str, Any]:
-    return {"id": token, "token": text_of(piece), "bytes": list(piece), "logprob": logprob}
+    return {"id": token, "token": decode_piece(piece), "bytes": list(piece), "logprob": logprob}
 
 
 def _linear(entry: dict[str, Any]) -> dict[str, Any]:
@@ -367,7 +373,7 @@ def _linear(entry: dict[str, Any]) -> dict[str, Any]:
     return {**fields, "prob": math.exp(entry["logprob"])}
 
 
-def settings(
+def sampling_settings(
     request: NativeRequest, loaded: frames.Loaded | None, logit_bias: Mapping[int, float]
 ) -> dict[str, Any]:
     """Return the sampling settings of an answer in llama-server's names.
@@ -375,7 +381,9 @@ def settings(
     The request's values override the pair's defaults. JSON has no infinity, so a bias of null stands for a
     token that is never generated.
     """
-    requested = {parameter.name: getattr(request, parameter.name) for parameter in parameters()}
+    requested = {
+        parameter.name: getattr(request, parameter.name) for parameter in sampling_parameters()
+    }
     n_predict = max_tokens(request)
     n_predict = -1 if n_predict is None else n_predict
     return {

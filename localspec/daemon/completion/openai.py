@@ -12,10 +12,10 @@ from typing import Any, Literal
 from msgspec import UNSET, UnsetType
 
 import localspec
-from localspec.daemon.completion.answer import Answer, Choice, text_of
+from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
 from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import Piece, Text
-from localspec.daemon.http.errors import told
+from localspec.daemon.http.errors import stream_error
 from localspec.daemon.http.sse import DONE
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError
@@ -55,7 +55,7 @@ class OpenAIShape(ABC):
 
     def __init__(
         self,
-        answer: Answer,
+        answer: PendingAnswer,
         options: StreamOptions | None,
         *,
         note: Callable[[], str | None],
@@ -123,15 +123,15 @@ class OpenAIShape(ABC):
         last = self.chunk([])
         if self._usage:
             last.usage = self.answer.usage()
-            last.timings = total([end.timings for end in self.answer.done])
+            last.timings = sum_timings([end.timings for end in self.answer.done])
         if reason := self._not_kept():
             last.localspec = Extra(not_kept=reason)
         return [last, DONE] if self._usage or reason else [DONE]
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
-        return told(error)
+        return stream_error(error)
 
-    def whole(self) -> Completion:
+    def complete(self) -> Completion:
         completion = self._completion(self.kind, self.choices())
         completion.usage = self.answer.usage()
         return self._with_summary(completion, self.answer.done, self._not_kept())
@@ -143,21 +143,21 @@ class OpenAIShape(ABC):
         self, completion: Completion, done: list[frames.Done], not_kept: str = ""
     ) -> Completion:
         """Add the timings and the key `localspec`; the timings of several choices are summed up."""
-        completion.timings = total([end.timings for end in done])
+        completion.timings = sum_timings([end.timings for end in done])
         completion.localspec = Extra(
             speculation=done[0].speculation if len(done) == 1 else UNSET,
             note=self.answer.note(self._note()) or UNSET,
-            news=self.answer.news(self._news()) or UNSET,
+            news=self.answer.notice(self._news()) or UNSET,
             conversation=self.conversation,
             not_kept=not_kept or UNSET,
-            limit=limit(done),
+            limit=length_limit(done),
             ignored=self._ignored or UNSET,
             passes=(done[0].trace if len(done) == 1 else UNSET) or UNSET,
         )
         return completion
 
 
-def limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
+def length_limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
     """Return what cut an answer off: its token limit, the context, or nothing."""
     cut = [end for end in done if end.finish_reason == "length"]
     if not cut:
@@ -165,7 +165,7 @@ def limit(done: list[frames.Done]) -> Literal["tokens", "context"] | UnsetType:
     return "context" if any(end.truncated for end in cut) else "tokens"
 
 
-def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
+def sum_timings(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
     """Return the timings of several choices as one: counts and times are sums, rates follow from them."""
     if not parts:
         return UNSET
@@ -188,7 +188,7 @@ def total(parts: list[frames.Timings]) -> frames.Timings | UnsetType:
     return result
 
 
-def timed(chunks: Sequence[Completion], delta: frames.Delta) -> Sequence[Completion]:
+def with_timings(chunks: Sequence[Completion], delta: frames.Delta) -> Sequence[Completion]:
     """Add the choice's timings so far to the last of `chunks`, if the request wants them."""
     if chunks and delta.timings is not None:
         chunks[-1].timings = delta.timings
@@ -247,7 +247,7 @@ class ChatShape(OpenAIShape):
         if len(pieces) == 1 and pieces[0] == Text("content", event.text):
             # The spans count characters of the event's text, so they fit only an unchanged piece.
             with_drafted(chunks[0], event)
-        return timed(chunks, event)
+        return with_timings(chunks, event)
 
     def choices(self) -> Choices:
         return [
@@ -258,7 +258,7 @@ class ChatShape(OpenAIShape):
         ]
 
     def _finish(self, choice: Choice) -> str:
-        reason = choice.finish
+        reason = choice.finish_reason
         return "function_call" if self._functions and reason == "tool_calls" else reason
 
     def _delta_for(self, piece: Piece) -> ChatDelta:
@@ -282,10 +282,13 @@ class ChatShape(OpenAIShape):
         return ChatLogprobs(
             [
                 ChatLogprob(
-                    text_of(token.piece),
+                    decode_piece(token.piece),
                     token.logprob,
                     list(token.piece),
-                    [TopLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top],
+                    [
+                        TopLogprob(decode_piece(raw), value, list(raw))
+                        for _, raw, value in token.top
+                    ],
                 )
                 for token in tokens
             ]
@@ -344,9 +347,9 @@ class TextShape(OpenAIShape):
             case frames.Delta() if event.text or event.logprobs:
                 choice = TextChoice(index, event.text, None, self._logprobs(index, event.logprobs))
                 chunk = with_drafted(self.chunk([choice]), event)
-                return timed([*self._prompt_chunk(index), chunk], event)
+                return with_timings([*self._prompt_chunk(index), chunk], event)
             case frames.Done():
-                finish = self.answer.choices[index].finish
+                finish = self.answer.choices[index].finish_reason
                 end = self.closing([TextChoice(index, "", finish)], event)
                 return [*self._prompt_chunk(index), end]
         return ()
@@ -371,7 +374,7 @@ class TextShape(OpenAIShape):
             TextChoice(
                 index,
                 self._echoed(index) + choice.content,
-                choice.finish,
+                choice.finish_reason,
                 self._all_logprobs(index),
                 self._as_vllm(index),
             )
@@ -410,11 +413,11 @@ class TextShape(OpenAIShape):
 
     def _as_openai(self, tokens: list[frames.TokenLogprob], offsets: list[int]) -> TextLogprobs:
         tops: list[dict[str, float] | None] = [
-            {text_of(piece): value for _, piece, value in reversed(token.top[: self.tops])}
+            {decode_piece(piece): value for _, piece, value in reversed(token.top[: self.tops])}
             for token in tokens
         ]
         values: list[float | None] = [token.logprob for token in tokens]
-        return TextLogprobs([text_of(token.piece) for token in tokens], values, tops, offsets)
+        return TextLogprobs([decode_piece(token.piece) for token in tokens], values, tops, offsets)
 
     def _as_vllm(self, index: int) -> list[dict[str, PromptLogprob] | None] | UnsetType:
         """Return `prompt_logprobs`: for each position the likeliest tokens and the prompt's own, by id."""
@@ -424,10 +427,10 @@ class TextShape(OpenAIShape):
         positions: list[dict[str, PromptLogprob] | None] = [None]
         for token in self.answer.choices[index].prompt_logprobs[1:]:
             entry = {
-                str(token_id): PromptLogprob(value, rank, text_of(piece))
+                str(token_id): PromptLogprob(value, rank, decode_piece(piece))
                 for rank, (token_id, piece, value) in enumerate(token.top[:max_tops], start=1)
             }
-            actual = PromptLogprob(token.logprob, token.rank, text_of(token.piece))
+            actual = PromptLogprob(token.logprob, token.rank, decode_piece(token.piece))
             positions.append({**entry, str(token.id): actual})
         return positions
 

@@ -12,14 +12,14 @@ from localspec.daemon.completion.calls import (
     Arguments,
     Call,
     CallPiece,
-    Fed,
+    CallReader,
     JsonCalls,
-    Reader,
+    ReadResult,
     reader_for,
 )
 from localspec.daemon.completion.tools import NO_TOOLS
 from localspec.protocol.calls import CallFormat
-from localspec.protocol.visibility import Regions
+from localspec.protocol.visibility import VisibilityParser
 
 # ------------------------------------------------------------------------ channels
 # Rewrite gpt-oss's answers, which are messages in channels, in the notation of other models.
@@ -29,7 +29,7 @@ from localspec.protocol.visibility import Regions
 
 OPENING = "<|channel|>"
 # Control tokens of such vocabularies. The token that ends a call also ends the answer, so it is not here.
-CHANNEL_MARKERS = [OPENING, "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
+CHANNEL_TOKENS = [OPENING, "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"]
 _MESSAGE = "<|message|>"
 _MESSAGE_ENDS = ("<|end|>", "<|start|>")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
@@ -38,7 +38,7 @@ _OPENINGS = {"thoughts": "<think>", "text": "", "call": "<tool_call>\n"}
 _CLOSINGS = {"thoughts": "</think>", "text": "", "call": "}\n</tool_call>"}
 
 
-class Channels:
+class ChannelRewriter:
     """Rewrites one answer while it arrives; an answer that does not begin with a channel stays as it is."""
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ _MAX_HELD_CHARS = 1 << 17  # a longer text is not a call
 _ALLOWED_KEYS = frozenset({"name", "arguments", "parameters", "type", "id"})
 
 
-class JsonBlock(Reader):
+class JsonBlock(CallReader):
     """Reads what follows a fence, up to the next fence; with `fenced` False, an answer to its end."""
 
     def __init__(self, names: Collection[str], *, fenced: bool) -> None:
@@ -139,10 +139,10 @@ class JsonBlock(Reader):
         self._pieces: list[CallPiece] = []
         self._complete = False  # a call is complete, and nothing else has arrived since
 
-    def feed(self, text: str) -> Fed:
+    def feed(self, text: str) -> ReadResult:
         self.raw += text
         can_continue = True
-        while can_continue and not (self.over or self.broken):
+        while can_continue and not (self.is_finished or self.is_broken):
             if self._json is not None:
                 can_continue = self._read_json(self._json)
             elif self._complete:
@@ -150,8 +150,8 @@ class JsonBlock(Reader):
             else:
                 can_continue = self._read_head()
         if len(self.raw) > _MAX_HELD_CHARS:
-            self.broken = self.broken or not self.over
-        if not self.over or self.broken:
+            self.is_broken = self.is_broken or not self.is_finished
+        if not self.is_finished or self.is_broken:
             return [], ""
         remaining, self.raw = self.raw[self._at :], self.raw[: self._at]
         return self._pieces, remaining
@@ -177,17 +177,17 @@ class JsonBlock(Reader):
         if self.raw[self._at] in "{[":
             self._json = JsonCalls(self._names.__contains__, names=self._names, keys=_ALLOWED_KEYS)
         else:
-            self.broken = True
+            self.is_broken = True
 
     def _read_json(self, reader: JsonCalls) -> bool:
         pieces, remaining = reader.feed(self.raw[self._at :])
         self._pieces += pieces
         self._at = len(self.raw) - len(remaining)
-        self.broken = reader.broken
-        if reader.over and not reader.broken:
+        self.is_broken = reader.is_broken
+        if reader.is_finished and not reader.is_broken:
             self._json, self._complete = None, True
-            self.broken = not _are_objects(self._pieces) or not reader.all_have_arguments
-        return reader.over
+            self.is_broken = not _are_objects(self._pieces) or not reader.all_have_arguments
+        return reader.is_finished
 
     def _read_after_object(self) -> bool:
         """Read what follows an object: the fence, another object, or something else."""
@@ -222,7 +222,7 @@ def _are_objects(pieces: list[CallPiece]) -> bool:
 # ------------------------------------------------------------------------ parser
 
 
-THOUGHTS = (
+REASONING_MARKERS = (
     ("<think>", "</think>"),
     ("[THINK]", "[/THINK]"),
     ("<|channel>thought\n", "<channel|>"),
@@ -234,7 +234,9 @@ _PARTIAL_FENCE = re.compile(r"(?:\A|\n)[ \t]*`{1,2}\Z")
 _CALL_SEPARATORS = "; \n\t"  # characters between two calls of a format without markers
 # These are control tokens in some vocabularies. The engine has to output their text, because it shows where
 # reasoning begins and ends.
-SHOWN = [mark.removesuffix("thought\n") for pair in THOUGHTS for mark in pair] + CHANNEL_MARKERS
+REASONING_TOKENS = [
+    mark.removesuffix("thought\n") for pair in REASONING_MARKERS for mark in pair
+] + CHANNEL_TOKENS
 
 
 @dataclass(slots=True)
@@ -277,13 +279,13 @@ class AnswerParser:
         self._tools = tools or {}
         self._parallel = parallel
         self._reasoning = reasoning
-        self._thoughts: Sequence[tuple[str, str]] = THOUGHTS
+        self._thoughts: Sequence[tuple[str, str]] = REASONING_MARKERS
         self._held = ""  # text that may begin a marker
         self._state: Literal["start", "thinking", "content", "call"] = "start"
         self._closing = ""  # the closing marker of the reasoning or call that is being read
         self._opening = ""  # the opening marker of the call that is being read
-        self._reader: Reader | None = None
-        self._channels = Channels() if reasoning else None
+        self._reader: CallReader | None = None
+        self._channels = ChannelRewriter() if reasoning else None
         self._blank = False  # blanks are dropped until other text arrives
 
     def begin(self, tail: str, thoughts: Sequence[tuple[str, str]] = ()) -> None:
@@ -291,24 +293,24 @@ class AnswerParser:
 
         `thoughts` are this model's own pairs of markers, if known.
         """
-        self._thoughts = [*thoughts, *THOUGHTS]
+        self._thoughts = [*thoughts, *REASONING_MARKERS]
         if not self._reasoning:
             return
         for opening, closing in reversed(self._thoughts):
             if tail.rstrip().endswith(opening.rstrip()):
                 self._state, self._closing, self._blank = "thinking", closing, True
 
-    def regions(self, tail: str) -> Regions:
+    def regions(self, tail: str) -> VisibilityParser:
         """Return what classifies the text of this answer, which has just begun; `tail` is as in `begin`."""
         thoughts = self._thoughts if self._reasoning else ()
-        return Regions(thoughts, tail, self._form, self._tools)
+        return VisibilityParser(thoughts, tail, self._form, self._tools)
 
     @property
     def thinking(self) -> bool:
         """Whether the latest text is reasoning."""
         return self._state == "thinking"
 
-    def push(self, text: str) -> list[Piece]:
+    def feed(self, text: str) -> list[Piece]:
         """Consume more text, and return the pieces that are certain."""
         self._held += self._channels.push(text) if self._channels else text
         return self._run(final=False)
@@ -320,11 +322,11 @@ class AnswerParser:
         pieces = self._run(final=True)
         if self._state == "call" and self._reader is not None:
             pieces += self._accepted(self._reader.end())
-            if self._reader.broken and not self._call_is_certain(self._reader):
+            if self._reader.is_broken and not self._call_is_certain(self._reader):
                 self._emit(pieces, "content", self._opening + self._reader.raw)
         return _merge_pieces(pieces)
 
-    def _call_is_certain(self, reader: Reader) -> bool:
+    def _call_is_certain(self, reader: CallReader) -> bool:
         """Return whether text that was cut off while a call was read cannot be anything else."""
         if isinstance(reader, JsonBlock):
             return False
@@ -463,13 +465,13 @@ class AnswerParser:
         call_pieces, self._held = reader.feed(self._held)
         pieces += self._accepted(call_pieces)
         self._line_begins = True
-        if reader.broken:
+        if reader.is_broken:
             self._in_code = isinstance(reader, JsonBlock) and self._opening.endswith(FENCE)
             self._emit(pieces, "content", self._opening)
             # The text may contain another marker, so it is read again.
             self._held = reader.raw + self._held
             self._state, self._reader = "content", None
-        elif reader.over:
+        elif reader.is_finished:
             self._reader, self._blank = None, True
 
     def _close_call(self) -> None:
@@ -507,7 +509,7 @@ class AnswerParser:
 def split_thoughts(text: str) -> tuple[str, str]:
     """Return the reasoning at the beginning of a whole answer, and the remaining text."""
     parser = AnswerParser()
-    pieces = [*parser.push(text), *parser.finish()]
+    pieces = [*parser.feed(text), *parser.finish()]
     parts = {"reasoning": "", "content": ""}
     for piece in pieces:
         if isinstance(piece, Text):

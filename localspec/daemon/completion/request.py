@@ -13,13 +13,13 @@ from typing import Any, Literal, cast
 import msgspec
 
 from localspec.daemon.completion import tools
-from localspec.daemon.completion.parser import SHOWN, THOUGHTS, AnswerParser
-from localspec.daemon.completion.tools import constraint
+from localspec.daemon.completion.parser import REASONING_MARKERS, REASONING_TOKENS, AnswerParser
+from localspec.daemon.completion.tools import read_constraint
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.calls import CallFormat
 from localspec.protocol.frames import Message, ThinkingLimit
-from localspec.protocol.reading import TooHeavy, Weight
+from localspec.protocol.reading import BodyComplexity, TooComplex
 from localspec.protocol.requests import (
     MAX_PROMPTS,
     ChatMessage,
@@ -32,7 +32,7 @@ from localspec.protocol.requests import (
     Prompts,
     SpeculativeOptions,
     TemplateRequest,
-    parameters,
+    sampling_parameters,
 )
 
 # ------------------------------------------------------------------------ headers
@@ -52,7 +52,7 @@ _DATE_LINE = re.compile(
 )
 
 
-def stable(messages: Sequence[Message]) -> list[Message]:
+def stabilize_instructions(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with a stable beginning: without billing headers, and with dates moved to the end.
 
     Only the instructions at the beginning of the conversation are changed.
@@ -86,7 +86,7 @@ def _move_dates(text: str) -> str:
 _EFFORT_TOKENS = {"none": 0, "minimal": 512, "low": 1024, "medium": 8192}
 
 
-def limit(request: ChatRequest, max_tokens: int | None) -> ThinkingLimit | None:
+def thinking_limit(request: ChatRequest, max_tokens: int | None) -> ThinkingLimit | None:
     """Return where the engine ends the reasoning; None if there is no budget or the answer ends before it.
 
     `max_tokens` is the maximum number of tokens in the answer, including reasoning.
@@ -94,10 +94,10 @@ def limit(request: ChatRequest, max_tokens: int | None) -> ThinkingLimit | None:
     budget = _budget(request)
     if budget is None or budget < 0 or (max_tokens is not None and budget >= max_tokens > 0):
         return None
-    return ThinkingLimit(budget, list(THOUGHTS))
+    return ThinkingLimit(budget, list(REASONING_MARKERS))
 
 
-def told(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
+def template_switches(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
     """Return the template's own switches; families have different names for them and ignore unknown ones."""
     budget, effort = _budget(request), request.reasoning_effort
     if budget is None and effort is None:
@@ -126,7 +126,7 @@ _SEED_COUNT = (1 << 32) - 1
 
 
 def chat_frames(
-    request: ChatRequest, form: CallFormat = tools.TOLD, conversation: str | None = None
+    request: ChatRequest, form: CallFormat = tools.EXPLAINED, conversation: str | None = None
 ) -> tuple[list[frames.Generate], Callable[[], AnswerParser]]:
     """Return one engine request per choice, and a function that makes the parser of an answer.
 
@@ -140,33 +140,33 @@ def chat_frames(
     if top_logprobs and not request.logprobs:
         raise InvalidRequest("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     prompt = chat_prompt(request)
-    offer = tools.NOTHING
-    shown = SHOWN if request.reasoning_format != "none" else []
+    offer = tools.NO_OFFER
+    shown = REASONING_TOKENS if request.reasoning_format != "none" else []
     if uses_tools(request):
-        offer = tools.offer(request, form)
+        offer = tools.offer_tools(request, form)
         prompt.tools = offer.tools or None
         _put_tools_into_messages(prompt, request, offer.form)
         _refuse_grammar_with_required_call(request, offer)
     if offer.tools:
-        shown = [*shown, *tools.markers(offer.form)]
-    requests = per_choice(
+        shown = [*shown, *tools.control_tokens(offer.form)]
+    requests = engine_requests(
         request,
         [prompt],
         (top_logprobs or 0) if request.logprobs else None,
         shown=shown,
-        thinking=limit(request, max_tokens(request)),
+        thinking=thinking_limit(request, max_tokens(request)),
         tools=offer.calls,
-        thoughts=list(THOUGHTS) if request.reasoning_format != "none" else [],
+        thoughts=list(REASONING_MARKERS) if request.reasoning_format != "none" else [],
     )
     requests[0].conversation = conversation
     return requests, partial(_parser, request, offer)
 
 
-def _refuse_grammar_with_required_call(request: ChatRequest, offer: tools.Offer) -> None:
+def _refuse_grammar_with_required_call(request: ChatRequest, offer: tools.ToolOffer) -> None:
     """Refuse a client's own grammar if the answer has to be a call."""
     if offer.calls is None or not offer.calls.required:
         return
-    own_constraint = constraint(request)
+    own_constraint = read_constraint(request)
     if own_constraint is not None and own_constraint.kind in ("grammar", "regex"):
         raise InvalidRequest(
             "'tool_choice' requires a call, so no grammar of your own can be held to.",
@@ -190,7 +190,7 @@ def _put_tools_into_messages(
 ) -> None:
     """Put the tools into the messages if the template does not support tools."""
     if form.told and uses_tools(request):
-        prompt.messages = tools.told(prompt.messages, prompt.tools or [])
+        prompt.messages = tools.explain_tools(prompt.messages, prompt.tools or [])
         prompt.tools = None
 
 
@@ -201,14 +201,14 @@ def uses_tools(request: ChatRequest | TemplateRequest) -> bool:
     )
 
 
-def _parser(request: ChatRequest, offer: tools.Offer) -> AnswerParser:
+def _parser(request: ChatRequest, offer: tools.ToolOffer) -> AnswerParser:
     reasoning = request.reasoning_format != "none"
     if not offer.tools:
         return AnswerParser(reasoning=reasoning)
     calls = offer.calls
     required = calls is not None and calls.required
     # With a format of the client's own, the answer may be JSON that only looks like a call.
-    plain = calls is not None and not required and constraint(request) is None
+    plain = calls is not None and not required and read_constraint(request) is None
     return AnswerParser(
         offer.form,
         offer.schemas,
@@ -237,8 +237,8 @@ def completion_frames(request: CompletionRequest) -> list[frames.Generate]:
         raise InvalidRequest(
             "'best_of' must not be greater than 'n'; every choice is returned.", param="best_of"
         )
-    all_prompts = prompts(request.prompt, request.suffix)
-    return per_choice(request, all_prompts, request.logprobs, prompt_logprobs=scores)
+    all_prompts = parse_prompts(request.prompt, request.suffix)
+    return engine_requests(request, all_prompts, request.logprobs, prompt_logprobs=scores)
 
 
 def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
@@ -247,33 +247,33 @@ def chat_prompt(request: ChatRequest | TemplateRequest) -> frames.ChatPrompt:
     Raises:
         InvalidRequest: a message is empty or has something else than text, or see `continued`.
     """
-    inner = Weight()  # limits the size of JSON inside of strings
+    inner = BodyComplexity()  # limits the size of JSON inside of strings
     messages = [_message(message, index, inner) for index, message in enumerate(request.messages)]
-    continued_part = continued(request)
+    part = continued_part(request)
     prefix = ""
-    if continued_part == "content":
+    if part == "content":
         # Here llama-server joins the parts of a message with an empty line.
         path = f"messages[{len(messages) - 1}].content"
         prefix = _text(request.messages[-1].content or "", path, "assistant", between="\n\n")
-    elif continued_part:
+    elif part:
         prefix = messages[-1].extra["reasoning_content"]
     return frames.ChatPrompt(
-        stable(messages),
+        stabilize_instructions(messages),
         add_generation_prompt=request.add_generation_prompt is not False,
-        tools=[tool.shown() for tool in request.tools or []] or None,
+        tools=[tool.template_object() for tool in request.tools or []] or None,
         template_kwargs=_template_arguments(request),
         answer_prefix=prefix,
-        continued=continued_part,
+        continued=part,
         parse_special=request.parse_special,
     )
 
 
 def _template_arguments(request: ChatRequest | TemplateRequest) -> dict[str, Any]:
     documents = {} if request.documents is None else {"documents": request.documents}
-    return {**told(request), **documents, **request.chat_template_kwargs}
+    return {**template_switches(request), **documents, **request.chat_template_kwargs}
 
 
-def continued(
+def continued_part(
     request: ChatRequest | TemplateRequest,
 ) -> Literal["", "content", "reasoning_content"]:
     """Return which part of the last message the answer continues, by llama-server's rules.
@@ -319,14 +319,14 @@ def continued(
     return part
 
 
-def goes_on_in_its_language(requests: list[frames.Generate], beginning: str) -> None:
+def continue_constraint(requests: list[frames.Generate], beginning: str) -> None:
     """Apply the constraint to the whole answer, whose beginning `beginning` is already written."""
     for generate in requests:
         if generate.constraint is not None:
             generate.constraint = msgspec.structs.replace(generate.constraint, begun=beginning)
 
 
-def per_choice(
+def engine_requests(
     request: GenerationRequest,
     prompts: Sequence[frames.Prompt],
     top_logprobs: int | None,
@@ -345,7 +345,7 @@ def per_choice(
         "min_tokens": _min_tokens(request),
         "stop_token_ids": request.stop_token_ids or [],
         "stop": [request.stop] if isinstance(request.stop, str) else list(request.stop or []),
-        "constraint": constraint(request),
+        "constraint": read_constraint(request),
         "speculative": _speculative(request),
         "top_logprobs": top_logprobs,
         "post_sampling": request.post_sampling_probs,
@@ -387,7 +387,7 @@ def _sampling(request: GenerationRequest, choice: int) -> frames.Sampling:
     if seed is not None:
         seed = None if seed == -1 else (seed + choice) % _SEED_COUNT
     fields: dict[str, Any] = {
-        parameter.name: getattr(request, parameter.name) for parameter in parameters()
+        parameter.name: getattr(request, parameter.name) for parameter in sampling_parameters()
     }
     fields["seed"] = seed
     sampling = frames.Sampling(**fields, ignore_eos=request.ignore_eos)
@@ -431,12 +431,12 @@ def _min_tokens(request: GenerationRequest) -> int:
     return minimum
 
 
-def _speculative(request: GenerationRequest) -> frames.Speculative:
+def _speculative(request: GenerationRequest) -> frames.SpeculationSettings:
     options = request.speculative or SpeculativeOptions()
     prediction = None
     if request.prediction:
         prediction = _text(request.prediction.content, "prediction.content")
-    return frames.Speculative(
+    return frames.SpeculationSettings(
         enabled=options.enabled,
         depth=None if options.depth == "auto" else options.depth,
         kind=options.kind,
@@ -445,7 +445,7 @@ def _speculative(request: GenerationRequest) -> frames.Speculative:
     )
 
 
-def _message(message: ChatMessage, index: int, inner: Weight) -> frames.Message:
+def _message(message: ChatMessage, index: int, inner: BodyComplexity) -> frames.Message:
     extra = {
         name: value
         for name in ("name", "tool_call_id", "reasoning_content")
@@ -472,7 +472,7 @@ def _message(message: ChatMessage, index: int, inner: Weight) -> frames.Message:
     return frames.Message(role, content, extra)
 
 
-def _template_call(call: dict[str, Any], index: int, inner: Weight) -> dict[str, Any]:
+def _template_call(call: dict[str, Any], index: int, inner: BodyComplexity) -> dict[str, Any]:
     """Return an earlier call as templates expect it: the arguments as an object instead of JSON text."""
     function = call.get("function")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
@@ -483,8 +483,8 @@ def _template_call(call: dict[str, Any], index: int, inner: Weight) -> dict[str,
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            inner.add(arguments.encode())
-        except TooHeavy as error:
+            inner.count_text(arguments.encode())
+        except TooComplex as error:
             raise InvalidRequest(str(error), param=f"messages[{index}].tool_calls") from None
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             arguments = msgspec.json.decode(arguments)
@@ -515,7 +515,7 @@ def _text(content: str | list[ContentPart], path: str, role: str = "", between: 
     return text
 
 
-def prompts(prompt: Prompts, suffix: str | None = None) -> list[frames.Prompt]:
+def parse_prompts(prompt: Prompts, suffix: str | None = None) -> list[frames.Prompt]:
     """Return all prompts of `prompt`, which has any of OpenAI's and llama-server's forms.
 
     Raises:

@@ -17,7 +17,13 @@ import msgspec
 
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.calls import ID, CallFormat, Tools, result_text, with_calls
+from localspec.protocol.calls import (
+    CALL_ID_PLACEHOLDER,
+    CallFormat,
+    ToolSet,
+    append_calls,
+    format_tool_result,
+)
 from localspec.protocol.requests import (
     ChatMessage,
     ChatRequest,
@@ -32,7 +38,7 @@ from localspec.protocol.requests import (
 # Read the one constraint of an answer, under whichever of its many names a request gives it.
 
 
-def constraint(request: GenerationRequest) -> frames.Constraint | None:
+def read_constraint(request: GenerationRequest) -> frames.Constraint | None:
     """Return the grammar, schema or expression that the answer must match; None if it is free.
 
     Raises:
@@ -157,14 +163,14 @@ def _schema_constraint(
 # They become tools before anything else reads the request, and the answer's call is translated back.
 
 
-def as_tools(request: ChatRequest) -> bool:
+def convert_functions(request: ChatRequest) -> bool:
     """Turn functions into tools in place; return whether the answer's call must have the older form.
 
     Raises:
         InvalidRequest: the request has both forms, or a choice without functions.
     """
     _check(request)
-    messages_as_tools(request)
+    convert_function_messages(request)
     if request.functions is None:
         return False
     request.tools = [Tool(function) for function in request.functions]
@@ -194,7 +200,7 @@ def _check(request: ChatRequest) -> None:
             )
 
 
-def messages_as_tools(request: ChatRequest | TemplateRequest) -> None:
+def convert_function_messages(request: ChatRequest | TemplateRequest) -> None:
     """Turn earlier calls and results of the older form into those of tools, in place."""
     calls = 0
     for index, message in enumerate(request.messages):
@@ -230,7 +236,7 @@ GEMMA_QUOTE = '<|"|>'
 NO_TOOLS = CallFormat("json")
 HERMES = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n")
 TAGS = CallFormat("tags", ("<tool_call>",), "</tool_call>", lead="\n")
-TOLD = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", told=True)
+EXPLAINED = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", told=True)
 LLAMA = CallFormat("json", ("<|python_tag|>",), bare=True, arguments="parameters")
 GRANITE = CallFormat("json", ("<|tool_call|>", "<tool_call>"))
 MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",))
@@ -238,7 +244,7 @@ MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity=
 GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>")
 FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
 NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
-UNKNOWN = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", guessed=True)
+UNKNOWN_FORMAT = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", guessed=True)
 
 # What identifies each format in a template. Calls are constrained to the format, so a marker that several
 # formats share is not enough.
@@ -251,14 +257,17 @@ _TEMPLATE_PATTERNS = (
     (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
     (r"<TOOLCALL>\[", NEMOTRON),
     # GLM and others use Hermes' markers, with a notation of their own between them.
-    (r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax", UNKNOWN),
+    (
+        r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax",
+        UNKNOWN_FORMAT,
+    ),
     (r"<tool_call>", HERMES),
     (r"<\|python_tag\|>", LLAMA),
     (r"""\{"name": (?:function name|"' \+ [\w.]+ \+ '"), "parameters":""", LLAMA),
 )
 
 
-def markers(form: CallFormat) -> list[str]:
+def control_tokens(form: CallFormat) -> list[str]:
     """Return the control tokens of a format, whose text the answer has to contain."""
     tokens = [*form.opens, form.close, form.middle, form.identity]
     if form.kind == "found":
@@ -271,7 +280,7 @@ def markers(form: CallFormat) -> list[str]:
 _CONTROL_TOKEN = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]|[|｜][^<>\s|｜]+[|｜]")
 
 
-def described(form: CallFormat) -> str:
+def describe_format(form: CallFormat) -> str:
     """Describe for a person in which notation calls are written."""
     if form.guessed:
         return "in a notation that is not known, so they are not constrained"
@@ -284,7 +293,9 @@ def described(form: CallFormat) -> str:
         opening, separator, _, close = form.parameter
         arguments = f"{opening}KEY{separator}VALUE{close}…"
     call_text = f"{form.opens[0]}{form.lead}NAME{form.middle}{arguments}{form.close}"
-    return f"as seen in the template: {' '.join(call_text.replace(ID, 'ID').split())}"
+    return (
+        f"as seen in the template: {' '.join(call_text.replace(CALL_ID_PLACEHOLDER, 'ID').split())}"
+    )
 
 
 _FAMILY_NAMES = {
@@ -312,28 +323,30 @@ def format_of(template: str | None) -> CallFormat:
         _TOOLS_VARIABLE.search(_STRING_LITERAL.sub("", code))
         for code in _TEMPLATE_CODE.findall(text)
     ):
-        return TOLD
-    return next((form for pattern, form in _TEMPLATE_PATTERNS if re.search(pattern, text)), UNKNOWN)
+        return EXPLAINED
+    return next(
+        (form for pattern, form in _TEMPLATE_PATTERNS if re.search(pattern, text)), UNKNOWN_FORMAT
+    )
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class ToolOffer:
     """A request's tools as they are offered; `tools` is empty without tools. `calls` are the allowed ones."""
 
     form: CallFormat
     tools: list[dict[str, Any]] = field(default_factory=list)
     schemas: dict[str, Any] = field(default_factory=dict)
     parallel: bool = True
-    calls: Tools | None = None
+    calls: ToolSet | None = None
 
 
-NOTHING = Offer(NO_TOOLS)
+NO_OFFER = ToolOffer(NO_TOOLS)
 
 
-def offer(request: ChatRequest, form: CallFormat) -> Offer:
+def offer_tools(request: ChatRequest, form: CallFormat) -> ToolOffer:
     """Return the tools of a request for a model that writes calls in this format."""
     if not request.tools or request.tool_choice == "none":
-        return Offer(form)
+        return ToolOffer(form)
     required = request.tool_choice not in (None, "auto")
     functions = {tool.function.name: tool.function for tool in request.tools}
     # In OpenAI's API, a function without `parameters` takes none.
@@ -341,7 +354,7 @@ def offer(request: ChatRequest, form: CallFormat) -> Offer:
         tool_name: function.parameters or {"type": "object", "properties": {}}
         for tool_name, function in functions.items()
     }
-    shown = [tool.shown() for tool in request.tools]
+    shown = [tool.template_object() for tool in request.tools]
     parallel = request.parallel_tool_calls is not False
     callable_schemas = schemas
     if isinstance(request.tool_choice, ToolChoice):
@@ -350,15 +363,15 @@ def offer(request: ChatRequest, form: CallFormat) -> Offer:
     elif required:  # A small model would otherwise never stop calling.
         parallel = bool(request.parallel_tool_calls)
     strict = [name for name in callable_schemas if functions[name].strict]
-    return Offer(
-        form, shown, schemas, parallel, Tools(form, callable_schemas, required, parallel, strict)
+    return ToolOffer(
+        form, shown, schemas, parallel, ToolSet(form, callable_schemas, required, parallel, strict)
     )
 
 
 _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 
-def check(request: ChatRequest) -> None:
+def check_tools(request: ChatRequest) -> None:
     """Check the tools of a request, before any model is loaded.
 
     Raises:
@@ -402,7 +415,9 @@ and you will be given its result. Otherwise answer as usual.
 """
 
 
-def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[frames.Message]:
+def explain_tools(
+    messages: list[frames.Message], tools: list[dict[str, Any]]
+) -> list[frames.Message]:
     """Return the conversation for a template without tools: questions and answers contain them as text."""
     result_messages: list[frames.Message] = []
     lines = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
@@ -415,7 +430,7 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
     for message in messages:
         content = message.content or ""
         if message.role == "tool":
-            result = result_text(content)
+            result = format_tool_result(content)
             last = result_messages[-1] if result_messages else None
             if last is not None and last.role == "user":  # templates require alternating roles
                 last.content = f"{last.content}\n{result}"
@@ -423,7 +438,7 @@ def told(messages: list[frames.Message], tools: list[dict[str, Any]]) -> list[fr
                 result_messages.append(frames.Message("user", result))
             continue
         if calls := message.extra.get("tool_calls"):
-            content = with_calls(content, calls)
+            content = append_calls(content, calls)
         if message.role == "user" and not explained:
             explained = True
             content = _INSTRUCTION.format(tools=lines) + content

@@ -12,22 +12,32 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion import llama_server, tools
-from localspec.daemon.completion.answer import Answer, Run, waiting
-from localspec.daemon.completion.dialect import notation
-from localspec.daemon.completion.llama_server import Place, place_of
+from localspec.daemon.completion.answer import AnswerRun, PendingAnswer, progress_options
+from localspec.daemon.completion.dialect import discover_call_format
+from localspec.daemon.completion.llama_server import EditorPosition, editor_position
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.request import (
     chat_frames,
     completion_frames,
-    goes_on_in_its_language,
+    continue_constraint,
     template_prompt,
     uses_tools,
 )
-from localspec.daemon.completion.tools import TOLD, as_tools, messages_as_tools
-from localspec.daemon.history.turn import Turn, begin, figures
-from localspec.daemon.http.requests import OUR_CLIENT, answer, ignored, read, unless_gone
+from localspec.daemon.completion.tools import (
+    EXPLAINED,
+    convert_function_messages,
+    convert_functions,
+)
+from localspec.daemon.history.turn import ConversationTurn, begin_turn, figures_callback
+from localspec.daemon.http.requests import (
+    API_HEADER,
+    ignored_fields,
+    json_response,
+    read_body,
+    while_connected,
+)
 from localspec.daemon.pairs.names import Role
-from localspec.daemon.state import State, state_of
+from localspec.daemon.state import DaemonState, state_of
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import ModelNotFound
 from localspec.protocol import frames
@@ -53,23 +63,23 @@ from localspec.protocol.requests import (
 
 async def tokenize(request: Request) -> Response:
     """Handle POST /tokenize."""
-    body = await read(request, TokenizeRequest)
+    body = await read_body(request, TokenizeRequest)
     daemon = state_of(request)
     reply = await daemon.supervisor.ask(
-        await daemon.pair(body.model, request.receive),
+        await daemon.resolve_pair(body.model, request.receive),
         frames.Tokenize(0, body.content, body.add_special, body.parse_special, body.with_pieces),
     )
     tokens: list[int] = reply.value["tokens"]
     if not body.with_pieces:
-        return answer({"tokens": tokens, **_ignored_extra(request)})
+        return json_response({"tokens": tokens, **_ignored_extra(request)})
     pieces = [_decode_piece(piece) for piece in reply.value["pieces"]]
     entries = [{"id": token, "piece": piece} for token, piece in zip(tokens, pieces, strict=True)]
-    return answer({"tokens": entries, **_ignored_extra(request)})
+    return json_response({"tokens": entries, **_ignored_extra(request)})
 
 
 def _ignored_extra(request: Request) -> dict[str, Any]:
     """Return the answer's key `localspec` if fields of the request had no effect, else nothing."""
-    names = ignored(request)
+    names = ignored_fields(request)
     return {"localspec": {"ignored": names}} if names else {}
 
 
@@ -83,34 +93,34 @@ def _decode_piece(piece: bytes) -> str | list[int]:
 
 async def detokenize(request: Request) -> Response:
     """Handle POST /detokenize."""
-    body = await read(request, DetokenizeRequest)
+    body = await read_body(request, DetokenizeRequest)
     daemon = state_of(request)
     reply = await daemon.supervisor.ask(
-        await daemon.pair(body.model, request.receive), frames.Detokenize(0, body.tokens)
+        await daemon.resolve_pair(body.model, request.receive), frames.Detokenize(0, body.tokens)
     )
-    return answer({"content": reply.value["content"], **_ignored_extra(request)})
+    return json_response({"content": reply.value["content"], **_ignored_extra(request)})
 
 
 async def apply_template(request: Request) -> Response:
     """Handle POST /apply-template."""
-    body = await read(request, TemplateRequest)
+    body = await read_body(request, TemplateRequest)
     daemon = state_of(request)
-    pair = await daemon.pair(body.model, request.receive)
-    messages_as_tools(body)
-    call_form = TOLD
+    pair = await daemon.resolve_pair(body.model, request.receive)
+    convert_function_messages(body)
+    call_form = EXPLAINED
     if uses_tools(body):
         call_form = await call_format(daemon, pair)
     prompt = template_prompt(body, call_form)
     reply = await daemon.supervisor.ask(pair, frames.ApplyTemplate(0, prompt))
-    return answer({"prompt": reply.value["prompt"], **_ignored_extra(request)})
+    return json_response({"prompt": reply.value["prompt"], **_ignored_extra(request)})
 
 
 async def count(request: Request) -> Response:
     """Count the tokens of a chat, even of one that does not fit into the context."""
-    body = await read(request, ChatRequest)
-    as_tools(body)
+    body = await read_body(request, ChatRequest)
+    convert_functions(body)
     tokens = await prompt_tokens(request, body)
-    return answer({"input_tokens": tokens, **_ignored_extra(request)})
+    return json_response({"input_tokens": tokens, **_ignored_extra(request)})
 
 
 async def prompt_tokens(request: Request, body: ChatRequest) -> int:
@@ -119,7 +129,7 @@ async def prompt_tokens(request: Request, body: ChatRequest) -> int:
     Raises:
         InvalidRequest: see `ready`.
     """
-    pair, requests, _ = await ready(request, body, None)
+    pair, requests, _ = await prepare_chat(request, body, None)
     frame = frames.CountTokens(0, requests[0].prompt)
     reply = await state_of(request).supervisor.ask(pair, frame)
     count: int = reply.value["tokens"]
@@ -132,17 +142,17 @@ async def prompt_tokens(request: Request, body: ChatRequest) -> int:
 
 async def native_completion(request: Request) -> Response:
     """Handle POST /completion."""
-    body = await read(request, NativeCompletionRequest)
-    return await _respond(request, body, llama_server.completion(body))
+    body = await read_body(request, NativeCompletionRequest)
+    return await _respond(request, body, llama_server.completion_requests(body))
 
 
 async def infill(request: Request) -> Response:
     """Handle POST /infill."""
-    arrival = state_of(request).editors.arrived()
-    body = await read(request, InfillRequest)
+    arrival = state_of(request).editors.next_arrival()
+    body = await read_body(request, InfillRequest)
     # A warm-up request (n_predict 0) must not cancel the editor's completion under way.
-    editor = None if body.n_predict == 0 else place_of(request, body, arrival)
-    return await _respond(request, body, llama_server.infill(body), "fim", editor)
+    editor = None if body.n_predict == 0 else editor_position(request, body, arrival)
+    return await _respond(request, body, llama_server.infill_requests(body), "fim", editor)
 
 
 async def _respond(
@@ -150,25 +160,27 @@ async def _respond(
     body: NativeRequest,
     requests: list[Generate],
     role: Role = "chat",
-    editor: Place | None = None,
+    editor: EditorPosition | None = None,
 ) -> Response:
     daemon = state_of(request)
     residents = daemon.supervisor.residents
-    pair = await _pair(request, body.model, role, strict=OUR_CLIENT in request.headers)
+    pair = await _pair(request, body.model, role, strict=API_HEADER in request.headers)
     shape = llama_server.LlamaServerShape(
-        Answer(
+        PendingAnswer(
             pair.name,
             requests,
             n=body.n or 1,
-            ended=figures(daemon.conversations, body, pair.name),
+            ended=figures_callback(daemon.conversations, body, pair.name),
         ),
         body,
         loaded=lambda: residents.info(pair.name),
         note=residents.note,
-        ignored=ignored(request),
+        ignored=ignored_fields(request),
     )
-    context = nullcontext() if editor is None else daemon.editors.typing(editor)
-    run = Run(daemon.supervisor, pair, requests, shape, context, **waiting(body, shape))
+    context = nullcontext() if editor is None else daemon.editors.completing(editor)
+    run = AnswerRun(
+        daemon.supervisor, pair, requests, shape, context, **progress_options(body, shape)
+    )
     return await run.respond(request, body.stream)
 
 
@@ -180,11 +192,11 @@ async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> Pai
     """
     daemon = state_of(request)
     try:
-        return await daemon.pair(name, request.receive, role)
+        return await daemon.resolve_pair(name, request.receive, role)
     except ModelNotFound:
         if strict:
             raise
-        return await daemon.pair("", request.receive, role)
+        return await daemon.resolve_pair("", request.receive, role)
 
 
 # ------------------------------------------------------------------------ completions
@@ -192,55 +204,63 @@ async def _pair(request: Request, name: str, role: Role, *, strict: bool) -> Pai
 
 async def chat(request: Request) -> Response:
     """Handle POST /v1/chat/completions."""
-    body = await read(request, ChatRequest)
-    uses_functions = tools.as_tools(body)
+    body = await read_body(request, ChatRequest)
+    uses_functions = tools.convert_functions(body)
     daemon = state_of(request)
-    turn = await unless_gone(request.receive, begin(daemon.conversations, body, daemon.config.pair))
-    pair, requests, answer = await ready(request, body, turn)
+    turn = await while_connected(
+        request.receive, begin_turn(daemon.conversations, body, daemon.config.pair)
+    )
+    pair, requests, answer = await prepare_chat(request, body, turn)
     shape = ChatShape(
         answer,
         body.stream_options,
         note=daemon.supervisor.residents.note,
-        news=partial(daemon.news, pair.name),
+        news=partial(daemon.take_notice, pair.name),
         conversation=turn.id if turn else None,
-        not_kept=(lambda: turn.not_kept) if turn else str,
-        ignored=ignored(request),
+        not_kept=(lambda: turn.store_error) if turn else str,
+        ignored=ignored_fields(request),
         functions=uses_functions,
     )
     context = turn.under_way() if turn else nullcontext()
     progress = shape.progress if body.localspec and body.localspec.progress else None
-    run = Run(daemon.supervisor, pair, requests, shape, context, progress, **waiting(body, shape))
+    run = AnswerRun(
+        daemon.supervisor, pair, requests, shape, context, progress, **progress_options(body, shape)
+    )
     return await run.respond(request, body.stream)
 
 
-async def ready(
-    request: Request, body: ChatRequest, turn: Turn | None
-) -> tuple[PairFiles, list[Generate], Answer]:
+async def prepare_chat(
+    request: Request, body: ChatRequest, turn: ConversationTurn | None
+) -> tuple[PairFiles, list[Generate], PendingAnswer]:
     """Prepare a chat of any protocol: return its pair, one engine request per choice, and the empty answer.
 
     `turn` says where the chat is stored.
 
     Raises:
         InvalidRequest: see `tools.check` and `chat_frames`.
-        LocalspecError: see `State.pair`.
+        LocalspecError: see `State.resolve_pair`.
     """
     daemon = state_of(request)
     if body.tools or body.tool_choice:
-        tools.check(body)
-    pair, call_form = None, tools.TOLD
+        tools.check_tools(body)
+    pair, call_form = None, tools.EXPLAINED
     if uses_tools(body):
         # Each model has its own notation of calls, so the template is needed first.
-        pair = await daemon.pair(body.model, request.receive)
+        pair = await daemon.resolve_pair(body.model, request.receive)
         call_form = await call_format(daemon, pair)
     requests, parser = chat_frames(body, call_form, turn.id if turn else None)
-    if turn and turn.cut:
-        goes_on_in_its_language(requests, turn.cut.content)
-    pair = pair or await daemon.pair(body.model, request.receive)
-    on_end = turn.keep if turn else figures(daemon.conversations, body, pair.name)
-    return pair, requests, Answer(pair.name, requests, n=body.n or 1, parser=parser, ended=on_end)
+    if turn and turn.cut_answer:
+        continue_constraint(requests, turn.cut_answer.content)
+    pair = pair or await daemon.resolve_pair(body.model, request.receive)
+    on_end = turn.store_answer if turn else figures_callback(daemon.conversations, body, pair.name)
+    return (
+        pair,
+        requests,
+        PendingAnswer(pair.name, requests, n=body.n or 1, parser=parser, ended=on_end),
+    )
 
 
-async def call_format(daemon: State, pair: PairFiles) -> CallFormat:
+async def call_format(daemon: DaemonState, pair: PairFiles) -> CallFormat:
     """Return the notation in which the pair's model writes calls.
 
     Another server separates calls from text itself and gets the tools as tools. If it leaves a call in the
@@ -249,29 +269,29 @@ async def call_format(daemon: State, pair: PairFiles) -> CallFormat:
     if pair.upstream is not None:
         return tools.HERMES
     template = (await daemon.supervisor.ready(pair)).chat_template
-    return await asyncio.to_thread(notation, template)
+    return await asyncio.to_thread(discover_call_format, template)
 
 
 async def complete(request: Request) -> Response:
     """Handle POST /v1/completions."""
-    body = await read(request, CompletionRequest)
+    body = await read_body(request, CompletionRequest)
     daemon = state_of(request)
     requests = completion_frames(body)
     # A suffix means that an editor asks, so its pair for fill-in-the-middle answers.
-    pair = await daemon.pair(body.model, request.receive, "fim" if body.suffix else "chat")
-    on_end = figures(daemon.conversations, body, pair.name)
+    pair = await daemon.resolve_pair(body.model, request.receive, "fim" if body.suffix else "chat")
+    on_end = figures_callback(daemon.conversations, body, pair.name)
     shape = TextShape(
-        Answer(pair.name, requests, n=body.n or 1, ended=on_end),
+        PendingAnswer(pair.name, requests, n=body.n or 1, ended=on_end),
         body.stream_options,
         note=daemon.supervisor.residents.note,
-        news=partial(daemon.news, pair.name),
-        ignored=ignored(request),
+        news=partial(daemon.take_notice, pair.name),
+        ignored=ignored_fields(request),
     )
     shape.tops, shape.prompt_tops = body.logprobs or 0, body.prompt_logprobs
     if body.echo:
         prompts = [generate.prompt for generate in requests[:: body.n or 1]]
         shape.echo = [await _prompt_text(daemon.supervisor, pair, prompt) for prompt in prompts]
-    run = Run(daemon.supervisor, pair, requests, shape, **waiting(body, shape))
+    run = AnswerRun(daemon.supervisor, pair, requests, shape, **progress_options(body, shape))
     return await run.respond(request, body.stream)
 
 

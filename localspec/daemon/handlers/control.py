@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 import localspec
-from localspec.daemon.http.requests import answer, read
+from localspec.daemon.http.requests import json_response, read_body
 from localspec.daemon.http.sse import EventStream
-from localspec.daemon.state import State, state_of
+from localspec.daemon.state import DaemonState, state_of
 from localspec.daemon.worker import eviction
 from localspec.daemon.worker.eviction import MIB
 from localspec.daemon.worker.metrics import Histogram, Metrics
@@ -54,7 +54,7 @@ async def show(request: Request) -> Response:
     return Response(text + "\n", media_type=None, headers=headers)
 
 
-def _own_lines(daemon: State) -> Iterator[str]:
+def _own_lines(daemon: DaemonState) -> Iterator[str]:
     supervisor = daemon.supervisor
     metrics, residents = supervisor.metrics, supervisor.residents
     counts, totals = metrics.counts, metrics.totals
@@ -137,7 +137,7 @@ def _escape_label(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _llama_server_lines(daemon: State) -> Iterator[str]:
+def _llama_server_lines(daemon: DaemonState) -> Iterator[str]:
     """Yield llama-server's metrics; as there, rates cover the time since the last request for them."""
     queue, metrics = daemon.supervisor.residents, daemon.supervisor.metrics
     counts, totals = metrics.counts, metrics.totals
@@ -259,11 +259,11 @@ async def status(request: Request) -> Response:
     """Handle GET /localspec/status."""
     daemon = state_of(request)
     supervisor, residents = daemon.supervisor, daemon.supervisor.residents
-    recent = residents.shown()
+    recent = residents.most_recent()
     configured = daemon.config.pair
     if configured not in {pair.name for pair in residents.present}:  # it may be an alias
-        configured = await asyncio.to_thread(daemon.registry.own_name, configured)
-    return answer(
+        configured = await asyncio.to_thread(daemon.registry.listed_name, configured)
+    return json_response(
         Status(
             version=localspec.__version__,
             api_version=localspec.API_VERSION,
@@ -281,7 +281,7 @@ async def status(request: Request) -> Response:
             ahead=recent.admission.ahead(Job()),
             socket=str(daemon.paths.socket),
             log=str(daemon.paths.log),
-            pulls=len(daemon.registry.pulling),
+            pulls=len(daemon.registry.running_pulls),
             hashing=daemon.registry.hashing,
             problems=daemon.problems,
             listen=daemon.tcp.url if daemon.tcp else None,
@@ -297,15 +297,15 @@ async def status(request: Request) -> Response:
 async def shutdown(request: Request) -> Response:
     """Drain and end like SIGTERM, and name the pulls that the next daemon resumes."""
     daemon = state_of(request)
-    pulls = daemon.registry.pulling
+    pulls = daemon.registry.running_pulls
     daemon.stop()
-    return answer({"status": "draining", "pulls": pulls})
+    return json_response({"status": "draining", "pulls": pulls})
 
 
 async def reset(request: Request) -> Response:
     """Handle POST /localspec/reset."""
     state_of(request).supervisor.residents.reset()
-    return answer({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 async def configure(request: Request) -> Response:
@@ -316,7 +316,7 @@ async def configure(request: Request) -> Response:
     daemon = state_of(request)
     await daemon.configure()
     config = daemon.config
-    return answer(
+    return json_response(
         Configured(
             problems=daemon.problems,
             notes=await _costs(daemon, request),
@@ -331,16 +331,16 @@ def _not_a_file(source: str) -> bool:
     return source == "flag" or source.startswith("LOCALSPEC_")
 
 
-async def _costs(daemon: State, request: Request) -> list[str]:
+async def _costs(daemon: DaemonState, request: Request) -> list[str]:
     """Return which settings this machine cannot give the pair; [] if that takes too long to find out."""
     workers = daemon.supervisor.residents.pids
-    settings = eviction.settings(daemon.config, daemon.paths)
+    settings = eviction.engine_settings(daemon.config, daemon.paths)
     try:
         async with asyncio.timeout(_COSTS_TIMEOUT_S):
-            pair = await daemon.pair("", request.receive)
+            pair = await daemon.resolve_pair("", request.receive)
             if pair.upstream is not None:
                 return []
-            return await asyncio.to_thread(eviction.costs, pair, settings, workers)
+            return await asyncio.to_thread(eviction.setting_notes, pair, settings, workers)
     except (TimeoutError, LocalspecError):  # The next request for an answer reports the error.
         return []
 
@@ -352,12 +352,12 @@ async def load(request: Request) -> Response:
     request that is refused before anything was tried (an unknown pair, one that was set aside) has an error
     status.
     """
-    body = await read(request, LoadRequest)
+    body = await read_body(request, LoadRequest)
     daemon = state_of(request)
-    pair = await daemon.pair(body.model, request.receive)
+    pair = await daemon.resolve_pair(body.model, request.receive)
     if pair.upstream is not None:
         return EventStream(partial(_nothing_to_load, await daemon.supervisor.ready(pair)))
-    return EventStream(partial(daemon.supervisor.residents.of(pair.name).load, pair))
+    return EventStream(partial(daemon.supervisor.residents.get(pair.name).load, pair))
 
 
 async def _nothing_to_load(
@@ -375,9 +375,9 @@ async def unload(request: Request) -> Response:
         ModelNotFound: there is no such pair.
     """
     daemon = state_of(request)
-    body = await read(request, LoadRequest, empty=LoadRequest())
+    body = await read_body(request, LoadRequest, empty=LoadRequest())
     name = None
     if body.model:
-        name = (await daemon.named(body.model, request.receive)).name
-    pairs = await daemon.supervisor.release(name)
-    return answer({"unloaded": bool(pairs), "pairs": pairs})
+        name = (await daemon.resolve_named(body.model, request.receive)).name
+    pairs = await daemon.supervisor.unload_idle(name)
+    return json_response({"unloaded": bool(pairs), "pairs": pairs})

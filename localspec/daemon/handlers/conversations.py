@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.http.requests import answer, unless_gone
+from localspec.daemon.http.requests import json_response, while_connected
 from localspec.daemon.state import state_of
 from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import ConversationList, Forgotten
@@ -13,14 +13,14 @@ from localspec.protocol.conversations import ConversationList, Forgotten
 _MAX_NUMBER = 10_000  # of conversations in a list, and of days in statistics
 
 
-async def listed(request: Request) -> Response:
+async def list_conversations(request: Request) -> Response:
     """List the newest conversations; ?limit=N of them, ?search=TEXT those that contain that text."""
     limit = _parse_number(request, "limit", 50)
     search = request.query_params.get("search", "")
     store = state_of(request).conversations
-    return answer(
+    return json_response(
         ConversationList(
-            await store.run(lambda conversations: conversations.listing(limit, search))
+            await store.run(lambda conversations: conversations.list_entries(limit, search))
         )
     )
 
@@ -30,7 +30,9 @@ async def statistics(request: Request) -> Response:
     days = _parse_number(request, "days", 30)
     pair = request.query_params.get("pair", "")
     store = state_of(request).conversations
-    return answer(await store.run(lambda conversations: conversations.statistics(days, pair)))
+    return json_response(
+        await store.run(lambda conversations: conversations.statistics(days, pair))
+    )
 
 
 def _parse_number(request: Request, name: str, default: int) -> int:
@@ -48,8 +50,8 @@ async def show(request: Request) -> Response:
     name = request.path_params["name"]
     store = state_of(request).conversations
     if _parse_flag(request, "wait"):
-        await unless_gone(request.receive, store.settled(name))
-    return answer(await store.run(lambda conversations: conversations.get(name)))
+        await while_connected(request.receive, store.wait_until_settled(name))
+    return json_response(await store.run(lambda conversations: conversations.get(name)))
 
 
 def _parse_flag(request: Request, name: str) -> bool:
@@ -65,7 +67,7 @@ async def remove(request: Request) -> Response:
     daemon = state_of(request)
     removed = await daemon.conversations.run(lambda conversations: conversations.remove(name))
     await daemon.forget_states(removed)
-    return answer(Forgotten(1, removed))
+    return json_response(Forgotten(1, removed))
 
 
 async def remove_all(request: Request) -> Response:
@@ -73,7 +75,7 @@ async def remove_all(request: Request) -> Response:
     daemon = state_of(request)
     count = await daemon.conversations.run(lambda conversations: conversations.remove_all())
     await daemon.forget_states(None)
-    return answer(Forgotten(count))
+    return json_response(Forgotten(count))
 
 
 async def undo(request: Request) -> Response:
@@ -81,8 +83,8 @@ async def undo(request: Request) -> Response:
     name = request.path_params["name"]
     daemon = state_of(request)
     store = daemon.conversations
-    await unless_gone(request.receive, store.settled(name))
+    await while_connected(request.receive, store.wait_until_settled(name))
     undone = await store.run(lambda conversations: conversations.undo(name))
     if not undone.left:
         await daemon.forget_states(undone.id)
-    return answer(undone)
+    return json_response(undone)

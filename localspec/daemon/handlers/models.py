@@ -14,17 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec import extras
-from localspec.daemon.completion.dialect import notation
-from localspec.daemon.completion.tools import described
-from localspec.daemon.http.requests import answer, read
-from localspec.daemon.http.sse import EventStream, reported
+from localspec.daemon.completion.dialect import discover_call_format
+from localspec.daemon.completion.tools import describe_format
+from localspec.daemon.http.requests import json_response, read_body
+from localspec.daemon.http.sse import EventStream, stream_reports
 from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.pairs import names, tasks, views
 from localspec.daemon.pairs import registry as local
-from localspec.daemon.pairs.names import BUILTIN, names_files, unseen
+from localspec.daemon.pairs.names import BUILTIN, hidden_file_errors, is_file_name
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.pairs.tasks import verify_files, verify_pair
-from localspec.daemon.state import State, state_of
+from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import (
     Forbidden,
     InvalidRequest,
@@ -54,7 +54,7 @@ async def models(request: Request) -> Response:
     def build() -> list[Model]:
         return [_model(daemon, name, seconds, statuses) for name, seconds in created.items()]
 
-    return answer(ModelList(await asyncio.to_thread(build)))
+    return json_response(ModelList(await asyncio.to_thread(build)))
 
 
 async def model(request: Request) -> Response:
@@ -66,10 +66,10 @@ async def model(request: Request) -> Response:
     daemon = state_of(request)
     name, created = await creation_time(request)
     statuses = _model_statuses(daemon)
-    return answer(await asyncio.to_thread(_model, daemon, name, created, statuses))
+    return json_response(await asyncio.to_thread(_model, daemon, name, created, statuses))
 
 
-async def creation_times(daemon: State) -> dict[str, int]:
+async def creation_times(daemon: DaemonState) -> dict[str, int]:
     """Return the names of all pairs, each with the Unix time since when it has been available."""
     return await asyncio.to_thread(_creation_times, daemon)
 
@@ -84,12 +84,12 @@ async def creation_time(request: Request) -> tuple[str, int]:
     created = await creation_times(daemon)
     if name not in created:  # `views.details` knows further names, and its error lists the pairs.
         created[name] = await asyncio.to_thread(
-            lambda: int(views.details(daemon.registry, name, 0, daemon.config).created)
+            lambda: int(views.pair_details(daemon.registry, name, 0, daemon.config).created)
         )
     return name, created[name]
 
 
-def _creation_times(daemon: State) -> dict[str, int]:
+def _creation_times(daemon: DaemonState) -> dict[str, int]:
     """Return the names of all pairs, each with the Unix time since when it has been available."""
     started = int(time.time() - (time.monotonic() - daemon.started))
     loaded = [pair.name for pair in daemon.supervisor.residents.loaded]
@@ -100,10 +100,12 @@ def _creation_times(daemon: State) -> dict[str, int]:
     return dict.fromkeys(pair_names, started) | created
 
 
-def _model(daemon: State, name: str, created: int, statuses: Mapping[str, ModelStatus]) -> Model:
+def _model(
+    daemon: DaemonState, name: str, created: int, statuses: Mapping[str, ModelStatus]
+) -> Model:
     entry = Model(name, created, status=statuses.get(name, ModelStatus("unloaded")))
     with suppress(LocalspecError):  # `localspec list` reports what is wrong with the pair.
-        view = views.details(daemon.registry, name, 0, daemon.config)
+        view = views.pair_details(daemon.registry, name, 0, daemon.config)
         info = daemon.supervisor.residents.info(view.name)
         n_ctx = info.n_ctx if info else view.fit.context if view.fit else view.context
         entry.context_length, entry.capabilities = n_ctx, view.capabilities
@@ -111,7 +113,7 @@ def _model(daemon: State, name: str, created: int, statuses: Mapping[str, ModelS
     return entry
 
 
-def _model_statuses(daemon: State) -> dict[str, ModelStatus]:
+def _model_statuses(daemon: DaemonState) -> dict[str, ModelStatus]:
     """Return the status of every pair that is loaded or being loaded."""
     statuses = {}
     for pair in daemon.supervisor.residents.statuses():
@@ -126,11 +128,11 @@ async def health(request: Request) -> Response:
     """Handle GET /health in llama-server's format; a daemon with nothing loaded is healthy."""
     daemon = state_of(request)
     if daemon.draining:
-        return answer(_unavailable("Shutting down"), 503)
+        return json_response(_unavailable("Shutting down"), 503)
     residents = daemon.supervisor.residents
     if residents.present and not residents.loaded:
-        return answer(_unavailable("Loading model"), 503)
-    return answer({"status": "ok"})
+        return json_response(_unavailable("Loading model"), 503)
+    return json_response({"status": "ok"})
 
 
 def _unavailable(message: str) -> dict[str, Any]:
@@ -145,11 +147,11 @@ async def props(request: Request) -> Response:
     """
     daemon = state_of(request)
     residents = daemon.supervisor.residents
-    loaded = residents.shown().info
-    info = loaded or residents.last
-    if info is None or (not loaded and info.name != names.full_name("", daemon.config)):
-        info = await daemon.supervisor.ready(await daemon.pair("", request.receive))
-    return answer(
+    loaded = residents.most_recent().info
+    info = loaded or residents.last_loaded
+    if info is None or (not loaded and info.name != names.resolve_default("", daemon.config)):
+        info = await daemon.supervisor.ready(await daemon.resolve_pair("", request.receive))
+    return json_response(
         {
             "default_generation_settings": {
                 "n_ctx": info.n_ctx,
@@ -157,7 +159,7 @@ async def props(request: Request) -> Response:
             },
             "total_slots": daemon.config.parallel,
             "model_alias": info.name,
-            "model_path": (await daemon.pair(info.name, request.receive)).target,
+            "model_path": (await daemon.resolve_pair(info.name, request.receive)).target,
             "chat_template": info.chat_template or "",
             "bos_token": info.bos_token,
             "eos_token": info.eos_token,
@@ -176,7 +178,7 @@ async def slots(request: Request) -> Response:
     one. No pair is loaded for this.
     """
     daemon = state_of(request)
-    recent = daemon.supervisor.residents.shown()
+    recent = daemon.supervisor.residents.most_recent()
     queue, info = recent.admission, recent.info
     if request.query_params.get("fail_on_no_slot") == "1" and queue.running >= queue.parallel:
         raise Unavailable("No slot is idle.")
@@ -184,7 +186,7 @@ async def slots(request: Request) -> Response:
         "n_ctx": info.n_ctx if info else 0,
         "speculative": info is not None and info.speculation is None,
     }
-    return answer(
+    return json_response(
         [
             {"id": slot_id, **shared, "is_processing": slot_id < queue.running}
             for slot_id in range(queue.parallel)
@@ -217,7 +219,7 @@ async def list_pulls(request: Request) -> Response:
     """List all pulls."""
     registry = state_of(request).registry
     states = await asyncio.to_thread(lambda: registry.pulls.states())
-    return answer({"pulls": states})
+    return json_response({"pulls": states})
 
 
 async def start_pull(request: Request) -> Response:
@@ -225,27 +227,27 @@ async def start_pull(request: Request) -> Response:
 
     Raises:
         Forbidden: the request names a network or endpoint and came over TCP.
-        LocalspecError: see `begin`.
+        LocalspecError: see `begin_pull`.
     """
-    body = await read(request, PullRequest)
+    body = await read_body(request, PullRequest)
     if came_by_tcp(request.scope):
         _refuse_network(body)
-    return answer((await begin(request, body)).state, 202)
+    return json_response((await begin_pull(request, body)).state, 202)
 
 
-async def begin(request: Request, body: PullRequest) -> Pull:
+async def begin_pull(request: Request, body: PullRequest) -> Pull:
     """Start a pull for a request of any protocol, and return it.
 
     Raises:
         Unavailable: the daemon is shutting down.
-        LocalspecError: see `pairs.pulls.start`.
+        LocalspecError: see `pairs.tasks.start_pull`.
     """
     daemon = state_of(request)
     if daemon.draining:
         raise Unavailable("The daemon is shutting down; try again.", retry_after=2)
     # Over TCP no answer may reveal which files this machine has.
     local = not came_by_tcp(request.scope)
-    return await asyncio.to_thread(tasks.start, daemon.registry, body, whole_disk=local)
+    return await asyncio.to_thread(tasks.start_pull, daemon.registry, body, whole_disk=local)
 
 
 def _refuse_network(body: PullRequest) -> None:
@@ -261,7 +263,7 @@ def _refuse_network(body: PullRequest) -> None:
 
 async def show_pull(request: Request) -> Response:
     """Return the state of a pull."""
-    return answer((await _pull(request)).state)
+    return json_response((await _pull(request)).state)
 
 
 async def cancel_pull(request: Request) -> Response:
@@ -273,18 +275,18 @@ async def cancel_pull(request: Request) -> Response:
         pass
 
     with suppress(TimeoutError):  # A request to the hub that hangs ends by itself later.
-        await asyncio.wait_for(states(pull, discard), _CANCEL_TIMEOUT_S)
-    return answer(pull.state)
+        await asyncio.wait_for(report_states(pull, discard), _CANCEL_TIMEOUT_S)
+    return json_response(pull.state)
 
 
 async def pull_events(request: Request) -> Response:
     """Stream every state of the pull, the present one first and the final one last."""
-    return EventStream(partial(states, await _pull(request)))
+    return EventStream(partial(report_states, await _pull(request)))
 
 
-async def states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> None:
+async def report_states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> None:
     """Call `emit` with every state of the pull, the present one first and the final one last."""
-    from localspec.registry.pulls.pull import RUNNING
+    from localspec.registry.pulls.pull import RUNNING_STATES
 
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
 
@@ -297,7 +299,7 @@ async def states(pull: Pull, emit: Callable[[PullState], Awaitable[object]]) -> 
             changed.clear()
             state = pull.state
             await emit(state)
-            if state.state not in RUNNING:
+            if state.state not in RUNNING_STATES:
                 return
             await changed.wait()
             await asyncio.sleep(_STATE_INTERVAL_S)
@@ -312,7 +314,7 @@ def _find(registry: Registry, name: str) -> Pull:
     """Find the pull by the pair's own name, another name in the catalogue, or a repository."""
     with suppress(ModelNotFound):  # The pair may have been removed from the catalogue since.
         name, _ = registry.catalogue.find(name)
-    return registry.pulls.get(name) if "/" not in name else registry.pulls.of_repository(name)
+    return registry.pulls.get(name) if "/" not in name else registry.pulls.find(name)
 
 
 # ------------------------------------------------------------------------ pairs
@@ -323,14 +325,14 @@ async def list_pairs(request: Request) -> Response:
     """List the pairs on this machine, and with ?all=1 those of the catalogue."""
     daemon = state_of(request)
     with_catalogue = request.query_params.get("all", "0") not in ("", "0", "false")
-    listing = await asyncio.to_thread(views.listing, daemon.registry, with_catalogue)
-    listing.configured = await asyncio.to_thread(daemon.registry.own_name, daemon.config.pair)
+    listing = await asyncio.to_thread(views.list_pairs, daemon.registry, with_catalogue)
+    listing.configured = await asyncio.to_thread(daemon.registry.listed_name, daemon.config.pair)
     listing.problems += [problem for problem in daemon.problems if problem not in listing.problems]
     loaded = {status.name: status for status in daemon.supervisor.residents.statuses()}
     for entry in listing.pairs:
         if status := loaded.get(entry.name):
             entry.takes, entry.since = status.memory, status.since
-    return answer(listing)
+    return json_response(listing)
 
 
 async def show_pair(request: Request) -> Response:
@@ -350,28 +352,28 @@ async def show_pair(request: Request) -> Response:
     by_tcp = came_by_tcp(request.scope)
 
     def describe() -> pairs.PairView:
-        view = views.details(daemon.registry, name, int(text), config, by_tcp=by_tcp)
+        view = views.pair_details(daemon.registry, name, int(text), config, by_tcp=by_tcp)
         preset = daemon.registry.catalogue.presets.get(view.name)
         template = view.target.template.text if view.target.template else ""
         if preset and preset.chat_template:
             template = preset.chat_template
         may_call = template and not view.target.pooling
-        view.calls = described(notation(template)) if may_call else ""
+        view.calls = describe_format(discover_call_format(template)) if may_call else ""
         return view
 
-    return answer(await asyncio.to_thread(describe))
+    return json_response(await asyncio.to_thread(describe))
 
 
 async def add_pair(request: Request) -> Response:
     """Make a pair of files on this machine."""
-    body = await read(request, pairs.AddRequest)
+    body = await read_body(request, pairs.AddRequest)
     daemon = state_of(request)
     registry = daemon.registry
     if body.replace:
-        await daemon.rest(body.name)
-    with unseen():
-        record = await daemon.errands.run(local.add, registry, body)
-    return answer(views.entry(record, registry.in_use), 201)
+        await daemon.unload_if_idle(body.name)
+    with hidden_file_errors():
+        record = await daemon.errands.run(local.add_local_pair, registry, body)
+    return json_response(views.pair_entry(record, registry.in_use), 201)
 
 
 async def remove_pair(request: Request) -> Response:
@@ -382,32 +384,34 @@ async def remove_pair(request: Request) -> Response:
     if upstreams and (
         removed := await asyncio.to_thread(upstreams.remove, daemon.registry, requested_name)
     ):
-        return answer(removed)
-    name = await asyncio.to_thread(daemon.registry.removable, requested_name)
-    await daemon.rest(name)
-    return answer(await asyncio.to_thread(daemon.registry.remove, name))
+        return json_response(removed)
+    name = await asyncio.to_thread(daemon.registry.check_removable, requested_name)
+    await daemon.unload_if_idle(name)
+    return json_response(await asyncio.to_thread(daemon.registry.remove, name))
 
 
 async def verify_stored(request: Request) -> Response:
     """Hash the files of a pair; the events are the bytes hashed so far and, in the last one, the result."""
     daemon, name = state_of(request), request.path_params["name"]
-    if names_files(name):
-        files = await daemon.named(name, request.receive)  # refuses the same files as a load
-        return EventStream(reported(daemon.errands, partial(verify_files, files)))
-    return EventStream(reported(daemon.errands, partial(verify_pair, daemon.registry, name)))
+    if is_file_name(name):
+        files = await daemon.resolve_named(
+            name, request.receive
+        )  # refuses the same files as a load
+        return EventStream(stream_reports(daemon.errands, partial(verify_files, files)))
+    return EventStream(stream_reports(daemon.errands, partial(verify_pair, daemon.registry, name)))
 
 
 async def collect_garbage(request: Request) -> Response:
     """Delete files and saved states that nothing uses."""
-    body = await read(request, pairs.CollectRequest)
+    body = await read_body(request, pairs.CollectRequest)
     daemon = state_of(request)
-    collected = await asyncio.to_thread(daemon.registry.collect, dry_run=body.dry_run)
+    collected = await asyncio.to_thread(daemon.registry.collect_garbage, dry_run=body.dry_run)
     states = await daemon.conversations.run(
         lambda conversations: conversations.collect(dry_run=body.dry_run)
     )
     collected.freed += sum(size for _, size in states)
     collected.files += tuple(name for name, _ in states)
-    return answer(collected)
+    return json_response(collected)
 
 
 async def find_drafts(request: Request) -> Response:
@@ -416,31 +420,33 @@ async def find_drafts(request: Request) -> Response:
     Raises:
         Forbidden: `folders` came over TCP.
         Conflict: the engine is busy.
-        LocalspecError: the target cannot be used, see `State.named`.
+        LocalspecError: the target cannot be used, see `State.resolve_named`.
     """
-    body = await read(request, DraftsRequest)
+    body = await read_body(request, DraftsRequest)
     if body.folders and came_by_tcp(request.scope):
         raise Forbidden(
             "'folders' cannot be searched over TCP; use the Unix socket: localspec drafts",
             param="folders",
         )
     daemon = state_of(request)
-    pair = await daemon.named(body.target, request.receive)
+    pair = await daemon.resolve_named(body.target, request.receive)
     if pair.upstream is not None:
         raise InvalidRequest(
             f"'{pair.name}' is served by another server, which has drafts of its own.",
             param="target",
         )
-    trials = tasks.Trials(daemon.supervisor) if body.measure else None
+    trials = tasks.DraftTrials(daemon.supervisor) if body.measure else None
     return EventStream(
-        reported(
+        stream_reports(
             daemon.errands,
-            lambda report: views.drafts(daemon.registry, pair.target, body.folders, trials, report),
+            lambda report: views.rank_drafts_for(
+                daemon.registry, pair.target, body.folders, trials, report
+            ),
         )
     )
 
 
-async def on_disk(request: Request) -> Response:
+async def search_disk(request: Request) -> Response:
     """Search the disk for models; the events are what is being read and, in the last one, the findings.
 
     Raises:
@@ -450,10 +456,11 @@ async def on_disk(request: Request) -> Response:
         raise Forbidden(
             "The disk cannot be searched over TCP; use the Unix socket: localspec import"
         )
-    body = await read(request, DiskRequest)
+    body = await read_body(request, DiskRequest)
     registry, errands = state_of(request).registry, state_of(request).errands
     return EventStream(
-        reported(
-            errands, lambda report: views.look(registry, body.folders, body.environment, report)
+        stream_reports(
+            errands,
+            lambda report: views.find_models(registry, body.folders, body.environment, report),
         )
     )

@@ -14,7 +14,7 @@ from localspec.daemon.history import responses, statistics
 from localspec.errors import Conflict, UnsafePath
 from localspec.paths import open_file, read_file
 from localspec.protocol.conversations import ConversationEntry, Match
-from localspec.registry.store.files import write_whole
+from localspec.registry.store.files import write_atomically
 
 if TYPE_CHECKING:
     import sqlite3
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # A condition on rows of `conversations`: the case-folded text ?1 occurs in the title or in a message.
-SAID = (
+CONTAINS_TEXT = (
     "instr(folded(title), ?1) OR EXISTS"
     " (SELECT 1 FROM messages WHERE conversation = id AND instr(folded(content), ?1))"
 )
@@ -37,13 +37,13 @@ _MESSAGE = (
 _CONTEXT_CHARS, _MAX_LINE_CHARS = 60, 300
 
 
-def first(db: sqlite3.Connection, entry: ConversationEntry, needle: str) -> Match:
+def first_match(db: sqlite3.Connection, entry: ConversationEntry, needle: str) -> Match:
     """Return the first line of the conversation `entry` that contains `needle`.
 
     The title is searched only if no message contains it. `needle` is already case-folded.
     """
     role, text = db.execute(_MESSAGE, (entry.id, needle)).fetchone() or ("title", entry.title)
-    line, start, end = place(text, needle)
+    line, start, end = locate_match(text, needle)
     if len(line) > _MAX_LINE_CHARS:
         offset = max(0, start - _CONTEXT_CHARS)
         prefix = "…" if offset else ""
@@ -56,7 +56,7 @@ def first(db: sqlite3.Connection, entry: ConversationEntry, needle: str) -> Matc
     return Match(role, line, start, end)
 
 
-def place(text: str, needle: str) -> tuple[str, int, int]:
+def locate_match(text: str, needle: str) -> tuple[str, int, int]:
     """Return the line of `text` in which `needle` begins, and the start and end of the match in it.
 
     `needle` is case-folded. A match that spans several lines ends with its first line. Case folding turns
@@ -86,7 +86,7 @@ def place(text: str, needle: str) -> tuple[str, int, int]:
 # removes it there as well.
 
 
-def forget_all(file: Path) -> None:
+def remove_all_lines(file: Path) -> None:
     """Delete the file.
 
     Raises:
@@ -95,7 +95,7 @@ def forget_all(file: Path) -> None:
     _resolve_links(file).unlink(missing_ok=True)
 
 
-def forget(file: Path, contents: Sequence[str]) -> None:
+def remove_lines(file: Path, contents: Sequence[str]) -> None:
     """Remove every entry that is part of one of `contents`, the messages of a conversation.
 
     An entry may be only part of a message, because a chat can put files before the typed text. A short line
@@ -119,7 +119,7 @@ def forget(file: Path, contents: Sequence[str]) -> None:
         else:
             remaining += block
     if len(content := b"".join(remaining)) < len(data):
-        write_whole(file, content)
+        write_atomically(file, content)
 
 
 def _resolve_links(file: Path) -> Path:
@@ -162,7 +162,7 @@ CREATE TABLE messages (
 {statistics.TABLE}{responses.TABLE}"""
 
 
-def opened(file: Path) -> sqlite3.Connection:
+def open_database(file: Path) -> sqlite3.Connection:
     """Open the file, create it for this user alone if it is missing, and migrate it to `VERSION`.
 
     Raises:

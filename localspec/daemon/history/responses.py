@@ -29,7 +29,7 @@ CREATE INDEX responses_of ON responses (conversation, position);
 
 
 @dataclass(frozen=True, slots=True)
-class Response:
+class NewResponse:
     """A response to store.
 
     `id` is the client's name for it, `body` is JSON, and `continues` is the id of the response before it.
@@ -41,7 +41,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """A stored response and the conversation that it is part of.
 
     `messages` are the conversation's messages up to and including the answer. `ids` maps the index of each
@@ -58,7 +58,7 @@ class Kept:
 
 
 def insert(
-    db: sqlite3.Connection, conversation: str, first: int, position: int, response: Response
+    db: sqlite3.Connection, conversation: str, first: int, position: int, response: NewResponse
 ) -> None:
     """Store `response`, whose turn begins at `first` and whose answer is stored at `position`."""
     db.execute(
@@ -67,7 +67,7 @@ def insert(
     )
 
 
-def place(db: sqlite3.Connection, response_id: str) -> tuple[str, str, int, int] | None:
+def find_location(db: sqlite3.Connection, response_id: str) -> tuple[str, str, int, int] | None:
     """Return the response's body, its conversation, and two positions: its first message and its answer."""
     row: tuple[str, str, int, int] | None = db.execute(
         "SELECT body, conversation, first, position FROM responses WHERE id = ?", (response_id,)
@@ -75,13 +75,13 @@ def place(db: sqlite3.Connection, response_id: str) -> tuple[str, str, int, int]
     return row
 
 
-def kept(
+def load_response(
     db: sqlite3.Connection,
     name: str,
     location: tuple[str, str, int, int],
     model: str,
     messages: Sequence[StoredMessage],
-) -> Kept:
+) -> StoredResponse:
     """Return the response `name`, whose row `place` found.
 
     `messages` are all messages of its conversation, and `model` is the conversation's pair.
@@ -100,10 +100,10 @@ def kept(
     }
     included = list(messages[: index_of[position] + 1])
     is_last = len(included) == len(messages)
-    return Kept(name, body, conversation, model, included, ids, is_last)
+    return StoredResponse(name, body, conversation, model, included, ids, is_last)
 
 
-def branch(db: sqlite3.Connection, conversation: str, position: int, name: str) -> None:
+def copy_beginning(db: sqlite3.Connection, conversation: str, position: int, name: str) -> None:
     """Copy a conversation up to `position` into a new conversation called `name`.
 
     The copy has no figures, so that no answer is counted twice in the statistics.

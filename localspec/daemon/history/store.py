@@ -24,7 +24,7 @@ import msgspec
 from localspec.daemon import logs
 from localspec.daemon.history import database, responses, statistics
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, NotFound
-from localspec.files import write_whole
+from localspec.files import write_atomically
 from localspec.paths import read_file, remove_tree
 from localspec.protocol.conversations import (
     Conversation,
@@ -33,7 +33,7 @@ from localspec.protocol.conversations import (
     StoredMessage,
     Undone,
 )
-from localspec.protocol.frames import ANYONE
+from localspec.protocol.frames import ANONYMOUS_CLIENTS
 
 if TYPE_CHECKING:
     import sqlite3
@@ -59,7 +59,7 @@ _DELETE_LAST_ANSWER = (
 )
 
 
-class Conversations:
+class ConversationStore:
     """The store of conversations.
 
     Methods that are not asynchronous block, so call them through `run`. Each of them may raise Conflict:
@@ -81,7 +81,7 @@ class Conversations:
         self._typed_lines = typed_lines
         # Called in the store's thread for a turn of a conversation that was removed meanwhile, since the
         # engine may hold states of it that were made after the removal.
-        self.removed_meanwhile: Callable[[str], object] = lambda _: None
+        self.on_removed_meanwhile: Callable[[str], object] = lambda _: None
         self._under_way: dict[
             asyncio.Event, str
         ] = {}  # conversation or response of each unstored turn
@@ -92,7 +92,7 @@ class Conversations:
         self._connection: sqlite3.Connection | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="conversations")
 
-    async def run(self, work: Callable[[Conversations], Result]) -> Result:
+    async def run(self, work: Callable[[ConversationStore], Result]) -> Result:
         """Run `work(self)` in the thread, after everything that was submitted before.
 
         Raises:
@@ -101,7 +101,7 @@ class Conversations:
         """
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._safely, work)
 
-    def soon(self, work: Callable[[Conversations], object]) -> None:
+    def submit(self, work: Callable[[ConversationStore], object]) -> None:
         """Run `work(self)` in the thread without waiting for it; a failure is logged."""
 
         def run_and_log() -> None:
@@ -113,13 +113,13 @@ class Conversations:
         with contextlib.suppress(RuntimeError):  # the daemon has ended
             self._thread.submit(run_and_log)
 
-    def keep(
+    def submit_turn(
         self,
         addition: Conversation,
         *,
         new: bool,
         cut: StoredMessage | None = None,
-        response: responses.Response | None = None,
+        response: responses.NewResponse | None = None,
     ) -> Future[str]:
         """Submit `add` and return a future of the reason why it failed, "" if it did not."""
 
@@ -149,7 +149,7 @@ class Conversations:
             with contextlib.suppress(OSError):
                 self._lost_file.unlink(missing_ok=True)
                 if reason:
-                    write_whole(self._lost_file, reason.encode())
+                    write_atomically(self._lost_file, reason.encode())
 
     @contextlib.asynccontextmanager
     async def answering(self, name: str) -> AsyncIterator[None]:
@@ -162,7 +162,7 @@ class Conversations:
             del self._under_way[finished]
             finished.set()
 
-    async def settled(self, name: str) -> None:
+    async def wait_until_settled(self, name: str) -> None:
         """Wait for the turns under way in the conversation whose id begins with `name`.
 
         A client learns the id with the first word of an answer. It may disconnect and ask again before the
@@ -175,7 +175,7 @@ class Conversations:
         ]:
             await turns[0].wait()
 
-    def _safely(self, work: Callable[[Conversations], Result]) -> Result:
+    def _safely(self, work: Callable[[ConversationStore], Result]) -> Result:
         """Run `work` and turn errors of SQLite and the file system, such as a full disk, into Conflict."""
         import sqlite3
 
@@ -198,7 +198,7 @@ class Conversations:
 
     # ------------------------------------------------------------------ reading
 
-    def listing(self, limit: int = 50, search: str = "") -> list[ConversationEntry]:
+    def list_entries(self, limit: int = 50, search: str = "") -> list[ConversationEntry]:
         """Return the newest `limit` conversations, or those that contain `search` with its first match.
 
         Case is ignored.
@@ -207,13 +207,13 @@ class Conversations:
             return []
         needle = search.casefold()
         rows = self._db.execute(
-            f"{_ENTRY}WHERE ?1 = '' OR {database.SAID} ORDER BY updated DESC, rowid DESC LIMIT ?2",
+            f"{_ENTRY}WHERE ?1 = '' OR {database.CONTAINS_TEXT} ORDER BY updated DESC, rowid DESC LIMIT ?2",
             (needle, limit),
         )
         entries = [ConversationEntry(*row) for row in rows]
         if needle:
             for entry in entries:
-                entry.match = database.first(self._db, entry, needle)
+                entry.match = database.first_match(self._db, entry, needle)
         return entries
 
     def get(self, name: str) -> Conversation:
@@ -251,16 +251,16 @@ class Conversations:
             raise InvalidRequest(f"More than one conversation ID starts with '{name}'.")
         return ConversationEntry(*rows[0])
 
-    async def kept_response(self, name: str) -> responses.Kept:
+    async def get_response(self, name: str) -> responses.StoredResponse:
         """Return a stored response by its id, and wait for its answer if that is only now ending.
 
         Raises:
             NotFound: no response has this id.
         """
-        await self.settled(name)
+        await self.wait_until_settled(name)
         return await self.run(lambda store: store.response(name))
 
-    def response(self, name: str) -> responses.Kept:
+    def response(self, name: str) -> responses.StoredResponse:
         """Return a stored response by its id.
 
         Raises:
@@ -268,10 +268,10 @@ class Conversations:
         """
         _, conversation, *_ = location = self._place(name)
         stored = self.get(conversation)
-        return responses.kept(self._db, name, location, stored.model, stored.messages)
+        return responses.load_response(self._db, name, location, stored.model, stored.messages)
 
     def _place(self, name: str) -> tuple[str, str, int, int]:
-        location = responses.place(self._db, name) if self._file.exists() else None
+        location = responses.find_location(self._db, name) if self._file.exists() else None
         if location is None:
             raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
         return location
@@ -299,7 +299,7 @@ class Conversations:
         *,
         new: bool,
         cut: StoredMessage | None = None,
-        response: responses.Response | None = None,
+        response: responses.NewResponse | None = None,
     ) -> None:
         """Append the messages of `addition` to its conversation, and set the conversation's pair to its pair.
 
@@ -312,7 +312,7 @@ class Conversations:
         """
         with self._db as db:
             continues = response and response.continues
-            continued = responses.place(db, continues) if continues else None
+            continued = responses.find_location(db, continues) if continues else None
             exists = continued if continues else _is_known(db, addition.id)
             if not (new or exists):
                 self._forget_traces(addition.id)
@@ -352,19 +352,19 @@ class Conversations:
         """
         _, conversation, _, position = continued
         if name != conversation:
-            responses.branch(db, conversation, position, name)
+            responses.copy_beginning(db, conversation, position, name)
         elif position != _last_position(db, name):
             # Another turn was stored while this one was answered. The prompt was logged, and its state may
             # be saved, under a conversation that the turn will not be part of and not be removed with.
             self._forget_traces(name)
             name = secrets.token_hex(4)
-            responses.branch(db, conversation, position, name)
+            responses.copy_beginning(db, conversation, position, name)
         return name
 
     def _forget_traces(self, name: str) -> None:
         """Remove a conversation's prompts from the log and from the engine."""
         logs.forget_prompts(name)
-        self.removed_meanwhile(name)
+        self.on_removed_meanwhile(name)
 
     def remove(self, name: str) -> str:
         """Remove a conversation with its states, log entries and typed lines, and return its id.
@@ -380,7 +380,7 @@ class Conversations:
         with contextlib.ExitStack() as cleanups:  # a failure of one does not skip the others
             cleanups.callback(self.remove_states, entry.id)
             cleanups.callback(logs.forget_prompts, entry.id)
-            cleanups.callback(database.forget, self._typed_lines, prompts)
+            cleanups.callback(database.remove_lines, self._typed_lines, prompts)
             with self._deleting() as db:
                 db.execute("DELETE FROM conversations WHERE id = ?", (entry.id,))
         return entry.id
@@ -419,7 +419,7 @@ class Conversations:
         with contextlib.ExitStack() as cleanups:
             cleanups.callback(self.remove_states, None)
             cleanups.callback(logs.forget_prompts, None)
-            cleanups.callback(database.forget_all, self._typed_lines)
+            cleanups.callback(database.remove_all_lines, self._typed_lines)
             if self._file.exists():
                 with self._deleting() as db:
                     count = db.execute("DELETE FROM conversations").rowcount
@@ -433,7 +433,7 @@ class Conversations:
 
     def collect(self, *, dry_run: bool) -> list[tuple[str, int]]:
         """Delete saved states of removed conversations, and return their names and sizes in bytes."""
-        known_ids = {ANYONE}
+        known_ids = {ANONYMOUS_CLIENTS}
         if self._file.exists():
             known_ids |= {row[0] for row in self._db.execute("SELECT id FROM conversations")}
         orphans = []
@@ -471,7 +471,7 @@ class Conversations:
                     "DELETE FROM messages WHERE conversation = ? AND position >= ?",
                     (entry.id, question[0]),
                 )
-            database.forget(self._typed_lines, [question[1]])
+            database.remove_lines(self._typed_lines, [question[1]])
         else:
             self.remove(entry.id)
         return Undone(entry.id, question[1], questions_left)
@@ -497,7 +497,7 @@ class Conversations:
     @property
     def _db(self) -> sqlite3.Connection:
         if self._connection is None:
-            self._connection = database.opened(self._file)
+            self._connection = database.open_database(self._file)
         return self._connection
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import msgspec
 
 from localspec.daemon.completion.answer import Choice
-from localspec.daemon.completion.request import continued
-from localspec.daemon.history.responses import Kept, Response
-from localspec.daemon.history.store import Conversations
+from localspec.daemon.completion.request import continued_part
+from localspec.daemon.history.responses import NewResponse, StoredResponse
+from localspec.daemon.history.store import ConversationStore
 from localspec.errors import InvalidRequest
 from localspec.protocol.conversations import Conversation, StoredMessage
-from localspec.protocol.requests import ChatMessage, ChatRequest, GenerationRequest, Kind
+from localspec.protocol.requests import AnswerKind, ChatMessage, ChatRequest, GenerationRequest
 
 NEW = "new"
 _MAX_TITLE_CHARS = 80
@@ -32,40 +32,46 @@ _STORE_TIMEOUT_S = 5.0  # A disk that hangs delays the end of an answer by at mo
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ConversationTurn:
     """One question and its answer, on their way into `store`.
 
     `asked` are the messages of the request, and `kept` those that the conversation already has.
     """
 
-    store: Conversations
+    store: ConversationStore
     id: str
     model: str
-    kind: Kind
-    asked: list[ChatMessage]
-    kept: list[ChatMessage] = field(default_factory=list)
+    kind: AnswerKind
+    new_messages: list[ChatMessage]
+    stored_messages: list[ChatMessage] = field(default_factory=list)
     continues: bool = False  # the conversation exists already
     begun: bool = False  # the last message of the request is the beginning of the answer
-    named: str | None = None  # the title that the client gave
-    cut: StoredMessage | None = None  # the stored answer that was cut off and is continued
+    requested_title: str | None = None  # the title that the client gave
+    cut_answer: StoredMessage | None = None  # the stored answer that was cut off and is continued
     continued: str | None = None  # the id of the response that is continued
-    began: float = field(default_factory=time.time)
+    created: float = field(default_factory=time.time)
     stored: list[Future[str]] = field(default_factory=list)
 
     @property
     def messages(self) -> list[ChatMessage]:
         """The messages that the model reads; a new system message replaces the stored one."""
-        replaced = any(message.role == "system" for message in self.asked)
-        earlier = [message for message in self.kept if not (replaced and message.role == "system")]
-        messages = [*earlier, *self.asked]
+        replaced = any(message.role == "system" for message in self.new_messages)
+        earlier = [
+            message
+            for message in self.stored_messages
+            if not (replaced and message.role == "system")
+        ]
+        messages = [*earlier, *self.new_messages]
         system = [message for message in messages if message.role == "system"]
         return system + [message for message in messages if message.role != "system"]
 
     @property
     def title(self) -> str:
         """The first line of the title that the client gave, or of the question if it gave none."""
-        questions = (_text(message) for message in reversed(self.asked) if message.role == "user")
-        line = _first_line(self.named or "") or _first_words(next(questions, ""))
+        questions = (
+            _text(message) for message in reversed(self.new_messages) if message.role == "user"
+        )
+        line = _first_line(self.requested_title or "") or _first_words(next(questions, ""))
         return line if len(line) <= _MAX_TITLE_CHARS else f"{line[: _MAX_TITLE_CHARS - 1]}…"
 
     @contextlib.asynccontextmanager
@@ -82,46 +88,50 @@ class Turn:
             await asyncio.wait(map(asyncio.wrap_future, self.stored), timeout=_STORE_TIMEOUT_S)
 
     @property
-    def not_kept(self) -> str:
+    def store_error(self) -> str:
         """The reason why the answer could not be stored; "" if it was stored, or still may be."""
         return next((future.result() for future in self.stored if future.done()), "")
 
-    def keep(self, choice: Choice, response: Response | None = None) -> None:
+    def store_answer(self, choice: Choice, response: NewResponse | None = None) -> None:
         """Store the question and the part of the answer that the client got, however the answer ended.
 
         `response` makes the answer one that later requests can continue by its id.
         """
-        if not choice.begun:  # a request that was refused leaves nothing
+        if not choice.has_output:  # a request that was refused leaves nothing
             return
-        messages = [_stored_message(message, self.began) for message in self.asked]
+        messages = [_stored_message(message, self.created) for message in self.new_messages]
         answer = _stored_answer(choice, self.model, self.kind)
         if self.begun and messages:  # stored with its beginning, where the client sent that
             beginning = messages.pop()
             answer.content = beginning.content + answer.content
             thoughts = (beginning.reasoning_content or "") + (answer.reasoning_content or "")
             answer.reasoning_content = thoughts or None
-        if self.cut:
-            answer = _join_answers(self.cut, answer)
+        if self.cut_answer:
+            answer = _join_answers(self.cut_answer, answer)
         addition = Conversation(
-            self.id, self.title, self.model, self.began, answer.created, [*messages, answer]
+            self.id, self.title, self.model, self.created, answer.created, [*messages, answer]
         )
         new = not self.continues
-        self.stored.append(self.store.keep(addition, new=new, cut=self.cut, response=response))
+        self.stored.append(
+            self.store.submit_turn(addition, new=new, cut=self.cut_answer, response=response)
+        )
 
-    def keep_as(self, name: str, body: Callable[[Choice], str]) -> Callable[[Choice], None]:
+    def store_answer_as(self, name: str, body: Callable[[Choice], str]) -> Callable[[Choice], None]:
         """Return a callback that stores the turn as the response `name` when its answer has ended.
 
         `body` makes the response's JSON from the answer.
         """
-        return lambda choice: self.keep(choice, Response(name, body(choice), self.continued))
+        return lambda choice: self.store_answer(
+            choice, NewResponse(name, body(choice), self.continued)
+        )
 
 
-def _stored_answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
+def _stored_answer(choice: Choice, model: str, kind: AnswerKind) -> StoredMessage:
     message = StoredMessage(
         "assistant",
         choice.content,
         time.time(),
-        model=choice.stand_in or model,
+        model=choice.fallback_pair or model,
         reasoning_content=choice.reasoning or None,
         tool_calls=[msgspec.to_builtins(call) for call in choice.calls] or None,
         kind=kind,
@@ -130,7 +140,7 @@ def _stored_answer(choice: Choice, model: str, kind: Kind) -> StoredMessage:
     if end is None or end.finish_reason == "cancelled":
         message.finish = "failed" if choice.failed else "interrupted"
         return message
-    message.finish = choice.finish
+    message.finish = choice.finish_reason
     message.tokens = end.completion_tokens
     message.seconds = end.timings.predicted_ms / 1000
     message.tokens_per_second = end.timings.predicted_per_second
@@ -155,8 +165,8 @@ def _join_answers(first: StoredMessage, second: StoredMessage) -> StoredMessage:
     return answer
 
 
-def figures(
-    store: Conversations, request: GenerationRequest, model: str
+def figures_callback(
+    store: ConversationStore, request: GenerationRequest, model: str
 ) -> Callable[[Choice], None] | None:
     """Return a callback that stores the figures of an ended answer; None if the request asks for none."""
     if request.localspec is None or request.localspec.kind is None:
@@ -166,12 +176,12 @@ def figures(
     def keep(choice: Choice) -> None:
         answer = _stored_answer(choice, model, kind)
         if answer.tokens is not None:
-            store.soon(lambda conversations: conversations.add_figures(answer))
+            store.submit(lambda conversations: conversations.add_figures(answer))
 
     return keep
 
 
-def kind_of(request: GenerationRequest) -> Kind:
+def kind_of(request: GenerationRequest) -> AnswerKind:
     """Return the kind of work of an answer; it is "json" whenever the answer has to be JSON."""
     response_format = request.response_format
     if request.json_schema is not None or (response_format and response_format.type != "text"):
@@ -181,7 +191,9 @@ def kind_of(request: GenerationRequest) -> Kind:
     return "edit" if request.prediction else "other"
 
 
-async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn | None:
+async def begin_turn(
+    store: ConversationStore, request: ChatRequest, model: str
+) -> ConversationTurn | None:
     """Return the turn that `request` asks to store; None if it asks for nothing.
 
     `model` is the configured pair's name. For a conversation that is continued, `request.model` is filled
@@ -197,35 +209,37 @@ async def begin(store: Conversations, request: ChatRequest, model: str) -> Turn 
         return None
     messages = [_normalize_role(message) for message in request.messages]
     continues_stored = not messages and name != NEW and bool(request.continue_final_message)
-    begun = not continues_stored and bool(continued(request))
+    begun = not continues_stored and bool(continued_part(request))
     kind = kind_of(request)
     if name == NEW:
         name = secrets.token_hex(4)
         title = request.localspec.title if request.localspec else None
         model = request.model or model
-        return Turn(store, name, model, kind, messages, begun=begun, named=title)
-    await store.settled(name)
+        return ConversationTurn(
+            store, name, model, kind, messages, begun=begun, requested_title=title
+        )
+    await store.wait_until_settled(name)
     stored = await store.run(lambda conversations: conversations.get(name))
     request.model = request.model or stored.model
-    earlier = [one_to_send(message) for message in stored.messages]
-    turn = Turn(
+    earlier = [replay_message(message) for message in stored.messages]
+    turn = ConversationTurn(
         store, stored.id, request.model, kind, messages, earlier, continues=True, begun=begun
     )
     if continues_stored:
-        turn = dataclasses.replace(turn, cut=_find_cut_answer(stored))
+        turn = dataclasses.replace(turn, cut_answer=_find_cut_answer(stored))
     request.messages = turn.messages
     return turn
 
 
-def continuing(
-    store: Conversations,
+def continue_turn(
+    store: ConversationStore,
     asked: list[ChatMessage],
-    before: Kept | None,
+    before: StoredResponse | None,
     *,
     model: str,
-    kind: Kind,
+    kind: AnswerKind,
     begun: bool = False,
-) -> Turn:
+) -> ConversationTurn:
     """Return the turn of a response that continues `before`, or of a first response if that is None.
 
     A turn that continues an older answer than the last one goes into a conversation of its own. Whatever is
@@ -233,13 +247,15 @@ def continuing(
     """
     name = before.conversation if before and before.is_last else secrets.token_hex(4)
     continued = before.id if before else None
-    turn = Turn(store, name, model, kind, asked, to_send(before), continues=before is not None)
+    turn = ConversationTurn(
+        store, name, model, kind, asked, replay_messages(before), continues=before is not None
+    )
     return dataclasses.replace(turn, begun=begun, continued=continued)
 
 
-def to_send(before: Kept | None) -> list[ChatMessage]:
+def replay_messages(before: StoredResponse | None) -> list[ChatMessage]:
     """Return the messages up to a stored response, as a client would send them."""
-    return [one_to_send(message) for message in before.messages] if before else []
+    return [replay_message(message) for message in before.messages] if before else []
 
 
 def _find_cut_answer(conversation: Conversation) -> StoredMessage:
@@ -294,7 +310,7 @@ def _stored_message(message: ChatMessage, created: float) -> StoredMessage:
     )
 
 
-def one_to_send(message: StoredMessage) -> ChatMessage:
+def replay_message(message: StoredMessage) -> ChatMessage:
     """Return a stored message as the client would send it; a call that was cut off is left out."""
     calls = [call for call in message.tool_calls or [] if _is_complete(call)]
     return ChatMessage(

@@ -30,17 +30,19 @@ from localspec.errors import LocalspecError, RequestTimeout, Unavailable
 
 log = logging.getLogger("localspec.connection")
 
-MAX_HEAD = 64 * 1024  # bytes of a request's head
-HEAD_SECONDS = 10.0  # from the first byte of a request to the end of its head
-BODY_SECONDS = 60.0  # from there to the end of its body: enough for 10 MiB at 170 kB/s
-STALL_SECONDS = 60.0  # how long a client may leave the data of a response unread
-SPARE_FILES = 32  # descriptors for the log, the worker, models and databases
+MAX_HEAD_BYTES = 64 * 1024  # bytes of a request's head
+HEAD_TIMEOUT_S = 10.0  # from the first byte of a request to the end of its head
+BODY_TIMEOUT_S = 60.0  # from there to the end of its body: enough for 10 MiB at 170 kB/s
+STALL_TIMEOUT_S = 60.0  # how long a client may leave the data of a response unread
+SPARE_DESCRIPTORS = 32  # descriptors for the log, the worker, models and databases
 # Excess connections that still get a response with status 503. Those beyond are closed unread.
-REFUSED_AT_ONCE = 8
-MANY_FILES = 10_240  # the most descriptors that macOS allows
-UNIX = "unix"  # stands for the host in a client's address; the pid of the peer stands for the port
+MAX_REFUSED_CONNECTIONS = 8
+MAX_DESCRIPTORS = 10_240  # the most descriptors that macOS allows
+UNIX_HOST = (
+    "unix"  # stands for the host in a client's address; the pid of the peer stands for the port
+)
 
-LOOK_SECONDS = (
+GONE_CHECK_INTERVAL_S = (
     0.25  # interval of the checks whether a client that closed its sending side is still there
 )
 _ABSOLUTE_TARGET = re.compile(rb"(?i)http://([^/?#]*)(.*)")
@@ -110,12 +112,12 @@ class ClientConnection(H11Protocol):
     """HTTP for one client. On a Unix socket, connections of other users are closed."""
 
     # All TCP connections. They count before they have shown a token.
-    over_tcp: ClassVar[set[ClientConnection]] = set()
+    tcp_connections: ClassVar[set[ClientConnection]] = set()
 
     # uvicorn's method narrows the type of asyncio's
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.conn: StrictHTTP = StrictHTTP(h11.SERVER, MAX_HEAD)
+        self.conn: StrictHTTP = StrictHTTP(h11.SERVER, MAX_HEAD_BYTES)
         self._deadline: asyncio.TimerHandle | None = None
         self._deadline_state: object = None  # the state of the client that the deadline is for
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -125,16 +127,16 @@ class ClientConnection(H11Protocol):
         transport.set_write_buffer_limits(0)
         connected = transport.get_extra_info("socket")
         if connected.family == socket.AF_UNIX:
-            uid, pid = peer(connected)
-            self.client = (UNIX, pid)
+            uid, pid = peer_credentials(connected)
+            self.client = (UNIX_HOST, pid)
             if uid not in (None, os.getuid()):
                 log.warning("a connection of uid %s was refused", uid)
                 transport.abort()
                 return
         else:
-            self.over_tcp.add(self)
+            self.tcp_connections.add(self)
         excess = self._excess_connections()
-        if excess > REFUSED_AT_ONCE:
+        if excess > MAX_REFUSED_CONNECTIONS:
             transport.abort()
         elif excess > 0:
             self.app = _refuse_connection
@@ -149,13 +151,13 @@ class ClientConnection(H11Protocol):
         Any process on this machine can connect over TCP. So TCP gets at most half of the places, and our own
         user on the Unix socket gets the other half and whatever TCP does not use.
         """
-        limit, tcp = most_connections(), len(self.over_tcp)
-        if self in self.over_tcp:
+        limit, tcp = max_connections(), len(self.tcp_connections)
+        if self in self.tcp_connections:
             return tcp - limit // 2
         return len(self.connections) - tcp - (limit - min(tcp, limit // 2))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.over_tcp.discard(self)
+        self.tcp_connections.discard(self)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         for timer in (self._deadline, self._stall_timer, self._gone_timer):
@@ -189,7 +191,7 @@ class ClientConnection(H11Protocol):
         self._deadline_state = state
         if self._deadline:
             self._deadline.cancel()
-        seconds = {h11.IDLE: HEAD_SECONDS, h11.SEND_BODY: BODY_SECONDS}.get(state)
+        seconds = {h11.IDLE: HEAD_TIMEOUT_S, h11.SEND_BODY: BODY_TIMEOUT_S}.get(state)
         self._deadline = self.loop.call_later(seconds, self._end_slow_request) if seconds else None
 
     def _end_slow_request(self) -> None:
@@ -200,7 +202,7 @@ class ClientConnection(H11Protocol):
             cycle.disconnected = True  # wakes the handler that waits for the body
             cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            seconds = HEAD_SECONDS if part == "head" else BODY_SECONDS
+            seconds = HEAD_TIMEOUT_S if part == "head" else BODY_TIMEOUT_S
             self._end_with(
                 RequestTimeout(f"The request's {part} did not arrive within {seconds:g} s.")
             )
@@ -217,7 +219,7 @@ class ClientConnection(H11Protocol):
         # every client ignores. If the client has left, its kernel responds with a reset, which the next
         # check notices.
         response_begun = self.conn.our_state is h11.SEND_BODY
-        if self in self.over_tcp and self.conn.their_http_version != b"1.0":
+        if self in self.tcp_connections and self.conn.their_http_version != b"1.0":
             with contextlib.suppress(h11.LocalProtocolError):
                 if not response_begun:
                     probe = h11.InformationalResponse(
@@ -226,7 +228,7 @@ class ClientConnection(H11Protocol):
                     self.transport.write(self.conn.send(probe) or b"")
                 elif self.conn.streams:
                     self.transport.write(self.conn.send(h11.Data(data=b":\n\n")) or b"")
-        self._gone_timer = self.loop.call_later(LOOK_SECONDS / 10, self._abort_if_gone)
+        self._gone_timer = self.loop.call_later(GONE_CHECK_INTERVAL_S / 10, self._abort_if_gone)
         return True
 
     def _awaits_response(self) -> bool:
@@ -238,7 +240,7 @@ class ClientConnection(H11Protocol):
         if self._is_gone():
             self.transport.abort()
         else:
-            self._gone_timer = self.loop.call_later(LOOK_SECONDS, self._abort_if_gone)
+            self._gone_timer = self.loop.call_later(GONE_CHECK_INTERVAL_S, self._abort_if_gone)
 
     def _is_gone(self) -> bool:
         """Return whether the client has closed both directions, as far as the kernel knows."""
@@ -253,7 +255,7 @@ class ClientConnection(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._drop_stalled_client)
+        self._stall_timer = self.loop.call_later(STALL_TIMEOUT_S, self._drop_stalled_client)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -261,7 +263,7 @@ class ClientConnection(H11Protocol):
             self._stall_timer.cancel()
 
     def _drop_stalled_client(self) -> None:
-        log.info("a client read nothing for %g s and was dropped", STALL_SECONDS)
+        log.info("a client read nothing for %g s and was dropped", STALL_TIMEOUT_S)
         self.transport.abort()
 
     # ------------------------------------------------------------------ refusals
@@ -270,8 +272,8 @@ class ClientConnection(H11Protocol):
         """Refuse invalid HTTP with an error in the same shape as all others."""
         error = LocalspecError(self.conn.problem or msg)
         error.status, error.code = self.conn.status, "invalid_request"
-        if len(self.conn.trailing_data[0]) >= MAX_HEAD:
-            error = LocalspecError(f"The request's head is longer than {MAX_HEAD} bytes.")
+        if len(self.conn.trailing_data[0]) >= MAX_HEAD_BYTES:
+            error = LocalspecError(f"The request's head is longer than {MAX_HEAD_BYTES} bytes.")
             error.status, error.code = 431, "header_too_large"
         self._end_with(error)
 
@@ -292,7 +294,7 @@ class ClientConnection(H11Protocol):
         self.transport.close()
 
 
-def peer(connected: socket.socket) -> tuple[int | None, int]:
+def peer_credentials(connected: socket.socket) -> tuple[int | None, int]:
     """Return the user and the process at the other end, or None and 0 where the kernel does not say."""
     if sys.platform == "linux":
         size = struct.calcsize("3i")
@@ -307,23 +309,23 @@ def peer(connected: socket.socket) -> tuple[int | None, int]:
     return None, 0
 
 
-def allow_more_files() -> None:
+def raise_file_limit() -> None:
     """Raise the limit of open files as far as an ordinary user may. The initial limit is low."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    limit = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < limit:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def most_connections() -> int:
+def max_connections() -> int:
     """Return how many connections leave enough descriptors for everything else."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(limit - 2 * SPARE_FILES, 8) if limit != resource.RLIM_INFINITY else sys.maxsize
+    return max(limit - 2 * SPARE_DESCRIPTORS, 8) if limit != resource.RLIM_INFINITY else sys.maxsize
 
 
 async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    response = errors.Refusal(
+    response = errors.ErrorResponse(
         Unavailable("The daemon has too many connections; try again.", retry_after=1)
     )
     response.headers["connection"] = "close"

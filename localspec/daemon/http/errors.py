@@ -17,7 +17,7 @@ from localspec.errors import (
     InvalidRequest,
     LocalspecError,
     Unavailable,
-    known_words,
+    recognizable_message,
 )
 from localspec.protocol.answers import ErrorBody, ErrorDetail
 from localspec.protocol.reading import BadBody
@@ -27,7 +27,7 @@ log = logging.getLogger("localspec.http")
 
 def error_body(error: LocalspecError) -> ErrorBody:
     kind = "invalid_request_error" if 400 <= error.status < 500 else "server_error"
-    detail = ErrorDetail(known_words(error), kind, error.param, error.code)
+    detail = ErrorDetail(recognizable_message(error), kind, error.param, error.code)
     if error.n_prompt_tokens is not None and error.n_ctx is not None:
         detail.n_prompt_tokens, detail.n_ctx = error.n_prompt_tokens, error.n_ctx
     return ErrorBody(detail)
@@ -43,7 +43,7 @@ def add_shape(applies: Callable[[Scope], bool], shape: Shape) -> None:
     _shapes.append((applies, shape))
 
 
-class Refusal(Response):
+class ErrorResponse(Response):
     """An error as a response. Its shape depends on the requested path."""
 
     media_type = "application/json"
@@ -62,40 +62,40 @@ class Refusal(Response):
         await super().__call__(scope, receive, send)
 
 
-def told(error: LocalspecError) -> Sequence[object]:
+def stream_error(error: LocalspecError) -> Sequence[object]:
     """Return the events for an error in the middle of a stream: the last ones before [DONE]."""
     return [error_body(error)]
 
 
-def known(error: Exception) -> LocalspecError:
+def as_localspec_error(error: Exception) -> LocalspecError:
     """Return `error` if it is one of ours. Anything else is a bug and becomes a general error."""
-    return error if isinstance(error, LocalspecError) else mistake(error)
+    return error if isinstance(error, LocalspecError) else log_bug(error)
 
 
-def mistake(error: BaseException) -> LocalspecError:
+def log_bug(error: BaseException) -> LocalspecError:
     """Log the traceback of a bug of ours and return a general error for the client."""
     log.error("a bug in a handler", exc_info=error)
     return LocalspecError("Internal error in the daemon; its log has the details: localspec logs")
 
 
-async def on_ours(_request: Request, error: Exception) -> Response:
+async def on_localspec_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, LocalspecError)
     if error.status >= 500:
         log.warning("%s: %s", error.code, error.message)
-    return Refusal(error)
+    return ErrorResponse(error)
 
 
-async def on_body(_request: Request, error: Exception) -> Response:
+async def on_bad_body(_request: Request, error: Exception) -> Response:
     assert isinstance(error, BadBody)
-    return Refusal(InvalidRequest(error.message, param=error.param))
+    return ErrorResponse(InvalidRequest(error.message, param=error.param))
 
 
-async def on_gone(_request: Request, _error: Exception) -> Response:
+async def on_client_gone(_request: Request, _error: Exception) -> Response:
     """Return nginx's status for a client that has left. Nobody reads this response."""
-    return Refusal(Cancelled("The client disconnected before it was answered."))
+    return ErrorResponse(Cancelled("The client disconnected before it was answered."))
 
 
-async def on_http(request: Request, error: Exception) -> Response:
+async def on_http_error(request: Request, error: Exception) -> Response:
     """Return the response for an error of Starlette's: no such route, or a wrong method."""
     assert isinstance(error, HTTPException)
     # request.url would also parse the Host header, which may hold anything.
@@ -104,12 +104,12 @@ async def on_http(request: Request, error: Exception) -> Response:
     refusal.code = {404: "not_found", 405: "method_not_allowed"}.get(
         error.status_code, "http_error"
     )
-    response = Refusal(refusal)
+    response = ErrorResponse(refusal)
     response.headers.update(error.headers or {})
     return response
 
 
-class LastResort:
+class ErrorMiddleware:
     """The outermost middleware: after any exception the client gets a response in our shape.
 
     If a response has begun, the exception goes on to the server, which closes the connection. So no client
@@ -133,9 +133,9 @@ class LastResort:
         except asyncio.CancelledError:  # the server is ending, and this request took too long
             if not begun:
                 ending = Unavailable("The daemon is shutting down; try again.", retry_after=2)
-                await Refusal(ending)(scope, receive, tracked_send)
+                await ErrorResponse(ending)(scope, receive, tracked_send)
             raise
         except Exception as error:  # a bug of ours
             if begun:
                 raise
-            await Refusal(mistake(error))(scope, receive, tracked_send)
+            await ErrorResponse(log_bug(error))(scope, receive, tracked_send)

@@ -24,13 +24,13 @@ from localspec.errors import (
     VersionMismatch,
 )
 from localspec.protocol.answers import Unheeded
-from localspec.protocol.fields import Ignored, account, refuse_undeclared
-from localspec.protocol.reading import TooHeavy, Weight, decode
+from localspec.protocol.fields import IgnoredFields, find_ignored_fields, refuse_undeclared
+from localspec.protocol.reading import BodyComplexity, TooComplex, decode
 
 # Bytes of a body: enough for a million token ids, or for the text of two million tokens. A Python string
 # with one character beyond the BMP takes four times as much, and is copied on its way to the engine.
-MAX_BODY = 10 * 1024 * 1024
-OUR_CLIENT = "x-localspec-api"  # the header in which our clients send the version of their API
+MAX_BODY_BYTES = 10 * 1024 * 1024
+API_HEADER = "x-localspec-api"  # the header in which our clients send the version of their API
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Result = TypeVar("Result")
@@ -48,7 +48,7 @@ class ClientGone(Exception):
     """The client closed its connection."""
 
 
-class SameVersion:
+class VersionMiddleware:
     """Refuse our own clients of another API version before any work. Other clients send no version."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -56,19 +56,19 @@ class SameVersion:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            client_version = dict(scope["headers"]).get(OUR_CLIENT.encode())
+            client_version = dict(scope["headers"]).get(API_HEADER.encode())
             _by_our_client.set(client_version is not None)
             if client_version not in (None, str(localspec.API_VERSION).encode()):
                 refusal = VersionMismatch(
                     f"This daemon is localspec {localspec.__version__} with API "
                     f"{localspec.API_VERSION}, not {client_version.decode('latin-1')}."
                 )
-                await errors.Refusal(refusal)(scope, receive, send)
+                await errors.ErrorResponse(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
-class PlainPath:
+class PathMiddleware:
     """Read `//v1/models` and `/v1/models/` as `/v1/models`, for base URLs that end with a slash.
 
     This applies only to paths without a parameter, since a name may contain slashes. It does not apply to
@@ -88,7 +88,7 @@ class PlainPath:
         await self._app(scope, receive, send)
 
 
-class RequestId:
+class RequestIdMiddleware:
     """Add an id to the head of every response, which OpenAI's clients show with an error."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -104,7 +104,7 @@ class RequestId:
         await self._app(scope, receive, send_with_id if scope["type"] == "http" else send)
 
 
-async def read(request: Request, kind: type[Body], *, empty: Body | None = None) -> Body:
+async def read_body(request: Request, kind: type[Body], *, empty: Body | None = None) -> Body:
     """Return the body of a request as `kind`, or `empty` if there is no body and `empty` is given.
 
     Raises:
@@ -119,16 +119,16 @@ async def read(request: Request, kind: type[Body], *, empty: Body | None = None)
             f"The request body is compressed ({encoding[:40]!r}); send it uncompressed."
         )
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > MAX_BODY:
+    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
-    body, weight = bytearray(), Weight()
+    body, weight = bytearray(), BodyComplexity()
     try:
         async for chunk in request.stream():
             body += chunk
-            if len(body) > MAX_BODY:
+            if len(body) > MAX_BODY_BYTES:
                 raise _too_large()
-            weight.feed(chunk)
-    except TooHeavy as error:
+            weight.count_piece(chunk)
+    except TooComplex as error:
         raise RequestTooLarge(str(error)) from None
     except ClientDisconnect:
         raise Cancelled(
@@ -143,32 +143,32 @@ async def read(request: Request, kind: type[Body], *, empty: Body | None = None)
     if request.method == "DELETE" or request.scope["path"].startswith("/localspec/"):
         refuse_undeclared(body, decoded)  # to do half of what was meant might be worse than nothing
     else:
-        request.state.ignored = account(body, decoded)
+        request.state.ignored = find_ignored_fields(body, decoded)
     await asyncio.sleep(0)  # decoding a long text takes time, so let other tasks run
     return decoded
 
 
-def ignored(request: Request) -> Ignored:
+def ignored_fields(request: Request) -> IgnoredFields:
     """Return the fields of the request that have no effect."""
-    fields: Ignored = request.state.ignored
+    fields: IgnoredFields = request.state.ignored
     return fields
 
 
-def unheeded(request: Request) -> Unheeded | msgspec.UnsetType:
+def ignored_extension(request: Request) -> Unheeded | msgspec.UnsetType:
     """Return the `localspec` field of a response whose only content is the ignored request fields."""
-    fields = ignored(request)
+    fields = ignored_fields(request)
     return Unheeded(list(fields)) if fields else msgspec.UNSET
 
 
 def _too_large() -> RequestTooLarge:
-    return RequestTooLarge(f"The request body may have at most {MAX_BODY >> 20} MiB.")
+    return RequestTooLarge(f"The request body may have at most {MAX_BODY_BYTES >> 20} MiB.")
 
 
-def answer(value: object, status: int = 200) -> Response:
+def json_response(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
-async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+async def while_connected(receive: Receive, work: Awaitable[Result]) -> Result:
     """Return the result of `work`. If the client leaves first, `work` is cancelled.
 
     Raises:

@@ -26,7 +26,7 @@ from localspec.paths import check_socket_path, open_file
 
 # How long a daemon that is starting or draining may hold the lock without listening: 10 s for
 # running answers, 5 s for requests that hang, 10 s for an engine that saves its state or hangs.
-HANDOVER_SECONDS = 30.0
+HANDOVER_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.02
 
 
@@ -58,7 +58,7 @@ class Lock:
         os.close(self._descriptor)
 
 
-def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_SECONDS) -> Lock:
+def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_TIMEOUT_S) -> Lock:
     """Acquire and return the daemon's lock.
 
     `socket` is None if systemd holds it, because systemd accepts connections without a daemon.
@@ -70,7 +70,7 @@ def acquire(path: Path, socket: Path | None, patience: float = HANDOVER_SECONDS)
     lock = Lock(path)
     deadline = time.monotonic() + patience
     while not lock.try_acquire():
-        if socket and answers(socket):
+        if socket and accepts_connections(socket):
             lock.release()
             raise AlreadyRunning("A daemon is already running; see: localspec status")
         if time.monotonic() > deadline:
@@ -121,13 +121,13 @@ def _remove_stale_socket(path: Path) -> None:
         return
     if not stat.S_ISSOCK(info.st_mode):
         raise UnsafePath(f"{path} is not a socket; remove it and try again.")
-    if answers(path):
+    if accepts_connections(path):
         raise AlreadyRunning(f"Another program is listening on {path}.")
     log.info("replacing the stale socket %s", path)
     path.unlink(missing_ok=True)
 
 
-def answers(path: Path) -> bool:
+def accepts_connections(path: Path) -> bool:
     """Return whether a connection to `path` is accepted, or at least not refused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(_CONNECT_TIMEOUT_S)
@@ -140,12 +140,12 @@ def answers(path: Path) -> bool:
     return True
 
 
-def handed_over() -> bool:
+def has_inherited_sockets() -> bool:
     """Return whether a service manager passed sockets to this process, which then owns no path."""
     return os.environ.get("LISTEN_PID") == str(os.getpid())
 
 
-def listening_sockets() -> list[socket.socket]:
+def take_inherited_sockets() -> list[socket.socket]:
     """Return the sockets that a service manager passed, once.
 
     The variables are removed and the sockets closed in children, so that no child process uses them.
@@ -153,7 +153,7 @@ def listening_sockets() -> list[socket.socket]:
     Raises:
         UsageError: One of them is not a listening Unix stream socket.
     """
-    is_for_us = handed_over()
+    is_for_us = has_inherited_sockets()
     count = os.environ.pop("LISTEN_FDS", "0")
     os.environ.pop("LISTEN_PID", None)
     os.environ.pop("LISTEN_FDNAMES", None)

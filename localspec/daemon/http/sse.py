@@ -15,18 +15,18 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from localspec.daemon.http import errors
-from localspec.daemon.http.requests import ClientGone, unless_gone
-from localspec.daemon.logs import Threads
+from localspec.daemon.http.requests import ClientGone, while_connected
+from localspec.daemon.logs import ThreadPool
 from localspec.errors import Cancelled, LocalspecError
 
 Value = TypeVar("Value", bound=msgspec.Struct)
-PAUSE = 0.2  # the shortest time between two progress reports, in seconds
+REPORT_INTERVAL_S = 0.2  # the shortest time between two progress reports, in seconds
 DONE = object()  # a value that is written as OpenAI's [DONE]
 _json = msgspec.json.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedEvent:
     """A value whose event has a name, as in OpenAI's Responses and Anthropic's Messages."""
 
     name: str
@@ -53,7 +53,7 @@ class EventStream(Response):
         work: Callable[[Emit], Awaitable[object]],
         *,
         done: bool = True,
-        failed: Callable[[LocalspecError], Sequence[object]] = errors.told,
+        failed: Callable[[LocalspecError], Sequence[object]] = errors.stream_error,
         ping_s: float = 0.0,
     ) -> None:
         """Create the response. `work` is called with the function that sends its events.
@@ -72,11 +72,11 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with contextlib.suppress(ClientGone):
-            await unless_gone(receive, self._send(send))
+            await while_connected(receive, self._send(send))
 
     def event(self, value: object) -> bytes:
         """Return the bytes of the event for a value."""
-        if isinstance(value, Named):
+        if isinstance(value, NamedEvent):
             return b"event: " + value.name.encode() + b"\n" + self.event(value.value)
         return b"data: " + (b"[DONE]" if value is DONE else _json.encode(value)) + b"\n\n"
 
@@ -110,7 +110,7 @@ class EventStream(Response):
         except Exception as error:  # once the stream has begun, even a bug becomes an event
             if not begun:
                 raise
-            await emit(*self._failed(errors.known(error)))
+            await emit(*self._failed(errors.as_localspec_error(error)))
         if self._done:
             await emit(DONE)
         await send(_body_message(b"", more=False))
@@ -142,8 +142,8 @@ def _body_message(data: bytes, *, more: bool = True) -> dict[str, object]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-def reported(
-    threads: Threads, work: Callable[[Callable[[Value], None]], Value]
+def stream_reports(
+    threads: ThreadPool, work: Callable[[Callable[[Value], None]], Value]
 ) -> Callable[[Emit], Awaitable[None]]:
     """Return work for an EventStream: the reports of `work`, which runs in a thread, then its result.
 
@@ -173,14 +173,14 @@ def reported(
     return run
 
 
-def seldom(report: Callable[[Value], None]) -> Callable[[Value], None]:
+def rate_limited(report: Callable[[Value], None]) -> Callable[[Value], None]:
     """Return `report`, limited to one call per PAUSE. The first call is passed on at once."""
     last_report = 0.0
 
     def limited_report(value: Value) -> None:
         nonlocal last_report
         now = time.monotonic()
-        if now - last_report >= PAUSE:
+        if now - last_report >= REPORT_INTERVAL_S:
             last_report = now
             report(value)
 

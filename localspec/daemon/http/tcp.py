@@ -23,9 +23,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec import files
-from localspec.config import Config, host_and_port, listed
+from localspec.config import Config, host_and_port, split_list
 from localspec.daemon.http import errors
-from localspec.daemon.http.connection import UNIX
+from localspec.daemon.http.connection import UNIX_HOST
 from localspec.errors import Forbidden, Unauthorized, UnsafePath, UsageError
 
 # Paths without a token. As in llama-server, a program that waits for the daemon may not have it yet.
@@ -44,7 +44,7 @@ class TcpAuth:
     hosts: frozenset[str] = frozenset()
     origins: frozenset[str] = frozenset()
 
-    def page(self, headers: Headers, *, without_host: bool = False) -> str:
+    def check_origin(self, headers: Headers, *, without_host: bool = False) -> str:
         """Return the origin of the web page that sends the request, if it is an allowed foreign one, or "".
 
         `without_host`: whether the Host header may be missing, as in HTTP/1.0, which no browser speaks.
@@ -105,13 +105,13 @@ class TcpAuth:
 def came_by_tcp(scope: Scope) -> bool:
     """Return whether a request came over TCP and not from the owner's Unix socket."""
     client = scope.get("client")
-    return client is None or client[0] != UNIX
+    return client is None or client[0] != UNIX_HOST
 
 
 _by_tcp: ContextVar[bool] = ContextVar("by_tcp", default=False)
 
 
-def answers_tcp() -> bool:
+def is_tcp_request() -> bool:
     """Return whether the current task or thread works for a request that came over TCP."""
     return _by_tcp.get()
 
@@ -131,13 +131,13 @@ class TcpAuthMiddleware:
                     raise Forbidden("The daemon does not serve TCP.")
                 headers = Headers(scope=scope)
                 hostless = scope.get("http_version") == "1.0"
-                if origin := auth.page(headers, without_host=hostless):
+                if origin := auth.check_origin(headers, without_host=hostless):
                     send = _with_cors_headers(origin, headers, send)
                     # Browsers send preflight requests (OPTIONS) without a token.
                 if scope["path"] not in _PUBLIC_PATHS and scope["method"] != "OPTIONS":
                     auth.check_token(headers)
             except (Forbidden, Unauthorized) as error:
-                response = errors.Refusal(error)
+                response = errors.ErrorResponse(error)
                 if isinstance(error, Unauthorized):
                     response.headers["www-authenticate"] = "Bearer"
                 await response(scope, receive, send)
@@ -201,22 +201,22 @@ def bind(config: Config) -> socket.socket:
     return listening
 
 
-def auth_of(listening: socket.socket, token: str) -> TcpAuth:
+def create_auth(listening: socket.socket, token: str) -> TcpAuth:
     """Return the credentials for a bound socket, with the port that it got if the configured one was 0."""
     host, port = listening.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     return TcpAuth(url, host, token)
 
 
-def allowing(auth: TcpAuth, config: Config) -> TcpAuth:
+def with_allowed_names(auth: TcpAuth, config: Config) -> TcpAuth:
     """Return `auth` with the hosts and origins that the configuration allows now."""
     hosts, origins = (
-        frozenset(listed(value.lower())) for value in (config.allow_hosts, config.allow_origins)
+        frozenset(split_list(value.lower())) for value in (config.allow_hosts, config.allow_origins)
     )
     return replace(auth, hosts=hosts, origins=origins)
 
 
-def kept_token(file: Path) -> str:
+def load_token(file: Path) -> str:
     """Return the bearer token, which is created at the first use in a file that only its owner can read.
 
     Raises:
@@ -229,7 +229,7 @@ def kept_token(file: Path) -> str:
         pass
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        files.write_whole(file, f"{os.urandom(_TOKEN_BYTES).hex()}\n".encode())
+        files.write_atomically(file, f"{os.urandom(_TOKEN_BYTES).hex()}\n".encode())
     except OSError as error:
         raise UnsafePath(
             f"The token file {file} cannot be written ({error.strerror}); free some space "

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from localspec.config import Config
 from localspec.daemon.http import tcp
 from localspec.errors import ModelNotFound, PullCancelled, RegistryError, Unavailable
-from localspec.paths import model_files
+from localspec.paths import split_model_names
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BUILTIN = "builtin"
 _MAX_SHOWN_CHARACTERS = 300  # of a path in an error message
 # Names that mean the configured pair. Clients that must send a name send one of these.
-CONFIGURED = ("", "default", "localspec")
+DEFAULT_NAMES = ("", "default", "localspec")
 
 
 # What a pair is used for. The configuration may name a pair for each role. Otherwise the configured pair
@@ -42,7 +42,7 @@ class NotPulled(ModelNotFound):
     """The pair is in the catalogue, but not on this machine."""
 
 
-def resolve(
+def resolve_pair(
     name: str, config: Config, registry: Registry, cancelled: threading.Event | None = None
 ) -> PairFiles:
     """Return the files of the pair `name`.
@@ -60,15 +60,15 @@ def resolve(
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: Files named by path, or own files that
             have changed, cannot be used.
     """
-    name = full_name(name, config)
+    name = resolve_default(name, config)
     if name == BUILTIN:
-        return builtin()
+        return builtin_files()
     if upstream_pair := registry.upstream(name):
         return upstream_pair
-    name = registry.called(name)
-    if names_files(name):
+    name = registry.resolve_alias(name)
+    if is_file_name(name):
         files = files_of(name, registry)
-        files.pooling = registry.check(
+        files.pooling = registry.check_files(
             *(Path(path) for path in (files.target, files.draft) if path)
         )
         return files
@@ -76,21 +76,21 @@ def resolve(
 
     store = registry.store
     try:
-        record = integrity.ready(store, registry.refreshed(name, cancelled).name, cancelled)
+        record = integrity.ensure_ready(store, registry.refresh(name, cancelled).name, cancelled)
     except PullCancelled:  # the daemon is ending while a client still waits
         raise Unavailable("The daemon is shutting down; try again.", retry_after=2) from None
-    target, draft = store.paths(record)
+    target, draft = store.model_paths(record)
     files = PairFiles(record.name, str(target), str(draft) if draft else None)
     files.pooling = record.target.pooling
     return files
 
 
-def full_name(name: str, config: Config) -> str:
+def resolve_default(name: str, config: Config) -> str:
     """Return the pair that a client's `model` means: the configured one if it names none."""
-    return config.pair if name in CONFIGURED else name
+    return config.pair if name in DEFAULT_NAMES else name
 
 
-def in_role(role: Role, config: Config, registry: Registry) -> str:
+def pair_of_role(role: Role, config: Config, registry: Registry) -> str:
     """Return the name of the pair that has the role: the configured one, or the only one installed for it.
 
     Reads files.
@@ -120,7 +120,7 @@ def in_role(role: Role, config: Config, registry: Registry) -> str:
     )
 
 
-def names_files(name: str) -> bool:
+def is_file_name(name: str) -> bool:
     """Return whether the name means files. No name of a pair has such a form."""
     return any(
         part.lower().endswith(".gguf") or part.startswith(("/", "~")) or ":" in part
@@ -128,12 +128,12 @@ def names_files(name: str) -> bool:
     )
 
 
-def needs_a_look(name: str) -> bool:
+def reads_files(name: str) -> bool:
     """Return whether resolving the name reads files, and so must be done in a thread."""
     return name != BUILTIN
 
 
-def builtin() -> PairFiles:
+def builtin_files() -> PairFiles:
     """Return the files of the pair inside the package.
 
     Raises:
@@ -150,7 +150,7 @@ def builtin() -> PairFiles:
 
 
 @contextlib.contextmanager
-def unseen() -> Iterator[None]:
+def hidden_file_errors() -> Iterator[None]:
     """Replace all errors about a path by one over TCP, so that no response reveals which files exist.
 
     Raises:
@@ -160,7 +160,7 @@ def unseen() -> Iterator[None]:
     try:
         yield
     except (ModelNotFound, RegistryError) as error:
-        if tcp.answers_tcp():
+        if tcp.is_tcp_request():
             error_class = NoSuchPair if isinstance(error, NoSuchPair) else ModelNotFound
             raise error_class("There is no usable model at that path.", param="model") from None
         raise
@@ -168,13 +168,13 @@ def unseen() -> Iterator[None]:
 
 def from_files(name: str) -> PairFiles:
     """Return the files that `name` means, without reading them. Raises ModelNotFound."""
-    parts = model_files(name)
+    parts = split_model_names(name)
     if len(parts) > 2:
         raise ModelNotFound(
             f"'{name[:80]}' names more than two files, a target and a draft.", param="model"
         )
     try:
-        files = [one_file(part) for part in parts]
+        files = [find_file(part) for part in parts]
     except NoSuchPair as error:
         if len(parts) == 1:
             raise
@@ -196,11 +196,11 @@ def files_of(name: str, registry: Registry) -> PairFiles:
         return from_files(name)
     except NoSuchPair:
         if is_ollama_name(name):
-            raise registry.not_in_ollama(name) from None
+            raise registry.not_in_ollama_error(name) from None
         raise
 
 
-def one_file(name: str) -> Path:
+def find_file(name: str) -> Path:
     """Return the file at an absolute path, or the one that Ollama knows by a name with a tag.
 
     Raises:
@@ -221,7 +221,7 @@ def one_file(name: str) -> Path:
     if ":" in name:
         from localspec.registry.disk import discovery
 
-        if file := discovery.named(name):
+        if file := discovery.find_model(name):
             return file
         raise NoSuchPair(
             f"Ollama has no model '{name[:80]}'. To list its models: localspec import",

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from localspec.daemon.pairs import names
-from localspec.daemon.pairs.names import BUILTIN, NoSuchPair, NotPulled, names_files
+from localspec.daemon.pairs.names import BUILTIN, NoSuchPair, NotPulled, is_file_name
 from localspec.daemon.worker.eviction import free_memory
-from localspec.daemon.worker.residents import Stay
+from localspec.daemon.worker.residents import RetentionPolicy
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
 from localspec.paths import Paths
 from localspec.protocol.answers import Hashing
@@ -28,10 +28,10 @@ from localspec.protocol.settings import Pooling
 if TYPE_CHECKING:
     from localspec.machine import Host
     from localspec.registry.catalogue import Catalogue, LiveCatalogue
-    from localspec.registry.header.fit import Memory
-    from localspec.registry.pulls.resolve import Unfinished
+    from localspec.registry.header.fit import FreeMemory
+    from localspec.registry.pulls.resolve import UnfinishedPulls
     from localspec.registry.pulls.running import Pulls
-    from localspec.registry.store.files import Hashes
+    from localspec.registry.store.files import HashCache
     from localspec.registry.store.store import Record, Store
 
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 # Make a pair of the person's own files. Blocks, so call it in a thread.
 
 
-def add(registry: Registry, request: AddRequest) -> Record:
+def add_local_pair(registry: Registry, request: AddRequest) -> Record:
     """Make the pair.
 
     Raises:
@@ -60,10 +60,10 @@ def add(registry: Registry, request: AddRequest) -> Record:
             raise InvalidRequest(
                 f"{file} must be an absolute path, or the name of a model in Ollama."
             )
-    paths = [Path(file) if file.startswith("/") else names.one_file(file) for file in file_names]
+    paths = [Path(file) if file.startswith("/") else names.find_file(file) for file in file_names]
     # Ollama names its files by their hashes, so the summary says which models they are.
     from_ollama = any(not file.startswith("/") for file in file_names)
-    return local.add(
+    return local.add_own_pair(
         registry.store,
         name,
         *paths,
@@ -110,9 +110,9 @@ class Registry:
         self._checked: dict[tuple[tuple[str, int, int, int], ...], Pooling | None] = {}
         self._catalogue: LiveCatalogue | None = None
         self._pulls: Pulls | None = None
-        self._hashes: Hashes | None = None
+        self._hashes: HashCache | None = None
         self._notices: dict[str, str] = {}  # by pair, until an answer has mentioned them
-        self._unfinished_pulls: Unfinished | None = None
+        self._unfinished_pulls: UnfinishedPulls | None = None
         self._ending = False
 
     # ------------------------------------------------------------------ parts
@@ -123,20 +123,20 @@ class Registry:
 
         return Store(self.paths.store, self._known_hashes(), self._unfinished().files)
 
-    def _unfinished(self) -> Unfinished:
-        from localspec.registry.pulls.resolve import Unfinished
+    def _unfinished(self) -> UnfinishedPulls:
+        from localspec.registry.pulls.resolve import UnfinishedPulls
 
         with self._lock:
-            self._unfinished_pulls = self._unfinished_pulls or Unfinished(
+            self._unfinished_pulls = self._unfinished_pulls or UnfinishedPulls(
                 self.paths.unfinished_pulls
             )
             return self._unfinished_pulls
 
-    def _known_hashes(self) -> Hashes:
-        from localspec.registry.store.files import Hashes
+    def _known_hashes(self) -> HashCache:
+        from localspec.registry.store.files import HashCache
 
         with self._lock:
-            self._hashes = self._hashes or Hashes()
+            self._hashes = self._hashes or HashCache()
             return self._hashes
 
     @property
@@ -160,29 +160,29 @@ class Registry:
         store, unfinished = self.store, self._unfinished()
         with self._lock:
             if self._pulls is None:
-                puller = Puller(store, Hub(), memory=self.memory)
+                puller = Puller(store, Hub(), memory=self.free_memory)
                 self._pulls = Pulls(puller, lambda: self.catalogue, unfinished)
                 if self._ending:
                     self._pulls.close(timeout=0)
             return self._pulls
 
-    def memory(self) -> Memory:
+    def free_memory(self) -> FreeMemory:
         """Return the memory that a pair could have if it were loaded instead of the present one."""
         from localspec.machine import Host
 
-        return free_memory(self._host or Host.here(), self._workers())
+        return free_memory(self._host or Host.current(), self._workers())
 
-    def preset(self, pair: PairFiles) -> PairFiles:
+    def apply_preset(self, pair: PairFiles) -> PairFiles:
         """Return the pair with the settings of models.toml, which override those of its target's file."""
         preset = self.catalogue.presets.get(pair.name)
         template, sampling = (preset.chat_template, preset.sampling) if preset else ("", {})
         rpc = preset.rpc if preset else ()
         return msgspec.structs.replace(pair, chat_template=template, sampling=sampling, rpc=rpc)
 
-    def stay(self, name: str) -> Stay:
+    def retention_policy(self, name: str) -> RetentionPolicy:
         """Return how long models.toml keeps the pair in memory."""
         preset = self.catalogue.presets.get(name) if self.has_presets else None
-        return Stay(preset.keep, preset.idle_unload) if preset else Stay()
+        return RetentionPolicy(preset.keep, preset.idle_unload) if preset else RetentionPolicy()
 
     @property
     def has_presets(self) -> bool:
@@ -208,13 +208,13 @@ class Registry:
         return self._catalogue.problem if self._catalogue else ""
 
     @property
-    def pulling(self) -> tuple[str, ...]:
+    def running_pulls(self) -> tuple[str, ...]:
         """The names of the pairs that are being pulled."""
         if self._pulls is None:
             return ()
-        from localspec.registry.pulls.pull import RUNNING
+        from localspec.registry.pulls.pull import RUNNING_STATES
 
-        return tuple(state.name for state in self._pulls.states() if state.state in RUNNING)
+        return tuple(state.name for state in self._pulls.states() if state.state in RUNNING_STATES)
 
     @property
     def hashing(self) -> Hashing | None:
@@ -245,13 +245,13 @@ class Registry:
 
     # ------------------------------------------------------------------ names
 
-    def pulled(self, name: str) -> Record:
+    def installed(self, name: str) -> Record:
         """Return the record of an installed pair, by its name or by an alias of the catalogue.
 
         Raises:
             ModelNotFound: There is none. The message says how to get it, or which names are similar.
         """
-        key = self.called(name).strip().lower()
+        key = self.resolve_alias(name).strip().lower()
         if pair := self.upstream(key):
             assert pair.upstream is not None
             raise InvalidRequest(
@@ -264,7 +264,7 @@ class Registry:
         try:
             pair_name, _ = self.catalogue.find(key)
         except ModelNotFound:
-            raise self.unknown(name) from None
+            raise self.unknown_pair_error(name) from None
         record = self._record(pair_name) if pair_name != key else None
         if record:
             return record
@@ -273,26 +273,26 @@ class Registry:
             param="model",
         )
 
-    def own_name(self, name: str) -> str:
+    def listed_name(self, name: str) -> str:
         """Return the name of a pair in the list of pairs, for any of its names."""
         # These two need no import. The status of an idle daemon may be requested every second.
         if name == BUILTIN or name.startswith(("/", "~")):
             return name
         try:
-            called = self.called(name)
+            called = self.resolve_alias(name)
         except RegistryError:  # its record cannot be read, which the list of pairs reports
             return name
-        if names_files(called):
+        if is_file_name(called):
             return called
         key = called.strip().lower()
         return self.catalogue.aliases.get(key, key)
 
-    def called(self, name: str) -> str:
+    def resolve_alias(self, name: str) -> str:
         """Return the installed pair for a repository (OWNER/REPO…) or for Ollama's name of its target.
 
         A model in Ollama's own store takes precedence over a pair. Any other name is returned unchanged.
         """
-        from localspec.registry.hub.repository import pair_name, reference
+        from localspec.registry.hub.repository import derive_pair_name, parse_reference
         from localspec.registry.ollama_names import is_ollama_name
 
         if is_ollama_name(name):
@@ -300,11 +300,11 @@ class Registry:
         if "/" not in name or name.startswith(("/", "~", ".")):
             return name
         try:
-            repository = reference(name)
+            repository = parse_reference(name)
         except InvalidRequest:
             return name
-        pair = pair_name(repository) if repository else name
-        return pair if self.whole_record(pair) else name
+        pair = derive_pair_name(repository) if repository else name
+        return pair if self.readable_record(pair) else name
 
     def _pair_of_ollama_name(self, name: str) -> str:
         """Return the one installed pair with the model that Ollama calls `name`.
@@ -313,22 +313,26 @@ class Registry:
         """
         from localspec.registry.disk import discovery
 
-        if discovery.named(name):
+        if discovery.find_model(name):
             return name
-        installed = [pair for pair in self._pairs_with_model(name) if self.whole_record(pair)]
+        installed = [pair for pair in self._pairs_with_model(name) if self.readable_record(pair)]
         return installed[0] if len(installed) == 1 else name
 
     def _pairs_with_model(self, name: str) -> list[str]:
         """Return the names of the pairs with the model that Ollama calls `name`, installed ones first."""
-        from localspec.registry.ollama_names import same_model
+        from localspec.registry.ollama_names import find_same_model
 
         installed = [record.name for record in self.store.listing().records]
-        return list(dict.fromkeys([*same_model(name, installed), *self.catalogue.same_model(name)]))
+        return list(
+            dict.fromkeys(
+                [*find_same_model(name, installed), *self.catalogue.find_same_model(name)]
+            )
+        )
 
-    def not_in_ollama(self, name: str) -> NoSuchPair:
+    def not_in_ollama_error(self, name: str) -> NoSuchPair:
         """Return the error that Ollama has no model of that name, and which pairs have the same model."""
-        from localspec.registry.catalogue import one_of
-        from localspec.registry.ollama_names import same_family
+        from localspec.registry.catalogue import ask_which
+        from localspec.registry.ollama_names import find_same_family
 
         message = f"Ollama has no model '{name[:80]}'."
         installed = [record.name for record in self.store.listing().records]
@@ -338,16 +342,16 @@ class Registry:
         elif pairs:
             advice = f" Several pairs have it: {', '.join(pairs)}. Name one of them."
         else:
-            listed = same_family(name, self.catalogue.names)
+            listed = find_same_family(name, self.catalogue.names)
             family = [
-                *same_family(name, installed),
+                *find_same_family(name, installed),
                 *(self.catalogue.find(key)[0] for key in listed),
             ]
-            hint = one_of(list(dict.fromkeys(family)))
+            hint = ask_which(list(dict.fromkeys(family)))
             advice = f"{hint} To list its models: localspec import"
         return NoSuchPair(message + advice, param="model")
 
-    def refreshed(
+    def refresh(
         self,
         name: str,
         cancel: threading.Event | None = None,
@@ -362,14 +366,14 @@ class Registry:
         """
         from localspec.registry.store import local
 
-        record, notice = local.refreshed(self.store, self.pulled(name), cancel, progress)
+        record, notice = local.refresh_own_pair(self.store, self.installed(name), cancel, progress)
         if notice:
             log.info("%s: %s", record.name, notice)
             with self._lock:
                 self._notices[record.name] = notice
         return record
 
-    def news(self, name: str) -> str:
+    def take_notice(self, name: str) -> str:
         """Return what happened to the pair since the last call, or ""."""
         with self._lock:
             return self._notices.pop(name, "")
@@ -380,16 +384,16 @@ class Registry:
         except ModelNotFound:
             return None
 
-    def unknown(self, name: str) -> NoSuchPair:
+    def unknown_pair_error(self, name: str) -> NoSuchPair:
         """Return the error that there is no such pair. The message suggests similar names."""
-        from localspec.registry.catalogue import REPO, did_you_mean
+        from localspec.registry.catalogue import REPO_PATTERN, suggest_names
 
         catalogue = self.catalogue
         installed = [record.name for record in self.store.listing().records]
         listed = [*catalogue.pairs, *catalogue.aliases, *catalogue.upstreams]
         names = dict.fromkeys(["builtin", *installed, *listed])
-        hint = did_you_mean(name.strip().lower(), names)
-        if REPO.fullmatch(name.strip()) and not hint:
+        hint = suggest_names(name.strip().lower(), names)
+        if REPO_PATTERN.fullmatch(name.strip()) and not hint:
             hint = f" For the repository on the Hugging Face hub: localspec pull {name.strip()}."
         return NoSuchPair(
             f"There is no pair '{name[:80]}'.{hint} See: localspec list --all", param="model"
@@ -397,7 +401,7 @@ class Registry:
 
     # ------------------------------------------------------------------ changes
 
-    def whole_record(self, name: str) -> Record | None:
+    def readable_record(self, name: str) -> Record | None:
         """Return the record of a pair, or None if it is damaged: a pull repairs it."""
         try:
             return self._record(name)
@@ -406,7 +410,7 @@ class Registry:
         except RegistryError:
             return None
 
-    def check(self, target: Path, draft: Path | None = None) -> Pooling | None:
+    def check_files(self, target: Path, draft: Path | None = None) -> Pooling | None:
         """Check files that are named by path, once for each state of the files, like `add`.
 
         Return the pooling of a model that turns texts into numbers.
@@ -424,41 +428,41 @@ class Registry:
             state = tuple(_file_state(path) for path in (target, draft) if path)
             with self._checking:
                 if state not in self._checked:
-                    pooling = local.describe_files("named", target, draft).target.pooling
+                    pooling = local.make_record("named", target, draft).target.pooling
                     recent = list(self._checked.items())[-_MAX_CHECKED_PAIRS:]
                     self._checked = dict([*recent, (state, pooling)])
                 return self._checked[state]
         except OSError as error:
             raise store_error(error, target) from error
 
-    def removable(self, name: str) -> str:
+    def check_removable(self, name: str) -> str:
         """Return the name in the store of a pair that may be removed."""
         self.refuse_reserved(name)
-        return self.pulled(name).name
+        return self.installed(name).name
 
     def remove(self, own_name: str) -> RemovedView:
         """Remove a pair and return what that freed. Raises Conflict if the pair is in use."""
         from localspec.registry.store import integrity
 
-        return integrity.remove(self.store, own_name, in_use=self.in_use)
+        return integrity.remove_pair(self.store, own_name, in_use=self.in_use)
 
-    def collect(self, *, dry_run: bool = False) -> CollectedView:
+    def collect_garbage(self, *, dry_run: bool = False) -> CollectedView:
         """Delete the files that no pair needs. Raises Conflict while a pull is running."""
         from localspec.registry.store import integrity
 
-        return integrity.collect(self.store, dry_run=dry_run)
+        return integrity.collect_garbage(self.store, dry_run=dry_run)
 
     @staticmethod
     def refuse_reserved(name: str) -> None:
         """Refuse a name that no new pair may have. Raises InvalidRequest."""
-        from localspec.registry.catalogue import reserved
+        from localspec.registry.catalogue import explain_reserved_name
 
         if name == "builtin":
             raise InvalidRequest(
                 "The pair 'builtin' is part of the installation; it cannot be pulled, replaced "
                 "or removed."
             )
-        reason = reserved(name)
+        reason = explain_reserved_name(name)
         if reason and not name.endswith(".gguf"):  # a file name is resolved elsewhere
             raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {reason}.")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from localspec.daemon.http.sse import seldom
+from localspec.daemon.http.sse import rate_limited
 from localspec.daemon.pairs.registry import Registry
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, Unavailable
@@ -23,12 +23,12 @@ from localspec.registry.header.model import read_local_model
 
 if TYPE_CHECKING:
     from localspec.registry.hub.network import Network
-    from localspec.registry.pulls.resolve import Wanted
+    from localspec.registry.pulls.resolve import PullTarget
     from localspec.registry.pulls.running import Pull
     from localspec.registry.store.store import Record
 
 
-def start(registry: Registry, request: PullRequest, *, whole_disk: bool = True) -> Pull:
+def start_pull(registry: Registry, request: PullRequest, *, whole_disk: bool = True) -> Pull:
     """Start a pull or join the running one.
 
     With `whole_disk` False, no draft is searched for among the files of other programs.
@@ -40,12 +40,12 @@ def start(registry: Registry, request: PullRequest, *, whole_disk: bool = True) 
         Conflict: Another pair or another pull has the name.
     """
     from localspec.registry.hub.hub import Hub
-    from localspec.registry.hub.network import is_address
+    from localspec.registry.hub.network import is_hub_url
     from localspec.registry.pulls.resolve import is_cached
 
     registry.refuse_reserved(request.name)
     hub = Hub(request.endpoint, token=request.token, network=_network(request))
-    if not is_address(hub.endpoint):
+    if not is_hub_url(hub.endpoint):
         raise InvalidRequest(
             "The hub's endpoint (HF_ENDPOINT) must begin with http:// or https://.",
             param="endpoint",
@@ -65,28 +65,30 @@ def _network(request: PullRequest) -> Network:
     variables: dict[str, str | None] = dict(os.environ)
     if request.network is not None:
         variables = msgspec.to_builtins(request.network)
-    network = Network.of({name: value for name, value in variables.items() if value is not None})
+    network = Network.from_environment(
+        {name: value for name, value in variables.items() if value is not None}
+    )
     return replace(network, offline="HF_HUB_OFFLINE") if request.offline else network
 
 
-def _running_target(registry: Registry, request: PullRequest) -> Wanted | None:
+def _running_target(registry: Registry, request: PullRequest) -> PullTarget | None:
     """Return the target of a pull under a plain name that is running or unfinished."""
     if request.draft or request.no_draft or request.pair:
         return None
-    return registry.pulls.wanted(request.name.strip().lower())
+    return registry.pulls.find_target(request.name.strip().lower())
 
 
 def _new_target(
     registry: Registry, request: PullRequest, endpoint: str, whole_disk: bool
-) -> Wanted:
+) -> PullTarget:
     """Return the target of a request, under a name that is not taken."""
-    from localspec.registry.pulls.resolve import asked, wanted
-    from localspec.registry.store.store import own_sentence
+    from localspec.registry.pulls.resolve import describe_target, resolve_target
+    from localspec.registry.store.store import explain_own_pair
 
-    target = wanted(
+    target = resolve_target(
         request.name,
         registry.catalogue,
-        registry.whole_record,
+        registry.readable_record,
         registry.store.part_path,
         draft=request.draft,
         no_draft=request.no_draft,
@@ -96,13 +98,13 @@ def _new_target(
         whole_disk=whole_disk,
     )
     registry.refuse_reserved(target.name)
-    record = registry.whole_record(target.name)
+    record = registry.readable_record(target.name)
     if record and record.source == "own":
-        raise Conflict(own_sentence(target.name))
+        raise Conflict(explain_own_pair(target.name))
     if record and record.asked != target.asked:
         raise Conflict(
             f"A pair '{target.name}' already exists; it was pulled as "
-            f"{record.asked or record.name}, not as {asked(target)}. Choose another name (--name "
+            f"{record.asked or record.name}, not as {describe_target(target)}. Choose another name (--name "
             f"NAME), or run: localspec rm {target.name}"
         )
     return target
@@ -129,12 +131,14 @@ def verify_pair(registry: Registry, name: str, report: Report) -> Verifying:
         raise InvalidRequest(
             "The pair 'builtin' is part of the installation; only pulled pairs have checksums."
         )
-    installed = registry.pulled(name)
-    record = registry.refreshed(installed.name, progress=_progress_reporter(installed, report))
+    installed = registry.installed(name)
+    record = registry.refresh(installed.name, progress=_progress_reporter(installed, report))
     progress = _progress_reporter(record, report)
     progress(0, record.size)
     reports = integrity.verify(registry.store, record.name, progress)
-    return _final_report(record, reports, integrity.remedy(record), registry.news(record.name))
+    return _final_report(
+        record, reports, integrity.describe_remedy(record), registry.take_notice(record.name)
+    )
 
 
 def verify_files(files: PairFiles, report: Report) -> Verifying:
@@ -146,7 +150,7 @@ def verify_files(files: PairFiles, report: Report) -> Verifying:
     from localspec.registry.store import integrity, local
 
     draft = Path(files.draft) if files.draft else None
-    record = local.describe_files(files.name, Path(files.target), draft)
+    record = local.make_record(files.name, Path(files.target), draft)
     progress = _progress_reporter(record, report)
     progress(0, record.size)
     reports = integrity.verify_files(record, progress)
@@ -155,7 +159,7 @@ def verify_files(files: PairFiles, report: Report) -> Verifying:
 
 def _progress_reporter(record: Record, report: Report) -> Callable[[int, int], None]:
     """Return a function that reports the bytes hashed, at a limited rate."""
-    limited_report = seldom(report)
+    limited_report = rate_limited(report)
     return lambda done, size: limited_report(Verifying(record.name, done, size))
 
 
@@ -180,9 +184,9 @@ PROMPTS = (
     "Question: How do I list the files of a folder in Python?\nAnswer:",
     "diff --git a/main.py b/main.py\n--- a/main.py\n+++ b/main.py\n",
 )
-TOKENS = 64  # generated for each prompt
-DEPTH = 4  # draft tokens per round; the best depth is computed afterwards
-ENOUGH_S = 60.0  # no further prompt is started after this time, except for the second
+TOKENS_PER_PROMPT = 64  # generated for each prompt
+TRIAL_DEPTH = 4  # draft tokens per round; the best depth is computed afterwards
+TIME_LIMIT_S = 60.0  # no further prompt is started after this time, except for the second
 _GREEDY = frames.Sampling(temperature=0.0, ignore_eos=True)
 
 
@@ -190,7 +194,7 @@ class Interrupted(Exception):
     """Another request needs the engine, so measuring ends."""
 
 
-class Trials:
+class DraftTrials:
     """A function that measures drafts. It is created in the event loop and called from a thread."""
 
     def __init__(self, supervisor: Supervisor) -> None:
@@ -213,7 +217,7 @@ class Trials:
             LocalspecError: This draft cannot be used.
         """
         files = frames.PairFiles(f"{target},{draft}", str(target), str(draft))
-        heads = read_local_model(draft, as_draft=True).sidecar
+        heads = read_local_model(draft, as_draft=True).is_sidecar
         trial = self._measure(files, "mtp" if heads else "draft")
         return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
 
@@ -226,12 +230,12 @@ class Trials:
         self._measured = files.name
         texts: list[tuple[int, int]] = []
         profile: dict[str, Any] = {}
-        deadline = self._loop.time() + ENOUGH_S
+        deadline = self._loop.time() + TIME_LIMIT_S
         for prompt in PROMPTS:
             if len(texts) >= 2 and self._loop.time() > deadline:
                 break
             done = await self._generate(files, prompt, kind)
-            texts.append(accepted(done))
+            texts.append(count_verified(done))
             info = self._supervisor.residents.info(files.name)
             if info is None or not info.profile.get("draft_ms"):
                 reason = (info and info.speculation) or done.speculation.reason
@@ -255,8 +259,8 @@ class Trials:
             0,
             frames.TextPrompt(prompt),
             sampling=_GREEDY,
-            max_tokens=TOKENS,
-            speculative=frames.Speculative(depth=DEPTH, kind=kind),
+            max_tokens=TOKENS_PER_PROMPT,
+            speculative=frames.SpeculationSettings(depth=TRIAL_DEPTH, kind=kind),
             cache_prompt=False,
         )
         try:
@@ -268,18 +272,18 @@ class Trials:
             raise
 
     async def _release(self) -> None:
-        pair = self._supervisor.residents.of(self._measured)
+        pair = self._supervisor.residents.get(self._measured)
         if self._measured and not pair.busy:
             await pair.unload()
 
 
-def accepted(done: frames.Done) -> tuple[int, int]:
+def count_verified(done: frames.Done) -> tuple[int, int]:
     """Return how many draft tokens were verified, and how many of them were accepted.
 
     In `accepts[n]` rounds n tokens were accepted. Each of these rounds verified one more token, the rejected
     one, unless it had accepted all that it drafted.
     """
     rounds_without_draft = done.depths[0] if done.depths else 0
-    rejections = max(0, sum(done.accepts[:DEPTH]) - rounds_without_draft)
+    rejections = max(0, sum(done.accepts[:TRIAL_DEPTH]) - rounds_without_draft)
     accepted_tokens = sum(count * rounds for count, rounds in enumerate(done.accepts))
     return accepted_tokens + rejections, accepted_tokens

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 from localspec import extras
 from localspec.config import Config
-from localspec.daemon.http.sse import seldom
+from localspec.daemon.http.sse import rate_limited
 from localspec.daemon.pairs.names import (
     BUILTIN,
-    builtin,
+    builtin_files,
     files_of,
-    full_name,
-    names_files,
-    unseen,
+    hidden_file_errors,
+    is_file_name,
+    resolve_default,
 )
 from localspec.daemon.pairs.registry import Registry
-from localspec.daemon.pairs.tasks import Interrupted, Trials
+from localspec.daemon.pairs.tasks import DraftTrials, Interrupted
 from localspec.daemon.worker import eviction
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
-from localspec.paths import MODEL_PLACES
+from localspec.paths import MODEL_FOLDER_VARIABLES
 from localspec.protocol.pairs import Disk, Drafts, Original, PairEntry, PairList, PairView
 
 if TYPE_CHECKING:
-    from localspec.registry.catalogue import Catalogue, Pair, Preset, Weights
+    from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile, Preset
     from localspec.registry.disk.drafts import Trial
     from localspec.registry.store.store import Record
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # The models on this disk, and the pairs that can be made of them, as the API shows them. Blocks.
 
 
-def look(
+def find_models(
     registry: Registry,
     folders: list[str],
     environment: Mapping[str, str],
@@ -50,18 +50,18 @@ def look(
         InvalidRequest: One of `folders` does not exist.
     """
     from localspec.registry.disk import drafts
-    from localspec.registry.disk.discovery import Search
+    from localspec.registry.disk.discovery import DiskSearch
 
     for folder in folders:
         if not Path(folder).exists():
             raise InvalidRequest(f"There is no folder {folder}.", param="folders")
-    limited_report = seldom(report)
+    limited_report = rate_limited(report)
 
     def report_progress(place: object) -> None:
         limited_report(Disk(looking=str(place)))
 
-    places = {name: environment[name] for name in MODEL_PLACES if name in environment}
-    search = Search(
+    places = {name: environment[name] for name in MODEL_FOLDER_VARIABLES if name in environment}
+    search = DiskSearch(
         registry.store,
         [Path(folder) for folder in folders],
         {**os.environ, **places},
@@ -69,7 +69,7 @@ def look(
     )
     models = drafts.judge_all(search.models, report_progress)
     paired = {str(model.path) for model in search.models if model.pair}
-    pairs = drafts.propose(models, paired, taken_names(registry), called())
+    pairs = drafts.propose_pairs(models, paired, taken_names(registry), model_namer())
     return Disk(models=models, pairs=pairs, problems=search.problems)
 
 
@@ -80,7 +80,7 @@ def taken_names(registry: Registry) -> set[str]:
     return {*installed, *catalogue.pairs, *catalogue.aliases}
 
 
-def called() -> Callable[[str, Path], str]:
+def model_namer() -> Callable[[str, Path], str]:
     """Return a function that names a model as `add` accepts it.
 
     This is its name in Ollama if that name leads to the file, and else its path.
@@ -88,8 +88,8 @@ def called() -> Callable[[str, Path], str]:
     from localspec.registry.disk import discovery
 
     files: dict[str, Path | None] = {}
-    for home in discovery.homes():
-        for model in discovery.tagged(home):
+    for home in discovery.model_folders():
+        for model in discovery.list_models(home):
             if model.file:
                 files.setdefault(model.name, model.file)
     return lambda name, path: name if files.get(name) == path else str(path)
@@ -101,18 +101,18 @@ def called() -> Callable[[str, Path], str]:
 BUILTIN_SUMMARY = "small built-in demo pair; knows only Python's standard library"
 
 
-def listing(registry: Registry, everything: bool) -> PairList:
+def list_pairs(registry: Registry, everything: bool) -> PairList:
     """Return the installed pairs, and with `everything` those of the catalogue too."""
     from localspec.registry.header import fit
     from localspec.registry.store import integrity
 
     store = registry.store
     stored = store.listing()
-    free = registry.memory()
+    free = registry.free_memory()
     entries = _builtin_entries(registry)
     for record in stored.records:
-        shown = entry(record, registry.in_use)
-        shown.problem = integrity.glance(store, record)
+        shown = pair_entry(record, registry.in_use)
+        shown.problem = integrity.find_quick_problem(store, record)
         shown.originals = _originals(registry.catalogue, record)
         if _has_own_template(registry, record.name):
             shown.roles = record.roles
@@ -130,12 +130,12 @@ def listing(registry: Registry, everything: bool) -> PairList:
             entries.append(_catalogue_entry(name, pair))
         if everything:
             (known,) = (item for item in entries if item.name == name)
-            known.fits = fit.fits(pair.estimated_bytes(), free)
+            known.fits = fit.judge_fit(pair.estimated_bytes(), free)
     problems = [*stored.problems, *([registry.problem] if registry.problem else [])]
     return PairList(entries, problems, free.ram, free.vram)
 
 
-def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
+def pair_entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
     return PairEntry(
         record.name,
         record.source,
@@ -155,7 +155,7 @@ def entry(record: Record, in_use: Callable[[str], bool]) -> PairEntry:
 def _builtin_entries(registry: Registry) -> list[PairEntry]:
     """Return the entry of the pair inside the package, or nothing if the package does not contain it."""
     try:
-        files = builtin()
+        files = builtin_files()
     except ModelNotFound:
         return []
     size = sum(Path(path).stat().st_size for path in (files.target, files.draft) if path)
@@ -173,7 +173,7 @@ def _builtin_entries(registry: Registry) -> list[PairEntry]:
     return [builtin_entry]
 
 
-def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
+def _catalogue_entry(name: str, pair: CataloguePair) -> PairEntry:
     drafts = pair.draft or pair.heads
     sizes = [weights.size_gib for weights in (pair.target, drafts) if weights]
     return PairEntry(
@@ -190,7 +190,7 @@ def _catalogue_entry(name: str, pair: Pair) -> PairEntry:
         memory=pair.memory,
         hybrid=pair.hybrid,
         reported=pair.reported,
-        kind=pair.kind,
+        kind=pair.draft_kind,
         year=pair.year,
         context=pair.context,
         originals=_to_originals(pair.files),
@@ -213,14 +213,14 @@ def _originals(catalogue: Catalogue, record: Record) -> tuple[Original, ...]:
     return _to_originals(tuple(weights for weights in files if weights)) if all(files) else ()
 
 
-def _to_originals(files: tuple[Weights, ...]) -> tuple[Original, ...]:
+def _to_originals(files: tuple[HubFile, ...]) -> tuple[Original, ...]:
     """Return the original models of files, or nothing if one of them has none."""
     if not all(file.weights for file in files):
         return ()
     return tuple(Original(file.weights, file.vocabulary) for file in files)
 
 
-def details(
+def pair_details(
     registry: Registry, name: str, context: int, config: Config, *, by_tcp: bool = False
 ) -> PairView:
     """Return everything about an installed pair, computed for a context of `context` tokens.
@@ -233,11 +233,11 @@ def details(
     """
     from localspec import machine
     from localspec.registry.store import integrity, local
-    from localspec.registry.store.local import describe
+    from localspec.registry.store.local import describe_pair
 
     if not name:  # a request for an answer may leave `model` empty, but this one must name a pair
-        raise registry.unknown(name)
-    name = registry.called(full_name(name, config))
+        raise registry.unknown_pair_error(name)
+    name = registry.resolve_alias(resolve_default(name, config))
     if upstream_pair := registry.upstream(name):
         assert upstream_pair.upstream is not None
         upstreams = extras.load("upstream", "pairs")
@@ -245,25 +245,26 @@ def details(
         view: PairView = upstreams.view(upstream_pair.name, upstream_pair.upstream, by_tcp=by_tcp)
         return view
     if name == BUILTIN:
-        files = builtin()
+        files = builtin_files()
         draft = Path(files.draft) if files.draft else None
-        record = local.describe_files(name, Path(files.target), draft)
-    elif names_files(name):
-        with unseen():
+        record = local.make_record(name, Path(files.target), draft)
+    elif is_file_name(name):
+        with hidden_file_errors():
             files = files_of(name, registry)
             draft = Path(files.draft) if files.draft else None
-            record = local.describe_files(name, Path(files.target), draft)
+            record = local.make_record(name, Path(files.target), draft)
     else:
-        record = registry.pulled(name)
-    settings = eviction.settings(config, registry.paths)
+        record = registry.installed(name)
+    settings = eviction.engine_settings(config, registry.paths)
     load = replace(
-        eviction.load_of(settings, machine.installed_backend()), context=context or config.context
+        eviction.memory_load(settings, machine.installed_backend()),
+        context=context or config.context,
     )
-    view = describe(registry.store, record, registry.memory(), load)
+    view = describe_pair(registry.store, record, registry.free_memory(), load)
     if view.name == BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
     view.loaded = registry.in_use(record.name)
-    view.problem = integrity.glance(registry.store, record)
+    view.problem = integrity.find_quick_problem(registry.store, record)
     if _has_own_template(registry, record.name):
         view.roles = record.roles
     if preset := registry.catalogue.presets.get(record.name):
@@ -290,11 +291,11 @@ def _preset_notes(preset: Preset) -> Iterator[str]:
         yield "Once loaded it stays in memory (`keep` in models.toml)."
 
 
-def drafts(
+def rank_drafts_for(
     registry: Registry,
     target: str,
     folders: list[str],
-    trials: Trials | None,
+    trials: DraftTrials | None,
     report: Callable[[Drafts], None],
 ) -> Drafts:
     """Return every model on this disk as a draft for `target`. With `trials`, matching ones are measured.
@@ -304,7 +305,7 @@ def drafts(
         BadGguf: The target cannot be read.
         Conflict: The engine is needed for a request.
     """
-    from localspec.registry.disk.discovery import Found, find_models
+    from localspec.registry.disk.discovery import FoundModel, find_models
     from localspec.registry.disk.drafts import free_name, rank_drafts
 
     for folder in folders:
@@ -313,8 +314,8 @@ def drafts(
     models = find_models(registry.store, map(Path, folders))
     target_path = Path(target).resolve()
     model = next((model for model in models if model.path.resolve() == target_path), None)
-    model = model or Found(Path(target), target_path.name, "")
-    to_name = called()
+    model = model or FoundModel(Path(target), target_path.name, "")
+    to_name = model_namer()
     names = {model.path: model.name for model in models}  # files in the store are named by hashes
 
     def measure(target_file: Path, draft: Path) -> Trial:

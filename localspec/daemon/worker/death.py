@@ -27,8 +27,8 @@ from localspec.errors import (
 from localspec.paths import read_file
 from localspec.protocol import frames
 
-LIMIT = 3  # crashes within WINDOW after which a pair is set aside
-WINDOW = 600.0  # seconds
+MAX_CRASHES = 3  # crashes within WINDOW after which a pair is set aside
+CRASH_WINDOW_S = 600.0  # seconds
 
 # Signals that end a process whose kernels were compiled for another CPU, or wrongly. Some compilers
 # produce such AMX kernels, see machine/host.py.
@@ -41,7 +41,7 @@ MAX_CAUSES = 64  # causes of crashes that are remembered
 
 Ending = Literal["crash", "watchdog", "unload"]
 # The size of a file in bytes and the time of its last change in ns. None if there is no such file.
-Mark = tuple[int, int] | None
+FileMark = tuple[int, int] | None
 # llama.cpp's last message if another machine that holds layers is gone.
 _REMOTE_LOST_MESSAGE = "Remote RPC server"
 _OUT_OF_MEMORY_MESSAGES = (
@@ -72,17 +72,17 @@ class Death:
             return None
 
     @property
-    def by_kernels(self) -> bool:
+    def maybe_by_kernels(self) -> bool:
         return self.ending == "crash" and self.signal in KERNEL_SIGNALS
 
     @property
-    def by_text(self) -> bool:
+    def maybe_by_text(self) -> bool:
         """Whether a text may have caused it, if one was being tokenized."""
-        other_cause = self.for_memory or self.lost_machine
+        other_cause = self.out_of_memory or self.lost_remote_machine
         return self.ending == "crash" and self.signal in TEXT_SIGNALS and not other_cause
 
     @property
-    def for_memory(self) -> bool:
+    def out_of_memory(self) -> bool:
         if self.ending != "crash":
             return False
         if any(words in self.last_words.lower() for words in _OUT_OF_MEMORY_MESSAGES):
@@ -90,25 +90,25 @@ class Death:
         return self.signal is signal.SIGKILL and bool(self.oom_kill)
 
     @property
-    def lost_machine(self) -> bool:
+    def lost_remote_machine(self) -> bool:
         """Whether another machine that held layers of the pair was lost."""
         return self.ending == "crash" and _REMOTE_LOST_MESSAGE in self.last_words
 
     @property
-    def how(self) -> str:
+    def description(self) -> str:
         """A description of the end in a few words."""
         if self.ending == "watchdog":
             return "no answer"
-        if self.for_memory:
+        if self.out_of_memory:
             return "out of memory"
-        if self.lost_machine:
+        if self.lost_remote_machine:
             return "lost another machine"
         return f"signal {self.signal.name}" if self.signal else f"exit status {self.returncode}"
 
     @property
     def summary(self) -> str:
         """A description of the end with the last message of the worker."""
-        return f"{self.how} {self.last_words}".rstrip()
+        return f"{self.description} {self.last_words}".rstrip()
 
     def error(self, watchdog: float) -> LocalspecError:
         """Return the error for the requests that were running."""
@@ -117,26 +117,26 @@ class Death:
                 f"The engine did not respond for {watchdog:g} s and was killed; the next request "
                 "starts a new one."
             )
-        if self.for_memory:
+        if self.out_of_memory:
             return WorkerOutOfMemory(
                 "The engine ran out of memory. Use a smaller pair or a smaller `context` in "
                 f"config.toml.{self._last_message()}"
             )
-        if self.lost_machine:
+        if self.lost_remote_machine:
             return WorkerDied(
                 "A machine that has layers of this pair (`rpc` in models.toml) is gone. The next request "
                 "loads the pair without that machine if it fits, and otherwise reports which one is missing."
             )
         return WorkerDied(
-            f"The engine crashed ({self.how}); the next request starts a new one."
+            f"The engine crashed ({self.description}); the next request starts a new one."
             f"{self._last_message()}"
         )
 
-    def of_changed_file(self, file: Path) -> LocalspecError:
+    def changed_file_error(self, file: Path) -> LocalspecError:
         """Return the error for the requests if a file of the model was changed while the engine read it."""
         return WorkerDied(
             f"The file {file} was changed or truncated while its model was loaded, which "
-            f"crashed the engine ({self.how}); the next request loads the file as it is then. "
+            f"crashed the engine ({self.description}); the next request loads the file as it is then. "
             "If you did not change it, download it again."
         )
 
@@ -156,11 +156,11 @@ def blame(
     After a crash of the kernels at the first decode, safe mode is tried once. A crash in safe mode too is
     caused by the pair.
     """
-    if death.by_kernels and file_changed:
+    if death.maybe_by_kernels and file_changed:
         return "file"
-    if death.by_text and preparing:
+    if death.maybe_by_text and preparing:
         return "text"
-    if death.by_kernels and not decoded and not safe_mode:
+    if death.maybe_by_kernels and not decoded and not safe_mode:
         return "kernels"
     return "pair"
 
@@ -182,14 +182,14 @@ class CrashHistory:
             return
         while len(self._crashes) >= MAX_CAUSES:
             del self._crashes[next(iter(self._crashes))]
-        recent = [at for at in self._crashes.pop(cause, []) if now - at < WINDOW] + [now]
+        recent = [at for at in self._crashes.pop(cause, []) if now - at < CRASH_WINDOW_S] + [now]
         self._crashes[cause] = recent
-        if len(recent) >= LIMIT:
+        if len(recent) >= MAX_CRASHES:
             while len(self._aside) >= MAX_CAUSES:
                 del self._aside[next(iter(self._aside))]
             self._aside[cause] = pair, reason
 
-    def aside(self, pair: str) -> list[tuple[bytes, frames.PairFiles]]:
+    def set_aside_causes(self, pair: str) -> list[tuple[bytes, frames.PairFiles]]:
         """Return the causes for which `pair` was set aside, each with its files."""
         causes = self._aside.items()
         return [(cause, files) for cause, (files, _) in causes if files.name == pair]
@@ -203,8 +203,8 @@ class CrashHistory:
         if cause in self._aside:
             files, reason = self._aside[cause]
             raise PairSetAside(
-                f"The pair '{files.name}' is set aside: its engine crashed {LIMIT} times within "
-                f"{WINDOW / 60:.0f} minutes with these settings and files (last crash: {reason}). "
+                f"The pair '{files.name}' is set aside: its engine crashed {MAX_CRASHES} times within "
+                f"{CRASH_WINDOW_S / 60:.0f} minutes with these settings and files (last crash: {reason}). "
                 "Change a setting back (localspec config), or try it again: localspec start "
                 "--reset"
             )
@@ -227,7 +227,7 @@ class DeadlyTexts:
         """Record the text of a request. `cause` is that of the engine, see `cause`."""
         while len(self.hashes) >= MAX_TEXTS:
             del self.hashes[next(iter(self.hashes))]
-        self.hashes[_text_hash(cause, frame)] = death.how
+        self.hashes[_text_hash(cause, frame)] = death.description
 
     def check(self, cause: bytes, frame: frames.Frame) -> None:
         """Refuse a request whose text has crashed an engine.
@@ -236,13 +236,13 @@ class DeadlyTexts:
             InvalidRequest: The text crashed an engine of this pair with these settings and files.
         """
         if how := self.hashes.get(_text_hash(cause, frame)):
-            raise deadly(how)
+            raise deadly_text_error(how)
 
     def reset(self) -> None:
         self.hashes.clear()
 
 
-def deadly(how: str) -> InvalidRequest:
+def deadly_text_error(how: str) -> InvalidRequest:
     """Return the error for the sender of a text that crashed the engine."""
     return InvalidRequest(
         f"The text of this request crashed the engine ({how}) while it was being "
@@ -264,7 +264,7 @@ def _text_hash(cause: bytes, frame: frames.Frame) -> bytes:
 # --- the files that an engine reads
 
 
-class Mapped:
+class MappedFiles:
     """The state of a pair's files at the load, to see whether they have changed since.
 
     llama.cpp maps them. If a mapped file is truncated, the next read of the missing part ends the process
@@ -281,18 +281,20 @@ class Mapped:
                 files += shard_paths(Path(name)) if name else []
         self.marks = {file: _file_mark(file) for file in files}
 
-    def changed(self) -> Path | None:
+    def changed_file(self) -> Path | None:
         """Return the first file that has changed, or None."""
         return next((file for file, mark in self.marks.items() if _file_mark(file) != mark), None)
 
 
-def cause(pair: frames.PairFiles, mapped: Mapped, settings: frames.EngineSettings) -> bytes:
+def crash_cause(
+    pair: frames.PairFiles, mapped: MappedFiles, settings: frames.EngineSettings
+) -> bytes:
     """Return a hash of the files that an engine read and of its settings, to recognize repeated crashes."""
     marks = [(str(file), mark) for file, mark in mapped.marks.items()]
     return hashlib.sha256(msgspec.msgpack.encode([pair, marks, settings])).digest()
 
 
-def _file_mark(file: Path) -> Mark:
+def _file_mark(file: Path) -> FileMark:
     try:
         info = file.stat()
     except OSError:
@@ -315,7 +317,7 @@ log = logging.getLogger("localspec.safe_mode")
 VERSION = 1
 
 
-class Record(msgspec.Struct):
+class SafeModeRecord(msgspec.Struct):
     """The file. `reasons`: why safe mode was needed, by machine and build."""
 
     version: int
@@ -396,18 +398,18 @@ class SafeMode:
             self._built = installed_backend() or "cpu"
         return self._built == "cpu"
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: SafeModeRecord) -> None:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            files.write_whole(self._file, msgspec.json.encode(record))
+            files.write_atomically(self._file, msgspec.json.encode(record))
         except OSError as error:
             log.warning("%s cannot be written: %s", self._file, error)
 
-    def _read(self) -> Record | None:
+    def _read(self) -> SafeModeRecord | None:
         try:
-            record = msgspec.json.decode(read_file(self._file), type=Record)
+            record = msgspec.json.decode(read_file(self._file), type=SafeModeRecord)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return Record(VERSION)
+            return SafeModeRecord(VERSION)
         if record.version > VERSION:
             log.warning("%s is of a newer release; it is left alone", self._file)
             return None

@@ -21,22 +21,22 @@ from localspec.daemon.worker.queue import EDITOR_PLACES
 from localspec.paths import Paths
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.pairs import FitView
-from localspec.protocol.settings import SHORT
+from localspec.protocol.settings import SHORT_CONTEXT_TOKENS
 
 if TYPE_CHECKING:
     from localspec.machine import Host
-    from localspec.registry.header.fit import Fit, Load, Memory
-    from localspec.registry.header.model import Model
+    from localspec.registry.header.fit import FreeMemory, LoadOptions, MemoryFit
+    from localspec.registry.header.model import ModelInfo
 
 
 MIB = 1 << 20
 # The longest pass, by its measured cost, as a fraction of the watchdog's time.
-PASS_SHARE = 0.25
+PASS_TIME_FRACTION = 0.25
 # The fraction of a Mac's memory that its GPU may use (about Metal's recommended working set).
-MAC_SHARE = 0.7
+MAC_GPU_MEMORY_FRACTION = 0.7
 
 
-class Planned(NamedTuple):
+class LoadPlan(NamedTuple):
     """The pair and the settings for the engine.
 
     notes: sentences on what had to be reduced.
@@ -51,7 +51,7 @@ class Planned(NamedTuple):
     plan: FitView | None = None
 
 
-def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
+def engine_settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
     """Return the engine's settings from the configuration."""
     return EngineSettings(
         n_ctx=config.context,
@@ -66,34 +66,36 @@ def settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> Engine
         extra_buffers=not safe_mode,
         exact=config.exact,
         depth=None if config.depth < 0 else config.depth,
-        pass_s=config.watchdog * PASS_SHARE,
+        pass_s=config.watchdog * PASS_TIME_FRACTION,
         gap_s=config.longest_gap / 1e3,
         turns=str(paths.runtime / "turns"),
         state_dir=str(paths.state),
         prefix_bytes=config.prefix_memory * MIB,
-        states_dir=str(paths.states),
+        states_dir=str(paths.model_states),
         states_bytes=config.prefix_disk * MIB,
     )
 
 
-def costs(pair: PairFiles, settings: EngineSettings, workers: Collection[int]) -> list[str]:
+def setting_notes(pair: PairFiles, settings: EngineSettings, workers: Collection[int]) -> list[str]:
     """Return sentences on the settings that a pair would not get here.
 
     The memory of the workers with these pids counts as free.
     """
     from localspec import machine
 
-    free = free_memory(machine.Host.here(), workers)
-    planned = plan(pair, settings, free, machine.installed_backend())
+    free = free_memory(machine.Host.current(), workers)
+    planned = plan_load(pair, settings, free, machine.installed_backend())
     return [note for note in (planned.beyond, *planned.notes) if note]
 
 
-def plan(pair: PairFiles, settings: EngineSettings, free: Memory, built: str | None) -> Planned:
+def plan_load(
+    pair: PairFiles, settings: EngineSettings, free: FreeMemory, built: str | None
+) -> LoadPlan:
     """Fit a pair into the free memory. `built` is the backend that llama.cpp was built for."""
-    return Plans(pair, settings, built).within(free)
+    return LoadPlanner(pair, settings, built).plan(free)
 
 
-class Plans:
+class LoadPlanner:
     """A pair's plans for any amount of memory. Its headers are read once, at creation.
 
     Files that cannot be read, and pairs that seem too large, are left to the engine. It reports what is wrong
@@ -106,20 +108,20 @@ class Plans:
         self.pair = pair
         self.settings = settings
         self._built = built
-        self._models: tuple[Model, Model | None] | None = None
+        self._models: tuple[ModelInfo, ModelInfo | None] | None = None
         with contextlib.suppress(errors.LocalspecError):
             draft = read_local_model(Path(pair.draft), as_draft=True) if pair.draft else None
             target = replace(read_local_model(Path(pair.target)), pooling=pair.pooling)
             self._models = target, draft
 
     @classmethod
-    def here(cls, pair: PairFiles, settings: EngineSettings) -> Plans:
+    def for_this_machine(cls, pair: PairFiles, settings: EngineSettings) -> LoadPlanner:
         """Return the plans for the llama.cpp of this machine."""
         from localspec import machine
 
         return cls(pair, settings, machine.installed_backend())
 
-    def halved(self, failed: Planned) -> tuple[Plans, str]:
+    def with_half_context(self, failed: LoadPlan) -> tuple[LoadPlanner, str]:
         """Return plans with half the context of a plan that ran out of memory, and a note about it."""
         n_ctx = failed.settings.n_ctx // 2
         note = (
@@ -130,23 +132,23 @@ class Plans:
         smaller.settings = msgspec.structs.replace(self.settings, n_ctx=n_ctx)
         return smaller, note
 
-    def within(self, free: Memory) -> Planned:
+    def plan(self, free: FreeMemory) -> LoadPlan:
         """Return the plan for the given amount of memory."""
         from localspec.registry.header import fit
 
         pair, settings = self.pair, self.settings
         if self._models is None:
-            return Planned(pair, settings)
+            return LoadPlan(pair, settings)
         target, draft = self._models
         # Only NVIDIA's driver reports the free memory. A Mac's GPU shares the machine's memory.
         counted = self._built in ("cuda", "vulkan") and settings.n_gpu_layers < 0 and free.vram > 0
-        memory = free if counted else fit.Memory(free.ram)
+        memory = free if counted else fit.FreeMemory(free.ram)
         try:
-            chosen = fit.fit(target, draft, memory, self._load(settings))
+            chosen = fit.fit_pair(target, draft, memory, self._load(settings))
         except errors.DoesNotFit as error:
             if pair.rpc:  # only the engine finds out how much memory the other machines have
-                return Planned(pair, msgspec.structs.replace(settings, rpc_needed=True))
-            return Planned(pair, settings, beyond=error.message)
+                return LoadPlan(pair, msgspec.structs.replace(settings, rpc_needed=True))
+            return LoadPlan(pair, settings, beyond=error.message)
         exact = 0
         if not settings.exact:
             load = msgspec.structs.replace(settings, n_ctx=chosen.context, exact=True)
@@ -155,10 +157,10 @@ class Plans:
         changed = msgspec.structs.replace(settings, exact_lacks=lacks)
         return _apply_fit(pair, changed, chosen, counted)
 
-    def _load(self, settings: EngineSettings) -> Load:
-        return load_of(settings, self._built)
+    def _load(self, settings: EngineSettings) -> LoadOptions:
+        return memory_load(settings, self._built)
 
-    def least(self) -> int:
+    def min_bytes(self) -> int:
         """Return the bytes that the smallest possible plan needs."""
         from localspec.registry.header import fit
 
@@ -167,7 +169,7 @@ class Plans:
         target, _ = self._models
         n_ctx = self.settings.n_ctx or target.context
         context = min(n_ctx, target.context, fit.SMALLEST_CONTEXT)
-        return fit.needed(target, None, replace(self._load(self.settings), context=context))
+        return fit.total_need(target, None, replace(self._load(self.settings), context=context))
 
 
 def file_sizes(pair: PairFiles) -> dict[str, int]:
@@ -181,14 +183,18 @@ def file_sizes(pair: PairFiles) -> dict[str, int]:
     return sizes
 
 
-def load_of(settings: EngineSettings, built: str | None) -> Load:
+def memory_load(settings: EngineSettings, built: str | None) -> LoadOptions:
     """Return the settings that cost memory. `built` is the backend, as for `plan`."""
-    from localspec.registry.header.fit import Load
+    from localspec.registry.header.fit import LoadOptions
 
     on_cpu = built in (None, "cpu") or settings.n_gpu_layers == 0
     # Which attention this CPU uses is only known once llama.cpp is loaded, so assume the larger one.
-    attention = settings.on_cpu(SHORT + 1, wide=False) if on_cpu else settings.flash_attention
-    return Load(
+    attention = (
+        settings.cpu_flash_attention(SHORT_CONTEXT_TOKENS + 1, wide=False)
+        if on_cpu
+        else settings.flash_attention
+    )
+    return LoadOptions(
         context=settings.n_ctx,
         kv_types=settings.kv_types,
         parallel=settings.parallel,
@@ -200,7 +206,9 @@ def load_of(settings: EngineSettings, built: str | None) -> Load:
     )
 
 
-def _apply_fit(pair: PairFiles, settings: EngineSettings, chosen: Fit, counted: bool) -> Planned:
+def _apply_fit(
+    pair: PairFiles, settings: EngineSettings, chosen: MemoryFit, counted: bool
+) -> LoadPlan:
     from localspec.registry.store.local import fit_view
 
     changes = {"n_ctx": chosen.context, "prefix_bytes": chosen.prefixes}
@@ -210,21 +218,21 @@ def _apply_fit(pair: PairFiles, settings: EngineSettings, chosen: Fit, counted: 
     if not chosen.draft:
         pair = msgspec.structs.replace(pair, draft=None)
     changed = msgspec.structs.replace(settings, **changes)
-    return Planned(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen))
+    return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen))
 
 
-def free_memory(host: Host, workers: Collection[int] = ()) -> Memory:
+def free_memory(host: Host, workers: Collection[int] = ()) -> FreeMemory:
     """Return the free memory, as if the engine workers with these pids were unloaded."""
     from localspec.machine import available_bytes, memory_bytes
-    from localspec.registry.header.fit import Memory
+    from localspec.registry.header.fit import FreeMemory
 
     if host.system == "Darwin":
-        return Memory(int(memory_bytes() * MAC_SHARE), 0)
-    ram = available_bytes(host) + sum(held(host, pid) for pid in workers)
-    return Memory(ram, _vram(host, workers))
+        return FreeMemory(int(memory_bytes() * MAC_GPU_MEMORY_FRACTION), 0)
+    ram = available_bytes(host) + sum(worker_bytes(host, pid) for pid in workers)
+    return FreeMemory(ram, _vram(host, workers))
 
 
-def held(host: Host, worker: int) -> int:
+def worker_bytes(host: Host, worker: int) -> int:
     """Return the bytes of the worker's caches and buffers. Mapped weights count as available already."""
     match = re.search(r"^RssAnon:\s*(\d+) kB", host.read(f"/proc/{worker}/status"), re.MULTILINE)
     return int(match[1]) << 10 if match else 0
@@ -258,7 +266,7 @@ def _query_gpus(host: Host, query: str) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class PairMemory:
     """A pair in memory and the bytes that it takes.
 
     needed: all of its memory.
@@ -277,16 +285,18 @@ class Holding:
     spare: int = 0
 
     @classmethod
-    def of(cls, pair: PairFiles, pid: int, planned: Planned, n_ctx: int, spare: int = 0) -> Holding:
+    def from_plan(
+        cls, pair: PairFiles, pid: int, planned: LoadPlan, n_ctx: int, spare: int = 0
+    ) -> PairMemory:
         """Return the memory of a loaded pair from its plan. Reads the sizes of its files.
 
         `n_ctx` is the requested context in tokens, 0 for any.
         """
-        from localspec.registry.header.fit import RUNTIME
+        from localspec.registry.header.fit import RUNTIME_BYTES
 
         files, plan = file_sizes(pair), planned.plan
         if plan is None:  # its headers could not be read
-            needed = sum(files.values()) + RUNTIME
+            needed = sum(files.values()) + RUNTIME_BYTES
             return cls(pair.name, pid, needed, 0, needed, files)
         from localspec.registry.header.fit import USUAL_CONTEXT
 
@@ -297,29 +307,32 @@ class Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class MemorySnapshot:
     """The memory that is free now, and the memory that each process of ours holds."""
 
-    free: Memory
+    free: FreeMemory
     own: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def here(cls, holdings: Sequence[Holding]) -> Seen:
+    def measure(cls, holdings: Sequence[PairMemory]) -> MemorySnapshot:
         """Measure this machine."""
         from localspec import machine
 
-        host = machine.Host.here()
-        own = {holding.pid: held(host, holding.pid) for holding in holdings}
+        host = machine.Host.current()
+        own = {holding.pid: worker_bytes(host, holding.pid) for holding in holdings}
         return cls(free_memory(host), own)
 
-    def left(
-        self, newcomer: dict[str, int], staying: Sequence[Holding], leaving: Sequence[Holding] = ()
-    ) -> Left:
+    def free_beside(
+        self,
+        newcomer: dict[str, int],
+        staying: Sequence[PairMemory],
+        leaving: Sequence[PairMemory] = (),
+    ) -> AvailableMemory:
         """Return the memory for a pair of these files beside `staying`, once `leaving` are gone.
 
         With other pairs in memory, a margin is left to other programs.
         """
-        from localspec.registry.header.fit import Memory
+        from localspec.registry.header.fit import FreeMemory
 
         ram = self.free.ram + sum(self.own.get(holding.pid, 0) for holding in leaving)
         vram = self.free.vram + sum(holding.on_gpu for holding in leaving)
@@ -329,18 +342,18 @@ class Seen:
             unfilled = max(holding.needed - holding.on_gpu - self.own.get(holding.pid, 0), 0)
             ram -= unfilled - min(shared, unfilled)
             taken_bytes += holding.needed - min(shared, unfilled)
-        free = Memory(max(ram, 0), max(vram, 0))
-        return Left(free.shared if staying else free, taken_bytes)
+        free = FreeMemory(max(ram, 0), max(vram, 0))
+        return AvailableMemory(free.shared if staying else free, taken_bytes)
 
 
-def taken(staying: Sequence[Holding]) -> int:
+def total_bytes(staying: Sequence[PairMemory]) -> int:
     """Return the bytes that all of them take together."""
     return sum(holding.needed - shared for holding, shared in _with_shared_bytes(staying, ()))
 
 
 def _with_shared_bytes(
-    staying: Sequence[Holding], newcomer: Iterable[str]
-) -> Iterator[tuple[Holding, int]]:
+    staying: Sequence[PairMemory], newcomer: Iterable[str]
+) -> Iterator[tuple[PairMemory, int]]:
     """Yield each pair with the bytes of files that it shares with the new pair or an earlier one."""
     known = {*newcomer}
     for holding in staying:
@@ -348,103 +361,105 @@ def _with_shared_bytes(
         known |= {*holding.files}
 
 
-class Left(NamedTuple):
+class AvailableMemory(NamedTuple):
     """The memory for a new pair, and the bytes that the staying pairs take."""
 
-    free: Memory
+    free: FreeMemory
     taken: int
 
-    def reserving(self, reserved: Sequence[Holding], budget: int) -> Left:
+    def reserve(self, reserved: Sequence[PairMemory], budget: int) -> AvailableMemory:
         """Subtract the least memory of `reserved`, and limit all pairs to `budget` bytes (0: no limit)."""
-        from localspec.registry.header.fit import RUNTIME, Memory
+        from localspec.registry.header.fit import RUNTIME_BYTES, FreeMemory
 
         ram, vram = self.free.ram, self.free.vram
         for holding in reserved:
-            ram -= RUNTIME if holding.on_gpu else holding.least
+            ram -= RUNTIME_BYTES if holding.on_gpu else holding.least
             vram -= min(holding.least, holding.on_gpu)
         taken_bytes = self.taken + sum(holding.least for holding in reserved)
         if budget:
             ram, vram = min(ram, budget - taken_bytes), min(vram, budget - taken_bytes)
-        return Left(Memory(max(ram, 0), max(vram, 0)), taken_bytes)
+        return AvailableMemory(FreeMemory(max(ram, 0), max(vram, 0)), taken_bytes)
 
 
-class Leaves(NamedTuple):
+class EvictPair(NamedTuple):
     """The decision to evict this pair for the new one."""
 
     name: str
 
 
-class Spares(NamedTuple):
+class ShrinkCaches(NamedTuple):
     """The decision that these pairs give up unused memory, after which there may be enough."""
 
     names: Sequence[str]
 
 
-class Waits(NamedTuple):
+class WaitForPair(NamedTuple):
     """The decision to wait, because all pairs that could be evicted are answering. This pair gives way."""
 
     name: str
 
 
-class Refused(NamedTuple):
+class DoesNotFit(NamedTuple):
     """The decision that the pair does not fit, with a message on what would have to go."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class ResidentPairs:
     """The pairs in memory, each list with the least recently used first.
 
     driven_out: pairs that were evicted lately and may be loaded again, the most recently used first.
     """
 
-    kept: Sequence[Holding] = ()
-    idle: Sequence[Holding] = ()
-    busy: Sequence[Holding] = ()
-    driven_out: Sequence[Holding] = ()
+    kept: Sequence[PairMemory] = ()
+    idle: Sequence[PairMemory] = ()
+    busy: Sequence[PairMemory] = ()
+    driven_out: Sequence[PairMemory] = ()
 
     @property
-    def all(self) -> list[Holding]:
+    def all(self) -> list[PairMemory]:
         return [*self.kept, *self.idle, *self.busy]
 
     @property
-    def sparing(self) -> Standing:
+    def without_spare(self) -> ResidentPairs:
         """The same pairs as if all their memory for prompts without a slot were given up."""
         kept, idle, busy = (
             [replace(holding, needed=holding.needed - holding.spare) for holding in group]
             for group in (self.kept, self.idle, self.busy)
         )
-        return Standing(kept, idle, busy, self.driven_out)
+        return ResidentPairs(kept, idle, busy, self.driven_out)
 
 
-def decide(
-    plans: Plans, standing: Standing, snapshot: Seen, budget: int
-) -> Planned | Spares | Leaves | Waits | Refused:
+def decide_eviction(
+    plans: LoadPlanner, standing: ResidentPairs, snapshot: MemorySnapshot, budget: int
+) -> LoadPlan | ShrinkCaches | EvictPair | WaitForPair | DoesNotFit:
     """Decide how a pair can be loaded: its plan, which pairs give up unused memory, or which one leaves."""
     decision = _decide_without_sparing(plans, standing, snapshot, budget)
     spares = [holding.name for holding in standing.all if holding.spare > 0]
-    if not spares or isinstance(decision, Planned):
+    if not spares or isinstance(decision, LoadPlan):
         return decision
-    if_spared = _decide_without_sparing(plans, standing.sparing, snapshot, budget)
-    return Spares(spares) if isinstance(if_spared, Planned) else decision
+    if_spared = _decide_without_sparing(plans, standing.without_spare, snapshot, budget)
+    return ShrinkCaches(spares) if isinstance(if_spared, LoadPlan) else decision
 
 
 def _decide_without_sparing(
-    plans: Plans, standing: Standing, snapshot: Seen, budget: int
-) -> Planned | Leaves | Waits | Refused:
+    plans: LoadPlanner, standing: ResidentPairs, snapshot: MemorySnapshot, budget: int
+) -> LoadPlan | EvictPair | WaitForPair | DoesNotFit:
     files = file_sizes(plans.pair)
     movable = [*standing.idle, *standing.busy]
 
-    def free_beside(leaving: Sequence[Holding], reserved: Sequence[Holding] = ()) -> Left:
+    def free_beside(
+        leaving: Sequence[PairMemory], reserved: Sequence[PairMemory] = ()
+    ) -> AvailableMemory:
         staying = [holding for holding in standing.all if holding not in leaving]
-        return snapshot.left(files, staying, leaving).reserving(reserved, budget)
+        return snapshot.free_beside(files, staying, leaving).reserve(reserved, budget)
 
-    def plan(leaving: Sequence[Holding], reserved: Sequence[Holding] = ()) -> Planned | None:
+    def plan(leaving: Sequence[PairMemory], reserved: Sequence[PairMemory] = ()) -> LoadPlan | None:
         """Return the plan once `leaving` are gone, or None if the pair does not fit then."""
         free, taken_bytes = free_beside(leaving, reserved)
-        planned = plans.within(free)
-        needed = Holding.of(plans.pair, 0, planned, 0).needed
+        planned = plans.plan(free)
+        needed = PairMemory.from_plan(plans.pair, 0, planned, 0).needed
         lacks = not planned.plan and (bool(planned.beyond) or needed > free.ram)
         if (budget and needed > budget - taken_bytes) or (lacks and (budget or taken_bytes)):
             return None
@@ -452,7 +467,7 @@ def _decide_without_sparing(
 
     best = plan(movable)
     if best is None:
-        return Refused(_refusal(plans, free_beside(movable), standing, budget))
+        return DoesNotFit(_refusal(plans, free_beside(movable), standing, budget))
     for count in range(len(standing.driven_out), -1, -1):
         planned = plan((), standing.driven_out[:count])
         if planned and _is_as_good(planned, best, plans):
@@ -464,10 +479,10 @@ def _decide_without_sparing(
     else:
         count = len(movable)
     idle = [holding for holding in movable[:count] if holding in standing.idle]
-    return Leaves(idle[0].name) if idle else Waits(movable[0].name)
+    return EvictPair(idle[0].name) if idle else WaitForPair(movable[0].name)
 
 
-def _is_as_good(planned: Planned, best: Planned, plans: Plans) -> bool:
+def _is_as_good(planned: LoadPlan, best: LoadPlan, plans: LoadPlanner) -> bool:
     """Return whether evicting more pairs would gain nothing. A context beyond the usual one is no gain."""
     if best.plan is None or planned.plan is None:
         return best.plan is None
@@ -482,8 +497,10 @@ def _is_as_good(planned: Planned, best: Planned, plans: Plans) -> bool:
     return same_placement and planned.plan.context >= min_context
 
 
-def _refusal(plans: Plans, memory: Left, standing: Standing, budget: int) -> str:
-    needed, free = plans.least(), max(memory.free.ram, memory.free.vram)
+def _refusal(
+    plans: LoadPlanner, memory: AvailableMemory, standing: ResidentPairs, budget: int
+) -> str:
+    needed, free = plans.min_bytes(), max(memory.free.ram, memory.free.vram)
     kept_pairs = ", ".join(f"{holding.name} ({_mib(holding.needed)})" for holding in standing.kept)
     message = (
         f"{plans.pair.name} does not fit in memory: it needs at least {_mib(needed)}, which is "

@@ -24,13 +24,13 @@ from localspec.daemon.worker.death import (
     CrashHistory,
     DeadlyTexts,
     Death,
-    Mapped,
+    MappedFiles,
     SafeMode,
     blame,
-    cause,
-    deadly,
+    crash_cause,
+    deadly_text_error,
 )
-from localspec.daemon.worker.process import Again, Running, Worker
+from localspec.daemon.worker.process import RetryRequest, RunningRequest, Worker
 from localspec.daemon.worker.queue import Admission, Forecast
 from localspec.paths import Paths
 from localspec.protocol import frames
@@ -45,35 +45,35 @@ _MIN_CACHE_DIVISOR = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class LoadedEngine:
     """A worker and the load that it got."""
 
     worker: Worker
     pair: frames.PairFiles  # as requested, before the plan changed it
     config: Config  # at the load
-    mapped: Mapped  # the state of the files at the load
-    planned: eviction.Planned
+    mapped: MappedFiles  # the state of the files at the load
+    planned: eviction.LoadPlan
     since: float  # Unix time
     smaller: bool = False  # whether a larger plan ran out of memory before
 
     @property
-    def spare(self) -> int:
+    def spare_bytes(self) -> int:
         """Bytes of its cache for prompts without a slot that it could give up, as far as they are unused."""
         plan = self.planned.plan
-        return plan.prefixes - self.least_room if plan else 0
+        return plan.prefixes - self.min_cache_bytes if plan else 0
 
     @property
-    def lacks(self) -> int:
+    def given_up_bytes(self) -> int:
         """Bytes of that cache that it has given up."""
         plan = self.planned.plan
         return self.planned.settings.prefix_bytes - plan.prefixes if plan else 0
 
     @property
-    def least_room(self) -> int:
+    def min_cache_bytes(self) -> int:
         """Bytes of that cache, as configured at the load, that it keeps even if they are unused."""
         return self.planned.settings.prefix_bytes // _MIN_CACHE_DIVISOR
 
-    def with_room(self, prefixes: int) -> Engine:
+    def with_cache_bytes(self, prefixes: int) -> LoadedEngine:
         """Return the engine with `prefixes` bytes for prompts without a slot."""
         plan = self.planned.plan
         assert plan is not None
@@ -94,7 +94,7 @@ class Unloaded:
 
 
 @dataclass(slots=True)
-class Loading:
+class LoadingPair:
     """A load.
 
     `engine` is the previous one until it is told to end, then None, then the one that loads. `begun` is set
@@ -103,28 +103,28 @@ class Loading:
 
     pair: frames.PairFiles
     task: asyncio.Task[None]
-    engine: Engine | None
+    engine: LoadedEngine | None
     begun: bool = False
     behind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    engine: Engine
+    engine: LoadedEngine
     info: frames.Loaded
 
 
-State = Unloaded | Loading | Ready
+PairState = Unloaded | LoadingPair | Ready
 
 
-def told(name: str, state: State, note: str | None) -> PairStatus:
+def pair_status(name: str, state: PairState, note: str | None) -> PairStatus:
     """Return the status of a pair. `note` is one that applies to every pair."""
     match state:
         case Unloaded():
             return PairStatus(name, "unloaded", note=note)
-        case Loading(begun=False):
+        case LoadingPair(begun=False):
             return PairStatus(name, "loading", "waiting", 0.0, note=note)
-        case Loading(engine=engine):
+        case LoadingPair(engine=engine):
             progress = engine.worker.progress if engine else None
             stage, fraction = (progress.stage, progress.fraction) if progress else ("starting", 0.0)
             pid = engine.worker.pid if engine else None
@@ -163,15 +163,15 @@ def _milliseconds_by_width(profile: Mapping[str, Any], name: str) -> dict[int, f
     return {int(width): float(ms) for width, ms in (profile.get(name) or {}).items()}
 
 
-def waits_for(
-    name: str, state: State, pair: frames.PairFiles, following: frames.PairFiles | None
+def request_progress(
+    name: str, state: PairState, pair: frames.PairFiles, following: frames.PairFiles | None
 ) -> Progress:
     """Return what a request for `pair` waits for. `following` are the next files of the name."""
     match state:
-        case Loading(behind=behind) if behind or state.pair != pair:
+        case LoadingPair(behind=behind) if behind or state.pair != pair:
             return Progress("waiting", behind or name)
-        case Loading():
-            return Progress("loading", name, told(name, state, None).progress or 0.0)
+        case LoadingPair():
+            return Progress("loading", name, pair_status(name, state, None).progress or 0.0)
         case Unloaded():
             return Progress("loading", name)
         case Ready(engine, _) if engine.pair != pair or following not in (None, pair):
@@ -188,7 +188,7 @@ _MIN_HALVED_CONTEXT = 512  # tokens; only a larger context is halved after a loa
 _POLL_INTERVAL_S = 0.05  # between two reports on a load
 
 
-class Room(Protocol):
+class SharedResources(Protocol):
     """What loaded pairs share: memory, and what is known of the machine and of earlier deaths."""
 
     config: Config  # a change takes effect with the next request
@@ -198,9 +198,9 @@ class Room(Protocol):
     crashes: CrashHistory
     deadly_texts: DeadlyTexts
 
-    def place(
-        self, pair: LoadedPair, loading: Loading, failed: Engine | None
-    ) -> AbstractAsyncContextManager[eviction.Planned]:
+    def make_room(
+        self, pair: LoadedPair, loading: LoadingPair, failed: LoadedEngine | None
+    ) -> AbstractAsyncContextManager[eviction.LoadPlan]:
         """Make room for a load, which is the block, and yield its plan. `failed` ran out of memory before.
 
         Raises:
@@ -210,19 +210,19 @@ class Room(Protocol):
     async def spawn(self, pair: LoadedPair) -> Worker:
         """Start an engine. Raises OSError if it cannot be started."""
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait until the state of some pair changes."""
 
-    def has_left(self) -> None:
+    def on_memory_freed(self) -> None:
         """Handle that the memory of a worker is free again."""
 
-    def changed(self) -> None:
+    def notify_change(self) -> None:
         """Wake those that wait for a change."""
 
     def idle_seconds(self, name: str) -> float:
         """Return the idle time after which the pair is unloaded, 0 for never."""
 
-    def keeps(self, name: str) -> bool:
+    def is_kept(self, name: str) -> bool:
         """Return whether the pair is never evicted for another one."""
 
     def waiting(self) -> int:
@@ -232,9 +232,9 @@ class Room(Protocol):
 class LoadedPair:
     """A pair, in memory or not: at most one worker, the queue before it, and its idle time."""
 
-    def __init__(self, name: str, room: Room) -> None:
+    def __init__(self, name: str, room: SharedResources) -> None:
         self.name = name
-        self.state: Unloaded | Loading | Ready = Unloaded()
+        self.state: Unloaded | LoadingPair | Ready = Unloaded()
         self.forecast = Forecast()
         self.admission = Admission(
             room.config.parallel,
@@ -242,12 +242,12 @@ class LoadedPair:
             self.forecast,
             lambda: room.waiting() - self.admission.waiting,
         )
-        self.used = 0.0  # monotonic time of the last request
+        self.used_at = 0.0  # monotonic time of the last request
         self.gives_way = ""  # the pair that waits until nothing runs here any more
         self._room = room
         self._load_waiters = 0  # requests that wait for its load
         # The engine whose load ran out of memory, while a smaller load is tried.
-        self._too_large: Engine | None = None
+        self._too_large: LoadedEngine | None = None
         self._ending: dict[Worker, asyncio.Task[None]] = {}  # workers that are ending
         # Other files of this name that a request waits for.
         self._next: frames.PairFiles | None = None
@@ -268,7 +268,7 @@ class LoadedPair:
     @property
     def answering(self) -> bool:
         """Whether it is being loaded, or a request runs in it or is about to."""
-        loading = isinstance(self.state, Loading)
+        loading = isinstance(self.state, LoadingPair)
         return loading or self._load_waiters > 0 or bool(self.worker and self.worker.busy)
 
     @property
@@ -279,7 +279,7 @@ class LoadedPair:
     @property
     def running(self) -> int:
         """The number of requests that have a place, and of those that need none."""
-        return self.admission.running + (self.worker.embedding if self.worker else 0)
+        return self.admission.running + (self.worker.embedding_requests if self.worker else 0)
 
     @property
     def forgettable(self) -> bool:
@@ -297,30 +297,30 @@ class LoadedPair:
     @property
     def files(self) -> frames.PairFiles | None:
         """The files that are loaded or being loaded."""
-        if isinstance(self.state, Loading):
+        if isinstance(self.state, LoadingPair):
             return self.state.pair
         return self.state.engine.pair if self.state.engine else None
 
     def status(self) -> PairStatus:
         """Return the status of the pair."""
         crashes, note = self._room.crashes, self._room.safe_mode.note()
-        if any(self.cause(files) == aside for aside, files in crashes.aside(self.name)):
+        if any(self.cause(files) == aside for aside, files in crashes.set_aside_causes(self.name)):
             return PairStatus(
                 self.name, "set_aside", note="to try it again: localspec start --reset"
             )
         return msgspec.structs.replace(
-            told(self.name, self.state, note),
+            pair_status(self.name, self.state, note),
             running=self.running,
             waiting=self.admission.waiting,
             unloads_in=self.unloads_in,
-            keep=self._room.keeps(self.name),
+            keep=self._room.is_kept(self.name),
         )
 
     def waits_for(self, pair: frames.PairFiles) -> Progress:
         """Return what a request for `pair`, files of this name, waits for once it has its place."""
         if self.gives_way:
             return Progress("waiting", self.gives_way)
-        return waits_for(self.name, self.state, pair, self._next)
+        return request_progress(self.name, self.state, pair, self._next)
 
     # ------------------------------------------------------------------ load
 
@@ -332,22 +332,22 @@ class LoadedPair:
         """
         while True:
             state = self.state
-            if not isinstance(state, Loading):
+            if not isinstance(state, LoadingPair):
                 if isinstance(state, Ready) and self._serves(state.engine, pair):
                     return state
-                if self._room.crashes.aside(self.name):
+                if self._room.crashes.set_aside_causes(self.name):
                     self._room.crashes.check(self.cause(pair))
                 if state.engine and (self.gives_way or state.engine.worker.busy):
                     await self._wait_for_change(pair)
                     continue
                 self._next = None
-                state = Loading(pair, asyncio.create_task(self._load(pair)), state.engine)
+                state = LoadingPair(pair, asyncio.create_task(self._load(pair)), state.engine)
                 state.task.add_done_callback(self._on_load_end)
                 self.state = state
-            with contextlib.suppress(Again):
+            with contextlib.suppress(RetryRequest):
                 await self._wait_for_load(state, pair)
 
-    async def _wait_for_load(self, state: Loading, pair: frames.PairFiles) -> None:
+    async def _wait_for_load(self, state: LoadingPair, pair: frames.PairFiles) -> None:
         """Wait for a load. Raises Again if it should be tried once more."""
         self._load_waiters += 1
         try:
@@ -361,7 +361,7 @@ class LoadedPair:
             if not self._load_waiters and not state.begun and not state.task.done():
                 self._cancel_load(state)  # no request waits for it any more
 
-    def _cancel_load(self, state: Loading) -> None:
+    def _cancel_load(self, state: LoadingPair) -> None:
         state.task.cancel()
         if self.state is state:
             self.unload_soon()
@@ -394,7 +394,7 @@ class LoadedPair:
         finally:
             ready.cancel()
 
-    def _serves(self, engine: Engine, pair: frames.PairFiles) -> bool:
+    def _serves(self, engine: LoadedEngine, pair: frames.PairFiles) -> bool:
         """Return whether a request for `pair` may use the engine as it is."""
         is_next = self._next in (None, pair) and not self.gives_way
         # After a change of the configuration no new request uses the old engine. It waits for the running
@@ -404,15 +404,17 @@ class LoadedPair:
         return engine.worker.alive and engine.pair == pair and current and is_next
 
     def _settings(self, config: Config) -> frames.EngineSettings:
-        return eviction.settings(config, self._room.paths, safe_mode=self._room.safe_mode.on)
+        return eviction.engine_settings(config, self._room.paths, safe_mode=self._room.safe_mode.on)
 
     def cause(self, pair: frames.PairFiles) -> bytes:
         """Return the key under which a crash of `pair`, loaded with the current settings, is recorded."""
-        return cause(pair, Mapped(pair), eviction.settings(self._room.config, self._room.paths))
+        return crash_cause(
+            pair, MappedFiles(pair), eviction.engine_settings(self._room.config, self._room.paths)
+        )
 
-    def _cause_of(self, engine: Engine) -> bytes:
-        settings = eviction.settings(engine.config, self._room.paths)
-        return cause(engine.pair, engine.mapped, settings)
+    def _cause_of(self, engine: LoadedEngine) -> bytes:
+        settings = eviction.engine_settings(engine.config, self._room.paths)
+        return crash_cause(engine.pair, engine.mapped, settings)
 
     async def _wait_for_change(self, pair: frames.PairFiles) -> None:
         """Wait for a change of the requests that run here, or of another pair that this one gives way to.
@@ -422,22 +424,22 @@ class LoadedPair:
         if not self.gives_way:
             self._next = self._next or pair
         try:
-            await self._room.change()
+            await self._room.wait_for_change()
         except asyncio.CancelledError:
             self._next = None  # other requests that wait for these files set it again
-            self._room.changed()
+            self._room.notify_change()
             raise
 
     async def _load(self, pair: frames.PairFiles) -> None:
         # Wait until the old engine is gone, because two engines may not fit in memory.
         await self.unload()
         loading, room = self.state, self._room
-        assert isinstance(loading, Loading)
+        assert isinstance(loading, LoadingPair)
         room.safe_mode.recall()
         failed, self._too_large = self._too_large, None
         failed = failed if failed and failed.pair == pair else None
-        mapped = await asyncio.to_thread(Mapped, pair)
-        async with room.place(self, loading, failed) as planned:
+        mapped = await asyncio.to_thread(MappedFiles, pair)
+        async with room.make_room(self, loading, failed) as planned:
             loading.begun = True
             config = room.config
             try:
@@ -445,7 +447,7 @@ class LoadedPair:
             except OSError as error:
                 raise errors.LoadFailed(f"The engine cannot be started: {error}.") from error
             began = time.time()
-            engine = Engine(worker, pair, config, mapped, planned, began, failed is not None)
+            engine = LoadedEngine(worker, pair, config, mapped, planned, began, failed is not None)
             loading.engine = engine
             self.admission.parallel = config.parallel
             log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, engine.safe_mode)
@@ -455,18 +457,18 @@ class LoadedPair:
                 await self.unload()
                 raise
             if loading.engine is not engine:
-                raise Again  # the worker died just after the load
+                raise RetryRequest  # the worker died just after the load
             self.state = Ready(engine, info)
-            self.used = time.monotonic()
+            self.used_at = time.monotonic()
 
     def _on_load_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             task.exception()  # marks it as retrieved, in case every waiter has left
-        if isinstance(self.state, Loading) and self.state.task is task:  # the load has failed
+        if isinstance(self.state, LoadingPair) and self.state.task is task:  # the load has failed
             self.unload_soon()
             self.state = Unloaded()
-        self.rest_if_idle()
-        self._room.changed()
+        self.start_idle_timer()
+        self._room.notify_change()
 
     # ------------------------------------------------------------------ unload
 
@@ -476,7 +478,7 @@ class LoadedPair:
         This includes workers that were told to end before. Requests that still run fail.
         """
         self.unload_soon()
-        await self.gone()
+        await self.wait_until_gone()
 
     def unload_soon(self) -> None:
         """End the worker without waiting for it."""
@@ -486,23 +488,23 @@ class LoadedPair:
             # A task follows the worker to its end, even if no caller waits for it.
             ending = self._ending[worker] = asyncio.create_task(worker.shut_down())
             ending.add_done_callback(lambda _: self._on_worker_end(worker))
-            self._room.changed()
+            self._room.notify_change()
 
     def _on_worker_end(self, worker: Worker) -> None:
         self._ending.pop(worker, None)
-        self._room.has_left()
-        self._room.changed()
+        self._room.on_memory_freed()
+        self._room.notify_change()
 
-    def _detach_engine(self) -> Engine | None:
+    def _detach_engine(self) -> LoadedEngine | None:
         """Remove the engine from the state and return it."""
         engine = self.state.engine
-        if isinstance(self.state, Loading):
+        if isinstance(self.state, LoadingPair):
             self.state.engine = None
         else:
             self.state = Unloaded()
         return engine
 
-    async def gone(self) -> None:
+    async def wait_until_gone(self) -> None:
         """Wait until all workers that were told to end are gone."""
         while self._ending:
             await asyncio.wait(self._ending.values())
@@ -515,40 +517,40 @@ class LoadedPair:
         workers = [*self._ending, *([self.worker] if self.worker else [])]
         await asyncio.gather(*(worker.forget(conversation) for worker in workers))
 
-    async def spare(self, max_bytes: int) -> None:
+    async def limit_cache(self, max_bytes: int) -> None:
         """Limit the cache for prompts without a slot to `max_bytes` bytes, or to the bytes in use."""
         worker = self.worker
-        prefix_bytes = await worker.spare(max_bytes) if worker else None
+        prefix_bytes = await worker.limit_cache(max_bytes) if worker else None
         if prefix_bytes is not None and isinstance(self.state, Ready) and self.worker is worker:
-            self.state = Ready(self.state.engine.with_room(prefix_bytes), self.state.info)
+            self.state = Ready(self.state.engine.with_cache_bytes(prefix_bytes), self.state.info)
 
     def abort(self, error: errors.LocalspecError) -> None:
         """Fail every request that runs or waits."""
-        self.admission.abandon(error)
+        self.admission.fail_waiting(error)
         if self.worker:
             self.worker.abort(error)
 
     async def close(self) -> None:
         """End the worker and wait for it."""
         self._stop_idle_timer()
-        if isinstance(self.state, Loading):
+        if isinstance(self.state, LoadingPair):
             self.state.task.cancel()
         await self.unload()
 
     # ------------------------------------------------------------------ idle
 
     @contextlib.contextmanager
-    def at_work(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[None]:
         """Keep the pair from being unloaded as idle during the block."""
         self._stop_idle_timer()
-        self.used = time.monotonic()
+        self.used_at = time.monotonic()
         try:
             yield
         finally:
-            self.used = time.monotonic()
-            self.rest_if_idle()
+            self.used_at = time.monotonic()
+            self.start_idle_timer()
 
-    def rest_if_idle(self) -> None:
+    def start_idle_timer(self) -> None:
         """Start the idle timer if nothing runs."""
         self._stop_idle_timer()
         seconds = self._room.idle_seconds(self.name)
@@ -578,7 +580,7 @@ class LoadedPair:
             self._room.safe_mode.keep()
 
     def on_quiet(self) -> None:
-        self._room.changed()
+        self._room.notify_change()
 
     def on_death(self, worker: Worker, death: Death) -> None:
         """Decide what the death means, and end the requests that wait for the worker."""
@@ -587,11 +589,11 @@ class LoadedPair:
             return
         engine = self._detach_engine()
         assert engine is not None
-        self._room.changed()
+        self._room.notify_change()
         self._room.counts.worker_deaths += 1
         log.error("worker %d died: %s", worker.pid, death)
-        changed = engine.mapped.changed() if death.by_kernels else None
-        suspects = worker.at("preparing")
+        changed = engine.mapped.changed_file() if death.maybe_by_kernels else None
+        suspects = worker.in_stage("preparing")
         blamed = blame(
             death,
             file_changed=changed is not None,
@@ -602,16 +604,16 @@ class LoadedPair:
         match blamed:
             case "file":
                 assert changed is not None
-                worker.fail(death.of_changed_file(changed))
+                worker.fail(death.changed_file_error(changed))
             case "text":
                 self._fail_suspects(engine, suspects, death)
             case "kernels":
                 assert death.signal is not None
                 self._room.safe_mode.begin(f"{death.signal.name} at the first decode")
-                worker.fail(Again())
+                worker.fail(RetryRequest())
             case "pair" if self._may_load_smaller(engine, death):
                 self._too_large = engine
-                worker.fail(Again())
+                worker.fail(RetryRequest())
             case "pair":
                 if engine.safe_mode and not worker.decoded:
                     self._room.safe_mode.end()  # it did not help
@@ -620,26 +622,28 @@ class LoadedPair:
                 )
                 worker.fail(death.error(self._room.config.watchdog))
 
-    def _may_load_smaller(self, engine: Engine, death: Death) -> bool:
+    def _may_load_smaller(self, engine: LoadedEngine, death: Death) -> bool:
         """Return whether to halve the context of a load that ran out of memory, if none was configured."""
-        loading = isinstance(self.state, Loading)
+        loading = isinstance(self.state, LoadingPair)
         can_shrink = (
             not engine.config.context and engine.planned.settings.n_ctx > _MIN_HALVED_CONTEXT
         )
-        return loading and death.for_memory and can_shrink and not engine.smaller
+        return loading and death.out_of_memory and can_shrink and not engine.smaller
 
-    def _fail_suspects(self, engine: Engine, suspects: list[Running], death: Death) -> None:
+    def _fail_suspects(
+        self, engine: LoadedEngine, suspects: list[RunningRequest], death: Death
+    ) -> None:
         """Fail the requests whose text was being tokenized. Neither the pair nor the kernels are blamed.
 
         A text is remembered if it was the only one, and a first decode cannot have been the cause.
         """
         worker = engine.worker
-        if len(suspects) == 1 and (worker.decoded or not worker.at("prepared")):
+        if len(suspects) == 1 and (worker.decoded or not worker.in_stage("prepared")):
             self._room.deadly_texts.add(self._cause_of(engine), suspects[0].request, death)
 
-        def outcome(running: Running) -> Exception:
+        def outcome(running: RunningRequest) -> Exception:
             if running in suspects:
-                return deadly(death.how)
-            return death.error(self._room.config.watchdog) if running.shown else Again()
+                return deadly_text_error(death.description)
+            return death.error(self._room.config.watchdog) if running.shown else RetryRequest()
 
         worker.fail(outcome)

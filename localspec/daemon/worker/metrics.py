@@ -78,7 +78,7 @@ class Metrics:
 
     counts: Counts = field(default_factory=Counts)
     totals: Figures = field(
-        default_factory=lambda: Figures(cache_hits=dict.fromkeys(frames.CACHES, 0))
+        default_factory=lambda: Figures(cache_hits=dict.fromkeys(frames.CACHE_SOURCES, 0))
     )
     time_to_first_token: Histogram = field(default_factory=lambda: Histogram(_FIRST_TEXT_BOUNDS_S))
     depths: Histogram = field(default_factory=lambda: Histogram(_DEPTH_BOUNDS))
@@ -97,10 +97,10 @@ class Metrics:
     predicted_rate: Rate = field(default_factory=Rate)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[Watch]:
+    def watch(self) -> Iterator[GenerationWatch]:
         """Count one generation, which begins now and ends with the block."""
         self.counts.requests += 1
-        watch = Watch(self)
+        watch = GenerationWatch(self)
         try:
             yield watch
         except LocalspecError:
@@ -110,7 +110,7 @@ class Metrics:
         finally:
             self.counts.cancelled += not watch.over
 
-    def embedded(self, tokens: Sequence[int]) -> None:
+    def count_embeddings(self, tokens: Sequence[int]) -> None:
         """Count an answered request for vectors or a ranking. `tokens` are those of each text."""
         self.counts.embeddings += 1
         self.counts.embedded_texts += len(tokens)
@@ -132,7 +132,7 @@ class Metrics:
 
 
 @dataclass(slots=True)
-class Watch:
+class GenerationWatch:
     """One generation. `shown` is set once there is text, `over` once it has ended.
 
     `untold`: the length of its prompt is reported at its end, as by another server.
@@ -145,7 +145,7 @@ class Watch:
     shown: bool = False
     over: bool = False
 
-    def sees(self, event: Event) -> bool:
+    def count_event(self, event: Event) -> bool:
         """Count an event. Return False for a second start, after the first worker died."""
         match event:
             case frames.Started() if self.started:

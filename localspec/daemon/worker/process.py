@@ -21,7 +21,7 @@ from localspec import errors
 from localspec.children import engine_environment
 from localspec.daemon.worker.death import Death, Ending
 from localspec.daemon.worker.queue import Job
-from localspec.ended import oom_kills
+from localspec.ended import count_oom_kills
 from localspec.protocol import frames
 
 log = logging.getLogger("localspec.worker")
@@ -47,14 +47,14 @@ Request = (
     | frames.Rerank
 )
 Event = frames.Started | frames.Reading | frames.Delta | frames.Done
-Take = Callable[[Event], Awaitable[None]]
+EventHandler = Callable[[Event], Awaitable[None]]
 
 
-class Again(Exception):
+class RetryRequest(Exception):
     """The worker died for a reason that this request did not cause, so the request is sent again."""
 
 
-class Running:
+class RunningRequest:
     """A request in the worker, and the events that have arrived for it.
 
     `stage` is "preparing" while its text is tokenized. `shown` is set once a client has part of the answer.
@@ -79,14 +79,14 @@ class Running:
             raise item
         return item
 
-    async def text(self, take: Take) -> Event | frames.Reply:
+    async def pass_text(self, take: EventHandler) -> Event | frames.Reply:
         """Pass the next pieces of text to `take` and return the event after them. Raises as `next`."""
         while isinstance(event := await self.next(), frames.Delta):
             await take(event)
         return event
 
 
-class Owner(Protocol):
+class WorkerOwner(Protocol):
     """The owner of a worker, which is notified of what happens to it."""
 
     def on_notice(self, text: str) -> None:
@@ -139,7 +139,7 @@ class _Link(asyncio.Protocol):
         if self._take is None or self._closed.done():
             return
         try:
-            for body in frames.taken(self._unread):
+            for body in frames.take_frames(self._unread):
                 self._take(body)
         except Exception as error:  # the data after an invalid frame has no known beginning
             self._closed.set_exception(error)
@@ -170,7 +170,7 @@ class Worker:
         self,
         process: Process,
         link: _Link,
-        owner: Owner,
+        owner: WorkerOwner,
         watchdog: float,
     ) -> None:
         """Follow the process. A busy worker is killed after `watchdog` seconds of silence."""
@@ -184,11 +184,11 @@ class Worker:
         self._still_s = 0.0  # how long it has made no progress, by its last Pong
         self._numbers = itertools.count(1)
         self._load_result: asyncio.Future[frames.Loaded] | None = None
-        self._running: dict[int, Running] = {}
+        self._running: dict[int, RunningRequest] = {}
         self._orders: dict[int, asyncio.Future[frames.Forgotten | frames.Spared]] = {}
         self._ending: Ending = "crash"
         self._stderr_tail = bytearray()
-        self._oom_kills = oom_kills()
+        self._oom_kills = count_oom_kills()
         self._life = asyncio.create_task(self._live(watchdog))
 
     @property
@@ -202,12 +202,12 @@ class Worker:
         return bool(self._running)
 
     @property
-    def embedding(self) -> int:
+    def embedding_requests(self) -> int:
         """The number of requests for vectors or rankings, which need no place in a queue."""
         kinds = (frames.Embed, frames.Rerank)
         return sum(isinstance(running.request, kinds) for running in self._running.values())
 
-    def at(self, stage: str) -> list[Running]:
+    def in_stage(self, stage: str) -> list[RunningRequest]:
         """Return the requests that are in this stage."""
         return [running for running in self._running.values() if running.stage == stage]
 
@@ -228,7 +228,7 @@ class Worker:
             self._load_result = self.progress = None
 
     @contextlib.contextmanager
-    def running(self, request: Request, job: Job | None = None) -> Iterator[Running]:
+    def running(self, request: Request, job: Job | None = None) -> Iterator[RunningRequest]:
         """Send a request under a new number. If the block ends early, the request is cancelled.
 
         `job` holds its progress.
@@ -239,7 +239,7 @@ class Worker:
         if not self._running:
             self._heard_at = time.monotonic()  # silence counts from now
         number = request.id = next(self._numbers)
-        running = self._running[number] = Running(request, job or Job())
+        running = self._running[number] = RunningRequest(request, job or Job())
         try:
             self._send_request(request)
             yield running
@@ -266,7 +266,7 @@ class Worker:
         """
         await self._send_order(lambda number: frames.Forget(number, conversation))
 
-    async def spare(self, max_bytes: int) -> int | None:
+    async def limit_cache(self, max_bytes: int) -> int | None:
         """Limit the cache for prompts without a slot to `max_bytes` bytes, or to the bytes in use.
 
         Return the new limit, or None if the worker did not respond and keeps the old one.
@@ -291,7 +291,7 @@ class Worker:
 
     # ------------------------------------------------------------------ end
 
-    def fail(self, outcome: Exception | Callable[[Running], Exception]) -> None:
+    def fail(self, outcome: Exception | Callable[[RunningRequest], Exception]) -> None:
         """End the load and every request with an outcome, which may differ between requests."""
         if isinstance(outcome, Exception):
             self._fail_load(outcome)
@@ -350,7 +350,7 @@ class Worker:
         await asyncio.wait({stderr_task}, timeout=0.5)  # a grandchild may hold the pipe open
         stderr_task.cancel()
         watchdog_task.cancel()
-        oom_count = oom_kills()
+        oom_count = count_oom_kills()
         oom_kill = (
             None if oom_count is None or self._oom_kills is None else oom_count > self._oom_kills
         )
@@ -383,7 +383,7 @@ class Worker:
 
     def _send(self, frame: frames.Frame) -> None:
         """Queue a frame. For a worker that is gone it is dropped, and the owner learns of the end."""
-        self._link.send(frames.encode(frame))
+        self._link.send(frames.encode_frame(frame))
 
     def _on_body(self, body: bytes) -> None:
         self._heard_at, self._still_s = time.monotonic(), 0.0
@@ -401,7 +401,7 @@ class Worker:
             ):
                 self._on_result(frame.id, frame)
             case frames.Failed():
-                refusal = errors.from_code(
+                refusal = errors.error_from_code(
                     frame.code,
                     frame.message,
                     param=frame.param,
@@ -444,11 +444,11 @@ class Worker:
         running = self._running.pop(number, None) if is_last else self._running.get(number)
         if running:
             running.shown = running.shown or shown
-            running.job.sees(item)
+            running.job.update(item)
             running.inbox.put_nowait(item)
 
 
-async def spawn(command: Sequence[str], owner: Owner, watchdog: float) -> Worker:
+async def spawn(command: Sequence[str], owner: WorkerOwner, watchdog: float) -> Worker:
     """Start an engine in a session of its own, so that a Ctrl-C in the daemon's terminal does not end it.
 
     Raises:

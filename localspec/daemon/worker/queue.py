@@ -21,7 +21,7 @@ from localspec.protocol.answers import Ahead
 
 # Seconds for Retry-After: the default if no forecast is possible, enough for one short answer to end, and the
 # maximum if there is a forecast.
-RETRY_AFTER, LAST_RETRY = 2, 600
+DEFAULT_RETRY_AFTER_S, MAX_RETRY_AFTER_S = 2, 600
 EDITOR_PLACES = 1  # sequences that the engine decodes beyond `parallel`
 
 
@@ -74,7 +74,7 @@ class Admission:
         seconds = self._forecast.wait_s(running, queued, self.parallel + EDITOR_PLACES * job.editor)
         if not queued and self._has_room(job):
             seconds = 0.0
-        prompt_tokens = sum(map(self._forecast.prompt_left, [*self._running, *queued]))
+        prompt_tokens = sum(map(self._forecast.remaining_prompt_tokens, [*self._running, *queued]))
         wait_s = None if seconds is None else math.ceil(seconds)
         return Ahead(len(queued), self.running + len(queued), prompt_tokens, wait_s)
 
@@ -149,7 +149,7 @@ class Admission:
         """Admit no new requests. Those that wait are still admitted."""
         self._closed = True
 
-    def abandon(self, error: LocalspecError) -> None:
+    def fail_waiting(self, error: LocalspecError) -> None:
         """Fail every request that waits."""
         for queue in (self._editors, self._chats):
             while queue:
@@ -159,7 +159,11 @@ class Admission:
 
 
 def _retry_after(seconds: float | None) -> int:
-    return RETRY_AFTER if seconds is None else min(max(math.ceil(seconds), 1), LAST_RETRY)
+    return (
+        DEFAULT_RETRY_AFTER_S
+        if seconds is None
+        else min(max(math.ceil(seconds), 1), MAX_RETRY_AFTER_S)
+    )
 
 
 # ------------------------------------------------------------------------ forecast
@@ -197,7 +201,7 @@ class Job:
         most, editor = request.max_tokens, request.priority == "editor"
         return cls(_count_characters(request.prompt), most, editor)
 
-    def sees(self, event: object) -> None:
+    def update(self, event: object) -> None:
         """Update the progress from an event of the engine."""
         match event:
             case frames.Started():
@@ -251,7 +255,7 @@ class Forecast:
         self._answers = {False: _Lengths(128.0), True: _Lengths(24.0)}
         self._pair: frames.Loaded | None = None
 
-    def uses(self, pair: frames.Loaded) -> None:
+    def use_pair(self, pair: frames.Loaded) -> None:
         """Start again for a newly loaded pair, because the speed of the previous one means nothing."""
         if pair is not self._pair:
             self._pair = pair
@@ -260,7 +264,7 @@ class Forecast:
             self._tokens = _LOAD_WEIGHT_TOKENS if step_ms else 0.0
             self._seconds = _LOAD_WEIGHT_TOKENS * (step_ms or 0.0) / 1e3
 
-    def sees(self, job: Job, event: object) -> None:
+    def learn(self, job: Job, event: object) -> None:
         """Learn from an event of a request."""
         match event:
             case frames.Started():
@@ -288,9 +292,9 @@ class Forecast:
         """Prompt tokens read per second, at the beginning of a text and at a full context."""
         if not self.reading or not self._pair:
             return None
-        return 1 / self.reading.at(0), 1 / self.reading.at(self._pair.n_ctx)
+        return 1 / self.reading.token_seconds(0), 1 / self.reading.token_seconds(self._pair.n_ctx)
 
-    def prompt_left(self, job: Job) -> int:
+    def remaining_prompt_tokens(self, job: Job) -> int:
         """Return how many tokens of its prompt are still to be read."""
         if job.prompt:
             return max(job.prompt - job.read, 0)
@@ -301,7 +305,7 @@ class Forecast:
         if self.reading is None:
             return None
         total = job.prompt or job.characters / self._characters_per_token
-        return self.reading.of(total - self.prompt_left(job), total)
+        return self.reading.range_seconds(total - self.remaining_prompt_tokens(job), total)
 
     def wait_s(self, running: Sequence[Job], before: Sequence[Job], places: int) -> float | None:
         """Return the seconds until a place is free after the requests `before` had one, None if unknown."""

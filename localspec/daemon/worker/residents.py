@@ -17,8 +17,8 @@ from localspec import errors
 from localspec.config import Config
 from localspec.daemon.worker import eviction
 from localspec.daemon.worker.death import CrashHistory, DeadlyTexts, SafeMode
-from localspec.daemon.worker.eviction import MIB, Holding, Planned, Plans, Standing
-from localspec.daemon.worker.loaded import Engine, LoadedPair, Loading, Ready, Unloaded
+from localspec.daemon.worker.eviction import MIB, LoadPlan, LoadPlanner, PairMemory, ResidentPairs
+from localspec.daemon.worker.loaded import LoadedEngine, LoadedPair, LoadingPair, Ready, Unloaded
 from localspec.daemon.worker.process import Worker, spawn
 from localspec.paths import Paths
 from localspec.protocol import frames
@@ -29,7 +29,7 @@ log = logging.getLogger("localspec.residents")
 _MAX_UNLOADED_PAIRS = 64  # unloaded pairs that are remembered, for their measured speed
 
 
-class Stay(NamedTuple):
+class RetentionPolicy(NamedTuple):
     """How long a pair stays in memory.
 
     keep: whether it stays until it is told to leave.
@@ -40,7 +40,7 @@ class Stay(NamedTuple):
     idle_unload: float | None = None
 
 
-class Residents:
+class ResidentTable:
     """The pairs by name, and the memory that they share."""
 
     def __init__(
@@ -54,13 +54,15 @@ class Residents:
         self.crashes = CrashHistory()
         self.deadly_texts = DeadlyTexts()
         # Returns the policy of a pair by its name.
-        self.stay: Callable[[str], Stay] = lambda _: Stay()
-        self.last: frames.Loaded | None = None  # the last load, even if it is unloaded by now
+        self.retention_policy: Callable[[str], RetentionPolicy] = lambda _: RetentionPolicy()
+        self.last_loaded: frames.Loaded | None = (
+            None  # the last load, even if it is unloaded by now
+        )
         self._command = worker_command
         self._pairs: dict[str, LoadedPair] = {}
         self._load_lock = asyncio.Lock()
         self._loading_pair = ""  # the name of the pair that holds the lock
-        self._evicted: dict[str, tuple[Holding, float]] = {}  # with the time of the last request
+        self._evicted: dict[str, tuple[PairMemory, float]] = {}  # with the time of the last request
         self._change_waiters: list[asyncio.Future[None]] = []
         # Returns cache room to pairs that gave it up.
         self._give_back_task: asyncio.Task[None] | None = None
@@ -69,11 +71,13 @@ class Residents:
 
     # ------------------------------------------------------------------ the pairs
 
-    def of(self, name: str) -> LoadedPair:
+    def get(self, name: str) -> LoadedPair:
         """Return the pair of that name, loaded or not."""
         if name not in self._pairs:
             unused = [pair for pair in self._pairs.values() if pair.forgettable]
-            for pair in sorted(unused, key=lambda pair: pair.used)[: -_MAX_UNLOADED_PAIRS or None]:
+            for pair in sorted(unused, key=lambda pair: pair.used_at)[
+                : -_MAX_UNLOADED_PAIRS or None
+            ]:
                 del self._pairs[pair.name]
             self._pairs[name] = LoadedPair(name, self)
             if self._draining:
@@ -94,7 +98,7 @@ class Residents:
     def present(self) -> list[LoadedPair]:
         """The pairs in memory and those that are being loaded, the most recently used first."""
         pairs = [pair for pair in self._pairs.values() if not isinstance(pair.state, Unloaded)]
-        return sorted(pairs, key=lambda pair: pair.used, reverse=True)
+        return sorted(pairs, key=lambda pair: pair.used_at, reverse=True)
 
     @property
     def pids(self) -> list[int]:
@@ -113,11 +117,11 @@ class Residents:
         """Return how many requests are running."""
         return sum(pair.running for pair in self._pairs.values())
 
-    def uses(self, name: str) -> bool:
+    def is_loaded_or_loading(self, name: str) -> bool:
         """Return whether the pair is loaded or being loaded."""
         return name in self._pairs and self._pairs[name].files is not None
 
-    def holds(self, name: str) -> frames.PairFiles | None:
+    def loaded_files(self, name: str) -> frames.PairFiles | None:
         """Return the files of the pair if it is loaded."""
         return self._pairs[name].files if self.info(name) else None
 
@@ -129,10 +133,10 @@ class Residents:
         """Return a note for a person about how answers come about, or None."""
         return self.safe_mode.note()
 
-    def shown(self) -> LoadedPair:
+    def most_recent(self) -> LoadedPair:
         """Return the most recently used pair in memory, or the configured one."""
         present = self.present
-        return present[0] if present else self.of(self.config.pair)
+        return present[0] if present else self.get(self.config.pair)
 
     def statuses(self) -> list[PairStatus]:
         """Return the statuses of all pairs in memory and of those being loaded."""
@@ -146,15 +150,15 @@ class Residents:
         return worker
 
     def idle_seconds(self, name: str) -> float:
-        stay = self.stay(name)
+        stay = self.retention_policy(name)
         if stay.idle_unload is not None:
             return stay.idle_unload
         return 0.0 if stay.keep else self.config.idle_unload
 
-    def keeps(self, name: str) -> bool:
-        return self.stay(name).keep
+    def is_kept(self, name: str) -> bool:
+        return self.retention_policy(name).keep
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         change = asyncio.get_running_loop().create_future()
         self._change_waiters.append(change)
         try:
@@ -162,7 +166,7 @@ class Residents:
         finally:
             self._change_waiters.remove(change)
 
-    def changed(self) -> None:
+    def notify_change(self) -> None:
         if self._over_budget:
             self._enforce_budget(self.config.memory * MIB)
         for change in self._change_waiters:
@@ -170,9 +174,9 @@ class Residents:
                 change.set_result(None)
 
     @contextlib.asynccontextmanager
-    async def place(
-        self, pair: LoadedPair, loading: Loading, failed: Engine | None
-    ) -> AsyncIterator[Planned]:
+    async def make_room(
+        self, pair: LoadedPair, loading: LoadingPair, failed: LoadedEngine | None
+    ) -> AsyncIterator[LoadPlan]:
         try:
             while True:
                 loading.behind = self._loading_pair
@@ -180,11 +184,11 @@ class Residents:
                     loading.behind, self._loading_pair = "", pair.name
                     try:
                         decision = await self._make_room(pair, loading, failed)
-                        if isinstance(decision, Planned):
+                        if isinstance(decision, LoadPlan):
                             self._set_giving_way(pair, None)
                             self._evicted.pop(pair.name, None)
                             yield decision
-                            self.last = pair.info
+                            self.last_loaded = pair.info
                             return
                     finally:
                         self._loading_pair = ""
@@ -201,26 +205,26 @@ class Residents:
                 pair.gives_way = newcomer.name
             elif pair.gives_way == newcomer.name:
                 pair.gives_way = ""
-        self.changed()
+        self.notify_change()
 
     # ------------------------------------------------------------------ eviction
 
     async def _make_room(
-        self, newcomer: LoadedPair, loading: Loading, failed: Engine | None
-    ) -> Planned | eviction.Waits:
+        self, newcomer: LoadedPair, loading: LoadingPair, failed: LoadedEngine | None
+    ) -> LoadPlan | eviction.WaitForPair:
         """Return a plan that fits, or the pair to wait for. Raises LoadFailed if there is neither."""
         spared: set[str] = set()
         while True:
             for pair in self.all:
-                await pair.gone()  # the memory of an ending worker is not free before
+                await pair.wait_until_gone()  # the memory of an ending worker is not free before
             config = self.config
             decision = await self._decide(newcomer, loading.pair, failed, spared)
-            if isinstance(decision, eviction.Refused):
+            if isinstance(decision, eviction.DoesNotFit):
                 raise errors.LoadFailed(decision.message)
-            if isinstance(decision, eviction.Spares):
+            if isinstance(decision, eviction.ShrinkCaches):
                 spared.update(decision.names)
                 await asyncio.gather(*map(self._give_up_room, decision.names))
-            elif isinstance(decision, eviction.Leaves):
+            elif isinstance(decision, eviction.EvictPair):
                 self._evict(self._pairs[decision.name])
             elif config is self.config:
                 return decision
@@ -229,18 +233,24 @@ class Residents:
         self,
         newcomer: LoadedPair,
         pair: frames.PairFiles,
-        failed: Engine | None,
+        failed: LoadedEngine | None,
         spared: Collection[str],
-    ) -> Planned | eviction.Spares | eviction.Leaves | eviction.Waits | eviction.Refused:
+    ) -> (
+        LoadPlan
+        | eviction.ShrinkCaches
+        | eviction.EvictPair
+        | eviction.WaitForPair
+        | eviction.DoesNotFit
+    ):
         """Decide in a thread how to load a pair. `spared` are the pairs that gave up unused memory."""
         others = self._others(newcomer)
-        kept = [pair for pair in others if self.keeps(pair.name)]
+        kept = [pair for pair in others if self.is_kept(pair.name)]
         busy = [pair for pair in others if pair.answering and pair not in kept]
         idle = [pair for pair in others if not pair.answering and pair not in kept]
         if failed and idle:  # memory has run out, whatever was computed
-            return eviction.Leaves(idle[0].name)
+            return eviction.EvictPair(idle[0].name)
         budget = self.config.memory * MIB
-        settings = eviction.settings(self.config, self.paths, safe_mode=self.safe_mode.on)
+        settings = eviction.engine_settings(self.config, self.paths, safe_mode=self.safe_mode.on)
         engines = [
             [pair.state.engine for pair in group if isinstance(pair.state, Ready)]
             for group in (kept, idle, busy)
@@ -248,15 +258,21 @@ class Residents:
         evicted = [holding for holding, _ in self._evicted_lately(newcomer)]
 
         def measure_and_decide() -> (
-            Planned | eviction.Spares | eviction.Leaves | eviction.Waits | eviction.Refused
+            LoadPlan
+            | eviction.ShrinkCaches
+            | eviction.EvictPair
+            | eviction.WaitForPair
+            | eviction.DoesNotFit
         ):
             kept, idle, busy = (_holdings(group, spared) for group in engines)
-            standing = Standing(kept, idle, busy, evicted)
-            plans, note = Plans.here(pair, settings), ""
+            standing = ResidentPairs(kept, idle, busy, evicted)
+            plans, note = LoadPlanner.for_this_machine(pair, settings), ""
             if failed:
-                plans, note = plans.halved(failed.planned)
-            decision = eviction.decide(plans, standing, eviction.Seen.here(standing.all), budget)
-            if note and isinstance(decision, Planned):
+                plans, note = plans.with_half_context(failed.planned)
+            decision = eviction.decide_eviction(
+                plans, standing, eviction.MemorySnapshot.measure(standing.all), budget
+            )
+            if note and isinstance(decision, LoadPlan):
                 decision = decision._replace(notes=(*decision.notes, note))
             return decision
 
@@ -266,7 +282,7 @@ class Residents:
         """Return the other pairs in memory, the least recently used first."""
         return [pair for pair in reversed(self.loaded) if pair is not newcomer]
 
-    def _evicted_lately(self, newcomer: LoadedPair) -> list[tuple[Holding, float]]:
+    def _evicted_lately(self, newcomer: LoadedPair) -> list[tuple[PairMemory, float]]:
         """Return the pairs that would still be in memory if they had not been evicted, with their last use.
 
         The most recently used is first.
@@ -283,7 +299,7 @@ class Residents:
         """Unload a pair for another one, unless it got a request meanwhile."""
         if isinstance(pair.state, Ready) and not pair.answering:
             log.info("%s is unloaded: another pair needs the memory", pair.name)
-            self._evicted[pair.name] = _holding(pair.state.engine), pair.used
+            self._evicted[pair.name] = _holding(pair.state.engine), pair.used_at
             pair.unload_soon()
 
     async def _give_up_room(self, name: str) -> None:
@@ -291,9 +307,9 @@ class Residents:
         engine = self._pairs[name].state.engine
         if engine:
             log.info("%s gives up room for prompts: another pair needs the memory", name)
-            await self._pairs[name].spare(engine.least_room)
+            await self._pairs[name].limit_cache(engine.min_cache_bytes)
 
-    def has_left(self) -> None:
+    def on_memory_freed(self) -> None:
         """Return memory to pairs that gave it up for another one."""
         if not self._give_back_task and not self._draining:
             self._give_back_task = asyncio.create_task(self._give_back())
@@ -303,12 +319,14 @@ class Residents:
             self._give_back_task = None
             for pair in self.loaded:
                 engine = pair.state.engine
-                if engine and engine.lacks:
+                if engine and engine.given_up_bytes:
                     unplanned = await self._measure_unplanned()
                     # Use the plan from before the measurement. If the engine is gone, nothing is sent.
                     plan = engine.planned.plan
                     assert plan is not None
-                    await pair.spare(plan.prefixes + min(engine.lacks, unplanned // 2))
+                    await pair.limit_cache(
+                        plan.prefixes + min(engine.given_up_bytes, unplanned // 2)
+                    )
 
     async def _measure_unplanned(self) -> int:
         """Return the bytes that no load has planned."""
@@ -317,15 +335,20 @@ class Residents:
 
         def measure() -> int:
             holdings = _holdings(engines)
-            return eviction.Seen.here(holdings).left({}, holdings).reserving((), budget).free.ram
+            return (
+                eviction.MemorySnapshot.measure(holdings)
+                .free_beside({}, holdings)
+                .reserve((), budget)
+                .free.ram
+            )
 
         return await asyncio.to_thread(measure)
 
     async def _wait_for_quiet_pair(self, newcomer: LoadedPair) -> None:
         while all(
-            pair.answering or self.keeps(pair.name) for pair in self._others(newcomer)
+            pair.answering or self.is_kept(pair.name) for pair in self._others(newcomer)
         ) and self._others(newcomer):
-            await self.change()
+            await self.wait_for_change()
 
     # ------------------------------------------------------------------ all pairs
 
@@ -334,18 +357,18 @@ class Residents:
         self.config = config
         for pair in self._pairs.values():
             pair.admission.limit = config.queue
-            pair.rest_if_idle()  # restarts the timer with the new time
+            pair.start_idle_timer()  # restarts the timer with the new time
         self._enforce_budget(config.memory * MIB)
-        self.changed()
+        self.notify_change()
 
     def _enforce_budget(self, budget: int) -> None:
         """Evict idle pairs until all are within the budget in bytes (0: no limit). Busy ones leave later."""
         self._over_budget = False  # an eviction calls `changed`, which must not call this again
         for pair in reversed(self.present) if budget else ():
             engines = [e.state.engine for e in self.present if e.state.engine]
-            if eviction.taken(_holdings(engines)) <= budget:
+            if eviction.total_bytes(_holdings(engines)) <= budget:
                 return
-            if not pair.answering and not self.keeps(pair.name):
+            if not pair.answering and not self.is_kept(pair.name):
                 self._evict(pair)
         self._over_budget = bool(budget) and any(pair.answering for pair in self.present)
 
@@ -388,12 +411,12 @@ class Residents:
         await asyncio.gather(*(pair.close() for pair in self.all))
 
 
-def _holding(engine: Engine, spared: Collection[str] = ()) -> Holding:
+def _holding(engine: LoadedEngine, spared: Collection[str] = ()) -> PairMemory:
     """Return the memory of an engine. Pairs in `spared` have nothing more to give up."""
-    spare = 0 if engine.pair.name in spared else engine.spare
+    spare = 0 if engine.pair.name in spared else engine.spare_bytes
     context = engine.config.context
-    return Holding.of(engine.pair, engine.worker.pid, engine.planned, context, spare)
+    return PairMemory.from_plan(engine.pair, engine.worker.pid, engine.planned, context, spare)
 
 
-def _holdings(engines: Iterable[Engine], spared: Collection[str] = ()) -> list[Holding]:
+def _holdings(engines: Iterable[LoadedEngine], spared: Collection[str] = ()) -> list[PairMemory]:
     return [_holding(engine, spared) for engine in engines]

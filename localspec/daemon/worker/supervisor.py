@@ -29,16 +29,16 @@ from localspec.daemon.worker.loaded import LoadedPair
 from localspec.daemon.worker.metrics import Metrics
 from localspec.daemon.worker.process import (
     DEFAULT_COMMAND,
-    Again,
     Event,
+    EventHandler,
     Request,
-    Running,
-    Take,
+    RetryRequest,
+    RunningRequest,
     Worker,
 )
 from localspec.daemon.worker.purposes import check_purpose
 from localspec.daemon.worker.queue import Job
-from localspec.daemon.worker.residents import Residents
+from localspec.daemon.worker.residents import ResidentTable
 from localspec.paths import Paths
 from localspec.protocol import frames
 from localspec.protocol.answers import Figures, UpstreamStatus
@@ -49,14 +49,14 @@ log = logging.getLogger("localspec.supervisor")
 
 
 # A pair of another server, and the error that its server does not respond.
-Unanswered = tuple[PairFiles, errors.UpstreamUnreachable]
+FailedUpstream = tuple[PairFiles, errors.UpstreamUnreachable]
 
 
 async def _ignore_event(_: Event) -> None:
     pass
 
 
-def _with_notice(take: Take, notice: str, stand_in: str) -> Take:
+def _with_notice(take: EventHandler, notice: str, stand_in: str) -> EventHandler:
     """Return `take` with a notice in the first event that another pair answers."""
 
     async def take_with_notice(event: Event) -> None:
@@ -67,16 +67,16 @@ def _with_notice(take: Take, notice: str, stand_in: str) -> Take:
     return take_with_notice
 
 
-class Elsewhere(Protocol):
+class UpstreamPairs(Protocol):
     """The pairs that other servers answer for."""
 
     def running(
         self, pair: PairFiles, request: frames.Generate, job: Job
-    ) -> AbstractAsyncContextManager[Running]:
+    ) -> AbstractAsyncContextManager[RunningRequest]:
         """Run one request. Raises UpstreamUnreachable if the server does not respond, or UpstreamError."""
 
-    async def stand_in(
-        self, request: frames.Generate, failed: Sequence[Unanswered]
+    async def fallback_pair(
+        self, request: frames.Generate, failed: Sequence[FailedUpstream]
     ) -> tuple[PairFiles, frames.Generate, str]:
         """Return the pair that answers in place of the last of these, its request, and a note about it.
 
@@ -109,22 +109,22 @@ class Supervisor:
         paths: Paths,
         *,
         worker_command: Sequence[str] = DEFAULT_COMMAND,
-        elsewhere: Callable[[], Elsewhere] | None = None,
+        elsewhere: Callable[[], UpstreamPairs] | None = None,
     ) -> None:
         """Create the supervisor. `worker_command` starts an engine, with `--fd N` appended.
 
         `elsewhere` is called at the first request for a pair of another server.
         """
         self.metrics = Metrics()
-        self._upstreams: Elsewhere | None = None
+        self._upstreams: UpstreamPairs | None = None
         self._create_upstreams = elsewhere
-        self.residents = Residents(
+        self.residents = ResidentTable(
             config, paths, self.metrics.counts, worker_command=worker_command
         )
 
     def figures(self) -> Figures:
         """Return the figures of the answers for `localspec status`."""
-        forecast = self.residents.shown().forecast
+        forecast = self.residents.most_recent().forecast
         initial_rate, full_rate = forecast.prompt_per_second or (None, None)
         return msgspec.structs.replace(
             self.metrics.figures(), prompt_per_second=initial_rate, full_prompt_per_second=full_rate
@@ -136,7 +136,7 @@ class Supervisor:
         self,
         pair: PairFiles,
         request: frames.Generate,
-        take: Take = _ignore_event,
+        take: EventHandler = _ignore_event,
         job: Job | None = None,
     ) -> frames.Done:
         """Call `take` with Started, Delta… and Done, and return Done.
@@ -149,15 +149,15 @@ class Supervisor:
             WorkerDied, WorkerTimeout, InvalidRequest…: The worker ended or refused the request.
         """
         if self.residents.config.log_prompts:
-            logs.prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
+            logs.log_prompt(request.conversation, msgspec.json.encode(request.prompt).decode())
         job = job or Job.of(request)
-        failed: list[Unanswered] = []
+        failed: list[FailedUpstream] = []
         try:
             return await self._generate(pair, request, take, job)
         except errors.UpstreamUnreachable as error:
             failed.append((pair, error))
         while True:
-            fallback, adapted, notice = await self.elsewhere.stand_in(request, failed)
+            fallback, adapted, notice = await self.upstream_pairs.fallback_pair(request, failed)
             job.placed = False
             try:
                 return await self._generate(
@@ -167,13 +167,13 @@ class Supervisor:
                 failed.append((fallback, error))
 
     async def _generate(
-        self, pair: PairFiles, request: frames.Generate, take: Take, job: Job
+        self, pair: PairFiles, request: frames.Generate, take: EventHandler, job: Job
     ) -> frames.Done:
-        loaded_pair = self.residents.of(pair.name)
+        loaded_pair = self.residents.get(pair.name)
         if pair.upstream is not None:
             # How many at once is the server's own matter.
             loaded_pair.admission.parallel = MAX_PARALLEL
-        with loaded_pair.at_work(), self.metrics.watched() as watch:
+        with loaded_pair.in_use(), self.metrics.watch() as watch:
             async with loaded_pair.admission.place(job):
                 while True:
                     try:
@@ -181,24 +181,24 @@ class Supervisor:
                             while not watch.over:
                                 # Only the first text is counted, so further text takes the short way.
                                 event = await (
-                                    running.text(take) if watch.shown else running.next()
+                                    running.pass_text(take) if watch.shown else running.next()
                                 )
                                 assert not isinstance(event, frames.Reply)
-                                loaded_pair.forecast.sees(job, event)
-                                if watch.sees(event):
+                                loaded_pair.forecast.learn(job, event)
+                                if watch.count_event(event):
                                     await take(event)
                         assert isinstance(event, frames.Done)
                         return event
-                    except Again:
+                    except RetryRequest:
                         log.info("a request is sent once more, to a new worker")
 
     @contextlib.asynccontextmanager
     async def _run_in_place(
         self, loaded_pair: LoadedPair, pair: PairFiles, request: frames.Generate, job: Job
-    ) -> AsyncIterator[Running]:
+    ) -> AsyncIterator[RunningRequest]:
         """Run the request where its pair is: in a worker of ours, or on another server."""
         if pair.upstream is not None:
-            async with self.elsewhere.running(pair, request, job) as running:
+            async with self.upstream_pairs.running(pair, request, job) as running:
                 yield running
             return
         worker = await self._worker_for(loaded_pair, pair, request)
@@ -213,17 +213,17 @@ class Supervisor:
         """
         if pair.upstream is not None:
             check_purpose(pair, request)
-            return await self.elsewhere.ask(pair, request)
-        loaded_pair = self.residents.of(pair.name)
-        with loaded_pair.at_work():
+            return await self.upstream_pairs.ask(pair, request)
+        loaded_pair = self.residents.get(pair.name)
+        with loaded_pair.in_use():
             while True:
-                with contextlib.suppress(Again):
+                with contextlib.suppress(RetryRequest):
                     worker = await self._worker_for(loaded_pair, pair, request)
                     with worker.running(request) as running:
                         reply = await running.next()
                     assert isinstance(reply, frames.Reply)
                     if isinstance(request, frames.Embed | frames.Rerank):
-                        self.metrics.embedded(reply.value["tokens"])
+                        self.metrics.count_embeddings(reply.value["tokens"])
                     return reply
 
     async def _worker_for(
@@ -231,7 +231,7 @@ class Supervisor:
     ) -> Worker:
         check_purpose(pair, request)
         ready = await loaded_pair.ready(pair)
-        loaded_pair.forecast.uses(ready.info)
+        loaded_pair.forecast.use_pair(ready.info)
         deadly_texts = self.residents.deadly_texts
         if deadly_texts.hashes:
             deadly_texts.check(loaded_pair.cause(pair), request)
@@ -240,15 +240,15 @@ class Supervisor:
     async def ready(self, pair: PairFiles) -> frames.Loaded:
         """Load the pair if necessary and return what is loaded. Raises as LoadedPair.ready."""
         if pair.upstream is not None:
-            return self.elsewhere.info(pair)
-        loaded_pair = self.residents.of(pair.name)
-        with loaded_pair.at_work():
+            return self.upstream_pairs.info(pair)
+        loaded_pair = self.residents.get(pair.name)
+        with loaded_pair.in_use():
             return (await loaded_pair.ready(pair)).info
 
     # ------------------------------------------------------------------ other servers
 
     @property
-    def elsewhere(self) -> Elsewhere:
+    def upstream_pairs(self) -> UpstreamPairs:
         if self._upstreams is None:
             assert self._create_upstreams is not None
             self._upstreams = self._create_upstreams()
@@ -278,7 +278,7 @@ class Supervisor:
             await self._upstreams.close()
         await self.residents.close()
 
-    async def release(self, name: str | None = None) -> list[str]:
+    async def unload_idle(self, name: str | None = None) -> list[str]:
         """Unload the pair `name`, or all pairs, except those at work. Return the names of those unloaded.
 
         Raises:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from localspec.engine.cache.slot import MIN_TOKENS, Mark, usable
+from localspec.engine.cache.slot import MIN_TOKENS, Mark, count_usable
 from localspec.engine.llama import State
 
 # How often a text that lost its slot is requested again. A guess; a wrong one costs a copy.
@@ -89,12 +89,12 @@ class CopyCost:
     cell_ms: float = 0.0
     split_ms: float = 0.0
 
-    def copied(self, size: int, spent_ms: float) -> None:
+    def observe_copy(self, size: int, spent_ms: float) -> None:
         """Learn from the time that a copy of `size` bytes took."""
         if size >= 1 << 20:  # the time of a smaller copy is mostly that of the call
             self.ms_per_mib += 0.3 * (spent_ms / (size / (1 << 20)) - self.ms_per_mib)
 
-    def pays(self, tokens: int, size: int) -> bool:
+    def restoring_pays(self, tokens: int, size: int) -> bool:
         """Whether restoring a state of `size` bytes is cheaper than reading `tokens` tokens."""
         return tokens >= MIN_TOKENS and tokens * self.prefill_ms() > self._copy_ms(size)
 
@@ -138,7 +138,7 @@ def _ignore(_: Prefix) -> None:
 
 
 @dataclass(slots=True)
-class Prefixes:
+class PrefixStore:
     """The store. `limit` is in bytes; `dropped` is called with each prefix that is evicted."""
 
     limit: int
@@ -175,7 +175,7 @@ class Prefixes:
             self.dropped(evicted)
         return True
 
-    def spare(self, limit: int) -> int:
+    def set_limit(self, limit: int) -> int:
         """Set the limit to `limit` bytes, or to the size of what is held if that is more. Return it."""
         self.limit = max(self.size, limit)
         return self.limit
@@ -195,7 +195,7 @@ class Prefixes:
             or common_prefix(entry.tokens, prefix.tokens) < len(entry.tokens)
         ]
 
-    def covers(self, tokens: Sequence[int], exact: bool) -> bool:
+    def touch_if_covered(self, tokens: Sequence[int], exact: bool) -> bool:
         """Whether all of `tokens` is held already. If so, that prefix counts as used now."""
         prefix, length = self.find(tokens, exact=exact)
         if prefix is None or length < len(tokens):
@@ -215,12 +215,12 @@ class Prefixes:
         for prefix in [*self, *extra]:
             if prefix.exact == exact:
                 shared = common_prefix(prefix.tokens, tokens) // align * align
-                length = usable(shared, prefix.least, [mark.tokens for mark in prefix.marks])
+                length = count_usable(shared, prefix.least, [mark.tokens for mark in prefix.marks])
                 if length > longest:
                     best, longest = prefix, length
         return best, longest
 
-    def taken(self, prefix: Prefix, length: int) -> None:
+    def note_restored(self, prefix: Prefix, length: int) -> None:
         """Note that a slot holds the first `length` tokens. The prefix stays if it is much longer."""
         if len(prefix.tokens) - length >= MIN_TOKENS:
             self._mark_used(prefix)

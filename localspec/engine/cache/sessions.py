@@ -28,10 +28,10 @@ import numpy as np
 
 from localspec import files
 from localspec.engine.cache.prefixes import Prefix, common_prefix, free_memory
-from localspec.engine.cache.slot import Mark, usable
+from localspec.engine.cache.slot import Mark, count_usable
 from localspec.engine.llama import State
 from localspec.paths import open_file, remove_tree
-from localspec.protocol.frames import ANYONE
+from localspec.protocol.frames import ANONYMOUS_CLIENTS
 
 # ------------------------------------------------------------------------ session file
 # The file of a session: the states of target and draft, with the tokens that they belong to.
@@ -45,15 +45,15 @@ _PIECE_BYTES = 16 << 20
 _HEAD = struct.Struct("<8sII32s")  # magic, version, size of the header, hash of all that follows
 
 
-class Unusable(Exception):
+class UnusableFile(Exception):
     """A file that cannot be used; the message gives the reason."""
 
 
-class Stopped(Exception):
+class WritingStopped(Exception):
     """The time for writing is over, or the conversation was forgotten."""
 
 
-class Kept(NamedTuple):
+class Coverage(NamedTuple):
     """What a saved state can be reused for, as in `Prefix`. marks: after how many tokens they are."""
 
     tokens: list[int]
@@ -62,15 +62,15 @@ class Kept(NamedTuple):
     exact: bool
 
     @classmethod
-    def of(cls, prefix: Prefix) -> Kept:
+    def of(cls, prefix: Prefix) -> Coverage:
         marks = [mark.tokens for mark in prefix.marks]
         return cls(list(prefix.tokens), prefix.least, marks, prefix.exact)
 
     def usable(self, tokens: list[int]) -> int:
         """Return how many of these tokens the state can be cut to."""
-        return usable(common_prefix(self.tokens, tokens), self.least, self.marks)
+        return count_usable(common_prefix(self.tokens, tokens), self.least, self.marks)
 
-    def covers(self, other: Kept) -> bool:
+    def covers(self, other: Coverage) -> bool:
         """Whether this state can be used for all that another one can."""
         is_included = self.exact == other.exact and self.usable(other.tokens) == len(other.tokens)
         return is_included and (self.least <= other.least or set(other.marks) <= set(self.marks))
@@ -93,8 +93,8 @@ class _Header(msgspec.Struct):
     marks: list[tuple[int, int]]
 
     @property
-    def kept(self) -> Kept:
-        return Kept(self.tokens, self.least, [tokens for tokens, _ in self.marks], self.exact)
+    def kept(self) -> Coverage:
+        return Coverage(self.tokens, self.least, [tokens for tokens, _ in self.marks], self.exact)
 
     @property
     def sizes(self) -> list[int]:
@@ -133,7 +133,7 @@ def read(path: Path, identity: str) -> Prefix:
     )
 
 
-def head(path: Path, identity: str) -> Kept:
+def read_coverage(path: Path, identity: str) -> Coverage:
     """Read what the header of a file says. It is good for a search, but its hash was not verified.
 
     Raises:
@@ -150,11 +150,11 @@ def _parse_header(raw: bytes, identity: str, body: int) -> _Header:
     try:
         header = msgspec.msgpack.decode(raw, type=_Header)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise Unusable("it is damaged") from error
+        raise UnusableFile("it is damaged") from error
     if header.identity != identity:
-        raise Unusable("it belongs to other files or settings")
+        raise UnusableFile("it belongs to other files or settings")
     if not header.describes(body):
-        raise Unusable("it is damaged")
+        raise UnusableFile("it is damaged")
     return header
 
 
@@ -167,16 +167,16 @@ def _read_raw_header(file: BinaryIO) -> tuple[bytes, bytes]:
     size = os.fstat(file.fileno()).st_size
     start = file.read(_HEAD.size)
     if len(start) < _HEAD.size:
-        raise Unusable("it is cut short")
+        raise UnusableFile("it is cut short")
     magic, version, length, digest = _HEAD.unpack(start)
     if magic != MAGIC:
-        raise Unusable("it is not a saved state")
+        raise UnusableFile("it is not a saved state")
     if version > VERSION:
-        raise Unusable("a newer localspec wrote it")
+        raise UnusableFile("a newer localspec wrote it")
     if version < VERSION:
-        raise Unusable("an older localspec wrote it")
+        raise UnusableFile("an older localspec wrote it")
     if length > size:
-        raise Unusable("it is damaged")
+        raise UnusableFile("it is damaged")
     return file.read(length), digest
 
 
@@ -186,16 +186,16 @@ def _read_verified(path: Path) -> tuple[bytes, State]:
         raw, digest = _read_raw_header(file)
         size, free = os.fstat(file.fileno()).st_size, free_memory()
         if free is not None and size > free // 2:
-            raise Unusable("there is too little free memory for it")
+            raise UnusableFile("there is too little free memory for it")
         if file.tell() >= size:
-            raise Unusable("it is cut short")
+            raise UnusableFile("it is cut short")
         # Mapped, not read, because allocating hundreds of MiB costs more than all else here. A file is never
         # written to under its final name; where one is replaced or removed, the mapping stays valid.
         body: State = np.asarray(np.memmap(file, np.uint8, "r", file.tell()))
         hashed = hashlib.sha256(raw)
         hashed.update(body.data)
     if hashed.digest() != digest:
-        raise Unusable("it is damaged")
+        raise UnusableFile("it is damaged")
     return raw, body
 
 
@@ -225,7 +225,7 @@ def write(file: BinaryIO, prefix: Prefix, identity: str, should_stop: Callable[[
     for state in (prefix.target, draft, *(mark.state for mark in prefix.marks)):
         for offset in range(0, state.nbytes, _PIECE_BYTES):
             if should_stop():
-                raise Stopped
+                raise WritingStopped
             piece = state[offset : offset + _PIECE_BYTES].data
             hashed.update(piece)
             file.write(piece)
@@ -250,7 +250,7 @@ ReadingTime = Callable[[int, int], float]
 # of memory.
 MAX_QUEUED_BYTES = 256 << 20
 RESERVED_BYTES = 1 << 30  # disk space that is left free for others
-_CONVERSATION = re.compile(rf"[0-9a-f]{{1,64}}|{ANYONE}")
+_CONVERSATION = re.compile(rf"[0-9a-f]{{1,64}}|{ANONYMOUS_CLIENTS}")
 
 
 class SessionStore:
@@ -273,17 +273,17 @@ class SessionStore:
         # Requests that wait with the same state share it.
         self._loaded = weakref.WeakValueDictionary[Path, Prefix]()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
-        self._saved: dict[Path, Kept] = {}  # what the files hold, according to their headers
+        self._saved: dict[Path, Coverage] = {}  # what the files hold, according to their headers
         if self._folder is not None:
             for conversation_folder in self._folder.glob("*"):
-                files.sweep(conversation_folder)
+                files.delete_unfinished(conversation_folder)
             self._saved = dict(self._read_heads(self._folder))
 
-    def _read_heads(self, folder: Path) -> Iterator[tuple[Path, Kept]]:
+    def _read_heads(self, folder: Path) -> Iterator[tuple[Path, Coverage]]:
         for path in folder.glob(f"*/{self._identity}*.state"):
             try:
-                yield path, head(path, self._identity)
-            except (OSError, Unusable) as error:
+                yield path, read_coverage(path, self._identity)
+            except (OSError, UnusableFile) as error:
                 self._notice(f"{_describe(path)} is not used: {error}")
 
     # ------------------------------------------------------------------ reading
@@ -310,7 +310,7 @@ class SessionStore:
             if not pays(length - n_held, path.stat().st_size):
                 return None
             prefix = read(path, self._identity)
-        except (OSError, Unusable) as error:
+        except (OSError, UnusableFile) as error:
             with self._lock:
                 self._saved.pop(path, None)
             if not isinstance(error, FileNotFoundError):
@@ -336,12 +336,12 @@ class SessionStore:
 
     # ------------------------------------------------------------------ writing
 
-    def dropped(self, prefix: Prefix) -> None:
+    def save_dropped(self, prefix: Prefix) -> None:
         """Save a prefix that is no longer in memory, in another thread, if it belongs to a conversation.
 
         It is given up if the disk is slower than texts come, because what waits is in memory, too.
         """
-        if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact):
+        if not self.is_worth_saving(prefix.conversation, prefix.tokens, prefix.exact):
             return
         with self._lock:
             fits = not self._queued_bytes or self._queued_bytes + prefix.size <= MAX_QUEUED_BYTES
@@ -357,7 +357,7 @@ class SessionStore:
             with self._lock:
                 self._queued_bytes -= prefix.size
 
-    def wanted(
+    def is_worth_saving(
         self,
         conversation: str | None,
         tokens: Sequence[int],
@@ -399,7 +399,7 @@ class SessionStore:
     def _write(
         self, prefix: Prefix, deadline: float | None, reading_time: ReadingTime | None = None
     ) -> None:
-        if not self.wanted(prefix.conversation, prefix.tokens, prefix.exact, reading_time):
+        if not self.is_worth_saving(prefix.conversation, prefix.tokens, prefix.exact, reading_time):
             return
         path = self._path(prefix)
         try:
@@ -409,14 +409,14 @@ class SessionStore:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.parent.mkdir(mode=0o700, exist_ok=True)
             # No sync: after a power cut the hash shows a damaged file.
-            with files.replacing(path, sync=False) as file:
+            with files.replace_atomically(path, sync=False) as file:
                 self._write_file(file, prefix, deadline)
-        except Stopped:
+        except WritingStopped:
             return
         except OSError as error:
             self._notice(f"{_describe(path)} is not saved: {error}")
             return
-        saved = Kept.of(prefix)
+        saved = Coverage.of(prefix)
         with self._lock:
             self._loaded.pop(path, None)
             self._saved[path] = saved
@@ -424,7 +424,7 @@ class SessionStore:
                 other
                 for other, known in self._saved.items()
                 if other != path
-                and other.parent.name == ANYONE == prefix.conversation
+                and other.parent.name == ANONYMOUS_CLIENTS == prefix.conversation
                 and saved.covers(known)
             ]
         for other in covered:
@@ -437,7 +437,7 @@ class SessionStore:
 
         write(file, prefix, self._identity, over)
         if self._is_gone(prefix.conversation):
-            raise Stopped
+            raise WritingStopped
 
     def _make_room(self, size: int, path: Path) -> bool:
         """Delete the least recently used files until `size` bytes fit. Return False if they never do."""
@@ -450,7 +450,7 @@ class SessionStore:
         for stored_path, info in stored:
             if used + size <= self._limit:
                 break
-            if stored_path.match(files.UNFINISHED):  # another pair's worker is writing it
+            if stored_path.match(files.UNFINISHED_PATTERN):  # another pair's worker is writing it
                 continue
             self._delete_file(stored_path)
             used -= info.st_size
@@ -491,7 +491,7 @@ class SessionStore:
         except RuntimeError:  # the store is closed, so nothing is written any more
             self._delete(conversation, done)
 
-    def forgotten(self) -> None:
+    def allow_saving(self) -> None:
         """Allow saving again, because memory no longer holds what was forgotten."""
 
         def allow_saving() -> None:
@@ -521,7 +521,7 @@ class SessionStore:
         assert self._folder is not None
         assert prefix.conversation is not None
         name = self._identity
-        if prefix.conversation == ANYONE:
+        if prefix.conversation == ANONYMOUS_CLIENTS:
             text = np.array(prefix.tokens, np.int32).tobytes()
             name += f"-{hashlib.sha256(text).hexdigest()[:16]}"
         return self._folder / prefix.conversation / f"{name}.state"
@@ -529,6 +529,6 @@ class SessionStore:
 
 def _describe(path: Path) -> str:
     """Return the subject of a sentence about a file in the log."""
-    if path.parent.name == ANYONE:
+    if path.parent.name == ANONYMOUS_CLIENTS:
         return "the saved state of a prompt"
     return f"the saved state of conversation {path.parent.name}"

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from localspec.engine.llama import Context, State, States
-from localspec.protocol.frames import Cache
+from localspec.protocol.frames import CacheSource
 
 # ------------------------------------------------------------------------ borders
 # Which places of a prompt are worth going back to, in a memory that cannot be cut: where messages begin.
@@ -29,7 +29,7 @@ MIN_TOKENS = 64
 OPENING_TOKENS = 4
 
 
-def borders(tokens: Sequence[int], is_control: Callable[[int], bool], start: int) -> list[int]:
+def find_borders(tokens: Sequence[int], is_control: Callable[[int], bool], start: int) -> list[int]:
     """Return the positions after `start` before which a message ends: groups of control tokens."""
     positions: list[int] = []
     last_control = start - OPENING_TOKENS - 1
@@ -41,12 +41,14 @@ def borders(tokens: Sequence[int], is_control: Callable[[int], bool], start: int
     return positions
 
 
-def places(tokens: Sequence[int], is_control: Callable[[int], bool], start: int) -> list[int]:
+def choose_positions(
+    tokens: Sequence[int], is_control: Callable[[int], bool], start: int
+) -> list[int]:
     """Return the positions of a prompt at which its state is worth saving; `start` tokens are read."""
     end = len(tokens) - OPENING_TOKENS
     candidates = [
         position
-        for position in borders(tokens, is_control, start)
+        for position in find_borders(tokens, is_control, start)
         if position - start >= MIN_TOKENS
     ]
     chosen = {end, *candidates[:1]}
@@ -61,7 +63,7 @@ def places(tokens: Sequence[int], is_control: Callable[[int], bool], start: int)
     return sorted(position for position in chosen if position > start)
 
 
-def least_missed(positions: Sequence[int]) -> int:
+def choose_removable(positions: Sequence[int]) -> int:
     """Return the index of the position to give up.
 
     Never the last, and the first, which ends the instructions, only if nothing else is left.
@@ -82,7 +84,7 @@ TAIL_STATES = (
 )
 
 
-class Hidden:
+class HiddenStates:
     """The states after the tokens [start, end) of a text, one row each."""
 
     def __init__(self, width: int, tail: bool = False) -> None:
@@ -120,14 +122,14 @@ class Hidden:
         self.end = min(self.end, length)
         self.start = min(self.start, self.end)
 
-    def were_read(self, n_read: int) -> None:
+    def drop_read(self, n_read: int) -> None:
         """Drop most states of the first `n_read` tokens, because the heads have read them."""
         n_stay = self.end - max(n_read - TAIL_STATES, self.start)
         if self.end - self.start > 2 * max(n_stay, TAIL_STATES):
             self._make_room(self.end - self.start, n_stay, 0)
             self.start = self.end - n_stay
 
-    def before(self, first: int, last: int) -> States:
+    def states_before(self, first: int, last: int) -> States:
         """Return the states (last - first, width) before the tokens [first, last).
 
         Each is the state after the previous token; one that is not known is all zeros.
@@ -140,7 +142,7 @@ class Hidden:
             ]
         return states
 
-    def take(self, other: Hidden, length: int) -> None:
+    def copy_from(self, other: HiddenStates, length: int) -> None:
         """Copy the states of the first `length` tokens from another text."""
         self.start = self.end = 0
         end = min(other.end, length)
@@ -163,7 +165,7 @@ class Mark:
     state: State
 
 
-def usable(shared: int, min_length: int, marks: Iterable[int]) -> int:
+def count_usable(shared: int, min_length: int, marks: Iterable[int]) -> int:
     """Return how many of `shared` tokens can be reused: all, those before the last mark, or none."""
     if shared >= min_length:
         return shared
@@ -189,7 +191,7 @@ class Slot:
     draft_mark: tuple[int, State] | None = (
         None  # a draft's recurrent state and its number of tokens
     )
-    hidden: Hidden | None = None  # the target's hidden states, if it has MTP heads
+    hidden: HiddenStates | None = None  # the target's hidden states, if it has MTP heads
     snapshots: int = 0  # the position of the first snapshot that the target's last pass has left
     busy: bool = False
     last_used: int = 0
@@ -206,7 +208,9 @@ class Slot:
     conversation: str | None = (
         None  # the conversation that the text belongs to, if it is to be saved
     )
-    source: Literal[""] | Cache = ""  # where the text that the present request reused came from
+    source: Literal[""] | CacheSource = (
+        ""  # where the text that the present request reused came from
+    )
 
     @property
     def cached(self) -> list[int]:
@@ -217,17 +221,17 @@ class Slot:
         """The number of cells that no other sequence shares."""
         return self.n_past - self.shared
 
-    def exact_part(self, count: int) -> int:
+    def count_exact(self, count: int) -> int:
         """Return how many of the first `count` tokens are remembered as a fresh reading would give."""
         return count if self.exact is None else min(count, self.exact)
 
     @property
     def reused_exact(self) -> int:
         """The reused tokens before the first one that was ever moved."""
-        return self.exact_part(self.reused - self.moved)
+        return self.count_exact(self.reused - self.moved)
 
     @property
-    def lasting(self) -> int:
+    def reusable_count(self) -> int:
         """The number of read tokens that a later request may reuse."""
         return self.n_past if self.passing is None else min(self.passing, self.n_past)
 
@@ -237,7 +241,7 @@ class Slot:
         return self.tokens[self.n_past :]
 
     @property
-    def places(self) -> list[int]:
+    def mark_positions(self) -> list[int]:
         """The positions of its marks."""
         return [mark.tokens for mark in self.marks]
 
@@ -246,7 +250,7 @@ class Slot:
         """The position of its last mark; 0: there is none."""
         return self.marks[-1].tokens if self.marks else 0
 
-    def draft_has_read(self, count: int) -> None:
+    def set_draft_length(self, count: int) -> None:
         """Note that the draft's memory holds `count` tokens, its own drafts among them."""
         self.n_past_draft = count
 
@@ -271,17 +275,17 @@ class TargetMemory:
         self._slots = slots
         self._cuttable = context.model.cuttable
 
-    def least(self, slot: Slot) -> int:
+    def min_length(self, slot: Slot) -> int:
         """Return the fewest tokens that a slot can be cut to."""
         if self._cuttable:
             return _min_cut(self._context, slot.id, slot.n_past)
         return min(slot.snapshots, slot.n_past)
 
-    def least_saved(self, slot: Slot) -> int:
+    def min_saved_length(self, slot: Slot) -> int:
         """Return the same for a saved copy, which lacks the cells that the last token could not see."""
         if not self._cuttable:
             return slot.n_past
-        min_length, window = self.least(slot), self._context.model.n_swa
+        min_length, window = self.min_length(slot), self._context.model.n_swa
         return (
             min_length if not window or slot.n_past <= window else max(min_length, slot.n_past - 1)
         )
@@ -290,7 +294,7 @@ class TargetMemory:
         """Cut a slot to `length` tokens, or to the last mark before. Return how many, 0 if none is left."""
         # Tokens that a pass read beyond `n_past` took no cell that the text up to there needs.
         is_read_ahead = self._cuttable and length >= slot.n_past
-        is_reachable = is_read_ahead or length >= self.least(slot)
+        is_reachable = is_read_ahead or length >= self.min_length(slot)
         if is_reachable and self._context.remove(slot.id, length):
             slot.snapshots = length  # each snapshot can be used once
             return length
@@ -306,7 +310,7 @@ class TargetMemory:
                 return mark.tokens
         return 0
 
-    def before_pass(self, slot: Slot, count: int) -> int:
+    def limit_prefill(self, slot: Slot, count: int) -> int:
         """Return how many of the next `count` prompt tokens one pass may read; call it before each pass.
 
         Where the memory cannot be cut, this sets marks on the way.
@@ -320,7 +324,7 @@ class TargetMemory:
 
     def _loses_history(self, slot: Slot) -> bool:
         """Whether the growing text loses what a cut would need, as a window does once it has moved on."""
-        return not self._cuttable or self._context.first(slot.id) > 0
+        return not self._cuttable or self._context.first_position(slot.id) > 0
 
     def mark(self, slot: Slot) -> None:
         """Mark the present state if it cannot be cut to later and is worth its copy."""
@@ -340,7 +344,7 @@ class TargetMemory:
         """
         if not self._cuttable or not self._context.model.n_swa or not self._mark_bytes:
             return
-        min_position, next_mark = max(self.least(slot), n_left, 1), slot.n_past + MIN_TOKENS
+        min_position, next_mark = max(self.min_length(slot), n_left, 1), slot.n_past + MIN_TOKENS
         for turn in sorted(set(slot.turns), reverse=True):
             is_far_enough = min_position <= turn < slot.n_past and next_mark - turn >= MIN_TOKENS
             if is_far_enough and self._context.remove(slot.id, turn):
@@ -354,7 +358,7 @@ class TargetMemory:
         marks[tokens] = Mark(tokens, self._context.save(slot.id, partial=True))
         slot.marks = [marks[position] for position in sorted(marks)]
         if len(slot.marks) > MAX_MARKS:
-            del slot.marks[least_missed(slot.places)]
+            del slot.marks[choose_removable(slot.mark_positions)]
         while (
             sum(mark.state.nbytes for owner in self._slots for mark in owner.marks)
             > self._mark_bytes
@@ -363,7 +367,7 @@ class TargetMemory:
             if not candidates:
                 break
             richest = max(candidates, key=lambda s: (len(s.marks), not s.busy, -s.last_used))
-            del richest.marks[least_missed(richest.places)]
+            del richest.marks[choose_removable(richest.mark_positions)]
 
 
 class DraftMemory:
@@ -431,7 +435,7 @@ class DraftMemory:
 
 def _min_cut(context: Context, sequence: int, n_held: int) -> int:
     """Return the fewest of `n_held` tokens that an attention cache can be cut to."""
-    return min(n_held, context.model.can_go_on_from(context.first(sequence)))
+    return min(n_held, context.model.min_continuable_length(context.first_position(sequence)))
 
 
 # ------------------------------------------------------------------------ shift
@@ -451,7 +455,7 @@ REREAD_TOKENS = 288
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class MovableChunk:
     """`length` tokens at position `old` of a slot's text, and at position `new` of a prompt."""
 
     old: int
@@ -465,7 +469,7 @@ class Chunk:
 
 def find_chunks(
     cached: Sequence[int], prompt: Sequence[int], start: int, min_length: int, n_reread: int = 1
-) -> list[Chunk]:
+) -> list[MovableChunk]:
     """Return the parts of `prompt` that `cached` contains too, both after `start` and in the same order.
 
     Each chunk has at least `min_length` tokens, and none contains one of the last `n_reread` of the prompt.
@@ -475,7 +479,7 @@ def find_chunks(
     positions: dict[bytes, list[int]] = {}
     for position in range(start, len(cached) - min_length + 1):
         positions.setdefault(old[4 * position : 4 * (position + min_length)], []).append(position)
-    chunks: list[Chunk] = []
+    chunks: list[MovableChunk] = []
     prompt_position, cache_position = start, start
     while prompt_position + min_length <= end:
         matches = positions.get(new[4 * prompt_position : 4 * (prompt_position + min_length)], ())
@@ -488,7 +492,7 @@ def find_chunks(
             if cached[position + length] != prompt[prompt_position + length]:
                 break
             length += 1
-        chunks.append(Chunk(position, prompt_position, length))
+        chunks.append(MovableChunk(position, prompt_position, length))
         prompt_position, cache_position = prompt_position + length, position + length
     return chunks
 
@@ -504,14 +508,14 @@ class Parking:
         self._context = context
         is_movable = sequence is not None and context.model.cuttable and not context.model.n_swa
         self._sequence = sequence if is_movable and context.can_shift else None
-        self._waiting: list[Chunk] = []
+        self._waiting: list[MovableChunk] = []
         self._owner: Slot | None = None
 
     @property
     def free(self) -> bool:
         return self._sequence is not None and self._owner is None
 
-    def park(self, slot: Slot, chunks: list[Chunk]) -> None:
+    def park(self, slot: Slot, chunks: list[MovableChunk]) -> None:
         """Move the chunks to where they will be. The slot must then be cut before the first of them."""
         assert self._sequence is not None
         for chunk in chunks:
@@ -525,14 +529,14 @@ class Parking:
             self._context.shift(self._sequence, chunk.old, end, chunk.new - chunk.old)
         self._owner, self._waiting = slot, list(chunks)
 
-    def next(self, slot: Slot) -> int | None:
+    def next_position(self, slot: Slot) -> int | None:
         """Return the position at which the slot's next chunk begins; None if there is none."""
         return self._waiting[0].new if self._owner is slot else None
 
     def attach(self, slot: Slot) -> int:
         """Attach the chunks that begin where the slot has read to; return how far it has read then."""
         n_past = slot.n_past
-        while self._sequence is not None and self.next(slot) == n_past:
+        while self._sequence is not None and self.next_position(slot) == n_past:
             chunk = self._waiting.pop(0)
             self._context.copy(self._sequence, slot.id, chunk.end, start=chunk.new)
             self._context.remove(self._sequence, chunk.new, chunk.end)

@@ -9,18 +9,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
-from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, Prefixes, common_prefix
+from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, PrefixStore, common_prefix
 from localspec.engine.cache.slot import (
     MAX_MOVES,
-    Chunk,
     DraftMemory,
-    Hidden,
+    HiddenStates,
+    MovableChunk,
     Parking,
     Slot,
     TargetMemory,
+    choose_positions,
+    count_usable,
     find_chunks,
-    places,
-    usable,
 )
 from localspec.engine.llama import Context
 
@@ -34,7 +34,7 @@ class Slots:
         draft: Context | None,
         first_draft: int,
         count: int,
-        prefixes: Prefixes | None = None,
+        prefixes: PrefixStore | None = None,
         exact: bool = False,
         spare: int | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class Slots:
         self._first_rows: dict[int, int] = {}  # per slot, its first row in the present pass
         if target.n_state:
             for slot in self._slots:
-                slot.hidden = Hidden(target.n_state, tail=borrows)
+                slot.hidden = HiddenStates(target.n_state, tail=borrows)
         self._memory = TargetMemory(target, self._is_worth_saving, limit // 4, self._slots)
         self._draft_memory = DraftMemory(None if borrows else draft)
         self._parking = Parking(target, spare)
@@ -109,7 +109,7 @@ class Slots:
         source = max(self._slots, key=lambda s: shared[s.id])
         n_kept = shared[best.id]
         # A slot whose cache would mostly be lost is spared if another free one can take a copy.
-        loses_most = n_kept * 2 < best.lasting and self.cuttable
+        loses_most = n_kept * 2 < best.reusable_count and self.cuttable
         if shared[source.id] > n_kept or loses_most:
             best = min(idle, key=lambda s: (s.n_past > 0, s.last_used))
             n_kept = shared[best.id]
@@ -129,8 +129,8 @@ class Slots:
         """Return how many tokens of `prompt` can be reused from what a slot's memory really holds."""
         shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
         if not min_move or slot.moves >= MAX_MOVES:
-            shared = slot.exact_part(shared)
-        return usable(shared, self._memory.least(slot), slot.places)
+            shared = slot.count_exact(shared)
+        return count_usable(shared, self._memory.min_length(slot), slot.mark_positions)
 
     def _choose_chunks(
         self,
@@ -139,9 +139,9 @@ class Slots:
         shared: dict[int, int],
         min_length: int,
         n_reread: int,
-    ) -> tuple[Slot, list[Chunk]]:
+    ) -> tuple[Slot, list[MovableChunk]]:
         """Return the idle slot that saves most reading with moved chunks, and the chunks, or []."""
-        best, best_chunks, best_total = idle[0], list[Chunk](), max(shared.values())
+        best, best_chunks, best_total = idle[0], list[MovableChunk](), max(shared.values())
         for slot in idle:
             n_kept = shared[slot.id]
             if n_kept < slot.shared or slot.moves >= MAX_MOVES:
@@ -162,18 +162,18 @@ class Slots:
         source.shared, slot.shared = max(source.shared, n_offered), n_offered
         slot.exact, slot.moves = source.exact, source.moves
         slot.marks = [mark for mark in source.marks if mark.tokens <= n_offered]
-        is_cuttable = n_offered >= self._memory.least(source)
+        is_cuttable = n_offered >= self._memory.min_length(source)
         if not is_cuttable and self._memory.back_to_mark(slot, n_offered) != n_offered:
             self.clear(slot)
             return 0
         slot.tokens, slot.n_past = source.tokens[:n_offered], n_offered
         slot.n_past_draft = self._draft_memory.copy(source, slot, n_offered)
         if slot.hidden is not None and source.hidden is not None:
-            slot.hidden.take(source.hidden, n_offered)
+            slot.hidden.copy_from(source.hidden, n_offered)
         return n_offered
 
     def _occupy(
-        self, slot: Slot, prompt: list[int], n_kept: int, chunks: Sequence[Chunk] = ()
+        self, slot: Slot, prompt: list[int], n_kept: int, chunks: Sequence[MovableChunk] = ()
     ) -> None:
         """Mark a slot as busy with `prompt`, of which it keeps the first `n_kept` tokens."""
         self._use_count += 1
@@ -194,7 +194,7 @@ class Slots:
             slot.source = "shift"
             slot.n_past = self._parking.attach(slot)
         if not self.cuttable or self._target.model.n_swa:
-            slot.turns += places(prompt, self._target.model.vocab.is_control, n_kept)
+            slot.turns += choose_positions(prompt, self._target.model.vocab.is_control, n_kept)
         slot.n_past_draft = min(slot.n_past_draft, n_kept)
         slot.conversation = slot.passing = None
 
@@ -208,17 +208,21 @@ class Slots:
 
     # ------------------------------------------------------------------ prefixes without a slot
 
-    def about(self, tokens: list[int]) -> int:
+    def estimate_reusable(self, tokens: list[int]) -> int:
         """Return about how many of `tokens` some slot could reuse. Safe to call from any thread."""
         min_length = 0 if self.cuttable else len(tokens) + 1
         return max(
-            usable(common_prefix(slot.cached, tokens), min(min_length, slot.n_past), slot.places)
+            count_usable(
+                common_prefix(slot.cached, tokens),
+                min(min_length, slot.n_past),
+                slot.mark_positions,
+            )
             for slot in self._slots
         )
 
-    def savable(self, slot: Slot) -> bool:
+    def can_save(self, slot: Slot) -> bool:
         """Whether a slot's text belongs to a conversation and its state is exact."""
-        return slot.conversation is not None and slot.exact_part(slot.n_past) == slot.n_past
+        return slot.conversation is not None and slot.count_exact(slot.n_past) == slot.n_past
 
     def snapshot(self, slot: Slot, n_left: int = 0) -> Prefix:
         """Return a copy of what both memories hold for a slot.
@@ -227,7 +231,7 @@ class Slots:
         """
         start = time.perf_counter()
         draft = self._draft_memory.save(slot)
-        target, min_length = self._target.save(slot.id), self._memory.least_saved(slot)
+        target, min_length = self._target.save(slot.id), self._memory.min_saved_length(slot)
         spent = time.perf_counter() - start
         self._memory.mark_turns(slot, n_left)
         prefix = Prefix(
@@ -242,7 +246,7 @@ class Slots:
             editors=slot.passing is not None,
         )
         if self._prefixes is not None:
-            self._prefixes.copy_cost.copied(prefix.copied, spent * 1e3)
+            self._prefixes.copy_cost.observe_copy(prefix.copied, spent * 1e3)
         return prefix
 
     def _is_worth_saving(self, tokens: int, size: int) -> bool:
@@ -254,17 +258,17 @@ class Slots:
 
         Returns whether the store has it now.
         """
-        prefixes, n_lost = self._prefixes, slot.lasting - n_left
+        prefixes, n_lost = self._prefixes, slot.reusable_count - n_left
         if prefixes is None or n_lost <= 0 or prefixes.limit <= 0 or not self._can_restore:
             return False
-        if slot.exact_part(slot.n_past) < slot.n_past:
+        if slot.count_exact(slot.n_past) < slot.n_past:
             return False  # a moved state is inexact, and of use only for the same editor's next key
         size = self._target.state_size(slot.id)
         if not self._is_worth_saving(n_lost, size) or not prefixes.has_room(
             size, slot.passing is not None
         ):
             return False
-        if prefixes.covers(slot.tokens[: slot.lasting], self._exact):
+        if prefixes.touch_if_covered(slot.tokens[: slot.reusable_count], self._exact):
             return True
         prefix = self.snapshot(slot, n_left)
         prefixes.supersede(prefix)
@@ -331,7 +335,9 @@ class Slots:
             align=align,
             extra=[saved] if saved is not None else [],
         )
-        if prefix is None or not prefixes.copy_cost.pays(length - n_offered, prefix.copied):
+        if prefix is None or not prefixes.copy_cost.restoring_pays(
+            length - n_offered, prefix.copied
+        ):
             return 0
         self._save_to_memory(slot, 0)
         self.clear(slot)
@@ -344,8 +350,8 @@ class Slots:
         slot.snapshots, slot.marks = slot.n_past, list(prefix.marks)
         slot.turns = [mark.tokens for mark in prefix.marks]
         slot.n_past_draft = self._draft_memory.restore(slot, prefix.draft, prefix.n_draft)
-        prefixes.copy_cost.copied(prefix.copied, (time.perf_counter() - start) * 1e3)
-        prefixes.taken(prefix, length)
+        prefixes.copy_cost.observe_copy(prefix.copied, (time.perf_counter() - start) * 1e3)
+        prefixes.note_restored(prefix, length)
         slot.source = "disk" if prefix.source == "disk" else "memory"
         # The saved text behind the prompt is still in the store, or too short to matter.
         return self._cut(slot, length)
@@ -374,13 +380,13 @@ class Slots:
             count = rows.get(slot.id, 0)
             slot.snapshots = slot.n_past + (min(count, 1) if has_equal_rows else count)
 
-    def prefill_chunk(self, slot: Slot, count: int) -> int:
+    def limit_prefill(self, slot: Slot, count: int) -> int:
         """Return how many of the next `count` prompt tokens one pass may read; call it before each pass."""
-        count = self._memory.before_pass(slot, count)
-        next_place = self._parking.next(slot)
+        count = self._memory.limit_prefill(slot, count)
+        next_place = self._parking.next_position(slot)
         return count if next_place is None else min(count, next_place - slot.n_past)
 
-    def prefilled(self, slot: Slot, count: int) -> None:
+    def commit_prefill(self, slot: Slot, count: int) -> None:
         """Note that a pass has read `count` tokens of the prompt."""
         self._store_hidden(slot, count)
         slot.n_past += count
@@ -406,14 +412,14 @@ class Slots:
         target_length = min(length, slot.n_past)
         return self._cut(slot, length) == target_length
 
-    def stopped(self, slot: Slot) -> None:
+    def roll_back_interrupted(self, slot: Slot) -> None:
         """Take back an interrupted pass over this slot in both memories."""
         if self.cuttable:
             self.commit(slot, 0)
             return
         length = self._memory.back_to_mark(slot, slot.n_past)  # its state is that of half a pass
         if not length:
-            self.forget(slot)
+            self.empty(slot)
         self._set_length(slot, length)
 
     def _cut(self, slot: Slot, length: int) -> int:
@@ -421,7 +427,7 @@ class Slots:
         if self._target.length(slot.id) > length:
             length = self._memory.cut(slot, length)
             if not length:
-                self.forget(slot)
+                self.empty(slot)
         return self._set_length(slot, length)
 
     def _set_length(self, slot: Slot, length: int) -> int:
@@ -466,7 +472,7 @@ class Slots:
             if not slot.busy and slot is not released:
                 slot.beside_ms += cost.idle_ms(slot.own_cells, own_cells, rows, n_split)
 
-    def forget(self, slot: Slot) -> None:
+    def empty(self, slot: Slot) -> None:
         """Empty both memories of a slot; its text is read again."""
         self._parking.drop(slot)
         self._target.remove(slot.id, 0)
@@ -479,7 +485,7 @@ class Slots:
 
     def clear(self, slot: Slot) -> None:
         """Empty both memories and the slot's text."""
-        self.forget(slot)
+        self.empty(slot)
         slot.tokens = []
         slot.conversation = slot.passing = None
 

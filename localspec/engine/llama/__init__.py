@@ -25,17 +25,17 @@ from localspec.engine.llama.model import (
     StateBatch,
     States,
     backend,
-    beat,
     devices,
     gpus,
     initialise,
-    last_beat,
+    last_heartbeat,
     llama_version,
+    record_heartbeat,
     system_info,
     why_no_heads,
     wide_vectors,
 )
-from localspec.engine.llama.rpc import notice_cuts, reach
+from localspec.engine.llama.rpc import connect, enable_keepalive
 from localspec.engine.llama.vocab import FimTokens, MarkedToken, Vocab, check_tokens
 
 __all__ = [
@@ -60,15 +60,15 @@ __all__ = [
     "Stop",
     "Vocab",
     "backend",
-    "beat",
     "check_tokens",
+    "connect",
     "devices",
+    "enable_keepalive",
     "gpus",
     "initialise",
-    "last_beat",
+    "last_heartbeat",
     "llama_version",
-    "notice_cuts",
-    "reach",
+    "record_heartbeat",
     "system_info",
     "why_no_heads",
     "wide_vectors",

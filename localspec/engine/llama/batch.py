@@ -35,12 +35,12 @@ class Stop:
     def set(self, on: bool = True) -> None:
         self._text[0] = b"\1" if on else b"\0"
 
-    def heeded_by(self, handle: Any) -> None:
+    def attach(self, handle: Any) -> None:
         """Make the passes of a llama_context stop when the flag is set."""
         C.llama_set_abort_callback(handle, _abort_if_set, self._text)
 
 
-def heed_nothing(handle: Any) -> None:
+def detach(handle: Any) -> None:
     """Make the passes of a llama_context run to their end."""
     C.llama_set_abort_callback(handle, _never_abort, None)
 

@@ -19,18 +19,18 @@ from localspec.engine.llama.batch import (
     DecodeFatal,
     NoKvSlot,
     Stop,
-    heed_nothing,
+    detach,
 )
 from localspec.engine.llama.model import (
-    Freed,
     Model,
+    Resource,
     States,
-    beat,
-    cause,
     emit_states,
     expect_stop,
-    failed,
     forget_errors,
+    format_last_error,
+    load_error,
+    record_heartbeat,
     states,
 )
 from localspec.errors import LocalspecError
@@ -65,7 +65,7 @@ class ContextSettings:
     kv_types: tuple[str, str] = ("f16", "f16")
     n_rollback: int = 0
     flash_attention: str = "auto"
-    chooses: bool = False
+    choose_on_device: bool = False
     heads: bool = False
     target: Context | None = None
     pooling: Pooling | None = None
@@ -98,7 +98,7 @@ _POOLINGS: dict[Pooling, int] = {
 MIN_CELLS = 256
 
 
-class Context(Freed):
+class Context(Resource):
     """The KV cache and compute buffers of one model, for up to `n_seq` sequences (unified cache).
 
     heads: whether it runs MTP heads. n_state: the width of hidden states, 0 if passes emit none. borrows:
@@ -126,10 +126,10 @@ class Context(Freed):
         forget_errors()
         self.handle = C.llama_init_from_model(model.handle, params)
         if not self.handle:
-            raise failed(
+            raise load_error(
                 f"llama.cpp cannot make a context of {settings.n_ctx} tokens for {model.path}"
             )
-        waiting.expect(settings.n_threads)
+        waiting.expect_threads(settings.n_threads)
         self.model = model
         self.n_ctx = int(C.llama_n_ctx(self.handle))
         self.n_seq = settings.n_seq
@@ -165,10 +165,10 @@ class Context(Freed):
         self._use_stop(None if self._shifted else self.stop)
         if self._current_stop:
             raise Aborted("The pass was stopped before it began.")
-        waiting.look()
-        beat()
+        waiting.check_load()
+        record_heartbeat()
         code = int(C.llama_decode(self.handle, batch.struct))
-        beat()
+        record_heartbeat()
         self._shifted = False
         if code == 0:
             return
@@ -177,8 +177,8 @@ class Context(Freed):
         if code == 2:
             raise Aborted("The pass was stopped.")
         if code == -1:
-            raise BadBatch(f"llama.cpp refused a batch of {batch.rows} rows{cause()}.")
-        raise DecodeFatal(f"llama_decode failed with code {code}{cause()}.")
+            raise BadBatch(f"llama.cpp refused a batch of {batch.rows} rows{format_last_error()}.")
+        raise DecodeFatal(f"llama_decode failed with code {code}{format_last_error()}.")
 
     def _use_stop(self, stop: Stop | None) -> None:
         expect_stop(stop)
@@ -186,9 +186,9 @@ class Context(Freed):
             return
         self._current_stop = stop
         if stop is None:
-            heed_nothing(self.handle)
+            detach(self.handle)
         else:
-            stop.heeded_by(self.handle)
+            stop.attach(self.handle)
 
     def logits(self, row: int) -> Logits:
         """Return a view (n_vocab,) of the logits of a row of the last pass, valid until the next pass.
@@ -198,19 +198,19 @@ class Context(Freed):
         """
         pointer = C.llama_get_logits_ith(self.handle, row)
         if not pointer:
-            raise BadBatch(f"Row {row} has no logits{cause()}.")
+            raise BadBatch(f"Row {row} has no logits{format_last_error()}.")
         address = ctypes.addressof(pointer.contents)
         # frombuffer accepts any buffer, although its type stubs do not say so.
         view: Logits = np.frombuffer(self._row.from_address(address), np.float32)  # type: ignore[call-overload]
         return view
 
-    def finite(self, row: int) -> Logits:
+    def finite_logits(self, row: int) -> Logits:
         """Return the logits of a row. Raises BadBatch, or NotFinite if the highest is not finite."""
         logits = self.logits(row)
         self._highest(logits)
         return logits
 
-    def likeliest(self, row: int) -> int:
+    def argmax_token(self, row: int) -> int:
         """Return the token with the highest logit of a row. Raises BadBatch or NotFinite as `finite`."""
         return self._highest(self.logits(row))
 
@@ -228,7 +228,7 @@ class Context(Freed):
         """
         view = states(self.handle, row, count, self.n_state) if self.n_state else None
         if view is None:
-            raise BadBatch(f"Row {row} has no hidden state{cause()}.")
+            raise BadBatch(f"Row {row} has no hidden state{format_last_error()}.")
         return view
 
     def pooled(self, sequence: int) -> States:
@@ -240,7 +240,7 @@ class Context(Freed):
         """
         pointer = C.llama_get_embeddings_seq(self.handle, sequence)
         if not pointer:
-            raise BadBatch(f"Sequence {sequence} has no embedding{cause()}.")
+            raise BadBatch(f"Sequence {sequence} has no embedding{format_last_error()}.")
         view: States = np.ctypeslib.as_array(pointer, (self.n_pooled,))
         if not np.isfinite(view).all():
             raise _not_finite(self.model)
@@ -275,7 +275,7 @@ class Context(Freed):
         """
         token = int(C.llama_get_sampled_token_ith(self.handle, row))
         if token < 0:
-            raise BadBatch(f"No token was chosen for row {row}{cause()}.")
+            raise BadBatch(f"No token was chosen for row {row}{format_last_error()}.")
         return token
 
     def synchronize(self) -> None:
@@ -309,7 +309,7 @@ class Context(Freed):
         self._check_sequence(sequence)
         return int(C.llama_memory_seq_pos_max(self._memory, sequence)) + 1
 
-    def first(self, sequence: int) -> int:
+    def first_position(self, sequence: int) -> int:
         """Return the lowest position from which the cache holds a sequence without a gap, or -1 if empty.
 
         With a sliding window, llama.cpp may reuse cells that no later token can see, and omits them from a
@@ -398,7 +398,9 @@ def _parameters(settings: ContextSettings) -> Any:
     params.swa_full = True
     params.no_perf = True
     params.flash_attn_type = _FLASH[settings.flash_attention]
-    if settings.chooses:  # By default, only one row per sequence may be chosen on the device.
+    if (
+        settings.choose_on_device
+    ):  # By default, only one row per sequence may be chosen on the device.
         params.n_outputs_max_per_seq = params.n_outputs_max
     if settings.pooling is not None:
         params.embeddings, params.pooling_type = True, _POOLINGS[settings.pooling]

@@ -23,7 +23,7 @@ from localspec.engine.llama import waiting
 from localspec.engine.llama.batch import Batch, Stop
 from localspec.engine.llama.vocab import Vocab
 from localspec.errors import LoadFailed
-from localspec.model_traits import is_sidecar, no_heads
+from localspec.model_traits import explain_unusable_heads, is_sidecar
 
 # ------------------------------------------------------------------------ library
 # Initialise llama.cpp, read its log for the causes of failures, and describe its build.
@@ -62,12 +62,12 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
         sys.stderr.flush()
 
 
-def beat() -> None:
+def record_heartbeat() -> None:
     """Record a sign of life: a long operation has made progress."""
     _beat[0] = time.monotonic()
 
 
-def last_beat() -> float:
+def last_heartbeat() -> float:
     """Return the time (time.monotonic) of the last sign of life, for another thread."""
     return _beat[0]
 
@@ -76,7 +76,7 @@ def initialise() -> None:
     """Initialise llama.cpp, once per process. Its errors go to stderr; other messages are dropped."""
     C.llama_log_set(_on_log, ctypes.c_void_p(0))
     C.llama_backend_init()
-    waiting.begin()
+    waiting.start_control()
 
 
 def expect_stop(stop: Stop | None) -> None:
@@ -90,14 +90,14 @@ def forget_errors() -> None:
     _no_memory.clear()
 
 
-def failed(message: str) -> LoadFailed:
+def load_error(message: str) -> LoadFailed:
     """Return LoadFailed, or OutOfMemory if llama.cpp logged an error about memory."""
     if _no_memory:
         return OutOfMemory(f"{message} ({_no_memory[0]}).")
-    return LoadFailed(f"{message}{cause()}.")
+    return LoadFailed(f"{message}{format_last_error()}.")
 
 
-def cause() -> str:
+def format_last_error() -> str:
     """Return the last logged error in parentheses, or ""."""
     return f" ({_PREFIX.sub('', _last_error[0])})" if _last_error else ""
 
@@ -169,7 +169,7 @@ def why_no_heads(model: Model) -> str:
         return f"this build of llama.cpp has no interface for MTP heads ({_missing})"
     if is_sidecar(model.architecture):
         return ""
-    if reason := no_heads(model.architecture, model.n_heads):
+    if reason := explain_unusable_heads(model.architecture, model.n_heads):
         return reason
     return (
         "" if _has_heads(model.path) else "the MTP heads that the target's file names are not in it"
@@ -277,7 +277,7 @@ _SHARED_FLASH_LENGTHS = {(192, 128): 8, (320, 256): 32, (512, 512): 2, (576, 512
 _CHUNKED = {"llama4"}  # Attention in chunks of `n_swa` positions (LLAMA_SWA_TYPE_CHUNKED).
 
 
-class Freed(ABC):
+class Resource(ABC):
     """A base of C resources that must be freed, which a `with` statement does."""
 
     @abstractmethod
@@ -290,7 +290,7 @@ class Freed(ABC):
         self.close()
 
 
-class Model(Freed):
+class Model(Resource):
     """A loaded GGUF model. It must be closed after every context created from it."""
 
     def __init__(
@@ -337,7 +337,7 @@ class Model(Freed):
         forget_errors()
         self.handle = C.llama_model_load_from_file(os.fsencode(path), params)
         if not self.handle:
-            raise failed(f"llama.cpp cannot load {path}")
+            raise load_error(f"llama.cpp cannot load {path}")
         self.path = path
         self._read_properties(heads)
 
@@ -365,17 +365,17 @@ class Model(Freed):
         return not (self.recurrent or self.hybrid)
 
     @property
-    def takes_company(self) -> bool:
+    def multi_sequence(self) -> bool:
         """Whether one context may hold several sequences."""
         return self.cuttable or self.architecture in _MULTI_SEQUENCE_RECURRENT
 
     @property
-    def turns_by_context(self) -> bool:
+    def rope_depends_on_context(self) -> bool:
         """Whether cached keys may depend on the length of the context (llama.cpp's LongRoPE)."""
         key = f"{self.architecture}.rope.scaling.original_context_length"
         return self.metadata(key) is not None
 
-    def can_go_on_from(self, first: int) -> int:
+    def min_continuable_length(self, first: int) -> int:
         """Return the length of the shortest text that can be continued if the cache begins at `first`.
 
         The token at position p sees the `n_swa` positions that end with it (is_masked_swa in llama.cpp's
@@ -395,7 +395,7 @@ class Model(Freed):
         # llama.cpp's text is such as "qwen2 1B Q4_K - Medium", with the size of a well-known model.
         architecture, _, details = buffer.value.decode("utf-8", "replace").partition(" ")
         file_type = self.metadata("general.file_type") or ""
-        known = model_traits.name(int(file_type)) if file_type.isdecimal() else ""
+        known = model_traits.quantization_name(int(file_type)) if file_type.isdecimal() else ""
         guessed = details.partition(" ")[2].removeprefix("(guessed) ").partition(" - ")[0]
         count = self.n_params
         size = f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
@@ -421,7 +421,7 @@ class Model(Freed):
         )
 
     @property
-    def flash_everywhere(self) -> bool:
+    def supports_flash_attention(self) -> bool:
         """Whether flash attention of every layer runs on every possible backend of a worker."""
         keys, values = self.head_lengths
         shared = self.n_attention_heads // max(int(C.llama_model_n_head_kv(self.handle)), 1)

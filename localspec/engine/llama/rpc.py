@@ -25,8 +25,8 @@ from localspec.engine.llama import waiting
 from localspec.engine.llama.model import devices, initialise
 from localspec.engine.rpc_entrance import Entrance
 from localspec.errors import LoadFailed
-from localspec.files import noticing_cuts
-from localspec.relay import SocketTables, is_foreign
+from localspec.files import keepalive_options
+from localspec.relay import SocketTables, is_other_user
 
 GREETING_S = 5.0  # Timeout of the greeting. A server that serves another client does not reply.
 VERSION = (7, 0)  # Protocol version of the pinned llama.cpp (ggml-rpc.h).
@@ -39,7 +39,7 @@ Device = Literal["any", "cpu"]  # The devices that a worker serves.
 reached: dict[str, list[int]] = {}  # The devices of each server that this process has used.
 
 
-def silent(endpoint: str) -> str:
+def find_problem(endpoint: str) -> str:
     """Return why a server cannot be used, as a clause; "" if it replies to the greeting."""
     host, port = endpoint.rsplit(":", 1)
     try:
@@ -73,10 +73,10 @@ def _foreign_owner(connection: socket.socket) -> int | None:
         return None
     with contextlib.closing(SocketTables()) as tables:
         uid = tables.peer_uid(connection)
-    return uid if is_foreign(uid) else None
+    return uid if is_other_user(uid) else None
 
 
-def reach(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
+def connect(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
     """Return the devices of these servers by address, and the problem of each one that cannot be used.
 
     Raises:
@@ -86,7 +86,7 @@ def reach(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
     problems: list[str] = []
     add = _function("ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
     for endpoint in endpoints:
-        if problem := silent(endpoint):
+        if problem := find_problem(endpoint):
             problems.append(f"{endpoint} {problem}")
             continue
         if endpoint not in reached:
@@ -95,7 +95,7 @@ def reach(endpoints: Sequence[str]) -> tuple[dict[str, list[int]], list[str]]:
     return devices_by_endpoint, problems
 
 
-def notice_cuts(endpoints: Iterable[str]) -> None:
+def enable_keepalive(endpoints: Iterable[str]) -> None:
     """Make the connections to these servers end if their link is cut; llama.cpp would wait for ever."""
     ports = {int(endpoint.rsplit(":", 1)[1]) for endpoint in endpoints}
     internet = socket.AF_INET, socket.AF_INET6
@@ -107,7 +107,7 @@ def notice_cuts(endpoints: Iterable[str]) -> None:
                 continue
             with socket.socket(fileno=os.dup(number)) as connection:
                 if connection.family in internet and connection.getpeername()[1] in ports:
-                    for option in noticing_cuts():
+                    for option in keepalive_options():
                         connection.setsockopt(*option)
 
 
@@ -142,7 +142,7 @@ def main(
     # Python's handler would only set a flag for Ctrl-C, because llama.cpp never returns to Python.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     initialise()
-    waiting.keep_looking(threads)
+    waiting.check_load_in_thread(threads)
     if entrance:
         entrance.open(host, port)
     try:
@@ -165,7 +165,7 @@ def _devices_of(server: int | None) -> list[int]:
     return [int(lib.ggml_backend_reg_dev_get(server, index)) for index in range(count)]
 
 
-def built() -> bool:
+def has_rpc_backend() -> bool:
     """Return whether this build of llama.cpp has the RPC backend."""
     return bool(_backend())
 

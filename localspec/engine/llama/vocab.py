@@ -34,19 +34,23 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-FRAME = 768  # Bytes of stack per character, twice the measured value to allow for other compilers.
+STACK_BYTES_PER_CHAR = (
+    768  # Bytes of stack per character, twice the measured value to allow for other compilers.
+)
 MAX_STACK = 512 << 20  # Bytes. Only the used part is allocated, and it is freed afterwards.
-MAX_RUN = MAX_STACK // FRAME
-LONG = 16_384  # Characters. Splitting a longer text makes a concurrent pass noticeably slower.
-SHALLOW = 1000  # Characters of a word that fit on every thread's stack.
+MAX_RUN = MAX_STACK // STACK_BYTES_PER_CHAR
+MIN_THREAD_CHARS = (
+    16_384  # Characters. Splitting a longer text makes a concurrent pass noticeably slower.
+)
+MAX_SHALLOW_CHARS = 1000  # Characters of a word that fit on every thread's stack.
 # Estimated seconds on a slow core: per character; per special token, after each of which the expressions are
 # compiled again; and per squared length of a run, for expressions that scan from each character of a run to
 # its end.
-CHARACTER, _SPECIAL_S, _SQUARE_S = 3e-6, 4e-3, 1.5e-7
-PATIENCE = 20.0  # Seconds that a text may take in addition to those for its length.
+CHARACTER_S, _SPECIAL_S, _SQUARE_S = 3e-6, 4e-3, 1.5e-7
+MAX_EXTRA_S = 20.0  # Seconds that a text may take in addition to those for its length.
 # Names of `tokenizer.ggml.pre` that llama.cpp 0.3.36 implements as loops (llm_tokenizer_bpe and
 # unicode_regex_split_custom). Any other may use expressions.
-LOOPS = frozenset(
+LOOP_PRE_TOKENIZERS = frozenset(
     {
         "a.x-4.0", "chatglm-bpe", "codeshell", "command-r", "dbrx", "deepseek-r1-qwen", "exaone",
         "f2llmv2", "falcon-h1", "falcon3", "gemma4", "gigachat", "glm4", "glm5", "gpt-2",
@@ -70,7 +74,7 @@ _WHOLE_LINES = frozenset({"exaone-moe"})  # Letters and spaces form one word.
 _starting = threading.Lock()  # The stack size of new threads is a setting of the whole process.
 
 
-class Cutter:
+class WordSplitter:
     """A splitter of texts for one vocabulary that splits by expressions."""
 
     def __init__(self, pre_tokenizer: str, specials: Callable[[], Iterable[str]]) -> None:
@@ -91,12 +95,12 @@ class Cutter:
 
     def depth(self, text: str) -> int:
         """Return an upper bound for the number of characters in a word of `text`."""
-        if len(text) <= SHALLOW:
+        if len(text) <= MAX_SHALLOW_CHARS:
             return len(text)
         words = _LINES if self._name in _WHOLE_LINES else _WORDS
         return max(_longest(words, text) + _longest(_BREAKS, text), _longest(_SPACES, text))
 
-    def seconds(self, text: str, cuts: int = 0) -> float:
+    def estimate_s(self, text: str, cuts: int = 0) -> float:
         """Estimate the seconds for `text` beyond those for its length.
 
         cuts: the number of special tokens in addition to those in the text.
@@ -110,16 +114,16 @@ class Cutter:
             InvalidRequest: there is no such stack, or splitting would take minutes.
         """
         depth = self.depth(text)
-        if depth <= SHALLOW:
+        if depth <= MAX_SHALLOW_CHARS:
             return cut(text, work)
         if depth > MAX_RUN:
             raise _too_long(depth, f"can read at most {MAX_RUN}")
-        if self._extra(text, exact=True) > PATIENCE:
+        if self._extra(text, exact=True) > MAX_EXTRA_S:
             raise _too_long(depth, "would need minutes to read them")
         try:
-            return _run_in_thread(work, depth * FRAME)
+            return _run_in_thread(work, depth * STACK_BYTES_PER_CHAR)
         except (RuntimeError, MemoryError):
-            need = (depth * FRAME >> 20) + 1
+            need = (depth * STACK_BYTES_PER_CHAR >> 20) + 1
             raise _too_long(
                 depth, f"needs {need} MiB of memory for them, which is not available"
             ) from None
@@ -130,7 +134,7 @@ class Cutter:
         exact: count special tokens exactly; otherwise every character that may begin one counts.
         """
         cuts = sum(map(text.count, self._special_starts))
-        if exact and cuts * _SPECIAL_S > PATIENCE:
+        if exact and cuts * _SPECIAL_S > MAX_EXTRA_S:
             cuts = sum(map(text.count, self._special_texts))
         pattern = _SQUARES.get(self._name)
         squares = sum(len(run) ** 2 for run in pattern.findall(text)) if pattern else 0
@@ -152,7 +156,7 @@ def _too_long(depth: int, problem: str) -> InvalidRequest:
 
 def cut(text: str, work: Callable[[], Result]) -> Result:
     """Return what `work` returns, which splits `text`. A long text runs in a thread of low priority."""
-    return work() if len(text) <= LONG else _run_in_thread(work)
+    return work() if len(text) <= MIN_THREAD_CHARS else _run_in_thread(work)
 
 
 def _run_in_thread(work: Callable[[], Result], stack: int = 0) -> Result:
@@ -202,9 +206,11 @@ _TOKENIZE = ctypes.CFUNCTYPE(
     ctypes.c_bool,
 )
 
-FEW = 4096  # Characters; a shorter text is tokenized without an estimate of its length first.
+MIN_ESTIMATED_CHARS = (
+    4096  # Characters; a shorter text is tokenized without an estimate of its length first.
+)
 # Bytes of a text forced by a grammar that are tokenized. No draft is as long.
-FORCED = 512
+MAX_FORCED_BYTES = 512
 _LOSSLESS = (C.LLAMA_VOCAB_TYPE_SPM, C.LLAMA_VOCAB_TYPE_BPE)
 
 
@@ -270,8 +276,10 @@ class Vocab:
         )
         # Only some vocabularies of this kind are split by expressions.
         pre_tokenizer = model.metadata("tokenizer.ggml.pre") or ""
-        by_expressions = self.kind == C.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in LOOPS
-        self._cutter = Cutter(pre_tokenizer, self._specials) if by_expressions else None
+        by_expressions = (
+            self.kind == C.LLAMA_VOCAB_TYPE_BPE and pre_tokenizer not in LOOP_PRE_TOKENIZERS
+        )
+        self._cutter = WordSplitter(pre_tokenizer, self._specials) if by_expressions else None
         self._callback: Any = None  # The C callback with which llguidance tokenizes.
         self._pieces: dict[int, bytes] = {}
         self._eog: dict[int, bool] = {}
@@ -328,16 +336,16 @@ class Vocab:
         """Return what `work` returns, which splits `text` into words. Raises InvalidRequest."""
         return cut(text, work) if self._cutter is None else self._cutter.run(text, work)
 
-    def seconds(self, text: str, cuts: int = 0) -> float:
+    def estimate_s(self, text: str, cuts: int = 0) -> float:
         """Estimate the seconds that tokenizing `text` takes.
 
         cuts: the number of special tokens in addition to those in the text.
         """
-        extra_s = 0.0 if self._cutter is None else self._cutter.seconds(text, cuts)
-        return len(text) * CHARACTER + extra_s
+        extra_s = 0.0 if self._cutter is None else self._cutter.estimate_s(text, cuts)
+        return len(text) * CHARACTER_S + extra_s
 
     @cached_property
-    def reads_all(self) -> bool:
+    def covers_all_text(self) -> bool:
         """Whether the vocabulary has tokens for any text.
 
         llama.cpp ends the process if a SentencePiece vocabulary has neither a character nor its bytes. A
@@ -353,13 +361,13 @@ class Vocab:
         count = C.llama_tokenize(self._handle, raw, len(raw), buffer, len(buffer), False, False)
         return buffer[: max(count, 0)]
 
-    def least_tokens(self, text: str) -> int:
+    def min_tokens(self, text: str) -> int:
         """Return a lower bound for the number of tokens of `text`, without tokenizing it.
 
         The bound follows from the longest token, if every byte of a text is in some token. It is 0 for a
         short text.
         """
-        if len(text) < FEW or not self._longest:
+        if len(text) < MIN_ESTIMATED_CHARS or not self._longest:
             return 0
         return len(text.encode("utf-8", "replace")) // self._longest
 
@@ -545,9 +553,9 @@ class Vocab:
         The forced text may be as long as a grammar, so only its beginning is tokenized, up to the end of a
         character.
         """
-        if size > FORCED:
-            size, head = FORCED, ctypes.string_at(raw, FORCED + 1)
-            while size > FORCED - 3 and head[size] & 0xC0 == 0x80:
+        if size > MAX_FORCED_BYTES:
+            size, head = MAX_FORCED_BYTES, ctypes.string_at(raw, MAX_FORCED_BYTES + 1)
+            while size > MAX_FORCED_BYTES - 3 and head[size] & 0xC0 == 0x80:
                 size -= 1
         return int(
             C.llama_tokenize(

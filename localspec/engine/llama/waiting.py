@@ -32,7 +32,7 @@ _STAT = Path("/proc/stat")
 Clock = Callable[[], float]
 
 
-def others_s() -> float:
+def read_foreign_cpu_s() -> float:
     """Return the CPU seconds spent on anything but this process, including other virtual machines.
 
     Raises OSError where the system does not report it.
@@ -47,10 +47,12 @@ def _stat() -> bytes:
         return file.readline()
 
 
-class Waiting:
+class SpinControl:
     """A control of the spinning time. `look` must be called before each pass."""
 
-    def __init__(self, cores: int, others: Clock = others_s, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self, cores: int, others: Clock = read_foreign_cpu_s, clock: Clock = time.monotonic
+    ) -> None:
         self._cores = cores
         self._others, self._clock = others, clock
         self._threads = 1
@@ -116,36 +118,36 @@ def _library() -> str:
     return next((f"/{path}" for path in paths if "libgomp" in path.rpartition("/")[2]), "")
 
 
-_ours: list[Waiting] = []  # At most one, for this process.
+_ours: list[SpinControl] = []  # At most one, for this process.
 
 
-def begin() -> None:
+def start_control() -> None:
     """Start the control once llama.cpp is loaded, if its spinning time was set by this package."""
-    if not _ours and environment.prepared() and _library():
+    if not _ours and environment.is_prepared() and _library():
         with contextlib.suppress(OSError, ValueError):
-            _ours.append(Waiting(len(os.sched_getaffinity(0))))
+            _ours.append(SpinControl(len(os.sched_getaffinity(0))))
 
 
-def expect(threads: int) -> None:
+def expect_threads(threads: int) -> None:
     """Note that passes have up to `threads` threads."""
     for control in _ours:
         control.expect(threads)
 
 
-def look() -> None:
+def check_load() -> None:
     """Check the load by other processes, before a pass."""
     for control in _ours:
         control.look()
 
 
-def keep_looking(threads: int) -> None:
+def check_load_in_thread(threads: int) -> None:
     """Check the load regularly in a thread, for a process whose passes are not started from Python."""
-    expect(threads)
+    expect_threads(threads)
 
     def keep() -> None:
         while True:
             time.sleep(POLL_INTERVAL_S)
-            look()
+            check_load()
 
     if _ours:
         threading.Thread(target=keep, name="looking", daemon=True).start()

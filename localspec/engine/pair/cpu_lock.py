@@ -23,7 +23,7 @@ _HURRY_FACTOR = 4  # how many times longer a worker waits for an editor's prompt
 _POLL_INTERVAL_S = 0.0002  # a hundredth of a large model's pass
 
 
-class Turns:
+class CpuLock:
     """One worker's access to the lock, for use in one thread."""
 
     def __init__(self, file: Path | None, patience: float) -> None:
@@ -41,7 +41,7 @@ class Turns:
                 self._file = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     @contextlib.contextmanager
-    def one(self, hurry: bool) -> Iterator[None]:
+    def hold(self, hurry: bool) -> Iterator[None]:
         """Hold the lock for a round. hurry: keep the place in the queue for the next round, too."""
         if self._file < 0:
             yield
@@ -60,7 +60,7 @@ class Turns:
             if has_turn:
                 self._unlock(_TURN)
 
-    def rest(self) -> None:
+    def leave_queue(self) -> None:
         """Give up the place in the queue, because there is nothing to do."""
         if self._holds_queue:
             self._holds_queue = False

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from localspec.engine.cache.prefixes import Prefixes
+from localspec.engine.cache.prefixes import PrefixStore
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, Logits
-from localspec.engine.pair.lane import EXACT_CHUNK, Lane
-from localspec.engine.pair.models import Models
+from localspec.engine.pair.lane import EXACT_CHUNK_TOKENS, Lane
+from localspec.engine.pair.models import PairModels
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.drafters.draft_model import DraftModel
 from localspec.engine.speculation.drafters.mtp import Sidecar
@@ -30,10 +30,10 @@ class ExactMode:
 
     def __init__(
         self,
-        models: Models,
+        models: PairModels,
         draft: Context | None,
         costs: CostTable,
-        prefixes: Prefixes,
+        prefixes: PrefixStore,
         width: int | None,
         drafter: DraftModel | None = None,
     ) -> None:
@@ -71,8 +71,8 @@ class ExactMode:
 
     def _make_lane(self) -> Lane | None:
         models, n_batch = self._models, self._models.settings.n_batch
-        rows = max(n_batch, EXACT_CHUNK)
-        context = models.context(
+        rows = max(n_batch, EXACT_CHUNK_TOKENS)
+        context = models.make_context(
             models.target,
             sequences=1,
             outputs=rows,  # when a prompt is scored, each row of a chunk needs logits
@@ -90,25 +90,25 @@ class ExactMode:
         if draft is not None and draft.heads:
             context.emit_states()
         if draft is not None and draft.borrows:
-            draft = models.context(
+            draft = models.make_context(
                 draft.model, sequences=1, outputs=1, heads=True, target=context, exact=True
             )
         slots = Slots(context, draft, models.parallel, 1, self._prefixes, exact=True)
         lane = Lane(context, batch, slots, self._costs, self.width)
         if draft is not None and isinstance(self._drafter, Sidecar):
-            lane.drafter = self._drafter.beside(draft, slots.evict)
+            lane.drafter = self._drafter.copy_for(draft, slots.evict)
         return lane
 
 
 def choose_width(context: Context, batch: Batch, costs: CostTable) -> int | None:
     """Return the cheapest width of 4…8 that passes with this model on this machine; None if none does."""
     for width in sorted(CANDIDATE_WIDTHS, key=costs.ms):
-        if passes(context, batch, width):
+        if passes_self_test(context, batch, width):
             return width
     return None
 
 
-def passes(context: Context, batch: Batch, width: int) -> bool:
+def passes_self_test(context: Context, batch: Batch, width: int) -> bool:
     """Whether each token's row is bit-identical however many tokens its passes advance.
 
     The same text is read three times, always `width` rows at a time. Plain decoding keeps only the first row

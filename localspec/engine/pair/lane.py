@@ -17,14 +17,14 @@ import numpy as np
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
-from localspec.engine.pair.profile import SETTLING_PASSES, WIDTHS, ReadingCost, deeper
+from localspec.engine.pair.profile import SETTLING_PASSES, WIDTHS, PrefillCost, estimate_depth_ratio
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.cost import AttentionCost, Clock, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.draft_model import DraftModel
 
-EXACT_CHUNK = 128  # tokens of a prompt read in one pass of the exact lane
+EXACT_CHUNK_TOKENS = 128  # tokens of a prompt read in one pass of the exact lane
 MIN_LEARNED_ROWS = 24  # a pass with fewer rows says little about the cost of a prompt's row
 MIN_PROMPT_ROWS = 8  # least tokens of prompts in a pass beside running generations
 # The share of the allowed pause that is planned for a pass that reads prompts. The longest of hundreds takes
@@ -67,7 +67,7 @@ class Lane:
         self.costs = costs
         # An overestimate, because it comes from narrow passes, in which every row has logits.
         first_s = costs.per_token_ms(WIDTHS[-1]) / 1e3
-        self.reading = ReadingCost(first_s, deeper(context.model), context.n_ctx)
+        self.reading = PrefillCost(first_s, estimate_depth_ratio(context.model), context.n_ctx)
         # The cost that prompts show, until passes that decode have been observed.
         self.attention = AttentionCost(
             lambda: 1e3 * self.reading.expected.deeper_s, attention, on_gpu
@@ -78,7 +78,7 @@ class Lane:
         self.width = width
         self.drafter: DraftModel | None = None  # only of this lane, if it is not the pair's
         self.active: list[Sequence] = []
-        self.ended = 0  # requests that have ended in this lane
+        self.n_ended = 0  # requests that have ended in this lane
         self.began = 0.0  # when the last pass began (perf_counter)
         # A state that can go back only a few tokens also limits how far a pass may run ahead.
         self.rollback = None if context.model.cuttable else context.n_rollback
@@ -87,7 +87,7 @@ class Lane:
         # The cost of a prompt's row with log-probabilities, in rows without them.
         self._scored_cost: float | None = None
         # Passes since the last request ended, and the sum of the sequences in them.
-        self.passes = self.busy = 0
+        self.n_passes = self.n_sequence_passes = 0
         self._pass_s, self._gap_s = pass_s or math.inf, gap_s or math.inf
 
     @property
@@ -102,7 +102,7 @@ class Lane:
         return self.rollback
 
     @property
-    def alike(self) -> bool:
+    def needs_equal_rows(self) -> bool:
         """Whether all sequences of a pass with drafts must have the same number of rows.
 
         llama.cpp cuts a pass over recurrent states into pieces with equal numbers of rows. Between the pieces
@@ -119,7 +119,7 @@ class Lane:
         if self.width is None:
             attention_ms = self.attention.ms(counts, sequences, self._depth)
             attention_ms[0] = 0.0  # no pass
-            return np.asarray(self.costs.of(sequences).padded_ms(rows) + attention_ms)
+            return np.asarray(self.costs.for_sequences(sequences).padded_ms(rows) + attention_ms)
         return np.asarray(-(-counts // self.width) * self.plain_ms(1))
 
     def plain_ms(self, sequences: int) -> float:
@@ -127,8 +127,8 @@ class Lane:
 
         This is the last entry of `pass_ms`, computed directly because every round needs it.
         """
-        rows, costs = self.width or sequences, self.costs.of(sequences)
-        width_ms = costs.ms(self.width or costs.padded(rows))
+        rows, costs = self.width or sequences, self.costs.for_sequences(sequences)
+        width_ms = costs.ms(self.width or costs.padded_width(rows))
         return width_ms + self.attention.ms(float(rows), sequences, self._depth)
 
     @property
@@ -137,26 +137,26 @@ class Lane:
         depths = [sequence.slot.n_past for sequence in self.active if not sequence.prefilling]
         return sum(depths) / max(len(depths), 1)
 
-    def pad_to(self, rows: int, sequences: int = 1) -> int:
+    def choose_width(self, rows: int, sequences: int = 1) -> int:
         """Return the width of the next pass, which must hold `rows` rows of `sequences` sequences."""
         if self.width is not None:
             return max(self.width, rows)
-        return self.costs.of(sequences).width(rows)
+        return self.costs.for_sequences(sequences).choose_width(rows)
 
-    def chunk(self, start: int, n_unread: int, max_tokens: int) -> int:
+    def limit_chunk(self, start: int, n_unread: int, max_tokens: int) -> int:
         """Return how many of `n_unread` prompt tokens to read in one pass, from position `start`."""
         if self.width is not None:
-            return min(EXACT_CHUNK - start % EXACT_CHUNK, n_unread)
+            return min(EXACT_CHUNK_TOKENS - start % EXACT_CHUNK_TOKENS, n_unread)
         return min(n_unread, max_tokens)
 
-    def rows_beside(self, decoding: int) -> int:
+    def max_prompt_rows(self, decoding: int) -> int:
         """Return how many tokens of prompts a pass may read in total beside `decoding` sequences."""
         affordable = PLANNED_GAP_SHARE * self._gap_s / self._row_s
         rows = min(affordable, self.batch.capacity) - decoding  # a decoded row costs as much
-        return min(self.most_rows, int(max(rows, MIN_PROMPT_ROWS)))
+        return min(self.max_rows, int(max(rows, MIN_PROMPT_ROWS)))
 
     @property
-    def ends_early(self) -> bool:
+    def can_interrupt(self) -> bool:
         """Whether a pass over several texts can be interrupted.
 
         llama.cpp allows that on a CPU only, and a recurrent state cannot be restored afterwards.
@@ -169,7 +169,7 @@ class Lane:
         return self.batch.rows * self._row_s > self._gap_s
 
     @property
-    def begins_s(self) -> float:
+    def start_s(self) -> float:
         """For how many seconds a pass over the batch counts as having just begun."""
         return min(START_SHARE * self.batch.rows * self._row_s, MAX_START_S)
 
@@ -177,23 +177,23 @@ class Lane:
     def _row_s(self) -> float:
         """Seconds per token of the prompt that is read at the greatest depth."""
         positions = (sequence.slot.n_past for sequence in self.active if sequence.prefilling)
-        return self.reading.at(max(positions, default=0))
+        return self.reading.planned_s(max(positions, default=0))
 
     @property
-    def most_rows(self) -> int:
+    def max_rows(self) -> int:
         """The most tokens of prompts that a pass may read within its time limit, at least one.
 
         The exact lane always reads the same chunks, whatever they cost.
         """
         return int(max(min(self._pass_s / self._row_s, self.batch.capacity), 1))
 
-    def scored_rows(self, rows: int) -> int:
+    def to_scored_rows(self, rows: int) -> int:
         """Return how many rows with log-probabilities cost as much as `rows` without, at least one."""
         if self._scored_cost is None:
             return min(rows, MIN_PROMPT_ROWS)
         return max(int(rows / self._scored_cost), 1)
 
-    def plain_rows(self, scored: int) -> int:
+    def to_plain_rows(self, scored: int) -> int:
         """Return how many rows without log-probabilities cost as much as `scored` rows with them."""
         return math.ceil(scored * (self._scored_cost or 1.0))
 
@@ -209,7 +209,7 @@ class Lane:
 
     def _learn_prefill(self, spent_s: float) -> None:
         """Learn from a pass that read a prompt."""
-        if self.batch.rows < min(self.rows_beside(0), MIN_LEARNED_ROWS):
+        if self.batch.rows < min(self.max_prompt_rows(0), MIN_LEARNED_ROWS):
             return  # a prompt's last few rows say little about the cost of a row among many
         self.reading.observe(self.batch.rows, self.batch.mean_position, spent_s)
 
@@ -225,11 +225,14 @@ class Lane:
         self.context.synchronize()
         spent_s = self.spent_s = self._clock() - start
         self.busy_s += spent_s
-        self.passes, self.busy = self.passes + 1, self.busy + sequences
-        rows, costs = self.batch.rows, self.costs.of(sequences)
+        self.n_passes, self.n_sequence_passes = (
+            self.n_passes + 1,
+            self.n_sequence_passes + sequences,
+        )
+        rows, costs = self.batch.rows, self.costs.for_sequences(sequences)
         self._n_repeats = self._n_repeats + 1 if rows == self._last_rows else 0
         self._last_rows = rows
-        if timed and self._is_informative(rows, costs.padded(sequences)):
+        if timed and self._is_informative(rows, costs.padded_width(sequences)):
             depth, width_ms = self.batch.mean_position, costs.ms(rows)
             width_cost_ms = self.attention.observe(rows, sequences, depth, spent_s * 1e3, width_ms)
             costs.observe(rows, width_cost_ms)
@@ -258,7 +261,7 @@ GROWTH_TOKENS = 64
 PROMPT_TOKENS_PER_DRAFT = 4
 
 
-def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
+def fits_context(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
     """Whether a request fits beside those that run, with room for all to go on for a while.
 
     A request that runs alone always fits. A preempted one waits until another has ended, so that requests
@@ -266,22 +269,22 @@ def fits(lane: Lane, waiting: TokenizedRequest | Sequence) -> bool:
     """
     if not lane.active:
         return True
-    if any(sequence.alone for sequence in lane.active):
+    if any(sequence.runs_alone for sequence in lane.active):
         return False
-    growth = sum(min(sequence.left, GROWTH_TOKENS) for sequence in lane.active)
+    growth = sum(min(sequence.remaining, GROWTH_TOKENS) for sequence in lane.active)
     if isinstance(waiting, Sequence):
-        if waiting.alone or waiting.gave_way == lane.ended:
+        if waiting.runs_alone or waiting.preempted_at == lane.n_ended:
             return False
-        growth += min(waiting.left, GROWTH_TOKENS)
+        growth += min(waiting.remaining, GROWTH_TOKENS)
     else:
         max_tokens = waiting.request.max_tokens
         growth += GROWTH_TOKENS if max_tokens is None else min(max_tokens, GROWTH_TOKENS)
     texts = [waiting.tokens, *(sequence.tokens for sequence in lane.active)]
     n_free = lane.context.n_ctx - growth
-    return sum(map(len, texts)) <= n_free or cells(texts) <= n_free
+    return sum(map(len, texts)) <= n_free or count_min_cells(texts) <= n_free
 
 
-def cells(texts: list[list[int]]) -> int:
+def count_min_cells(texts: list[list[int]]) -> int:
     """Return the cells that texts take if each shares its beginning with the others as far as it can.
 
     This is a minimum: texts that are read at the same time share less.
@@ -291,25 +294,27 @@ def cells(texts: list[list[int]]) -> int:
     return sum(map(len, texts)) - shared
 
 
-def drafts_beside(lane: Lane, sequences: list[Sequence], decoding: int) -> int:
+def max_draft_rows_beside(lane: Lane, sequences: list[Sequence], decoding: int) -> int:
     """Return how many rows of drafts a pass may have that other sequences wait for.
 
     Copied text must not delay them too much, and where a prompt is read in the same pass, drafts must not
     make it longer than it may be.
     """
-    max_prompt_rows = lane.rows_beside(decoding)
+    max_prompt_rows = lane.max_prompt_rows(decoding)
     max_rows = max(max_prompt_rows, MAX_DEPTH * decoding)
     prompts = [sequence for sequence in sequences if sequence.prefilling]
     if not prompts:
         return max_rows
     remaining = max_prompt_rows - sum(len(sequence.step.read) for sequence in prompts)
-    n_unfinished = sum(len(sequence.step.read) for sequence in prompts if sequence.reads_on)
+    n_unfinished = sum(len(sequence.step.read) for sequence in prompts if sequence.has_more_prompt)
     if any(sequence.request.priority == "editor" for sequence in prompts):
         n_unfinished = 0
     return min(max_rows, max(remaining, 0) + n_unfinished // PROMPT_TOKENS_PER_DRAFT)
 
 
-def ends_for(lane: Lane, sequences: list[Sequence], writing: bool) -> tuple[list[int], float]:
+def choose_interruptions(
+    lane: Lane, sequences: list[Sequence], writing: bool
+) -> tuple[list[int], float]:
     """Return whose withdrawal interrupts the pass, and for how many seconds a new request interrupts it.
 
     The withdrawal of a request with more than half of the rows does, because the rest is soon done again. A
@@ -326,8 +331,13 @@ def ends_for(lane: Lane, sequences: list[Sequence], writing: bool) -> tuple[list
         if sequence.prefilling and 2 * len(sequence.step.read) > rows
     ]
     makes_room = lane.slots.cuttable and lane.slots.free
-    if not makes_room or writing or lane.exact or any(sequence.yields for sequence in sequences):
+    if (
+        not makes_room
+        or writing
+        or lane.exact
+        or any(sequence.reads_in_short_passes for sequence in sequences)
+    ):
         return withdrawals, 0.0
     if lane.is_long:
         return withdrawals, math.inf
-    return withdrawals, lane.begins_s if all(sequence.patient for sequence in sequences) else 0.0
+    return withdrawals, lane.start_s if all(sequence.may_restart for sequence in sequences) else 0.0

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from localspec.engine.cache.prefixes import Prefixes
+from localspec.engine.cache.prefixes import PrefixStore
 from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import (
@@ -23,10 +23,10 @@ from localspec.engine.llama import (
     Model,
     OutOfMemory,
     StateBatch,
+    connect,
     devices,
+    enable_keepalive,
     gpus,
-    notice_cuts,
-    reach,
     why_no_heads,
     wide_vectors,
 )
@@ -35,24 +35,30 @@ from localspec.engine.pair import profile as measuring
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import (
-    Models,
-    check_numbers,
+    PairModels,
+    check_finite_logits,
     check_pair,
-    chooses_rightly,
-    copy_cost_of,
-    key_of,
+    estimate_copy_cost,
+    hash_profile_key,
+    hold_sample_text,
+    make_pass_runner,
     open_draft,
     open_model,
     physical_cores,
-    runner,
-    some_text,
-    takes_not,
+    samples_correctly_on_device,
     usable_cores,
+    why_kv_type_unsupported,
     why_no_rollback,
 )
-from localspec.engine.pair.pair import NO_DRAFT, Pair
-from localspec.engine.pair.profile import Learned, Measured, ProfileStore, Stored, Turn
-from localspec.engine.speculation.acceptance import MAX_LIMIT
+from localspec.engine.pair.pair import NO_DRAFT, LoadedPair
+from localspec.engine.pair.profile import (
+    HoldCpu,
+    LearnedProfile,
+    PassTimes,
+    ProfileStore,
+    StoredProfile,
+)
+from localspec.engine.speculation.acceptance import MAX_DRAFTS
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.base import Drafter
@@ -85,8 +91,8 @@ def load_pair(
     settings: EngineSettings,
     progress: Progress,
     notice: Notice = _ignore,
-    turn: Turn = nullcontext,
-) -> Pair:
+    turn: HoldCpu = nullcontext,
+) -> LoadedPair:
     """Load both models and measure their costs. If memory does not hold them, less is tried.
 
     notice: called with sentences for the log, from any thread. turn: each pass is made inside one.
@@ -105,7 +111,9 @@ def load_pair(
             return attempt.pair(notice)
         except OutOfMemory as error:
             attempt.opened.close()
-            plan = placement.smaller(settings, attempt.layers, attempt.n_ctx, attempt.on_gpu)
+            plan = placement.choose_smaller_plan(
+                settings, attempt.layers, attempt.n_ctx, attempt.on_gpu
+            )
             if plan is None:
                 raise LoadFailed(
                     f"{error.message} Nothing smaller is left to try; close other programs, or choose "
@@ -128,7 +136,7 @@ def _settings_for_workers(target: Model, settings: EngineSettings) -> EngineSett
     at the first pass, and this process with it. A quantized cache of values needs flash attention.
     """
     is_automatic = settings.flash_attention == "auto" and settings.kv_types[1] == "f16"
-    if not is_automatic or target.flash_everywhere:
+    if not is_automatic or target.supports_flash_attention:
         return settings
     return msgspec.structs.replace(settings, flash_attention="off")
 
@@ -145,7 +153,7 @@ class _LoadAttempt:
         settings: EngineSettings,
         progress: Progress,
         notes: list[str],
-        turn: Turn,
+        turn: HoldCpu,
     ) -> None:
         self.opened = ExitStack()  # closes contexts before the models they were made from
         self.layers, self.n_ctx = 0, settings.n_ctx or DEFAULT_CONTEXT
@@ -156,12 +164,12 @@ class _LoadAttempt:
         self._turn = turn
         self._no_draft = NO_DRAFT
         self._contention = measuring.Contention()
-        self._stored = Stored(None, None, 1.0)
+        self._stored = StoredProfile(None, None, 1.0)
         self._contention_share = 0.0  # share of the processors that others use
         self._noise = 0.0  # of what is measured
         self._machines: tuple[str, ...] = ()  # other machines, which have layers of the target
 
-    def pair(self, notice: Notice) -> Pair:
+    def pair(self, notice: Notice) -> LoadedPair:
         """Load the pair: all steps, in the order in which they depend on each other."""
         models = self._open_models()
         context, batch = self._make_target_context(models), Batch(models.rows)
@@ -169,19 +177,19 @@ class _LoadAttempt:
         if draft is not None and draft.heads:
             context.emit_states()
         with self._turn():
-            check_numbers(context, batch)
+            check_finite_logits(context, batch)
         no_rollback = why_no_rollback(context, draft)
         chooses = self._chooses_on_device(context, batch)
         self._progress("profile", 0.0)
         profile = self._open_profile(
-            key_of(self._files, models, measured={"choose_on_device": chooses})
+            hash_profile_key(self._files, models, measured={"choose_on_device": chooses})
         )
         costs = self._target_costs(context, batch)
         prefixes, sessions = self._make_prefixes(costs, models, notice)
         spare_sequence = models.parallel if _can_move(models.target) else None
         slots = Slots(context, draft, 0, models.parallel, prefixes, spare=spare_sequence)
         borrows = draft is not None and draft.borrows
-        with some_text(context, batch) if borrows else nullcontext(0) as n_before:
+        with hold_sample_text(context, batch) if borrows else nullcontext(0) as n_before:
             drafter, steps = self._make_drafter(
                 models,
                 draft if no_rollback is None else None,
@@ -193,7 +201,7 @@ class _LoadAttempt:
         learned = self._make_learned(costs, steps)
         if drafter is not None:
             self._warm_start(context, batch, drafter, learned)
-        pair = Pair(
+        pair = LoadedPair(
             files=self._files,
             models=models,
             shared=self._make_lane(context, batch, slots, costs),
@@ -224,7 +232,7 @@ class _LoadAttempt:
             on_gpu=self.on_gpu,
         )
 
-    def _open_models(self) -> Models:
+    def _open_models(self) -> PairModels:
         """Open both models and compare them with each other. Raises LoadFailed, OutOfMemory."""
         files, settings = self._files, self._settings
         if (n_gpus := len(gpus())) and settings.main_gpu >= n_gpus:
@@ -242,11 +250,15 @@ class _LoadAttempt:
         remote = self._find_remote_devices()
         target = self._open_model("target", files.target, settings, heads=heads, devices=remote)
         if self._machines:
-            notice_cuts(self._machines)
+            enable_keepalive(self._machines)
             settings = _settings_for_workers(target, settings)
         self.layers = target.n_layer
-        if reason := takes_not(target, settings.kv_types):
-            key = "kv_type" if takes_not(target, (settings.type_kv, "f16")) else "kv_type_v"
+        if reason := why_kv_type_unsupported(target, settings.kv_types):
+            key = (
+                "kv_type"
+                if why_kv_type_unsupported(target, (settings.type_kv, "f16"))
+                else "kv_type_v"
+            )
             key = key if settings.type_v != "same" else "kv_type"
             kind = settings.kv_types[key == "kv_type_v"]
             raise LoadFailed(
@@ -258,14 +270,14 @@ class _LoadAttempt:
             draft = open_draft(partial(self._open_model, "draft", files.draft), settings, remote)
         compared = check_pair(target, draft) if draft else None
         self.n_ctx = min(self.n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
-        parallel = settings.parallel if target.takes_company else 1
+        parallel = settings.parallel if target.multi_sequence else 1
         has_states = target.n_heads or (draft is not None and is_sidecar(draft.architecture))
         rows = settings.n_batch * (GPU_BATCH_FACTOR if self.on_gpu and not has_states else 1)
         attention = settings.flash_attention
         if not self.on_gpu and not has_states and target.cuttable:
-            attention = settings.on_cpu(self.n_ctx, wide=wide_vectors())
+            attention = settings.cpu_flash_attention(self.n_ctx, wide=wide_vectors())
         context = self.n_ctx, parallel, threads, rows, self.opened, attention, self._machines
-        return Models(target, draft, compared, settings, *context)
+        return PairModels(target, draft, compared, settings, *context)
 
     def _find_remote_devices(self) -> list[int]:
         """Return the devices for the target's layers if other machines have some, else [].
@@ -275,7 +287,7 @@ class _LoadAttempt:
         """
         if not self._files.rpc or not self._settings.n_gpu_layers:
             return []
-        reached, problems = reach(self._files.rpc)
+        reached, problems = connect(self._files.rpc)
         if problems and self._settings.rpc_needed:
             raise LoadFailed(
                 f"{'; '.join(problems)}. Without it the target does not fit into memory. To serve its "
@@ -290,16 +302,18 @@ class _LoadAttempt:
         progress = partial(self._progress, stage)
         return self.opened.enter_context(open_model(path, settings, progress, **options))
 
-    def _make_draft_context(self, models: Models, context: Context) -> Context | None:
+    def _make_draft_context(self, models: PairModels, context: Context) -> Context | None:
         """Make a context of the draft model, or else of the target's heads; None if there is neither.
 
         context: the target's, which is still empty.
         """
         sequences = models.parallel + 2  # one for the exact lane, one for probes
-        make = partial(models.context, sequences=sequences, outputs=max(models.parallel + 1, 16))
+        make = partial(
+            models.make_context, sequences=sequences, outputs=max(models.parallel + 1, 16)
+        )
         draft = models.draft
         if draft is not None and not models.sidecar:
-            if reason := takes_not(draft, self._settings.kv_types):
+            if reason := why_kv_type_unsupported(draft, self._settings.kv_types):
                 self._notes.append(f"The draft's KV cache is f16: {reason}.")
             return make(draft)
         model, target = (draft, context) if draft is not None else (models.target, None)
@@ -317,10 +331,10 @@ class _LoadAttempt:
             self._notes.append(f"No drafts: {error.message}")
             return None
 
-    def _make_target_context(self, models: Models) -> Context:
+    def _make_target_context(self, models: PairModels) -> Context:
         sequences = models.parallel + _can_move(models.target)
-        outputs = models.parallel * (MAX_DEPTH + 1) + MAX_LIMIT
-        return models.context(
+        outputs = models.parallel * (MAX_DEPTH + 1) + MAX_DRAFTS
+        return models.make_context(
             models.target,
             sequences=sequences,
             outputs=outputs,
@@ -339,44 +353,53 @@ class _LoadAttempt:
         """
         setting = self._settings.choose_on_device
         is_local_gpu = self.on_gpu and not self._machines
-        return (is_local_gpu if setting is None else setting) and chooses_rightly(context, batch)
+        return (is_local_gpu if setting is None else setting) and samples_correctly_on_device(
+            context, batch
+        )
 
     def _open_profile(self, key: str) -> ProfileStore:
         """Open the profile of costs, and read what an earlier load has left there."""
         folder = self._settings.state_dir
         store = ProfileStore(Path(folder) if folder else None, key)
-        self._stored, self._contention_share = Stored.of(store.read()), self._contention.share
+        self._stored, self._contention_share = (
+            StoredProfile.of(store.read()),
+            self._contention.share,
+        )
         return store
 
     def _choose_table(
         self,
         known: dict[int, float] | None,
-        measure: Callable[[], Measured],
+        measure: Callable[[], PassTimes],
         max_rows_each: int = 0,
     ) -> CostTable:
         """Return the table of an earlier load if it is good enough, else measure now.
 
         max_rows_each: as in `CostTable`.
         """
-        measured = self._stored.or_measured(known, self._contention_share, measure)
+        measured = self._stored.use_or_measure(known, self._contention_share, measure)
         self._noise = max(self._noise, measured.noise)
         return CostTable(measured.ms, max_rows_each=max_rows_each)
 
     def _target_costs(self, context: Context, batch: Batch) -> CostTable:
         budget_s = measuring.BUDGET_S * 0.7
-        run = runner(context, batch)
+        run = make_pass_runner(context, batch)
         max_rows_each = 0 if context.model.cuttable else context.n_rollback + 1
         measure = partial(measuring.measure_widths, run, budget_s, self._turn)
         return self._choose_table(self._stored.target, measure, max_rows_each)
 
     def _draft_costs(self, context: Context, batch: Batch, n_before: int) -> CostTable:
         deadline = time.monotonic() + measuring.BUDGET_S * 0.3
-        run, widths = runner(context, batch, True, n_before), (1, PREFILL_WIDTH, 2, 4, 16)
-        measure = partial(measuring.measure, run, widths, deadline, turn=self._turn)
+        run, widths = make_pass_runner(context, batch, True, n_before), (1, PREFILL_WIDTH, 2, 4, 16)
+        measure = partial(measuring.measure_passes, run, widths, deadline, turn=self._turn)
         return self._choose_table(self._stored.draft, measure)
 
     def _make_drafter(
-        self, models: Models, context: Context | None, make_room: Callable[[], bool], n_before: int
+        self,
+        models: PairModels,
+        context: Context | None,
+        make_room: Callable[[], bool],
+        n_before: int,
     ) -> tuple[DraftModel | None, CostTable | None]:
         """Return the draft model, or heads, and what their steps cost; None if they are of no use.
 
@@ -388,7 +411,7 @@ class _LoadAttempt:
         batch = StateBatch(models.rows, context.n_state) if heads else Batch(models.rows)
         try:
             with self._turn():
-                check_numbers(context, batch, n_before)
+                check_finite_logits(context, batch, n_before)
         except LoadFailed as error:
             called = (MtpDrafter if heads else ModelDrafter).called
             self._no_draft = f"NaN or infinite values from {called}"
@@ -412,12 +435,12 @@ class _LoadAttempt:
         )
         return model, costs
 
-    def _make_learned(self, target: CostTable, draft: CostTable | None) -> Learned:
+    def _make_learned(self, target: CostTable, draft: CostTable | None) -> LearnedProfile:
         costs = CostProfile(target, draft, self._stored.overhead_ms)
-        return Learned(costs, self._stored.known_of(Drafter.kinds), self._noise)
+        return LearnedProfile(costs, self._stored.load_calibrations(Drafter.kinds), self._noise)
 
     def _warm_start(
-        self, context: Context, batch: Batch, drafter: DraftModel, learned: Learned
+        self, context: Context, batch: Batch, drafter: DraftModel, learned: LearnedProfile
     ) -> None:
         """Estimate the acceptance of a new draft model, if that takes no longer than measuring.
 
@@ -425,23 +448,23 @@ class _LoadAttempt:
         """
         calibration = learned.calibrations[drafter.kind]
         token_ms = learned.costs.target.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
-        if drafter.context.heads or not calibration.unknown:
+        if drafter.context.heads or not calibration.is_unused:
             return
         if token_ms * MAX_TEXT_TOKENS * len(TEXTS) > 1e3 * measuring.BUDGET_S:
             return
         warm_start(context, batch, drafter, calibration, self._turn)
 
     def _make_prefixes(
-        self, costs: CostTable, models: Models, notice: Notice
-    ) -> tuple[Prefixes, SessionStore]:
+        self, costs: CostTable, models: PairModels, notice: Notice
+    ) -> tuple[PrefixStore, SessionStore]:
         """Make the stores for texts that lose their slot: memory, and from there the disk."""
         settings = self._settings
-        copy_cost = copy_cost_of(models, costs, self.on_gpu)
-        prefixes = Prefixes(settings.prefix_bytes, copy_cost)
+        copy_cost = estimate_copy_cost(models, costs, self.on_gpu)
+        prefixes = PrefixStore(settings.prefix_bytes, copy_cost)
         folder = Path(settings.states_dir) if settings.states_dir else None
-        key = key_of(self._files, models)
+        key = hash_profile_key(self._files, models)
         sessions = SessionStore(folder, key, settings.states_bytes, notice)
-        prefixes.dropped = sessions.dropped
+        prefixes.dropped = sessions.save_dropped
         return prefixes, sessions
 
 

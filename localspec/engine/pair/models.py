@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from localspec.compatibility import Compatibility, compare
+from localspec.compatibility import Compatibility, compare_tokenizers
 from localspec.engine.cache.prefixes import CopyCost
 from localspec.engine.llama import (
     Batch,
@@ -24,13 +24,13 @@ from localspec.engine.llama import (
     gpus,
     llama_version,
 )
-from localspec.engine.pair.profile import identity
+from localspec.engine.pair.profile import hash_identity
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.drafters.draft_model import PREFILL_WIDTH
 from localspec.errors import LoadFailed
-from localspec.model_traits import is_sidecar, no_writer, not_its_sidecar
+from localspec.model_traits import explain_no_text, explain_wrong_sidecar, is_sidecar
 from localspec.protocol.frames import EngineSettings, PairFiles
-from localspec.protocol.settings import KV_BLOCK, SCORED_ROWS, FlashAttention, KvType
+from localspec.protocol.settings import CPU_PASS_ROWS, KV_BLOCK_SIZE, FlashAttention, KvType
 
 SMALL_MODEL_PARAMETERS = 4_000_000
 SAMPLE_TOKENS = 8  # length of the text of a target behind which something is measured
@@ -46,7 +46,7 @@ UNFUSED_CELL_NS = 25.0
 
 
 @dataclass(frozen=True)
-class Models:
+class PairModels:
     """Both models, opened and compared with each other, and the settings of their contexts.
 
     compared: what their vocabularies share; None without a draft. opened: closes what was opened, in
@@ -71,7 +71,7 @@ class Models:
         """Whether the draft consists of MTP heads in a file of their own."""
         return self.draft is not None and is_sidecar(self.draft.architecture)
 
-    def context(
+    def make_context(
         self,
         model: Model,
         *,
@@ -93,22 +93,22 @@ class Models:
             OutOfMemory, LoadFailed
         """
         types = self.settings.kv_types
-        needs_f16 = model is self.draft and takes_not(model, types)
+        needs_f16 = model is self.draft and why_kv_type_unsupported(model, types)
         attention = self.settings.flash_attention if exact else self.attention
         n_ubatch = self.settings.n_batch
         if attention != self.settings.flash_attention:
-            n_ubatch = min(n_ubatch, SCORED_ROWS)
+            n_ubatch = min(n_ubatch, CPU_PASS_ROWS)
         settings = ContextSettings(
             n_ctx=self.n_ctx,
             n_batch=rows or self.rows,
             n_ubatch=n_ubatch,
             n_seq=sequences,
             n_outputs=outputs,
-            n_threads=threads_for(model, self.threads),
+            n_threads=choose_thread_count(model, self.threads),
             kv_types=("f16", "f16") if needs_f16 else types,
             n_rollback=0 if model.cuttable or heads else ROLLBACK_SNAPSHOTS,
             flash_attention=attention,
-            chooses=chooses,
+            choose_on_device=chooses,
             heads=heads,
             target=target,
         )
@@ -133,7 +133,7 @@ def physical_cores() -> int:
         return n_logical
 
 
-def threads_for(model: Model, threads: int) -> int:
+def choose_thread_count(model: Model, threads: int) -> int:
     """Return the number of threads for a model. A small model is fastest on one, because threads wait."""
     return 1 if model.n_params < SMALL_MODEL_PARAMETERS else threads
 
@@ -195,7 +195,7 @@ def _why_no_writer(model: Model) -> str:
         return "it has no tokens"
     architecture = model.metadata("general.architecture") or ""
     pooling = model.metadata(f"{architecture}.pooling_type") or ""
-    reason = no_writer(
+    reason = explain_no_text(
         architecture,
         kind=model.metadata("general.type") or "",
         causal=model.metadata(f"{architecture}.attention.causal") != "false",
@@ -204,20 +204,20 @@ def _why_no_writer(model: Model) -> str:
     return reason or ("it has an encoder" if model.has_encoder else "")
 
 
-def takes_not(model: Model, kv_types: tuple[KvType, KvType]) -> str:
+def why_kv_type_unsupported(model: Model, kv_types: tuple[KvType, KvType]) -> str:
     """Return why the model's cache cannot be of these types, as a clause; empty if it can."""
     for length, kv_type in zip(model.head_lengths, kv_types, strict=True):
-        if kv_type != "f16" and length % KV_BLOCK:
+        if kv_type != "f16" and length % KV_BLOCK_SIZE:
             return (
                 f"its attention heads have {length} numbers, and {kv_type} keeps them in blocks of "
-                f"{KV_BLOCK}"
+                f"{KV_BLOCK_SIZE}"
             )
     return ""
 
 
 def check_pair(target: Model, draft: Model) -> Compatibility:
     """Return what the vocabularies share. Raises LoadFailed if the draft does not match the target."""
-    compatibility = compare(target.vocab.tokenizer(), draft.vocab.tokenizer())
+    compatibility = compare_tokenizers(target.vocab.tokenizer(), draft.vocab.tokenizer())
     reason = "" if compatibility.usable else compatibility.reason
     if is_sidecar(draft.architecture):
         reason = _why_not_its_sidecar(target, draft) or reason
@@ -226,9 +226,9 @@ def check_pair(target: Model, draft: Model) -> Compatibility:
     return compatibility
 
 
-def chooses_rightly(context: Context, batch: Batch) -> bool:
+def samples_correctly_on_device(context: Context, batch: Batch) -> bool:
     """Whether the device samples the token that the logits say. Not every backend has every operation."""
-    run = runner(context, batch)
+    run = make_pass_runner(context, batch)
     try:
         context.choose_on_device(0, True)
         run(2)
@@ -246,7 +246,7 @@ def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
 
     llama.cpp compares neither states nor caches, and would read beyond their end.
     """
-    if reason := not_its_sidecar(sidecar.architecture, target.architecture):
+    if reason := explain_wrong_sidecar(sidecar.architecture, target.architecture):
         return reason
     if sidecar.n_state != target.n_state:
         return f"its states have {sidecar.n_state} numbers, and the target's {target.n_state}"
@@ -256,7 +256,7 @@ def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
 
 
 @contextmanager
-def some_text(target: Context, batch: Batch) -> Iterator[int]:
+def hold_sample_text(target: Context, batch: Batch) -> Iterator[int]:
     """Put a text into the target's first sequence while its cache is needed, and yield its length."""
     batch.clear()
     for position in range(SAMPLE_TOKENS):
@@ -269,7 +269,7 @@ def some_text(target: Context, batch: Batch) -> Iterator[int]:
         target.clear()
 
 
-def check_numbers(context: Context, batch: Batch, n_before: int = 0) -> None:
+def check_finite_logits(context: Context, batch: Batch, n_before: int = 0) -> None:
     """Check that the model computes logits. Raises LoadFailed if they are NaN or infinite.
 
     Two tokens are tried, behind `n_before` others, and then two more: a file may hold anything for tokens
@@ -284,7 +284,7 @@ def check_numbers(context: Context, batch: Batch, n_before: int = 0) -> None:
         context.synchronize()
         try:
             for row in range(len(tokens)):
-                context.finite(row)
+                context.finite_logits(row)
             return
         except NotFinite:
             continue
@@ -296,7 +296,7 @@ def check_numbers(context: Context, batch: Batch, n_before: int = 0) -> None:
     )
 
 
-def runner(
+def make_pass_runner(
     context: Context, batch: Batch, last_only: bool = False, n_before: int = 0
 ) -> Callable[[int], None]:
     """Return a function that makes a pass of a given width behind `n_before` tokens, for measuring."""
@@ -312,7 +312,9 @@ def runner(
     return run
 
 
-def key_of(files: PairFiles, models: Models, measured: Mapping[str, bool] | None = None) -> str:
+def hash_profile_key(
+    files: PairFiles, models: PairModels, measured: Mapping[str, bool] | None = None
+) -> str:
     """Return a hash of what saved states, or `measured` costs, depend on: files, settings, machine, build."""
     engine_settings = models.settings
     settings = {
@@ -335,10 +337,10 @@ def key_of(files: PairFiles, models: Models, measured: Mapping[str, bool] | None
             "parallel": models.parallel,
             **measured,
         }
-    elif models.target.turns_by_context:
+    elif models.target.rope_depends_on_context:
         settings["n_ctx"] = models.n_ctx
     paths = [files.target] + ([files.draft] if files.draft else [])
-    return identity(paths, settings, llama_version())
+    return hash_identity(paths, settings, llama_version())
 
 
 def why_no_rollback(target: Context, draft: Context | None) -> str | None:
@@ -350,12 +352,12 @@ def why_no_rollback(target: Context, draft: Context | None) -> str | None:
     return None
 
 
-def copy_cost_of(models: Models, costs: CostTable, on_gpu: bool) -> CopyCost:
+def estimate_copy_cost(models: PairModels, costs: CostTable, on_gpu: bool) -> CopyCost:
     """Return the cost of leaving other texts in the target's cache, and of reading them again."""
     target, has_flash = models.target, models.attention != "off"
     # The time that a GPU takes to skip cells was not measured.
     heads = 0 if on_gpu else target.n_layer * target.n_attention_heads
-    threads = threads_for(target, models.threads)
+    threads = choose_thread_count(target, models.threads)
     heads_per_thread_ms = heads / threads / 1e6
     can_split = has_flash and threads > 1 and models.settings.kv_types == ("f16", "f16")
     return CopyCost(
@@ -380,7 +382,7 @@ MIN_CONTEXT = 2048  # tokens
 ASSUMED_LAYERS = 48
 
 
-class Smaller(NamedTuple):
+class SmallerPlan(NamedTuple):
     """The next plan, what it reduces, and a sentence that says so."""
 
     settings: EngineSettings
@@ -388,7 +390,9 @@ class Smaller(NamedTuple):
     told: str
 
 
-def smaller(settings: EngineSettings, layers: int, context: int, gpu: bool) -> Smaller | None:
+def choose_smaller_plan(
+    settings: EngineSettings, layers: int, context: int, gpu: bool
+) -> SmallerPlan | None:
     """Return the next plan; None if nothing is left to reduce.
 
     layers: of the target; 0: not known. context: the number of tokens that did not fit.
@@ -401,12 +405,12 @@ def smaller(settings: EngineSettings, layers: int, context: int, gpu: bool) -> S
         sentence = (
             f"Only {n_fewer} layers of the target are on the GPU, because its memory is full."
         )
-        return Smaller(replace(settings, n_gpu_layers=n_fewer), "layers", sentence)
+        return SmallerPlan(replace(settings, n_gpu_layers=n_fewer), "layers", sentence)
     if context > MIN_CONTEXT:
         n_ctx = max(MIN_CONTEXT, context // 2)
         sentence = f"The context is limited to {n_ctx} tokens, because memory is full."
-        return Smaller(replace(settings, n_ctx=n_ctx), "context", sentence)
+        return SmallerPlan(replace(settings, n_ctx=n_ctx), "context", sentence)
     if gpu and settings.draft_gpu_layers:
         sentence = "The draft runs on the CPU: the GPU is full."
-        return Smaller(replace(settings, draft_gpu_layers=0), "draft", sentence)
+        return SmallerPlan(replace(settings, draft_gpu_layers=0), "draft", sentence)
     return None

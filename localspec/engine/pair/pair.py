@@ -6,17 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from localspec.engine.cache.prefixes import Prefix, Prefixes
+from localspec.engine.cache.prefixes import Prefix, PrefixStore
 from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.llama import Vocab, backend
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.models import Models
-from localspec.engine.pair.profile import Learned, ProfileStore
-from localspec.engine.sampling.settings import model_defaults, unasked
+from localspec.engine.pair.models import PairModels
+from localspec.engine.pair.profile import LearnedProfile, ProfileStore
+from localspec.engine.sampling.settings import default_settings, model_defaults
 from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter
 from localspec.engine.speculation.drafters.mtp import MtpDrafter
-from localspec.engine.speculation.drafters.ngram import Memory
+from localspec.engine.speculation.drafters.ngram import NgramMemory
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
 
 NO_DRAFT = "this pair has no draft model"
@@ -24,7 +24,7 @@ MAX_SAVING_S = 6.0  # for saving states of texts at the end; the daemon waits a 
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class LoadedPair:
     """Everything that lives as long as the pair is loaded; `load_pair` makes one.
 
     shared: the lane of all requests except those in exact mode. no_rollback: why drafts cannot be taken back,
@@ -33,19 +33,19 @@ class Pair:
     """
 
     files: PairFiles
-    models: Models
+    models: PairModels
     shared: Lane
     exact: ExactMode
     drafter: DraftModel | None
     no_rollback: str | None
     no_draft: str
     chooses_on_device: bool
-    learned: Learned
+    learned: LearnedProfile
     profile: ProfileStore
-    prefixes: Prefixes
+    prefixes: PrefixStore
     sessions: SessionStore
     notes: list[str]
-    memory: Memory = field(default_factory=Memory)
+    memory: NgramMemory = field(default_factory=NgramMemory)
 
     @property
     def settings(self) -> EngineSettings:
@@ -74,7 +74,7 @@ class Pair:
     def chat_template(self) -> str | None:
         return self.files.chat_template or self.models.target.chat_template
 
-    def drafter_of(self, lane: Lane) -> DraftModel | None:
+    def get_drafter(self, lane: Lane) -> DraftModel | None:
         """Return what drafts for a lane: a draft model, heads, or None."""
         return lane.drafter or self.drafter
 
@@ -99,7 +99,7 @@ class Pair:
 
     @property
     def _drafters(self) -> set[DraftModel]:
-        drafters = (self.drafter_of(lane) for lane in self.lanes)
+        drafters = (self.get_drafter(lane) for lane in self.lanes)
         return {drafter for drafter in drafters if drafter is not None}
 
     def info(self) -> Loaded:
@@ -125,7 +125,7 @@ class Pair:
             speculation=self.no_rollback or (None if self.drafter else self.no_draft),
             notes=self.notes + ([f"{note[:1].upper()}{note[1:]}."] if note else []),
             backend=" + ".join([backend_name, *self.models.machines]),
-            sampling_defaults=unasked(self.defaults),
+            sampling_defaults=default_settings(self.defaults),
             profile=self.learned.costs.as_dict(),
             reading=self.shared.reading.expected,
         )
@@ -140,11 +140,13 @@ class Pair:
             }
         )
 
-    def saved(self, tokens: list[int], exact: bool) -> Prefix | None:
+    def load_saved_prefix(self, tokens: list[int], exact: bool) -> Prefix | None:
         """Load the saved state of a text if it covers more than memory does. Safe from any thread."""
-        n_held = [lane.slots.about(tokens) for lane in self.lanes if lane.exact == exact]
+        n_held = [
+            lane.slots.estimate_reusable(tokens) for lane in self.lanes if lane.exact == exact
+        ]
         n_held.append(self.prefixes.find(tokens, exact=exact)[1])
-        pays = self.prefixes.copy_cost.pays
+        pays = self.prefixes.copy_cost.restoring_pays
         return self.sessions.load(tokens, max(n_held), exact=exact, pays=pays)
 
     def forget(self, conversation: str | None) -> None:
@@ -154,16 +156,16 @@ class Pair:
         self.prefixes.forget(conversation)
         self.memory.forget(conversation)
         self.sessions.forget(conversation)
-        self.sessions.forgotten()
+        self.sessions.allow_saving()
 
     def _save_texts(self) -> None:
         """Save the texts in memory to disk: those in slots first, each group most recently used first."""
         snapshots: list[Callable[[], Prefix]] = []
-        reading_time = self.shared.reading.expected.of
-        is_wanted = partial(self.sessions.wanted, reading_time=reading_time)
+        reading_time = self.shared.reading.expected.range_seconds
+        is_wanted = partial(self.sessions.is_worth_saving, reading_time=reading_time)
         for lane in self.lanes:
             for slot in sorted(lane.slots, key=lambda s: -s.last_used):
-                if lane.slots.savable(slot) and is_wanted(
+                if lane.slots.can_save(slot) and is_wanted(
                     slot.conversation, slot.cached, lane.exact
                 ):
                     snapshots.append(partial(lane.slots.snapshot, slot))

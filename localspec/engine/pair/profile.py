@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 from localspec import files
 from localspec.engine.llama import Model
 from localspec.engine.speculation.acceptance import Calibration
-from localspec.engine.speculation.cost import Clock, CostProfile, attention_from, table_from
+from localspec.engine.speculation.cost import (
+    Clock,
+    CostProfile,
+    parse_attention_costs,
+    parse_cost_table,
+)
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
 from localspec.protocol.frames import PromptCost
@@ -40,7 +45,7 @@ EXPECTATION_TOKENS = 16
 SLOWDOWN_DECAY = 0.2  # how fast a slowdown is forgotten; a new one is believed at once
 
 
-def deeper(model: Model) -> float:
+def estimate_depth_ratio(model: Model) -> float:
     """Return b / a: the cost that each token before adds to a token, relative to that of the first.
 
     It compares attention's multiplications with those of the weights. This is a first guess, because some
@@ -51,7 +56,7 @@ def deeper(model: Model) -> float:
     return 2 * model.n_layer * model.n_state / max(model.n_params, 1)
 
 
-class ReadingCost:
+class PrefillCost:
     """The cost of a prompt's tokens by their position.
 
     first_s: seconds per token until one was read. deeper: b / a, until deep passes were observed. n_ctx: how
@@ -67,9 +72,9 @@ class ReadingCost:
         self._n = self._x = self._y = self._xx = self._xy = 0.0  # weighted sums, by tokens
         self._slowdown = 1.0  # of recent passes, relative to the expected time
 
-    def at(self, position: float) -> float:
+    def planned_s(self, position: float) -> float:
         """Return the seconds to plan for the token at a position."""
-        return self._slowdown * self.expected.at(position)
+        return self._slowdown * self.expected.token_seconds(position)
 
     def observe(self, tokens: int, position: float, spent_s: float) -> None:
         """Learn from a pass over `tokens` tokens at `position` on average, which took `spent_s`."""
@@ -80,7 +85,7 @@ class ReadingCost:
         self._xx = self._xx * keep + tokens * position**2
         self._xy = self._xy * keep + tokens * position * token_s
         self.expected = self._fit()
-        ratio = token_s / self.expected.at(position)
+        ratio = token_s / self.expected.token_seconds(position)
         slowdown = ratio if is_first else self._slowdown
         self._slowdown = max(ratio, slowdown + SLOWDOWN_DECAY * (ratio - slowdown))
 
@@ -100,7 +105,7 @@ class ReadingCost:
 # Measuring what passes cost, and whether other programs disturbed the measurement.
 
 
-Turn = Callable[[], AbstractContextManager[object]]  # inside it this process has the processors
+HoldCpu = Callable[[], AbstractContextManager[object]]  # inside it this process has the processors
 
 WIDTHS = tuple(range(1, 17))
 FIRST_WIDTHS = (1, 2, 4, 8)
@@ -117,7 +122,7 @@ _IDLE_FIELDS = slice(3, 5)  # idle, and waiting for a disk
 _N_FIELDS = 8  # the two fields after them are included in the first ones
 
 
-def used_s(line: str, ticks: int) -> float:
+def parse_busy_seconds(line: str, ticks: int) -> float:
     """Return the seconds that all processors together were busy, stolen time included.
 
     line: the first line of /proc/stat: "cpu" and its fields. ticks: how many make a second.
@@ -134,7 +139,7 @@ def used_s(line: str, ticks: int) -> float:
 
 def _all_used_s() -> float:
     with _STAT.open(encoding="ascii") as file:
-        return used_s(file.readline(), os.sysconf("SC_CLK_TCK"))
+        return parse_busy_seconds(file.readline(), os.sysconf("SC_CLK_TCK"))
 
 
 class Contention:
@@ -169,20 +174,20 @@ class Contention:
         return min(max((used_by_all_s - own_s) / all_s, 0.0), 1.0) if all_s > 0 else 0.0
 
 
-class Measured(NamedTuple):
+class PassTimes(NamedTuple):
     """Milliseconds by width, and how much others disturbed the measurement, from 0 to 1."""
 
     ms: dict[int, float]
     noise: float
 
 
-def measure(
+def measure_passes(
     run: Callable[[int], None],
     widths: Iterable[int],
     deadline: float,
     clock: Clock = time.perf_counter,
-    turn: Turn = nullcontext,
-) -> Measured:
+    turn: HoldCpu = nullcontext,
+) -> PassTimes:
     """Return the median milliseconds of `run(width)` per width, measured until `deadline` (time.monotonic).
 
     All widths are run in rounds, so that a disturbance does not hit one of them alone: the comparison is what
@@ -216,12 +221,12 @@ def measure(
     ms = {width: statistics.median(spent) for width, spent in times.items()}
     # A disturbance makes single runs longer. On a quiet machine the median is near the shortest run.
     spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
-    return Measured(ms, min(max(spread, contention.share), 1.0))
+    return PassTimes(ms, min(max(spread, contention.share), 1.0))
 
 
 def measure_widths(
-    run: Callable[[int], None], budget_s: float, turn: Turn = nullcontext
-) -> Measured:
+    run: Callable[[int], None], budget_s: float, turn: HoldCpu = nullcontext
+) -> PassTimes:
     """Measure all widths up to 16 if the budget allows, else only 1, 2, 4 and 8.
 
     The WIDE_WIDTHS follow if they cost no more than that again.
@@ -234,14 +239,14 @@ def measure_widths(
         pass_s = time.monotonic() - start  # an overestimate, because both were cold
     # All widths take about as long as sixteen passes of the mean width, run at least twice.
     fits = pass_s * len(WIDTHS) < budget_s
-    measured = measure(run, WIDTHS if fits else FIRST_WIDTHS, begin + budget_s, turn=turn)
+    measured = measure_passes(run, WIDTHS if fits else FIRST_WIDTHS, begin + budget_s, turn=turn)
     noise = measured.noise
     # Each wide width is run twice, which takes less than this.
     if 2 * measured.ms[8] / 8 * sum(WIDE_WIDTHS) < 2e3 * budget_s:
-        wide = measure(run, WIDE_WIDTHS, 0.0, turn=turn)
+        wide = measure_passes(run, WIDE_WIDTHS, 0.0, turn=turn)
         measured.ms.update(wide.ms)
         noise = max(noise, wide.noise)
-    return Measured(dict(sorted(measured.ms.items())), noise)
+    return PassTimes(dict(sorted(measured.ms.items())), noise)
 
 
 # ------------------------------------------------------------------------ profile
@@ -254,7 +259,7 @@ MAX_QUIET_NOISE = 0.125
 
 
 @dataclass
-class Stored:
+class StoredProfile:
     """What an earlier load left: costs by width (None if not known), and what it had learned.
 
     noise: of the measurement; 1 if it is not known. A profile from a busy machine is measured again at a load
@@ -270,43 +275,43 @@ class Stored:
     attention: tuple[float, float] | None = None
 
     @classmethod
-    def of(cls, content: Mapping[str, Any]) -> Stored:
+    def of(cls, content: Mapping[str, Any]) -> StoredProfile:
         """Return the valid parts of a file's content."""
         noise, overhead = content.get("noise"), content.get("overhead_ms")
         learned, width = content.get("calibration"), content.get("exact_width")
         is_valid = isinstance(noise, int | float) and 0 <= noise <= 1
         return cls(
-            table_from(content.get("target_ms")),
-            table_from(content.get("draft_ms")),
+            parse_cost_table(content.get("target_ms")),
+            parse_cost_table(content.get("draft_ms")),
             float(noise) if is_valid and noise is not None else 1.0,
             overhead if isinstance(overhead, float) and 0 < overhead < 1e3 else cls.overhead_ms,
             learned if isinstance(learned, dict) else {},
             width if isinstance(width, int) else None,
-            attention_from(content.get("attention_ms")),
+            parse_attention_costs(content.get("attention_ms")),
         )
 
-    def will_do(self, table: dict[int, float] | None, contention: float) -> bool:
+    def is_usable(self, table: dict[int, float] | None, contention: float) -> bool:
         """Whether a stored table can be used as it is. contention: the share of the machine in use now."""
         return table is not None and (self.noise <= MAX_QUIET_NOISE or contention > MAX_QUIET_NOISE)
 
-    def better(self, table: dict[int, float] | None, measured: Measured) -> Measured:
+    def choose_quieter(self, table: dict[int, float] | None, measured: PassTimes) -> PassTimes:
         """Return the table that was disturbed less."""
         if table is None or measured.noise <= self.noise:
             return measured
-        return Measured(table, self.noise)
+        return PassTimes(table, self.noise)
 
-    def or_measured(
+    def use_or_measure(
         self,
         table: dict[int, float] | None,
         contention: float,
-        measure: Callable[[], Measured],
-    ) -> Measured:
+        measure: Callable[[], PassTimes],
+    ) -> PassTimes:
         """Return a stored table if it is good enough, else measure now and return the better one."""
-        if table is not None and self.will_do(table, contention):
-            return Measured(table, self.noise)
-        return self.better(table, measure())
+        if table is not None and self.is_usable(table, contention):
+            return PassTimes(table, self.noise)
+        return self.choose_quieter(table, measure())
 
-    def known_of(self, kinds: Iterable[type[Drafter]]) -> dict[str, Calibration]:
+    def load_calibrations(self, kinds: Iterable[type[Drafter]]) -> dict[str, Calibration]:
         """Return what was learned of each kind of drafts, by its name."""
         return {
             drafter.kind: Calibration.from_dict(
@@ -319,7 +324,7 @@ class Stored:
 
 
 @dataclass
-class Learned:
+class LearnedProfile:
     """What the rounds correct while a pair is loaded. noise: of the measurement that it began with."""
 
     costs: CostProfile
@@ -334,7 +339,7 @@ class Learned:
         }
 
 
-def identity(files: Iterable[str], settings: Mapping[str, Any], build: str) -> str:
+def hash_identity(files: Iterable[str], settings: Mapping[str, Any], build: str) -> str:
     """Return a hash of all that a profile depends on: machine, files, backend, settings, llama.cpp."""
     stats = []
     for file in files:
@@ -380,4 +385,4 @@ class ProfileStore:
         text = json.dumps({"version": VERSION, **content})
         with contextlib.suppress(OSError):  # a full or read-only disk must not stop an answer
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            files.write_whole(self._file, text.encode(), sync=False)
+            files.write_atomically(self._file, text.encode(), sync=False)

@@ -13,7 +13,7 @@ from itertools import takewhile
 from typing import Any
 
 from localspec.errors import InvalidRequest, LocalspecError, TemplateFailed
-from localspec.protocol.calls import result_text, with_calls
+from localspec.protocol.calls import append_calls, format_tool_result
 
 Marks = tuple[str, str]  # The markers that open and close thoughts.
 Render = Callable[[list[dict[str, Any]], bool], str]  # Takes messages and `add_generation_prompt`.
@@ -29,11 +29,11 @@ _QUESTION_MARK_CHARS = 40
 _MARKER = re.compile(r"<[^<>\s]+>|\[[^\[\]]+\]")
 
 
-class NotSeen(Exception):
+class MarkersUnknown(Exception):
     """Raised when a template renders thoughts, but their markers cannot be detected."""
 
 
-def seen(render: Render) -> Marks | None:
+def detect_markers(render: Render) -> Marks | None:
     """Return the markers of thoughts, or None if the template leaves out an answer's thoughts.
 
     Raises:
@@ -52,14 +52,14 @@ def seen(render: Render) -> Marks | None:
     prompt = render([question], True).partition(_QUESTION)[2]
     closing, opening = closing.strip(), _opening(turn, question_mark, prompt).strip()
     if not has_answer or not closing or not opening:
-        raise NotSeen
+        raise MarkersUnknown
     if max(len(opening), len(closing)) > _MAX_MARK_CHARS:
-        raise NotSeen
+        raise MarkersUnknown
     # A marker that also ends an answer or stands around every message would be found in wrong places.
     if opening == closing or any(
         part in question_mark + end for part in pieces((opening, closing))
     ):
-        raise NotSeen
+        raise MarkersUnknown
     return opening, closing
 
 
@@ -77,7 +77,7 @@ def _opening(turn: str, question_mark: str, prompt: str) -> str:
         return prompt[len(turn) :]
     if prompt == turn:  # The prompt ends with the marker, as do earlier turns.
         return next((end for end in _ends(prompt) if end not in question_mark), "")
-    raise NotSeen
+    raise MarkersUnknown
 
 
 def _ends(text: str) -> Iterator[str]:
@@ -113,7 +113,7 @@ class TemplateRaised(Exception):
     """Raised when the template itself raises, as many do for roles that they do not support."""
 
 
-def fitted(messages: Messages, render: Callable[[Messages], str]) -> Messages:
+def find_wording(messages: Messages, render: Callable[[Messages], str]) -> Messages:
     """Return the first wording of `messages` that `render` renders without loss, usually the original.
 
     Raises:
@@ -305,11 +305,11 @@ def _as_text(messages: Messages) -> Messages:
         previous = rewritten[-1] if rewritten else None
         is_result = message["role"] == "tool"
         if calls := message.get("tool_calls"):
-            text = with_calls(message["content"], calls)
+            text = append_calls(message["content"], calls)
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = text
         elif is_result:
-            message = {"role": "user", "content": result_text(message["content"])}
+            message = {"role": "user", "content": format_tool_result(message["content"])}
         same_role = previous and previous["role"] == message["role"] == "user"
         if previous and same_role and (is_result or previous is last_result):
             # Templates require the roles to alternate.

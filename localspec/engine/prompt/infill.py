@@ -26,7 +26,7 @@ MIN_NEAR_TOKENS, USUAL_NEAR_TOKENS, MAX_NEAR_TOKENS = 512, 1024, 2048
 DEFAULT_PREDICT = 128  # Tokens reserved for the completion if the request does not give a number.
 _N_LAYOUT_TOKENS = 8  # Tokens of the layout, with some to spare.
 _MIN_FILE_TOKENS = 128  # A longer file from the repository is left out if fewer of its tokens fit.
-LONG_TOKEN = 16  # Characters; more than the average token of any real text.
+MAX_CHARS_PER_TOKEN = 16  # Characters; more than the average token of any real text.
 _SNIPPET = "\n\n--- snippet ---\n\n"
 
 # Cached tokenizations: a number of lines, a number of longer texts, and the longest line in characters.
@@ -103,7 +103,7 @@ def infill_tokens(
     return [*extra, *bos, fim.prefix, *prefix, *line, fim.suffix, *suffix, fim.middle]
 
 
-def after_cursor(fim: FimTokens, prompt: list[int]) -> int | None:
+def find_suffix_start(fim: FimTokens, prompt: list[int]) -> int | None:
     """Return where the text after the cursor begins in a prompt, or None if the layout is another."""
     if fim.middle < 0 or prompt[-1:] != [fim.middle] or fim.suffix not in prompt:
         return None
@@ -123,7 +123,7 @@ def _reserve(n_predict: int, n_ctx: int) -> int:
 
 def _tokenize_whole(text: str, limit: int, plain: Plain) -> Sequence[int] | None:
     """Return all tokens of a text, or None if there are more than `limit`."""
-    if len(text) > limit * LONG_TOKEN:
+    if len(text) > limit * MAX_CHARS_PER_TOKEN:
         return None
     tokens = plain(text)
     return tokens if len(tokens) <= limit else None
@@ -131,7 +131,7 @@ def _tokenize_whole(text: str, limit: int, plain: Plain) -> Sequence[int] | None
 
 def _first_tokens(text: str, count: int, plain: Plain) -> Sequence[int]:
     """Return at most `count` tokens of the beginning of a text."""
-    return plain(text[: count * LONG_TOKEN])[:count]
+    return plain(text[: count * MAX_CHARS_PER_TOKEN])[:count]
 
 
 def _end(text: str, limit: int, plain: Plain) -> Sequence[int]:
@@ -140,7 +140,7 @@ def _end(text: str, limit: int, plain: Plain) -> Sequence[int]:
     Of the lines that the end may begin with, the one with the smallest checksum of itself and the lines after
     it is chosen. It stays the same while the text grows at its end, until it is too far away.
     """
-    tail = text[-limit * LONG_TOKEN :]
+    tail = text[-limit * MAX_CHARS_PER_TOKEN :]
     lines = tail.splitlines(keepends=True)
     count, first, choices = 0, len(lines), []
     while first and (count := count + len(plain(lines[first - 1]))) <= limit:
@@ -161,7 +161,7 @@ def _end(text: str, limit: int, plain: Plain) -> Sequence[int]:
 def _beginning(text: str, limit: int, plain: Plain) -> Sequence[int]:
     """Return at most `limit` tokens of the beginning of a text, up to the end of a line if possible."""
     limit = max(limit, 0)
-    head = text[: limit * LONG_TOKEN]
+    head = text[: limit * MAX_CHARS_PER_TOKEN]
     count, lines = 0, ""
     for line in head.splitlines(keepends=True):
         if (count := count + len(plain(line))) > limit:
@@ -188,7 +188,7 @@ def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Plain, room: int) -> 
         remaining = room - len(pieces) - len(mark)
         if remaining <= 0:
             break
-        body = plain(text[-remaining * LONG_TOKEN :])
+        body = plain(text[-remaining * MAX_CHARS_PER_TOKEN :])
         if remaining < min(len(body), _MIN_FILE_TOKENS):
             break
         pieces = [*mark, *body[-remaining:], *pieces]

@@ -15,23 +15,33 @@ import msgspec
 
 from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import check_tokens
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
-from localspec.engine.prompt.dialect import NotSeen, pieces
-from localspec.engine.prompt.infill import LONG_TOKEN, infill_tokens, plain_text, prompt_budget
-from localspec.engine.prompt.preparers import Small, Unfinished, Work, about_tokens
+from localspec.engine.prompt.dialect import MarkersUnknown, pieces
+from localspec.engine.prompt.infill import (
+    MAX_CHARS_PER_TOKEN,
+    infill_tokens,
+    plain_text,
+    prompt_budget,
+)
+from localspec.engine.prompt.preparers import (
+    EngineRequest,
+    SmallRequest,
+    Unfinished,
+    answer_tokenize,
+)
 from localspec.engine.prompt.special_tokens import RenderedPrompt, SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.engine.sampling.distribution import Breakers, BreakerTable, Distribution
 from localspec.engine.sampling.grammars.compile import NEVER_CANCELLED, Grammars, IsCancelled
-from localspec.engine.sampling.guide import Both, DeferredGuide, Guide
+from localspec.engine.sampling.guide import CombinedGuide, DeferredGuide, Guide
 from localspec.engine.sampling.sampler import MinimumLength, Sampler, infill_sampler
-from localspec.engine.sampling.settings import Settings, resolve
-from localspec.engine.sampling.thoughts import Marker, Thoughts
+from localspec.engine.sampling.settings import Settings, resolve_settings
+from localspec.engine.sampling.thoughts import ThoughtLimit, ThoughtMarker
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.drafters.ngram import NgramDrafter, NgramIndex
 from localspec.errors import (
-    EXCEEDS,
+    EXCEEDS_CONTEXT,
     ContextExceeded,
     InvalidRequest,
 )
@@ -45,12 +55,12 @@ from localspec.protocol.frames import (
     MixedPrompt,
     Prompt,
     Sampling,
-    Speculative,
+    SpeculationSettings,
     TextPrompt,
     Tokenize,
     TokenPrompt,
 )
-from localspec.protocol.visibility import Regions
+from localspec.protocol.visibility import VisibilityParser
 
 THINK, END_THINK = "<think>", "</think>"
 _UNKNOWN_MARKS = (
@@ -58,7 +68,9 @@ _UNKNOWN_MARKS = (
     "text."
 )
 _TWO_BOS = "The prompt begins with two BOS tokens: its own '{0}', and one that the model adds."
-TAIL = 64  # Characters of the end of a prompt, enough for a marker that the template has opened.
+TAIL_CHARS = (
+    64  # Characters of the end of a prompt, enough for a marker that the template has opened.
+)
 _MAX_CHARS_PER_TOKEN = 8  # Average in texts of long words.
 _SAMPLE_CHARS = (
     4096  # Characters of a too long text that are tokenized to estimate its number of tokens.
@@ -70,7 +82,7 @@ class Preparer:
 
     def __init__(
         self,
-        pair: Pair,
+        pair: LoadedPair,
         renderer: TemplateRenderer,
         grammars: Grammars | None = None,
         special: SpecialTokens | None = None,
@@ -92,11 +104,13 @@ class Preparer:
         # Uses the costs measured at loading, so that prompts do not change while an editor is in use.
         self._infill_budget = prompt_budget(pair.learned.costs.target.per_token_ms(WIDTHS[-1]))
 
-    def seconds(self, request: Work | Small) -> float:
+    def estimate_s(self, request: EngineRequest | SmallRequest) -> float:
         """Estimate the seconds that preparing the request takes, in a hundredth of that time."""
-        return self._pair.vocab.seconds("\n".join(_texts(request)), cuts=_count_messages(request))
+        return self._pair.vocab.estimate_s(
+            "\n".join(_texts(request)), cuts=_count_messages(request)
+        )
 
-    def prepare(self, request: Work) -> TokenizedRequest:
+    def prepare(self, request: EngineRequest) -> TokenizedRequest:
         """Return the request ready for `Engine.submit`, however long that takes.
 
         Raises:
@@ -105,7 +119,7 @@ class Preparer:
         ready = self.begin(request)
         return ready.finish(NEVER_CANCELLED) if isinstance(ready, Unfinished) else ready
 
-    def begin(self, request: Work) -> TokenizedRequest | Unfinished[TokenizedRequest]:
+    def begin(self, request: EngineRequest) -> TokenizedRequest | Unfinished[TokenizedRequest]:
         """Return the request ready for `Engine.submit`, or unfinished if a grammar must be compiled.
 
         Raises:
@@ -120,7 +134,7 @@ class Preparer:
         note = self._detect_marks(request)
         tokens = self.tokens(request.prompt)
         settings = self._resolve_settings(request.sampling)
-        shown, tail = frozenset(self._control_tokens(request.shown)), self._rendered[-TAIL:]
+        shown, tail = frozenset(self._control_tokens(request.shown)), self._rendered[-TAIL_CHARS:]
         check_tokens(self._pair.vocab, request.stop_token_ids, "stop_token_ids")
         limit = self._thought_limit(request)
         tokenized = TokenizedRequest(
@@ -166,17 +180,17 @@ class Preparer:
         if guide is not None:
             deferred = DeferredGuide(guide)
             limit = tokenized.matcher
-            tokenized.matcher = deferred if limit is None else Both(limit, deferred)
+            tokenized.matcher = deferred if limit is None else CombinedGuide(limit, deferred)
         tokenized.note = " ".join(filter(None, [note, tokenized.note]))
         if tokenized.request.min_tokens:
             minimum, guide = self._minimum(tokenized.request), tokenized.matcher
             # The other guide comes first, so that a finished constraint may still end the answer.
-            tokenized.matcher = minimum if guide is None else Both(guide, minimum)
+            tokenized.matcher = minimum if guide is None else CombinedGuide(guide, minimum)
         return tokenized
 
     def _regions(
         self, request: Generate, thoughts: Sequence[tuple[str, str]], tail: str
-    ) -> Regions | None:
+    ) -> VisibilityParser | None:
         """Return the finder of an answer's visible text, in which stop strings apply; None if it is all.
 
         thoughts: the markers of thoughts of any model; those of this one are in the request.
@@ -187,7 +201,7 @@ class Preparer:
         form, names = (tools.format, tools.schemas) if tools else (None, ())
         plain = tools is not None and not tools.required and request.constraint is None
         markers = [*request.thoughts, *thoughts]
-        return Regions(markers, tail, form, names, plain_calls=plain)
+        return VisibilityParser(markers, tail, form, names, plain_calls=plain)
 
     def _detect_marks(self, request: Generate) -> str:
         """Set the request's markers of thoughts to this model's. Return a note if they are unknown."""
@@ -195,7 +209,7 @@ class Preparer:
             return ""
         try:
             request.thoughts = self._renderer.marks(request.thoughts)
-        except NotSeen:
+        except MarkersUnknown:
             request.thoughts = []
             return _UNKNOWN_MARKS
         markers = (part for marks in request.thoughts for part in pieces(marks))
@@ -211,34 +225,36 @@ class Preparer:
             return None
         try:
             known = self._renderer.marks(request.thinking.markers)
-        except NotSeen:
+        except MarkersUnknown:
             return None
         vocab, markers = self._pair.vocab, []
         for opening, closing in known:
             tokens = vocab.tokenize(closing, add_special=False, parse_special=True)
-            markers.append(Marker(opening.encode(), closing.encode(), tokens))
+            markers.append(ThoughtMarker(opening.encode(), closing.encode(), tokens))
         if not markers:
             return None
         piece = partial(vocab.piece, special=True)
-        return Thoughts(request.thinking.tokens, markers, self._rendered[-TAIL:], piece, vocab.size)
+        return ThoughtLimit(
+            request.thinking.tokens, markers, self._rendered[-TAIL_CHARS:], piece, vocab.size
+        )
 
     def _minimum(self, request: Generate) -> MinimumLength:
         vocab = self._pair.vocab
         ends = [*vocab.ends, *request.stop_token_ids]
         return MinimumLength(request.min_tokens, ends, vocab.size)
 
-    def _ngram_index(self, options: Speculative, prompt: list[int]) -> NgramIndex:
+    def _ngram_index(self, options: SpeculationSettings, prompt: list[int]) -> NgramIndex:
         """Return the index for n-gram drafts. A prediction is cut to the length that an answer can have."""
         if not options.enabled or not NgramDrafter.asked_for(options):
             return NgramIndex()
         n_ctx = self._pair.n_ctx
-        text = (options.prediction or "")[: n_ctx * LONG_TOKEN]
+        text = (options.prediction or "")[: n_ctx * MAX_CHARS_PER_TOKEN]
         predicted = self._pair.vocab.tokenize(text, add_special=False, parse_special=False)
         return NgramIndex(predicted[:n_ctx], prompt, self._pair.memory)
 
     def _resolve_settings(self, sampling: Sampling) -> Settings:
         bias = self._resolve_bias(sampling)
-        settings = replace(resolve(sampling, self._pair.defaults), logit_bias=bias)
+        settings = replace(resolve_settings(sampling, self._pair.defaults), logit_bias=bias)
         forbidden = list(self._pair.vocab.suppressed)
         if sampling.ignore_eos:
             # As in llama-server, tokens that end an answer are never drawn, instead of ignored when drawn.
@@ -276,7 +292,7 @@ class Preparer:
         if not request.cache_prompt or request.priority == "editor":
             return None
         exact = self._pair.settings.exact if request.exact is None else request.exact
-        return self._pair.saved(tokens[:-1], exact)
+        return self._pair.load_saved_prefix(tokens[:-1], exact)
 
     def _control_tokens(self, texts: Sequence[str]) -> Iterator[int]:
         """Yield the tokens of those `texts` that are a single token of this vocabulary."""
@@ -344,7 +360,7 @@ class Preparer:
         if not vocab.add_bos or not bos or not prompt.text.startswith(bos):
             return prompt
         written = prompt.special is None or (0, len(bos)) in prompt.special[:1]
-        return prompt.since(len(bos)) if written else prompt
+        return prompt.suffix_from(len(bos)) if written else prompt
 
     def _check_length(self, text: str) -> None:
         """Raise ContextExceeded for a text that cannot fit, without tokenizing it."""
@@ -352,19 +368,19 @@ class Preparer:
         if len(text) < n_ctx * _MAX_CHARS_PER_TOKEN:
             # Tokenizing the text costs about as much as for one that fits.
             return
-        min_tokens = vocab.least_tokens(text)
+        min_tokens = vocab.min_tokens(text)
         if min_tokens >= n_ctx:
             sample = vocab.tokenize(text[:_SAMPLE_CHARS], add_special=False, parse_special=False)
             n_tokens = max(min_tokens, len(text) * len(sample) // _SAMPLE_CHARS)
             raise ContextExceeded(
-                f"The prompt has about {n_tokens} tokens, which {EXCEEDS} of {n_ctx} tokens; "
+                f"The prompt has about {n_tokens} tokens, which {EXCEEDS_CONTEXT} of {n_ctx} tokens; "
                 "shorten it or set a larger `context`.",
                 param="prompt",
                 n_prompt_tokens=n_tokens,
                 n_ctx=n_ctx,
             )
 
-    def answer(self, request: Small) -> dict[str, object]:
+    def answer(self, request: SmallRequest) -> dict[str, object]:
         """Return the answer to a small request, which needs no engine.
 
         Raises:
@@ -376,7 +392,7 @@ class Preparer:
             case CountTokens(_, prompt):
                 return {"tokens": len(self.tokens(prompt, fits=False))}
             case Tokenize() | Detokenize():
-                return about_tokens(self._pair.vocab, request)
+                return answer_tokenize(self._pair.vocab, request)
 
     def render(self, prompt: ChatPrompt) -> str:
         """Return the text of a chat prompt."""
@@ -421,7 +437,7 @@ def _find_in_order(markers: Sequence[str], text: str, start: int) -> Iterator[tu
         yield index, start
 
 
-def _texts(request: Work | Small) -> Iterator[str]:
+def _texts(request: EngineRequest | SmallRequest) -> Iterator[str]:
     """Yield the texts of a request that will be tokenized."""
     match request:
         case Tokenize():
@@ -453,7 +469,7 @@ def _texts_of(prompt: Prompt) -> Iterator[str]:
             yield prompt.answer_prefix
 
 
-def _count_messages(request: Work | Small) -> int:
+def _count_messages(request: EngineRequest | SmallRequest) -> int:
     """Return the number of messages in a chat, since templates put special tokens around each."""
     prompt = request.prompt if isinstance(request, Generate | CountTokens) else None
     return len(prompt.messages) if isinstance(prompt, ChatPrompt) else 0

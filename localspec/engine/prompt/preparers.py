@@ -17,9 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from localspec.engine.llama import Vocab, check_tokens
 from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol.frames import (
-    MOST_PIECES,
-    MOST_TEXT,
-    MOST_TOKENS,
+    MAX_REPLY_PIECES,
+    MAX_REPLY_TEXT_BYTES,
+    MAX_REPLY_TOKENS,
     ApplyTemplate,
     CountTokens,
     Detokenize,
@@ -33,11 +33,11 @@ from localspec.protocol.frames import (
     Tokenize,
 )
 
-QUICK = 0.05  # Seconds; a request that takes longer goes to the slow threads.
+MAX_QUICK_S = 0.05  # Seconds; a request that takes longer goes to the slow threads.
 SLOW_THREADS = 4  # With several, a text of megabytes does not delay every other long prompt.
 # Requests that a preparer answers itself.
-Small = Tokenize | Detokenize | ApplyTemplate | CountTokens
-Work = Generate | Embed | Rerank  # Requests that the engine runs once they are prepared.
+SmallRequest = Tokenize | Detokenize | ApplyTemplate | CountTokens
+EngineRequest = Generate | Embed | Rerank  # Requests that the engine runs once they are prepared.
 Ready_co = TypeVar("Ready_co", covariant=True)
 
 
@@ -52,16 +52,16 @@ class Unfinished(Generic[Ready_co]):
     finish: Callable[[Callable[[], bool]], Ready_co]
 
 
-class Prepares(Protocol[Ready_co]):
+class PreparerProtocol(Protocol[Ready_co]):
     """A preparer of requests for one loaded model, used by one thread."""
 
-    def seconds(self, request: Work | Small) -> float:
+    def estimate_s(self, request: EngineRequest | SmallRequest) -> float:
         """Estimate the seconds that preparing the request takes."""
 
-    def begin(self, request: Work) -> Ready_co | Unfinished[Ready_co]:
+    def begin(self, request: EngineRequest) -> Ready_co | Unfinished[Ready_co]:
         """Return the request ready for the engine, or unfinished. Raises InvalidRequest."""
 
-    def answer(self, request: Small) -> dict[str, object]:
+    def answer(self, request: SmallRequest) -> dict[str, object]:
         """Return the answer to a request that needs no engine. Raises InvalidRequest."""
 
 
@@ -74,12 +74,12 @@ class Preparers(Generic[Ready_co]):
     def __init__(self, send: Callable[[Frame], None], ready: Callable[[Ready_co], None]) -> None:
         self._send = send
         self._ready = ready
-        self._waiting: queue.SimpleQueue[Work | Small] = queue.SimpleQueue()
-        self._slow: queue.SimpleQueue[Work | Small] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
+        self._slow: queue.SimpleQueue[EngineRequest | SmallRequest] = queue.SimpleQueue()
         self._pending: set[int] = set()  # Requests on their way from the reader to the engine.
         self._cancelled: set[int] = set()  # Pending requests that were cancelled.
-        self._quick_preparer: Prepares[Ready_co] | None = None
-        self._slow_preparers: Sequence[Prepares[Ready_co]] = ()
+        self._quick_preparer: PreparerProtocol[Ready_co] | None = None
+        self._slow_preparers: Sequence[PreparerProtocol[Ready_co]] = ()
 
     def start(self) -> None:
         """Start the threads."""
@@ -90,7 +90,9 @@ class Preparers(Generic[Ready_co]):
                 target=self._prepare_slow, args=(number,), name=name, daemon=True
             ).start()
 
-    def use(self, quick: Prepares[Ready_co], slow: Sequence[Prepares[Ready_co]]) -> None:
+    def use(
+        self, quick: PreparerProtocol[Ready_co], slow: Sequence[PreparerProtocol[Ready_co]]
+    ) -> None:
         """Use these preparers from now on, `slow` with one for each of the SLOW_THREADS threads."""
         self._quick_preparer, self._slow_preparers = quick, slow
 
@@ -98,9 +100,9 @@ class Preparers(Generic[Ready_co]):
         """Stop using the preparers, because no pair is loaded any more."""
         self._quick_preparer, self._slow_preparers = None, ()
 
-    def put(self, request: Work | Small) -> None:
+    def put(self, request: EngineRequest | SmallRequest) -> None:
         """Queue a request."""
-        if isinstance(request, Work):
+        if isinstance(request, EngineRequest):
             self._pending.add(request.id)
         self._waiting.put(request)
 
@@ -109,7 +111,7 @@ class Preparers(Generic[Ready_co]):
         if request in self._pending:
             self._cancelled.add(request)
 
-    def taken(self, request: int) -> None:
+    def discard(self, request: int) -> None:
         """Forget a request that has arrived at the engine, by its id.
 
         Raises:
@@ -124,7 +126,7 @@ class Preparers(Generic[Ready_co]):
         while True:
             request = self._waiting.get()
             preparer = self._quick_preparer
-            if preparer is not None and preparer.seconds(request) > QUICK:
+            if preparer is not None and preparer.estimate_s(request) > MAX_QUICK_S:
                 self._slow.put(request)
             else:
                 self._prepare(request, preparer)
@@ -135,11 +137,13 @@ class Preparers(Generic[Ready_co]):
             preparers = self._slow_preparers
             self._prepare(request, preparers[number] if preparers else None)
 
-    def _prepare(self, request: Work | Small, preparer: Prepares[Ready_co] | None) -> None:
+    def _prepare(
+        self, request: EngineRequest | SmallRequest, preparer: PreparerProtocol[Ready_co] | None
+    ) -> None:
         def act() -> Ready_co | Unfinished[Ready_co] | None:
             if preparer is None:
                 raise Unavailable("No pair is loaded.")
-            if isinstance(request, Work):
+            if isinstance(request, EngineRequest):
                 return preparer.begin(request)
             self._send(Reply(request.id, preparer.answer(request)))
             return None
@@ -153,14 +157,16 @@ class Preparers(Generic[Ready_co]):
         elif ready is not None:
             self._ready(ready)
 
-    def _finish(self, request: Work | Small, unfinished: Unfinished[Ready_co]) -> None:
+    def _finish(
+        self, request: EngineRequest | SmallRequest, unfinished: Unfinished[Ready_co]
+    ) -> None:
         ready = self._attempt(
             request, lambda: unfinished.finish(lambda: request.id in self._cancelled)
         )
         if ready is not None:
             self._ready(ready)
 
-    def _attempt(self, request: Work | Small, act: Callable[[], Any]) -> Any:
+    def _attempt(self, request: EngineRequest | SmallRequest, act: Callable[[], Any]) -> Any:
         """Return what `act` returns, or None after sending its error to the daemon.
 
         The caller passes the result on after the last `Preparing` frame. A later crash of the process is then
@@ -189,7 +195,7 @@ class Preparers(Generic[Ready_co]):
         self._cancelled.discard(request)
 
 
-def about_tokens(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, object]:
+def answer_tokenize(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, object]:
     """Return the tokens of a text, or the text of tokens. Raises InvalidRequest."""
     match request:
         case Tokenize():
@@ -198,7 +204,7 @@ def about_tokens(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, obje
                 add_special=request.add_special,
                 parse_special=request.parse_special,
             )
-            max_tokens = MOST_PIECES if request.pieces else MOST_TOKENS
+            max_tokens = MAX_REPLY_PIECES if request.pieces else MAX_REPLY_TOKENS
             if len(tokens) > max_tokens:
                 raise InvalidRequest(
                     f"The text has {len(tokens)} tokens; at most {max_tokens} are "
@@ -211,9 +217,9 @@ def about_tokens(vocab: Vocab, request: Tokenize | Detokenize) -> dict[str, obje
         case Detokenize():
             check_tokens(vocab, request.tokens, "tokens")
             pieces = b"".join(vocab.piece(token, special=True) for token in request.tokens)
-            if len(pieces) > MOST_TEXT:
+            if len(pieces) > MAX_REPLY_TEXT_BYTES:
                 raise InvalidRequest(
-                    f"The text of these tokens has {len(pieces)} bytes; at most {MOST_TEXT} are "
+                    f"The text of these tokens has {len(pieces)} bytes; at most {MAX_REPLY_TEXT_BYTES} are "
                     "returned at once.",
                     param="tokens",
                 )

@@ -77,14 +77,14 @@ class RenderedPrompt:
     text: str
     special: list[tuple[int, int]] | None = None
 
-    def since(self, start: int) -> RenderedPrompt:
+    def suffix_from(self, start: int) -> RenderedPrompt:
         """Return the prompt from character `start` on, which must not be within a special token."""
         if self.special is None:
             return RenderedPrompt(self.text[start:])
         spans = [(a - start, b - start) for a, b in self.special if a >= start]
         return RenderedPrompt(self.text[start:], spans)
 
-    def until(self, end: int) -> RenderedPrompt:
+    def prefix_until(self, end: int) -> RenderedPrompt:
         """Return the prompt before character `end`."""
         if self.special is None:
             return RenderedPrompt(self.text[:end])
@@ -165,7 +165,7 @@ class SpecialTokens:
 
     def _tokenize_continuation(self, text: str) -> list[int]:
         """Return the tokens of text that continues other text."""
-        if not self._vocab.adds_space or not self._vocab.reads_all:
+        if not self._vocab.adds_space or not self._vocab.covers_all_text:
             return self.tokenize_text(text)
         guard = self._vocab.tokenize(_GUARD, add_special=False, parse_special=False)
         text = _GUARD + text

@@ -19,20 +19,20 @@ from typing import Any
 from localspec.children import helper_environment
 from localspec.engine.prompt.dialect import (
     CHANNELS,
+    MarkersUnknown,
     Marks,
     Messages,
-    NotSeen,
     TemplateRaised,
-    fitted,
-    seen,
+    detect_markers,
+    find_wording,
 )
 from localspec.engine.prompt.special_tokens import RenderedPrompt, pairs
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 
-TIME_LIMIT = 2.0  # Seconds that a template may take.
-START_LIMIT = 20.0  # Seconds that the process may take to start on a busy machine.
-MARK = "zqplaceqz"  # A placeholder for a text, which no template contains.
+TIME_LIMIT_S = 2.0  # Seconds that a template may take.
+START_LIMIT_S = 20.0  # Seconds that the process may take to start on a busy machine.
+PLACEHOLDER = "zqplaceqz"  # A placeholder for a text, which no template contains.
 _NOTHING = re.compile(r"\b(?:none|null)\b", re.IGNORECASE)
 _THOUGHT = re.compile("reasoning|thinking|thought", re.IGNORECASE)
 # Variables that turn thinking on, by the names that different families of models use.
@@ -82,7 +82,7 @@ class TemplateRenderer:
         Raises:
             InvalidRequest: the template has no place for a message, or for the tools.
             TemplateFailed: the model has no template, or the template failed, took longer than
-                TIME_LIMIT or rendered too much text.
+                TIME_LIMIT_S or rendered too much text.
         """
         if self._template is None:
             raise TemplateFailed(
@@ -96,7 +96,7 @@ class TemplateRenderer:
             text = self._skeleton(json.dumps(self._variables(prompt, wording)))
             return text
 
-        messages = fitted(messages, skeleton)
+        messages = find_wording(messages, skeleton)
         _check_tools(prompt.tools or [], text)
         if prompt.continued:
             return self._continued(prompt, messages)
@@ -118,20 +118,20 @@ class TemplateRenderer:
         marks = [(o, c) for o, c in known if o.rstrip() in self._template or c in self._template]
         if marks or not known or CHANNELS in self._template or not _THOUGHT.search(self._template):
             return marks
-        if isinstance(self._detected_marks, NotSeen):
+        if isinstance(self._detected_marks, MarkersUnknown):
             raise self._detected_marks
         return [self._detected_marks] if self._detected_marks else []
 
     @cached_property
-    def _detected_marks(self) -> Marks | NotSeen | None:
+    def _detected_marks(self) -> Marks | MarkersUnknown | None:
         def render(messages: Messages, add_generation_prompt: bool) -> str:
             worded = self._capabilities.worded(messages)
             variables = {"messages": worded, "add_generation_prompt": add_generation_prompt}
             return self._rendered({**self._always, **_THINKING, **variables})
 
         try:
-            return seen(render)
-        except NotSeen as unknown:
+            return detect_markers(render)
+        except MarkersUnknown as unknown:
             return unknown
         except (TemplateRaised, TemplateFailed):
             return None
@@ -140,20 +140,20 @@ class TemplateRenderer:
         """Render the prompt up to the place of the last message's text or thoughts."""
         *earlier, last = messages
         if prompt.continued == "reasoning_content":
-            last = {**last, "content": "", "reasoning_content": MARK}
+            last = {**last, "content": "", "reasoning_content": PLACEHOLDER}
         else:
-            last = {**last, "content": MARK}
+            last = {**last, "content": PLACEHOLDER}
         try:
             rendered = self._text(prompt, [*earlier, last])
         except TemplateRaised as refusal:
             raise TemplateFailed(f"The model's chat template failed: {refusal}") from None
-        index = rendered.text.rfind(MARK)
+        index = rendered.text.rfind(PLACEHOLDER)
         if index < 0:
             raise TemplateFailed(
                 f"This model's chat template has no place for the '{prompt.continued}' of the "
                 "last message, so it cannot be continued."
             )
-        return rendered.until(index)
+        return rendered.prefix_until(index)
 
     def _text(self, prompt: ChatPrompt, messages: Messages) -> RenderedPrompt:
         """Render messages, with the template's special tokens distinguished.
@@ -245,7 +245,7 @@ class Capabilities:
     @cached_property
     def wants_parts(self) -> bool:
         """Whether the template reads a message's text only in a list of parts."""
-        message = {"role": "user", "content": MARK}
+        message = {"role": "user", "content": PLACEHOLDER}
         return not self._writes([message]) and self._writes([_in_parts(message)])
 
     @cached_property
@@ -258,7 +258,11 @@ class Capabilities:
         for fields in ({}, {"reasoning_content": "So."}):
             try:
                 counts = [
-                    len(_NOTHING.findall(self._render(self._call_chat(content, MARK, **fields))))
+                    len(
+                        _NOTHING.findall(
+                            self._render(self._call_chat(content, PLACEHOLDER, **fields))
+                        )
+                    )
                     for content in ("", None)
                 ]
             except TemplateRaised:
@@ -270,7 +274,7 @@ class Capabilities:
     @cached_property
     def wants_text(self) -> bool:
         """Whether the template reads the arguments of a call only as JSON text, not as an object."""
-        chat = self._call_chat("", MARK)
+        chat = self._call_chat("", PLACEHOLDER)
         return not self._writes(chat) and self._writes([*map(_with_text_arguments, chat)])
 
     def _call_chat(self, content: str | None, argument: str, **fields: Any) -> Messages:
@@ -287,7 +291,7 @@ class Capabilities:
     def _writes(self, messages: Messages) -> bool:
         """Return whether the template renders the text MARK."""
         try:
-            return MARK in self._render(messages)
+            return PLACEHOLDER in self._render(messages)
         except TemplateRaised:
             return False
 
@@ -337,11 +341,11 @@ class _Process:
         self._await_ready()
         try:
             self._write(request)
-            return self._line(TIME_LIMIT)
+            return self._line(TIME_LIMIT_S)
         except TimeoutError:
             self.close()
             raise TemplateFailed(
-                f"The model's chat template took longer than {TIME_LIMIT:.0f} seconds."
+                f"The model's chat template took longer than {TIME_LIMIT_S:.0f} seconds."
             ) from None
         except (OSError, ValueError):
             self.close()
@@ -373,10 +377,10 @@ class _Process:
         if not self._ready or not has_spellings:
             try:
                 if not self._ready:
-                    self._line(START_LIMIT)
+                    self._line(START_LIMIT_S)
                 if not has_spellings:
                     self._write({"spellings": [*self.spellings]})
-                    self._line(START_LIMIT)
+                    self._line(START_LIMIT_S)
                     self._sent_spellings = self.spellings
             except (TimeoutError, OSError, ValueError) as error:
                 self.close()

@@ -35,9 +35,9 @@ from localspec.engine.prompt.provenance import (
     with_own,
 )
 
-MEMORY = 512 * 1024 * 1024  # Bytes of address space in addition to those at start-up.
+MEMORY_LIMIT_BYTES = 512 * 1024 * 1024  # Bytes of address space in addition to those at start-up.
 NICENESS = 5  # Generating an answer has priority over rendering a prompt.
-MAX_OUTPUT = 8 * 1024 * 1024  # Characters of a rendered prompt.
+MAX_OUTPUT_CHARS = 8 * 1024 * 1024  # Characters of a rendered prompt.
 
 
 class TemplateRaised(Exception):
@@ -133,8 +133,8 @@ def _pieces(
     total = 0
     for piece in _compiled(env, template).generate(**variables):
         total += len(piece)
-        if total > MAX_OUTPUT:
-            raise TemplateRaised(f"the result is longer than {MAX_OUTPUT} characters")
+        if total > MAX_OUTPUT_CHARS:
+            raise TemplateRaised(f"the result is longer than {MAX_OUTPUT_CHARS} characters")
         pieces.append(piece)
     return pieces
 
@@ -149,7 +149,11 @@ def _limit_memory() -> None:
     except OSError:  # Not Linux: the limit then includes the memory used so far.
         used = 0
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limit = used + MEMORY if hard == resource.RLIM_INFINITY else min(used + MEMORY, hard)
+    limit = (
+        used + MEMORY_LIMIT_BYTES
+        if hard == resource.RLIM_INFINITY
+        else min(used + MEMORY_LIMIT_BYTES, hard)
+    )
     # macOS refuses the limit. The parent's time limit still applies.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

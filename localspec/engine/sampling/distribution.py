@@ -220,12 +220,12 @@ class Distribution(NamedTuple):
     ids: npt.NDArray[np.int64]
     probs: npt.NDArray[np.float64]
 
-    def of(self, token: int) -> float:
+    def probability_of(self, token: int) -> float:
         """Return the probability of `token`, or 0 if it is not a candidate."""
         positions = np.flatnonzero(self.ids == token)
         return float(self.probs[positions[0]]) if len(positions) else 0.0
 
-    def first(self, delays: npt.NDArray[np.float64]) -> int:
+    def draw_by_delays(self, delays: npt.NDArray[np.float64]) -> int:
         """Return the token with the smallest `delays` (n,) divided by its probability.
 
         With exponential delays this is a draw from the distribution (the Gumbel-max rule). Unlike a search
@@ -414,7 +414,7 @@ def _dynamic_temperature(below: npt.NDArray[np.float64], settings: Settings) -> 
     return lowest + (highest - lowest) * scale
 
 
-def chance(seed: int, place: int) -> float:
+def uniform_at(seed: int, place: int) -> float:
     """Return the uniform variate in (0, 1) of one place of an answer, independent of all `delays`."""
     bits = _mix(_mix(~seed & _MASK_64_BITS) + (place + 1) * _INCREMENT & _MASK_64_BITS)
     return float((bits >> 11) + 0.5) * 2.0**-53

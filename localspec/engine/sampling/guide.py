@@ -25,11 +25,11 @@ from localspec.errors import GrammarRejected, LocalspecError
 class Guide(Protocol):
     """The constraint on one answer; its state advances with guide accepted token.
 
-    narrows: whether it forbids tokens at most places. Drafts made without its mask are then rarely
+    forbids_often: whether it forbids tokens at most places. Drafts made without its mask are then rarely
     accepted.
     """
 
-    narrows: bool
+    forbids_often: bool
 
     def begin_round(self) -> bool:
         """Return whether the guide can answer in the round that begins; if not, its sequence skips it."""
@@ -46,20 +46,20 @@ class Guide(Protocol):
     def take_back(self, count: int) -> None:
         """Undo the last `count` consumed tokens, at most as many as one pass consumes."""
 
-    def valid(self, tokens: Sequence[int]) -> int:
+    def count_valid(self, tokens: Sequence[int]) -> int:
         """Return how many of these tokens, from the first on, could come next in this order."""
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next, whatever the logits."""
 
 
-class Both:
+class CombinedGuide:
     """A guide that combines two guides, such as a limit on thinking and a grammar for the answer."""
 
     def __init__(self, first: Guide, second: Guide) -> None:
         """Combine two guides. Where both force tokens, or no token satisfies both, `first` prevails."""
         self._guides = first, second
-        self.narrows = first.narrows or second.narrows
+        self.forbids_often = first.forbids_often or second.forbids_often
 
     def begin_round(self) -> bool:
         # A list and not a generator: every guide must begin the round, even if one is not ready.
@@ -85,12 +85,12 @@ class Both:
         for guide in self._guides:
             guide.take_back(count)
 
-    def valid(self, tokens: Sequence[int]) -> int:
-        return min(guide.valid(tokens) for guide in self._guides)
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        return min(guide.count_valid(tokens) for guide in self._guides)
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         first, second = self._guides
-        return first.forced() or second.forced()
+        return first.forced_tokens() or second.forced_tokens()
 
 
 # ------------------------------------------------------------------------ deferred
@@ -162,7 +162,7 @@ class DeferredGuide:
 
     def __init__(self, guide: Guide, wait_s: float | None = None) -> None:
         """Wrap `guide`. wait_s: seconds that a round waits for it; None means ROUND_WAIT_S."""
-        self.narrows = guide.narrows
+        self.forbids_often = guide.forbids_often
         self._guide = guide
         self._wait_s = ROUND_WAIT_S if wait_s is None else wait_s
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
@@ -226,18 +226,18 @@ class DeferredGuide:
             del self._path[-count:]
             self._send(lambda: self._guide.take_back(count))
 
-    def valid(self, tokens: Sequence[int]) -> int:
+    def count_valid(self, tokens: Sequence[int]) -> int:
         """Return how many of these draft tokens can be tried; 0 if the guide is busy."""
         drafts = list(tokens)
         try:
-            return int(self._call(lambda: self._guide.valid(drafts)))
+            return int(self._call(lambda: self._guide.count_valid(drafts)))
         except GuideBusy:
             return 0
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Return the tokens that must come next; none if the guide is busy."""
         try:
-            forced: list[int] = self._call(self._guide.forced)
+            forced: list[int] = self._call(self._guide.forced_tokens)
         except GuideBusy:
             return []
         return forced

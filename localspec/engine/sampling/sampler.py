@@ -22,9 +22,9 @@ from localspec.engine.sampling.distribution import (
     Breakers,
     Distribution,
     Truncation,
-    chance,
     delays,
     penalise,
+    uniform_at,
 )
 from localspec.engine.sampling.settings import Settings
 from localspec.protocol.frames import TokenLogprob
@@ -38,7 +38,7 @@ from localspec.protocol.frames import TokenLogprob
 # likely than the average candidate, or when no text token is likely.
 
 
-LIKELY = 0.2  # Minimum probability of a text token to count as likely, as in llama.cpp.
+MIN_LIKELY_PROB = 0.2  # Minimum probability of a text token to count as likely, as in llama.cpp.
 # Only this many candidates are compared with each other, because the comparison is quadratic. Editors
 # request 40.
 _MAX_COMPARED_CANDIDATES = 256
@@ -67,7 +67,7 @@ def infill_sampler(
     if 3 * end_prob * len(ids) > float(probs[~ends].sum()):
         return _select(ids, probs, ends)
     _merge_prefixes([piece(int(token)) for token in ids[:_MAX_COMPARED_CANDIDATES]], probs)
-    likely = (probs >= LIKELY) & ~ends
+    likely = (probs >= MIN_LIKELY_PROB) & ~ends
     if not likely.any():
         return Distribution(np.array([end]), np.ones(1))
     min_prob = probs[likely | ends].sum() / (int(likely.sum()) + 1)
@@ -105,7 +105,7 @@ def _select(
 class MinimumLength:
     """A guide that forbids the tokens in `ends` at the first `min_tokens` places of an answer."""
 
-    narrows = False
+    forbids_often = False
 
     def __init__(self, min_tokens: int, ends: Iterable[int], n_vocab: int) -> None:
         self._min_tokens = min_tokens
@@ -129,13 +129,13 @@ class MinimumLength:
     def take_back(self, count: int) -> None:
         self._count -= count
 
-    def valid(self, tokens: Sequence[int]) -> int:
+    def count_valid(self, tokens: Sequence[int]) -> int:
         for index, token in enumerate(tokens[: max(self._min_tokens - self._count, 0)]):
             if token in self._ends:
                 return index
         return len(tokens)
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         return []
 
 
@@ -212,7 +212,7 @@ class Sampler:
         if self._always_highest:
             return Distribution.certain(int(row.argmax()))
         settings = self.settings
-        without_top = settings.excludes and chance(self.seed, place) <= settings.xtc_probability
+        without_top = settings.excludes and uniform_at(self.seed, place) <= settings.xtc_probability
         candidates = self._truncation.distribution(row, without_top=without_top)
         if self._narrowed is not None:
             candidates = self._narrowed(candidates)
@@ -227,7 +227,7 @@ class Sampler:
         candidates = self.distribution(row, place)
         if self.settings.greedy:
             return int(candidates.ids[0])
-        return candidates.first(delays(self.seed, place, candidates.ids))
+        return candidates.draw_by_delays(delays(self.seed, place, candidates.ids))
 
 
 def logprob(row: Logits, token: int, top: int, piece: Callable[[int], bytes]) -> TokenLogprob:
@@ -264,4 +264,6 @@ def drawn_logprob(
         for index in order
         if drawn.probs[index] > 0.0
     ]
-    return TokenLogprob(token, piece(token), math.log(max(drawn.of(token), 1e-300)), likeliest)
+    return TokenLogprob(
+        token, piece(token), math.log(max(drawn.probability_of(token), 1e-300)), likeliest
+    )

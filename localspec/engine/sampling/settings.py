@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from localspec.protocol.frames import Sampling
-from localspec.protocol.requests import parameters
+from localspec.protocol.requests import sampling_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
     metadata: returns the text of a GGUF key, or None if the file does not have it.
     """
     defaults: dict[str, float] = {}
-    for name, kind, aliases in parameters():
+    for name, kind, aliases in sampling_parameters():
         text = metadata(f"general.sampling.{aliases.gguf}") if aliases.gguf else None
         if text is None:
             continue
@@ -83,13 +83,15 @@ def model_defaults(metadata: Callable[[str], str | None]) -> dict[str, float]:
     return defaults
 
 
-def unasked(defaults: Mapping[str, float]) -> dict[str, Any]:
+def default_settings(defaults: Mapping[str, float]) -> dict[str, Any]:
     """Return the settings of a request without any, by parameter name; `defaults` are the model's."""
-    settings = resolve(Sampling(), defaults)
-    return {parameter.name: getattr(settings, parameter.name) for parameter in parameters()}
+    settings = resolve_settings(Sampling(), defaults)
+    return {
+        parameter.name: getattr(settings, parameter.name) for parameter in sampling_parameters()
+    }
 
 
-def resolve(request: Sampling, defaults: Mapping[str, float]) -> Settings:
+def resolve_settings(request: Sampling, defaults: Mapping[str, float]) -> Settings:
     """Return the settings of a request, over the model's `defaults`, over llama.cpp's defaults."""
     overrides: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value

@@ -20,7 +20,7 @@ _GRACE_TOKENS = 8  # Tokens beyond the limit in which a begun character or marke
 
 
 @dataclass(frozen=True, slots=True)
-class Marker:
+class ThoughtMarker:
     """The texts that open and close thoughts. `tokens` are those of the closing text."""
 
     opening: bytes
@@ -37,20 +37,20 @@ class _State(NamedTuple):
 
     phase: Literal["before", "thinking", "over"]
     text: bytes = b""
-    marker: Marker | None = None
+    marker: ThoughtMarker | None = None
     spent: int = 0
     forced: int = 0
 
 
-class Thoughts:
+class ThoughtLimit:
     """A guide that lets the thoughts of one answer have at most `limit` tokens."""
 
-    narrows = False
+    forbids_often = False
 
     def __init__(
         self,
         limit: int,
-        markers: Sequence[Marker],
+        markers: Sequence[ThoughtMarker],
         tail: str,
         piece: Callable[[int], bytes],
         n_vocab: int,
@@ -74,7 +74,7 @@ class Thoughts:
         pass
 
     def mask(self) -> npt.NDArray[np.bool_] | None:
-        forced = self.forced()
+        forced = self.forced_tokens()
         if not forced:
             return None
         allowed = np.zeros(self._n_vocab, dtype=np.bool_)
@@ -89,7 +89,7 @@ class Thoughts:
         if count:
             del self._states[-count:]
 
-    def valid(self, tokens: Sequence[int]) -> int:
+    def count_valid(self, tokens: Sequence[int]) -> int:
         state = self._states[-1]
         for index, token in enumerate(tokens):
             forced = self._forced(state)
@@ -98,7 +98,7 @@ class Thoughts:
             state = self._next_state(state, token)
         return len(tokens)
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         return self._forced(self._states[-1])
 
     def _forced(self, state: _State) -> list[int]:
@@ -136,7 +136,7 @@ class Thoughts:
         return _State("before", text) if may_open else _State("over")
 
 
-def _ends_with_part_of(text: bytes, marker: Marker) -> bool:
+def _ends_with_part_of(text: bytes, marker: ThoughtMarker) -> bool:
     """Return whether `text` ends with part of the closing marker; a single token has no parts."""
     if len(marker.tokens) == 1:
         return False

@@ -20,12 +20,12 @@ GRID: Floats = np.array([0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8
 _LOGITS: Floats = np.log(GRID / (1 - GRID))
 # Edges of ten buckets of the confidence in a drafted token, or of the match length for n-gram lookup.
 CONFIDENCE_EDGES = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.95, 0.98, 0.995)
-BUCKETS = len(CONFIDENCE_EDGES) + 1
+N_BUCKETS = len(CONFIDENCE_EDGES) + 1
 # Probability per token that the text changes its nature (from prose to code, or to a quotation): the share of
 # belief that returns to the prior with each observation. 1/40 follows changes within ten tokens, and costs a
 # steady text about one per cent of its best depth.
 CHANGE_RATE = 1 / 40
-MAX_LIMIT = 64  # the most drafts that a request may ask for or that n-gram lookup may bring
+MAX_DRAFTS = 64  # the most drafts that a request may ask for or that n-gram lookup may bring
 # Expected of a draft model that was never used. It is hopeful because a few rounds that do not pay teach more
 # than waiting does, and their cost is small after the first text.
 INITIAL_ACCEPTANCE = 0.75
@@ -41,7 +41,7 @@ _NEW_DRAFTS = (
 _PRIOR_DRAFTS = 50  # the weight of the initial expectation, in checked drafts
 
 
-def bucket(confidence: float) -> int:
+def find_bucket(confidence: float) -> int:
     """Return the index of the bucket of a confidence in [0, 1]."""
     index = 0
     for edge in CONFIDENCE_EDGES:
@@ -64,9 +64,9 @@ class Calibration:
         self._certain = certain
         weights = np.exp(-((GRID - mean) ** 2) / 0.18)  # a broad hill around the expected mean
         self.prior: Floats = weights / weights.sum()
-        self.offset: Floats = np.zeros(BUCKETS)
-        self.share: Floats = np.full(BUCKETS, 1 / BUCKETS)
-        self.count: Floats = np.zeros(BUCKETS)
+        self.offset: Floats = np.zeros(N_BUCKETS)
+        self.share: Floats = np.full(N_BUCKETS, 1 / N_BUCKETS)
+        self.count: Floats = np.zeros(N_BUCKETS)
         self._credit_ms: float | None = None
         self._refresh()
 
@@ -75,7 +75,7 @@ class Calibration:
         self.rates: Floats = 1 / (1 + np.exp(-(_LOGITS[None, :] + self.offset[:, None])))
         # unseen[j, g]: probability that j drafts of unknown confidence all survive
         mixed = self.share @ self.rates
-        self.unseen: Floats = mixed[None, :] ** np.arange(MAX_LIMIT + 1)[:, None]
+        self.unseen: Floats = mixed[None, :] ** np.arange(MAX_DRAFTS + 1)[:, None]
         # The share of time worth spending on probes: all of it where half of all text drafts well.
         good = min(2 * float(self.prior @ IS_GOOD), 1.0)
         self.probe_share = max(MAX_PROBE_SHARE * good, MIN_PROBE_SHARE)
@@ -107,30 +107,30 @@ class Calibration:
         if self._n_learned >= 8:
             self._refresh()
 
-    def expect(self, belief: Floats) -> None:
+    def average_prior(self, belief: Floats) -> None:
         """Average the prior with `belief` (len(GRID),), an estimate of what texts are like."""
         self.prior = np.maximum((self.prior + belief) / 2, 0.002)
         self.prior /= self.prior.sum()
         self._refresh()
 
     @property
-    def unknown(self) -> bool:
+    def is_unused(self) -> bool:
         """Whether no draft was ever checked."""
         return not self.count.any()
 
     @property
-    def new(self) -> bool:
+    def is_new(self) -> bool:
         """Whether so few drafts were checked that the first texts still teach all others."""
         return float(self.count.sum()) < _NEW_DRAFTS
 
-    def earn(self, spent_ms: float, plain_ms: float) -> None:
+    def earn_credit(self, spent_ms: float, plain_ms: float) -> None:
         """Add a share of `spent_ms`, a time without drafts, to the credit for probes."""
         if self._credit_ms is None:
-            self._credit_ms = INITIAL_CREDIT_TOKENS * plain_ms if self.new else 0.0
+            self._credit_ms = INITIAL_CREDIT_TOKENS * plain_ms if self.is_new else 0.0
         self._credit_ms += spent_ms * self.probe_share
         self._credit_ms = min(self._credit_ms, MAX_CREDIT_TOKENS * plain_ms)
 
-    def pay(self, cost_ms: float) -> bool:
+    def pay_probe(self, cost_ms: float) -> bool:
         """Pay for a probe. Return False if the credit is too small."""
         if self._credit_ms is None or self._credit_ms < cost_ms:
             return False
@@ -151,7 +151,7 @@ class Calibration:
     ) -> Calibration:
         """Return a stored calibration, or a new one if it is not valid."""
         fresh = cls(mean, certain)
-        sizes = {"prior": len(GRID), "offset": BUCKETS, "share": BUCKETS, "count": BUCKETS}
+        sizes = {"prior": len(GRID), "offset": N_BUCKETS, "share": N_BUCKETS, "count": N_BUCKETS}
         if not isinstance(stored, dict):
             return fresh
         for name, size in sizes.items():

@@ -55,7 +55,7 @@ class Controller:
         # Rounds that seemed narrower than likely to pay, and after how many a wide pass is tried.
         self._n_narrow, self._narrow_limit = 0, NARROW_ROUNDS
 
-    def next(self, steps: list[SequenceStep], passes: PassCosts) -> None:
+    def draft(self, steps: list[SequenceStep], passes: PassCosts) -> None:
         """Give each step the drafts that are worth verifying, if any, up to its limit.
 
         A step whose own lookup or grammar fails gets an `error`. If deciding or drafting fails for several
@@ -138,13 +138,13 @@ class Controller:
         if not offers:
             return False
         if not fixed and (len(offers) > 1 or offers[0][1].tokens):  # otherwise there is no choice
-            costs = passes.by_depth(rows)
+            costs = passes.ms_by_depth(rows)
             plain_ms = float(costs[0]) + self._costs().overhead(self._sequences, False)
             costs = costs - costs[0]
             for drafter, candidate in offers:
                 if candidate.tokens and not drafter.predicted:
                     price = costs[: candidate.limit + 1] * self._sequences / plain_ms
-                    candidate.limit = step.drafting.affords(price)
+                    candidate.limit = step.drafting.max_affordable(price)
             offers = [offer for offer in offers if offer[1].limit]
         if not offers:
             return False
@@ -215,11 +215,13 @@ class Controller:
                 counts.append(depth)
                 continue
             deepest = max([0, *depths[:at], *depths[at + 1 :]])
-            ms = passes.by_depth(rows - depth, deepest)
+            ms = passes.ms_by_depth(rows - depth, deepest)
             # Each sequence pays its share of what a round costs without these drafts.
             ms = ms - (1 - share) * ms[0] + share * overhead
             count = self._explore_wider(candidate, depth) if len(steps) == 1 else 0
-            count = count or step.drafting.policy.at_first(candidate, ms[: depth + 1], rate)
+            count = count or step.drafting.policy.choose_first_count(
+                candidate, ms[: depth + 1], rate
+            )
             if step.drafter is not None and not step.drafter.predicted:
                 step.price = float(ms[count] / ms[0]) - 1
             counts.append(count)
@@ -252,7 +254,7 @@ class Controller:
             assert drafter is not None
             group = [step for step in unknown if type(step.drafter) is type(drafter)]
             unknown = [step for step in unknown if step not in group]
-            costs = [passes.by_depth(step.base, step.deepest) for step in group]
+            costs = [passes.ms_by_depth(step.base, step.deepest) for step in group]
             relative = [pass_ms - pass_ms[0] for pass_ms in costs]
             for step, extra_ms in zip(group, relative, strict=True):
                 if step.candidate is not None and step.candidate.steps is not None:
@@ -297,9 +299,11 @@ class Controller:
         """Let each drafter learn from the tokens that were kept of a verified step."""
         for drafter in step.drafting.drafters:
             drafter.observe(step.drafts, kept_tokens, drafter is step.drafter)
-        step.drafting.settle(step.price or 0.0, 0 if step.price is None else len(kept_tokens) - 1)
+        step.drafting.book_price(
+            step.price or 0.0, 0 if step.price is None else len(kept_tokens) - 1
+        )
         if step.looked:
-            step.drafting.looked(len(kept_tokens) > 1, self._max_pause)
+            step.drafting.end_search(len(kept_tokens) > 1, self._max_pause)
 
     def elapsed(self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float) -> None:
         """Report to the drafters how many tokens a step got in its share of the round's time."""
@@ -355,7 +359,7 @@ def _cut_to_grammar(step: SequenceStep) -> None:
     matcher = step.verifier.matcher
     if matcher is not None and step.drafts.tokens and not step.drafts.probs:
         try:
-            step.drafts.cut(matcher.valid(step.drafts.tokens))
+            step.drafts.cut(matcher.count_valid(step.drafts.tokens))
         except Exception as error:  # the grammar belongs to this step alone
             step.error = error
 
@@ -371,7 +375,7 @@ def _pick_explorer(steps: list[SequenceStep]) -> list[SequenceStep]:
         if step.candidate is not None
         and not step.candidate.tokens
         and not step.drafting.policy.fixed
-        and step.candidate.belief.calibration.new
+        and step.candidate.belief.calibration.is_new
     ]
     if len(candidates) < 2:
         return steps

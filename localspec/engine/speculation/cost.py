@@ -75,7 +75,7 @@ class CostTable:
         self._max_rows_each, self._sequences = max_rows_each, sequences
         self._shared: dict[int, CostTable] = {}
 
-    def of(self, sequences: int) -> CostTable:
+    def for_sequences(self, sequences: int) -> CostTable:
         """Return the table of passes that `sequences` sequences share.
 
         It begins as a copy and then learns. Rows of several texts cost more than as many of one, because
@@ -107,15 +107,15 @@ class CostTable:
         extra_ms = np.maximum(rows - widths[-1], 0) * slope
         return np.asarray(np.interp(rows, widths, ms) + extra_ms)
 
-    def padded(self, rows: int) -> int:
+    def padded_width(self, rows: int) -> int:
         """Return the cheapest known width ≥ rows, or `rows` itself if no other is cheaper."""
         if rows not in self._padded:
             self._padded[rows] = self._find_cheapest(rows)
         return self._padded[rows]
 
-    def width(self, rows: int) -> int:
+    def choose_width(self, rows: int) -> int:
         """Return how wide the next pass of `rows` rows is: padded, but now and then exactly `rows`."""
-        width = self.padded(rows)
+        width = self.padded_width(rows)
         if width > rows:
             self._n_padded += 1
             if self._n_padded % RETRY_INTERVAL_PASSES == 0:
@@ -174,7 +174,7 @@ class CostTable:
         is_first = width not in self._observed_widths
         self._observed_widths.add(width)
         if is_known:
-            is_retry = ratio < 1 and self.padded(width) > width
+            is_retry = ratio < 1 and self.padded_width(width) > width
             if width > WELL_MEASURED_ROWS and (is_first or ratio < 1):
                 self._ms[at] *= min(max(ratio, 1 / 3), MAX_OUTLIER_RATIO) ** SINGLE_WEIGHT
             else:
@@ -252,7 +252,7 @@ class CostProfile:
         }
 
 
-def table_from(stored: Any) -> dict[int, float] | None:
+def parse_cost_table(stored: Any) -> dict[int, float] | None:
     """Return a stored table, or None if it is not valid."""
     if not isinstance(stored, dict):
         return None
@@ -350,7 +350,7 @@ class AttentionCost:
         return float(width_ms * ratio ** (1 - share))
 
 
-def attention_from(stored: Any) -> tuple[float, float] | None:
+def parse_attention_costs(stored: Any) -> tuple[float, float] | None:
     """Return stored costs (a, c), or None if they are not valid."""
     if not isinstance(stored, list) or len(stored) != 2:
         return None

@@ -16,14 +16,14 @@ from typing import Protocol
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Floats
+from localspec.engine.speculation.acceptance import MAX_DRAFTS, Belief, Floats
 from localspec.engine.speculation.cost import CostTable
 
 MAX_DEPTH = 15  # most drafts chosen by the policy, for a pass of 16 rows
 # Drafting must promise this much more than plain decoding. The best of several estimates is an optimistic
 # one, and near the break-even its error would cost more than drafting gains.
 MARGIN = 1.02
-_COUNTS = np.arange(MAX_LIMIT + 1)
+_COUNTS = np.arange(MAX_DRAFTS + 1)
 MIN_SURVIVAL = 0.01  # drafts that are less likely to be kept are not considered
 
 
@@ -58,14 +58,14 @@ class PassCosts:
     ms: Callable[[int], Floats]
     alike: int = 0
 
-    def by_depth(self, rows: int, deepest: int = 0) -> Floats:
+    def ms_by_depth(self, rows: int, deepest: int = 0) -> Floats:
         """Return the milliseconds (MAX_LIMIT + 1,) by the drafts of one sequence.
 
         rows: all other rows, its own token among them. deepest: drafts of the other sequence with most.
         """
         if not self.alike:
-            return self.ms(rows + MAX_LIMIT)[rows:]
-        counts = self.alike * (1 + np.maximum(np.arange(MAX_LIMIT + 1), deepest))
+            return self.ms(rows + MAX_DRAFTS)[rows:]
+        counts = self.alike * (1 + np.maximum(np.arange(MAX_DRAFTS + 1), deepest))
         return np.asarray(self.ms(int(counts[-1]))[counts])
 
 
@@ -128,7 +128,7 @@ class DepthPolicy(Protocol):
         others: how many of those sequences get a token each.
         """
 
-    def at_first(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
+    def choose_first_count(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
         """Return how many known tokens to verify in this round; 0: none. The rest may follow in the next.
 
         round_ms[k]: what a round costs in which this sequence brings k of them. Its length limits k.
@@ -172,7 +172,7 @@ class MeasuredDepth:
             return Decision([0] * n, plain_rate)
         return Decision([order[:count].count(index) for index in range(n)], best_rate)
 
-    def at_first(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
+    def choose_first_count(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
         """Return the k that gains most in two rounds.
 
         The gain is Σ_{j≤k} S_j - rate·cost(k), and, with the probability S_{k+1} that these tokens and the
@@ -252,8 +252,8 @@ class FixedDepth:
     fixed = True
 
     def __init__(self, depth: int) -> None:
-        if not 0 <= depth <= MAX_LIMIT:
-            raise ValueError(f"depth must be between 0 and {MAX_LIMIT}, not {depth}")
+        if not 0 <= depth <= MAX_DRAFTS:
+            raise ValueError(f"depth must be between 0 and {MAX_DRAFTS}, not {depth}")
         self.depth = depth
 
     def decide(
@@ -265,7 +265,7 @@ class FixedDepth:
     ) -> Decision:
         return Decision([min(self.depth, c.limit) for c in candidates], 0.0)
 
-    def at_first(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
+    def choose_first_count(self, candidate: Candidate, round_ms: Floats, rate: float) -> int:
         return len(round_ms) - 1
 
     def keep_drafting(self, candidate: Candidate, pass_ms: Floats, rate: float) -> bool:

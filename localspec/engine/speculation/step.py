@@ -10,7 +10,7 @@ import numpy as np
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import NoKvSlot, NotFinite
-from localspec.engine.speculation.acceptance import MAX_LIMIT, Belief, Calibration, Floats
+from localspec.engine.speculation.acceptance import MAX_DRAFTS, Belief, Calibration, Floats
 from localspec.engine.speculation.depth import Candidate, DepthPolicy, FixedDepth, MeasuredDepth
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
@@ -37,7 +37,7 @@ class Drafting:
     spare: float = LOSS_BUDGET_ROUNDS
 
     @classmethod
-    def of(
+    def create(
         cls,
         resources: Resources,
         calibrations: Mapping[str, Calibration],
@@ -53,7 +53,7 @@ class Drafting:
         speculative = resources.asked
         depth = speculative.depth if speculative.depth is not None else default_depth
         policy: DepthPolicy = (
-            MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_LIMIT))
+            MeasuredDepth() if depth is None else FixedDepth(min(depth, MAX_DRAFTS))
         )
         if speculative.enabled and depth != 0 and why_impossible is None:
             drafters = [
@@ -71,24 +71,24 @@ class Drafting:
             reason = why_impossible or why_no_model
         return cls([], policy, reason)
 
-    def looks(self) -> bool:
+    def begin_search(self) -> bool:
         """Whether to search for drafts in this round. Must be called once per round."""
         self.rest -= 1
         return self.rest < 0 or self.policy.fixed
 
-    def looked(self, has_found: bool, max_rest: int) -> None:
+    def end_search(self, has_found: bool, max_rest: int) -> None:
         """Note whether a search has found drafts. max_rest: limit of the pause after searches in vain."""
         self.missed = 0 if has_found else min(self.missed + 1, MAX_REST_ROUNDS)
         self.rest = min(2**self.missed // 2, max_rest)
 
-    def affords(self, price: Floats) -> int:
+    def max_affordable(self, price: Floats) -> int:
         """Return how many known tokens the loss budget allows to try.
 
         price[k]: additional cost of a round with k of them, in plain rounds.
         """
         return int(np.flatnonzero(price <= self.spare)[-1])
 
-    def settle(self, price: float, gained: int) -> None:
+    def book_price(self, price: float, gained: int) -> None:
         """Book the price of a round with known tokens, and the tokens that it has gained."""
         self.spare = min(
             max(self.spare + LOSS_REFILL_ROUNDS + gained - price, 0.0), MAX_LOSS_BUDGET_ROUNDS

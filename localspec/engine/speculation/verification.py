@@ -17,7 +17,7 @@ from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.protocol.frames import Speculative
+from localspec.protocol.frames import SpeculationSettings
 
 # Returns the logits of row i, adjusted for the tokens kept so far in this round (penalties, grammar).
 Rows = Callable[[int, list[int]], Logits]
@@ -69,7 +69,7 @@ def verify_rejection(
     for i, token in enumerate(drafted):
         target = sampler.distribution(rows(i, kept_tokens), n_before + i)
         draft = draft_probs[i]
-        if sampler.uniform() * draft.of(token) < target.of(token):
+        if sampler.uniform() * draft.probability_of(token) < target.probability_of(token):
             kept_tokens.append(token)
             continue
         kept_tokens.append(residual(target, draft).pick(sampler.uniform()))
@@ -94,7 +94,7 @@ def residual(target: Distribution, draft: Distribution) -> Distribution:
 # ------------------------------------------------------------------------------- of one sequence
 
 
-class Doubtful(Exception):
+class DoubtfulToken(Exception):
     """A token sampled on the device may come from NaN or infinite logits."""
 
 
@@ -110,7 +110,7 @@ class Verifier:
         self.sampler = sampler
         self.matcher = matcher
         self.reject = reject
-        self.likeliest = self.on_device = False
+        self.needs_only_argmax = self.on_device = False
         # The rows that were used, original and adjusted. They are valid until the target's next pass.
         self.rows: list[Logits] = []
         self.adjusted: list[Logits] = []
@@ -131,7 +131,7 @@ class Verifier:
         self.rows, self.adjusted = [], []
 
         def rows(i: int, kept_tokens: list[int]) -> Logits:
-            row = context.finite(first_row + i)
+            row = context.finite_logits(first_row + i)
             self.rows.append(row)
             mask = None
             if self.matcher is not None:
@@ -143,8 +143,10 @@ class Verifier:
 
         if self.on_device:
             kept_tokens = verify_sampled(lambda i: _sampled(context, first_row + i), drafts.tokens)
-        elif self.likeliest:
-            kept_tokens = verify_sampled(lambda i: context.likeliest(first_row + i), drafts.tokens)
+        elif self.needs_only_argmax:
+            kept_tokens = verify_sampled(
+                lambda i: context.argmax_token(first_row + i), drafts.tokens
+            )
         elif drafts.probs:
             kept_tokens = verify_rejection(
                 rows, drafts.tokens, drafts.probs, self.sampler, drafts.generated
@@ -188,17 +190,17 @@ def _sampled(context: Context, row: int) -> int:
     try:
         token = context.sampled_token(row)
     except BadBatch as error:
-        raise Doubtful from error
+        raise DoubtfulToken from error
     if token == 0:
-        raise Doubtful
+        raise DoubtfulToken
     return token
 
 
 # ------------------------------------------------------------------------------- which rule
 
 
-def rejects(
-    speculative: Speculative,
+def uses_rejection(
+    speculative: SpeculationSettings,
     sampler: Sampler,
     matcher: Guide | None,
     *,
@@ -215,6 +217,6 @@ def rejects(
         return False
     if rule != "auto":
         return rule == "rejection"
-    narrowed = matcher is not None and matcher.narrows
+    narrowed = matcher is not None and matcher.forbids_often
     fixed = settings.seed is not None or narrowed or settings.penalised
     return not fixed and not scored and not speculative.prediction

@@ -59,16 +59,18 @@ def warm_start(
     for tokens in _tokenize_texts(target.model.vocab, max_tokens):
         belief = Belief(calibration)
         with turn(), suppress(NotFinite):
-            for bucket_index, hit in model.foresees(tokens, _predict_target(target, batch, tokens)):
+            for bucket_index, hit in model.compare_predictions(
+                tokens, _predict_target(target, batch, tokens)
+            ):
                 belief.observe(bucket_index, hit)
             expected.append(belief.weights)
     if expected:
-        calibration.expect(np.mean(expected, axis=0))
+        calibration.average_prior(np.mean(expected, axis=0))
 
 
 def _tokenize_texts(vocab: Vocab, max_tokens: int) -> list[list[int]]:
     """Return the tokens of the texts, at most `max_tokens` of each; none that is too short."""
-    if not vocab.reads_all:
+    if not vocab.covers_all_text:
         return []
     tokenized = []
     for text in TEXTS:
@@ -87,6 +89,6 @@ def _predict_target(target: Context, batch: Batch, tokens: Sequence[int]) -> lis
     try:
         target.decode(batch)
         target.synchronize()
-        return [target.likeliest(row) for row in range(first, len(tokens))]
+        return [target.argmax_token(row) for row in range(first, len(tokens))]
     finally:
         target.clear()

@@ -10,14 +10,14 @@ from typing import Any, cast
 import msgspec
 from msgspec import UNSET
 
-from localspec.daemon.completion.answer import Answer, Choice
+from localspec.daemon.completion.answer import Choice, PendingAnswer
 from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import Piece, Text
-from localspec.daemon.http.sse import Named
+from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError
 from localspec.extras.anthropic.errors import messages_error
-from localspec.extras.anthropic.request import ID
+from localspec.extras.anthropic.request import CALL_ID_PREFIX
 from localspec.extras.anthropic.wire import (
     Block,
     BlockDelta,
@@ -55,7 +55,7 @@ class MessagesShape:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: PendingAnswer,
         *,
         ignored: list[str],
         note: Callable[[], str | None],
@@ -97,7 +97,7 @@ class MessagesShape:
         return [_as_named(MessageStop())]
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
-        return [Named("error", messages_error(error))]
+        return [NamedEvent("error", messages_error(error))]
 
     def _piece_events(self, pieces: Sequence[Piece]) -> list[MessagesEvent]:
         """Return the events of some pieces; each block is opened before its first piece."""
@@ -113,7 +113,9 @@ class MessagesShape:
                         stream_events.append(self._delta(ThinkingDelta(piece.text)))
                 case Call():
                     stream_events += self._close_block()
-                    stream_events += self._open_block(ToolUseBlock(ID + piece.id, piece.name, {}))
+                    stream_events += self._open_block(
+                        ToolUseBlock(CALL_ID_PREFIX + piece.id, piece.name, {})
+                    )
                 case Arguments():
                     stream_events.append(self._delta(InputDelta(piece.text)))
         return stream_events
@@ -139,7 +141,7 @@ class MessagesShape:
 
     # ------------------------------------------------------------------------ whole
 
-    def whole(self) -> MessagesAnswer:
+    def complete(self) -> MessagesAnswer:
         message = self._message()
         stop = self._stop_delta()
         message.content = self._blocks()
@@ -164,7 +166,11 @@ class MessagesShape:
             blocks.append(TextBlock(choice.content))
         for call in choice.calls:
             function = call.function
-            blocks.append(ToolUseBlock(ID + call.id, function.name, call_input(function.arguments)))
+            blocks.append(
+                ToolUseBlock(
+                    CALL_ID_PREFIX + call.id, function.name, call_input(function.arguments)
+                )
+            )
         return blocks
 
     def _usage(self) -> MessagesUsage:
@@ -183,13 +189,13 @@ class MessagesShape:
             self._ignored or UNSET,
             done.speculation if done else UNSET,
             self.answer.note(self._note()) or UNSET,
-            self.answer.news(self._news()) or UNSET,
+            self.answer.notice(self._news()) or UNSET,
             self._not_kept() or UNSET,
         )
 
 
 def _reason(choice: Choice, done: frames.Done) -> StopReason:
-    match choice.finish:
+    match choice.finish_reason:
         case "length":
             return "model_context_window_exceeded" if done.truncated else "max_tokens"
         case "tool_calls":
@@ -198,7 +204,7 @@ def _reason(choice: Choice, done: frames.Done) -> StopReason:
             return "stop_sequence" if done.stop_string is not None else "end_turn"
 
 
-def models(created: Mapping[str, int]) -> MessagesModelPage:
+def model_page(created: Mapping[str, int]) -> MessagesModelPage:
     """Return the list of models from their names, each with the Unix time when it was made."""
     data = [
         MessagesModel(name, name, f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}")
@@ -217,5 +223,5 @@ def call_input(arguments: str) -> dict[str, Any]:
     return cast(dict[str, Any], value) if isinstance(value, dict) else {}
 
 
-def _as_named(event: MessagesEvent) -> Named:
-    return Named(str(event.__struct_config__.tag), event)
+def _as_named(event: MessagesEvent) -> NamedEvent:
+    return NamedEvent(str(event.__struct_config__.tag), event)

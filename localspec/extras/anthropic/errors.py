@@ -47,10 +47,10 @@ def messages_error(error: LocalspecError) -> MessagesError:
         detail.details = {"error_code": error.code, "unsupported": ["thread"]}
     elif isinstance(error, ThreadNotFound | ThreadMismatch):
         detail.details = {"error_code": error.code}
-    return MessagesError(detail, messages_request())
+    return MessagesError(detail, new_request_id())
 
 
-def messages_request() -> str:
+def new_request_id() -> str:
     """Return a new id for a request, which every response of Anthropic's has in its head."""
     return f"req_{secrets.token_hex(12)}"
 

@@ -23,8 +23,8 @@ from localspec.extras.anthropic.wire import (
     ToolResultParam,
     ToolUseParam,
 )
-from localspec.protocol.fields import Ignored, without_effect
-from localspec.protocol.reading import converted
+from localspec.protocol.fields import IgnoredFields, fields_without_effect
+from localspec.protocol.reading import convert
 from localspec.protocol.requests import (
     ChatMessage,
     ChatRequest,
@@ -34,18 +34,22 @@ from localspec.protocol.requests import (
     ResponseFormat,
     Tool,
     ToolChoice,
-    parameters,
+    sampling_parameters,
 )
 
 # `cache_control` and `strict` need no handling: every prompt is cached by its content, and calls follow
 # their schemas wherever possible.
 _TOOL_FIELDS = {*ToolParam.__struct_fields__, "type", "cache_control", "strict"}
-ID = "toolu_"  # the prefix of call ids in this protocol; templates get the ids without it
+CALL_ID_PREFIX = (
+    "toolu_"  # the prefix of call ids in this protocol; templates get the ids without it
+)
 
 
 def chat_request(
-    body: CountTokensRequest, before: Sequence[ChatMessage] = (), ignored: Ignored | None = None
-) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
+    body: CountTokensRequest,
+    before: Sequence[ChatMessage] = (),
+    ignored: IgnoredFields | None = None,
+) -> tuple[ChatRequest, IgnoredFields, list[ChatMessage]]:
     """Return `body` as a chat, the fields that have no effect, and the messages that the request adds.
 
     `before` are the messages of the thread that it continues. `ignored` are fields already known to have no
@@ -55,8 +59,8 @@ def chat_request(
         BadBody: a block or a tool does not match its type.
         InvalidRequest: the request has images or documents, or a choice without a name.
     """
-    ignored = Ignored() if ignored is None else ignored
-    for name in without_effect(body):
+    ignored = IgnoredFields() if ignored is None else ignored
+    for name in fields_without_effect(body):
         ignored.add(name)
     new_messages = _messages(body, ignored)
     chat = ChatRequest(
@@ -76,7 +80,7 @@ def chat_request(
             body.stop_sequences,
         )
         chat.exact, chat.speculative = body.exact, body.speculative
-        for parameter in parameters():
+        for parameter in sampling_parameters():
             setattr(chat, parameter.name, getattr(body, parameter.name))
     return chat, ignored, new_messages
 
@@ -102,13 +106,15 @@ class _MessageContent:
             yield ChatMessage(role, text, None, self.calls or None, None, thoughts)
 
 
-def system_prompt(body: CountTokensRequest, ignored: Ignored | None = None) -> list[ChatMessage]:
+def system_prompt(
+    body: CountTokensRequest, ignored: IgnoredFields | None = None
+) -> list[ChatMessage]:
     """Return the system prompt as a message, or no message if it has no text."""
-    ignored = Ignored() if ignored is None else ignored
+    ignored = IgnoredFields() if ignored is None else ignored
     return [*_read_content(body.system or [], "system", "system", ignored).messages("system")]
 
 
-def _messages(body: CountTokensRequest, ignored: Ignored) -> list[ChatMessage]:
+def _messages(body: CountTokensRequest, ignored: IgnoredFields) -> list[ChatMessage]:
     """Return the messages of the request.
 
     Messages with the role "system" get the role "developer", because a chat has only one system message,
@@ -155,7 +161,9 @@ def _join_messages(first: ChatMessage, second: ChatMessage) -> ChatMessage:
     return next(content.messages(first.role))
 
 
-def _read_content(content: str | Blocks, role: str, path: str, ignored: Ignored) -> _MessageContent:
+def _read_content(
+    content: str | Blocks, role: str, path: str, ignored: IgnoredFields
+) -> _MessageContent:
     """Return the parsed blocks of a message or of the system prompt, whose path is `path`."""
     parsed = _MessageContent()
     if isinstance(content, str):
@@ -167,23 +175,27 @@ def _read_content(content: str | Blocks, role: str, path: str, ignored: Ignored)
 
 
 def _add_block(
-    parsed: _MessageContent, block: dict[str, Any], role: str, path: str, ignored: Ignored
+    parsed: _MessageContent, block: dict[str, Any], role: str, path: str, ignored: IgnoredFields
 ) -> None:
     kind = block.get("type")
     match kind, role:
         case "tool_use", "assistant":
-            call = converted(block, ToolUseParam, path)
+            call = convert(block, ToolUseParam, path)
             function = {"name": call.name, "arguments": call.input}
             parsed.calls.append(
-                {"id": call.id.removeprefix(ID), "type": "function", "function": function}
+                {
+                    "id": call.id.removeprefix(CALL_ID_PREFIX),
+                    "type": "function",
+                    "function": function,
+                }
             )
         case "tool_result", "user":
-            result = converted(block, ToolResultParam, path)
+            result = convert(block, ToolResultParam, path)
             text = _result_text(result, path, ignored)
-            call_id = result.tool_use_id.removeprefix(ID)
+            call_id = result.tool_use_id.removeprefix(CALL_ID_PREFIX)
             parsed.results.append(ChatMessage("tool", text, None, None, call_id))
         case "thinking", "assistant":
-            if thoughts := converted(block, ThinkingParam, path).thinking:
+            if thoughts := convert(block, ThinkingParam, path).thinking:
                 parsed.thoughts.append(thoughts)
         case (("tool_use" | "tool_result" | "thinking"), _):
             raise InvalidRequest(
@@ -196,7 +208,7 @@ def _add_block(
             parsed.texts += _texts(block, path, ignored)
 
 
-def _texts(block: dict[str, Any], path: str, ignored: Ignored) -> list[str]:
+def _texts(block: dict[str, Any], path: str, ignored: IgnoredFields) -> list[str]:
     """Return the texts of a block; none if its type is unknown.
 
     Raises:
@@ -204,9 +216,9 @@ def _texts(block: dict[str, Any], path: str, ignored: Ignored) -> list[str]:
     """
     match kind := block.get("type"):
         case "text":
-            return [converted(block, TextParam, path).text]
+            return [convert(block, TextParam, path).text]
         case "search_result":
-            search_result = converted(block, SearchResultParam, path)
+            search_result = convert(block, SearchResultParam, path)
             return [
                 search_result.title,
                 search_result.source,
@@ -223,7 +235,7 @@ def _texts(block: dict[str, Any], path: str, ignored: Ignored) -> list[str]:
             raise InvalidRequest(f"'{path}.type' must be a string.", param=f"{path}.type")
 
 
-def _result_text(result: ToolResultParam, path: str, ignored: Ignored) -> str:
+def _result_text(result: ToolResultParam, path: str, ignored: IgnoredFields) -> str:
     """Return the result of a tool as text; a failure is part of it, as templates have no other field."""
     content = result.content
     if isinstance(content, list):
@@ -239,14 +251,14 @@ def _result_text(result: ToolResultParam, path: str, ignored: Ignored) -> str:
 # ------------------------------------------------------------------------ tools, thinking, format
 
 
-def _tools(offered: Blocks, ignored: Ignored) -> list[Tool]:
+def _tools(offered: Blocks, ignored: IgnoredFields) -> list[Tool]:
     tools = []
     for index, definition in enumerate(offered):
         path, kind = f"tools[{index}]", definition.get("type")
         if kind not in (None, "custom"):
             ignored.add(path, kind)
             continue
-        parameters = converted(definition, ToolParam, path)
+        parameters = convert(definition, ToolParam, path)
         tool = Tool(
             Function(parameters.name, parameters.description or "", parameters.input_schema)
         )

@@ -10,27 +10,33 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec.daemon.completion import tools
-from localspec.daemon.completion.answer import Run
-from localspec.daemon.completion.request import continued
+from localspec.daemon.completion.answer import AnswerRun
+from localspec.daemon.completion.request import continued_part
 from localspec.daemon.handlers import models
-from localspec.daemon.handlers.completions import prompt_tokens, ready
-from localspec.daemon.history.responses import Kept
-from localspec.daemon.history.turn import Turn, continuing, kind_of
+from localspec.daemon.handlers.completions import prepare_chat, prompt_tokens
+from localspec.daemon.history.responses import StoredResponse
+from localspec.daemon.history.turn import ConversationTurn, continue_turn, kind_of
 from localspec.daemon.http.errors import add_shape
-from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
-from localspec.daemon.state import State, state_of
+from localspec.daemon.http.requests import (
+    ignored_extension,
+    ignored_fields,
+    json_response,
+    read_body,
+    while_connected,
+)
+from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import Conflict, NotFound, ThreadNotFound, ThreadUnsupported
 from localspec.extras.anthropic import errors, threads
 from localspec.extras.anthropic.answer import MessagesShape
-from localspec.extras.anthropic.answer import models as as_models
+from localspec.extras.anthropic.answer import model_page as as_models
 from localspec.extras.anthropic.request import chat_request
 from localspec.extras.anthropic.wire import (
     ContinueThread,
     CountTokensRequest,
-    InputTokens,
     MessagesRequest,
+    TokenCount,
 )
-from localspec.protocol.fields import Ignored
+from localspec.protocol.fields import IgnoredFields
 from localspec.protocol.requests import ChatMessage, ChatRequest
 
 _MESSAGE_ID = re.compile(r"msg_[0-9a-f]{24}")
@@ -40,7 +46,7 @@ _INCOMPLETE = ("interrupted", "failed")
 
 async def create(request: Request) -> Response:
     """Handle POST /v1/messages."""
-    body = await read(request, MessagesRequest)
+    body = await read_body(request, MessagesRequest)
     daemon = state_of(request)
     if body.thread and not daemon.config.keep_responses:
         raise ThreadUnsupported(
@@ -48,40 +54,42 @@ async def create(request: Request) -> Response:
             "whole conversation without 'thread'.",
             param="thread",
         )
-    previous = await unless_gone(request.receive, _continued_message(daemon, body))
-    chat, without_effect, new_messages = _chat(body, previous, ignored(request))
-    tools.check(chat)
+    previous = await while_connected(request.receive, _continued_message(daemon, body))
+    chat, without_effect, new_messages = _chat(body, previous, ignored_fields(request))
+    tools.check_tools(chat)
     turn = _turn(daemon, chat, new_messages, previous) if body.thread else None
-    pair, requests, empty_answer = await ready(request, chat, turn)
+    pair, requests, empty_answer = await prepare_chat(request, chat, turn)
     shape = MessagesShape(
         empty_answer,
         ignored=without_effect,
         note=daemon.supervisor.residents.note,
-        news=partial(daemon.news, pair.name),
+        news=partial(daemon.take_notice, pair.name),
         hidden=body.thinking is not None and body.thinking.display == "omitted",
-        not_kept=(lambda: turn.not_kept) if turn else str,
+        not_kept=(lambda: turn.store_error) if turn else str,
     )
     if turn:
         state = threads.encode_state(body)
-        empty_answer.choices[0].ended = turn.keep_as(shape.id, lambda _: state)
+        empty_answer.choices[0].on_end = turn.store_answer_as(shape.id, lambda _: state)
     context = turn.under_way(shape.id) if turn else nullcontext()
-    response = await Run(daemon.supervisor, pair, requests, shape, context).respond(
+    response = await AnswerRun(daemon.supervisor, pair, requests, shape, context).respond(
         request, body.stream
     )
-    response.headers["request-id"] = errors.messages_request()
+    response.headers["request-id"] = errors.new_request_id()
     return response
 
 
 async def count_tokens(request: Request) -> Response:
     """Handle POST /v1/messages/count_tokens."""
-    body = await read(request, CountTokensRequest)
-    previous = await unless_gone(request.receive, _continued_message(state_of(request), body))
-    chat, _, _ = _chat(body, previous, ignored(request))
-    tools.check(chat)
-    return answer(InputTokens(await prompt_tokens(request, chat), unheeded(request)))
+    body = await read_body(request, CountTokensRequest)
+    previous = await while_connected(request.receive, _continued_message(state_of(request), body))
+    chat, _, _ = _chat(body, previous, ignored_fields(request))
+    tools.check_tools(chat)
+    return json_response(TokenCount(await prompt_tokens(request, chat), ignored_extension(request)))
 
 
-async def _continued_message(daemon: State, body: CountTokensRequest) -> Kept | None:
+async def _continued_message(
+    daemon: DaemonState, body: CountTokensRequest
+) -> StoredResponse | None:
     """Return the stored answer that the request continues; None if it continues no thread.
 
     Raises:
@@ -94,7 +102,7 @@ async def _continued_message(daemon: State, body: CountTokensRequest) -> Kept | 
     reason = "it was not stored, or was deleted"
     if _MESSAGE_ID.fullmatch(name):
         try:
-            stored = await daemon.conversations.kept_response(name)
+            stored = await daemon.conversations.get_response(name)
         except NotFound:
             pass
         except Conflict as error:
@@ -111,8 +119,8 @@ async def _continued_message(daemon: State, body: CountTokensRequest) -> Kept | 
 
 
 def _chat(
-    body: CountTokensRequest, previous: Kept | None, ignored: Ignored
-) -> tuple[ChatRequest, Ignored, list[ChatMessage]]:
+    body: CountTokensRequest, previous: StoredResponse | None, ignored: IgnoredFields
+) -> tuple[ChatRequest, IgnoredFields, list[ChatMessage]]:
     """Return the chat that the request asks for, the names of ignored fields, and the messages it adds.
 
     Raises:
@@ -126,28 +134,31 @@ def _chat(
 
 
 def _turn(
-    daemon: State, chat: ChatRequest, new_messages: list[ChatMessage], previous: Kept | None
-) -> Turn:
+    daemon: DaemonState,
+    chat: ChatRequest,
+    new_messages: list[ChatMessage],
+    previous: StoredResponse | None,
+) -> ConversationTurn:
     """Return the turn of the thread's conversation that `new_messages` and their answer make up."""
-    return continuing(
+    return continue_turn(
         daemon.conversations,
         threads.to_store(new_messages),
         previous,
         model=chat.model or daemon.config.pair,
         kind=kind_of(chat),
-        begun=bool(continued(chat)),
+        begun=bool(continued_part(chat)),
     )
 
 
 async def list_models(request: Request) -> Response:
     """List the models, in Anthropic's shape: its clients use the path of OpenAI's list."""
-    return answer(as_models(await models.creation_times(state_of(request))))
+    return json_response(as_models(await models.creation_times(state_of(request))))
 
 
 async def show_model(request: Request) -> Response:
     """Describe one model, in Anthropic's shape."""
     name, created = await models.creation_time(request)
-    return answer(as_models({name: created}).data[0])
+    return json_response(as_models({name: created}).data[0])
 
 
 ROUTES = (

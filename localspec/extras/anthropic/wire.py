@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 from localspec.protocol.answers import Unheeded
 from localspec.protocol.frames import Speculation
 from localspec.protocol.reading import OrDefault, Request
-from localspec.protocol.requests import INT32, Count, Sampled, SpeculativeOptions, Stop
+from localspec.protocol.requests import INT32, Count, SamplingParameters, SpeculativeOptions, Stop
 
 # ---------------------------------------------------------------------------- requests
 
@@ -103,7 +103,7 @@ class ContinueThread(Struct, tag_field="type", tag="continue"):
     previous_message_id: str
 
 
-class CountTokensRequest(Sampled, Request, kw_only=True):
+class CountTokensRequest(SamplingParameters, Request, kw_only=True):
     """A request to count the tokens of `messages` and of everything that is read with them.
 
     Tools of other types than "custom", which Anthropic runs itself or has trained its models for,
@@ -111,7 +111,7 @@ class CountTokensRequest(Sampled, Request, kw_only=True):
     A request that generates text has all our sampling parameters, not only Anthropic's.
     """
 
-    refuses: ClassVar[str] = "chat"
+    refusal_table: ClassVar[str] = "chat"
 
     messages: Annotated[list[MessageParam], Meta(min_length=1, max_length=10_000)]
     model: OrDefault[str] = ""
@@ -203,7 +203,7 @@ class MessagesAnswer(Struct):
     localspec: MessagesExtra | UnsetType = UNSET
 
 
-class InputTokens(Struct):
+class TokenCount(Struct):
     input_tokens: int
     localspec: Unheeded | UnsetType = UNSET
 

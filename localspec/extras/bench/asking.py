@@ -32,7 +32,7 @@ _SILENCE_TIMEOUT_S = 120.0  # for another server
 
 
 @dataclass(frozen=True)
-class How:
+class RequestOptions:
     """How to send a prompt."""
 
     # Maximum tokens of the answer.
@@ -50,7 +50,7 @@ class How:
 
 
 @dataclass
-class Answer:
+class TimedAnswer:
     """An answer with its times in seconds; `timings` and `speculation` are as the server reports them."""
 
     text: str = ""
@@ -84,7 +84,7 @@ class Answer:
         return hashlib.sha256(self.text.encode("utf-8", "replace")).hexdigest()[:16]
 
 
-class Ours(Client):
+class DaemonServer(Client):
     """Our daemon, the one of this user."""
 
     name = "localspec"
@@ -93,7 +93,7 @@ class Ours(Client):
         super().__init__()
         self.model = model
 
-    def ask(self, prompt: Prompt, how: How) -> Answer:
+    def ask(self, prompt: Prompt, how: RequestOptions) -> TimedAnswer:
         """Send a prompt and return the answer.
 
         Raises:
@@ -103,7 +103,7 @@ class Ours(Client):
         body |= {"localspec": {"private": True}, **({"model": self.model} if self.model else {})}
         if how.speculative is not None:
             body["speculative"] = how.speculative
-        return timed(self.said(path, body))
+        return time_answer(self.stream_events(path, body))
 
     def sampling(self) -> dict[str, Any]:
         """Return the own sampling parameters of the pair that was used last."""
@@ -111,7 +111,7 @@ class Ours(Client):
         params: dict[str, Any] = settings["params"]
         return params
 
-    def lead(self, prompt: Prompt, how: How, at: int, other: str) -> float | None:
+    def token_lead(self, prompt: Prompt, how: RequestOptions, at: int, other: str) -> float | None:
         """Return the lead in log-probability of the token behind `at` characters of the answer.
 
         It is measured against the token with which `other` begins. None: the answer is shorter, or
@@ -123,14 +123,14 @@ class Ours(Client):
         body |= {"localspec": {"private": True}, "speculative": how.speculative}
         body |= {"model": self.model} if self.model else {}
         length = 0
-        for event in self.said(path, body):
+        for event in self.stream_events(path, body):
             for token in _probabilities(event):
                 length += len(token["token"])
                 if length > at:
                     return _lead_of(token, token["token"][: at - length] + other)
         return None
 
-    def said(self, path: str, body: Event) -> Iterator[Event]:
+    def stream_events(self, path: str, body: Event) -> Iterator[Event]:
         """Yield the events of a stream."""
         connection, response = self._open("POST", path, json.dumps(body).encode())
         try:
@@ -139,7 +139,7 @@ class Ours(Client):
             connection.close()
 
 
-class Other:
+class OtherServer:
     """Any server with OpenAI's chat or llama-server's /infill, by its URL or the path of its socket."""
 
     def __init__(self, address: str) -> None:
@@ -163,7 +163,7 @@ class Other:
                 f"--against {address}: neither a URL (http://127.0.0.1:8080) nor a socket."
             )
 
-    def ask(self, prompt: Prompt, how: How) -> Answer:
+    def ask(self, prompt: Prompt, how: RequestOptions) -> TimedAnswer:
         """Send a prompt and return the answer.
 
         Raises:
@@ -176,7 +176,7 @@ class Other:
                 body["model"] = self._find_model(how)
             if self._openai_only:
                 body = {key: value for key, value in body.items() if key in _OPENAI}
-            answer = timed(_parse_events(self._read_chunks("POST", path, body, how)))
+            answer = time_answer(_parse_events(self._read_chunks("POST", path, body, how)))
             if not answer.finish:
                 raise BadResponse(f"{self.name} ended in the middle of an answer.")
             answer.speculation = {}  # other servers may mean something else by this field
@@ -195,7 +195,7 @@ class Other:
         self._openai_only = True
         return self.ask(prompt, how)
 
-    def _find_model(self, how: How) -> str:
+    def _find_model(self, how: RequestOptions) -> str:
         """Return the model that the server serves, the first of several; "default" if it has no list."""
         if not self._model:
             self._model = "default"
@@ -204,7 +204,9 @@ class Other:
                 self._model = str(listed["data"][0]["id"]) if listed.get("data") else "default"
         return self._model
 
-    def _read_chunks(self, method: str, path: str, body: Event | None, how: How) -> Iterator[bytes]:
+    def _read_chunks(
+        self, method: str, path: str, body: Event | None, how: RequestOptions
+    ) -> Iterator[bytes]:
         connection = self._connect()
         try:
             connection.timeout = _time_left(how)
@@ -220,10 +222,10 @@ class Other:
                     if connection.sock:
                         connection.sock.settimeout(timeout)
         except TimeoutError as error:
-            raise Gone(f"{self.name} did not answer in time.") from error
+            raise ServerGone(f"{self.name} did not answer in time.") from error
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-            raise Gone(f"{self.name} cannot be reached: {reason}.") from error
+            raise ServerGone(f"{self.name} cannot be reached: {reason}.") from error
         finally:
             connection.close()
 
@@ -237,7 +239,7 @@ def _parse_url(address: str) -> SplitResult | None:
         return None
 
 
-def _time_left(how: How) -> float:
+def _time_left(how: RequestOptions) -> float:
     """Return the seconds to wait at most.
 
     Raises:
@@ -264,7 +266,7 @@ _OPENAI = (
 )
 
 
-class Gone(BadResponse):
+class ServerGone(BadResponse):
     """Nothing comes from a server, whatever the request is."""
 
 
@@ -294,7 +296,7 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def build_request(prompt: Prompt, how: How) -> tuple[str, Event]:
+def build_request(prompt: Prompt, how: RequestOptions) -> tuple[str, Event]:
     """Return the path and body of a request, with names that llama-server supports, too."""
     body: Event = {"stream": True, "cache_prompt": how.cached, "timings_per_token": True}
     if not how.own:
@@ -331,11 +333,11 @@ def _parse_events(chunks: Iterator[bytes]) -> Generator[Event, None, None]:
         if not isinstance(event, dict):
             raise BadResponse("The server's answer does not have OpenAI's form.")
         if isinstance(event.get("error"), dict):
-            raise transport.error_of(event["error"])
+            raise transport.error_from_detail(event["error"])
         yield event
 
 
-def timed(events: Iterator[Event]) -> Answer:
+def time_answer(events: Iterator[Event]) -> TimedAnswer:
     """Return the answer to a request, with the times of its events.
 
     The clock starts when this is called, before the request is sent.
@@ -344,7 +346,7 @@ def timed(events: Iterator[Event]) -> Answer:
         BadResponse: there is no answer.
     """
     start = time.perf_counter()
-    answer, pieces, recorder = Answer(), 0, _PassRecorder()
+    answer, pieces, recorder = TimedAnswer(), 0, _PassRecorder()
     for event in events:
         now = time.perf_counter()
         if piece := _text_of(event):

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Limited
+from localspec.cli.app import NumberOption
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 
 if TYPE_CHECKING:
     from localspec.extras.bench.report import Report
-    from localspec.extras.bench.running import Plan
+    from localspec.extras.bench.running import BenchPlan
 
 
 _INTERRUPTED = 130
@@ -38,14 +38,14 @@ _QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
 @click.option(
     "-n",
     "--tokens",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(8, 100_000),
     metavar="TOKENS",
     help=f"Maximum length of an answer (default: {_DEFAULT_TOKENS}; with --quick {_QUICK_TOKENS}).",
 )
 @click.option(
     "--repetitions",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 1000),
     metavar="N",
     help="Ask each prompt N times, and those for short answers more often "
@@ -53,7 +53,7 @@ _QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
 )
 @click.option(
     "--minutes",
-    cls=Limited,
+    cls=NumberOption,
     type=click.FloatRange(0.1, 10_000),
     metavar="N",
     help="Stop after about N minutes and report what was measured.",
@@ -67,7 +67,7 @@ _QUICK_S = 19.0  # longest time of --quick, which includes loading the pair
 )
 @click.option(
     "--history",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 1000),
     metavar="N",
     help="Use the first questions of your last N conversations.",
@@ -127,7 +127,7 @@ def _check_page(file: Path) -> None:
     """Check that a page can be drawn and written. Raises UsageError if not."""
     from localspec.extras.bench import plots
 
-    plots.check()
+    plots.require_matplotlib()
     target = file if file.exists() else file.parent
     if file.is_dir() or not os.access(target, os.W_OK):
         reason = "it is a folder" if file.is_dir() else "there is no such folder"
@@ -149,7 +149,7 @@ def _print_report(report_data: Report, options: dict[str, Any]) -> None:
 
         file = Path(options["html"]).expanduser()
         try:
-            file.write_text(page.page(report_data), encoding="utf-8")
+            file.write_text(page.render_page(report_data), encoding="utf-8")
             render.note(f"Saved {file}.")
         except OSError as error:
             failure = f"{file} cannot be written: {error.strerror}."
@@ -160,54 +160,54 @@ def _print_report(report_data: Report, options: dict[str, Any]) -> None:
     else:
         from localspec.extras.bench import text
 
-        text.show(report_data)
+        text.print_report(report_data)
     if failure:
         raise LocalspecError(failure)
 
 
-def _make_plan(options: dict[str, Any]) -> Plan:
+def _make_plan(options: dict[str, Any]) -> BenchPlan:
     """Return the plan of the measurement. Raises UsageError for two sources of prompts, or no prompts."""
     from localspec.extras.bench import prompts
-    from localspec.extras.bench.asking import Other
-    from localspec.extras.bench.running import Plan
+    from localspec.extras.bench.asking import OtherServer
+    from localspec.extras.bench.running import BenchPlan
 
     quick = options["quick"]
     if options["prompts"] and options["history"]:
         raise UsageError("--prompts and --history cannot be used together.")
     if options["prompts"] in prompts.SOURCES:
-        works = prompts.works(options["prompts"])
+        works = prompts.installed_works(options["prompts"])
     elif options["prompts"]:
-        works = prompts.from_file(options["prompts"])
+        works = prompts.works_from_file(options["prompts"])
     elif options["history"]:
-        works = prompts.from_history(options["history"])
+        works = prompts.works_from_history(options["history"])
     else:
-        works = prompts.shipped(quick=quick)
+        works = prompts.shipped_works(quick=quick)
     minutes = options["minutes"]
-    return Plan(
+    return BenchPlan(
         works,
         options["tokens"] or (_QUICK_TOKENS if quick else _DEFAULT_TOKENS),
         options["repetitions"] or (_QUICK_REPETITIONS if quick else _DEFAULT_REPETITIONS),
         seconds=minutes * 60 if minutes else _QUICK_S if quick else None,
         own=not quick,
         probe=not quick,
-        against=Other(options["against"]) if options["against"] else None,
+        against=OtherServer(options["against"]) if options["against"] else None,
         apply=options["apply"],
     )
 
 
-def _measure(name: str, drafts: tuple[str, ...], plan: Plan) -> Report:
+def _measure(name: str, drafts: tuple[str, ...], plan: BenchPlan) -> Report:
     """Measure and return the report, while a live line shows the progress."""
     from localspec.cli import inputs
     from localspec.extras.bench import drafts as ranking
     from localspec.extras.bench import measure
-    from localspec.extras.bench.text import Live
+    from localspec.extras.bench.text import LiveTable
 
-    live = Live()
+    live = LiveTable()
     try:
         pair = inputs.resolve_pair(name) if name else ""
         if drafts:
-            return ranking.compare(plan, pair, drafts, live.say, live.show)
-        return measure.measure(plan, pair, live.say, live.show)
+            return ranking.compare_drafts(plan, pair, drafts, live.show_message, live.show)
+        return measure.measure(plan, pair, live.show_message, live.show)
     finally:
         live.clear()
 
@@ -218,5 +218,5 @@ def _compare(names: tuple[str, ...]) -> int:
     if len(names) != 2:
         raise UsageError("Compare two reports: localspec bench compare A.json B.json")
     first, second = names
-    text.compare(report.read(first), report.read(second), (first, second))
+    text.print_comparison(report.read_report(first), report.read_report(second), (first, second))
     return 0

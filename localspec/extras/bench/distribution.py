@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from localspec.extras.bench.asking import How, Ours
+from localspec.extras.bench.asking import DaemonServer, RequestOptions
 from localspec.extras.bench.prompts import Prompt
 from localspec.extras.bench.report import Distribution
 
-ANSWERS = 24  # with drafts, and as many without
+ANSWERS_PER_MODE = 24  # with drafts, and as many without
 _ANSWER_TOKENS = 8
 _DEPTH = 3  # drafts per pass, fixed so that there are some
 _COMPARED_WORDS = 4  # leading words of an answer whose frequencies are compared
@@ -23,7 +23,9 @@ _SHUFFLES = 2000
 _PROMPT = Prompt(ask="Invent the first sentence of a novel.")
 
 
-def check(server: Ours, room: int, drafts: dict[str, Any]) -> Distribution | None:
+def compare_distributions(
+    server: DaemonServer, room: int, drafts: dict[str, Any]
+) -> Distribution | None:
     """Request the same answer equally often with and without drafts, and compare the answers.
 
     None: nothing was drafted.
@@ -34,13 +36,13 @@ def check(server: Ours, room: int, drafts: dict[str, Any]) -> Distribution | Non
     texts: tuple[list[str], list[str]] = ([], [])
     modes: tuple[dict[str, Any], dict[str, Any]] = {"enabled": False}, {**drafts, "depth": _DEPTH}
     drafted = 0
-    for _ in range(ANSWERS):
+    for _ in range(ANSWERS_PER_MODE):
         for answers, speculative in zip(texts, modes, strict=True):
-            options = How(_ANSWER_TOKENS, room, speculative, own=True, cached=True)
+            options = RequestOptions(_ANSWER_TOKENS, room, speculative, own=True, cached=True)
             answer = server.ask(_PROMPT, options)
             answers.append(answer.text)
             drafted += int(answer.timings.get("draft_n") or 0)
-    return Distribution(ANSWERS, p_value(*texts)) if drafted else None
+    return Distribution(ANSWERS_PER_MODE, p_value(*texts)) if drafted else None
 
 
 def p_value(first: Sequence[str], second: Sequence[str]) -> float:

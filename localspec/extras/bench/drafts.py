@@ -10,10 +10,10 @@ from typing import Any
 from localspec.cli import inputs
 from localspec.client.pairs import PairsClient
 from localspec.errors import LocalspecError, NoDaemon, UsageError
-from localspec.extras.bench.measure import Say, Watch, measure
+from localspec.extras.bench.measure import ShowMessage, ShowProgress, measure
 from localspec.extras.bench.report import Ranked, Report
-from localspec.extras.bench.running import Plan
-from localspec.extras.bench.statistics import geometric
+from localspec.extras.bench.running import BenchPlan
+from localspec.extras.bench.statistics import geometric_mean
 
 # Drafts that are not a model of their own, with the field `speculative` of a request for them.
 _MODEL_FREE_DRAFTS: dict[str, dict[str, Any]] = {
@@ -22,7 +22,9 @@ _MODEL_FREE_DRAFTS: dict[str, dict[str, Any]] = {
 }
 
 
-def compare(plan: Plan, model: str, drafts: Sequence[str], say: Say, watch: Watch) -> Report:
+def compare_drafts(
+    plan: BenchPlan, model: str, drafts: Sequence[str], say: ShowMessage, watch: ShowProgress
+) -> Report:
     """Return the report of the best draft, with a ranking of all of them.
 
     drafts: files, names of pairs whose draft is meant, "ngram" or "heads".
@@ -100,4 +102,4 @@ def _mean_speed_up(report: Report, kind: str) -> float | None:
     """Return the geometric mean of the speed-ups of such work at temperature 0."""
     works = [work for work in report.workloads if work.about == kind and work.sampling == "greedy"]
     values = [work.speed_up.value for work in works if work.speed_up]
-    return geometric(values) if values else None
+    return geometric_mean(values) if values else None

@@ -23,23 +23,23 @@ from localspec.client.pairs import PairsClient
 from localspec.errors import Conflict, LocalspecError, NoDaemon, UsageError
 from localspec.extras.bench import distribution, summary
 from localspec.extras.bench import statistics as ratios
-from localspec.extras.bench.asking import Ours
+from localspec.extras.bench.asking import DaemonServer
 from localspec.extras.bench.report import Costs, Distribution, Machine, Report, Run, Workload
-from localspec.extras.bench.running import Bench, Found, Now, Plan
-from localspec.extras.bench.summary import sentence
-from localspec.machine.host import NOISE, Others
+from localspec.extras.bench.running import Bench, BenchAnswers, BenchPlan, BenchProgress
+from localspec.extras.bench.summary import summarize_verdicts
+from localspec.machine.host import MAX_NOISE_CORES, OtherProcesses
 
-KEPT = (
+KEPT_NOTE = (
     "The pair keeps what it learned from these answers: costs of passes, and acceptance of drafts."
 )
-DROPPED = "The pair's learned timings were reset, and it was unloaded; --apply keeps them."
+RESET_NOTE = "The pair's learned timings were reset, and it was unloaded; --apply keeps them."
 _PATTERN = "profile-*.json"  # files of the engine, named by a key that only the engine knows
 _UNLOAD_TIMEOUT_S = 5.0  # for an interrupted request to end
 _POLL_INTERVAL_S = 0.05
 
 
 @contextlib.contextmanager
-def beginning(model: str, *, keep: bool) -> Iterator[list[str]]:
+def reset_afterwards(model: str, *, keep: bool) -> Iterator[list[str]]:
     """Begin with a newly loaded pair, and afterwards reset what it has learned.
 
     With `keep`, nothing is reset. It yields a list of notes, which is complete after the `with`
@@ -48,7 +48,7 @@ def beginning(model: str, *, keep: bool) -> Iterator[list[str]]:
     notes: list[str] = []
     if keep:
         yield notes
-        notes.append(KEPT)
+        notes.append(KEPT_NOTE)
         return
     client, folder = PairsClient(), paths.default_paths().state
     name = model or str(client.status()["pair"]["name"])
@@ -59,7 +59,7 @@ def beginning(model: str, *, keep: bool) -> Iterator[list[str]]:
         yield notes
     finally:
         client.autostart = False  # a daemon that has stopped has no pair to unload
-        notes += [DROPPED] * _restore_files(client, name, folder, contents)
+        notes += [RESET_NOTE] * _restore_files(client, name, folder, contents)
 
 
 def _restore_files(
@@ -73,7 +73,7 @@ def _restore_files(
     for file in changed:
         with contextlib.suppress(OSError):
             if file in contents:
-                files.write_whole(file, contents[file], sync=False)
+                files.write_atomically(file, contents[file], sync=False)
             else:
                 file.unlink()
     return bool(changed)
@@ -107,8 +107,8 @@ def _read_stamps(folder: Path) -> dict[Path, tuple[int, int]]:
 # Run a complete bench and return its report.
 
 
-Say = Callable[[str], None]
-Watch = Callable[[Now, Callable[[], list[Workload]]], None]
+ShowMessage = Callable[[str], None]
+ShowProgress = Callable[[BenchProgress, Callable[[], list[Workload]]], None]
 _BUSY_SAMPLE_S = 0.5  # time over which other programs' work is measured before the bench
 _MAX_TIES = 8  # divergences of texts whose log-probabilities are requested
 _MIN_ANSWER_S = 5.0  # time for answers, however long the load took
@@ -117,14 +117,14 @@ _MAX_DISTURBED_RATIO = (
 )
 
 
-def measure(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
+def measure(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgress) -> Report:
     """Measure the daemon's pair of that name, or the configured one.
 
     Raises:
         LocalspecError: the pair does not load, or no prompt can be answered.
     """
     _refuse_upstream(model)
-    with beginning(model, keep=plan.apply) as learning_notes:
+    with reset_afterwards(model, keep=plan.apply) as learning_notes:
         report = _run_bench(plan, model, say, watch)
     report.notes += learning_notes
     return report
@@ -146,16 +146,16 @@ def _refuse_upstream(model: str) -> None:
         )
 
 
-def _run_bench(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
-    server = Ours(model)
+def _run_bench(plan: BenchPlan, model: str, say: ShowMessage, watch: ShowProgress) -> Report:
+    server = DaemonServer(model)
     start, started_at = time.monotonic(), time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
     say("Loading the pair …")
     warm_up = Bench(server, plan, None, ())
     warm_up.warm_up()
     status = server.status()
-    if warm_up.found.partial:
+    if warm_up.answers.partial:
         pair = {**_UNLOADED_PAIR, "name": model or status["pair"]["name"]}
-        return _build_report(plan, warm_up.found, pair, started_at)
+        return _build_report(plan, warm_up.answers, pair, started_at)
     notes, plan = _skip_greedy_sampling(server, plan)
     pids = [status["pid"], *(pair["pid"] for pair in status["pairs"] if pair["pid"])]
     notes += _warn_if_busy(status, pids)
@@ -164,7 +164,7 @@ def _run_bench(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
     bench = Bench(server, plan, status["pair"]["n_ctx"], pids)
     results = bench.run(
         lambda progress, results: watch(
-            progress, lambda: summary.workloads(plan.works, results, None)
+            progress, lambda: summary.summarize_workloads(plan.works, results, None)
         )
     )
     report = _build_report(plan, results, status["pair"], started_at)
@@ -181,10 +181,12 @@ def _run_bench(plan: Plan, model: str, say: Say, watch: Watch) -> Report:
 _UNLOADED_PAIR = dict.fromkeys(("target", "draft", "n_ctx", "memory", "backend", "costs"))
 
 
-def _build_report(plan: Plan, results: Found, pair: dict[str, Any], started_at: str) -> Report:
+def _build_report(
+    plan: BenchPlan, results: BenchAnswers, pair: dict[str, Any], started_at: str
+) -> Report:
     """Return the report of the answers of a pair. `pair` is its status as the daemon reports it."""
     costs = _parse_costs(pair)
-    works = summary.workloads(plan.works, results, costs)
+    works = summary.summarize_workloads(plan.works, results, costs)
     quiet, notes = _check_quiet(results.runs)
     if results.their_end:
         notes.append(f"{results.their_end} It was not asked again.")
@@ -196,7 +198,7 @@ def _build_report(plan: Plan, results: Found, pair: dict[str, Any], started_at: 
         partial=results.partial,
         quiet=quiet,
         machine=_describe_machine(pair["backend"]),
-        sentence=sentence(works),
+        sentence=summarize_verdicts(works),
         workloads=works,
         runs=results.runs,
         localspec=localspec.__version__,
@@ -207,7 +209,7 @@ def _build_report(plan: Plan, results: Found, pair: dict[str, Any], started_at: 
         overall=_overall_speed_up(plan, results.runs),
         costs=costs,
         against=plan.against.name if plan.against else None,
-        theirs=summary.theirs(plan.works, results) if plan.against else [],
+        theirs=summary.summarize_other_server(plan.works, results) if plan.against else [],
         their_runs=results.theirs,
         notes=[*filter(None, [results.ended]), *_explain_no_drafts(results.runs), *notes],
     )
@@ -230,7 +232,7 @@ def _add_gaps(bench: Bench, summaries: Sequence[Workload]) -> None:
     ]
     for work, difference in differences[:_MAX_TIES]:
         with contextlib.suppress(LocalspecError, KeyboardInterrupt):
-            difference.gap = bench.lead(
+            difference.gap = bench.token_lead(
                 work, difference.prompt, difference.at, difference.speculative
             )
 
@@ -240,24 +242,28 @@ def _compare_distributions(bench: Bench) -> Distribution | None:
     if not bench.plan.own:
         return None
     with contextlib.suppress(LocalspecError, KeyboardInterrupt), bench.plan.stopping.waiting():
-        return distribution.check(bench.server, bench.room, bench.plan.drafts)
+        return distribution.compare_distributions(
+            bench.server, bench.question_tokens, bench.plan.drafts
+        )
     return None
 
 
 def _describe_machine(backend: str | None) -> Machine:
-    host = machine.Host.here()
+    host = machine.Host.current()
     return Machine(
-        f"{host.system} {host.arch}", machine.cpu(host).model, os.cpu_count() or 1, backend
+        f"{host.system} {host.arch}", machine.detect_cpu(host).model, os.cpu_count() or 1, backend
     )
 
 
-def _overall_speed_up(plan: Plan, runs: Sequence[Run]) -> Any:
+def _overall_speed_up(plan: BenchPlan, runs: Sequence[Run]) -> Any:
     greedy = [run for run in runs if run.sampling == "greedy"]
     groups = [[run for run in greedy if run.workload == work.name] for work in plan.works]
-    return ratios.overall([[rates for rates, _ in summary.pairs(group)] for group in groups])
+    return ratios.estimate_overall(
+        [[rates for rates, _ in summary.pair_answers(group)] for group in groups]
+    )
 
 
-def _skip_greedy_sampling(server: Ours, plan: Plan) -> tuple[list[str], Plan]:
+def _skip_greedy_sampling(server: DaemonServer, plan: BenchPlan) -> tuple[list[str], BenchPlan]:
     """Leave out the pair's own sampling if that is temperature 0 as well."""
     if not plan.own or server.sampling().get("temperature", 0.8):
         return [], plan
@@ -284,10 +290,10 @@ def _warn_if_busy(status: dict[str, Any], pids: Sequence[int]) -> list[str]:
         return [
             "The daemon was answering other requests when this began, so figures may be too low."
         ]
-    other_programs = Others()
+    other_programs = OtherProcesses()
     time.sleep(_BUSY_SAMPLE_S)
     cores = other_programs.cores(pids)
-    if cores is None or cores <= NOISE:
+    if cores is None or cores <= MAX_NOISE_CORES:
         return []
     names = ", ".join(name for name, _ in other_programs.busiest())
     by_whom = f" ({names})" if names else ""
@@ -301,7 +307,7 @@ def _check_quiet(runs: Sequence[Run]) -> tuple[bool | None, list[str]]:
     cores_by_answer = [run.others for run in runs if run.others is not None]
     if not cores_by_answer:
         return None, []
-    disturbed = [cores for cores in cores_by_answer if cores > NOISE]
+    disturbed = [cores for cores in cores_by_answer if cores > MAX_NOISE_CORES]
     if len(disturbed) <= _MAX_DISTURBED_RATIO * len(cores_by_answer):
         return True, []
     cores = statistics.median(disturbed)

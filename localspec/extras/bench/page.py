@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from localspec.cli.html import as_html, document, table
+from localspec.cli.html import escape_html, render_document, table
 from localspec.extras.bench import text
-from localspec.extras.bench.plots import plots
+from localspec.extras.bench.plots import draw_plots
 from localspec.extras.bench.report import Report, Workload
 
 _STYLE = """
@@ -24,49 +24,54 @@ dd { margin: 0; overflow-wrap: anywhere }
 """
 
 
-def page(report: Report) -> str:
+def render_page(report: Report) -> str:
     """Return the whole document. Check first that matplotlib is installed, with `plots.check`."""
     title = f"localspec bench: {report.pair}"
     body = [
-        f"<h1>{as_html(title)}</h1>",
-        f'<p class="said">{as_html(report.sentence)}</p>',
-        *(f"<p>{as_html(warning)}</p>" for warning in text.warnings(report)),
+        f"<h1>{escape_html(title)}</h1>",
+        f'<p class="said">{escape_html(report.sentence)}</p>',
+        *(f"<p>{escape_html(warning)}</p>" for warning in text.list_warnings(report)),
         _facts_list(report),
     ]
     body.append('<div class="plots">')
-    body += [_figure(name, svg) for name, svg in plots(report)]
+    body += [_figure(name, svg) for name, svg in draw_plots(report)]
     body.append("</div>")
     for sampling, heading in text.HEADINGS:
         if works := [work for work in report.workloads if work.sampling == sampling]:
-            body += [f"<h2>{as_html(heading)}</h2>", _known_columns(text.table(works))]
+            body += [f"<h2>{escape_html(heading)}</h2>", _known_columns(text.workload_table(works))]
     if report.theirs:
-        body += [f"<h2>{as_html(text.beside(report))}</h2>", _known_columns(text.theirs(report))]
+        body += [
+            f"<h2>{escape_html(text.theirs_heading(report))}</h2>",
+            _known_columns(text.theirs_rows(report)),
+        ]
     if report.drafts:
         heading = "Drafts for this target, the best first; the rest of this page is of that one"
-        body += [f"<h2>{heading}</h2>", _known_columns(text.ranking(report))]
-    if theory := text.theories(report.workloads):
+        body += [f"<h2>{heading}</h2>", _known_columns(text.ranking_rows(report))]
+    if theory := text.theory_rows(report.workloads):
         body += [
             "<h2>By the formula, and by replay with the costs of passes here</h2>",
             _known_columns(theory),
         ]
     body += ["<h2>Acceptance</h2>", _known_columns(_acceptance_rows(report.workloads))]
     body.append("<footer>")
-    body += [f"<p>{as_html(note)}</p>" for note in text.notes(report)]
+    body += [f"<p>{escape_html(note)}</p>" for note in text.list_notes(report)]
     footer = f"Measured {report.when} UTC with localspec {report.localspec}. Rates are tokens per second from"
-    body.append(f"<p>{as_html(footer)} an answer’s first token to its last.</p></footer>")
-    return document(title, body, _STYLE)
+    body.append(f"<p>{escape_html(footer)} an answer’s first token to its last.</p></footer>")
+    return render_document(title, body, _STYLE)
 
 
 def _facts_list(report: Report) -> str:
     rows = "".join(
-        f"<dt>{as_html(name)}</dt><dd>{as_html(value)}</dd>" for name, value in text.facts(report)
+        f"<dt>{escape_html(name)}</dt><dd>{escape_html(value)}</dd>"
+        for name, value in text.list_facts(report)
     )
     return f"<dl>{rows}</dl>"
 
 
 def _figure(name: str, svg: str) -> str:
     return (
-        f'<figure role="img" aria-label="{as_html(name)}"><figcaption><b>{as_html(name)}</b></figcaption>'
+        f'<figure role="img" aria-label="{escape_html(name)}">'
+        f"<figcaption><b>{escape_html(name)}</b></figcaption>"
         f"{svg}</figure>"
     )
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from localspec import installation
-from localspec.errors import UsageError, visible
+from localspec.errors import UsageError, replace_control_characters
 from localspec.extras.bench.report import Report, Round, Run
-from localspec.extras.bench.summary import survival
+from localspec.extras.bench.summary import acceptance_by_position
 
 # Colours that matplotlib draws with, and the CSS variables that replace them.
 _INK, _SOFT, _LINE, _BAR, _OTHER = "#010203", "#040506", "#070809", "#0a0b0c", "#0d0e0f"
@@ -34,7 +34,7 @@ _LEGEND_BELOW: dict[str, Any] = {"loc": "upper center", "bbox_to_anchor": (0.5, 
 Draw = Callable[[Any, Report], bool]
 
 
-def plots(report: Report) -> list[tuple[str, str]]:
+def draw_plots(report: Report) -> list[tuple[str, str]]:
     """Return titles and SVGs. Plots for which nothing was measured are left out."""
     drawings = []
     for number, (title, draw, height) in enumerate(_PLOTS):
@@ -43,7 +43,7 @@ def plots(report: Report) -> list[tuple[str, str]]:
     return drawings
 
 
-def check() -> None:
+def require_matplotlib() -> None:
     """Check that matplotlib is installed.
 
     Raises:
@@ -52,7 +52,7 @@ def check() -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError(
             "--html draws with matplotlib, which is not installed; run: "
-            f"{installation.add_extra('bench')}"
+            f"{installation.install_extra_command('bench')}"
         )
 
 
@@ -134,7 +134,10 @@ def _draw_speed_ups(axes: Any, report: Report) -> bool:
     # The interval of a few answers may be so wide that all others would shrink to points.
     ends = [min(estimate.high or estimate.value, 2 * estimate.value) for _, estimate in rows]
     axes.set_xlim(0, 1.05 * max(*ends, 1.2))
-    names = [visible(work.name, lines=False).replace("$", r"\$") for work, _ in reversed(rows)]
+    names = [
+        replace_control_characters(work.name, lines=False).replace("$", r"\$")
+        for work, _ in reversed(rows)
+    ]
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     axes.set_xlabel("times the speed of plain decoding")
@@ -165,7 +168,7 @@ def _draw_survival(axes: Any, report: Report) -> bool:
     drawn = False
     for kind, colour in _WORK_COLOURS.items():
         runs = [run for run in _runs_with_drafts(report) if kinds[run.workload] == kind]
-        rates = survival(_all_rounds(runs), _MIN_DRAFTS)
+        rates = acceptance_by_position(_all_rounds(runs), _MIN_DRAFTS)
         if rates:
             positions = range(1, len(rates) + 1)
             axes.plot(positions, rates, "o-", color=colour, label=kind, markersize=4, linewidth=1.5)
@@ -190,7 +193,7 @@ def _draw_depths(axes: Any, report: Report) -> bool:
             best[run.workload] = run
     chosen = sorted(best.values(), key=lambda run: -run.drafted)[:_MAX_TRACES]
     kinds = {work.name: work.about for work in report.workloads}
-    traces = [(run, *depths(run.rounds)) for run in reversed(chosen)]
+    traces = [(run, *group_depths(run.rounds)) for run in reversed(chosen)]
     highest = max((max(values) for *_, values in traces), default=0.0)
     if not highest:
         return False
@@ -199,7 +202,7 @@ def _draw_depths(axes: Any, report: Report) -> bool:
         colour = _WORK_COLOURS[kinds[run.workload]]
         tops = [floor + value for value in values]
         axes.stairs(tops, edges, baseline=floor, fill=True, color=colour)
-        name = visible(run.workload, lines=False).replace("$", r"\$")
+        name = replace_control_characters(run.workload, lines=False).replace("$", r"\$")
         names.append(f"{name}\nup to {max(values):.1f}")
     axes.set_yticks(floors, names, verticalalignment="bottom")
     axes.set_ylim(0, floors[-1] + highest * 1.1)
@@ -208,7 +211,7 @@ def _draw_depths(axes: Any, report: Report) -> bool:
     return True
 
 
-def depths(rounds: Sequence[Round]) -> tuple[list[int], list[float]]:
+def group_depths(rounds: Sequence[Round]) -> tuple[list[int], list[float]]:
     """Group passes into points that can be drawn.
 
     Returns:

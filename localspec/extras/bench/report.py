@@ -307,7 +307,7 @@ def as_json(report: Report) -> dict[str, Any]:
     return value
 
 
-def read(name: str) -> Report:
+def read_report(name: str) -> Report:
     """Return a report that `--json` wrote.
 
     Raises:
@@ -321,7 +321,7 @@ def read(name: str) -> Report:
         raise UsageError(f"{name} is not a report of `localspec bench --json`: {error}.") from error
 
 
-def schema() -> str:
+def schema_text() -> str:
     """Return the text of schema.json."""
     described = msgspec.json.schema(Report)
     named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}

@@ -11,16 +11,22 @@ from types import FrameType
 from typing import Any
 
 from localspec.errors import InvalidRequest, LocalspecError, NoDaemon
-from localspec.extras.bench.asking import Answer, Gone, How, Other, Ours
+from localspec.extras.bench.asking import (
+    DaemonServer,
+    OtherServer,
+    RequestOptions,
+    ServerGone,
+    TimedAnswer,
+)
 from localspec.extras.bench.prompts import Prompt, Work
 from localspec.extras.bench.report import Mode, Run, Sampling
-from localspec.extras.bench.theory import DEEPEST
-from localspec.machine.host import Meter, Others
+from localspec.extras.bench.theory import MAX_REPLAY_DEPTH
+from localspec.machine.host import EnergyMeter, OtherProcesses
 
 _PLAIN: dict[str, Any] = {"enabled": False}
 _DRAFTED: dict[str, Any] = {"enabled": True}
 _MODES: tuple[Mode, Mode] = ("plain", "speculative")
-PROBES = (DEEPEST, 1)  # fixed depths of the answers on which the replay is based
+PROBES = (MAX_REPLAY_DEPTH, 1)  # fixed depths of the answers on which the replay is based
 _WARM_UP_TOKENS = 16  # of an answer that is discarded
 _MAX_TEMPLATE_TOKENS = 96  # that a chat template adds to a question
 _DEFAULT_CONTEXT_TOKENS = 4096  # if the server does not report its context
@@ -30,7 +36,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
 _SECOND_SIGNAL_S = 1.0
 
 
-class Stopping:
+class StopSignals:
     """A handler of Ctrl-C, SIGTERM and SIGHUP, which end the bench in an orderly way.
 
     No further prompt is sent. What was measured is reported, and what the pair has learned is
@@ -75,7 +81,7 @@ class Stopping:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """The prompts of a bench and how often to send them."""
 
     works: Sequence[Work]
@@ -90,15 +96,15 @@ class Plan:
     # Field `speculative` of the requests with drafts.
     drafts: dict[str, Any] = field(default_factory=lambda: dict(_DRAFTED))
     # Another server that gets the same prompts, as it is set up.
-    against: Other | None = None
+    against: OtherServer | None = None
     # The pair keeps what it learns from these answers.
     apply: bool = False
     # What ends the bench early.
-    stopping: Stopping = field(default_factory=Stopping)
+    stopping: StopSignals = field(default_factory=StopSignals)
 
 
 @dataclass
-class Found:
+class BenchAnswers:
     """The answers of a bench."""
 
     runs: list[Run] = field(default_factory=list)
@@ -120,7 +126,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Turn:
+class Trial:
     """A prompt, once in each mode, or once with a fixed number of drafts per pass (`probe`)."""
 
     work: Work
@@ -131,22 +137,22 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Now:
+class BenchProgress:
     """The progress of a bench."""
 
     done: int
-    of: int
-    turn: Turn
+    total: int
+    turn: Trial
     # The server or mode of the current answer.
     who: str
     # Estimated seconds left.
     left_s: float | None
 
 
-Watch = Callable[[Now, Found], None]
+Watch = Callable[[BenchProgress, BenchAnswers], None]
 
 
-def turns(plan: Plan) -> Iterator[Turn]:
+def plan_trials(plan: BenchPlan) -> Iterator[Trial]:
     """Yield the prompts in order: every kind of work once, then all again.
 
     So a bench that is stopped early has some answers of each kind. Short answers are repeated more
@@ -160,15 +166,15 @@ def turns(plan: Plan) -> Iterator[Turn]:
                 for work in plan.works:
                     repeats = _count_repeats(work, plan) if prompt < len(work.prompts) else 0
                     for index in range(repeats):
-                        yield Turn(work, prompt, repetition * repeats + index, sampling)
+                        yield Trial(work, prompt, repetition * repeats + index, sampling)
     # These come last, because the pair also learns from them, and its own choice of depths would not have
     # taught it the same.
     for work in plan.works if plan.probe else ():
         for depth in PROBES:
-            yield Turn(work, 0, 0, "greedy", probe=depth)
+            yield Trial(work, 0, 0, "greedy", probe=depth)
 
 
-def _count_repeats(work: Work, plan: Plan) -> int:
+def _count_repeats(work: Work, plan: BenchPlan) -> int:
     """Return how often each prompt is sent in one repetition."""
     return max(plan.tokens // (2 * work.tokens), 1) if work.tokens else 1
 
@@ -179,10 +185,15 @@ class Bench:
     pids: processes of the server itself, which do not count as other programs.
     """
 
-    def __init__(self, server: Ours, plan: Plan, context: int | None, pids: Sequence[int]) -> None:
-        self.server, self.plan, self.found = server, plan, Found()
-        self.room, self._pids = (context or _DEFAULT_CONTEXT_TOKENS) - _MAX_TEMPLATE_TOKENS, pids
-        self._meter, self._began = Meter(), time.monotonic()
+    def __init__(
+        self, server: DaemonServer, plan: BenchPlan, context: int | None, pids: Sequence[int]
+    ) -> None:
+        self.server, self.plan, self.answers = server, plan, BenchAnswers()
+        self.question_tokens, self._pids = (
+            (context or _DEFAULT_CONTEXT_TOKENS) - _MAX_TEMPLATE_TOKENS,
+            pids,
+        )
+        self._meter, self._began = EnergyMeter(), time.monotonic()
 
     def warm_up(self) -> None:
         """Load the pair and use every way of answering once. Ctrl-C ends it and sets `partial`.
@@ -195,14 +206,17 @@ class Bench:
             with self.plan.stopping.waiting():
                 if self.plan.against:  # first, because an unreachable server is reported at once
                     self.plan.against.ask(
-                        prompt, How(_WARM_UP_TOKENS, _MIN_QUESTION_TOKENS, until=self._deadline())
+                        prompt,
+                        RequestOptions(
+                            _WARM_UP_TOKENS, _MIN_QUESTION_TOKENS, until=self._deadline()
+                        ),
                     )
                 for mode in _MODES:
                     self.server.ask(prompt, self._options(_WARM_UP_TOKENS, mode, "greedy"))
         except KeyboardInterrupt:
-            self.found.partial = True
+            self.answers.partial = True
 
-    def run(self, watch: Watch) -> Found:
+    def run(self, watch: Watch) -> BenchAnswers:
         """Run the plan, as far as there is time. Ctrl-C or the daemon's end stop it and set `partial`.
 
         Raises:
@@ -211,15 +225,15 @@ class Bench:
         try:
             self._run_plan(watch)
         except KeyboardInterrupt:
-            self.found.partial = True
+            self.answers.partial = True
         except NoDaemon as error:  # answers of a new daemon would not be comparable
-            if not self.found.runs:
+            if not self.answers.runs:
                 raise
-            self.found.partial, self.found.ended = True, error.message
-        return self.found
+            self.answers.partial, self.answers.ended = True, error.message
+        return self.answers
 
     def _run_plan(self, watch: Watch) -> None:
-        trials = [(turn, list(self._asked(turn))) for turn in turns(self.plan)]
+        trials = [(turn, list(self._modes_of(turn))) for turn in plan_trials(self.plan)]
         total = sum(len(modes) for _, modes in trials)
         done, slowest = 0, 0.0
         for turn, modes in trials:
@@ -229,18 +243,24 @@ class Bench:
             for mode in modes:
                 elapsed = time.monotonic() - self._began
                 left_s = elapsed / done * (total - done) if done else None
-                watch(Now(done, total, turn, self._describe_asked(turn, mode), left_s), self.found)
-                self._one(turn, mode)
+                watch(
+                    BenchProgress(done, total, turn, self._describe_asked(turn, mode), left_s),
+                    self.answers,
+                )
+                self._ask_and_record(turn, mode)
                 done += 1
             slowest = max(slowest, time.monotonic() - self._began - start)
 
-    def lead(self, work: Work, prompt: int, at: int, other: str) -> float | None:
-        """Return the lead in log-probability of a plain token at temperature 0, as `Ours.lead` does."""
+    def token_lead(self, work: Work, prompt: int, at: int, other: str) -> float | None:
+        """Return the lead in log-probability of a plain token at temperature 0.
+
+        See `DaemonServer.token_lead`.
+        """
         how = self._options(self._max_tokens(work), "plain", "greedy")
         with self.plan.stopping.waiting():
-            return self.server.lead(work.prompts[prompt], how, at, other)
+            return self.server.token_lead(work.prompts[prompt], how, at, other)
 
-    def _asked(self, turn: Turn) -> Iterator[Mode | None]:
+    def _modes_of(self, turn: Trial) -> Iterator[Mode | None]:
         """Yield the modes of a prompt in order; None stands for the other server.
 
         For each kind of work, each mode comes first equally often.
@@ -258,17 +278,21 @@ class Bench:
         """Return the time after which an answer of the other server is useless."""
         return None if self.plan.seconds is None else self._began + self.plan.seconds
 
-    def _describe_asked(self, turn: Turn, mode: Mode | None) -> str:
+    def _describe_asked(self, turn: Trial, mode: Mode | None) -> str:
         if mode is None:
             return self.plan.against.name if self.plan.against else ""
         return f"{turn.probe} drafts a pass" if turn.probe else mode
 
-    def _options(self, tokens: int, mode: Mode, sampling: Sampling, *, probe: int = 0) -> How:
-        room = max(self.room - tokens, _MIN_QUESTION_TOKENS)
+    def _options(
+        self, tokens: int, mode: Mode, sampling: Sampling, *, probe: int = 0
+    ) -> RequestOptions:
+        room = max(self.question_tokens - tokens, _MIN_QUESTION_TOKENS)
         drafts = {**self.plan.drafts, **({"depth": probe} if probe else {})}
-        return How(tokens, room, _PLAIN if mode == "plain" else drafts, sampling == "own")
+        return RequestOptions(
+            tokens, room, _PLAIN if mode == "plain" else drafts, sampling == "own"
+        )
 
-    def _one(self, turn: Turn, mode: Mode | None) -> None:
+    def _ask_and_record(self, turn: Trial, mode: Mode | None) -> None:
         """Send a prompt and record its answer or its failure. A kind of work that failed is skipped.
 
         Raises:
@@ -278,18 +302,18 @@ class Bench:
         if mode is None:
             self._ask_other_server(turn)
             return
-        work, failed = turn.work, self.found.failed
+        work, failed = turn.work, self.answers.failed
         if work.name in failed:
             return
         how = self._options(self._max_tokens(work), mode, turn.sampling, probe=turn.probe)
-        other_programs, joules_before = Others(), self._meter.joules()
+        other_programs, joules_before = OtherProcesses(), self._meter.joules()
         try:
             with self.plan.stopping.waiting():
                 answer = self.server.ask(work.prompts[turn.prompt], how)
         except NoDaemon:
             raise
         except LocalspecError as error:
-            if not self.found.runs and not isinstance(error, InvalidRequest):
+            if not self.answers.runs and not isinstance(error, InvalidRequest):
                 raise
             failed[work.name] = error.message
             return
@@ -299,20 +323,20 @@ class Bench:
             None if joules_before is None or joules_after is None else joules_after - joules_before
         )
         run.others = other_programs.cores(self._pids)
-        (self.found.probes[turn.probe] if turn.probe else self.found.runs).append(run)
+        (self.answers.probes[turn.probe] if turn.probe else self.answers.runs).append(run)
         if turn.sampling == "greedy" and not turn.probe:
-            self.found.texts.setdefault((work.name, turn.prompt, mode), answer.text)
+            self.answers.texts.setdefault((work.name, turn.prompt, mode), answer.text)
 
-    def _ask_other_server(self, turn: Turn) -> None:
+    def _ask_other_server(self, turn: Trial) -> None:
         """Send the same prompt to the other server, whose failures do not stop the bench."""
-        results, work, server = self.found, turn.work, self.plan.against
+        results, work, server = self.answers, turn.work, self.plan.against
         if server is None or results.their_end or work.name in results.their_failed:
             return
         how = self._options(self._max_tokens(work), "plain", "greedy")
         try:
             with self.plan.stopping.waiting():
                 answer = server.ask(work.prompts[turn.prompt], replace(how, until=self._deadline()))
-        except Gone as error:
+        except ServerGone as error:
             results.their_end = error.message
         except LocalspecError as error:
             results.their_failed[work.name] = error.message
@@ -324,7 +348,7 @@ class Bench:
         return min(work.tokens or self.plan.tokens, self.plan.tokens)
 
 
-def _to_run(turn: Turn, mode: Mode, answer: Answer) -> Run:
+def _to_run(turn: Trial, mode: Mode, answer: TimedAnswer) -> Run:
     speculation, timings = answer.speculation, answer.timings
     return Run(
         workload=turn.work.name,

@@ -21,7 +21,7 @@ _MAX_LOG_SPREAD = 20.0  # half-width of an interval in log space; a wider one sa
 _SEED = 0  # fixed, so that the same answers give the same interval
 
 
-class Pair(NamedTuple):
+class PairedAnswers(NamedTuple):
     """The same prompt answered both ways: units of work (tokens, or 1 for an answer) and seconds."""
 
     plain: float
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
     speculative_s: float
 
 
-def pooled_speed_up(pairs: Sequence[Pair]) -> float:
+def pooled_speed_up(pairs: Sequence[PairedAnswers]) -> float:
     """Return the speculative rate divided by the plain one; nan if there is no work.
 
     Each rate is all work divided by all time.
@@ -43,7 +43,7 @@ def pooled_speed_up(pairs: Sequence[Pair]) -> float:
     return (drafted / drafted_s) * (plain_s / plain)
 
 
-def speed_up(pairs: Sequence[Pair]) -> Estimate | None:
+def estimate_speed_up(pairs: Sequence[PairedAnswers]) -> Estimate | None:
     """Return the speed-up with its interval; None if there are no usable pairs."""
     valid = [pair for pair in pairs if min(pair) > 0]
     if not valid:
@@ -55,7 +55,7 @@ def speed_up(pairs: Sequence[Pair]) -> Estimate | None:
     return Estimate(value, *interval, count)
 
 
-def overall(groups: Sequence[Sequence[Pair]]) -> Estimate | None:
+def estimate_overall(groups: Sequence[Sequence[PairedAnswers]]) -> Estimate | None:
     """Return the geometric mean of the groups' speed-ups, so that each kind of work counts once."""
     valid = [
         complete for group in groups if (complete := [pair for pair in group if min(pair) > 0])
@@ -64,16 +64,18 @@ def overall(groups: Sequence[Sequence[Pair]]) -> Estimate | None:
         return None
 
     def resample(rng: random.Random) -> float:
-        return geometric([pooled_speed_up(rng.choices(group, k=len(group))) for group in valid])
+        return geometric_mean(
+            [pooled_speed_up(rng.choices(group, k=len(group))) for group in valid]
+        )
 
     largest, count = max(map(len, valid)), sum(map(len, valid))
-    value = geometric(list(map(pooled_speed_up, valid)))
+    value = geometric_mean(list(map(pooled_speed_up, valid)))
     return Estimate(
         value, *_bootstrap_interval(value, resample, largest, count - len(valid)), count
     )
 
 
-def geometric(values: Sequence[float]) -> float:
+def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))
 
 
@@ -108,7 +110,7 @@ def median(values: Sequence[float]) -> float | None:
     return quantile(sorted(values), 0.5) if values else None
 
 
-def agree(first: Estimate, second: Estimate) -> bool | None:
+def intervals_overlap(first: Estimate, second: Estimate) -> bool | None:
     """Return whether two intervals overlap; None if either has none."""
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return None

@@ -22,14 +22,14 @@ from localspec.extras.bench.report import (
     Verdict,
     Workload,
 )
-from localspec.extras.bench.running import PROBES, Found
-from localspec.extras.bench.statistics import Pair
+from localspec.extras.bench.running import PROBES, BenchAnswers
+from localspec.extras.bench.statistics import PairedAnswers
 
 # ------------------------------------------------------------------------ verdict
 # Judge whether speculation pays: a verdict for each kind of work, and a sentence for people.
 
 
-GAIN, LOSS = 1.03, 0.97  # an interval outside of these is more than noise
+MIN_GAIN_RATIO, MAX_LOSS_RATIO = 1.03, 0.97  # an interval outside of these is more than noise
 _FEW_PAIRS_FACTOR = (
     1.25  # with too few pairs for an interval, a factor above which the speed differs
 )
@@ -41,13 +41,13 @@ _TOO_FEW = "few"  # key of the phrase for a verdict that is unclear because ther
 _NAMES = {"code": "code", "text": "text"}
 
 
-def verdict(estimate: Estimate | None, acceptance: Acceptance | None, tokens: int) -> Verdict:
+def judge(estimate: Estimate | None, acceptance: Acceptance | None, tokens: int) -> Verdict:
     """Return the verdict on a speed-up. `tokens`: tokens generated with drafts."""
     if estimate is None:
         return "not measured"
     if _is_impossible(estimate, acceptance):
         return "unclear"
-    low, high, gain, loss = estimate.low, estimate.high, GAIN, LOSS
+    low, high, gain, loss = estimate.low, estimate.high, MIN_GAIN_RATIO, MAX_LOSS_RATIO
     if low is None or high is None:
         low = high = estimate.value
         gain, loss = _FEW_PAIRS_FACTOR, 1 / _FEW_PAIRS_FACTOR
@@ -71,13 +71,13 @@ def _is_impossible(estimate: Estimate, acceptance: Acceptance | None) -> bool:
     A pass with drafts takes at least as long as one without, so the speed-up is at most the tokens
     per pass. If it is higher, something else changed during the measurement.
     """
-    if acceptance is None or acceptance.tokens_per_pass is None or estimate.value <= GAIN:
+    if acceptance is None or acceptance.tokens_per_pass is None or estimate.value <= MIN_GAIN_RATIO:
         return False
     limit = acceptance.tokens_per_pass
-    return limit <= GAIN or estimate.value > limit * _FEW_PAIRS_FACTOR
+    return limit <= MIN_GAIN_RATIO or estimate.value > limit * _FEW_PAIRS_FACTOR
 
 
-def sentence(workloads: Sequence[Workload]) -> str:
+def summarize_verdicts(workloads: Sequence[Workload]) -> str:
     """Return the sentence for people.
 
     An example is "Worth it for code (2.31×), off by itself for text."
@@ -98,7 +98,7 @@ def _summarize(workloads: Sequence[Workload]) -> str:
     for name, key, figures in _group_works(measured):
         by_verdict.setdefault(key, []).append(f"{name}{figures}")
     phrases = [
-        (f"{_PHRASES[key]} {listed(by_verdict[key])}") for key in _PHRASES if key in by_verdict
+        (f"{_PHRASES[key]} {join_names(by_verdict[key])}") for key in _PHRASES if key in by_verdict
     ]
     text = ", ".join(phrases)
     if "faster" not in by_verdict:
@@ -151,7 +151,7 @@ def _format_range(group: Sequence[Workload]) -> str:
     return f" ({low}×)" if low == high else f" ({low} to {high}×)"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names as in "a, b and c"."""
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
@@ -163,11 +163,13 @@ def _lower_first(text: str) -> str:
 # ------------------------------------------------------------------------ summary
 
 
-LATE = "There was no time for it."
+NO_TIME_NOTE = "There was no time for it."
 _EXCERPT_CHARACTERS = 24  # of each text, from the place where two texts diverge
 
 
-def workloads(works: Sequence[Work], results: Found, costs: Costs | None) -> list[Workload]:
+def summarize_workloads(
+    works: Sequence[Work], results: BenchAnswers, costs: Costs | None
+) -> list[Workload]:
     """Return each kind of work at temperature 0, then those with the pair's own sampling."""
     summaries = []
     for sampling in ("greedy", "own"):
@@ -178,7 +180,7 @@ def workloads(works: Sequence[Work], results: Found, costs: Costs | None) -> lis
 
 
 def _summarize_work(
-    work: Work, sampling: Sampling, runs: Sequence[Run], results: Found, costs: Costs | None
+    work: Work, sampling: Sampling, runs: Sequence[Run], results: BenchAnswers, costs: Costs | None
 ) -> Workload:
     work_runs = [run for run in runs if run.workload == work.name]
     plain, speculative = (
@@ -186,31 +188,31 @@ def _summarize_work(
     )
     summary = Workload(work.name, work.about, sampling, "not measured")
     if not plain or not speculative:
-        summary.note = results.failed.get(work.name, LATE)
-        summary.plain = side(plain) if plain else None
-        summary.speculative = side(speculative) if speculative else None
+        summary.note = results.failed.get(work.name, NO_TIME_NOTE)
+        summary.plain = summarize_mode(plain) if plain else None
+        summary.speculative = summarize_mode(speculative) if speculative else None
         return summary
-    summary.plain, summary.speculative = side(plain), side(speculative)
-    paired = pairs(work_runs)
-    summary.speed_up = statistics.speed_up([rates for rates, _ in paired])
-    summary.latency = statistics.speed_up([times for _, times in paired])
-    summary.acceptance = acceptance(speculative)
-    summary.verdict = verdict(
+    summary.plain, summary.speculative = summarize_mode(plain), summarize_mode(speculative)
+    paired = pair_answers(work_runs)
+    summary.speed_up = statistics.estimate_speed_up([rates for rates, _ in paired])
+    summary.latency = statistics.estimate_speed_up([times for _, times in paired])
+    summary.acceptance = measure_acceptance(speculative)
+    summary.verdict = judge(
         summary.speed_up or summary.latency, summary.acceptance, summary.speculative.tokens
     )
     if sampling == "greedy":
-        summary.differences = differences(work.name, results.texts)
+        summary.differences = find_differences(work.name, results.texts)
         summary.identical = all(
             first.digest == second.digest for first, second in _match_runs(work_runs)
         )
         deep, shallow = (
             [run for run in results.probes[depth] if run.workload == work.name] for depth in PROBES
         )
-        summary.theory = of_theory(summary.acceptance, plain, speculative, (deep, shallow), costs)
+        summary.theory = predict(summary.acceptance, plain, speculative, (deep, shallow), costs)
     return summary
 
 
-def side(runs: Sequence[Run]) -> Side:
+def summarize_mode(runs: Sequence[Run]) -> Side:
     """Return the figures of one mode."""
     timed = [run for run in runs if run.rate]
     seconds = sum(run.write_ms for run in timed) / 1e3
@@ -237,7 +239,7 @@ def _match_runs(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
     ]
 
 
-def pairs(runs: Sequence[Run]) -> list[tuple[Pair, Pair]]:
+def pair_answers(runs: Sequence[Run]) -> list[tuple[PairedAnswers, PairedAnswers]]:
     """Return the rates and the latencies of each prompt that was answered both ways.
 
     Rates have the tokens after the first in their time; latencies have all tokens in the whole
@@ -245,13 +247,13 @@ def pairs(runs: Sequence[Run]) -> list[tuple[Pair, Pair]]:
     """
     return [
         (
-            Pair(
+            PairedAnswers(
                 _timed_tokens(plain),
                 plain.write_ms / 1e3,
                 _timed_tokens(speculative),
                 speculative.write_ms / 1e3,
             ),
-            Pair(
+            PairedAnswers(
                 plain.tokens, plain.total_ms / 1e3, speculative.tokens, speculative.total_ms / 1e3
             ),
         )
@@ -264,15 +266,15 @@ def _timed_tokens(run: Run) -> int:
     return run.tokens - 1 if run.rate else 0
 
 
-def theirs(works: Sequence[Work], results: Found) -> list[Theirs]:
+def summarize_other_server(works: Sequence[Work], results: BenchAnswers) -> list[Theirs]:
     """Return another server's figures for each kind of work, beside ours."""
     return [_summarize_theirs(work, results) for work in works]
 
 
-def _summarize_theirs(work: Work, results: Found) -> Theirs:
+def _summarize_theirs(work: Work, results: BenchAnswers) -> Theirs:
     runs = [run for run in results.theirs if run.workload == work.name]
     if not runs:
-        default_note = "It was not asked." if results.their_end else LATE
+        default_note = "It was not asked." if results.their_end else NO_TIME_NOTE
         return Theirs(work.name, note=results.their_failed.get(work.name, default_note))
     our_runs = [
         run for run in results.runs if run.workload == work.name and run.sampling == "greedy"
@@ -281,15 +283,15 @@ def _summarize_theirs(work: Work, results: Found) -> Theirs:
         {(run.prompt, run.repetition): run for run in our_runs if run.mode == mode}
         for mode in ("speculative", "plain")
     )
-    summary = Theirs(work.name, side(runs), note=results.their_failed.get(work.name, ""))
+    summary = Theirs(work.name, summarize_mode(runs), note=results.their_failed.get(work.name, ""))
     matched = [
         (run, speculative[at])
         for run in runs
         if (at := (run.prompt, run.repetition)) in speculative
     ]
-    summary.ours = statistics.speed_up(
+    summary.ours = statistics.estimate_speed_up(
         [
-            Pair(
+            PairedAnswers(
                 _timed_tokens(theirs),
                 theirs.write_ms / 1e3,
                 _timed_tokens(ours),
@@ -318,7 +320,7 @@ def _summarize_theirs(work: Work, results: Found) -> Theirs:
     return summary
 
 
-def acceptance(runs: Sequence[Run]) -> Acceptance:
+def measure_acceptance(runs: Sequence[Run]) -> Acceptance:
     """Return the acceptance of drafts in these answers."""
     drafted, accepted = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
     tokens, passes = sum(run.tokens for run in runs), sum(run.passes for run in runs)
@@ -348,12 +350,12 @@ def acceptance(runs: Sequence[Run]) -> Acceptance:
         else None,
         accepted_in_single / len(with_drafts) if with_drafts else None,
         (tokens - prefill_tokens) / passes if passes else None,
-        survival(with_drafts),
+        acceptance_by_position(with_drafts),
         sources,
     )
 
 
-def survival(rounds: Sequence[Round], least: int = 1) -> list[float]:
+def acceptance_by_position(rounds: Sequence[Round], least: int = 1) -> list[float]:
     """Return the fraction of first, second, … drafts that were accepted.
 
     Only rounds that had a draft at that position count. Positions with fewer than `least` drafts
@@ -369,14 +371,14 @@ def survival(rounds: Sequence[Round], least: int = 1) -> list[float]:
     return [accepted[position] / drafted[position] for position in range(positions)]
 
 
-def differences(work: str, texts: Mapping[tuple[str, int, Mode], str]) -> list[Difference]:
+def find_differences(work: str, texts: Mapping[tuple[str, int, Mode], str]) -> list[Difference]:
     """Return where the texts of a kind of work diverge, by prompt."""
     differences = []
     for (name, prompt, mode), plain in texts.items():
         speculative = texts.get((work, prompt, "speculative"))
         if name != work or mode != "plain" or speculative is None or speculative == plain:
             continue
-        position = parts_at(plain, speculative)
+        position = common_prefix_length(plain, speculative)
         differences.append(
             Difference(
                 prompt,
@@ -388,7 +390,7 @@ def differences(work: str, texts: Mapping[tuple[str, int, Mode], str]) -> list[D
     return differences
 
 
-def parts_at(first: str, second: str) -> int:
+def common_prefix_length(first: str, second: str) -> int:
     """Return the length of the common beginning of two texts."""
     length = 0
     for a, b in zip(first, second, strict=False):
@@ -398,7 +400,7 @@ def parts_at(first: str, second: str) -> int:
     return length
 
 
-def of_theory(
+def predict(
     measured: Acceptance,
     plain: Sequence[Run],
     runs: Sequence[Run],
@@ -415,7 +417,7 @@ def of_theory(
     if costs is None or not costs.target_ms or not count or own_ms is None:
         return None
     depth = sum(round_.drafted for round_ in rounds) / count
-    prices = theory.Prices(costs, _ms_per_token(plain))
+    prices = theory.RoundCosts(costs, _ms_per_token(plain))
     # Probes are the better data: they always draft, even where it does not pay, and no time goes into
     # trying out whether drafts would pay.
     deep, shallow = ([(run.rounds, run.write_ms) for run in answers] for answers in probes)
@@ -423,8 +425,8 @@ def of_theory(
         prices.learn(deep, shallow)
     else:
         prices.learn([(run.rounds, run.write_ms) for run in runs])
-    predicted = theory.by_formula(measured, depth, prices)
-    return theory.replay(predicted, [run.rounds for run in probes[0]], own_ms, prices)
+    predicted = theory.predict_by_formula(measured, depth, prices)
+    return theory.predict_by_replay(predicted, [run.rounds for run in probes[0]], own_ms, prices)
 
 
 def _ms_per_token(runs: Sequence[Run]) -> float | None:

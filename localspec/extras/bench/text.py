@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from localspec.cli.terminal import layout, render
-from localspec.cli.terminal.figures import duration, share
-from localspec.cli.terminal.pairs import size
+from localspec.cli.terminal.figures import format_duration, format_share
+from localspec.cli.terminal.pairs import format_size
 from localspec.extras.bench.report import Estimate, Report, Sampling, Side, Workload
-from localspec.extras.bench.running import Now
-from localspec.extras.bench.statistics import agree
-from localspec.extras.bench.summary import LATE, listed
+from localspec.extras.bench.running import BenchProgress
+from localspec.extras.bench.statistics import intervals_overlap
+from localspec.extras.bench.summary import NO_TIME_NOTE, join_names
 
 COLUMNS = (
     "WORK",
@@ -39,47 +39,47 @@ _SIGNIFICANT_P = 0.01  # p below which the distributions are reported to differ
 _NOT_MEASURED = "not measured"
 
 
-def row(work: Workload) -> list[str]:
+def workload_row(work: Workload) -> list[str]:
     """Return a cell for each of COLUMNS. Rates are tokens per second."""
     plain, speculative, acceptance = work.plain, work.speculative, work.acceptance
     if plain is None or speculative is None or acceptance is None:
-        return [work.name, *(rate(side) for side in (plain, speculative)), _NOT_MEASURED]
+        return [work.name, *(format_rate(side) for side in (plain, speculative)), _NOT_MEASURED]
     speed_up = work.speed_up or work.latency
     return [
         work.name,
-        rate(plain),
-        rate(speculative),
-        times(speed_up.value) if speed_up else _NOT_MEASURED,
-        interval(speed_up),
+        format_rate(plain),
+        format_rate(speculative),
+        format_ratio(speed_up.value) if speed_up else _NOT_MEASURED,
+        format_interval(speed_up),
         f"{plain.first_ms:.0f}, {speculative.first_ms:.0f} ms",
-        "no drafts" if acceptance.of_drafted is None else share(acceptance.of_drafted),
+        "no drafts" if acceptance.of_drafted is None else format_share(acceptance.of_drafted),
         "" if acceptance.tokens_per_pass is None else f"{acceptance.tokens_per_pass:.2f}",
         "" if work.identical is None else "identical" if work.identical else "differs",
     ]
 
 
-def rate(side: Side | None) -> str:
+def format_rate(side: Side | None) -> str:
     return "" if side is None or side.rate is None else f"{side.rate:.1f}"
 
 
-def times(value: float) -> str:
+def format_ratio(value: float) -> str:
     return f"{value:.2f}×"
 
 
-def interval(estimate: Estimate | None) -> str:
+def format_interval(estimate: Estimate | None) -> str:
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
     return f"{estimate.low:.2f} to {estimate.high:.2f}"
 
 
-def table(workloads: Sequence[Workload]) -> list[list[str]]:
-    rows = [row(work) for work in workloads]
+def workload_table(workloads: Sequence[Workload]) -> list[list[str]]:
+    rows = [workload_row(work) for work in workloads]
     return [list(COLUMNS), *([*cells, *[""] * (len(COLUMNS) - len(cells))] for cells in rows)]
 
 
-def tables(workloads: Sequence[Workload], columns: int | None) -> list[list[list[str]]]:
+def fit_tables(workloads: Sequence[Workload], columns: int | None) -> list[list[list[str]]]:
     """Return one table or, if it is too wide, two tables with the same rows."""
-    rows = table(workloads)
+    rows = workload_table(workloads)
     main, more = (
         [
             [cell for cell, name in zip(cells, COLUMNS, strict=True) if name in names]
@@ -94,33 +94,33 @@ def tables(workloads: Sequence[Workload], columns: int | None) -> list[list[list
     return [main, more] if whole_wraps and not main_wraps else [rows]
 
 
-def show(report: Report) -> None:
+def print_report(report: Report) -> None:
     """Print the whole report, with the sentence last."""
-    render.fields(facts(report))
+    render.fields(list_facts(report))
     for sampling, heading in HEADINGS:
         works = [work for work in report.workloads if work.sampling == sampling]
         if works:
-            for number, rows in enumerate(tables(works, layout.width(sys.stdout))):
+            for number, rows in enumerate(fit_tables(works, layout.width(sys.stdout))):
                 render.line("" if number else f"\n{heading}:")
                 render.table(rows)
     if report.theirs:
-        render.line(f"\n{beside(report)}:")
-        render.table(theirs(report))
+        render.line(f"\n{theirs_heading(report)}:")
+        render.table(theirs_rows(report))
     if report.drafts:
         render.line("\nDrafts for this target, the best first; the tables above are of that one:")
-        render.table(ranking(report))
-    if theory := theories(report.workloads):
+        render.table(ranking_rows(report))
+    if theory := theory_rows(report.workloads):
         render.line(
             "\nBy the formula, and by replay of what was accepted, with the costs of passes here:"
         )
         render.table(theory)
     render.line("")
-    for note in (*notes(report), *warnings(report)):
+    for note in (*list_notes(report), *list_warnings(report)):
         render.line(note)
     render.line(report.sentence)
 
 
-def facts(report: Report) -> list[tuple[str, str]]:
+def list_facts(report: Report) -> list[tuple[str, str]]:
     """Return what was measured, as names and values."""
     machine = report.machine
     entries = [
@@ -128,31 +128,34 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("target", report.target or ""),
         ("draft", report.draft or "none"),
         ("machine", f"{machine.processor}, {machine.cores} cores, {machine.system}"),
-        ("memory", size(report.memory) if report.memory else ""),
+        ("memory", format_size(report.memory) if report.memory else ""),
         (
             "answers",
-            f"{len(report.runs)} in {duration(report.seconds)}, {report.tokens} tokens at most",
+            f"{len(report.runs)} in {format_duration(report.seconds)}, {report.tokens} tokens at most",
         ),
     ]
     if report.overall:
         entries.append(
-            ("speed-up", f"{times(report.overall.value)} {_in_brackets(report.overall)}".strip())
+            (
+                "speed-up",
+                f"{format_ratio(report.overall.value)} {_in_brackets(report.overall)}".strip(),
+            )
         )
     return [(name, value) for name, value in entries if value]
 
 
 def _in_brackets(estimate: Estimate) -> str:
-    return f"({text})" if (text := interval(estimate)) else ""
+    return f"({text})" if (text := format_interval(estimate)) else ""
 
 
-def beside(report: Report) -> str:
+def theirs_heading(report: Report) -> str:
     """Return the heading of the table with another server's figures."""
     return (
         f"The same at {report.against}, as it is set up; the ratio is our rate with drafts by its"
     )
 
 
-def theirs(report: Report) -> list[list[str]]:
+def theirs_rows(report: Report) -> list[list[str]]:
     """Return the rows of the table with another server's rates beside ours."""
     our_sides = {
         work.name: work.speculative for work in report.workloads if work.sampling == "greedy"
@@ -163,14 +166,14 @@ def theirs(report: Report) -> list[list[str]]:
         first = ""
         if their_side is not None and our_side is not None:
             first = f"{their_side.first_ms:.0f}, {our_side.first_ms:.0f} ms"
-        ratio = "" if result.ours is None else times(result.ours.value)
-        rates = [rate(side) for side in (their_side, our_side)]
-        drafts = "" if not result.drafted else share((result.accepted or 0) / result.drafted)
+        ratio = "" if result.ours is None else format_ratio(result.ours.value)
+        rates = [format_rate(side) for side in (their_side, our_side)]
+        drafts = "" if not result.drafted else format_share((result.accepted or 0) / result.drafted)
         texts = "" if result.identical is None else "identical" if result.identical else "differs"
         note = result.note
         if not note and result.same_prompts is False:
             note = "its prompts differ in length"
-        intervals = interval(result.ours)
+        intervals = format_interval(result.ours)
         rows.append([result.workload, *rates, ratio, intervals, first, drafts, texts, note])
     return rows
 
@@ -188,21 +191,23 @@ _THEIRS_COLUMNS = (
 )
 
 
-def ranking(report: Report) -> list[list[str]]:
+def ranking_rows(report: Report) -> list[list[str]]:
     """Return the rows of the table that compares several drafts for one target."""
     rows = [["DRAFT", "SPEED-UP", "CODE", "TEXT", "ACCEPTED", "SIZE", "RESULT"]]
     for ranked in report.drafts:
-        overall = "" if ranked.overall is None else times(ranked.overall.value)
-        kinds = ["" if value is None else times(value) for value in (ranked.code, ranked.text)]
+        overall = "" if ranked.overall is None else format_ratio(ranked.overall.value)
+        kinds = [
+            "" if value is None else format_ratio(value) for value in (ranked.code, ranked.text)
+        ]
         shares = [
-            "" if value is None else share(value)
+            "" if value is None else format_share(value)
             for value in (ranked.of_drafted, ranked.size_ratio)
         ]
         rows.append([ranked.draft, overall, *kinds, *shares, ranked.note or ranked.sentence])
     return rows
 
 
-def theories(workloads: Sequence[Workload]) -> list[list[str]]:
+def theory_rows(workloads: Sequence[Workload]) -> list[list[str]]:
     """Return the rows of the table with predictions; none if there are none."""
     rows = []
     for work in workloads:
@@ -212,16 +217,16 @@ def theories(workloads: Sequence[Workload]) -> list[list[str]]:
         rows.append(
             [
                 work.name,
-                "" if conditional is None else share(conditional),
+                "" if conditional is None else format_share(conditional),
                 f"{theory.depth:.1f}",
                 f"{theory.tokens_per_pass:.2f}",
-                times(theory.speed_up),
+                format_ratio(theory.speed_up),
                 ""
                 if theory.best_speed_up is None
-                else f"{theory.best_depth}: {times(theory.best_speed_up)}",
-                "" if theory.optimum is None else times(theory.optimum),
-                "" if theory.reached is None else share(theory.reached),
-                "" if theory.regret is None else share(theory.regret),
+                else f"{theory.best_depth}: {format_ratio(theory.best_speed_up)}",
+                "" if theory.optimum is None else format_ratio(theory.optimum),
+                "" if theory.reached is None else format_share(theory.reached),
+                "" if theory.regret is None else format_share(theory.regret),
             ]
         )
     return [list(_THEORY_COLUMNS), *rows] if rows else []
@@ -240,14 +245,16 @@ _THEORY_COLUMNS = (
 )
 
 
-def notes(report: Report) -> list[str]:
+def list_notes(report: Report) -> list[str]:
     """Return what a reader must know in addition to the figures, except `warnings`."""
     unmeasured = [
-        work.name for work in report.workloads if work.note == LATE and work.sampling == "greedy"
+        work.name
+        for work in report.workloads
+        if work.note == NO_TIME_NOTE and work.sampling == "greedy"
     ]
-    notes = [f"There was no time for {listed(unmeasured)}."] if unmeasured else []
+    notes = [f"There was no time for {join_names(unmeasured)}."] if unmeasured else []
     for work in report.workloads:
-        if work.note not in ("", LATE) and work.sampling == "greedy":
+        if work.note not in ("", NO_TIME_NOTE) and work.sampling == "greedy":
             notes.append(f"{work.name}: {work.note}")
         notes += [
             _describe_difference(
@@ -264,7 +271,7 @@ def notes(report: Report) -> list[str]:
     return [*notes, *report.notes]
 
 
-def warnings(report: Report) -> list[str]:
+def list_warnings(report: Report) -> list[str]:
     """Return why figures may be wrong or too few."""
     warnings = []
     if report.partial:
@@ -281,32 +288,34 @@ def _describe_difference(name: str, at: int, plain: str, other: str, gap: float 
     return f"{name}: the texts part after {at} characters, {plain!r} and {other!r}{preference}."
 
 
-class Live:
+class LiveTable:
     """The table so far and a line of progress, redrawn in place; nothing outside a terminal."""
 
     def __init__(self) -> None:
         self._drawn, self._shown = 0, 0.0
         self._terminal = render.is_drawn_on(sys.stderr)
 
-    def show(self, progress: Now, workloads: Callable[[], list[Workload]]) -> None:
+    def show(self, progress: BenchProgress, workloads: Callable[[], list[Workload]]) -> None:
         """Redraw at most once a second, because adding up delays the next answer."""
         if not self._terminal or time.monotonic() - self._shown < _REDRAW_INTERVAL_S:
             return
         columns = (layout.width(sys.stderr) or 80) - 1
-        time_left = "" if progress.left_s is None else f"about {duration(progress.left_s)} left"
+        time_left = (
+            "" if progress.left_s is None else f"about {format_duration(progress.left_s)} left"
+        )
         current = f"{progress.turn.work.name}, {progress.who}"
-        parts = [f"{progress.done}/{progress.of}", current, time_left, "Ctrl-C: report now"]
-        lines = [layout.fitting([part for part in parts if part], columns)]
+        parts = [f"{progress.done}/{progress.total}", current, time_left, "Ctrl-C: report now"]
+        lines = [layout.join_fitting([part for part in parts if part], columns)]
         works = [work for work in workloads() if work.verdict != "not measured"]
         if works:
-            lines = [*layout.table(tables(works, columns)[0], columns), *lines]
+            lines = [*layout.table(fit_tables(works, columns)[0], columns), *lines]
         max_lines = shutil.get_terminal_size().lines - 1
         lines = [render.harmless(line, lines=False)[:columns] for line in lines][-max_lines:]
         self.clear()
         render.stderr("\n".join(lines) + "\n")
         self._drawn, self._shown = len(lines), time.monotonic()
 
-    def say(self, text: str) -> None:
+    def show_message(self, text: str) -> None:
         """Show a line until the next output, if there is a terminal."""
         if self._terminal:
             self.clear()
@@ -319,7 +328,7 @@ class Live:
             self._drawn = 0
 
 
-def compare(first: Report, second: Report, names: tuple[str, str]) -> None:
+def print_comparison(first: Report, second: Report, names: tuple[str, str]) -> None:
     """Print two reports side by side, work by work."""
     render.fields(
         [
@@ -334,7 +343,7 @@ def compare(first: Report, second: Report, names: tuple[str, str]) -> None:
         counterpart = second_works.get((work.name, work.sampling))
         if counterpart is None or work.speed_up is None or counterpart.speed_up is None:
             continue
-        overlap = agree(work.speed_up, counterpart.speed_up)
+        overlap = intervals_overlap(work.speed_up, counterpart.speed_up)
         differing += overlap is False
         rows.append(
             [
@@ -342,7 +351,7 @@ def compare(first: Report, second: Report, names: tuple[str, str]) -> None:
                 work.sampling,
                 _format_change(work.plain, counterpart.plain),
                 _format_change(work.speculative, counterpart.speculative),
-                f"{times(work.speed_up.value)} → {times(counterpart.speed_up.value)}",
+                f"{format_ratio(work.speed_up.value)} → {format_ratio(counterpart.speed_up.value)}",
                 "" if overlap is None else "overlap" if overlap else "apart",
             ]
         )
@@ -365,4 +374,4 @@ def _describe_report(report: Report) -> str:
 def _format_change(before: Side | None, after: Side | None) -> str:
     if before is None or after is None or not before.rate or not after.rate:
         return ""
-    return f"{rate(before)} → {rate(after)} ({100 * (after.rate / before.rate - 1):+.0f}%)"
+    return f"{format_rate(before)} → {format_rate(after)} ({100 * (after.rate / before.rate - 1):+.0f}%)"

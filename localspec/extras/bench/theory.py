@@ -12,10 +12,12 @@ from collections.abc import Sequence
 
 from localspec.extras.bench.report import Acceptance, Costs, Round, Theory
 
-Took = Sequence[tuple[Sequence[Round], float]]  # answers: their rounds, and the milliseconds taken
+TimedRounds = Sequence[
+    tuple[Sequence[Round], float]
+]  # answers: their rounds, and the milliseconds taken
 # A wider pass is used if it costs less than this fraction of the narrower one, as in the engine.
 _WIDER_PASS_RATIO = 0.98
-DEEPEST = 12  # most drafts of a pass that are replayed
+MAX_REPLAY_DEPTH = 12  # most drafts of a pass that are replayed
 
 
 def expected_tokens(alpha: float, depth: float) -> float:
@@ -26,7 +28,7 @@ def expected_tokens(alpha: float, depth: float) -> float:
     return (1 - survives) / (1 - alpha)
 
 
-class Prices:
+class RoundCosts:
     """A model of the cost of rounds in milliseconds, by the number of drafted tokens.
 
     The costs of llama.cpp's passes by their width are known from the load. The remaining cost of a
@@ -49,7 +51,7 @@ class Prices:
         self._overhead = self.plain - self._pass_ms[0]
         self.drafted, self.drafting = costs.draft_ms.get(1, 0.0), 0.0
 
-    def learn(self, deep: Took, shallow: Took = ()) -> None:
+    def learn(self, deep: TimedRounds, shallow: TimedRounds = ()) -> None:
         """Learn the cost of drafting per round and per drafted token from answers at two depths."""
         self.drafted = self.drafting = 0.0
         (rounds, tokens, ms), (shallow_rounds, shallow_tokens, shallow_ms) = (
@@ -70,16 +72,16 @@ class Prices:
         if tokens + shallow_tokens:
             self.drafted = max(ms + shallow_ms, 0.0) / (tokens + shallow_tokens)
 
-    def _time_beyond_passes(self, answers: Took) -> tuple[int, int, float]:
+    def _time_beyond_passes(self, answers: TimedRounds) -> tuple[int, int, float]:
         """Return the rounds that drafted, their drafted tokens, and the milliseconds beyond passes."""
         rounds = [round_ for answer_rounds, _ in answers for round_ in answer_rounds]
         tokens = sum(round_.drafted for round_ in rounds)
         if not tokens:
             return 0, 0, 0.0
-        remaining_ms = sum(ms for _, ms in answers) - sum(map(self.spent, rounds))
+        remaining_ms = sum(ms for _, ms in answers) - sum(map(self.reported_cost, rounds))
         return sum(round_.drafted > 0 for round_ in rounds), tokens, remaining_ms
 
-    def target(self, rows: float) -> float:
+    def pass_cost(self, rows: float) -> float:
         """Return the cost of a pass with this many rows.
 
         It is interpolated between measured widths, unless a wider pass is cheaper.
@@ -89,18 +91,18 @@ class Prices:
         cheapest = min(wider, default=exact)
         return cheapest if cheapest < exact * _WIDER_PASS_RATIO else exact
 
-    def round(self, depth: float) -> float:
+    def round_cost(self, depth: float) -> float:
         """Return the cost of a round that drafts this many tokens."""
         drafting = depth * self.drafted + (self.drafting if depth else 0.0)
-        return self.target(depth + 1) + drafting + self._overhead
+        return self.pass_cost(depth + 1) + drafting + self._overhead
 
-    def spent(self, reported: Round) -> float:
+    def reported_cost(self, reported: Round) -> float:
         """Return the cost of rounds that are reported together.
 
         Each of them produces one token in addition to the accepted ones.
         """
         count = max(reported.tokens - reported.accepted, 1)
-        return count * self.round(reported.drafted / count)
+        return count * self.round_cost(reported.drafted / count)
 
     def _interpolate(self, rows: float) -> float:
         if rows <= self._widths[0]:
@@ -116,13 +118,13 @@ class Prices:
         return self._pass_ms[-1] + (rows - self._widths[-1]) * slope
 
 
-def by_formula(acceptance: Acceptance, depth: float, prices: Prices) -> Theory:
+def predict_by_formula(acceptance: Acceptance, depth: float, prices: RoundCosts) -> Theory:
     """Predict the speed-up at the measured acceptance and mean depth."""
     tokens = expected_tokens(acceptance.conditional or 0.0, depth)
-    return Theory(depth, tokens, tokens * prices.plain / prices.round(depth))
+    return Theory(depth, tokens, tokens * prices.plain / prices.round_cost(depth))
 
 
-def hits(rounds: Sequence[Round]) -> list[bool]:
+def draft_hits(rounds: Sequence[Round]) -> list[bool]:
     """Return for each token whether a draft was right, from rounds that drafted as deep as possible.
 
     Behind drafts that were all accepted this is not known. Those tokens count as wrong, so that a
@@ -134,7 +136,7 @@ def hits(rounds: Sequence[Round]) -> list[bool]:
     return results
 
 
-def fixed(hits_by_token: Sequence[bool], depth: int, prices: Prices) -> float:
+def replay_fixed_ms(hits_by_token: Sequence[bool], depth: int, prices: RoundCosts) -> float:
     """Return the milliseconds of all tokens if every round drafted `depth` tokens.
 
     The last rounds draft no more than the remaining tokens.
@@ -142,17 +144,17 @@ def fixed(hits_by_token: Sequence[bool], depth: int, prices: Prices) -> float:
     position, ms = 0, 0.0
     while position < len(hits_by_token):
         drafted = min(depth, len(hits_by_token) - position - 1)
-        ms += prices.round(drafted)
+        ms += prices.round_cost(drafted)
         position += _count_hits(hits_by_token, position, drafted) + 1
     return ms
 
 
-def clairvoyant(hits_by_token: Sequence[bool], deepest: int, prices: Prices) -> float:
+def replay_optimal_ms(hits_by_token: Sequence[bool], deepest: int, prices: RoundCosts) -> float:
     """Return the minimum milliseconds with perfect knowledge of what will be accepted.
 
     More tokens than that are drafted only if a wider pass was measured to be cheaper.
     """
-    round_ms = [prices.round(depth) for depth in range(deepest + 1)]
+    round_ms = [prices.round_cost(depth) for depth in range(deepest + 1)]
     remaining_ms = [0.0] * (len(hits_by_token) + 1)
     for position in reversed(range(len(hits_by_token))):
         max_depth = min(deepest, len(hits_by_token) - position - 1)
@@ -172,22 +174,25 @@ def _count_hits(hits_by_token: Sequence[bool], position: int, limit: int) -> int
     return count
 
 
-def replay(
-    theory: Theory, probes: Sequence[Sequence[Round]], own_ms: float, prices: Prices
+def predict_by_replay(
+    theory: Theory, probes: Sequence[Sequence[Round]], own_ms: float, prices: RoundCosts
 ) -> Theory:
     """Add the results of a replay to `theory` and return it.
 
     probes: answers that drafted as deep as possible. own_ms: milliseconds per token at the chosen
     depths.
     """
-    traces = [trace for rounds in probes if (trace := hits(rounds))]
+    traces = [trace for rounds in probes if (trace := draft_hits(rounds))]
     tokens = sum(map(len, traces))
     if not tokens:
         return theory
     plain, chosen = tokens * prices.plain, tokens * own_ms
-    times = [sum(fixed(trace, depth, prices) for trace in traces) for depth in range(DEEPEST + 1)]
+    times = [
+        sum(replay_fixed_ms(trace, depth, prices) for trace in traces)
+        for depth in range(MAX_REPLAY_DEPTH + 1)
+    ]
     best = min(range(len(times)), key=times.__getitem__)
-    optimum = sum(clairvoyant(trace, DEEPEST, prices) for trace in traces)
+    optimum = sum(replay_optimal_ms(trace, MAX_REPLAY_DEPTH, prices) for trace in traces)
     theory.best_depth, theory.best_speed_up = best, plain / times[best]
     theory.optimum, theory.reached = plain / optimum, optimum / chosen
     theory.regret = chosen / times[best] - 1

@@ -12,7 +12,7 @@ from acp import schema
 
 import localspec
 from localspec.cli import inputs
-from localspec.client.tasks import CancellableClient, Daemon
+from localspec.client.tasks import AsyncDaemon, CancellableClient
 from localspec.errors import LocalspecError
 
 Block = (
@@ -28,7 +28,7 @@ _REASONS: dict[str, schema.StopReason] = {"length": "max_tokens", "cancelled": "
 class Agent:
     """An agent for one editor. `model`: the pair that answers; "": the configured one."""
 
-    def __init__(self, daemon: Daemon, model: str = "") -> None:
+    def __init__(self, daemon: AsyncDaemon, model: str = "") -> None:
         self._daemon = daemon
         self._model = {"model": model} if model else {}
         self._conversations: dict[str, str] = {}  # id by session; "new" before the first answer
@@ -88,7 +88,7 @@ class Agent:
             for chunk in client.stream_chat(request):
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
-        request_task = asyncio.create_task(self._daemon.ask(call))
+        request_task = asyncio.create_task(self._daemon.run(call))
         # An empty chunk marks the end.
         request_task.add_done_callback(lambda _: chunks.put_nowait({}))
         reason = ""
@@ -139,4 +139,4 @@ def _file_name(uri: str) -> str:
 
 def serve(model: str) -> None:
     """Serve until the editor closes the pipe."""
-    asyncio.run(acp.run_agent(cast("acp.Agent", Agent(Daemon(), model))))
+    asyncio.run(acp.run_agent(cast("acp.Agent", Agent(AsyncDaemon(), model))))

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import Group, Limited
+from localspec.cli.app import Group, NumberOption
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import UsageError
@@ -60,7 +60,7 @@ _DEFAULT_TOKENS = 64  # enough for the few lines that an editor shows
 @click.option(
     "-n",
     "--tokens",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(min=1),
     metavar="TOKENS",
     default=_DEFAULT_TOKENS,
@@ -213,8 +213,8 @@ def uninstall(editor: str) -> int:
 )
 @click.argument("name", metavar="NAME", type=click.Choice(list(settings.SETTINGS)))
 def config(name: str) -> int:
-    local_settings = settings.machine(default_paths())
-    for note in settings.notes(name, local_settings):
+    local_settings = settings.read_environment(default_paths())
+    for note in settings.setting_notes(name, local_settings):
         render.note(note)
     render.verbatim(settings.SETTINGS[name].text(local_settings))
     return 0
@@ -231,7 +231,7 @@ def config(name: str) -> int:
 )
 @pair_option
 def lsp_command(model: str | None) -> int:
-    servers.require("lsp")
+    servers.require_server("lsp")
     from localspec.extras.editors import lsp
 
     lsp.serve(inputs.resolve_pair(model) if model else "")
@@ -249,7 +249,7 @@ def lsp_command(model: str | None) -> int:
 )
 @pair_option
 def acp_command(model: str | None) -> int:
-    servers.require("acp")
+    servers.require_server("acp")
     from localspec.extras.editors import acp
 
     acp.serve(inputs.resolve_pair(model) if model else "")

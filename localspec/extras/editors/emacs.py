@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from localspec.errors import LocalspecError
 from localspec.extras.editors import settings
-from localspec.files import write_whole
+from localspec.files import write_atomically
 from localspec.paths import default_paths
 
 _FIRST_LINE = (
@@ -51,7 +51,7 @@ def file(editor: str = "emacs") -> Path:
 
 def text(editor: str = "emacs", note: str = "") -> str:
     """Return the text of the block."""
-    machine = settings.machine(default_paths())
+    machine = settings.read_environment(default_paths())
     return f"{_FIRST_LINE}\n{note}{settings.SETTINGS[editor].text(machine)}\n{_LAST_LINE}\n"
 
 
@@ -114,7 +114,7 @@ def _write(path: Path, content: str) -> None:
         mode = target.stat().st_mode if target.exists() else 0o644
         if not mode & 0o200:  # replacing the file would ignore that it is read-only
             raise LocalspecError(f"{path} cannot be written: it is read-only.")
-        write_whole(target, content.encode("utf-8", "surrogateescape"))
+        write_atomically(target, content.encode("utf-8", "surrogateescape"))
         target.chmod(mode)
     except OSError as error:
         raise LocalspecError(f"{path} cannot be written: {error.strerror}.") from error

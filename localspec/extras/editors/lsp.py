@@ -23,7 +23,7 @@ from pygls.protocol import LanguageServerProtocol, lsp_method
 
 import localspec
 from localspec.cli.terminal.markdown import blocks
-from localspec.client.tasks import Daemon
+from localspec.client.tasks import AsyncDaemon
 from localspec.errors import Cancelled, LocalspecError, UsageError
 
 Encoding = Literal["utf-8", "utf-16", "utf-32"]
@@ -45,14 +45,14 @@ _UNITS: dict[Encoding, Callable[[str], int]] = {
 }
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """A position: a line, and the number of characters before it in that line, both from 0."""
 
     line: int
     column: int
 
 
-def split(text: str) -> list[str]:
+def split_lines(text: str) -> list[str]:
     """Return the lines with their ends. The last one has none and may be empty."""
     lines = _ENDED_LINE.findall(text)
     return [*lines, text[sum(map(len, lines)) :]]
@@ -67,7 +67,7 @@ class Document:
         self.uri = uri
         self.language = language
         self.version = version
-        self.lines = split(text)
+        self.lines = split_lines(text)
         self._units = _UNITS[encoding]
 
     @property
@@ -75,7 +75,7 @@ class Document:
         return "".join(self.lines)
 
     @property
-    def end(self) -> str:
+    def line_end(self) -> str:
         """The line end of the text."""
         first = self.lines[0]
         return first[len(first.rstrip(_LINE_END_CHARACTERS)) :] or "\n"
@@ -84,36 +84,36 @@ class Document:
         """Return a line without its end; empty if there is no such line."""
         return self.lines[line].rstrip(_LINE_END_CHARACTERS) if 0 <= line < len(self.lines) else ""
 
-    def place(self, line: int, units: int) -> Place:
+    def to_position(self, line: int, units: int) -> Position:
         """Convert the editor's position: at most the line's end, and never inside a character."""
         if line >= len(self.lines):
-            return Place(len(self.lines) - 1, len(self.lines[-1]))
+            return Position(len(self.lines) - 1, len(self.lines[-1]))
         content = self.content(line)
         if content.isascii():
-            return Place(line, min(units, len(content)))
+            return Position(line, min(units, len(content)))
         for column, char in enumerate(content):
             units -= self._units(char)
             if units < 0:
-                return Place(line, column)
-        return Place(line, len(content))
+                return Position(line, column)
+        return Position(line, len(content))
 
-    def units(self, place: Place) -> int:
+    def to_units(self, place: Position) -> int:
         """Convert a position to the editor's units before it in its line."""
         return sum(map(self._units, self.content(place.line)[: place.column]))
 
-    def replace(self, start: Place, end: Place, text: str) -> None:
+    def replace(self, start: Position, end: Position, text: str) -> None:
         """Replace the text between two positions."""
         first, beginning = start.line, self.lines[start.line][: start.column]
         if first and not beginning and self.lines[first - 1].endswith("\r"):
             first -= 1  # a \n inserted here would become a part of the previous line's end
             beginning = self.lines[first]
-        lines = split(beginning + text + self.lines[end.line][end.column :])
+        lines = split_lines(beginning + text + self.lines[end.line][end.column :])
         if end.line + 1 < len(self.lines):
             lines.pop()  # it is empty, since the text continues with the next line
         self.lines[first : end.line + 1] = lines
 
     def replace_all(self, text: str) -> None:
-        self.lines = split(text)
+        self.lines = split_lines(text)
 
 
 # ------------------------------------------------------------------------ context
@@ -132,7 +132,7 @@ _MIN_FILLED_LINES = 4  # lines of a piece that are not blank
 _MAX_PIECES = 12
 
 
-def around(document: Document, place: Place) -> dict[str, Any]:
+def context_fields(document: Document, place: Position) -> dict[str, Any]:
     """Return the fields of a request for a completion at a position."""
     line = document.content(place.line)
     line_after = line[place.column :] + _line_end(document, place.line)
@@ -202,7 +202,7 @@ class Piece(NamedTuple):
     text: str
 
 
-class Visited:
+class VisitedPlaces:
     """The places that were visited. New ones are sent from the next quiet moment on.
 
     They precede the prompt, so that a change of them requires prefilling it again.
@@ -217,7 +217,7 @@ class Visited:
         """Return the pieces as `input_extra` of a request."""
         return [{"filename": file_name(piece.uri), "text": piece.text} for piece in self._pieces]
 
-    def left(self, document: Document, line: int) -> None:
+    def leave(self, document: Document, line: int) -> None:
         """Note a place that the cursor has left."""
         self._last_lines[document.uri] = line
         first = max(0, line - _PIECE_LINES // 2)
@@ -226,12 +226,12 @@ class Visited:
             piece = Piece(document.uri, first, text)
             self._next = [*_without_overlapping(self._next, piece), piece]
 
-    def rests(self, document: Document, line: int) -> None:
+    def rest(self, document: Document, line: int) -> None:
         """Note the place where the cursor rests if it is far from the last one in its document."""
         if abs(line - self._last_lines.get(document.uri, -BLOCK_LINES)) >= BLOCK_LINES:
-            self.left(document, line)
+            self.leave(document, line)
 
-    def take(self) -> bool:
+    def send_waiting(self) -> bool:
         """Send the waiting pieces from now on. Return whether there were any."""
         if not self._next:
             return False
@@ -267,7 +267,7 @@ class Suggestion(NamedTuple):
     """Text to insert at a position, and the part of the line before it."""
 
     document: Document
-    place: Place
+    place: Position
     before: str
     text: str
 
@@ -285,7 +285,7 @@ class Lines(NamedTuple):
 
     @property
     def fenced(self) -> str:
-        return fenced(self.text, self.document.language)
+        return fence(self.text, self.document.language)
 
 
 class Edit(NamedTuple):
@@ -295,17 +295,17 @@ class Edit(NamedTuple):
     text: str
 
 
-class Desk:
+class EditorSession:
     """The documents and requests of one editor.
 
     model: the pair that answers; "": the configured one.
     """
 
-    def __init__(self, daemon: Daemon, model: str = "") -> None:
+    def __init__(self, daemon: AsyncDaemon, model: str = "") -> None:
         self.documents: dict[str, Document] = {}
         self._daemon = daemon
         self._model = {"model": model} if model else {}
-        self._visited = Visited()
+        self._visited = VisitedPlaces()
         self._cursor: tuple[Document, int] | None = None
         self._pending_completions = 0  # completions that the editor waits for
         self._prefill_task: asyncio.Task[None] | None = None
@@ -317,13 +317,13 @@ class Desk:
         """Forget a document. Its visited places are kept."""
         document = self.documents.pop(uri, None)
         if document and self._cursor and self._cursor[0] is document:
-            self._visited.left(*self._cursor)
+            self._visited.leave(*self._cursor)
             self._cursor = None
 
-    def at(self, document: Document, line: int) -> None:
+    def move_cursor(self, document: Document, line: int) -> None:
         """Note that the cursor is in this line now."""
         if self._cursor and self._cursor[0] is not document:
-            self._visited.left(*self._cursor)
+            self._visited.leave(*self._cursor)
         self._cursor = (document, line)
 
     # ------------------------------------------------------------------ suggestions
@@ -337,10 +337,10 @@ class Desk:
         document = self.documents.get(uri)
         if document is None:
             return None
-        place = document.place(line, units)
+        place = document.to_position(line, units)
         content = document.content(place.line)
         before, after = content[: place.column], content[place.column :]
-        self.at(document, place.line)
+        self.move_cursor(document, place.line)
         request = {
             **self._completion_request(document, place),
             **{
@@ -355,7 +355,7 @@ class Desk:
         below = range(
             place.line + 1, min(place.line + 1 + text.count("\n") + 1, self._count_lines(document))
         )
-        text = fitting(text, after, [*map(document.content, below)])
+        text = trim_suggestion(text, after, [*map(document.content, below)])
         return Suggestion(document, place, before, text) if text else None
 
     @staticmethod
@@ -363,8 +363,8 @@ class Desk:
         """Return the number of lines, without the empty one behind the last line's end."""
         return len(document.lines) - (not document.lines[-1])
 
-    def _completion_request(self, document: Document, place: Place) -> dict[str, Any]:
-        request = around(document, place)
+    def _completion_request(self, document: Document, place: Position) -> dict[str, Any]:
+        request = context_fields(document, place)
         request["input_extra"] = self._visited.extra()
         return {**request, **self._model, "localspec": {"kind": "complete"}}
 
@@ -373,7 +373,7 @@ class Desk:
             self._prefill_task.cancel()
         self._pending_completions += 1
         try:
-            answer = await self._daemon.ask(lambda client: client.infill(request), patient=False)
+            answer = await self._daemon.run(lambda client: client.infill(request), patient=False)
         finally:
             self._pending_completions -= 1
         self._prefill_task = asyncio.create_task(self._prefill_visited())
@@ -386,16 +386,16 @@ class Desk:
         if self._pending_completions or not self._cursor:
             return
         document, line = self._cursor
-        self._visited.rests(document, line)
-        if self._visited.take():
-            place = Place(line, len(document.content(line)))
+        self._visited.rest(document, line)
+        if self._visited.send_waiting():
+            place = Position(line, len(document.content(line)))
             request = {
                 **self._completion_request(document, place),
                 "n_predict": 0,
                 "response_fields": [""],
             }
             with contextlib.suppress(LocalspecError):  # the next completion reports the error
-                await self._daemon.ask(lambda client: client.infill(request), patient=False)
+                await self._daemon.run(lambda client: client.infill(request), patient=False)
 
     # ------------------------------------------------------------------ questions
 
@@ -418,7 +418,7 @@ class Desk:
             LocalspecError: there is no daemon, or it reports an error.
         """
         name = file_name(lines.document.uri)
-        question = about(name, lines.first + 1, lines.last + 1, lines.fenced)
+        question = explain_question(name, lines.first + 1, lines.last + 1, lines.fenced)
         extensions = {"kind": "explain", "conversation": "new"}
         return (await self._chat(question, extensions))["message"]["content"] or ""
 
@@ -434,13 +434,13 @@ class Desk:
         document, first, last = lines
         request, part = instruction, lines
         if not request:
-            request = instruction_for(document.content(first))
+            request = parse_instruction(document.content(first))
             part = lines._replace(first=first + 1)  # the comment itself is removed
             if not request or part.first > last:
                 raise UsageError(EDIT_HINT)
         old, old_part, block = lines.text, part.text, part.fenced
         is_whole_file = part.first == 0 and last == self._count_lines(document) - 1
-        question = edit(file_name(document.uri), block, request, whole=is_whole_file)
+        question = edit_question(file_name(document.uri), block, request, whole=is_whole_file)
         prediction = {"type": "content", "content": block}
         answer = await self._chat(question, {"kind": "edit"}, temperature=0, prediction=prediction)
         if answer["finish_reason"] == "length":
@@ -448,13 +448,13 @@ class Desk:
                 "The answer does not fit into the pair's context; select fewer lines."
             )
         content = answer["message"]["content"] or ""
-        new = code(content, old_part)
+        new = extract_code(content, old_part)
         if not new.strip() and content.strip():
             raise LocalspecError(f"The answer has no code: {content.strip()[:200]}")
         if not new.strip() or new == old_part:
             return None
         current = self._locate(document, first, old.split("\n"))
-        return Edit(current, new.replace("\n", document.end))
+        return Edit(current, new.replace("\n", document.line_end))
 
     def _locate(self, document: Document, first: int, old: list[str]) -> Lines:
         """Return where the old lines are now: in the same place, or in the only other place.
@@ -488,7 +488,7 @@ class Desk:
             **self._model,
             **fields,
         }
-        answer = await self._daemon.ask(lambda client: client.chat(request))
+        answer = await self._daemon.run(lambda client: client.chat(request))
         choice: dict[str, Any] = answer["choices"][0]
         return choice
 
@@ -503,7 +503,7 @@ _WORDS = re.compile(r"[0-9A-Za-z_]+|[^0-9A-Za-z_\s]")
 _INSTRUCTION = re.compile(r"localspec:\s*(?P<text>.*?)\s*(?:\*/|-->|\*\))?\s*$")
 
 
-def fenced(text: str, language: str = "") -> str:
+def fence(text: str, language: str = "") -> str:
     """Put a text between fences that are longer than any fence in it."""
     fence = "```"
     while re.search(rf"^\s*{fence}", text, re.MULTILINE):
@@ -511,12 +511,12 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def about(name: str, first: int, last: int, block: str) -> str:
+def explain_question(name: str, first: int, last: int, block: str) -> str:
     """Return a question about lines, which are counted from 1 here."""
     return f"{name or 'Text'}, lines {first} to {last}:\n{block}\n\nExplain this."
 
 
-def edit(name: str, block: str, instruction: str, *, whole: bool) -> str:
+def edit_question(name: str, block: str, instruction: str, *, whole: bool) -> str:
     """Return the question for the new version of a fenced text. `whole`: it is the whole file.
 
     It is worded for small models, which otherwise write only what they change: the number of lines
@@ -531,7 +531,7 @@ def edit(name: str, block: str, instruction: str, *, whole: bool) -> str:
     return template % (subject + file_name, block, line_phrase, part, request)
 
 
-def code(answer: str, old: str) -> str:
+def extract_code(answer: str, old: str) -> str:
     """Return an answer's code block.
 
     Without a block it is the whole answer if that is similar to the old text, and else nothing,
@@ -550,7 +550,7 @@ def _are_similar(text: str, other_text: str) -> bool:
     return common > 0 and 10 * common >= 3 * (words.total() + other_words.total())
 
 
-def instruction_for(line: str) -> str:
+def parse_instruction(line: str) -> str:
     """Return the instruction in a comment such as `# localspec: add types`; empty for other lines."""
     match = _INSTRUCTION.search(line)
     return match["text"] if match else ""
@@ -565,7 +565,7 @@ _MAX_LABEL_CHARACTERS = 60  # of a line in a menu
 _WORD = re.compile(r"\w*$")
 
 
-def fitting(text: str, after: str, below: Sequence[str]) -> str:
+def trim_suggestion(text: str, after: str, below: Sequence[str]) -> str:
     """Return a completion without the text that already follows the cursor.
 
     Such text is removed both in the cursor's line and in the lines below, and blanks at the end as
@@ -581,7 +581,7 @@ def fitting(text: str, after: str, below: Sequence[str]) -> str:
     return text
 
 
-class Item(NamedTuple):
+class MenuItem(NamedTuple):
     """A suggestion in a menu, including the word that it continues.
 
     Editors look for items that begin with that word.
@@ -592,14 +592,14 @@ class Item(NamedTuple):
     back: str  # the part of the line before the cursor that it replaces
 
 
-def completion_item(text: str, before: str) -> Item:
+def make_menu_item(text: str, before: str) -> MenuItem:
     """Return the item for a suggestion that follows `before` in its line."""
     match = _WORD.search(before)
     word = match.group() if match else ""
     replacement = word + text
     first, *following = replacement.strip().split("\n")
     is_cut = len(first) > _MAX_LABEL_CHARACTERS or bool(following)
-    return Item(first[:_MAX_LABEL_CHARACTERS] + ("…" if is_cut else ""), replacement, word)
+    return MenuItem(first[:_MAX_LABEL_CHARACTERS] + ("…" if is_cut else ""), replacement, word)
 
 
 # ------------------------------------------------------------------------ server
@@ -618,7 +618,7 @@ _REWRITE = types.CodeActionKind.RefactorRewrite
 class Server(LanguageServer):
     """A language server for one editor. Explanations are files in `folder`, which the caller removes."""
 
-    def __init__(self, desk: Desk, folder: Path) -> None:
+    def __init__(self, desk: EditorSession, folder: Path) -> None:
         super().__init__("localspec", localspec.__version__, protocol_cls=Protocol)
         self.desk = desk
         self._folder = folder
@@ -626,7 +626,7 @@ class Server(LanguageServer):
         self._last_warning = ""
         self._running: set[asyncio.Task[None]] = set()
 
-    async def suggested(self, uri: str, position: types.Position) -> Suggestion | None:
+    async def suggest(self, uri: str, position: types.Position) -> Suggestion | None:
         """Return the desk's suggestion. Errors are logged and give None."""
         try:
             suggestion = await self.desk.suggest(uri, position.line, position.character)
@@ -758,11 +758,11 @@ class Protocol(LanguageServerProtocol):
         for change in params.content_changes:
             if isinstance(change, types.TextDocumentContentChangePartial):
                 start, end = (
-                    document.place(position.line, position.character)
+                    document.to_position(position.line, position.character)
                     for position in (change.range.start, change.range.end)
                 )
                 document.replace(start, end, change.text)
-                self._server.desk.at(document, start.line)
+                self._server.desk.move_cursor(document, start.line)
             else:
                 document.replace_all(change.text)
         document.version = params.text_document.version
@@ -787,7 +787,7 @@ async def suggest_inline(
 ) -> types.InlineCompletionList:
     """Return a suggestion that the editor shows as ghost text."""
     items = []
-    if suggestion := await ls.suggested(params.text_document.uri, params.position):
+    if suggestion := await ls.suggest(params.text_document.uri, params.position):
         cursor = types.Range(params.position, params.position)
         items = [types.InlineCompletionItem(suggestion.text, range=cursor)]
     return types.InlineCompletionList(items)
@@ -796,11 +796,11 @@ async def suggest_inline(
 async def suggest_in_menu(ls: Server, params: types.CompletionParams) -> types.CompletionList:
     """Return a suggestion that the editor shows in its completion menu."""
     items = []
-    if suggestion := await ls.suggested(params.text_document.uri, params.position):
-        item = completion_item(suggestion.text, suggestion.before)
+    if suggestion := await ls.suggest(params.text_document.uri, params.position):
+        item = make_menu_item(suggestion.text, suggestion.before)
         place = suggestion.place._replace(column=suggestion.place.column - len(item.back))
-        start = types.Position(place.line, suggestion.document.units(place))
-        preview = fenced(item.text, suggestion.document.language)
+        start = types.Position(place.line, suggestion.document.to_units(place))
+        preview = fence(item.text, suggestion.document.language)
         items = [
             types.CompletionItem(
                 item.label,
@@ -821,7 +821,7 @@ def list_code_actions(ls: Server, params: types.CodeActionParams) -> list[types.
     last = end.line - (end.character == 0 and end.line > start.line)
     location = {"uri": uri, "first": start.line, "last": last}
     document = ls.desk.documents.get(uri)
-    instruction = instruction_for(document.content(start.line)) if document else ""
+    instruction = parse_instruction(document.content(start.line)) if document else ""
     edit_title = (
         f"localspec: edit: {instruction}" if instruction else "localspec: edit as a comment says"
     )
@@ -835,8 +835,8 @@ def list_code_actions(ls: Server, params: types.CodeActionParams) -> list[types.
 
 def _to_range(lines: Lines) -> types.Range:
     document, first, last = lines
-    end = Place(last, len(document.content(last)))
-    return types.Range(types.Position(first, 0), types.Position(last, document.units(end)))
+    end = Position(last, len(document.content(last)))
+    return types.Range(types.Position(first, 0), types.Position(last, document.to_units(end)))
 
 
 def _is_requested(kind: str, only: Any) -> bool:
@@ -844,7 +844,7 @@ def _is_requested(kind: str, only: Any) -> bool:
     return only is None or any(f"{kind}.".startswith(f"{outer}.") or outer == "" for outer in only)
 
 
-def create_server(desk: Desk, folder: Path) -> Server:
+def create_server(desk: EditorSession, folder: Path) -> Server:
     """Return a server that offers what the editor can show."""
     server = Server(desk, folder)
 
@@ -875,4 +875,6 @@ def serve(model: str) -> None:
     # pygls closes the stream that it writes to, so it gets a duplicate of standard output.
     stdout = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     with tempfile.TemporaryDirectory(prefix="localspec-lsp-") as folder:
-        create_server(Desk(Daemon(), model), Path(folder)).start_io(sys.stdin.buffer, stdout)
+        create_server(EditorSession(AsyncDaemon(), model), Path(folder)).start_io(
+            sys.stdin.buffer, stdout
+        )

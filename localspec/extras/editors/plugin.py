@@ -13,7 +13,7 @@ from pathlib import Path
 
 from localspec import literals
 from localspec.errors import LocalspecError
-from localspec.files import write_whole
+from localspec.files import write_atomically
 
 EDITORS = ("vim", "nvim")
 _FIRST_LINE = '" Written by `localspec editor install'
@@ -69,7 +69,7 @@ def install(editor: str) -> Path:
     _require_ours(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, text(editor).encode())
+        write_atomically(path, text(editor).encode())
     except OSError as error:
         raise LocalspecError(f"{path} cannot be written: {error.strerror}.") from error
     return path

@@ -24,24 +24,24 @@ _SERVERS = {
 }
 
 
-def missing(command: str) -> str:
+def missing_library(command: str) -> str:
     """Return what has to be installed first, as a sentence; "" if nothing has to be."""
     server = _SERVERS[command]
     if find_spec(server.package) is not None:
         return ""
     return (
         f"The {server.name} needs {server.library}, which is not installed; run: "
-        f"{installation.add_extra(command)}"
+        f"{installation.install_extra_command(command)}"
     )
 
 
-def require(command: str) -> None:
+def require_server(command: str) -> None:
     """Check that a server can start.
 
     Raises:
         UsageError: its library is missing, or it was not started by an editor.
     """
-    if problem := missing(command):
+    if problem := missing_library(command):
         raise UsageError(problem)
     mode = os.fstat(0).st_mode
     if not stat.S_ISFIFO(mode) and not stat.S_ISSOCK(mode):

@@ -12,26 +12,26 @@ from typing import NamedTuple
 from localspec import literals
 from localspec.config import load_config
 from localspec.errors import UsageError
-from localspec.extras.editors.servers import missing
+from localspec.extras.editors.servers import missing_library
 from localspec.paths import Paths, read_file
 
-LISTEN = "127.0.0.1:8012"
+DEFAULT_LISTEN = "127.0.0.1:8012"
 _TOKEN = "the output of: localspec token"
 
 
-class Machine(NamedTuple):
+class EditorEnvironment(NamedTuple):
     """The values that settings need."""
 
     socket: Path
     listen: str
     token: str
     pair: str
-    listens: bool  # the daemon is configured to listen on TCP
+    listens_on_tcp: bool  # the daemon is configured to listen on TCP
     # The command that an editor starts.
     command: tuple[str, ...] = (sys.executable, "-P", "-m", "localspec", "lsp")
 
 
-def machine(paths: Paths) -> Machine:
+def read_environment(paths: Paths) -> EditorEnvironment:
     """Return the values of this machine from its configuration, without contacting a daemon."""
     config = load_config(paths.config_file)
     try:
@@ -39,15 +39,15 @@ def machine(paths: Paths) -> Machine:
     except OSError:
         token = ""
     pair = config.pair_fim or config.pair
-    listen = config.listen or LISTEN
-    return Machine(paths.socket, listen, token or _TOKEN, pair, bool(config.listen))
+    listen = config.listen or DEFAULT_LISTEN
+    return EditorEnvironment(paths.socket, listen, token or _TOKEN, pair, bool(config.listen))
 
 
-def _vim(machine: Machine) -> str:
+def _vim(machine: EditorEnvironment) -> str:
     return f"let g:localspec_socket = {literals.vim(str(machine.socket))}"
 
 
-def _nvim_lsp(machine: Machine) -> str:
+def _nvim_lsp(machine: EditorEnvironment) -> str:
     return f"""\
 vim.lsp.config('localspec', {{ cmd = {{ {", ".join(map(literals.lua, machine.command))} }} }})
 vim.lsp.enable('localspec')
@@ -77,7 +77,7 @@ vim.lsp.commands['localspec.edit'] = function(command, context)
 end"""
 
 
-def _helix(machine: Machine) -> str:
+def _helix(machine: EditorEnvironment) -> str:
     command, *arguments = machine.command
     return f"""\
 [language-server.localspec]
@@ -89,14 +89,14 @@ name = "python"
 language-servers = ["pylsp", "localspec"]"""
 
 
-def _eglot(machine: Machine) -> str:
+def _eglot(machine: EditorEnvironment) -> str:
     return f"""\
 (with-eval-after-load 'eglot
   (add-to-list 'eglot-server-programs
                '((prog-mode text-mode) . ({" ".join(map(literals.lisp, machine.command))})) t))"""
 
 
-def _lsp_mode(machine: Machine) -> str:
+def _lsp_mode(machine: EditorEnvironment) -> str:
     return f"""\
 (with-eval-after-load 'lsp-mode
   (lsp-register-client
@@ -106,7 +106,7 @@ def _lsp_mode(machine: Machine) -> str:
     :add-on? t :priority -1 :server-id 'localspec)))"""
 
 
-def _kakoune(machine: Machine) -> str:
+def _kakoune(machine: EditorEnvironment) -> str:
     command, *arguments = machine.command
     return f"""\
 hook -group lsp-localspec global BufSetOption filetype=.+ %{{
@@ -119,7 +119,7 @@ hook -group lsp-localspec global BufSetOption filetype=.+ %{{
 }}"""
 
 
-def _llama_vim(machine: Machine) -> str:
+def _llama_vim(machine: EditorEnvironment) -> str:
     return (
         '" In vimrc, before the plug-in llama.vim is loaded; it needs Vim 9.1 or Neovim.\n'
         "let g:llama_config = {\n"
@@ -129,7 +129,7 @@ def _llama_vim(machine: Machine) -> str:
     )
 
 
-def _minuet(machine: Machine) -> str:
+def _minuet(machine: EditorEnvironment) -> str:
     return f"""\
 -- Over the socket; it needs plenary.nvim. Where nothing is shown: :Minuet virtualtext enable
 require('minuet').setup {{
@@ -145,7 +145,7 @@ require('minuet').setup {{
 }}"""
 
 
-def _gptel(machine: Machine) -> str:
+def _gptel(machine: EditorEnvironment) -> str:
     # gptel identifies models by symbols. A name with a blank or a bracket has to be quoted as a symbol.
     name = literals.lisp_symbol(machine.pair)
     return f"""\
@@ -157,7 +157,7 @@ def _gptel(machine: Machine) -> str:
         :curl-args '("--unix-socket" {literals.lisp(str(machine.socket))})))"""
 
 
-def _minuet_el(machine: Machine) -> str:
+def _minuet_el(machine: EditorEnvironment) -> str:
     return f"""\
 ;; Over the socket. A suggestion is shown by: M-x minuet-show-suggestion
 (setq minuet-provider 'openai-fim-compatible
@@ -172,7 +172,7 @@ def _minuet_el(machine: Machine) -> str:
     (apply ask given)))"""
 
 
-def _emacs(machine: Machine) -> str:
+def _emacs(machine: EditorEnvironment) -> str:
     parts = {"gptel": f"(require 'gptel-openai)\n{_gptel(machine)}", "minuet": _minuet_el(machine)}
     return "\n".join(
         f"(with-eval-after-load '{name}\n{textwrap.indent(text, '  ')})"
@@ -185,7 +185,7 @@ def _agent_command() -> dict[str, object]:
     return {"command": sys.executable, "args": ["-P", "-m", "localspec", "acp"]}
 
 
-def _zed(machine: Machine) -> str:
+def _zed(machine: EditorEnvironment) -> str:
     url = f"http://{machine.listen}/v1"
     settings = {
         "agent_servers": {"localspec": {"type": "custom", **_agent_command()}},
@@ -209,11 +209,11 @@ def _zed(machine: Machine) -> str:
     return json.dumps(settings, indent=2)
 
 
-def _jetbrains(_: Machine) -> str:
+def _jetbrains(_: EditorEnvironment) -> str:
     return json.dumps({"agent_servers": {"localspec": _agent_command()}}, indent=2)
 
 
-def _vscode(machine: Machine) -> str:
+def _vscode(machine: EditorEnvironment) -> str:
     settings = {
         "llama-vscode.endpoint": f"http://{machine.listen}",
         "llama-vscode.api_key": machine.token,
@@ -221,45 +221,49 @@ def _vscode(machine: Machine) -> str:
     return json.dumps(settings, indent=2)
 
 
-class Setting(NamedTuple):
+class EditorSettings(NamedTuple):
     """The settings of one editor."""
 
     about: str  # the file that they belong in
-    text: Callable[[Machine], str]
+    text: Callable[[EditorEnvironment], str]
     tcp: bool = False  # they need a TCP listener
     server: str = ""  # the server that the editor starts: "lsp" or "acp"
     more: str = ""  # what else there is to know or to do
 
 
 SETTINGS = {
-    "vim": Setting("vimrc, only if the plug-in does not find the socket by itself", _vim),
-    "nvim": Setting("init.vim, only if the plug-in does not find the socket by itself", _vim),
-    "nvim-lsp": Setting(
+    "vim": EditorSettings("vimrc, only if the plug-in does not find the socket by itself", _vim),
+    "nvim": EditorSettings(
+        "init.vim, only if the plug-in does not find the socket by itself", _vim
+    ),
+    "nvim-lsp": EditorSettings(
         "Neovim's init.lua, instead of the plug-in, for those who want a language server; from 0.11 on",
         _nvim_lsp,
         server="lsp",
     ),
-    "helix": Setting(
+    "helix": EditorSettings(
         "Helix' languages.toml",
         _helix,
         server="lsp",
         more="Each language names its servers, those that it had among them: hx --health python",
     ),
-    "eglot": Setting(
+    "eglot": EditorSettings(
         "Emacs' init file",
         _eglot,
         server="lsp",
         more="Eglot has one server for a buffer; here localspec is that of languages without another one.",
     ),
-    "lsp-mode": Setting(
+    "lsp-mode": EditorSettings(
         "Emacs' init file; localspec runs beside other servers", _lsp_mode, server="lsp"
     ),
-    "kakoune": Setting("kakrc, below the line that starts kakoune-lsp", _kakoune, server="lsp"),
-    "llama.vim": Setting("vimrc", _llama_vim, tcp=True),
-    "minuet": Setting("Neovim's init.lua", _minuet),
-    "gptel": Setting("Emacs' init file", _gptel),
-    "emacs": Setting("Emacs' init file: gptel and minuet, where they are installed", _emacs),
-    "zed": Setting(
+    "kakoune": EditorSettings(
+        "kakrc, below the line that starts kakoune-lsp", _kakoune, server="lsp"
+    ),
+    "llama.vim": EditorSettings("vimrc", _llama_vim, tcp=True),
+    "minuet": EditorSettings("Neovim's init.lua", _minuet),
+    "gptel": EditorSettings("Emacs' init file", _gptel),
+    "emacs": EditorSettings("Emacs' init file: gptel and minuet, where they are installed", _emacs),
+    "zed": EditorSettings(
         "Zed's settings.json",
         _zed,
         tcp=True,
@@ -267,22 +271,26 @@ SETTINGS = {
         more="Only the chat of agent_servers needs no TCP. For the others Zed takes the token from "
         "LOCALSPEC_API_KEY and ZED_OPEN_AI_COMPATIBLE_EDIT_PREDICTION_API_KEY in its environment.",
     ),
-    "jetbrains": Setting(
+    "jetbrains": EditorSettings(
         "~/.jetbrains/acp.json, for the AI chat of JetBrains' editors",
         _jetbrains,
         server="acp",
     ),
-    "vscode": Setting("VS Code's settings.json, for the extension llama.vscode", _vscode, tcp=True),
+    "vscode": EditorSettings(
+        "VS Code's settings.json, for the extension llama.vscode", _vscode, tcp=True
+    ),
 }
 
 
-def notes(name: str, machine: Machine) -> list[str]:
+def setting_notes(name: str, machine: EditorEnvironment) -> list[str]:
     """Return what a person must know or do beside these settings, one sentence each."""
     setting = SETTINGS[name]
     sentences = [f"For {setting.about}."]
-    if setting.tcp and not machine.listens:
-        sentences.append(f"It needs TCP, which is off: localspec config set listen {LISTEN}")
-    if setting.server and (problem := missing(setting.server)):
+    if setting.tcp and not machine.listens_on_tcp:
+        sentences.append(
+            f"It needs TCP, which is off: localspec config set listen {DEFAULT_LISTEN}"
+        )
+    if setting.server and (problem := missing_library(setting.server)):
         sentences.append(problem)
     return [*sentences, *([setting.more] if setting.more else [])]
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import Limited
+from localspec.cli.app import NumberOption
 from localspec.cli.terminal import render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, UsageError
@@ -36,7 +36,7 @@ _SHOWN_NUMBERS = 4  # of a vector, where it is not printed as JSON
 )
 @click.option(
     "--dimensions",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(min=1),
     metavar="N",
     help="Keep only the first N numbers, for models that were trained for that.",
@@ -72,7 +72,7 @@ def _make_batches(names: Sequence[str]) -> Iterator[tuple[list[str], list[str]]]
     """Yield the names and texts of the files in batches, each of which fits into one request."""
     batch, texts, size = list[str](), list[str](), 0
     for name in names:
-        text = inputs.stdin() if name == "-" else inputs.read_text(name)
+        text = inputs.read_stdin() if name == "-" else inputs.read_text(name)
         if not text.strip():
             raise UsageError(f"{'Standard input' if name == '-' else name} has no text.")
         if batch and (len(batch) == _MAX_BATCH_TEXTS or size + len(text) > _MAX_BATCH_CHARS):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from localspec.engine.engine import Emit, refusal
+from localspec.engine.engine import Emit, make_failure
 from localspec.engine.interruption import Interruption
 from localspec.engine.llama import (
     Aborted,
@@ -24,10 +24,10 @@ from localspec.engine.llama import (
     check_tokens,
 )
 from localspec.engine.llama.model import States
-from localspec.engine.pair.models import physical_cores, threads_for, usable_cores
-from localspec.engine.prompt.preparers import Small, about_tokens
-from localspec.errors import EXCEEDS, Cancelled, ContextExceeded, InvalidRequest, LoadFailed
-from localspec.model_traits import has_no_cache, reads_whole
+from localspec.engine.pair.models import choose_thread_count, physical_cores, usable_cores
+from localspec.engine.prompt.preparers import SmallRequest, answer_tokenize
+from localspec.errors import EXCEEDS_CONTEXT, Cancelled, ContextExceeded, InvalidRequest, LoadFailed
+from localspec.model_traits import has_no_cache, needs_whole_text
 from localspec.protocol.frames import (
     Detokenize,
     Embed,
@@ -58,9 +58,9 @@ class InputPreparer:
         self._vocab = model.model.vocab
         self._template = model.model.template("rerank") if model.pooling == "rank" else None
 
-    def seconds(self, request: Generate | Embed | Rerank | Small) -> float:
+    def estimate_s(self, request: Generate | Embed | Rerank | SmallRequest) -> float:
         """Estimate the seconds that preparing the request takes."""
-        return self._vocab.seconds("\n".join(_texts(request)))
+        return self._vocab.estimate_s("\n".join(_texts(request)))
 
     def begin(self, request: Generate | Embed | Rerank) -> TokenizedInputs:
         """Return the request ready for `Encoder.submit`.
@@ -89,7 +89,7 @@ class InputPreparer:
                 raise InvalidRequest("This model writes no text.", param="model")
         return TokenizedInputs(request, texts)
 
-    def answer(self, request: Small) -> dict[str, object]:
+    def answer(self, request: SmallRequest) -> dict[str, object]:
         """Return the answer to a small request, which needs no pass.
 
         Raises:
@@ -97,7 +97,7 @@ class InputPreparer:
         """
         if not isinstance(request, Tokenize | Detokenize):
             raise InvalidRequest("This model has no chat template: it writes no text.")
-        return about_tokens(self._vocab, request)
+        return answer_tokenize(self._vocab, request)
 
     # ------------------------------------------------------------------------ embeddings
 
@@ -129,7 +129,8 @@ class InputPreparer:
             return tokens
         if not cut:
             raise ContextExceeded(
-                f"{subject} has {len(tokens)} tokens, which {EXCEEDS}: {self._model.files.name} reads at "
+                f"{subject} has {len(tokens)} tokens, which {EXCEEDS_CONTEXT}: "
+                f"{self._model.files.name} reads at "
                 f"most {max_tokens} at once; shorten it, or send `truncate`: true to have its beginning "
                 "alone read.",
                 param=param,
@@ -178,7 +179,7 @@ def _truncate(tokens: list[int], max_tokens: int) -> list[int]:
     return tokens if len(tokens) <= max_tokens else [*tokens[: max_tokens - 1], tokens[-1]]
 
 
-def _texts(request: Generate | Embed | Rerank | Small) -> Iterator[str]:
+def _texts(request: Generate | Embed | Rerank | SmallRequest) -> Iterator[str]:
     """Yield the texts of a request that will be tokenized."""
     match request:
         case Embed():
@@ -200,10 +201,10 @@ def _texts(request: Generate | Embed | Rerank | Small) -> Iterator[str]:
 
 # Rows of a pass, unless a longer text must be read at once. Wider passes are not faster. Models that could
 # also generate text have half as many, because llama.cpp allocates logits for each row.
-PASS = 512
-LEAST = 256  # Tokens of the longest text; loading is not tried with fewer.
-USUAL = 2048  # Tokens of the longest text if the settings do not give a number.
-TEXTS = 64  # Texts in one pass.
+PASS_ROWS = 512
+MIN_TEXT_TOKENS = 256  # Tokens of the longest text; loading is not tried with fewer.
+DEFAULT_TEXT_TOKENS = 2048  # Tokens of the longest text if the settings do not give a number.
+MAX_TEXTS_PER_PASS = 64  # Texts in one pass.
 
 
 class EmbeddingModel:
@@ -252,11 +253,11 @@ class EmbeddingModel:
         # An encoder such as T5's runs in another way.
         if model.vocab.size == 0 or model.has_encoder:
             raise LoadFailed(f"{model.path} cannot be used for embeddings.")
-        trained = model.n_ctx_train or USUAL
-        self.longest = min(longest or USUAL, trained)
-        self.whole = reads_whole(model.architecture, causal=causal, pooling=self.pooling)
-        self.texts = TEXTS if model.takes_company else 1
-        min_rows = PASS if has_no_cache(model.architecture) else PASS // 2
+        trained = model.n_ctx_train or DEFAULT_TEXT_TOKENS
+        self.longest = min(longest or DEFAULT_TEXT_TOKENS, trained)
+        self.whole = needs_whole_text(model.architecture, causal=causal, pooling=self.pooling)
+        self.texts = MAX_TEXTS_PER_PASS if model.multi_sequence else 1
+        min_rows = PASS_ROWS if has_no_cache(model.architecture) else PASS_ROWS // 2
         self.rows = max(min_rows, self.longest) if self.whole else min_rows
         threads = min(settings.n_threads or physical_cores(), usable_cores())
         self.context = self._opened.enter_context(
@@ -267,7 +268,7 @@ class EmbeddingModel:
                     n_batch=self.rows,
                     n_seq=self.texts,
                     n_outputs=self.rows,
-                    n_threads=threads_for(model, threads),
+                    n_threads=choose_thread_count(model, threads),
                     flash_attention=settings.flash_attention,
                     pooling=self.pooling,
                 ),
@@ -345,8 +346,8 @@ def load_embedding_model(
         try:
             return EmbeddingModel(files, settings, progress, longest, notes)
         except OutOfMemory:
-            longest = (longest or USUAL) // 2
-            if longest < LEAST:
+            longest = (longest or DEFAULT_TEXT_TOKENS) // 2
+            if longest < MIN_TEXT_TOKENS:
                 raise
             notes = [f"Texts may have at most {longest} tokens: memory holds no more."]
 
@@ -412,7 +413,7 @@ class Encoder:
         return bool(self._jobs)
 
     @property
-    def hurries(self) -> bool:
+    def has_waiting_editor(self) -> bool:
         return False
 
     def forget(self, conversation: str | None) -> None:
@@ -422,7 +423,7 @@ class Encoder:
         """Call `done`: an encoder has no files."""
         done()
 
-    def spare(self, _most: int) -> int:
+    def shrink_prompt_cache(self, _most: int) -> int:
         """Return 0: an encoder has no prompt cache."""
         return 0
 
@@ -444,7 +445,7 @@ class Encoder:
         jobs = dict.fromkeys(job for job, _ in selected)
         # A shared pass is not interrupted: the other requests would pay for it a second time.
         leaver = [job.id for job in jobs] if len(jobs) == 1 else []
-        self._model.context.stop = self.interruption.begins(leaver)
+        self._model.context.stop = self.interruption.begin_pass(leaver)
         try:
             encoded = self._model.encode([text for _, text in selected])
         except (Aborted, DecodeFatal) as error:
@@ -490,7 +491,7 @@ class Encoder:
 
     def _fail_job(self, job: _Job, error: Exception) -> None:
         self._jobs.remove(job)
-        self._emit(refusal(job.id, error))
+        self._emit(make_failure(job.id, error))
 
 
 def _build_reply(job: _Job) -> dict[str, object]:
@@ -498,11 +499,11 @@ def _build_reply(job: _Job) -> dict[str, object]:
     if not isinstance(request, Embed):
         return {"scores": [float(vector[0]) for vector in job.vectors], "tokens": tokens}
     size = request.dimensions or None
-    vectors = [normalized(vector[:size], request.normalize) for vector in job.vectors]
+    vectors = [normalize_vector(vector[:size], request.normalize) for vector in job.vectors]
     return {"vectors": [vector.astype("<f4").tobytes() for vector in vectors], "tokens": tokens}
 
 
-def normalized(vector: States, norm: int) -> States:
+def normalize_vector(vector: States, norm: int) -> States:
     """Return `vector` scaled as llama.cpp's common_embd_normalize does it.
 
     norm: -1 leaves it as it is, 0 scales by the largest component, p > 0 by the p-norm.

@@ -16,9 +16,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.http.requests import answer, read, unheeded, unless_gone
-from localspec.daemon.state import State, state_of
-from localspec.daemon.worker.queue import RETRY_AFTER
+from localspec.daemon.http.requests import (
+    ignored_extension,
+    json_response,
+    read_body,
+    while_connected,
+)
+from localspec.daemon.state import DaemonState, state_of
+from localspec.daemon.worker.queue import DEFAULT_RETRY_AFTER_S
 from localspec.errors import InvalidRequest, QueueFull
 from localspec.protocol import frames
 from localspec.protocol.answers import (
@@ -42,47 +47,49 @@ from localspec.protocol.requests import (
 
 async def embed(request: Request) -> Response:
     """Handle POST /v1/embeddings in OpenAI's format."""
-    body = await read(request, EmbeddingRequest)
+    body = await read_body(request, EmbeddingRequest)
     pair, result = await _compute_embeddings(request, body)
     as_floats = body.encoding_format == "float"
 
     def encode() -> Response:
         data = [
-            Embedding(numbers(vector) if as_floats else base64.b64encode(vector).decode(), index)
+            Embedding(
+                decode_vector(vector) if as_floats else base64.b64encode(vector).decode(), index
+            )
             for index, vector in enumerate(result["vectors"])
         ]
-        usage, extra = _usage(result), unheeded(request)
-        return answer(EmbeddingList(data, pair.name, usage, localspec=extra))
+        usage, extra = _usage(result), ignored_extension(request)
+        return json_response(EmbeddingList(data, pair.name, usage, localspec=extra))
 
     return await asyncio.to_thread(encode)  # An answer can have millions of numbers.
 
 
 async def native(request: Request) -> Response:
     """Handle POST /embedding in llama-server's format."""
-    _, result = await _compute_embeddings(request, await read(request, EmbeddingRequest))
+    _, result = await _compute_embeddings(request, await read_body(request, EmbeddingRequest))
 
     def encode() -> Response:
         vectors = enumerate(result["vectors"])
-        rows = [NativeEmbedding(index, [numbers(vector)]) for index, vector in vectors]
+        rows = [NativeEmbedding(index, [decode_vector(vector)]) for index, vector in vectors]
         for first in rows[:1]:
-            first.localspec = unheeded(request)
-        return answer(rows)
+            first.localspec = ignored_extension(request)
+        return json_response(rows)
 
     return await asyncio.to_thread(encode)
 
 
 async def rerank(request: Request) -> Response:
     """Handle POST /v1/rerank in Jina's format, or in Text Embeddings Inference's if `texts` is sent."""
-    body = await read(request, RerankRequest)
+    body = await read_body(request, RerankRequest)
     documents = [
         document if isinstance(document, str) else document.text
         for document in (body.texts if body.documents is None else body.documents) or ()
     ]
     if not documents:
         raise InvalidRequest("'documents' must have at least one text.", param="documents")
-    pair = await state_of(request).pair(body.model, request.receive, "rerank")
+    pair = await state_of(request).resolve_pair(body.model, request.receive, "rerank")
     frame = frames.Rerank(0, body.query, documents, body.truncate, body.max_tokens_per_doc or 0)
-    result = await calculated(request, pair, frame)
+    result = await compute(request, pair, frame)
     scored = sorted(enumerate(result["scores"]), key=lambda entry: -entry[1])[: body.top_n]
     if body.documents is None:
         texts = [
@@ -90,12 +97,14 @@ async def rerank(request: Request) -> Response:
             for index, score in scored
         ]
         for first in texts[:1]:
-            first.localspec = unheeded(request)
-        return answer(texts)
+            first.localspec = ignored_extension(request)
+        return json_response(texts)
     results = [Ranked(index, score) for index, score in scored]
     for ranked in results if body.return_documents else ():
         ranked.document = {"text": documents[ranked.index]}
-    return answer(RankedList(results, pair.name, _usage(result), localspec=unheeded(request)))
+    return json_response(
+        RankedList(results, pair.name, _usage(result), localspec=ignored_extension(request))
+    )
 
 
 async def _compute_embeddings(
@@ -103,7 +112,7 @@ async def _compute_embeddings(
 ) -> tuple[PairFiles, dict[str, Any]]:
     """Return the pair that computed the embeddings, and {"vectors", "tokens"}."""
     inputs = _inputs(body)
-    pair = await state_of(request).pair(body.model, request.receive, "embed")
+    pair = await state_of(request).resolve_pair(body.model, request.receive, "embed")
     truncate_tokens = body.truncate_prompt_tokens or 0
     frame = frames.Embed(
         0,
@@ -113,10 +122,10 @@ async def _compute_embeddings(
         normalize=body.embd_normalize,
         most=max(truncate_tokens, 0),
     )
-    return pair, await calculated(request, pair, frame)
+    return pair, await compute(request, pair, frame)
 
 
-async def calculated(
+async def compute(
     request: Request, pair: PairFiles, frame: frames.Embed | frames.Rerank
 ) -> dict[str, Any]:
     """Return the engine's result for a request of any protocol; a client that disconnects ends the work.
@@ -128,19 +137,19 @@ async def calculated(
     """
     daemon = state_of(request)
     with _admission(daemon):
-        reply = await unless_gone(request.receive, daemon.supervisor.ask(pair, frame))
+        reply = await while_connected(request.receive, daemon.supervisor.ask(pair, frame))
     return reply.value
 
 
 @contextmanager
-def _admission(daemon: State) -> Iterator[None]:
+def _admission(daemon: DaemonState) -> Iterator[None]:
     """Limit the number of requests that wait in the engine to that of answers that may run and wait."""
     limit = daemon.config.parallel + daemon.config.queue
     if daemon.embedding >= limit:
         raise QueueFull(
             f"{limit} requests for embeddings are running or waiting already. Try again in a moment, or "
             "set a larger `queue` in config.toml.",
-            retry_after=RETRY_AFTER,
+            retry_after=DEFAULT_RETRY_AFTER_S,
         )
     daemon.embedding += 1
     try:
@@ -205,7 +214,7 @@ def _part_text(part: ContentPart) -> str:
     return part.text
 
 
-def numbers(vector: bytes) -> list[float]:
+def decode_vector(vector: bytes) -> list[float]:
     """Return a vector, sent as little-endian 32-bit floats, as numbers."""
     values = array("f", vector)
     if sys.byteorder == "big":

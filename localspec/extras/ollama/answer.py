@@ -10,19 +10,19 @@ from typing import Any
 
 from msgspec import UNSET
 
-from localspec.daemon.completion.answer import Answer, Choice, text_of
+from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
 from localspec.daemon.completion.calls import Call
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.worker.process import Event
-from localspec.errors import LocalspecError, known_words
+from localspec.errors import LocalspecError, recognizable_message
 from localspec.extras.ollama.wire import (
     Called,
-    CalledFunction,
-    Line,
     Logprob,
     OllamaChatLine,
     OllamaError,
     OllamaGenerateLine,
+    OllamaLine,
+    OllamaOutputFunction,
     Said,
     TokenLogprob,
 )
@@ -32,25 +32,25 @@ from localspec.protocol.answers import Extra, ToolCall
 _NS_PER_MS = 1_000_000
 
 
-def now() -> str:
+def format_now() -> str:
     """Return the current time in Ollama's format."""
-    return moment(time.time())
+    return format_time(time.time())
 
 
-def moment(seconds: float) -> str:
+def format_time(seconds: float) -> str:
     """Return a Unix time in Ollama's format."""
     return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="microseconds")[:-6] + "Z"
 
 
-def line(model: str, *, chat: bool, text: str = "", **fields: Any) -> Line:
+def line(model: str, *, chat: bool, text: str = "", **fields: Any) -> OllamaLine:
     """Return one line of /api/chat if `chat` is true, else of /api/generate."""
     fields.setdefault("done", False)
     thinking = fields.pop("thinking", "")
     if chat:
         said = Said(text, "assistant", thinking, fields.pop("tool_calls", []))
-        return OllamaChatLine(model=model, created_at=now(), message=said, **fields)
+        return OllamaChatLine(model=model, created_at=format_now(), message=said, **fields)
     return OllamaGenerateLine(
-        model=model, created_at=now(), response=text, thinking=thinking or UNSET, **fields
+        model=model, created_at=format_now(), response=text, thinking=thinking or UNSET, **fields
     )
 
 
@@ -59,7 +59,7 @@ class OllamaShape:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: PendingAnswer,
         model: str,
         *,
         chat: bool,
@@ -98,9 +98,9 @@ class OllamaShape:
         return ()
 
     def failed(self, error: LocalspecError) -> Sequence[object]:
-        return [OllamaError(known_words(error))]
+        return [OllamaError(recognizable_message(error))]
 
-    def whole(self) -> object:
+    def complete(self) -> object:
         choice = self._choice
         assert choice.done is not None
         calls, incomplete_text = _decode_calls(choice.calls)
@@ -111,15 +111,15 @@ class OllamaShape:
             fields["logprobs"] = _logprobs(choice.logprobs)
         return self._line(choice.content + incomplete_text, **fields)
 
-    def _line(self, text: str = "", **fields: Any) -> Line:
+    def _line(self, text: str = "", **fields: Any) -> OllamaLine:
         return line(self._model, chat=self._chat, text=text, **fields)
 
-    def _piece(self, piece: Text) -> Line:
+    def _piece(self, piece: Text) -> OllamaLine:
         if piece.kind == "content":
             return self._line(piece.text)
         return self._line(thinking=piece.text)
 
-    def _calls(self, complete: list[ToolCall]) -> list[Line]:
+    def _calls(self, complete: list[ToolCall]) -> list[OllamaLine]:
         """Return a line for each of the calls that was not sent yet."""
         lines = []
         for call in complete[self._sent_calls :]:
@@ -144,7 +144,7 @@ class OllamaShape:
             "eval_duration": eval_ns,
             "localspec": Extra(
                 speculation=done.speculation,
-                note=self.answer.news(self.answer.note(self._note())) or UNSET,
+                note=self.answer.notice(self.answer.note(self._note())) or UNSET,
                 ignored=self._ignored() or UNSET,
             ),
         }
@@ -160,7 +160,7 @@ def _decode_calls(calls: list[ToolCall]) -> tuple[list[Called], str]:
         except ValueError:
             arguments = None
         if isinstance(arguments, dict):
-            decoded.append(Called(call.id, CalledFunction(name, arguments)))
+            decoded.append(Called(call.id, OllamaOutputFunction(name, arguments)))
         else:
             incomplete_text += f'{{"name": {json.dumps(name)}, "arguments": {text}'
     return decoded, incomplete_text
@@ -169,10 +169,11 @@ def _decode_calls(calls: list[ToolCall]) -> tuple[list[Called], str]:
 def _logprobs(tokens: list[frames.TokenLogprob]) -> list[Logprob]:
     return [
         Logprob(
-            text_of(token.piece),
+            decode_piece(token.piece),
             token.logprob,
             list(token.piece),
-            [TokenLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top] or UNSET,
+            [TokenLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
+            or UNSET,
         )
         for token in tokens
     ]

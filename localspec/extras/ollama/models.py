@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import localspec
-from localspec.extras.ollama.answer import moment
+from localspec.extras.ollama.answer import format_time
 from localspec.extras.ollama.wire import (
     Details,
     OllamaModel,
@@ -17,7 +17,7 @@ from localspec.extras.ollama.wire import (
 )
 from localspec.protocol.answers import PairStatus
 from localspec.protocol.pairs import PairView
-from localspec.protocol.requests import parameters
+from localspec.protocol.requests import sampling_parameters
 
 if TYPE_CHECKING:
     from localspec.registry.pulls.pull import PullState
@@ -40,31 +40,31 @@ def untagged(name: str) -> str:
     return name.removesuffix(_TAG)
 
 
-def listed(view: PairView) -> OllamaModel:
+def list_entry(view: PairView) -> OllamaModel:
     """Return a pair as an entry of /api/tags."""
     return OllamaModel(
         name=tagged(view.name),
         model=tagged(view.name),
-        modified_at=moment(view.created),
+        modified_at=format_time(view.created),
         size=view.size,
         digest=_digest(view),
         details=_details(view),
     )
 
 
-def running(view: PairView, status: PairStatus) -> OllamaModel:
+def running_entry(view: PairView, status: PairStatus) -> OllamaModel:
     """Return a loaded pair as an entry of /api/ps."""
-    model = listed(view)
+    model = list_entry(view)
     model.size = status.memory or view.needed
     on_gpu = status.plan.on_gpu if status.plan else 0
     model.size_vram = 0 if status.backend == "cpu" else on_gpu or view.needed
     unloads_in = status.unloads_in
-    model.expires_at = moment(_FOREVER_S if unloads_in is None else time.time() + unloads_in)
+    model.expires_at = format_time(_FOREVER_S if unloads_in is None else time.time() + unloads_in)
     model.context_length = status.n_ctx or view.context
     return model
 
 
-def shown(view: PairView, n_ctx: int, defaults: dict[str, Any]) -> OllamaShown:
+def describe_model(view: PairView, n_ctx: int, defaults: dict[str, Any]) -> OllamaShown:
     """Return a pair as the answer of /api/show.
 
     `n_ctx` is the context that it is served with, and `defaults` are its sampling defaults if it is loaded.
@@ -73,7 +73,7 @@ def shown(view: PairView, n_ctx: int, defaults: dict[str, Any]) -> OllamaShown:
     architecture = target.architecture
     sampling = {
         parameter.name: defaults[parameter.name]
-        for parameter in parameters()
+        for parameter in sampling_parameters()
         if parameter.name in defaults
     }
     settings = {"num_ctx": n_ctx, **sampling}
@@ -95,12 +95,12 @@ def shown(view: PairView, n_ctx: int, defaults: dict[str, Any]) -> OllamaShown:
         details=_details(view),
         model_info=model_info,
         capabilities=view.capabilities,
-        modified_at=moment(view.created),
+        modified_at=format_time(view.created),
         license=view.licence,
     )
 
 
-def progress(state: PullState) -> list[OllamaProgress]:
+def progress_lines(state: PullState) -> list[OllamaProgress]:
     """Return a pull's state as lines of /api/pull: one per file while downloading, else one."""
     match state.state:
         case "checking":

@@ -10,12 +10,12 @@ import msgspec
 
 from localspec.errors import InvalidRequest
 from localspec.extras.ollama.wire import (
-    Asked,
     AskedMessage,
     OllamaChatRequest,
     OllamaEmbeddingsRequest,
     OllamaEmbedRequest,
     OllamaGenerateRequest,
+    OllamaRequest,
     Options,
 )
 from localspec.protocol.requests import (
@@ -23,11 +23,11 @@ from localspec.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     ResponseFormat,
-    parameters,
+    sampling_parameters,
 )
 
 _ZERO_DURATION = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
-_SAMPLING_FIELDS = [parameter.name for parameter in parameters()]
+_SAMPLING_FIELDS = [parameter.name for parameter in sampling_parameters()]
 
 
 def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
@@ -71,29 +71,31 @@ def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | Comple
     messages = [AskedMessage("user", request.prompt)]
     if request.system:
         messages.insert(0, AskedMessage("system", request.system))
-    fields = {name: getattr(request, name) for name in Asked.__struct_fields__}
+    fields = {name: getattr(request, name) for name in OllamaRequest.__struct_fields__}
     return chat(OllamaChatRequest(**fields, messages=messages), model)
 
 
-def unloads(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> bool:
+def unloads(request: OllamaRequest | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> bool:
     """Return whether the model has to be unloaded right after its answer."""
     text = str(request.keep_alive)
     return request.keep_alive is not None and bool(_ZERO_DURATION.fullmatch(text))
 
 
-def ignored(request: Asked, n_ctx: int | None) -> list[str]:
+def ignored_fields(request: OllamaRequest, n_ctx: int | None) -> list[str]:
     """Return the known fields that were sent and have no effect; `n_ctx` is the context, if known."""
     options = request.options or Options()
     names = ["options.num_ctx"] if n_ctx and (options.num_ctx or 0) > n_ctx else []
-    return [*names, *kept_alive(request)]
+    return [*names, *ignored_keep_alive(request)]
 
 
-def kept_alive(request: Asked | OllamaEmbedRequest | OllamaEmbeddingsRequest) -> list[str]:
+def ignored_keep_alive(
+    request: OllamaRequest | OllamaEmbedRequest | OllamaEmbeddingsRequest,
+) -> list[str]:
     """Return "keep_alive" if it was sent with a duration; the configuration decides when a pair unloads."""
     return [] if request.keep_alive is None or unloads(request) else ["keep_alive"]
 
 
-def _shared(request: Asked, model: str) -> dict[str, Any]:
+def _shared(request: OllamaRequest, model: str) -> dict[str, Any]:
     options = request.options or Options()
     return {
         **{name: getattr(options, name) for name in _SAMPLING_FIELDS},
@@ -117,7 +119,7 @@ def _format(value: str | dict[str, Any] | None) -> ResponseFormat | None:
     )
 
 
-def _thinking(request: Asked) -> dict[str, Any]:
+def _thinking(request: OllamaRequest) -> dict[str, Any]:
     """Translate `think`, which says whether to think, or how much."""
     if request.think is None:
         return {}

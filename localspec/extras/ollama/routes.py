@@ -16,22 +16,33 @@ from starlette.responses import PlainTextResponse, Response
 
 from localspec import extras
 from localspec.daemon.completion import tools
-from localspec.daemon.completion.answer import Answer, Run
+from localspec.daemon.completion.answer import AnswerRun, PendingAnswer
 from localspec.daemon.completion.request import completion_frames
 from localspec.daemon.handlers import models as pulls
-from localspec.daemon.handlers.completions import ready
+from localspec.daemon.handlers.completions import prepare_chat
 from localspec.daemon.http.errors import add_shape
-from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
+from localspec.daemon.http.requests import (
+    ignored_extension,
+    ignored_fields,
+    json_response,
+    read_body,
+    while_connected,
+)
 from localspec.daemon.http.sse import Emit, LineStream
 from localspec.daemon.pairs import views
-from localspec.daemon.pairs.names import full_name, names_files
-from localspec.daemon.state import State, state_of
-from localspec.errors import LocalspecError, ModelNotFound, NotFound, NotOffered, known_words
+from localspec.daemon.pairs.names import is_file_name, resolve_default
+from localspec.daemon.state import DaemonState, state_of
+from localspec.errors import (
+    LocalspecError,
+    ModelNotFound,
+    NotFound,
+    NotOffered,
+    recognizable_message,
+)
 from localspec.extras.ollama import models
 from localspec.extras.ollama import request as translation
 from localspec.extras.ollama.answer import OllamaShape, line
 from localspec.extras.ollama.wire import (
-    Asked,
     OllamaChatRequest,
     OllamaEmbedding,
     OllamaEmbeddings,
@@ -42,6 +53,7 @@ from localspec.extras.ollama.wire import (
     OllamaModelRequest,
     OllamaModels,
     OllamaProgress,
+    OllamaRequest,
 )
 from localspec.protocol.answers import Unheeded
 from localspec.protocol.frames import Embed, Generate, PairFiles
@@ -68,7 +80,7 @@ _ALTERNATIVES = {
 
 async def chat(request: Request) -> Response:
     """Handle POST /api/chat."""
-    body = await read(request, OllamaChatRequest)
+    body = await read_body(request, OllamaChatRequest)
     pair = await _pair(request, body.model)
     if not body.messages:
         return await _load_or_unload(request, body, pair, chat=True)
@@ -77,7 +89,7 @@ async def chat(request: Request) -> Response:
 
 async def generate(request: Request) -> Response:
     """Handle POST /api/generate."""
-    body = await read(request, OllamaGenerateRequest)
+    body = await read_body(request, OllamaGenerateRequest)
     pair = await _pair(request, body.model)
     if not body.prompt and not body.suffix:
         return await _load_or_unload(request, body, pair, chat=False)
@@ -86,63 +98,68 @@ async def generate(request: Request) -> Response:
         return await _chat(request, body, translated, chat=False)
     requests = completion_frames(translated)
     return await _respond(
-        request, body, pair, requests, Answer(pair.name, requests, n=1), chat=False
+        request, body, pair, requests, PendingAnswer(pair.name, requests, n=1), chat=False
     )
 
 
-async def _chat(request: Request, body: Asked, translated: ChatRequest, *, chat: bool) -> Response:
+async def _chat(
+    request: Request, body: OllamaRequest, translated: ChatRequest, *, chat: bool
+) -> Response:
     if translated.tools:
-        tools.check(translated)
-    pair, requests, empty_answer = await ready(request, translated, None)
+        tools.check_tools(translated)
+    pair, requests, empty_answer = await prepare_chat(request, translated, None)
     return await _respond(request, body, pair, requests, empty_answer, chat=chat)
 
 
 async def _respond(
     request: Request,
-    body: Asked,
+    body: OllamaRequest,
     pair: PairFiles,
     requests: list[Generate],
-    empty_answer: Answer,
+    empty_answer: PendingAnswer,
     *,
     chat: bool,
 ) -> Response:
     daemon = state_of(request)
     residents = daemon.supervisor.residents
 
-    def ignored_fields() -> list[str]:
+    def list_ignored() -> list[str]:
         info = residents.info(pair.name)
-        return [*ignored(request), *translation.ignored(body, info.n_ctx if info else None)]
+        return [
+            *ignored_fields(request),
+            *translation.ignored_fields(body, info.n_ctx if info else None),
+        ]
 
     shape = OllamaShape(
         empty_answer,
         body.model or models.tagged(pair.name),
         chat=chat,
         note=residents.note,
-        ignored=ignored_fields,
+        ignored=list_ignored,
     )
     context = _unloading(daemon, pair.name) if translation.unloads(body) else nullcontext()
-    run = Run(daemon.supervisor, pair, requests, shape, context, events=LineStream)
+    run = AnswerRun(daemon.supervisor, pair, requests, shape, context, events=LineStream)
     return await run.respond(request, body.stream)
 
 
 @asynccontextmanager
-async def _unloading(daemon: State, pair: str) -> AsyncIterator[None]:
+async def _unloading(daemon: DaemonState, pair: str) -> AsyncIterator[None]:
     """Unload the pair after its answer, unless another request is being answered."""
     yield
-    await daemon.rest(pair)
+    await daemon.unload_if_idle(pair)
 
 
 async def _load_or_unload(
-    request: Request, body: Asked, pair: PairFiles, *, chat: bool
+    request: Request, body: OllamaRequest, pair: PairFiles, *, chat: bool
 ) -> Response:
     """Load the pair, or unload it, without asking it anything."""
     daemon = state_of(request)
     if translation.unloads(body):
-        await daemon.rest(pair.name)
+        await daemon.unload_if_idle(pair.name)
     else:
-        await unless_gone(request.receive, daemon.supervisor.ready(pair))
+        await while_connected(request.receive, daemon.supervisor.ready(pair))
     reason = "unload" if translation.unloads(body) else "load"
-    return answer(line(body.model, chat=chat, done=True, done_reason=reason))
+    return json_response(line(body.model, chat=chat, done=True, done_reason=reason))
 
 
 # ---------------------------------------------------------------------------- embeddings
@@ -150,8 +167,8 @@ async def _load_or_unload(
 
 async def embed(request: Request) -> Response:
     """Handle POST /api/embed."""
-    body, started_ns = await read(request, OllamaEmbedRequest), time.monotonic_ns()
-    ignored(request).extend(translation.kept_alive(body))
+    body, started_ns = await read_body(request, OllamaEmbedRequest), time.monotonic_ns()
+    ignored_fields(request).extend(translation.ignored_keep_alive(body))
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     frame = Embed(0, [*texts], body.truncate, body.dimensions or 0)
     numbers = _embedding_routes().numbers
@@ -160,8 +177,8 @@ async def embed(request: Request) -> Response:
     def encode() -> Response:
         vectors, tokens = [numbers(vector) for vector in result["vectors"]], sum(result["tokens"])
         total_ns = time.monotonic_ns() - started_ns
-        extra = unheeded(request)
-        return answer(
+        extra = ignored_extension(request)
+        return json_response(
             OllamaEmbeddings(body.model or name, vectors, total_ns, load_ns, tokens, extra)
         )
 
@@ -170,13 +187,13 @@ async def embed(request: Request) -> Response:
 
 async def embed_one(request: Request) -> Response:
     """Handle POST /api/embeddings."""
-    body = await read(request, OllamaEmbeddingsRequest)
-    ignored(request).extend(translation.kept_alive(body))
+    body = await read_body(request, OllamaEmbeddingsRequest)
+    ignored_fields(request).extend(translation.ignored_keep_alive(body))
     frame = Embed(0, [body.prompt] if body.prompt else [], truncate=True, normalize=-1)
     _, _, result = await _compute_embeddings(request, body, frame)
     numbers = _embedding_routes().numbers
     vector = [value for vector in result["vectors"] for value in numbers(vector)]
-    return answer(OllamaEmbedding(vector, unheeded(request)))
+    return json_response(OllamaEmbedding(vector, ignored_extension(request)))
 
 
 def _embedding_routes() -> ModuleType:
@@ -200,12 +217,14 @@ async def _compute_embeddings(
     """
     daemon, started_ns = state_of(request), time.monotonic_ns()
     result = dict[str, Any](vectors=[], tokens=[])
-    pair = await _look_up(body.model, lambda name: daemon.pair(name, request.receive, "embed"))
+    pair = await _look_up(
+        body.model, lambda name: daemon.resolve_pair(name, request.receive, "embed")
+    )
     unloads = translation.unloads(body)
     if not frame.inputs and unloads:
-        await daemon.rest(pair.name)
+        await daemon.unload_if_idle(pair.name)
         return models.tagged(pair.name), 0, result
-    await unless_gone(request.receive, daemon.supervisor.ready(pair))
+    await while_connected(request.receive, daemon.supervisor.ready(pair))
     load_ns = time.monotonic_ns() - started_ns
     async with _unloading(daemon, pair.name) if unloads else nullcontext():
         if frame.inputs:
@@ -221,29 +240,29 @@ async def tags(request: Request) -> Response:
     daemon = state_of(request)
 
     def read_views() -> list[PairView]:
-        listing = views.listing(daemon.registry, everything=False)
-        pair_names = [full_name("", daemon.config), *(pair.name for pair in listing.pairs)]
+        listing = views.list_pairs(daemon.registry, everything=False)
+        pair_names = [resolve_default("", daemon.config), *(pair.name for pair in listing.pairs)]
         pair_views = []
         for name in dict.fromkeys(pair_names):
             with suppress(LocalspecError):  # `localspec list` reports what is wrong with the pair.
-                pair_views.append(views.details(daemon.registry, name, 0, daemon.config))
+                pair_views.append(views.pair_details(daemon.registry, name, 0, daemon.config))
         return pair_views
 
     pair_views = await asyncio.to_thread(read_views)
-    return answer(OllamaModels([models.listed(view) for view in pair_views]))
+    return json_response(OllamaModels([models.list_entry(view) for view in pair_views]))
 
 
 async def show(request: Request) -> Response:
     """Handle POST /api/show."""
-    body = await read(request, OllamaModelRequest)
+    body = await read_body(request, OllamaModelRequest)
     view = await _view(request, body.model or body.name)
     daemon = state_of(request)
     if info := daemon.supervisor.residents.info(view.name):
-        model = models.shown(view, info.n_ctx, info.sampling_defaults)
+        model = models.describe_model(view, info.n_ctx, info.sampling_defaults)
     else:
-        model = models.shown(view, view.fit.context if view.fit else view.context, {})
-    model.localspec = unheeded(request)
-    return answer(model)
+        model = models.describe_model(view, view.fit.context if view.fit else view.context, {})
+    model.localspec = ignored_extension(request)
+    return json_response(model)
 
 
 async def ps(request: Request) -> Response:
@@ -251,53 +270,57 @@ async def ps(request: Request) -> Response:
     running_models = []
     for pair in state_of(request).supervisor.residents.loaded:
         view = await _view(request, pair.name)
-        running_models.append(models.running(view, pair.status()))
-    return answer(OllamaModels(running_models))
+        running_models.append(models.running_entry(view, pair.status()))
+    return json_response(OllamaModels(running_models))
 
 
 async def pull(request: Request) -> Response:
     """Handle POST /api/pull for a pair of the catalogue or a repository of the hub."""
-    body = await read(request, OllamaModelRequest)
-    running_pull = await pulls.begin(request, PullRequest(models.untagged(body.model or body.name)))
+    body = await read_body(request, OllamaModelRequest)
+    running_pull = await pulls.begin_pull(
+        request, PullRequest(models.untagged(body.model or body.name))
+    )
     if body.stream:
-        return LineStream(partial(_report_pull, running_pull, unheeded(request)), done=False)
+        return LineStream(
+            partial(_report_pull, running_pull, ignored_extension(request)), done=False
+        )
 
     async def discard(*_lines: object) -> None:
         pass
 
-    await unless_gone(request.receive, _report_pull(running_pull, UNSET, discard))
-    return answer(OllamaProgress("success", localspec=unheeded(request)))
+    await while_connected(request.receive, _report_pull(running_pull, UNSET, discard))
+    return json_response(OllamaProgress("success", localspec=ignored_extension(request)))
 
 
 async def _report_pull(pull: Pull, ignored_extra: Unheeded | UnsetType, emit: Emit) -> None:
     async def emit_progress(state: PullState) -> None:
-        lines = models.progress(state)
+        lines = models.progress_lines(state)
         if lines and lines[-1].status == "success":
             lines[-1].localspec = ignored_extra
         await emit(*lines)
 
-    await pulls.states(pull, emit_progress)
+    await pulls.report_states(pull, emit_progress)
     if pull.error:
         raise pull.error
 
 
 async def delete(request: Request) -> Response:
     """Handle DELETE /api/delete."""
-    body = await read(request, OllamaModelRequest)
+    body = await read_body(request, OllamaModelRequest)
     daemon = state_of(request)
     requested_name = models.untagged(body.model or body.name)
-    name = await asyncio.to_thread(daemon.registry.removable, requested_name)
-    await daemon.rest(name)
+    name = await asyncio.to_thread(daemon.registry.check_removable, requested_name)
+    await daemon.unload_if_idle(name)
     await asyncio.to_thread(daemon.registry.remove, name)
     return Response()
 
 
 async def version(_request: Request) -> Response:
     """Handle GET /api/version."""
-    return answer(models.VERSION)
+    return json_response(models.VERSION)
 
 
-async def here(_request: Request) -> Response:
+async def alive(_request: Request) -> Response:
     """Handle GET /, which clients use to see whether the server is running."""
     return PlainTextResponse("localspec is running")
 
@@ -317,7 +340,7 @@ async def not_offered(request: Request) -> Response:
 
 async def _pair(request: Request, name: str) -> PairFiles:
     return await _look_up(
-        name, lambda candidate: state_of(request).pair(candidate, request.receive)
+        name, lambda candidate: state_of(request).resolve_pair(candidate, request.receive)
     )
 
 
@@ -325,9 +348,9 @@ async def _view(request: Request, name: str) -> PairView:
     daemon = state_of(request)
 
     async def read_details(name: str) -> PairView:
-        return await asyncio.to_thread(views.details, daemon.registry, name, 0, daemon.config)
+        return await asyncio.to_thread(views.pair_details, daemon.registry, name, 0, daemon.config)
 
-    return await _look_up(name or full_name("", daemon.config), read_details)
+    return await _look_up(name or resolve_default("", daemon.config), read_details)
 
 
 async def _look_up(name: str, find: Callable[[str], Awaitable[Found]]) -> Found:
@@ -340,7 +363,7 @@ async def _look_up(name: str, find: Callable[[str], Awaitable[Found]]) -> Found:
     try:
         return await find(untagged)
     except ModelNotFound:
-        if not untagged or names_files(untagged):
+        if not untagged or is_file_name(untagged):
             raise
         with suppress(ModelNotFound):
             return await find(models.tagged(untagged))
@@ -348,7 +371,7 @@ async def _look_up(name: str, find: Callable[[str], Awaitable[Found]]) -> Found:
 
 
 ROUTES = (
-    ("GET", "/", here),
+    ("GET", "/", alive),
     ("POST", "/api/chat", chat),
     ("POST", "/api/generate", generate),
     ("GET", "/api/tags", tags),
@@ -364,5 +387,5 @@ ROUTES = (
 ALSO: dict[str, str] = {}
 add_shape(
     lambda scope: scope["path"].startswith("/api/"),
-    lambda error: (OllamaError(known_words(error)), {}),
+    lambda error: (OllamaError(recognizable_message(error)), {}),
 )

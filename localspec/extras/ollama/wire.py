@@ -19,7 +19,7 @@ from localspec.protocol.requests import (
     MAX_STOPS,
     MAX_TOOLS,
     Count,
-    Sampled,
+    SamplingParameters,
     Stop,
     TokenLimit,
     Tool,
@@ -31,7 +31,7 @@ Name = Annotated[str, Meta(max_length=1024)]
 # ---------------------------------------------------------------------------- requests
 
 
-class Options(Sampled, Request):
+class Options(SamplingParameters, Request):
     """Ollama's options.
 
     `num_ctx` requests a context, but its length is a setting of the configuration here. Ollama's
@@ -44,10 +44,10 @@ class Options(Sampled, Request):
     num_ctx: Count | None = None
 
 
-class Asked(Request, kw_only=True):
+class OllamaRequest(Request, kw_only=True):
     """The fields that chats and texts share."""
 
-    refuses: ClassVar[str] = "chat"
+    refusal_table: ClassVar[str] = "chat"
 
     # A name with or without a tag.
     model: OrDefault[Name] = ""
@@ -83,7 +83,7 @@ class AskedMessage(Struct):
     tool_call_id: str | None = None
 
 
-class OllamaChatRequest(Asked, kw_only=True):
+class OllamaChatRequest(OllamaRequest, kw_only=True):
     """Ollama's /api/chat.
 
     Without `messages` it loads the model, or unloads it with a `keep_alive` of 0.
@@ -93,7 +93,7 @@ class OllamaChatRequest(Asked, kw_only=True):
     tools: Annotated[list[Tool], Meta(max_length=MAX_TOOLS)] | None = None
 
 
-class OllamaGenerateRequest(Asked, kw_only=True):
+class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     """Ollama's /api/generate.
 
     - `raw`: the prompt is used unchanged, without a template.
@@ -119,7 +119,7 @@ class OllamaEmbedRequest(Request):
     - `dimensions`: as in OpenAI's request.
     """
 
-    refuses: ClassVar[str] = "vectors"
+    refusal_table: ClassVar[str] = "vectors"
 
     model: OrDefault[Name] = ""
     input: str | Annotated[list[str], Meta(max_length=MAX_INPUTS)] | None = None
@@ -131,7 +131,7 @@ class OllamaEmbedRequest(Request):
 class OllamaEmbeddingsRequest(Request):
     """Ollama's older /api/embeddings, for one text. The vector is not normalized."""
 
-    refuses: ClassVar[str] = "vectors"
+    refusal_table: ClassVar[str] = "vectors"
 
     model: OrDefault[Name] = ""
     prompt: OrDefault[str] = ""
@@ -166,14 +166,14 @@ class OllamaEmbedding(Struct):
     localspec: Unheeded | UnsetType = UNSET
 
 
-class CalledFunction(Struct):
+class OllamaOutputFunction(Struct):
     name: str
     arguments: dict[str, Any]
 
 
 class Called(Struct):
     id: str
-    function: CalledFunction
+    function: OllamaOutputFunction
 
 
 class Said(Struct, omit_defaults=True):
@@ -193,7 +193,7 @@ class Logprob(TokenLogprob):
     top_logprobs: list[TokenLogprob] | UnsetType = UNSET
 
 
-class Line(Struct, kw_only=True):
+class OllamaLine(Struct, kw_only=True):
     """A line of a stream, or a whole answer. The last line has the fields that follow `done`."""
 
     model: str
@@ -210,11 +210,11 @@ class Line(Struct, kw_only=True):
     localspec: Extra | UnsetType = UNSET
 
 
-class OllamaChatLine(Line, kw_only=True):
+class OllamaChatLine(OllamaLine, kw_only=True):
     message: Said
 
 
-class OllamaGenerateLine(Line, kw_only=True):
+class OllamaGenerateLine(OllamaLine, kw_only=True):
     response: str
     thinking: str | UnsetType = UNSET
 

@@ -30,7 +30,7 @@ Choice = Literal["none", "auto", "required"]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class ToolKind:
     """What a function stands for."""
 
     name: str  # the client's name of the tool
@@ -39,7 +39,7 @@ class Kind:
 
 
 @dataclass(slots=True)
-class Tools:
+class ToolSet:
     """The tools that the model is offered.
 
     `kinds` maps the model's name of each tool to what it stands for, and `ignored` has a sentence for each
@@ -47,13 +47,13 @@ class Tools:
     """
 
     offered: list[Tool] = field(default_factory=list)
-    kinds: dict[str, Kind] = field(default_factory=dict)
+    kinds: dict[str, ToolKind] = field(default_factory=dict)
     choice: Choice | ToolChoice = "auto"
     ignored: list[str] = field(default_factory=list)
 
-    def kind(self, name: str) -> Kind:
+    def kind(self, name: str) -> ToolKind:
         """Return what the model's name of a tool stands for."""
-        return self.kinds.get(name) or Kind(name)
+        return self.kinds.get(name) or ToolKind(name)
 
     def name_of(self, name: str, namespace: str = "") -> str:
         """Return the model's name of a client's tool."""
@@ -63,13 +63,13 @@ class Tools:
         return name
 
 
-def translated(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> Tools:
+def translate_tools(tools: list[dict[str, Any]], choice: str | dict[str, Any] | None) -> ToolSet:
     """Translate `tools` and `tool_choice` of a request.
 
     Raises:
         InvalidRequest: a tool has no name or an invalid schema, or the choice is invalid.
     """
-    result = Tools()
+    result = ToolSet()
     for index, tool in enumerate(tools):
         path = f"tools[{index}]"
         match tool.get("type"):
@@ -89,7 +89,7 @@ def _to_json(value: object) -> str:
     return msgspec.json.encode(value).decode()[:80]
 
 
-def _add_namespace(result: Tools, tool: dict[str, Any], path: str) -> None:
+def _add_namespace(result: ToolSet, tool: dict[str, Any], path: str) -> None:
     name, nested_tools = tool.get("name"), tool.get("tools")
     if not (isinstance(name, str) and isinstance(nested_tools, list)):
         raise InvalidRequest(f"'{path}' needs a 'name' and 'tools'.", param=path)
@@ -100,7 +100,7 @@ def _add_namespace(result: Tools, tool: dict[str, Any], path: str) -> None:
             result.ignored.append(f"'{path}.tools[{index}]' is no function and cannot run here.")
 
 
-def _add(result: Tools, tool: dict[str, Any], path: str, namespace: str = "") -> None:
+def _add(result: ToolSet, tool: dict[str, Any], path: str, namespace: str = "") -> None:
     name = tool.get("name")
     if not isinstance(name, str):
         raise InvalidRequest(f"'{path}.name' must be a string.", param=f"{path}.name")
@@ -118,7 +118,7 @@ def _add(result: Tools, tool: dict[str, Any], path: str, namespace: str = "") ->
         if not isinstance(parameters, dict | None):
             path += ".parameters"
             raise InvalidRequest(f"'{path}' must be an object.", param=path)
-    result.kinds[model_name] = Kind(name, custom, namespace)
+    result.kinds[model_name] = ToolKind(name, custom, namespace)
     offered = Tool(Function(model_name, text, parameters, tool.get("strict")))
     function = {"name": model_name, "description": text or None, "parameters": parameters}
     # Models were trained with the keys in this order.
@@ -126,7 +126,7 @@ def _add(result: Tools, tool: dict[str, Any], path: str, namespace: str = "") ->
     result.offered.append(offered)
 
 
-def _text_parameter(result: Tools, tool: dict[str, Any], path: str) -> dict[str, Any]:
+def _text_parameter(result: ToolSet, tool: dict[str, Any], path: str) -> dict[str, Any]:
     if _grammar(tool):
         result.ignored.append(
             f"'{path}.format': the model is told the grammar, and not held to it."
@@ -152,7 +152,7 @@ def _grammar_text(tool: dict[str, Any]) -> str:
     return f"\nThe input obeys this {form.get('syntax')} grammar:\n{form.get('definition')}"
 
 
-def _choose(result: Tools, choice: str | dict[str, Any] | None) -> None:
+def _choose(result: ToolSet, choice: str | dict[str, Any] | None) -> None:
     if choice in (None, "auto"):
         return
     if choice in ("none", "required"):
@@ -175,14 +175,14 @@ def _choose(result: Tools, choice: str | dict[str, Any] | None) -> None:
         result.ignored.append("'tool_choice': there is no tool here that could be called.")
 
 
-def _one_tool(result: Tools, choice: dict[str, Any]) -> ToolChoice:
+def _one_tool(result: ToolSet, choice: dict[str, Any]) -> ToolChoice:
     name = choice.get("name")
     if not isinstance(name, str):
         raise InvalidRequest("'tool_choice.name' must be a string.", param="tool_choice.name")
     return ToolChoice(NamedFunction(result.name_of(name)))
 
 
-def _allow_only(result: Tools, choice: dict[str, Any]) -> None:
+def _allow_only(result: ToolSet, choice: dict[str, Any]) -> None:
     """Offer only the tools that the choice lists."""
     names = set(_allowed_names(choice))
     result.offered = [
@@ -214,12 +214,12 @@ _TEXT_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 Resolve = Callable[[str], ChatMessage]
 
 
-def opaque(thoughts: str) -> str:
+def encode_reasoning(thoughts: str) -> str:
     """Encode reasoning for clients that must not store it in readable form."""
     return _OPAQUE_PREFIX + base64.b64encode(thoughts.encode()).decode()
 
 
-def opened(text: str | None) -> str:
+def decode_reasoning(text: str | None) -> str:
     """Decode reasoning that `opaque` encoded; "" if another server made it."""
     if not text or not text.startswith(_OPAQUE_PREFIX):
         return ""
@@ -230,15 +230,15 @@ def opened(text: str | None) -> str:
 
 
 @dataclass(slots=True)
-class Messages:
+class MessageBuilder:
     """The messages so far, and sentences about items that were left out.
 
     `resolve` returns the stored message that an item reference means.
     """
 
-    tools: Tools
+    tools: ToolSet
     resolve: Resolve
-    said: list[ChatMessage] = field(default_factory=list)
+    messages: list[ChatMessage] = field(default_factory=list)
     ignored: list[str] = field(default_factory=list)
 
     def add(self, items: Sequence[InputItem]) -> None:
@@ -264,7 +264,7 @@ class Messages:
             case "function_call_output" | "custom_tool_call_output":
                 call_id = _require(item.call_id, f"{path}.call_id")
                 text = _output(item.output, f"{path}.output")
-                self.said.append(ChatMessage("tool", text, tool_call_id=call_id))
+                self.messages.append(ChatMessage("tool", text, tool_call_id=call_id))
             case "item_reference":
                 self._add_referenced(_require(item.id, f"{path}.id"))
             case other:
@@ -277,14 +277,14 @@ class Messages:
             raise InvalidRequest(f"'{path}' must be a string or a list of parts.", param=path)
         text = _text(item.content or "", f"{path}.content")
         if role != "assistant":
-            self.said.append(ChatMessage("developer" if role == "system" else role, text))
+            self.messages.append(ChatMessage("developer" if role == "system" else role, text))
             return
         turn = self._turn(lambda last: not last.content and not last.tool_calls)
         turn.content = text
 
     def _add_reasoning(self, item: InputItem, path: str) -> None:
         parts = item.content if isinstance(item.content, list) else []
-        text = _text(parts, f"{path}.content") or opened(item.encrypted_content)
+        text = _text(parts, f"{path}.content") or decode_reasoning(item.encrypted_content)
         text = text or _text(item.summary or [], f"{path}.summary")
         if text:
             turn = self._turn(lambda last: not last.content and not last.tool_calls)
@@ -307,7 +307,7 @@ class Messages:
         """Add the stored message, or the part of an answer, that the id means."""
         stored = self.resolve(reference)
         if stored.role != "assistant":
-            self.said.append(stored)
+            self.messages.append(stored)
             return
         if stored.tool_calls:
             for call in stored.tool_calls:
@@ -320,9 +320,9 @@ class Messages:
 
     def _turn(self, fits: Callable[[ChatMessage], bool]) -> ChatMessage:
         """Return the model's current turn if it `fits`, else a new one."""
-        last = self.said[-1] if self.said else None
+        last = self.messages[-1] if self.messages else None
         if last is None or last.role != "assistant" or not fits(last):
-            self.said.append(last := ChatMessage("assistant"))
+            self.messages.append(last := ChatMessage("assistant"))
         return last
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from localspec.errors import Cancelled
-from localspec.extras.responses.items import Tools, translated
-from localspec.extras.responses.output import Style, written
+from localspec.extras.responses.items import ToolSet, translate_tools
+from localspec.extras.responses.output import ItemStyle, build_items
 from localspec.extras.responses.shape import ResponsesShape
 from localspec.extras.responses.wire import (
     AnyItem,
@@ -33,24 +33,26 @@ _ITEM_ID = re.compile(
 )
 
 
-def response(body: str, answer: StoredMessage, *, opaque: bool) -> ResponseObject:
+def load_response(body: str, answer: StoredMessage, *, opaque: bool) -> ResponseObject:
     """Return a stored response with the items of its answer; `opaque` is as in Style."""
     stored = msgspec.json.decode(body, type=ResponseObject)
     key = stored.id.removeprefix("resp_")
-    tools = translated(stored.tools, None)
+    tools = translate_tools(stored.tools, None)
     summary = bool(stored.reasoning.get("summary"))
     stored.output = _answer_items(
-        answer, Style(key, tools, summary, opaque), cut=stored.status != "completed"
+        answer, ItemStyle(key, tools, summary, opaque), cut=stored.status != "completed"
     )
     return stored
 
 
-def _answer_items(message: StoredMessage, style: Style, *, cut: bool = False) -> list[OutputItem]:
+def _answer_items(
+    message: StoredMessage, style: ItemStyle, *, cut: bool = False
+) -> list[OutputItem]:
     calls = msgspec.convert(message.tool_calls or [], list[ToolCall])
-    return written(style, message.reasoning_content or "", message.content, calls, cut=cut)
+    return build_items(style, message.reasoning_content or "", message.content, calls, cut=cut)
 
 
-def body(response: ResponseObject) -> str:
+def encode_body(response: ResponseObject) -> str:
     """Return the JSON of a response without its items, which the messages of its conversation hold."""
     return msgspec.json.encode(msgspec.structs.replace(response, output=[])).decode()
 
@@ -64,7 +66,7 @@ def items(
         key = f"{conversation}at{index}"
         if message.role == "assistant":
             key = ids[index].removeprefix("resp_") if index in ids else key
-            all_items += _answer_items(message, Style(key, Tools()))
+            all_items += _answer_items(message, ItemStyle(key, ToolSet()))
         elif message.role == "tool":
             call_id = message.tool_call_id or ""
             all_items.append(FunctionOutput(f"fco_{key}", call_id, message.content))
@@ -73,7 +75,7 @@ def items(
     return all_items
 
 
-class Reference:
+class ItemReference:
     """The meaning of an item's id: the answer of a response, or a message of a conversation.
 
     Raises:
@@ -89,7 +91,7 @@ class Reference:
         self.index = int(match["at"] or -1)
         self.response = "" if match["at"] else f"resp_{match['key']}"
 
-    def part(self, message: ChatMessage) -> ChatMessage:
+    def select_part(self, message: ChatMessage) -> ChatMessage:
         """Return the part of the message that the id means.
 
         Raises:
@@ -114,7 +116,7 @@ class Reference:
 # List the responses under way, which can be read and cancelled by their ids.
 
 
-class Running:
+class RunningResponses:
     """The responses under way in one daemon."""
 
     def __init__(self) -> None:

@@ -17,7 +17,7 @@ from msgspec import UNSET
 from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.extras.responses import wire
-from localspec.extras.responses.items import INPUT, Kind, Tools, opaque
+from localspec.extras.responses.items import INPUT, ToolKind, ToolSet, encode_reasoning
 from localspec.extras.responses.wire import (
     CustomCall,
     FunctionCall,
@@ -34,7 +34,7 @@ from localspec.protocol.answers import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
+class ItemStyle:
     """How items are written.
 
     Their ids end in `key`. Reasoning is written as a `summary`, or as text; `opaque` adds an encoded copy
@@ -42,7 +42,7 @@ class Style:
     """
 
     key: str
-    tools: Tools
+    tools: ToolSet
     summary: bool = False
     opaque: bool = False
 
@@ -50,7 +50,7 @@ class Style:
 class _OpenItem(ABC):
     """An item that is being written, at position `index` of the output."""
 
-    def __init__(self, style: Style, index: int) -> None:
+    def __init__(self, style: ItemStyle, index: int) -> None:
         self.style = style
         self.index = index
         self.text = ""
@@ -74,7 +74,7 @@ class _OpenItem(ABC):
 
 
 class _OpenMessage(_OpenItem):
-    def __init__(self, style: Style, index: int) -> None:
+    def __init__(self, style: ItemStyle, index: int) -> None:
         super().__init__(style, index)
         self.logprobs: list[TokenLogprob] = []
 
@@ -101,7 +101,7 @@ class _OpenReasoning(_OpenItem):
     def item(self, status: Status) -> Reasoning:
         item = Reasoning(f"rs_{self.style.key}", [], status=status)
         if self.style.opaque:
-            item.encrypted_content = opaque(self.text)
+            item.encrypted_content = encode_reasoning(self.text)
         if status != "in_progress" and self.style.summary:
             item.summary = [SummaryText(self.text)]
         elif status != "in_progress":
@@ -131,10 +131,10 @@ class _OpenReasoning(_OpenItem):
 
 
 class _OpenCall(_OpenItem):
-    def __init__(self, style: Style, index: int, call: Call) -> None:
+    def __init__(self, style: ItemStyle, index: int, call: Call) -> None:
         super().__init__(style, index)
         self.call = call
-        self.kind: Kind = style.tools.kind(call.name)
+        self.kind: ToolKind = style.tools.kind(call.name)
 
     def item(self, status: Status) -> FunctionCall | CustomCall:
         key, namespace = f"{self.style.key}_{self.call.index}", self.kind.namespace or UNSET
@@ -168,8 +168,8 @@ class _OpenCall(_OpenItem):
         yield from super().end(status)
 
 
-def written(
-    style: Style,
+def build_items(
+    style: ItemStyle,
     reasoning: str,
     content: str,
     calls: Sequence[ToolCall],
@@ -195,7 +195,7 @@ def written(
 class Output:
     """The items so far; each method yields the events of what it does."""
 
-    style: Style
+    style: ItemStyle
     items: list[OutputItem] = field(default_factory=list)
     _open: _OpenItem | None = None
 
@@ -225,7 +225,9 @@ class Output:
             yield from self._continue_or_begin(_OpenMessage)
         yield from self._close("incomplete" if cut else "completed")
 
-    def _continue_or_begin(self, kind: Callable[[Style, int], _OpenItem]) -> Iterator[wire.Event]:
+    def _continue_or_begin(
+        self, kind: Callable[[ItemStyle, int], _OpenItem]
+    ) -> Iterator[wire.Event]:
         if type(self._open) is not kind:
             yield from self._begin(kind(self.style, 0))
 

@@ -10,8 +10,8 @@ from typing import Any, get_args
 import msgspec
 
 from localspec.errors import InvalidRequest
-from localspec.extras.responses.items import Messages, Resolve, Tools, translated
-from localspec.extras.responses.output import Style
+from localspec.extras.responses.items import MessageBuilder, Resolve, ToolSet, translate_tools
+from localspec.extras.responses.output import ItemStyle
 from localspec.extras.responses.wire import (
     ReasoningOptions,
     ResponseExtra,
@@ -21,14 +21,14 @@ from localspec.extras.responses.wire import (
 from localspec.protocol.requests import (
     ChatMessage,
     ChatRequest,
-    Effort,
     GenerationRequest,
     JsonSchema,
+    ReasoningEffort,
     ResponseFormat,
 )
 
 _LOGPROBS_INCLUDE = "message.output_text.logprobs"
-OPAQUE = "reasoning.encrypted_content"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
 # Fields that would change the answer, and what to use instead.
 _REFUSED = {
     "background": "the answer comes in this connection; send 'stream': true to see it being written",
@@ -37,7 +37,7 @@ _REFUSED = {
 }
 
 
-def refuse(request: ResponsesRequest) -> None:
+def refuse_unsupported(request: ResponsesRequest) -> None:
     """Refuse what is not supported.
 
     Raises:
@@ -51,27 +51,29 @@ def refuse(request: ResponsesRequest) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedInput:
     """The content of a request's items; `messages` continue those of the responses before."""
 
     messages: list[ChatMessage]
-    tools: Tools
+    tools: ToolSet
     ignored: list[str]
 
 
-def asked(request: ResponsesRequest, resolve: Resolve) -> Asked:
+def parse_input(request: ResponsesRequest, resolve: Resolve) -> ParsedInput:
     """Parse the items of the request; `resolve` returns the message that an item reference means.
 
     Raises:
         InvalidRequest: an item, a tool or a choice is invalid.
     """
-    tools = translated(request.tools or [], request.tool_choice)
-    messages = Messages(tools, resolve)
+    tools = translate_tools(request.tools or [], request.tool_choice)
+    messages = MessageBuilder(tools, resolve)
     if isinstance(request.input, str):
-        messages.said.append(ChatMessage("user", request.input))
+        messages.messages.append(ChatMessage("user", request.input))
     else:
         messages.add(request.input or [])
-    return Asked(messages.said, tools, [*messages.ignored, *tools.ignored, *_ignored(request)])
+    return ParsedInput(
+        messages.messages, tools, [*messages.ignored, *tools.ignored, *_ignored(request)]
+    )
 
 
 def _ignored(request: ResponsesRequest) -> list[str]:
@@ -81,10 +83,10 @@ def _ignored(request: ResponsesRequest) -> list[str]:
     if request.text and request.text.verbosity not in (None, "medium"):
         sentences.append("'text.verbosity': this model does not know it.")
     effort = request.reasoning and request.reasoning.effort
-    if effort and effort not in get_args(Effort):
+    if effort and effort not in get_args(ReasoningEffort):
         sentences.append(f"'reasoning.effort': {effort[:80]!r} is not known here.")
     for include in request.include or []:
-        if include not in (_LOGPROBS_INCLUDE, OPAQUE):
+        if include not in (_LOGPROBS_INCLUDE, ENCRYPTED_REASONING):
             sentences.append(f"'include': {include[:80]!r} is not produced here.")
     if _summary(request):
         sentences.append("'reasoning.summary': the summary is the reasoning itself, uncut.")
@@ -92,7 +94,7 @@ def _ignored(request: ResponsesRequest) -> list[str]:
 
 
 def chat_request(
-    request: ResponsesRequest, parsed: Asked, before: Sequence[ChatMessage]
+    request: ResponsesRequest, parsed: ParsedInput, before: Sequence[ChatMessage]
 ) -> ChatRequest:
     """Return the request as a chat; `before` are the messages of the responses that it continues.
 
@@ -118,7 +120,7 @@ def chat_request(
     if request.top_logprobs is not None or _LOGPROBS_INCLUDE in (request.include or []):
         chat.logprobs, chat.top_logprobs = True, request.top_logprobs
     effort = request.reasoning and request.reasoning.effort
-    if effort in get_args(Effort):
+    if effort in get_args(ReasoningEffort):
         chat.reasoning_effort = effort  # type: ignore[assignment] # checked just above
     if response_format := _format(request):
         chat.response_format = response_format
@@ -138,9 +140,11 @@ def _format(request: ResponsesRequest) -> ResponseFormat | None:
     )
 
 
-def style(request: ResponsesRequest, tools: Tools, key: str) -> Style:
+def item_style(request: ResponsesRequest, tools: ToolSet, key: str) -> ItemStyle:
     """Return how the items of the answer are written."""
-    return Style(key, tools, bool(_summary(request)), OPAQUE in (request.include or []))
+    return ItemStyle(
+        key, tools, bool(_summary(request)), ENCRYPTED_REASONING in (request.include or [])
+    )
 
 
 def _summary(request: ResponsesRequest) -> str | None:
@@ -150,7 +154,9 @@ def _summary(request: ResponsesRequest) -> str | None:
     return None if summary == "none" else summary
 
 
-def opening(request: ResponsesRequest, key: str, model: str, ignored: list[str]) -> ResponseObject:
+def new_response(
+    request: ResponsesRequest, key: str, model: str, ignored: list[str]
+) -> ResponseObject:
     """Return the response before anything of it is written; it repeats fields of the request."""
     reasoning = request.reasoning or ReasoningOptions()
     text = msgspec.to_builtins(request.text) if request.text else {}

@@ -10,22 +10,34 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.answer import Run, waiting
-from localspec.daemon.handlers.completions import prompt_tokens, ready
-from localspec.daemon.history.responses import Kept
-from localspec.daemon.history.turn import Turn, continuing, kind_of, one_to_send, to_send
-from localspec.daemon.http.requests import answer, ignored, read, unheeded, unless_gone
-from localspec.daemon.state import State, state_of
+from localspec.daemon.completion.answer import AnswerRun, progress_options
+from localspec.daemon.handlers.completions import prepare_chat, prompt_tokens
+from localspec.daemon.history.responses import StoredResponse
+from localspec.daemon.history.turn import (
+    ConversationTurn,
+    continue_turn,
+    kind_of,
+    replay_message,
+    replay_messages,
+)
+from localspec.daemon.http.requests import (
+    ignored_extension,
+    ignored_fields,
+    json_response,
+    read_body,
+    while_connected,
+)
+from localspec.daemon.state import DaemonState, state_of
 from localspec.errors import InvalidRequest, LocalspecError, NotFound
 from localspec.extras.responses import kept
 from localspec.extras.responses.request import (
-    OPAQUE,
-    Asked,
-    asked,
+    ENCRYPTED_REASONING,
+    ParsedInput,
     chat_request,
-    opening,
-    refuse,
-    style,
+    item_style,
+    new_response,
+    parse_input,
+    refuse_unsupported,
 )
 from localspec.extras.responses.shape import ResponsesShape
 from localspec.extras.responses.wire import (
@@ -42,43 +54,49 @@ _MAX_PAGE_ITEMS = 100
 
 async def create(request: Request) -> Response:
     """Handle POST /v1/responses."""
-    body = await read(request, ResponsesRequest)
+    body = await read_body(request, ResponsesRequest)
     daemon = state_of(request)
-    refuse(body)
+    refuse_unsupported(body)
     if body.store is None:
         body.store = daemon.config.keep_responses
-    previous, parsed = await unless_gone(request.receive, _read_input(daemon, body))
+    previous, parsed = await while_connected(request.receive, _read_input(daemon, body))
     body.model = body.model or (previous.model if previous else "")
     turn, id_key = None, secrets.token_hex(12)
     with _original_field_names():
-        chat = chat_request(body, parsed, to_send(previous))
+        chat = chat_request(body, parsed, replay_messages(previous))
         if body.store:
             model, kind = body.model or daemon.config.pair, kind_of(chat)
             new_messages = parsed.messages
             if previous is None and (previous := await _find_repeated(daemon, body, new_messages)):
                 new_messages = new_messages[len(previous.messages) :]
-            turn = continuing(daemon.conversations, new_messages, previous, model=model, kind=kind)
-        pair, requests, empty_answer = await ready(request, chat, turn)
+            turn = continue_turn(
+                daemon.conversations, new_messages, previous, model=model, kind=kind
+            )
+        pair, requests, empty_answer = await prepare_chat(request, chat, turn)
     shape = ResponsesShape(
         empty_answer,
-        opening(body, id_key, pair.name, [*parsed.ignored, *ignored(request)]),
-        style(body, parsed.tools, id_key),
+        new_response(body, id_key, pair.name, [*parsed.ignored, *ignored_fields(request)]),
+        item_style(body, parsed.tools, id_key),
         note=daemon.supervisor.residents.note,
-        news=partial(daemon.news, pair.name),
-        not_kept=(lambda: turn.not_kept) if turn else str,
+        news=partial(daemon.take_notice, pair.name),
+        not_kept=(lambda: turn.store_error) if turn else str,
     )
     if turn:
         name = shape.response.id
-        empty_answer.choices[0].ended = turn.keep_as(
-            name, lambda choice: kept.body(shape.ended(choice))
+        empty_answer.choices[0].on_end = turn.store_answer_as(
+            name, lambda choice: kept.encode_body(shape.ended(choice))
         )
     context = _under_way(daemon, shape, turn)
-    run = Run(daemon.supervisor, pair, requests, shape, context, **waiting(body, shape))
+    run = AnswerRun(
+        daemon.supervisor, pair, requests, shape, context, **progress_options(body, shape)
+    )
     with _original_field_names():
         return await run.respond(request, body.stream)
 
 
-async def _read_input(daemon: State, body: ResponsesRequest) -> tuple[Kept | None, Asked]:
+async def _read_input(
+    daemon: DaemonState, body: ResponsesRequest
+) -> tuple[StoredResponse | None, ParsedInput]:
     """Return the response that the request continues, if any, and its parsed input."""
     previous = None
     if body.previous_response_id:
@@ -89,12 +107,12 @@ async def _read_input(daemon: State, body: ResponsesRequest) -> tuple[Kept | Non
         if item.type == "item_reference" and item.id:
             with _blame(f"input[{index}].id"):
                 referenced[item.id] = await _stored_item(daemon, item.id)
-    return previous, asked(body, referenced.__getitem__)
+    return previous, parse_input(body, referenced.__getitem__)
 
 
 async def _find_repeated(
-    daemon: State, body: ResponsesRequest, messages: list[ChatMessage]
-) -> Kept | None:
+    daemon: DaemonState, body: ResponsesRequest, messages: list[ChatMessage]
+) -> StoredResponse | None:
     """Return the stored response that a request repeats in full and continues; None if there is none.
 
     Agents send everything again instead of `previous_response_id`. The ids of the items say which response
@@ -104,9 +122,9 @@ async def _find_repeated(
     items = body.input if isinstance(body.input, list) else []
     for item_id in (item.id for item in reversed(items) if item.id):
         with contextlib.suppress(ValueError, NotFound):
-            if response := kept.Reference(item_id).response:
+            if response := kept.ItemReference(item_id).response:
                 stored = await _stored_response(daemon, response)
-                earlier = [_comparable(message) for message in to_send(stored)]
+                earlier = [_comparable(message) for message in replay_messages(stored)]
                 beginning = [_comparable(message) for message in messages[: len(earlier)]]
                 is_continued = beginning == earlier and len(messages) > len(earlier)
                 return stored if is_continued else None
@@ -119,9 +137,9 @@ def _comparable(message: ChatMessage) -> tuple[object, ...]:
     return message.role, message.content or "", calls, message.tool_call_id
 
 
-async def _stored_response(daemon: State, name: str) -> Kept:
+async def _stored_response(daemon: DaemonState, name: str) -> StoredResponse:
     _check_id(name)
-    return await daemon.conversations.kept_response(name)
+    return await daemon.conversations.get_response(name)
 
 
 def _check_id(name: str) -> None:
@@ -134,14 +152,14 @@ def _check_id(name: str) -> None:
         raise NotFound(f"There is no response '{name[:80]}': it was not kept, or was deleted.")
 
 
-async def _stored_item(daemon: State, name: str) -> ChatMessage:
+async def _stored_item(daemon: DaemonState, name: str) -> ChatMessage:
     """Return the stored item of this id as a message.
 
     Raises:
         NotFound: no such item is stored.
     """
     with contextlib.suppress(ValueError, IndexError, NotFound):
-        reference = kept.Reference(name)
+        reference = kept.ItemReference(name)
         if reference.response:
             messages = (await _stored_response(daemon, reference.response)).messages
         else:
@@ -149,7 +167,7 @@ async def _stored_item(daemon: State, name: str) -> ChatMessage:
             messages = (
                 await store.run(lambda conversations: conversations.get(reference.conversation))
             ).messages
-        return reference.part(one_to_send(messages[reference.index]))
+        return reference.select_part(replay_message(messages[reference.index]))
     raise NotFound(f"There is no item '{name[:80]}': it was not kept, or was deleted.")
 
 
@@ -191,10 +209,10 @@ def _original_field_names() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def _under_way(
-    daemon: State, shape: ResponsesShape, turn: Turn | None
+    daemon: DaemonState, shape: ResponsesShape, turn: ConversationTurn | None
 ) -> AsyncIterator[None]:
     async with contextlib.AsyncExitStack() as stack:
-        await stack.enter_async_context(daemon.part(kept.Running).under_way(shape))
+        await stack.enter_async_context(daemon.part(kept.RunningResponses).under_way(shape))
         if turn:
             await stack.enter_async_context(turn.under_way(shape.response.id))
         yield
@@ -204,36 +222,38 @@ async def show(request: Request) -> Response:
     """Return a response that is stored, or the part of it that is written so far."""
     if request.query_params.get("stream", "false") != "false":
         raise InvalidRequest("'stream' must be false: a response is streamed once.", param="stream")
-    return answer(await _response(request))
+    return json_response(await _response(request))
 
 
 async def _response(request: Request) -> ResponseObject:
     daemon, name = state_of(request), request.path_params["name"]
-    if running := daemon.part(kept.Running).get(name):
+    if running := daemon.part(kept.RunningResponses).get(name):
         return running
     stored = await _stored_response(daemon, name)
-    opaque = OPAQUE in request.query_params.values()
-    return kept.response(stored.body, stored.messages[-1], opaque=opaque)
+    opaque = ENCRYPTED_REASONING in request.query_params.values()
+    return kept.load_response(stored.body, stored.messages[-1], opaque=opaque)
 
 
 async def remove(request: Request) -> Response:
     """Remove a response with its question and answer; a conversation of nothing else goes with it."""
     daemon, name = state_of(request), request.path_params["name"]
     _check_id(name)
-    await unless_gone(request.receive, daemon.conversations.settled(name))
+    await while_connected(request.receive, daemon.conversations.wait_until_settled(name))
     conversation = await daemon.conversations.run(lambda store: store.remove_response(name))
     await daemon.forget_states(conversation)
-    return answer(DeletedResponse(name))
+    return json_response(DeletedResponse(name))
 
 
 async def cancel(request: Request) -> Response:
     """Cancel a response that is being written; one that has ended is refused."""
     daemon, name = state_of(request), request.path_params["name"]
-    if response := await unless_gone(request.receive, daemon.part(kept.Running).cancel(name)):
-        return answer(response)
+    if response := await while_connected(
+        request.receive, daemon.part(kept.RunningResponses).cancel(name)
+    ):
+        return json_response(response)
     response = await _response(request)
     if response.status == "cancelled":
-        return answer(response)
+        return json_response(response)
     raise InvalidRequest(f"The response {name} has ended; there is nothing to cancel.")
 
 
@@ -258,19 +278,19 @@ async def input_items(request: Request) -> Response:
         items = items[ids.index(after_id) + 1 :]
     page = items[: int(limit)]
     first, last = (page[0].id, page[-1].id) if page else (None, None)
-    return answer(ItemList(page, first, last, has_more=len(items) > len(page)))
+    return json_response(ItemList(page, first, last, has_more=len(items) > len(page)))
 
 
 async def input_tokens(request: Request) -> Response:
     """Count the tokens of a request's input."""
-    body = await read(request, ResponsesRequest)
-    refuse(body)
-    previous, parsed = await unless_gone(request.receive, _read_input(state_of(request), body))
+    body = await read_body(request, ResponsesRequest)
+    refuse_unsupported(body)
+    previous, parsed = await while_connected(request.receive, _read_input(state_of(request), body))
     body.model = body.model or (previous.model if previous else "")
     with _original_field_names():
-        chat: ChatRequest = chat_request(body, parsed, to_send(previous))
+        chat: ChatRequest = chat_request(body, parsed, replay_messages(previous))
         tokens = await prompt_tokens(request, chat)
-        return answer(InputTokens(tokens, localspec=unheeded(request)))
+        return json_response(InputTokens(tokens, localspec=ignored_extension(request)))
 
 
 ROUTES = (

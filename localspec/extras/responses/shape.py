@@ -7,14 +7,20 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import UNSET, structs
 
-from localspec.daemon.completion.answer import Answer, Choice, text_of
-from localspec.daemon.completion.openai import limit
+from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
+from localspec.daemon.completion.openai import length_limit
 from localspec.daemon.completion.parser import Piece, Text
-from localspec.daemon.http.sse import Named
+from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
-from localspec.errors import Cancelled, InvalidRequest, LocalspecError, Unavailable, known_words
+from localspec.errors import (
+    Cancelled,
+    InvalidRequest,
+    LocalspecError,
+    Unavailable,
+    recognizable_message,
+)
 from localspec.extras.responses import wire
-from localspec.extras.responses.output import Output, Style, written
+from localspec.extras.responses.output import ItemStyle, Output, build_items
 from localspec.extras.responses.wire import (
     Incomplete,
     InputDetails,
@@ -39,9 +45,9 @@ class ResponsesShape:
 
     def __init__(
         self,
-        answer: Answer,
+        answer: PendingAnswer,
         opening: ResponseObject,
-        style: Style,
+        style: ItemStyle,
         *,
         note: Callable[[], str | None],
         news: Callable[[], str],
@@ -85,7 +91,7 @@ class ResponsesShape:
     def end(self) -> Sequence[object]:
         choice = self.answer.choices[0]
         new_events = [*self._output.score(self._new_logprobs())]
-        new_events += self._output.end(cut=choice.finish == "length")
+        new_events += self._output.end(cut=choice.finish_reason == "length")
         self._end(choice)
         last_event = (wire.Completed if self.response.status == "completed" else wire.Incompleted)(
             response=self.response, timings=self.response.timings
@@ -100,20 +106,22 @@ class ResponsesShape:
         if isinstance(error, Cancelled):
             return self._number_events([*new_events, wire.Incompleted(response=self.response)])
         self.response.status = "failed"
-        self.response.error = ResponseError(_published_code(error), known_words(error), error.code)
+        self.response.error = ResponseError(
+            _published_code(error), recognizable_message(error), error.code
+        )
         error_event = wire.ErrorEvent(
-            code=error.code, message=known_words(error), param=error.param
+            code=error.code, message=recognizable_message(error), param=error.param
         )
         return self._number_events([*new_events, error_event, wire.Failed(response=self.response)])
 
-    def whole(self) -> ResponseObject:
+    def complete(self) -> ResponseObject:
         choice = self.answer.choices[0]
-        self._output.items = written(
+        self._output.items = build_items(
             self._output.style,
             choice.reasoning,
             choice.content,
             choice.calls,
-            cut=choice.finish == "length",
+            cut=choice.finish_reason == "length",
             logprobs=self._new_logprobs(),
         )
         self._end(choice)
@@ -134,7 +142,7 @@ class ResponsesShape:
         status: Status = "completed"
         if done is None or done.finish_reason == "cancelled":
             status = "failed" if choice.failed else "cancelled"
-        elif choice.finish == "length":
+        elif choice.finish_reason == "length":
             status = "incomplete"
         ended = structs.replace(
             self.response,
@@ -168,9 +176,9 @@ class ResponsesShape:
             extra,
             speculation=final_frames[0].speculation if final_frames else UNSET,
             note=self.answer.note(self._note()) or UNSET,
-            news=self.answer.news(self._news()) or UNSET,
+            news=self.answer.notice(self._news()) or UNSET,
             not_kept=self._not_kept() or UNSET,
-            limit=limit(final_frames),
+            limit=length_limit(final_frames),
         )
 
     def _number_events(self, new_events: Iterable[wire.Event]) -> list[object]:
@@ -179,13 +187,13 @@ class ResponsesShape:
         for event in new_events:
             event.sequence_number = self._sent
             self._sent += 1
-            named.append(Named(str(event.__struct_config__.tag), event))
+            named.append(NamedEvent(str(event.__struct_config__.tag), event))
         return named
 
 
 def _logprob(token: frames.TokenLogprob) -> TokenLogprob:
-    top = [TopLogprob(text_of(raw), value, list(raw)) for _, raw, value in token.top]
-    return TokenLogprob(text_of(token.piece), token.logprob, list(token.piece), top)
+    top = [TopLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
+    return TokenLogprob(decode_piece(token.piece), token.logprob, list(token.piece), top)
 
 
 def _published_code(error: LocalspecError) -> str:

@@ -220,29 +220,29 @@ class Event(Struct, tag_field="type", kw_only=True):
     timings: Timings | UnsetType = UNSET
 
 
-class OfResponse(Event, kw_only=True):
+class ResponseEvent(Event, kw_only=True):
     response: ResponseObject
 
 
-class Created(OfResponse, tag="response.created"):
+class Created(ResponseEvent, tag="response.created"):
     pass
 
 
-class InProgress(OfResponse, tag="response.in_progress"):
+class InProgress(ResponseEvent, tag="response.in_progress"):
     """The response is in progress. `prompt_progress` is llama-server's."""
 
     prompt_progress: PromptProgress | UnsetType = UNSET
 
 
-class Completed(OfResponse, tag="response.completed"):
+class Completed(ResponseEvent, tag="response.completed"):
     pass
 
 
-class Incompleted(OfResponse, tag="response.incomplete"):
+class Incompleted(ResponseEvent, tag="response.incomplete"):
     """The response ended at a limit, or was cancelled."""
 
 
-class Failed(OfResponse, tag="response.failed"):
+class Failed(ResponseEvent, tag="response.failed"):
     pass
 
 
@@ -252,96 +252,96 @@ class ErrorEvent(Event, tag="error", kw_only=True):
     param: str | None = None
 
 
-class OfItem(Event, kw_only=True):
+class ItemEvent(Event, kw_only=True):
     output_index: int
     item: OutputItem
 
 
-class ItemAdded(OfItem, tag="response.output_item.added"):
+class ItemAdded(ItemEvent, tag="response.output_item.added"):
     pass
 
 
-class ItemDone(OfItem, tag="response.output_item.done"):
+class ItemDone(ItemEvent, tag="response.output_item.done"):
     pass
 
 
-class InItem(Event, kw_only=True):
+class ItemContentEvent(Event, kw_only=True):
     item_id: str
     output_index: int
 
 
-class InContent(InItem, kw_only=True):
+class ContentEvent(ItemContentEvent, kw_only=True):
     content_index: int = 0
 
 
-class OfPart(InContent, kw_only=True):
+class PartEvent(ContentEvent, kw_only=True):
     part: OutputText | ReasoningText
 
 
-class PartAdded(OfPart, tag="response.content_part.added"):
+class PartAdded(PartEvent, tag="response.content_part.added"):
     pass
 
 
-class PartDone(OfPart, tag="response.content_part.done"):
+class PartDone(PartEvent, tag="response.content_part.done"):
     pass
 
 
-class TextDelta(InContent, tag="response.output_text.delta", kw_only=True):
+class TextDelta(ContentEvent, tag="response.output_text.delta", kw_only=True):
     delta: str
     logprobs: list[TokenLogprob]
 
 
-class TextDone(InContent, tag="response.output_text.done", kw_only=True):
+class TextDone(ContentEvent, tag="response.output_text.done", kw_only=True):
     text: str
     logprobs: list[TokenLogprob]
 
 
-class ReasoningDelta(InContent, tag="response.reasoning_text.delta", kw_only=True):
+class ReasoningDelta(ContentEvent, tag="response.reasoning_text.delta", kw_only=True):
     delta: str
 
 
-class ReasoningDone(InContent, tag="response.reasoning_text.done", kw_only=True):
+class ReasoningDone(ContentEvent, tag="response.reasoning_text.done", kw_only=True):
     text: str
 
 
-class InSummary(InItem, kw_only=True):
+class SummaryEvent(ItemContentEvent, kw_only=True):
     summary_index: int = 0
 
 
-class OfSummary(InSummary, kw_only=True):
+class SummaryPartEvent(SummaryEvent, kw_only=True):
     part: SummaryText
 
 
-class SummaryAdded(OfSummary, tag="response.reasoning_summary_part.added"):
+class SummaryAdded(SummaryPartEvent, tag="response.reasoning_summary_part.added"):
     pass
 
 
-class SummaryPartDone(OfSummary, tag="response.reasoning_summary_part.done"):
+class SummaryPartDone(SummaryPartEvent, tag="response.reasoning_summary_part.done"):
     pass
 
 
-class SummaryDelta(InSummary, tag="response.reasoning_summary_text.delta", kw_only=True):
+class SummaryDelta(SummaryEvent, tag="response.reasoning_summary_text.delta", kw_only=True):
     delta: str
 
 
-class SummaryDone(InSummary, tag="response.reasoning_summary_text.done", kw_only=True):
+class SummaryDone(SummaryEvent, tag="response.reasoning_summary_text.done", kw_only=True):
     text: str
 
 
-class ArgumentsDelta(InItem, tag="response.function_call_arguments.delta", kw_only=True):
+class ArgumentsDelta(ItemContentEvent, tag="response.function_call_arguments.delta", kw_only=True):
     delta: str
 
 
-class ArgumentsDone(InItem, tag="response.function_call_arguments.done", kw_only=True):
+class ArgumentsDone(ItemContentEvent, tag="response.function_call_arguments.done", kw_only=True):
     name: str
     arguments: str
 
 
-class InputDelta(InItem, tag="response.custom_tool_call_input.delta", kw_only=True):
+class InputDelta(ItemContentEvent, tag="response.custom_tool_call_input.delta", kw_only=True):
     delta: str
 
 
-class InputDone(InItem, tag="response.custom_tool_call_input.done", kw_only=True):
+class InputDone(ItemContentEvent, tag="response.custom_tool_call_input.done", kw_only=True):
     input: str
 
 
@@ -446,7 +446,7 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
       Items of other types are left out, and `localspec.ignored` names them.
     """
 
-    refuses: ClassVar[str] = "chat"
+    refusal_table: ClassVar[str] = "chat"
 
     input: str | Annotated[list[InputItem], Meta(max_length=MAX_ITEMS)] | None = None
     instructions: str | None = None

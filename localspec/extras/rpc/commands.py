@@ -16,7 +16,7 @@ import click
 
 from localspec import paths, relay
 from localspec.children import engine_environment
-from localspec.cli.app import Limited
+from localspec.cli.app import NumberOption
 from localspec.cli.settings import usable_cores
 from localspec.cli.terminal import render
 from localspec.errors import UsageError
@@ -35,7 +35,7 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]*")
 )
 @click.option(
     "--port",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 65_535),
     metavar="N",
     default=PORT,
@@ -44,7 +44,7 @@ _HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@-]*")
 )
 @click.option(
     "--threads",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 512),
     metavar="N",
     help="Threads for a processor without a GPU; one per core unless given.",
@@ -108,7 +108,7 @@ def _run_through_ssh(host: str, port: int) -> int:
             f"account on {host}. This system does not show whose a connection is."
         )
         os.execv(program, _ssh_command(host, port, f"127.0.0.1:{port}"))
-    folder = paths.private_directory(paths.default_paths().runtime)
+    folder = paths.make_private_directory(paths.default_paths().runtime)
     tunnel_path = str(folder / f"rpc-{port}.sock")
     try:
         listener = socket.create_server(("127.0.0.1", port))

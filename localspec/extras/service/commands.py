@@ -85,4 +85,4 @@ def status() -> int:
 )
 @click.option("--json", "as_json", is_flag=True, help="Output one line of JSON.")
 def doctor_command(as_json: bool) -> int:
-    return doctor.run(doctor.CheckedMachine.here(), as_json=as_json)
+    return doctor.run(doctor.CheckedMachine.current(), as_json=as_json)

@@ -17,17 +17,23 @@ import localspec
 from localspec import machine
 from localspec.cli import settings
 from localspec.cli.terminal import render
-from localspec.cli.terminal.pairs import size
+from localspec.cli.terminal.pairs import format_size
 from localspec.client.api import Client
 from localspec.client.pairs import PairsClient
 from localspec.config import Config, load_config
 from localspec.errors import LocalspecError, NoAnswer, NoDaemon
-from localspec.paths import Paths, check_socket_path, default_paths, hf_cache, model_files
+from localspec.paths import (
+    Paths,
+    check_socket_path,
+    default_paths,
+    hf_cache_folder,
+    split_model_names,
+)
 
 # A small pair takes 2 GB and a usual one 10 GB, so with less free space the next pull may fail.
-LOW_DISK = 10 << 30  # bytes
+LOW_DISK_BYTES = 10 << 30  # bytes
 # With less free space neither a conversation nor a file that replaces another one can be saved.
-FULL = 1 << 20  # bytes
+MIN_FREE_BYTES = 1 << 20  # bytes
 # With less free GPU memory not even a small draft model fits.
 LOW_GPU_MIB = 1024
 
@@ -63,10 +69,10 @@ class CheckedMachine:
     costs: Callable[[], list[str]] = _raise_no_daemon  # the daemon's notes on the configuration
 
     @classmethod
-    def here(cls) -> CheckedMachine:
+    def current(cls) -> CheckedMachine:
         """Return the machine that this process runs on."""
         return cls(
-            machine.Host.here(),
+            machine.Host.current(),
             default_paths(),
             machine.installed_backend(),
             built_architectures(Path(sys.prefix)),
@@ -89,21 +95,21 @@ def built_architectures(venv: Path) -> str:
 
 def findings(system: CheckedMachine) -> Iterator[Finding]:
     """Yield every finding, in the order in which problems usually occur."""
-    compiler = machine.compiler(system.host)
+    compiler = machine.find_compiler(system.host)
     build_plan = machine.plan_build(system.host, compiler) if compiler else None
     yield from _check_build(system, compiler, build_plan)
     yield from _check_folders(system.paths)
     yield from _check_settings(system, load_config(system.paths.config_file, system.host.env))
-    yield from _check_daemon(system, machine.rebuild(build_plan))
+    yield from _check_daemon(system, machine.rebuild_command(build_plan))
     yield from _check_disk(system)
     yield from _check_network(system)
 
 
 def _check_build(
-    system: CheckedMachine, compiler: machine.Compiler | None, plan: machine.Plan | None
+    system: CheckedMachine, compiler: machine.Compiler | None, plan: machine.BuildPlan | None
 ) -> Iterator[Finding]:
     """Check compiler, GPU and AMX, and whether the installed build suits this machine."""
-    rebuild_command = machine.rebuild(plan)
+    rebuild_command = machine.rebuild_command(plan)
     if system.built is None:
         yield Finding("engine", "bad", "llama-cpp-python is not installed.", rebuild_command)
     else:
@@ -127,10 +133,10 @@ def _check_build(
 
 
 def _check_gpu(
-    system: CheckedMachine, plan: machine.Plan, reason: machine.Reason
+    system: CheckedMachine, plan: machine.BuildPlan, reason: machine.BuildReason
 ) -> Iterator[Finding]:
     """Check whether the build uses the best backend of this machine, and say why not."""
-    rebuild_command, best_backend = machine.rebuild(plan), plan.backend
+    rebuild_command, best_backend = machine.rebuild_command(plan), plan.backend
     if system.built not in (None, best_backend):
         yield Finding(
             "GPU", "note", f"{reason} But llama.cpp is built for {system.built}.", rebuild_command
@@ -152,14 +158,14 @@ def _check_gpu(
 def _check_cuda(system: CheckedMachine, rebuild_command: str) -> Iterator[Finding]:
     """Check driver and toolkit, whether the build runs on these GPUs, and their free memory."""
     host = system.host
-    gpus, toolkit = machine.nvidia_gpus(host), machine.cuda_toolkit(host)
-    driver_limit = machine.driver_cuda(host)
+    gpus, toolkit = machine.nvidia_gpus(host), machine.find_cuda_toolkit(host)
+    driver_limit = machine.driver_cuda_version(host)
     if toolkit and gpus:
         limit = f" runs CUDA up to {driver_limit}" if driver_limit else ""
         message = f"Driver {gpus[0].driver or '(old)'}{limit}; nvcc is CUDA {toolkit.version}."
         yield Finding("CUDA", "ok", message)
     for gpu in gpus if system.built == "cuda" and system.architectures else []:
-        if not machine.runs_on(system.architectures, gpu.capability):
+        if not machine.architectures_run_on(system.architectures, gpu.capability):
             message = (
                 f"llama.cpp is built for architecture {system.architectures}, but {gpu.name} is "
                 f"{gpu.capability.replace('.', '')}, so it cannot run there."
@@ -176,7 +182,7 @@ def _check_cuda(system: CheckedMachine, rebuild_command: str) -> Iterator[Findin
 
 def _check_gpu_settings(system: CheckedMachine) -> Iterator[Finding]:
     """Check for settings that keep a GPU unused."""
-    if machine.hidden(system.host):
+    if machine.gpus_are_hidden(system.host):
         message = "CUDA_VISIBLE_DEVICES hides every GPU."
         yield Finding("GPU", "note", message, "unset CUDA_VISIBLE_DEVICES, then localspec stop")
     if load_config(system.paths.config_file, system.host.env).gpu_layers == 0:
@@ -215,7 +221,7 @@ def _nearest_existing(folder: Path) -> Path:
 def _check_settings(system: CheckedMachine, config: Config) -> Iterator[Finding]:
     """Check the configuration for errors, and for values that are too large for this machine."""
     for problem in config.problems:
-        yield Finding("config", "bad", problem.what, problem.cure)
+        yield Finding("config", "bad", problem.sentence, problem.cure)
     if config.threads > (cores := settings.usable_cores()):
         message = (
             f"threads is {config.threads}, but this machine has only {cores} cores; {cores} "
@@ -251,7 +257,7 @@ def _why_unavailable(system: CheckedMachine, pair: str) -> tuple[str, bool] | No
 
     Returns None if nothing is wrong with it.
     """
-    for name in model_files(pair):
+    for name in split_model_names(pair):
         if name.startswith(("/", "~")) and not Path(name).expanduser().is_file():
             return f"The configured pair's file {name} is not there.", False
     if pair == "builtin" or "/" in pair or ":" in pair:
@@ -316,7 +322,9 @@ def _check_daemon(system: CheckedMachine, rebuild_command: str) -> Iterator[Find
         # tested its own build, so only a newer compiler may help there.
         cure = f"a newer compiler, then {rebuild_command}" if machine.CHECKOUT else rebuild_command
         yield Finding("engine", "note", message, cure)
-    known_problems = {problem.what for problem in load_config(system.paths.config_file).problems}
+    known_problems = {
+        problem.sentence for problem in load_config(system.paths.config_file).problems
+    }
     for problem in status.get("problems", []):
         if problem.endswith("TCP is not served."):
             yield Finding("tcp", "bad", problem, "localspec config unset listen")
@@ -333,11 +341,12 @@ def _check_disk(system: CheckedMachine) -> Iterator[Finding]:
     full_folders = [
         folder
         for folder in map(_nearest_existing, (paths.config, paths.state))
-        if system.free(folder) < FULL
+        if system.free(folder) < MIN_FREE_BYTES
     ]
     for folder in dict.fromkeys(full_folders):
         message = (
-            f"The disk of {folder} is full ({size(system.free(folder))} free): answers are not saved in the "
+            f"The disk of {folder} is full ({format_size(system.free(folder))} free): "
+            "answers are not saved in the "
             "history, and the configuration cannot be changed."
         )
         yield Finding("disk", "bad", message, "delete files, or: localspec gc")
@@ -345,17 +354,17 @@ def _check_disk(system: CheckedMachine) -> Iterator[Finding]:
         return
     folder = _nearest_existing(system.paths.store)
     free_bytes = system.free(folder)
-    if free_bytes < LOW_DISK:
-        message = f"Only {size(free_bytes)} free in {folder}; a pair may need more."
+    if free_bytes < LOW_DISK_BYTES:
+        message = f"Only {format_size(free_bytes)} free in {folder}; a pair may need more."
         yield Finding("disk", "note", message, "localspec gc, or localspec rm NAME")
     else:
-        yield Finding("disk", "ok", f"{size(free_bytes)} free in {folder}")
+        yield Finding("disk", "ok", f"{format_size(free_bytes)} free in {folder}")
 
 
 def _check_network(system: CheckedMachine) -> Iterator[Finding]:
     """Check the variables of the environment that concern downloads. Nothing is sent."""
     env = system.host.env
-    hub = hf_cache(env)
+    hub = hf_cache_folder(env)
     note = "Models there are used in place" if hub.is_dir() else "It does not exist yet"
     yield Finding("cache", "ok", f"Hugging Face cache. {note}: {hub}")
     offline = [name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if env.get(name)]

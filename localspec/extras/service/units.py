@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from localspec.errors import LocalspecError, UsageError, visible
-from localspec.files import write_whole
+from localspec.errors import LocalspecError, UsageError, replace_control_characters
+from localspec.files import write_atomically
 
 LABEL = "org.localspec.daemon"
 _COMMAND = (sys.executable, "-P", "-m", "localspec.daemon")
@@ -64,7 +64,7 @@ def manager(socket: Path, *, always: bool) -> Manager:
     for text in (str(socket), *_COMMAND, *environment.values()):
         if any(ord(character) < 0x20 or character == "\x7f" for character in text):
             raise UsageError(
-                f"A path has characters that no service file can hold: {visible(text)}"
+                f"A path has characters that no service file can hold: {replace_control_characters(text)}"
             )
     if sys.platform == "darwin":
         return Launchd(environment)
@@ -106,7 +106,7 @@ class Systemd:
     def install(self) -> None:
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text.encode())
+            write_atomically(path, text.encode())
         self._systemctl("daemon-reload")
         units = ["localspec.socket", *(["localspec.service"] if self.always else [])]
         self._systemctl("enable", "--now", *units)
@@ -161,7 +161,7 @@ class Launchd:
     def install(self) -> None:
         for path, text in self.files().items():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text.encode())
+            write_atomically(path, text.encode())
         if self._is_loaded:
             _run("launchctl", "bootout", f"{self._domain}/{LABEL}")
         _run("launchctl", "bootstrap", self._domain, str(self.file))

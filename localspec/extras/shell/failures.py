@@ -142,7 +142,7 @@ def hook(shell: str) -> str:
     Raises:
         UnsafePath: the runtime folder is not a private one of this user.
     """
-    folder = paths.private_directory(paths.default_paths().runtime)
+    folder = paths.make_private_directory(paths.default_paths().runtime)
     _remove_old_records(folder)
     file = str(folder / _RECORD_PREFIX)
     quoted = shlex.quote(file)

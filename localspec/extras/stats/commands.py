@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from localspec.cli import suggest
-from localspec.cli.app import Limited
+from localspec.cli.app import NumberOption
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import UsageError
@@ -22,7 +22,7 @@ from localspec.errors import UsageError
 @click.option(
     "-d",
     "--days",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 10_000),
     metavar="N",
     default=30,
@@ -48,15 +48,15 @@ def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
     elif html == "-":
         from localspec.extras.stats import page
 
-        render.text(page.page(statistics))
+        render.text(page.render_page(statistics))
     elif html:
         from localspec.extras.stats import page
 
         file = Path(html).expanduser()
-        file.write_text(page.page(statistics), encoding="utf-8")
+        file.write_text(page.render_page(statistics), encoding="utf-8")
         render.line(f"Saved {file}.")
     else:
         from localspec.extras.stats import page
 
-        page.show(statistics)
+        page.print_statistics(statistics)
     return 0

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from localspec.cli.terminal.figures import MIN_SPEED_UP_TOKENS, duration, rate, share, speed_up
+from localspec.cli.terminal.figures import (
+    MIN_SPEED_UP_TOKENS,
+    format_duration,
+    format_rate,
+    format_share,
+    format_speed_up,
+)
 
 KINDS = {
     "complete": "complete (FIM)",
@@ -17,18 +23,18 @@ NOT_MEASURED = "not measured"
 COLUMNS = ("ANSWERS", "TOKENS", "TIME", "TOKENS/S", "ACCEPTED", "SPEED-UP", "SAVED")
 
 
-def row(group: dict[str, Any]) -> list[str]:
+def group_row(group: dict[str, Any]) -> list[str]:
     """Return a cell for each of COLUMNS."""
     ratio = _format_speed_up(group)
     saved = group["saved_seconds"] if ratio else None
     return [
         f"{group['answers']:,}",
         f"{group['tokens']:,}",
-        duration(group["seconds"]),
-        rate(group["tokens"], group["seconds"], group["tokens_per_second"]),
-        "no drafts" if group["acceptance"] is None else share(group["acceptance"]),
+        format_duration(group["seconds"]),
+        format_rate(group["tokens"], group["seconds"], group["tokens_per_second"]),
+        "no drafts" if group["acceptance"] is None else format_share(group["acceptance"]),
         ratio or NOT_MEASURED,
-        "" if saved is None else duration(saved),
+        "" if saved is None else format_duration(saved),
     ]
 
 
@@ -36,10 +42,10 @@ def _format_speed_up(group: dict[str, Any]) -> str:
     """Return the speed-up of a group; empty if it was measured over too few tokens."""
     seconds = group["seconds"]
     measured_tokens = group["tokens"] * group["measured_seconds"] / seconds if seconds else 0
-    return speed_up(group["speed_up"], measured_tokens)
+    return format_speed_up(group["speed_up"], measured_tokens)
 
 
-def summary(statistics: dict[str, Any]) -> list[str]:
+def summary_sentences(statistics: dict[str, Any]) -> list[str]:
     """Return sentences about all answers together."""
     total, days = statistics["total"], statistics["days"]
     when = "today" if days == 1 else f"in the last {days} days"
@@ -47,16 +53,17 @@ def summary(statistics: dict[str, Any]) -> list[str]:
     if not total["answers"]:
         return [f"No answers{by_pair} were saved {when}."]
     answers = f"{total['answers']:,} answer{'s' * (total['answers'] != 1)}"
-    per_second = rate(total["tokens"], total["seconds"], total["tokens_per_second"])
+    per_second = format_rate(total["tokens"], total["seconds"], total["tokens_per_second"])
     speed = f", {per_second} tokens/s" if per_second else ""
-    first = f"{answers}{by_pair} {when}: {total['tokens']:,} tokens in {duration(total['seconds'])}{speed}."
+    duration = format_duration(total["seconds"])
+    first = f"{answers}{by_pair} {when}: {total['tokens']:,} tokens in {duration}{speed}."
     return [first, _describe_speculation(total)]
 
 
 def _describe_speculation(total: dict[str, Any]) -> str:
     drafts = "no tokens were drafted"
     if total["acceptance"] is not None:
-        drafts = f"{share(total['acceptance'])} of drafted tokens were accepted"
+        drafts = f"{format_share(total['acceptance'])} of drafted tokens were accepted"
     ratio = _format_speed_up(total)
     if total["speed_up"] is None:
         return f"The speed-up was not measured; {drafts}."
@@ -70,16 +77,16 @@ def _describe_speculation(total: dict[str, Any]) -> str:
     verb = "saved" if total["saved_seconds"] >= 0 else "lost"
     return (
         f"{ratio} the speed of plain decoding, which {verb} "
-        f"{duration(abs(total['saved_seconds']))}; {drafts}."
+        f"{format_duration(abs(total['saved_seconds']))}; {drafts}."
     )
 
 
-def notes(statistics: dict[str, Any]) -> list[str]:
+def note_sentences(statistics: dict[str, Any]) -> list[str]:
     """Return sentences about what the figures do not include."""
     total, unfinished = statistics["total"], statistics["unfinished"]
     sentences = []
     if total["measured_seconds"] and total["measured_seconds"] < 0.995 * total["seconds"]:
-        measured = share(total["measured_seconds"] / total["seconds"])
+        measured = format_share(total["measured_seconds"] / total["seconds"])
         sentences.append(
             f"The speed-up was measured for {measured} of the time; the rest is not counted in it."
         )
@@ -93,22 +100,22 @@ def notes(statistics: dict[str, Any]) -> list[str]:
     return sentences
 
 
-def tables(statistics: dict[str, Any]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
+def group_tables(statistics: dict[str, Any]) -> list[tuple[str, list[tuple[str, list[str]]]]]:
     """Return headings and rows by pair, by kind of work, and by day with the newest first.
 
     Days without answers are left out.
     """
     days = [day for day in reversed(statistics["by_day"]) if day["answers"]]
     return [
-        ("PAIR", [(group["name"], row(group)) for group in statistics["by_pair"]]),
+        ("PAIR", [(group["name"], group_row(group)) for group in statistics["by_pair"]]),
         (
             "KIND",
             [
-                (KINDS.get(group["name"], group["name"]), row(group))
+                (KINDS.get(group["name"], group["name"]), group_row(group))
                 for group in statistics["by_kind"]
             ],
         ),
-        ("DAY", [(group["name"], row(group)) for group in days]),
+        ("DAY", [(group["name"], group_row(group)) for group in days]),
     ]
 
 
@@ -116,10 +123,10 @@ class Series:
     """One figure over the days; None on days without it."""
 
     def __init__(self, name: str, values: Sequence[float | None], shown: Sequence[str]) -> None:
-        self.name, self.values, self.shown = name, values, shown
+        self.name, self.values, self.texts = name, values, shown
 
     @property
-    def most(self) -> float:
+    def maximum(self) -> float:
         """The largest value, 0 if there is none."""
         return max((value for value in self.values if value is not None), default=0.0)
 
@@ -128,7 +135,7 @@ class Series:
         """A range such as "1.10× to 1.84×", or the value itself if it never changes."""
         known = [
             (value, text)
-            for value, text in zip(self.values, self.shown, strict=True)
+            for value, text in zip(self.values, self.texts, strict=True)
             if value is not None
         ]
         if not known:
@@ -137,7 +144,7 @@ class Series:
         return low if low == high else f"{low} to {high}"
 
 
-def series(days: Sequence[dict[str, Any]]) -> list[Series]:
+def make_series(days: Sequence[dict[str, Any]]) -> list[Series]:
     """Return tokens, speed-ups and acceptance rates over the days."""
     tokens = [day["tokens"] if day["answers"] else None for day in days]
     speed_ups = [day["speed_up"] if _format_speed_up(day) else None for day in days]
@@ -145,11 +152,11 @@ def series(days: Sequence[dict[str, Any]]) -> list[Series]:
     return [
         Series("tokens", tokens, [f"{value or 0:,}" for value in tokens]),
         Series("speed-up", speed_ups, [f"{value or 0:.2f}×" for value in speed_ups]),
-        Series("accepted", rates, [share(value or 0) for value in rates]),
+        Series("accepted", rates, [format_share(value or 0) for value in rates]),
     ]
 
 
-def merged(days: Sequence[dict[str, Any]], max_groups: int) -> tuple[list[dict[str, Any]], int]:
+def merge_days(days: Sequence[dict[str, Any]], max_groups: int) -> tuple[list[dict[str, Any]], int]:
     """Merge days until there are at most `room`, and return how many each stands for."""
     size = -(-len(days) // max(max_groups, 1))
     starts = range(0, len(days), size) if days else range(0)

@@ -11,50 +11,59 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from localspec.cli.html import as_html, document, table
+from localspec.cli.html import escape_html, render_document, table
 from localspec.cli.terminal import layout, render
-from localspec.extras.stats.figures import COLUMNS, Series, merged, notes, series, summary, tables
+from localspec.extras.stats.figures import (
+    COLUMNS,
+    Series,
+    group_tables,
+    make_series,
+    merge_days,
+    note_sentences,
+    summary_sentences,
+)
 
 _MAX_BARS = 90  # in a chart, which makes each 3 pixels wide on a phone
 
 
-def page(statistics: dict[str, Any]) -> str:
+def render_page(statistics: dict[str, Any]) -> str:
     """Return the whole document."""
     title = "localspec statistics" + (f": {statistics['pair']}" if statistics["pair"] else "")
-    heading, *sentences = summary(statistics)
-    body = [f"<h1>{as_html(title)}</h1>", f"<p>{as_html(heading)}</p>"]
-    body += [f"<p>{as_html(sentence)}</p>" for sentence in sentences]
+    heading, *sentences = summary_sentences(statistics)
+    body = [f"<h1>{escape_html(title)}</h1>", f"<p>{escape_html(heading)}</p>"]
+    body += [f"<p>{escape_html(sentence)}</p>" for sentence in sentences]
     if statistics["total"]["answers"]:
         if len(statistics["by_day"]) > 1:  # a chart of a single day says nothing
             body.append(_draw_charts(statistics["by_day"]))
-        body += [_section(*group) for group in tables(statistics)]
+        body += [_section(*group) for group in group_tables(statistics)]
     body.append("<footer>")
-    body += [f"<p>{as_html(sentence)}</p>" for sentence in notes(statistics)]
+    body += [f"<p>{escape_html(sentence)}</p>" for sentence in note_sentences(statistics)]
     when = time.strftime("%Y-%m-%d %H:%M")
     span = f"{statistics['since']} to {statistics['until']}"
-    body.append(f"<p>{as_html(span)}; written {when}.</p></footer>")
-    return document(title, body)
+    body.append(f"<p>{escape_html(span)}; written {when}.</p></footer>")
+    return render_document(title, body)
 
 
 def _draw_charts(days: list[dict[str, Any]]) -> str:
-    groups, size = merged(days, _MAX_BARS)
+    groups, size = merge_days(days, _MAX_BARS)
     per = "per day" if size == 1 else f"per {size} days"
     return "\n".join(
-        _draw_chart(plotted, [day["name"] for day in groups], per) for plotted in series(groups)
+        _draw_chart(plotted, [day["name"] for day in groups], per)
+        for plotted in make_series(groups)
     )
 
 
 def _draw_chart(plotted: Series, names: list[str], per: str) -> str:
     bars = []
-    for value, text, name in zip(plotted.values, plotted.shown, names, strict=True):
-        height = 100 * value / (plotted.most or 1) if value else 0
+    for value, text, name in zip(plotted.values, plotted.texts, names, strict=True):
+        height = 100 * value / (plotted.maximum or 1) if value else 0
         attribute = f'style="height:{max(height, 2):.1f}%"' if value is not None else 'class="none"'
         label = text if value is not None else "none"
-        bars.append(f'<i {attribute} title="{as_html(name)}: {label}"></i>')
+        bars.append(f'<i {attribute} title="{escape_html(name)}: {label}"></i>')
     return (
         f"<figure><figcaption><b>{plotted.name} {per}</b><span>{plotted.range}</span></figcaption>"
         f'<div class="chart" role="img" aria-label="{plotted.name} {per}: {plotted.range}">'
-        f"{''.join(bars)}</div><figcaption><span>{as_html(names[0])}</span><span>{as_html(names[-1])}</span>"
+        f"{''.join(bars)}</div><figcaption><span>{escape_html(names[0])}</span><span>{escape_html(names[-1])}</span>"
         "</figcaption></figure>"
     )
 
@@ -74,27 +83,27 @@ _LABEL_COLUMNS = 32  # for a plot's name and its range
 _MAX_MARKS = 60  # in a plot
 
 
-def show(statistics: dict[str, Any]) -> None:
+def print_statistics(statistics: dict[str, Any]) -> None:
     """Print the sentences, tables and plots."""
-    for sentence in summary(statistics):
+    for sentence in summary_sentences(statistics):
         render.line(sentence)
     if statistics["total"]["answers"]:
-        for heading, rows in tables(statistics):
+        for heading, rows in group_tables(statistics):
             render.line("")
             render.table([[heading, *COLUMNS], *([name, *cells] for name, cells in rows)])
         if len(statistics["by_day"]) > 1:  # a plot of a single day says nothing
             render.line("")
             _print_plots(statistics["by_day"])
     render.line("")
-    for sentence in notes(statistics):
+    for sentence in note_sentences(statistics):
         render.line(sentence)
 
 
 def _print_plots(days: list[dict[str, Any]]) -> None:
     columns = (layout.width(sys.stdout) or _DEFAULT_COLUMNS) - _LABEL_COLUMNS
-    groups, size = merged(days, min(columns, _MAX_MARKS))
+    groups, size = merge_days(days, min(columns, _MAX_MARKS))
     bars = _BARS if _supports_blocks() else _ASCII
-    plotted = series(groups)
+    plotted = make_series(groups)
     render.fields([(item.name, f"{sparkline(item, bars)}  {item.range}") for item in plotted])
     per = "day" if size == 1 else f"{size} days"
     render.line(f"One mark per {per}, from {days[0]['name']} to {days[-1]['name']}.")
@@ -107,7 +116,7 @@ def _supports_blocks() -> bool:
 
 def sparkline(plotted: Series, bars: Sequence[str]) -> str:
     """Return a mark for each value, from 0 to the largest; a blank if there is no value."""
-    top = plotted.most or 1.0
+    top = plotted.maximum or 1.0
     return "".join(
         " " if value is None else bars[min(int(value / top * len(bars)), len(bars) - 1)]
         for value in plotted.values

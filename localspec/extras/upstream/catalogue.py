@@ -12,7 +12,7 @@ import msgspec
 
 from localspec import literals
 from localspec.errors import CatalogueError, Conflict, InvalidRequest, StoreError
-from localspec.files import write_whole
+from localspec.files import write_atomically
 from localspec.paths import read_file
 from localspec.protocol.settings import Upstream
 
@@ -20,7 +20,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TABLE_HEADER = re.compile(r"\s*\[")
 
 
-def problem(name: str, entry: Upstream) -> tuple[str, str]:
+def find_problem(name: str, entry: Upstream) -> tuple[str, str]:
     """Return the key of an entry that is wrong and what it must be, or two empty texts."""
     if fault := _check_address(entry.upstream):
         return "upstream", fault
@@ -55,7 +55,7 @@ def _check_address(url: str) -> str:
     return example if " " in url or "\\" in url else ""
 
 
-def add(file: Path, name: str, entry: Upstream, *, replace: bool = False) -> None:
+def add_upstream(file: Path, name: str, entry: Upstream, *, replace: bool = False) -> None:
     """Add the pair's table to the user's models.toml and change nothing else there.
 
     Raises:
@@ -64,7 +64,7 @@ def add(file: Path, name: str, entry: Upstream, *, replace: bool = False) -> Non
         CatalogueError: the file is invalid, or states this pair in a form that cannot be edited.
         StoreError: the file cannot be written.
     """
-    key, fault = problem(name, entry)
+    key, fault = find_problem(name, entry)
     if fault:
         raise InvalidRequest(f"'{key}' {fault}.", param=key)
     text, table = _read_table(file)
@@ -92,7 +92,7 @@ def add(file: Path, name: str, entry: Upstream, *, replace: bool = False) -> Non
 _DEFAULTS = Upstream(upstream="-")
 
 
-def remove(file: Path, name: str) -> None:
+def remove_upstream(file: Path, name: str) -> None:
     """Remove the pair's table from the user's models.toml.
 
     Raises:
@@ -151,7 +151,9 @@ def _write_table(file: Path, text: str, expected: dict[str, Any]) -> None:
         raise CatalogueError(f"{file} cannot be changed here without other changes; edit it.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file.resolve(), text.encode())  # replaces the target of a link, not the link
+        write_atomically(
+            file.resolve(), text.encode()
+        )  # replaces the target of a link, not the link
     except OSError as error:
         raise StoreError(f"{file} cannot be written: {error.strerror}.") from error
 

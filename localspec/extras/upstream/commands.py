@@ -9,13 +9,13 @@ from typing import Any
 import click
 
 from localspec.cli import inputs, suggest
-from localspec.cli.app import Limited
+from localspec.cli.app import NumberOption
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
 from localspec.client.pairs import PairsClient
 from localspec.errors import UsageError
 from localspec.extras.upstream import export
-from localspec.extras.upstream.export import ENGINES, Place
+from localspec.extras.upstream.export import ENGINES, Deployment
 
 _HOST = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -51,14 +51,14 @@ _ALL_DAYS = 10_000  # days of statistics, which is more than any history has
 )
 @click.option(
     "--port",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 65_535),
     metavar="N",
     help="Its port, if not the engine's usual one.",
 )
 @click.option(
     "--nodes",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 64),
     metavar="N",
     default=1,
@@ -66,7 +66,7 @@ _ALL_DAYS = 10_000  # days of statistics, which is more than any history has
 )
 @click.option(
     "--gpus",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(1, 64),
     metavar="N",
     default=1,
@@ -74,7 +74,7 @@ _ALL_DAYS = 10_000  # days of statistics, which is more than any history has
 )
 @click.option(
     "--context",
-    cls=Limited,
+    cls=NumberOption,
     type=click.IntRange(min=1),
     metavar="TOKENS",
     help="Context of one answer (default: all that the model has).",
@@ -97,7 +97,7 @@ def command(
 ) -> int:
     if engine and form != "compose":
         raise UsageError("--engine is for --to compose.")
-    location = Place(**place, port=port or 0, context=context or 0)
+    location = Deployment(**place, port=port or 0, context=context or 0)
     if location.host and not _HOST.fullmatch(location.host):
         raise UsageError("--host must be the name or address of a machine, without a port.")
     if location.nodes > 1 and not location.host:
@@ -106,15 +106,19 @@ def command(
         )
     exported = _with_weights(_load_pair(inputs.resolve_pair(name)), weights, draft_weights)
     if form == "compose":
-        render.verbatim(export.compose(exported, location, engine or "vllm").removesuffix("\n"))
+        render.verbatim(
+            export.render_compose(exported, location, engine or "vllm").removesuffix("\n")
+        )
     else:
         render.verbatim(
-            export.script(exported, location, ENGINES[form](exported, location)).removesuffix("\n")
+            export.render_script(
+                exported, location, ENGINES[form](exported, location)
+            ).removesuffix("\n")
         )
     return 0
 
 
-def _load_pair(name: str) -> export.Pair:
+def _load_pair(name: str) -> export.ExportedPair:
     """Return a pair as the daemon has it installed, or else as the catalogue describes it."""
     client = PairsClient()
     entries = client.pairs(everything=True)["pairs"]
@@ -131,12 +135,14 @@ def _load_pair(name: str) -> export.Pair:
             (listed_pair for listed_pair in entries if listed_pair["name"] == view["name"]), {}
         )
     pair_name = str((view or entry)["name"])
-    return export.read(
+    return export.read_pair(
         name, entry, view, ConversationsClient().statistics(_ALL_DAYS, pair_name)["total"]
     )
 
 
-def _with_weights(exported: export.Pair, target: str | None, draft: str | None) -> export.Pair:
+def _with_weights(
+    exported: export.ExportedPair, target: str | None, draft: str | None
+) -> export.ExportedPair:
     """Return the pair with the original weights that the command line names.
 
     Their vocabulary counts as unknown, because nobody has compared it.

@@ -28,10 +28,10 @@ from localspec.errors import (
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnreachable,
-    visible,
+    replace_control_characters,
 )
-from localspec.extras.upstream.dialects import Counters, Dialect, Spoken
-from localspec.files import noticing_cuts
+from localspec.extras.upstream.dialects import DraftCounts, ServerCounters, ServerDialect
+from localspec.files import keepalive_options
 from localspec.paths import read_private_file
 from localspec.protocol.settings import Upstream
 
@@ -47,11 +47,14 @@ _REQUEST_TIMEOUT_S = 1.0
 _RETRY_DELAY_S = 0.1  # an engine may count its last pass just after it has sent the text
 
 
-class Counting:
+class CounterMeasurement:
     """The measurement of one answer. The first reading runs beside the request and does not delay it."""
 
     def __init__(
-        self, connection: Connection, dialect: Dialect, looks: set[asyncio.Task[Counters | None]]
+        self,
+        connection: UpstreamConnection,
+        dialect: ServerDialect,
+        looks: set[asyncio.Task[ServerCounters | None]],
     ) -> None:
         """Start the first reading. Its task is kept in `looks` until it ends."""
         self._connection = connection
@@ -60,7 +63,7 @@ class Counting:
         looks.add(self._before)
         self._before.add_done_callback(looks.discard)
 
-    async def end(self, tokens: int) -> Spoken | None:
+    async def end(self, tokens: int) -> DraftCounts | None:
         """Return the drafts of an answer of `tokens` tokens.
 
         Return None if they cannot be known: the server counts no drafts, or has generated tokens for other
@@ -72,14 +75,14 @@ class Counting:
             after = await self._read_counters()
             if before and after and tokens and after.tokens - before.tokens == tokens:
                 drafted = after.drafted - before.drafted
-                return Spoken(drafted, after.accepted - before.accepted)
+                return DraftCounts(drafted, after.accepted - before.accepted)
         return None
 
-    async def _read_counters(self) -> Counters | None:
+    async def _read_counters(self) -> ServerCounters | None:
         with contextlib.suppress(LocalspecError):
-            data = await self._connection.get(self._dialect.metrics, _REQUEST_TIMEOUT_S)
+            data = await self._connection.get(self._dialect.metrics_path, _REQUEST_TIMEOUT_S)
             with contextlib.suppress(ValueError, OverflowError):
-                return self._dialect.counters(data.decode(errors="replace"))
+                return self._dialect.parse_counters(data.decode(errors="replace"))
         return None
 
 
@@ -101,7 +104,7 @@ class TooManyHeaders(Exception):
 
 
 @contextlib.contextmanager
-def limited_headers() -> Iterator[None]:
+def header_limit() -> Iterator[None]:
     """Limit what this task reads from the network until the block is left."""
     token = _bytes_left.set([MAX_HEADER_BYTES])
     try:
@@ -110,7 +113,7 @@ def limited_headers() -> Iterator[None]:
         _bytes_left.reset(token)
 
 
-def limit_headers(transport: httpx2.AsyncHTTPTransport) -> None:
+def count_header_bytes(transport: httpx2.AsyncHTTPTransport) -> None:
     """Make the connections of a transport count the bytes that are read from them."""
     import httpcore2
 
@@ -153,7 +156,7 @@ def limit_headers(transport: httpx2.AsyncHTTPTransport) -> None:
 # ------------------------------------------------------------------------ connection
 
 
-MAX_LINE = 4 << 20  # bytes of one event; a usual one has a few characters of text
+MAX_LINE_BYTES = 4 << 20  # bytes of one event; a usual one has a few characters of text
 MAX_ANSWER_BYTES = 64 << 20  # of a stream, including the JSON around the text
 # Lists and objects in one body or event. A body of nothing else would take seconds to decode, and the event
 # loop would stand still meanwhile, even with the work in a thread.
@@ -165,7 +168,7 @@ _MAX_SHOWN_CHARACTERS = 300  # of a server's message
 _FALLBACK_CONNECT_TIMEOUT_S = 0.8
 
 
-class Connection:
+class UpstreamConnection:
     """A connection to the server of one pair."""
 
     def __init__(self, name: str, upstream: Upstream) -> None:
@@ -175,7 +178,7 @@ class Connection:
         path = parts.path.rstrip("/") or "/v1"
         self.root = f"{parts.scheme}://{parts.netloc}{path.removesuffix('/v1')}"
         self.base = f"{parts.scheme}://{parts.netloc}{path}"
-        self.place = f"{parts.scheme}://{parts.netloc}"
+        self.origin = f"{parts.scheme}://{parts.netloc}"
         self._client: httpx2.AsyncClient | None = None
         self._client_lock = asyncio.Lock()
 
@@ -189,17 +192,17 @@ class Connection:
         async with self._open_response("GET", path, None, deadline) as response:
             return await self._read(response, deadline, _MAX_BODY_BYTES)
 
-    async def ask(self, path: str, body: dict[str, Any], seconds: float) -> Any:
+    async def post(self, path: str, body: dict[str, Any], seconds: float) -> Any:
         """Return the JSON response to a small request. Raises UpstreamError, InvalidRequest."""
         await self._ready()
         deadline = time.monotonic() + seconds
         async with self._open_response("POST", path, body, deadline) as response:
-            return self.decoded(await self._read(response, deadline, _MAX_BODY_BYTES))
+            return self.decode(await self._read(response, deadline, _MAX_BODY_BYTES))
 
     @contextlib.asynccontextmanager
-    async def streamed(
+    async def stream(
         self, path: str, body: dict[str, Any], max_bytes: int = MAX_ANSWER_BYTES
-    ) -> AsyncIterator[Lines]:
+    ) -> AsyncIterator[ResponseLines]:
         """Send a request whose response is a stream of lines, of at most `max_bytes` in all.
 
         Leaving the block closes the connection, unless the response was read to its end.
@@ -214,8 +217,8 @@ class Connection:
             content_type = response.headers.get("content-type", "")
             if content_type.partition(";")[0].strip().lower() != "text/event-stream":
                 kind = self.clean(content_type)[:80]
-                raise self.nonsense(f"'{kind}' in place of an event stream")
-            yield Lines(self, response, deadline, max_bytes)
+                raise self.invalid_response(f"'{kind}' in place of an event stream")
+            yield ResponseLines(self, response, deadline, max_bytes)
 
     @contextlib.asynccontextmanager
     async def _open_response(
@@ -233,7 +236,7 @@ class Connection:
             if response.status_code != 200:
                 raise await self._read_error(response, key, deadline)
             if response.headers.get("content-encoding", "identity") != "identity":
-                raise self.nonsense("it is compressed, although that was not requested")
+                raise self.invalid_response("it is compressed, although that was not requested")
             yield response
         finally:
             await response.aclose()
@@ -258,14 +261,14 @@ class Connection:
             content = msgspec.json.encode(body)
             headers["content-type"] = "application/json"
         request = client.build_request(method, url, headers=headers, content=content)
-        with self._translated_errors(), limited_headers():
+        with self._translated_errors(), header_limit():
             try:
                 async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                     return await client.send(request, stream=True)
             except TimeoutError:
-                raise self.late() from None
+                raise self.timeout_error() from None
             except TooManyHeaders:
-                raise self.nonsense("it has too many headers") from None
+                raise self.invalid_response("it has too many headers") from None
 
     def _redirect_target(self, url: str, response: httpx2.Response) -> str:
         """Return the target of a redirect. Raises UpstreamError if it leads to another server."""
@@ -273,8 +276,8 @@ class Connection:
             target = urljoin(url, response.headers.get("location", ""))
             parts = urlsplit(target)
         except ValueError:
-            raise self.nonsense("a redirect to an invalid address") from None
-        is_same_server = f"{parts.scheme}://{parts.netloc}" == self.place
+            raise self.invalid_response("a redirect to an invalid address") from None
+        is_same_server = f"{parts.scheme}://{parts.netloc}" == self.origin
         if not is_same_server or response.status_code not in (307, 308):
             host = self.clean(target).partition("//")[2].partition("/")[0][:120]
             raise UpstreamError(
@@ -294,36 +297,36 @@ class Connection:
                     async for chunk in response.aiter_raw():
                         body += chunk
                         if len(body) > max_bytes:
-                            raise self.nonsense(f"it is longer than {max_bytes >> 10} KiB")
+                            raise self.invalid_response(f"it is longer than {max_bytes >> 10} KiB")
             except TimeoutError:
-                raise self.late() from None
+                raise self.timeout_error() from None
         return bytes(body)
 
     # ------------------------------------------------------------------ errors
 
     @property
     def _who(self) -> str:
-        return f"The server of '{self.name}' ({self.place})"
+        return f"The server of '{self.name}' ({self.origin})"
 
-    def nonsense(self, reason: str) -> UpstreamError:
+    def invalid_response(self, reason: str) -> UpstreamError:
         """Return the error that the server's response is invalid."""
         return UpstreamError(
-            f"Invalid response from the server of '{self.name}' ({self.place}): {reason}."
+            f"Invalid response from the server of '{self.name}' ({self.origin}): {reason}."
         )
 
-    def late(self) -> UpstreamTimeout:
+    def timeout_error(self) -> UpstreamTimeout:
         return UpstreamTimeout(
             f"{self._who} sent nothing for too long; its time-outs are set in models.toml."
         )
 
-    def decoded(self, data: bytes) -> Any:
+    def decode(self, data: bytes) -> Any:
         """Decode JSON. Raises UpstreamError if `data` is not JSON, or has too many values."""
         if data.count(b"[") + data.count(b"{") > _MAX_CONTAINERS:
-            raise self.nonsense("the JSON has too many values")
+            raise self.invalid_response("the JSON has too many values")
         try:
             return msgspec.json.decode(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-            raise self.nonsense("it is not JSON") from None
+            raise self.invalid_response("it is not JSON") from None
 
     @contextlib.contextmanager
     def _translated_errors(self) -> Any:
@@ -338,7 +341,7 @@ class Connection:
             broken = "disconnect" in str(error) or "closed connection" in str(error)
             if broken:
                 raise UpstreamUnreachable(f"{self._who} broke the connection.") from None
-            raise self.nonsense("it is not HTTP") from None
+            raise self.invalid_response("it is not HTTP") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
             raise UpstreamUnreachable(
                 f"{self._who} broke the connection ({type(error).__name__})."
@@ -409,7 +412,7 @@ class Connection:
             with contextlib.suppress(LocalspecError):
                 key = self._key()
         text = text.replace(key, "…") if key else text
-        return visible(text[:_MAX_SHOWN_CHARACTERS], lines=False)
+        return replace_control_characters(text[:_MAX_SHOWN_CHARACTERS], lines=False)
 
     # ------------------------------------------------------------------ key and client
 
@@ -470,9 +473,9 @@ class Connection:
         # Most servers close an idle connection after 5 s. A request sent at that moment would be lost.
         limits = httpx2.Limits(max_keepalive_connections=8, keepalive_expiry=4.0)
         transport = httpx2.AsyncHTTPTransport(
-            verify=trust, limits=limits, trust_env=False, socket_options=noticing_cuts()
+            verify=trust, limits=limits, trust_env=False, socket_options=keepalive_options()
         )
-        limit_headers(transport)
+        count_header_bytes(transport)
         return httpx2.AsyncClient(
             transport=transport, timeout=timeout, trust_env=False, follow_redirects=False
         )
@@ -483,7 +486,7 @@ class Connection:
             await client.aclose()
 
 
-class Lines:
+class ResponseLines:
     """The lines of a stream, each as soon as it has arrived.
 
     Until `heard` is called, at the first part of the answer, one deadline applies to everything. After that,
@@ -491,7 +494,11 @@ class Lines:
     """
 
     def __init__(
-        self, connection: Connection, response: httpx2.Response, deadline: float, max_bytes: int
+        self,
+        connection: UpstreamConnection,
+        response: httpx2.Response,
+        deadline: float,
+        max_bytes: int,
     ) -> None:
         self._connection = connection
         self._bytes_left = max_bytes
@@ -499,7 +506,7 @@ class Lines:
         self._deadline = deadline
         self._silence: float | None = None
 
-    def heard(self) -> None:
+    def use_silence_timeout(self) -> None:
         self._silence = self._connection.upstream.silence_timeout
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -512,15 +519,17 @@ class Lines:
         while chunk := await self._next_chunk():
             self._bytes_left -= len(chunk)
             if self._bytes_left < 0:
-                raise self._connection.nonsense("it is longer than was requested")
+                raise self._connection.invalid_response("it is longer than was requested")
             buffer += chunk
             if b"\n" in chunk:
                 *lines, remainder = buffer.split(b"\n")
                 buffer = bytearray(remainder)
                 for line in lines:
                     yield bytes(line).removesuffix(b"\r")
-            if len(buffer) > MAX_LINE:
-                raise self._connection.nonsense(f"a line has more than {MAX_LINE >> 20} MiB")
+            if len(buffer) > MAX_LINE_BYTES:
+                raise self._connection.invalid_response(
+                    f"a line has more than {MAX_LINE_BYTES >> 20} MiB"
+                )
         if buffer:
             yield bytes(buffer)
 
@@ -532,4 +541,4 @@ class Lines:
                 async with asyncio.timeout(remaining):
                     return await anext(self._chunks, b"")
             except TimeoutError:
-                raise self._connection.late() from None
+                raise self._connection.timeout_error() from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from localspec.protocol import frames
-from localspec.protocol.requests import parameters
+from localspec.protocol.requests import sampling_parameters
 
 # ------------------------------------------------------------------------ base
 # What all servers in OpenAI's shape have in common, and what a kind of server may override.
@@ -28,7 +28,7 @@ SAMPLING = {
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
+class ServerCounters:
     """The counts of a server since its start, over the requests of all clients."""
 
     tokens: int  # generated
@@ -37,7 +37,7 @@ class Counters:
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
+class DraftCounts:
     """The draft tokens of one answer.
 
     The number of passes follows from them: each pass adds one token to those that it accepts, also if nothing
@@ -49,7 +49,7 @@ class Spoken:
     accepts: list[int] = field(default_factory=list)
 
 
-class Dialect:
+class ServerDialect:
     """A server in OpenAI's shape about which no more is known.
 
     sampling: our names of sampling parameters, and the server's.
@@ -66,13 +66,13 @@ class Dialect:
     sampling: Mapping[str, str] = SAMPLING
     constraints: frozenset[str] = frozenset({"json_object", "json_schema"})
     text_constraints: frozenset[str] = frozenset()  # for a text that is not a chat
-    known: frozenset[str] = frozenset()
-    native = False
-    bias_of_texts = False
+    known_fields: frozenset[str] = frozenset()
+    has_native_api = False
+    accepts_text_bias = False
     template_kwargs = False
-    names_tools = True
-    names_tokens = False
-    metrics = ""  # the path of the metrics that `counters` parses, from the server's root
+    can_require_named_tool = True
+    returns_token_ids = False
+    metrics_path = ""  # the path of the metrics that `counters` parses, from the server's root
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
         """Add a constraint to the body. `schema` is the object of a JSON schema."""
@@ -82,23 +82,23 @@ class Dialect:
             response_schema = {"name": "answer", "schema": schema, "strict": True}
             body["response_format"] = {"type": "json_schema", "json_schema": response_schema}
 
-    def goes_on(self, body: Body, part: str) -> bool:
+    def continue_message(self, body: Body, part: str) -> bool:
         """Make the answer continue the last message. Return whether the server supports that."""
         return False
 
-    def more(self, body: Body, request: frames.Generate) -> None:
+    def add_fields(self, body: Body, request: frames.Generate) -> None:
         """Add the fields that only this kind of server knows."""
 
-    def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
+    def parse_draft_counts(self, chunk: Mapping[str, Any]) -> DraftCounts | None:
         """Return the draft tokens that a chunk at the end of an answer reports."""
         return None
 
-    def counters(self, text: str) -> Counters | None:
+    def parse_counters(self, text: str) -> ServerCounters | None:
         """Parse the server's metrics."""
         return None
 
 
-def counted(text: str, name: str) -> int | None:
+def sum_counter(text: str, name: str) -> int | None:
     """Return the sum of a counter over all labels, in Prometheus' text format."""
     values = [
         float(line.rsplit(" ", 1)[1])
@@ -108,7 +108,7 @@ def counted(text: str, name: str) -> int | None:
     return int(sum(values)) if values else None
 
 
-def whole(value: object) -> int | None:
+def parse_count(value: object) -> int | None:
     """Return a non-negative count as an int, or None if `value` is not one."""
     is_count = (
         isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1 << 53
@@ -120,23 +120,25 @@ def whole(value: object) -> int | None:
 # The dialect of llama-server, which has the same names for the fields of a request as we do.
 
 
-class LlamaServer(Dialect):
+class LlamaServer(ServerDialect):
     kind = "llama-server"
     name = "llama-server"
     owners = ("llamacpp",)
-    sampling: Mapping[str, str] = {parameter.name: parameter.name for parameter in parameters()}
+    sampling: Mapping[str, str] = {
+        parameter.name: parameter.name for parameter in sampling_parameters()
+    }
     constraints = frozenset({"json_object", "json_schema", "grammar"})
     text_constraints = constraints
-    known = frozenset(
+    known_fields = frozenset(
         {
             *("ignore_eos", "cache_prompt", "n_cache_reuse", "mixed_prompts", "reasoning_format"),
             *("t_max_predict_ms", "n_indent", "samplers", "thinking"),
         }
     )
-    native = True
-    bias_of_texts = True
+    has_native_api = True
+    accepts_text_bias = True
     template_kwargs = True
-    names_tools = False  # it treats an object as "auto"
+    can_require_named_tool = False  # it treats an object as "auto"
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
         match constraint.kind:
@@ -147,22 +149,22 @@ class LlamaServer(Dialect):
             case _:
                 super().constrain(body, constraint, schema)
 
-    def goes_on(self, body: Body, part: str) -> bool:
+    def continue_message(self, body: Body, part: str) -> bool:
         # It always continues the last message of an assistant, but repeats the message without these fields.
         body |= {"continue_final_message": part, "add_generation_prompt": False}
         return True
 
-    def more(self, body: Body, request: frames.Generate) -> None:
+    def add_fields(self, body: Body, request: frames.Generate) -> None:
         if request.thinking is not None:
             body["thinking_budget_tokens"] = request.thinking.tokens
 
-    def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
+    def parse_draft_counts(self, chunk: Mapping[str, Any]) -> DraftCounts | None:
         """Return the draft tokens of an answer. Without drafts the server reports none."""
         timings = chunk.get("timings")
         if not isinstance(timings, dict):
             return None
-        drafted, accepted = (whole(timings.get(f"draft_n{end}")) for end in ("", "_accepted"))
-        return Spoken(drafted, accepted) if drafted and accepted is not None else None
+        drafted, accepted = (parse_count(timings.get(f"draft_n{end}")) for end in ("", "_accepted"))
+        return DraftCounts(drafted, accepted) if drafted and accepted is not None else None
 
 
 # ------------------------------------------------------------------------ localspec
@@ -173,10 +175,10 @@ class Localspec(LlamaServer):
     kind = "localspec"
     name = "localspec"
     owners = ("localspec",)
-    names_tools = True
+    can_require_named_tool = True
     constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
     text_constraints = constraints
-    known = LlamaServer.known | {
+    known_fields = LlamaServer.known_fields | {
         *("exact", "reveal_draft", "speculative", "prediction"),
         *("min_tokens", "stop_token_ids"),
     }
@@ -189,9 +191,9 @@ class Localspec(LlamaServer):
         else:
             super().constrain(body, constraint, schema)
 
-    def more(self, body: Body, request: frames.Generate) -> None:
-        super().more(body, request)
-        speculative, default = request.speculative, frames.Speculative()
+    def add_fields(self, body: Body, request: frames.Generate) -> None:
+        super().add_fields(body, request)
+        speculative, default = request.speculative, frames.SpeculationSettings()
         body["speculative"] = {
             "enabled": speculative.enabled,
             "depth": "auto" if speculative.depth is None else speculative.depth,
@@ -212,7 +214,7 @@ class Localspec(LlamaServer):
 # The dialect of SGLang. Its figures follow its source code; none were recorded from a running server.
 
 
-class Sglang(Dialect):
+class Sglang(ServerDialect):
     kind = "sglang"
     name = "SGLang"
     owners = ("sglang",)
@@ -221,7 +223,7 @@ class Sglang(Dialect):
     }  # fmt: skip
     constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
     text_constraints = frozenset({"json_schema", "grammar", "regex"})
-    known = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
+    known_fields = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
     template_kwargs = True
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
@@ -235,35 +237,35 @@ class Sglang(Dialect):
             case _:
                 super().constrain(body, constraint, schema)
 
-    def goes_on(self, body: Body, part: str) -> bool:
+    def continue_message(self, body: Body, part: str) -> bool:
         body |= {"continue_final_message": True}
         return part == "content"
 
-    def more(self, body: Body, request: frames.Generate) -> None:
+    def add_fields(self, body: Body, request: frames.Generate) -> None:
         body["return_spec_tokens_details"] = True
 
-    def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
+    def parse_draft_counts(self, chunk: Mapping[str, Any]) -> DraftCounts | None:
         details: Any = chunk.get("sglext")
         details = details.get("spec_tokens_details") if isinstance(details, dict) else None
         if not isinstance(details, dict):
             return None
         names = "spec_num_proposed_drafts", "spec_num_correct_drafts"
-        drafted, accepted = (whole(details.get(name)) for name in names)
-        return None if drafted is None or accepted is None else Spoken(drafted, accepted)
+        drafted, accepted = (parse_count(details.get(name)) for name in names)
+        return None if drafted is None or accepted is None else DraftCounts(drafted, accepted)
 
 
 # ------------------------------------------------------------------------ tensorrt llm
 # The dialect of TensorRT-LLM (trtllm-serve), from its source code. It does not report drafts per answer.
 
 
-class TensorRtLlm(Dialect):
+class TensorRtLlm(ServerDialect):
     kind = "tensorrt-llm"
     name = "TensorRT-LLM"
     owners = ("tensorrt_llm", "tensorrt-llm")
     sampling: Mapping[str, str] = {
         **SAMPLING, "top_k": "top_k", "min_p": "min_p", "repeat_penalty": "repetition_penalty",
     }  # fmt: skip
-    known = frozenset({"ignore_eos"})
+    known_fields = frozenset({"ignore_eos"})
     template_kwargs = True
 
 
@@ -271,7 +273,7 @@ class TensorRtLlm(Dialect):
 # The dialect of vLLM.
 
 
-class Vllm(Dialect):
+class Vllm(ServerDialect):
     kind = "vllm"
     name = "vLLM"
     owners = ("vllm",)
@@ -280,10 +282,10 @@ class Vllm(Dialect):
     }  # fmt: skip
     constraints = frozenset({"json_object", "json_schema", "grammar", "regex"})
     text_constraints = constraints
-    known = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
+    known_fields = frozenset({"ignore_eos", "min_tokens", "stop_token_ids"})
     template_kwargs = True
-    names_tokens = True
-    metrics = "/metrics"
+    returns_token_ids = True
+    metrics_path = "/metrics"
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
         if constraint.kind in ("grammar", "regex"):
@@ -291,45 +293,45 @@ class Vllm(Dialect):
         else:
             super().constrain(body, constraint, schema)
 
-    def goes_on(self, body: Body, part: str) -> bool:
+    def continue_message(self, body: Body, part: str) -> bool:
         body |= {"add_generation_prompt": False, "continue_final_message": True}
         return part == "content"
 
-    def spoken(self, chunk: Mapping[str, Any]) -> Spoken | None:
+    def parse_draft_counts(self, chunk: Mapping[str, Any]) -> DraftCounts | None:
         """Return the draft tokens reported with `--per-request-spec-decode-metrics summary`."""
         metrics = chunk.get("metrics")
         figures = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
         if not isinstance(figures, dict):
             return None
         names = "num_draft_tokens", "num_accepted_draft_tokens"
-        drafted, accepted = (whole(figures.get(name)) for name in names)
+        drafted, accepted = (parse_count(figures.get(name)) for name in names)
         if drafted is None or accepted is None:
             return None
         histogram = figures.get("acceptance_histogram")
-        accepts = [whole(count) for count in histogram] if isinstance(histogram, list) else []
+        accepts = [parse_count(count) for count in histogram] if isinstance(histogram, list) else []
         valid = [count for count in accepts[:256] if count is not None]
-        return Spoken(drafted, accepted, valid if len(valid) == len(accepts) else [])
+        return DraftCounts(drafted, accepted, valid if len(valid) == len(accepts) else [])
 
-    def counters(self, text: str) -> Counters | None:
+    def parse_counters(self, text: str) -> ServerCounters | None:
         prefix = "vllm:spec_decode_num"
-        tokens = counted(text, "vllm:generation_tokens_total")
-        drafted = counted(text, f"{prefix}_draft_tokens_total")
-        accepted = counted(text, f"{prefix}_accepted_tokens_total")
+        tokens = sum_counter(text, "vllm:generation_tokens_total")
+        drafted = sum_counter(text, f"{prefix}_draft_tokens_total")
+        accepted = sum_counter(text, f"{prefix}_accepted_tokens_total")
         if tokens is None or drafted is None or accepted is None:
             return None
-        return Counters(tokens, drafted, accepted)
+        return ServerCounters(tokens, drafted, accepted)
 
 
 # ------------------------------------------------------------------------ dialects
 
 
-KINDS: dict[str, Dialect] = {
+KINDS: dict[str, ServerDialect] = {
     dialect.kind: dialect
-    for dialect in (Dialect(), LlamaServer(), Localspec(), Vllm(), Sglang(), TensorRtLlm())
+    for dialect in (ServerDialect(), LlamaServer(), Localspec(), Vllm(), Sglang(), TensorRtLlm())
 }
 
 
-def of_owner(owner: object) -> Dialect:
+def dialect_of_owner(owner: object) -> ServerDialect:
     """Return the kind of server whose models name this owner, or the general one."""
     key = str(owner).lower()
     return next((dialect for dialect in KINDS.values() if key in dialect.owners), KINDS["openai"])

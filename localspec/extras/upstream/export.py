@@ -16,23 +16,23 @@ from localspec.errors import UsageError
 _HEREDOC_END = "END_OF_FILE"
 
 
-def script(pair: Pair, place: Place, served: Served) -> str:
+def render_script(pair: ExportedPair, place: Deployment, served: EngineCommand) -> str:
     """Return a shell script; with several machines, the first one's."""
-    lines = [*comments([f"{pair.name} on {served.title}.", *served.notes])]
+    lines = [*comment_lines([f"{pair.name} on {served.title}.", *served.notes])]
     for name, text in served.files.items():
         # Each line has a key of ours and JSON, so that none of them ends the here-document.
         lines += [f"cat > {shlex.quote(name)} <<'{_HEREDOC_END}'", *text.splitlines(), _HEREDOC_END]
     for purpose, command in served.first:
-        lines += [*comments([f"{purpose[:1].upper()}{purpose[1:]}:"]), shlex.join(command)]
+        lines += [*comment_lines([f"{purpose[:1].upper()}{purpose[1:]}:"]), shlex.join(command)]
     for purpose, command in served.rest:
-        lines += comments([f"{purpose[:1].upper()}{purpose[1:]}:", shlex.join(command)])
+        lines += comment_lines([f"{purpose[:1].upper()}{purpose[1:]}:", shlex.join(command)])
     if served.first:
-        lines += comments(["Then here again, once `ray status` shows all of them:"])
+        lines += comment_lines(["Then here again, once `ray status` shows all of them:"])
     lines += [wrap_command(served.command, served.program), ""]
-    return "\n".join([*lines, *comments(connection_lines(pair, place, served)), ""])
+    return "\n".join([*lines, *comment_lines(connect_lines(pair, place, served)), ""])
 
 
-def comments(texts: Iterable[str]) -> Iterator[str]:
+def comment_lines(texts: Iterable[str]) -> Iterator[str]:
     """Yield one comment line for each text, even if a name contains a line break."""
     for text in texts:
         yield "# " + "".join(char if char.isprintable() else "?" for char in text)
@@ -66,7 +66,7 @@ _MAX_LIST_CHARACTERS = 100  # a longer list gets one line for each item
 _PLAIN_KEY = re.compile(r"(?!(?:on|off|yes|no|true|false|null)$)[a-z][a-z_]+")
 
 
-def compose(pair: Pair, place: Place, engine: str) -> str:
+def render_compose(pair: ExportedPair, place: Deployment, engine: str) -> str:
     """Return the compose file.
 
     Raises:
@@ -95,24 +95,26 @@ def compose(pair: Pair, place: Place, engine: str) -> str:
         "restart": "unless-stopped",
         "deploy": {"resources": {"reservations": {"devices": [_gpus(place)]}}},
     }
-    document: dict[str, Any] = {"services": {pair.served: service}, "volumes": {"weights": {}}}
+    document: dict[str, Any] = {"services": {pair.served_name: service}, "volumes": {"weights": {}}}
     if served.files:
         document["configs"] = {name: {"content": text} for name, text in served.files.items()}
         service["configs"] = [{"source": name, "target": f"/{name}"} for name in served.files]
         service["working_dir"] = "/"
     lines = [
-        *comments([f"{pair.name} on {served.title}: docker compose up", *served.notes]),
+        *comment_lines([f"{pair.name} on {served.title}: docker compose up", *served.notes]),
         *_yaml(document),
-        *comments(connection_lines(pair, place, served)),
+        *comment_lines(connect_lines(pair, place, served)),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _gpus(place: Place) -> dict[str, Any]:
+def _gpus(place: Deployment) -> dict[str, Any]:
     return {"driver": "nvidia", "count": place.gpus, "capabilities": ["gpu"]}
 
 
-def _mount(model: Model, role: str, engine: str, mounts: list[dict[str, Any]]) -> Model:
+def _mount(
+    model: ExportedModel, role: str, engine: str, mounts: list[dict[str, Any]]
+) -> ExportedModel:
     """Return the model with its path in the container, and add a mount for it if necessary."""
     if engine == "llama-server":
         if model.repo:
@@ -153,20 +155,20 @@ def _scalar(value: Any) -> str:
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 
-def connection_lines(pair: Pair, place: Place, served: Served) -> Iterator[str]:
+def connect_lines(pair: ExportedPair, place: Deployment, served: EngineCommand) -> Iterator[str]:
     """Yield the `localspec add` line, after what it requires."""
     if place.host:
         yield "Then, where you ask from (so can whoever reaches the port, unless a firewall closes it):"
     else:
         tunnel = f"ssh -N -L {served.port}:127.0.0.1:{served.port} HOST"
         yield f"Then, where you ask from (it listens on its own machine alone: {tunnel}):"
-    yield shlex.join(command(pair, place, served))
+    yield shlex.join(add_command(pair, place, served))
 
 
-def command(pair: Pair, place: Place, served: Served) -> list[str]:
+def add_command(pair: ExportedPair, place: Deployment, served: EngineCommand) -> list[str]:
     """Return the words of the `localspec add` command."""
     host = f"[{place.host}]" if ":" in place.host else place.host or "127.0.0.1"
-    name = f"{pair.served}-{served.short}"
+    name = f"{pair.served_name}-{served.short}"
     words = ["localspec", "add", name, "--upstream", f"http://{host}:{served.port}/v1"]
     words += ["--upstream-kind", served.kind]
     if served.model:
@@ -189,7 +191,7 @@ def command(pair: Pair, place: Place, served: Served) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Deployment:
     """Where the engine is to run."""
 
     # Address under which others reach it; empty: only its own loopback.
@@ -209,7 +211,7 @@ class Place:
 
 
 @dataclass(slots=True)
-class Served:
+class EngineCommand:
     """How an engine serves a pair."""
 
     title: str
@@ -251,11 +253,11 @@ _PARSERS = (
 )
 
 
-def vllm(pair: Pair, place: Place) -> Served:
+def vllm(pair: ExportedPair, place: Deployment) -> EngineCommand:
     """Return vLLM's command, for one machine or several (with Ray)."""
     program = ["vllm", "serve", _target_weights(pair, "vLLM")]
-    served = Served("vLLM", "vllm", "vllm", place.port or 8000, 2, program, pair.called)
-    served.add("--served-model-name", pair.called)
+    served = EngineCommand("vLLM", "vllm", "vllm", place.port or 8000, 2, program, pair.engine_name)
+    served.add("--served-model-name", pair.engine_name)
     served.add("--host", place.listen, "--port", str(served.port))
     if place.gpus > 1:
         served.add("--tensor-parallel-size", str(place.gpus))
@@ -281,12 +283,12 @@ def vllm(pair: Pair, place: Place) -> Served:
     return _with_notes(served, pair)
 
 
-def _vllm_speculation(pair: Pair, served: Served) -> dict[str, object]:
+def _vllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, object]:
     depth = pair.depth
     if not depth:
         return {}
     depth_config: dict[str, object] = {"num_speculative_tokens": depth}
-    if pair.kind == "model":
+    if pair.draft_kind == "model":
         config = {"method": "draft_model", "model": _draft_weights(pair, "vLLM"), **depth_config}
         if rows := _compare_vocabularies(pair):
             config["use_heterogeneous_vocab"] = True
@@ -294,18 +296,22 @@ def _vllm_speculation(pair: Pair, served: Served) -> dict[str, object]:
                 f"The vocabularies have different sizes ({rows}): vLLM proposes the tokens both have."
             )
         return config
-    if pair.kind == "mtp-sidecar":
+    if pair.draft_kind == "mtp-sidecar":
         return {"method": "mtp", "model": _draft_weights(pair, "vLLM"), **depth_config}
-    if pair.kind == "mtp-embedded":
+    if pair.draft_kind == "mtp-embedded":
         return {"method": "mtp", **depth_config}
     return {"method": "ngram", **depth_config, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
 
-def sglang(pair: Pair, place: Place) -> Served:
+def sglang(pair: ExportedPair, place: Deployment) -> EngineCommand:
     """Return SGLang's command, for one machine or several."""
     program = ["python3", "-m", "sglang.launch_server"]
-    served = Served("SGLang", "sglang", "sglang", place.port or 30000, 3, program, pair.called)
-    served.add("--model-path", _target_weights(pair, "SGLang"), "--served-model-name", pair.called)
+    served = EngineCommand(
+        "SGLang", "sglang", "sglang", place.port or 30000, 3, program, pair.engine_name
+    )
+    served.add(
+        "--model-path", _target_weights(pair, "SGLang"), "--served-model-name", pair.engine_name
+    )
     served.add("--host", place.listen, "--port", str(served.port))
     if place.gpus * place.nodes > 1:
         served.add("--tp-size", str(place.gpus * place.nodes))
@@ -329,7 +335,7 @@ def sglang(pair: Pair, place: Place) -> Served:
     return _with_notes(served, pair)
 
 
-def _sglang_speculation(pair: Pair, served: Served) -> None:
+def _sglang_speculation(pair: ExportedPair, served: EngineCommand) -> None:
     depth = pair.depth
     if not depth:
         return
@@ -339,23 +345,23 @@ def _sglang_speculation(pair: Pair, served: Served) -> None:
             f"SGLang takes no draft model whose vocabulary has another size ({rows}): "
             "it drafts from the text itself (NGRAM) instead."
         )
-    if rows or pair.kind == "ngram":
+    if rows or pair.draft_kind == "ngram":
         served.add("--speculative-algorithm", "NGRAM")
         return
-    served.add("--speculative-algorithm", "STANDALONE" if pair.kind == "model" else "NEXTN")
-    if pair.kind != "mtp-embedded":
+    served.add("--speculative-algorithm", "STANDALONE" if pair.draft_kind == "model" else "NEXTN")
+    if pair.draft_kind != "mtp-embedded":
         served.add("--speculative-draft-model-path", _draft_weights(pair, "SGLang"))
     served.add("--speculative-num-steps", str(depth), "--speculative-eagle-topk", "1")
     served.add("--speculative-num-draft-tokens", str(depth + 1))
 
 
-def trtllm(pair: Pair, place: Place) -> Served:
+def trtllm(pair: ExportedPair, place: Deployment) -> EngineCommand:
     """Return the command of TensorRT-LLM's PyTorch backend, for one machine."""
     _require_one_machine(
         place, "TensorRT-LLM", "its own launcher (Slurm or mpirun) starts it on several"
     )
     program = ["trtllm-serve", _target_weights(pair, "TensorRT-LLM")]
-    served = Served("TensorRT-LLM", "tensorrt-llm", "trtllm", place.port or 8000, 1, program)
+    served = EngineCommand("TensorRT-LLM", "tensorrt-llm", "trtllm", place.port or 8000, 1, program)
     served.add("--host", place.listen, "--port", str(served.port))
     if place.gpus > 1:
         served.add("--tp_size", str(place.gpus))
@@ -373,11 +379,11 @@ def trtllm(pair: Pair, place: Place) -> Served:
     return _with_notes(served, pair)
 
 
-def _trtllm_speculation(pair: Pair, served: Served) -> dict[str, object]:
+def _trtllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, object]:
     depth = pair.depth
     if not depth:
         return {}
-    if pair.kind == "model":
+    if pair.draft_kind == "model":
         if rows := _compare_vocabularies(pair):
             served.notes.append(
                 f"The vocabularies have different sizes ({rows}); we do not know whether it takes that."
@@ -389,14 +395,14 @@ def _trtllm_speculation(pair: Pair, served: Served) -> dict[str, object]:
             "max_draft_len": depth,
             "speculative_model": draft,
         }
-    if pair.kind == "mtp-embedded" and pair.target.original.startswith("deepseek-ai/"):
+    if pair.draft_kind == "mtp-embedded" and pair.target.original.startswith("deepseek-ai/"):
         return {"decoding_type": "MTP", "num_nextn_predict_layers": depth}
-    if pair.kind == "mtp-embedded":
+    if pair.draft_kind == "mtp-embedded":
         served.notes.append(
             "TensorRT-LLM documents heads (MTP) for DeepSeek's models alone: "
             "it drafts from the text itself (NGram) instead."
         )
-    elif pair.kind == "mtp-sidecar":
+    elif pair.draft_kind == "mtp-sidecar":
         served.notes.append(
             "TensorRT-LLM knows no heads in a file of their own: "
             "it drafts from the text itself (NGram) instead."
@@ -404,25 +410,27 @@ def _trtllm_speculation(pair: Pair, served: Served) -> dict[str, object]:
     return {"decoding_type": "NGram", "max_draft_len": depth, "max_matching_ngram_size": 4}
 
 
-def llama_server(pair: Pair, place: Place) -> Served:
+def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
     """Return the command of llama.cpp's own server, which reads the same files."""
     _require_one_machine(
         place, "llama-server", "it reaches other machines by `--rpc` and rpc-server there"
     )
-    served = Served("llama-server", "llama-server", "llama-server", place.port or 8080, 1, [])
-    served.command, served.model = ["llama-server"], pair.served
+    served = EngineCommand(
+        "llama-server", "llama-server", "llama-server", place.port or 8080, 1, []
+    )
+    served.command, served.model = ["llama-server"], pair.served_name
     if pair.target.repo:
         served.add("--hf-repo", pair.target.repo, "--hf-file", pair.target.file)
     else:
         served.add("--model", pair.target.path)
-    served.add("--alias", pair.served, "--host", place.listen, "--port", str(served.port))
+    served.add("--alias", pair.served_name, "--host", place.listen, "--port", str(served.port))
     if place.context:
         served.add("--ctx-size", str(place.context))
     depth = pair.depth
-    if depth and pair.kind == "ngram":
+    if depth and pair.draft_kind == "ngram":
         served.add("--spec-type", "ngram-simple")
     elif depth:
-        served.add("--spec-type", "draft-simple" if pair.kind == "model" else "draft-mtp")
+        served.add("--spec-type", "draft-simple" if pair.draft_kind == "model" else "draft-mtp")
         served.add("--spec-draft-n-max", str(depth))
         if pair.draft and pair.draft.repo:
             served.add("--spec-draft-hf", pair.draft.quantized)
@@ -430,14 +438,14 @@ def llama_server(pair: Pair, place: Place) -> Served:
             served.add("--spec-draft-model", pair.draft.path)
     if not pair.target.repo:
         served.notes.append("Copy the files to where it runs, and name them as they lie there.")
-    served.notes.insert(0, pair.measured)
+    served.notes.insert(0, pair.depth_note)
     return served
 
 
 ENGINES = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm, "llama-server": llama_server}
 
 
-def _require_one_machine(place: Place, engine: str, alternative: str) -> None:
+def _require_one_machine(place: Deployment, engine: str, alternative: str) -> None:
     if place.nodes > 1:
         raise UsageError(
             f"--nodes is for vllm and sglang. {engine} is exported for one machine; {alternative}."
@@ -448,18 +456,18 @@ def _format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _target_weights(pair: Pair, engine: str) -> str:
+def _target_weights(pair: ExportedPair, engine: str) -> str:
     return _original_weights(pair.target, "--weights", f"of '{pair.name}'", engine)
 
 
-def _draft_weights(pair: Pair, engine: str) -> str:
+def _draft_weights(pair: ExportedPair, engine: str) -> str:
     assert pair.draft is not None, "what drafts has a file of its own"
     return _original_weights(
         pair.draft, "--draft-weights", f"of the draft of '{pair.name}'", engine
     )
 
 
-def _original_weights(model: Model, option: str, whose: str, engine: str) -> str:
+def _original_weights(model: ExportedModel, option: str, whose: str, engine: str) -> str:
     if model.original:
         return model.original
     raise UsageError(
@@ -468,23 +476,23 @@ def _original_weights(model: Model, option: str, whose: str, engine: str) -> str
     )
 
 
-def _compare_vocabularies(pair: Pair) -> str:
+def _compare_vocabularies(pair: ExportedPair) -> str:
     """Return both sizes if a draft model's vocabulary differs from its target's; else ""."""
     rows = (pair.target.vocabulary, pair.draft.vocabulary) if pair.draft else (0, 0)
-    differ = pair.kind == "model" and all(rows) and rows[0] != rows[1]
+    differ = pair.draft_kind == "model" and all(rows) and rows[0] != rows[1]
     return f"{rows[0]} and {rows[1]}" if differ else ""
 
 
-def _find_parsers(pair: Pair, engine_index: int) -> tuple[str, str]:
+def _find_parsers(pair: ExportedPair, engine_index: int) -> tuple[str, str]:
     for pattern, *names in _PARSERS:
         if re.match(pattern, pair.target.original):
             return names[engine_index]
     return "", ""
 
 
-def _with_notes(served: Served, pair: Pair) -> Served:
+def _with_notes(served: EngineCommand, pair: ExportedPair) -> EngineCommand:
     """Add what has to be said about original weights, after the note about the depth."""
-    notes = [pair.measured]
+    notes = [pair.depth_note]
     if size := 2 * sum(model.billions for model in (pair.target, pair.draft) if model):
         notes.append(f"The original weights have 16 bits: about {size:.0f} GB, without the cache.")
     originals = [model.original for model in (pair.target, pair.draft) if model]
@@ -513,7 +521,7 @@ _BILLIONS = re.compile(r"-(\d+(?:\.\d+)?)B\b")
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ExportedModel:
     """A target or a draft."""
 
     file: str
@@ -541,14 +549,14 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ExportedPair:
     """A pair to be exported."""
 
     name: str
     # What drafts, as in the protocol.
-    kind: str
-    target: Model
-    draft: Model | None = None
+    draft_kind: str
+    target: ExportedModel
+    draft: ExportedModel | None = None
     roles: tuple[str, ...] = ("chat",)
     # The pair's files are on this machine.
     here: bool = False
@@ -557,19 +565,19 @@ class Pair:
     accepted: int = 0
 
     @property
-    def served(self) -> str:
+    def served_name(self) -> str:
         """A name that every engine and `localspec add` accept."""
         name = re.sub(r"[^a-z0-9._-]+", "-", self.name.lower()).strip("-._")
         return name[-40:].lstrip("-._") or "model"
 
     @property
-    def called(self) -> str:
+    def engine_name(self) -> str:
         """The model's name at the engine.
 
         A pair for fill-in-the-middle keeps its makers' name, by which the engine recognizes the
         markers.
         """
-        return Path(self.target.original).name if "fim" in self.roles else self.served
+        return Path(self.target.original).name if "fim" in self.roles else self.served_name
 
     @property
     def depth(self) -> int:
@@ -590,15 +598,15 @@ class Pair:
 
     @property
     def _cost(self) -> float:
-        if self.kind == "ngram":
+        if self.draft_kind == "ngram":
             return _NGRAM_COST
-        if self.kind != "model" or self.draft is None:
+        if self.draft_kind != "model" or self.draft is None:
             return _HEADS_COST
         known = self.draft.size and self.target.size
         return self.draft.size / self.target.size if known else _DRAFT_MODEL_COST
 
     @property
-    def measured(self) -> str:
+    def depth_note(self) -> str:
         """A sentence about where the depth comes from."""
         if self.drafted < _MIN_DRAFTED_TOKENS:
             return f"No measurement for this pair; using draft depth {self.depth}."
@@ -608,9 +616,9 @@ class Pair:
         )
 
 
-def read(
+def read_pair(
     name: str, entry: Mapping[str, Any], view: Mapping[str, Any] | None, total: Mapping[str, Any]
-) -> Pair:
+) -> ExportedPair:
     """Return the pair of an entry of the list.
 
     entry: empty for files that are no pair. view: the pair's own view if it is on this machine.
@@ -638,18 +646,18 @@ def read(
         draft = _with_original(draft, originals[1]) if draft else None
     pair_name = str((view or entry)["name"])
     counts = {key: int(total.get(key) or 0) for key in ("drafted", "accepted")}
-    return Pair(
+    return ExportedPair(
         pair_name, kind, target, draft, tuple((view or entry)["roles"]), bool(view), **counts
     )
 
 
-def _with_original(model: Model, original: Mapping[str, Any]) -> Model:
+def _with_original(model: ExportedModel, original: Mapping[str, Any]) -> ExportedModel:
     rows = int(original["vocabulary"]) or model.vocabulary
     return replace(model, original=str(original["repo"]), vocabulary=rows)
 
 
-def _from_view(model: Mapping[str, Any]) -> Model:
-    return Model(
+def _from_view(model: Mapping[str, Any]) -> ExportedModel:
+    return ExportedModel(
         str(model["file"]),
         str(model["repo"]),
         str(model["path"]),
@@ -658,6 +666,6 @@ def _from_view(model: Mapping[str, Any]) -> Model:
     )
 
 
-def _from_catalogue(named: str) -> Model:
+def _from_catalogue(named: str) -> ExportedModel:
     owner, repo, file = named.split("/", 2)
-    return Model(file, f"{owner}/{repo}")
+    return ExportedModel(file, f"{owner}/{repo}")

@@ -20,7 +20,7 @@ from localspec.protocol.pairs import (
 from localspec.protocol.settings import Upstream
 
 
-def add(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
+def add_upstream(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
     """Write the pair into models.toml. The server is not contacted.
 
     Raises:
@@ -30,21 +30,21 @@ def add(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
         CatalogueError, StoreError: models.toml cannot be read or written.
     """
     from localspec.extras.upstream import catalogue as upstreams
-    from localspec.registry.catalogue import NAME
+    from localspec.registry.catalogue import NAME_PATTERN
 
     name, catalogue = request.name, registry.catalogue
     registry.refuse_reserved(name)
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise InvalidRequest(
             f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, digits, '.', "
             "'_' and '-', starting with a letter or digit.",
             param="name",
         )
-    if registry.whole_record(name) or name in catalogue.pairs or name in catalogue.aliases:
+    if registry.readable_record(name) or name in catalogue.pairs or name in catalogue.aliases:
         raise Conflict(
             f"There is a pair '{name}' of this machine or the catalogue; choose another name."
         )
-    if request.fallback and not names.names_files(request.fallback):
+    if request.fallback and not names.is_file_name(request.fallback):
         _check_fallback(registry, request.fallback)
     settings = {
         key: getattr(request, key) for key in Upstream.__struct_fields__ if hasattr(request, key)
@@ -54,16 +54,16 @@ def add(registry: Registry, request: AddUpstreamRequest) -> PairEntry:
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"{error}.") from None
     _check_key_file(upstream.key_file)
-    upstreams.add(registry.paths.user_catalogue, name, upstream, replace=request.replace)
+    upstreams.add_upstream(registry.paths.user_catalogue, name, upstream, replace=request.replace)
     registry.reload()
-    return entry(name, upstream)
+    return upstream_entry(name, upstream)
 
 
 def _check_fallback(registry: Registry, name: str) -> None:
-    if name in (names.BUILTIN, *names.CONFIGURED):
+    if name in (names.BUILTIN, *names.DEFAULT_NAMES):
         return
     try:
-        registry.pulled(name)
+        registry.installed(name)
     except ModelNotFound as error:
         raise ModelNotFound(error.message, param="fallback") from None
 
@@ -83,19 +83,19 @@ def _check_key_file(path: str) -> None:
         pass
 
 
-def remove(registry: Registry, name: str) -> RemovedView | None:
+def remove_upstream(registry: Registry, name: str) -> RemovedView | None:
     """Remove the pair from models.toml. Return None if no other server answers for it. Raises as `add`."""
     from localspec.extras.upstream import catalogue as upstreams
 
     pair = registry.upstream(name)
     if pair is None:
         return None
-    upstreams.remove(registry.paths.user_catalogue, pair.name)
+    upstreams.remove_upstream(registry.paths.user_catalogue, pair.name)
     registry.reload()
     return RemovedView(pair.name, 0, ())
 
 
-def entry(name: str, upstream: Upstream) -> PairEntry:
+def upstream_entry(name: str, upstream: Upstream) -> PairEntry:
     """Return the entry of such a pair in the list of pairs."""
     model = f"{upstream.upstream_model} at " if upstream.upstream_model else ""
     return PairEntry(
@@ -109,7 +109,7 @@ def entry(name: str, upstream: Upstream) -> PairEntry:
     )
 
 
-def view(name: str, upstream: Upstream, *, by_tcp: bool = False) -> PairView:
+def upstream_view(name: str, upstream: Upstream, *, by_tcp: bool = False) -> PairView:
     """Return the details of such a pair. There are no files to describe, so `notes` describe the server.
 
     A client that came by TCP does not learn where the key is stored.

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from localspec.errors import InvalidRequest, LocalspecError, UpstreamError
-from localspec.extras.upstream.connection import MAX_LINE, Connection, Lines
-from localspec.extras.upstream.dialects import Dialect, Spoken, whole
-from localspec.extras.upstream.request import Asked
+from localspec.extras.upstream.connection import MAX_LINE_BYTES, ResponseLines, UpstreamConnection
+from localspec.extras.upstream.dialects import DraftCounts, ServerDialect, parse_count
+from localspec.extras.upstream.request import UpstreamRequest
 from localspec.protocol import frames
 
 # ------------------------------------------------------------------------ events
@@ -24,7 +24,9 @@ from localspec.protocol import frames
 _DONE = b"[DONE]"
 
 
-async def objects(connection: Connection, lines: Lines) -> AsyncGenerator[dict[str, Any], None]:
+async def parse_events(
+    connection: UpstreamConnection, lines: ResponseLines
+) -> AsyncGenerator[dict[str, Any], None]:
     """Yield the objects of a stream, and an empty one for [DONE].
 
     Raises:
@@ -36,8 +38,10 @@ async def objects(connection: Connection, lines: Lines) -> AsyncGenerator[dict[s
         if line.startswith(b"data:"):
             parts.append(line[5:].removeprefix(b" "))
             size += len(line) + 1
-            if size > MAX_LINE:
-                raise connection.nonsense(f"an event has more than {MAX_LINE >> 20} MiB")
+            if size > MAX_LINE_BYTES:
+                raise connection.invalid_response(
+                    f"an event has more than {MAX_LINE_BYTES >> 20} MiB"
+                )
         elif not line and parts:
             event, parts, size = b"\n".join(parts), [], 0
             if not event:
@@ -45,12 +49,12 @@ async def objects(connection: Connection, lines: Lines) -> AsyncGenerator[dict[s
             if event == _DONE:
                 yield {}
                 return
-            decoded = connection.decoded(event)
+            decoded = connection.decode(event)
             if not isinstance(decoded, dict) or not decoded:
-                raise connection.nonsense("an event of the stream is not an object")
+                raise connection.invalid_response("an event of the stream is not an object")
             yield decoded
         elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
-            raise connection.nonsense("a line of the stream does not belong to an event")
+            raise connection.invalid_response("a line of the stream does not belong to an event")
     # Data after the last empty line is an incomplete event, which is dropped.
 
 
@@ -68,10 +72,16 @@ _MAX_CALLS = 1024
 _MAX_NAME_CHARACTERS = 1024  # of a call's name, and of its id
 
 
-class Reply:
+class UpstreamReply:
     """One answer while it arrives. `over` is set once the server has marked its end."""
 
-    def __init__(self, connection: Connection, dialect: Dialect, sent: Asked, began: float) -> None:
+    def __init__(
+        self,
+        connection: UpstreamConnection,
+        dialect: ServerDialect,
+        sent: UpstreamRequest,
+        began: float,
+    ) -> None:
         """Prepare for an answer to `sent`. `began` is the monotonic time of the request."""
         self.over = False
         self.finish = ""
@@ -89,10 +99,10 @@ class Reply:
         self._cached_tokens = 0
         self._stop: str | None = None
         self._timings: frames.Timings | None = None
-        self._draft_counts: Spoken | None = None
+        self._draft_counts: DraftCounts | None = None
         self._reported: frames.Speculation | None = None  # by another localspec
 
-    def take(self, chunk: dict[str, Any]) -> Iterator[frames.Delta]:
+    def parse_chunk(self, chunk: dict[str, Any]) -> Iterator[frames.Delta]:
         """Yield what a chunk adds to the answer. An empty chunk ends the stream."""
         if not chunk:
             self._end_stream()
@@ -122,20 +132,20 @@ class Reply:
         self._characters += sum(len(call.arguments) + len(call.name) for call in delta.calls)
         limit = self._sent.max_tokens
         too_many_tokens = limit is not None and self._tokens > 4 * limit + 64
-        if too_many_tokens or self._characters > self._sent.most_characters:
-            raise self._connection.nonsense(
+        if too_many_tokens or self._characters > self._sent.max_characters:
+            raise self._connection.invalid_response(
                 "the answer is longer than its limit of tokens"
                 if limit is not None
                 else "the answer is longer than any that is allowed"
             )
 
-    def cut(self) -> UpstreamError:
+    def truncated_error(self) -> UpstreamError:
         """Return the error that the stream ended before the answer did."""
-        return self._connection.nonsense("the answer was cut off")
+        return self._connection.invalid_response("the answer was cut off")
 
     def _end_stream(self) -> None:
         if not self.finish:
-            raise self.cut()
+            raise self.truncated_error()
         self.over = True
 
     def _server_error(self, error: object) -> LocalspecError:
@@ -152,19 +162,19 @@ class Reply:
     def _parse_choice(self, chunk: Mapping[str, Any]) -> frames.Delta | None:
         choices = chunk.get("choices")
         if not isinstance(choices, list):
-            raise self._connection.nonsense("an event has no 'choices'")
+            raise self._connection.invalid_response("an event has no 'choices'")
         if not choices:
             return None
         choice = choices[0]
         if not isinstance(choice, dict):
-            raise self._connection.nonsense("a choice is not an object")
+            raise self._connection.invalid_response("a choice is not an object")
         delta = frames.Delta(0, "")
         if self._sent.api == "text":
             delta.text = self._get_text(choice, "text")
         else:
             message = choice.get("delta") or {}
             if not isinstance(message, dict):
-                raise self._connection.nonsense("a delta is not an object")
+                raise self._connection.invalid_response("a delta is not an object")
             delta.text = self._get_text(message, "content")
             delta.thought = self._get_text(message, "reasoning_content") or self._get_text(
                 message, "reasoning"
@@ -181,7 +191,7 @@ class Reply:
         """Parse a chunk of llama-server's own paths."""
         delta = frames.Delta(0, self._get_text(chunk, "content"))
         delta.ids = self._parse_ids(chunk.get("tokens") or [])
-        delta.tokens = whole(chunk.get("tokens_predicted")) or 0
+        delta.tokens = parse_count(chunk.get("tokens_predicted")) or 0
         entries = chunk.get("completion_probabilities")
         delta.logprobs = self._parse_logprobs({"content": entries} if entries else None)
         if chunk.get("stop") is True:
@@ -191,14 +201,14 @@ class Reply:
         return delta
 
     def _parse_ids(self, ids: object) -> list[int]:
-        if not isinstance(ids, list) or any(whole(token) is None for token in ids):
-            raise self._connection.nonsense("'tokens' are not token ids")
+        if not isinstance(ids, list) or any(parse_count(token) is None for token in ids):
+            raise self._connection.invalid_response("'tokens' are not token ids")
         return ids
 
     def _get_text(self, fields: Mapping[str, Any], key: str) -> str:
         value = fields.get(key)
         if value is not None and not isinstance(value, str):
-            raise self._connection.nonsense(f"'{key}' is not a text")
+            raise self._connection.invalid_response(f"'{key}' is not a text")
         return value or ""
 
     def _set_finish(self, reason: object) -> None:
@@ -207,26 +217,26 @@ class Reply:
         if reason == "content_filter":
             raise UpstreamError(f"The server of '{self._connection.name}' withheld the answer.")
         if not isinstance(reason, str) or reason not in _FINISH_REASONS:
-            raise self._connection.nonsense("its 'finish_reason' is not known")
+            raise self._connection.invalid_response("its 'finish_reason' is not known")
         self.finish = _FINISH_REASONS[reason]
 
     def _parse_calls(self, parts: object) -> Iterator[frames.CallPart]:
         if not isinstance(parts, list):
-            raise self._connection.nonsense("'tool_calls' is not a list")
+            raise self._connection.invalid_response("'tool_calls' is not a list")
         for part in parts:
             function = part.get("function") if isinstance(part, dict) else None
             server_index = (
-                whole(part.get("index", len(self._calls))) if isinstance(part, dict) else None
+                parse_count(part.get("index", len(self._calls))) if isinstance(part, dict) else None
             )
             if server_index is None or not isinstance(function, dict | None):
-                raise self._connection.nonsense("a call is not an object")
+                raise self._connection.invalid_response("a call is not an object")
             name = self._get_text(function or {}, "name")
             call_id = self._get_text(part, "id")
             is_new = server_index not in self._calls
             if (is_new and not name) or max(len(name), len(call_id)) > _MAX_NAME_CHARACTERS:
-                raise self._connection.nonsense("a call has no name")
+                raise self._connection.invalid_response("a call has no name")
             if is_new and len(self._calls) >= _MAX_CALLS:
-                raise self._connection.nonsense(f"it has more than {_MAX_CALLS} calls")
+                raise self._connection.invalid_response(f"it has more than {_MAX_CALLS} calls")
             index = self._calls.setdefault(server_index, len(self._calls))
             arguments = self._get_text(function or {}, "arguments")
             yield frames.CallPart(index, name if is_new else "", call_id, arguments)
@@ -244,7 +254,7 @@ class Reply:
             else:
                 tokens = list(_parse_old_logprobs(logprobs))
         except (TypeError, ValueError, KeyError, AttributeError, IndexError, OverflowError):
-            raise self._connection.nonsense("its log-probabilities are invalid") from None
+            raise self._connection.invalid_response("its log-probabilities are invalid") from None
         for token in tokens:
             del token.top[self._sent.tops :]
         return tokens
@@ -263,50 +273,50 @@ class Reply:
         """Store the token counts, timings and draft counts of a chunk."""
         usage = chunk.get("usage")
         if isinstance(usage, dict):
-            self._prompt_tokens = whole(usage.get("prompt_tokens")) or self._prompt_tokens
-            written = whole(usage.get("completion_tokens"))
+            self._prompt_tokens = parse_count(usage.get("prompt_tokens")) or self._prompt_tokens
+            written = parse_count(usage.get("completion_tokens"))
             self._completion_tokens = written or self._completion_tokens
             details = usage.get("prompt_tokens_details")
-            cached = whole(details.get("cached_tokens")) if isinstance(details, dict) else 0
+            cached = parse_count(details.get("cached_tokens")) if isinstance(details, dict) else 0
             self._cached_tokens = min(cached or self._cached_tokens, self._prompt_tokens)
         timings = chunk.get("timings")
         if isinstance(timings, dict):
             fields = {
                 key: value
                 for key, value in timings.items()
-                if whole(value) is not None and key in frames.Timings.__struct_fields__
+                if parse_count(value) is not None and key in frames.Timings.__struct_fields__
             }
             try:
                 self._timings = msgspec.convert(fields, frames.Timings, strict=False)
             except msgspec.ValidationError:
-                raise self._connection.nonsense("its 'timings' are invalid") from None
+                raise self._connection.invalid_response("its 'timings' are invalid") from None
         extension = chunk.get("localspec")
         speculation = extension.get("speculation") if isinstance(extension, dict) else None
         if speculation is not None and self._dialect.kind == "localspec":
             try:
                 self._reported = msgspec.convert(speculation, frames.Speculation)
             except msgspec.ValidationError:
-                raise self._connection.nonsense("its 'speculation' is invalid") from None
-        self._draft_counts = self._dialect.spoken(chunk) or self._draft_counts
+                raise self._connection.invalid_response("its 'speculation' is invalid") from None
+        self._draft_counts = self._dialect.parse_draft_counts(chunk) or self._draft_counts
 
     @property
-    def written(self) -> int:
+    def completion_tokens(self) -> int:
         """The number of tokens in the answer, as the server reports it."""
         return self._completion_tokens or (self._timings.predicted_n if self._timings else 0)
 
     @property
-    def tells(self) -> bool:
+    def reports_drafts(self) -> bool:
         """Whether the answer itself reports its drafts."""
         return self._reported is not None or self._draft_counts is not None
 
-    def done(self, counted: Spoken | None = None) -> frames.Done:
+    def done(self, counted: DraftCounts | None = None) -> frames.Done:
         """Return the end of the answer with its figures.
 
         `counted` are its drafts from the server's counters, for an answer that does not report them.
         """
         timings = self._timings or self._measure_timings()
         if self._timings:
-            self._completion_tokens = self.written
+            self._completion_tokens = self.completion_tokens
             self._prompt_tokens = self._prompt_tokens or timings.prompt_n + timings.cache_n
         if self._sent.only_read:
             self._completion_tokens, timings.predicted_n, timings.predicted_ms = 0, 0, 0.0
@@ -347,7 +357,7 @@ class Reply:
             ),
         )
 
-    def _to_speculation(self, draft_counts: Spoken | None) -> frames.Speculation:
+    def _to_speculation(self, draft_counts: DraftCounts | None) -> frames.Speculation:
         if draft_counts is None or not draft_counts.drafted:
             name = self._dialect.name
             reason = f"not measured: the {name} says nothing of drafts"

@@ -16,17 +16,17 @@ from typing import Any, Literal
 import msgspec
 
 from localspec.errors import InvalidRequest
-from localspec.extras.upstream.connection import MAX_ANSWER_BYTES, MAX_LINE
-from localspec.extras.upstream.dialects import Body, Dialect
+from localspec.extras.upstream.connection import MAX_ANSWER_BYTES, MAX_LINE_BYTES
+from localspec.extras.upstream.dialects import Body, ServerDialect
 from localspec.protocol import frames
-from localspec.protocol.calls import Tools
-from localspec.protocol.requests import parameters
+from localspec.protocol.calls import ToolSet
+from localspec.protocol.requests import sampling_parameters
 
 Api = Literal["chat", "text", "native"]  # OpenAI's two APIs, and llama-server's own
 
 
 @dataclass(slots=True)
-class Asked:
+class UpstreamRequest:
     """A request as it is sent. A path that begins with a slash is relative to the server's root.
 
     left_out: the fields that the server does not know.
@@ -50,7 +50,7 @@ class Asked:
         return limit
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """The most bytes that the stream of such an answer may have: four times the expected size.
 
         With log-probabilities each event is longer, by the size of the alternatives for each token.
@@ -59,10 +59,10 @@ class Asked:
         max_bytes = MAX_ANSWER_BYTES * event_bytes // 512
         if self.max_tokens is None:
             return max_bytes
-        return min(MAX_LINE + 4 * event_bytes * self.max_tokens, max_bytes)
+        return min(MAX_LINE_BYTES + 4 * event_bytes * self.max_tokens, max_bytes)
 
     @property
-    def most_characters(self) -> int:
+    def max_characters(self) -> int:
         """The most characters that the text of such an answer may have.
 
         The longest tokens of vocabularies have 128 to 256 characters.
@@ -80,7 +80,9 @@ class Asked:
         return f"{left_out} {ending}".strip()
 
 
-def asked(request: frames.Generate, dialect: Dialect, model: str, weights: str = "") -> Asked:
+def build_request(
+    request: frames.Generate, dialect: ServerDialect, model: str, weights: str = ""
+) -> UpstreamRequest:
     """Build the request for a server of this kind.
 
     `model` is the name of the model on that server, `weights` the model that it was made from, if known.
@@ -103,11 +105,11 @@ def asked(request: frames.Generate, dialect: Dialect, model: str, weights: str =
         _add_template_options(sent, request, request.prompt, dialect)
     _add_logprobs(sent, request, dialect)
     _add_hints(sent, request, dialect)
-    dialect.more(sent.body, request)
+    dialect.add_fields(sent.body, request)
     return sent
 
 
-def refusal(field: str, dialect: Dialect, reason: str = "") -> InvalidRequest:
+def unsupported_field(field: str, dialect: ServerDialect, reason: str = "") -> InvalidRequest:
     """Return the error that a server cannot do what a field requests."""
     return InvalidRequest(
         f"The {dialect.name} that serves this pair does not support '{field}'"
@@ -119,31 +121,35 @@ def refusal(field: str, dialect: Dialect, reason: str = "") -> InvalidRequest:
 # ------------------------------------------------------------------------ the prompt
 
 
-def _convert_prompt(prompt: frames.Prompt, dialect: Dialect, names: list[str]) -> Asked:
+def _convert_prompt(
+    prompt: frames.Prompt, dialect: ServerDialect, names: list[str]
+) -> UpstreamRequest:
     match prompt:
         case frames.ChatPrompt():
             body: Body = {"messages": [_convert_message(message) for message in prompt.messages]}
             part = prompt.continued
-            if part and not dialect.goes_on(body, part):
-                raise refusal("messages", dialect, "it cannot continue an answer")
-            return Asked("chat", "chat/completions", body)
+            if part and not dialect.continue_message(body, part):
+                raise unsupported_field("messages", dialect, "it cannot continue an answer")
+            return UpstreamRequest("chat", "chat/completions", body)
         case frames.TextPrompt():
             return _convert_text(prompt.text, dialect)
         case frames.TokenPrompt():
             return _convert_text(prompt.tokens, dialect)
         case frames.MixedPrompt():
-            if "mixed_prompts" not in dialect.known:
-                raise refusal("prompt", dialect, "it accepts text or token ids, but not both")
+            if "mixed_prompts" not in dialect.known_fields:
+                raise unsupported_field(
+                    "prompt", dialect, "it accepts text or token ids, but not both"
+                )
             return _convert_text(prompt.parts, dialect)
         case frames.InfillPrompt():
             return _convert_infill(prompt, dialect, names)
 
 
-def _convert_text(prompt: object, dialect: Dialect) -> Asked:
+def _convert_text(prompt: object, dialect: ServerDialect) -> UpstreamRequest:
     """Use llama-server's own path where there is one: it also returns the stop text and token ids."""
-    if dialect.native:
-        return Asked("native", "/completion", {"prompt": prompt})
-    return Asked("text", "completions", {"prompt": prompt})
+    if dialect.has_native_api:
+        return UpstreamRequest("native", "/completion", {"prompt": prompt})
+    return UpstreamRequest("text", "completions", {"prompt": prompt})
 
 
 def _convert_message(message: frames.Message) -> Body:
@@ -172,7 +178,7 @@ _INFILL_MARKERS = (
 )  # fmt: skip
 
 
-def fills_in(names: Sequence[str]) -> tuple[str, str, str] | None:
+def infill_markers(names: Sequence[str]) -> tuple[str, str, str] | None:
     """Return the infill markers of a model by its names, or None if its family is not known."""
     base_names = [name.rpartition("/")[2].lower() for name in names]
     for prefixes, markers in _INFILL_MARKERS:
@@ -181,26 +187,32 @@ def fills_in(names: Sequence[str]) -> tuple[str, str, str] | None:
     return None
 
 
-def _convert_infill(prompt: frames.InfillPrompt, dialect: Dialect, names: list[str]) -> Asked:
+def _convert_infill(
+    prompt: frames.InfillPrompt, dialect: ServerDialect, names: list[str]
+) -> UpstreamRequest:
     """Use llama-server's own path for infilling, or else the markers of the model."""
-    if dialect.native:
+    if dialect.has_native_api:
         body = {"input_prefix": prompt.prefix, "input_suffix": prompt.suffix}
         extra = [{"filename": name, "text": text} for name, text in prompt.extra]
-        return Asked("native", "/infill", {**body, "prompt": prompt.prompt, "input_extra": extra})
-    markers = fills_in(names)
+        return UpstreamRequest(
+            "native", "/infill", {**body, "prompt": prompt.prompt, "input_extra": extra}
+        )
+    markers = infill_markers(names)
     if markers is None:
-        raise refusal(
+        raise unsupported_field(
             "input_suffix", dialect, f"the infill markers of '{names[0][:80]}' are not known"
         )
     prefix_marker, suffix_marker, middle_marker = markers
     text = f"{prefix_marker}{prompt.prefix}{prompt.prompt}{suffix_marker}{prompt.suffix}{middle_marker}"
-    return Asked("text", "completions", {"prompt": text}, ["input_extra"] if prompt.extra else [])
+    return UpstreamRequest(
+        "text", "completions", {"prompt": text}, ["input_extra"] if prompt.extra else []
+    )
 
 
 # ------------------------------------------------------------------------ the other fields
 
 
-def _add_limits(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
+def _add_limits(sent: UpstreamRequest, request: frames.Generate, dialect: ServerDialect) -> None:
     if request.max_tokens is not None:
         name = "n_predict" if sent.api == "native" else "max_tokens"
         sent.body[name] = request.max_tokens
@@ -210,24 +222,24 @@ def _add_limits(sent: Asked, request: frames.Generate, dialect: Dialect) -> None
         sent.body["stop"] = request.stop
     for name in ("min_tokens", "stop_token_ids"):
         if bound := getattr(request, name):
-            if name not in dialect.known:
-                raise refusal(name, dialect)
+            if name not in dialect.known_fields:
+                raise unsupported_field(name, dialect)
             sent.body[name] = bound
     extensions = (
         ("t_max_predict_ms", request.max_predict_ms),
         ("n_indent", request.single_line_indent),
     )
     for name, value in extensions:
-        if value is not None and name in dialect.known:
+        if value is not None and name in dialect.known_fields:
             sent.body[name] = value
         elif value is not None:
             sent.left_out.append(name)
-    if request.exact and "exact" not in dialect.known:
-        raise refusal("exact", dialect)
+    if request.exact and "exact" not in dialect.known_fields:
+        raise unsupported_field("exact", dialect)
 
 
-def _add_sampling(sent: Asked, sampling: frames.Sampling, dialect: Dialect) -> None:
-    for name, _, bounds in parameters():
+def _add_sampling(sent: UpstreamRequest, sampling: frames.Sampling, dialect: ServerDialect) -> None:
+    for name, _, bounds in sampling_parameters():
         value = getattr(sampling, name)
         if value is None:
             continue
@@ -235,21 +247,21 @@ def _add_sampling(sent: Asked, sampling: frames.Sampling, dialect: Dialect) -> N
             sent.body[dialect.sampling[name]] = value
         elif value != bounds.off:
             sent.left_out.append(name)
-    if sampling.infill and "samplers" in dialect.known:
+    if sampling.infill and "samplers" in dialect.known_fields:
         samplers = ["top_k", "typ_p", "top_p", "min_p", "infill"]
         sent.body["samplers"] = samplers
     elif sampling.infill:
         sent.left_out.append("samplers")
     if sampling.ignore_eos:
-        if "ignore_eos" not in dialect.known:
-            raise refusal("ignore_eos", dialect)
+        if "ignore_eos" not in dialect.known_fields:
+            raise unsupported_field("ignore_eos", dialect)
         sent.body["ignore_eos"] = True
 
 
-def _add_bias(body: Body, sampling: frames.Sampling, dialect: Dialect) -> None:
-    if sampling.text_bias and not dialect.bias_of_texts:
-        raise refusal("logit_bias", dialect, "it accepts token ids only")
-    if dialect.bias_of_texts:
+def _add_bias(body: Body, sampling: frames.Sampling, dialect: ServerDialect) -> None:
+    if sampling.text_bias and not dialect.accepts_text_bias:
+        raise unsupported_field("logit_bias", dialect, "it accepts token ids only")
+    if dialect.accepts_text_bias:
         biases = [*sampling.logit_bias.items(), *sampling.text_bias.items()]
         if biases:
             body["logit_bias"] = [
@@ -261,19 +273,21 @@ def _add_bias(body: Body, sampling: frames.Sampling, dialect: Dialect) -> None:
         }
 
 
-def _add_constraint(sent: Asked, constraint: frames.Constraint, dialect: Dialect) -> None:
+def _add_constraint(
+    sent: UpstreamRequest, constraint: frames.Constraint, dialect: ServerDialect
+) -> None:
     field = constraint.param or constraint.kind
     allowed = dialect.constraints if sent.api == "chat" else dialect.text_constraints
     if constraint.kind not in allowed:
-        raise refusal(field, dialect)
+        raise unsupported_field(field, dialect)
     if constraint.begun:
-        raise refusal(field, dialect, "it cannot constrain an answer that is continued")
+        raise unsupported_field(field, dialect, "it cannot constrain an answer that is continued")
     schema = msgspec.json.decode(constraint.source) if constraint.kind == "json_schema" else None
     dialect.constrain(sent.body, constraint, schema)
 
 
 def _add_tools(
-    body: Body, prompt: frames.ChatPrompt, allowed: Tools | None, dialect: Dialect
+    body: Body, prompt: frames.ChatPrompt, allowed: ToolSet | None, dialect: ServerDialect
 ) -> None:
     if not prompt.tools or allowed is None:
         return
@@ -281,7 +295,7 @@ def _add_tools(
     if allowed.required:
         names = list(allowed.schemas)
         body["tool_choice"] = "required"
-        if len(names) == 1 and dialect.names_tools:
+        if len(names) == 1 and dialect.can_require_named_tool:
             body["tool_choice"] = {"type": "function", "function": {"name": names[0]}}
         elif len(names) < len(prompt.tools):
             # Tools that may not be called must not be shown either.
@@ -291,7 +305,10 @@ def _add_tools(
 
 
 def _add_template_options(
-    sent: Asked, request: frames.Generate, prompt: frames.ChatPrompt, dialect: Dialect
+    sent: UpstreamRequest,
+    request: frames.Generate,
+    prompt: frames.ChatPrompt,
+    dialect: ServerDialect,
 ) -> None:
     options = prompt.template_kwargs
     if options and dialect.template_kwargs:
@@ -301,18 +318,18 @@ def _add_template_options(
             sent.body["reasoning_effort"] = effort
         unknown = options.keys() - {"reasoning_effort", "enable_thinking", "thinking"}
         if unknown:
-            raise refusal("chat_template_kwargs", dialect)
+            raise unsupported_field("chat_template_kwargs", dialect)
         if options.get("enable_thinking") is False:
             sent.left_out.append("reasoning_effort")
-    if not request.thoughts and "reasoning_format" in dialect.known:
+    if not request.thoughts and "reasoning_format" in dialect.known_fields:
         sent.body["reasoning_format"] = "none"
-    if request.thinking is not None and "thinking" not in dialect.known:
+    if request.thinking is not None and "thinking" not in dialect.known_fields:
         sent.left_out.append("reasoning_budget_tokens")
     if not prompt.add_generation_prompt and not prompt.continued:
-        raise refusal("add_generation_prompt", dialect)
+        raise unsupported_field("add_generation_prompt", dialect)
 
 
-def _add_logprobs(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
+def _add_logprobs(sent: UpstreamRequest, request: frames.Generate, dialect: ServerDialect) -> None:
     if request.post_sampling:
         raise InvalidRequest(
             "A pair that another server answers for does not support 'post_sampling_probs'.",
@@ -320,16 +337,16 @@ def _add_logprobs(sent: Asked, request: frames.Generate, dialect: Dialect) -> No
         )
     if request.return_tokens and sent.api == "native":
         sent.body["return_tokens"] = True
-    elif request.return_tokens and dialect.names_tokens:
+    elif request.return_tokens and dialect.returns_token_ids:
         sent.body["return_token_ids"] = True
     elif request.return_tokens:
         sent.left_out.append("return_tokens")
     if request.prompt_logprobs is not None:
-        raise refusal("logprobs", dialect, "only local pairs compute those of a prompt")
+        raise unsupported_field("logprobs", dialect, "only local pairs compute those of a prompt")
     if request.top_logprobs is None:
         return
     # With zero alternatives llama-server returns no log-probabilities at all.
-    tops = max(request.top_logprobs, 1) if dialect.native else request.top_logprobs
+    tops = max(request.top_logprobs, 1) if dialect.has_native_api else request.top_logprobs
     match sent.api:
         case "chat":
             sent.body |= {"logprobs": True, "top_logprobs": tops}
@@ -339,16 +356,16 @@ def _add_logprobs(sent: Asked, request: frames.Generate, dialect: Dialect) -> No
             sent.body["n_probs"] = tops
 
 
-def _add_hints(sent: Asked, request: frames.Generate, dialect: Dialect) -> None:
+def _add_hints(sent: UpstreamRequest, request: frames.Generate, dialect: ServerDialect) -> None:
     """Add the fields that change no text."""
-    if "cache_prompt" in dialect.known:
+    if "cache_prompt" in dialect.known_fields:
         sent.body["cache_prompt"] = request.cache_prompt
         if request.n_cache_reuse:
             sent.body["n_cache_reuse"] = request.n_cache_reuse
-    if request.timings and dialect.native:
+    if request.timings and dialect.has_native_api:
         sent.body["timings_per_token"] = True
-    if request.speculative.prediction is not None and "prediction" in dialect.known:
+    if request.speculative.prediction is not None and "prediction" in dialect.known_fields:
         sent.body["prediction"] = {"type": "content", "content": request.speculative.prediction}
     speculative = msgspec.structs.replace(request.speculative, prediction=None)
-    if speculative != frames.Speculative() and "speculative" not in dialect.known:
+    if speculative != frames.SpeculationSettings() and "speculative" not in dialect.known_fields:
         sent.left_out.append("speculative")

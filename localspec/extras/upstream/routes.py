@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.http.requests import answer, read
+from localspec.daemon.http.requests import json_response, read_body
 from localspec.daemon.http.tcp import came_by_tcp
 from localspec.daemon.state import state_of
 from localspec.errors import Forbidden
@@ -19,11 +19,11 @@ async def add_upstream(request: Request) -> Response:
     Raises:
         Forbidden: over TCP, for it may name a file whose content goes to that server.
     """
-    body = await read(request, AddUpstreamRequest)
+    body = await read_body(request, AddUpstreamRequest)
     if came_by_tcp(request.scope):
         raise Forbidden("Servers cannot be added over TCP; use the Unix socket: localspec add")
     daemon = state_of(request)
-    return answer(await daemon.errands.run(pairs.add, daemon.registry, body), 201)
+    return json_response(await daemon.errands.run(pairs.add_upstream, daemon.registry, body), 201)
 
 
 ROUTES = (("POST", "/localspec/upstreams", add_upstream),)

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from localspec.daemon.completion import tools
-from localspec.daemon.worker.process import Event, Request, Running
+from localspec.daemon.worker.process import Event, Request, RunningRequest
 from localspec.daemon.worker.queue import Job
-from localspec.daemon.worker.supervisor import Unanswered
+from localspec.daemon.worker.supervisor import FailedUpstream
 from localspec.errors import (
     InvalidRequest,
     LocalspecError,
@@ -23,10 +23,25 @@ from localspec.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from localspec.extras.upstream.connection import Connection, Counting, Lines
-from localspec.extras.upstream.dialects import KINDS, Counters, Dialect, of_owner, whole
-from localspec.extras.upstream.reply import Reply, objects
-from localspec.extras.upstream.request import Asked, asked, fills_in, refusal
+from localspec.extras.upstream.connection import (
+    CounterMeasurement,
+    ResponseLines,
+    UpstreamConnection,
+)
+from localspec.extras.upstream.dialects import (
+    KINDS,
+    ServerCounters,
+    ServerDialect,
+    dialect_of_owner,
+    parse_count,
+)
+from localspec.extras.upstream.reply import UpstreamReply, parse_events
+from localspec.extras.upstream.request import (
+    UpstreamRequest,
+    build_request,
+    infill_markers,
+    unsupported_field,
+)
 from localspec.protocol import frames
 from localspec.protocol.answers import UpstreamStatus
 from localspec.protocol.settings import Upstream
@@ -37,21 +52,21 @@ _MAX_SHOWN_MODELS = 5  # in an error message
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ServerInfo:
     """What is known about a server.
 
     context: in tokens, 0 if the server does not report it.
     weights: the model that its model was made from, None if the server was not asked.
     """
 
-    dialect: Dialect
+    dialect: ServerDialect
     model: str
     context: int = 0
     weights: str | None = None
 
 
 @dataclass
-class Counted:
+class RequestCounts:
     """The counts of the requests of one pair since the daemon started.
 
     measured: tokens of the answers whose speculation was reported.
@@ -68,7 +83,7 @@ class Counted:
     measured: int = 0
     passes: int = 0
 
-    def done(self, done: frames.Done) -> None:
+    def add(self, done: frames.Done) -> None:
         speculation = done.speculation
         self.tokens += done.completion_tokens
         self.drafted += speculation.drafted
@@ -79,24 +94,24 @@ class Counted:
 
 
 @dataclass
-class Server:
+class UpstreamServer:
     """The server of one pair."""
 
     name: str
     upstream: Upstream
-    counted: Counted = field(default_factory=Counted)
-    known: Known | None = None
+    counted: RequestCounts = field(default_factory=RequestCounts)
+    known: ServerInfo | None = None
     problem: str = ""  # why it did not respond to the last request
 
     def __post_init__(self) -> None:
-        self.connection = Connection(self.name, self.upstream)
+        self.connection = UpstreamConnection(self.name, self.upstream)
         self._lookup_lock = asyncio.Lock()
-        self._counter_tasks: set[asyncio.Task[Counters | None]] = set()
+        self._counter_tasks: set[asyncio.Task[ServerCounters | None]] = set()
         self._reports_drafts = False  # whether its answers report their drafts
 
     # ------------------------------------------------------------------ discovery
 
-    async def found(self, *, weights: bool = False) -> Known:
+    async def discover(self, *, weights: bool = False) -> ServerInfo:
         """Return what is known about the server. The first call finds it out; `weights` asks for these too.
 
         Raises:
@@ -108,12 +123,12 @@ class Server:
                 self.known = await self._discover(weights)
             return self.known
 
-    async def _discover(self, weights: bool) -> Known:
+    async def _discover(self, weights: bool) -> ServerInfo:
         upstream = self.upstream
         stated = KINDS.get(upstream.upstream_kind)
         if stated and upstream.upstream_model and not weights:
-            return Known(stated, upstream.upstream_model)
-        data = self.connection.decoded(await self.connection.get("models", _LIST_TIMEOUT_S))
+            return ServerInfo(stated, upstream.upstream_model)
+        data = self.connection.decode(await self.connection.get("models", _LIST_TIMEOUT_S))
         entries = data.get("data") if isinstance(data, dict) else None
         models = [
             item
@@ -121,16 +136,18 @@ class Server:
             if isinstance(item, dict) and isinstance(item.get("id"), str) and item["id"]
         ]
         if not models:
-            raise self.connection.nonsense("the list of models is empty or invalid")
+            raise self.connection.invalid_response("the list of models is empty or invalid")
         entry = self._choose_model(models)
         meta = entry.get("meta")
-        context = whole(entry.get("max_model_len")) or whole(
+        context = parse_count(entry.get("max_model_len")) or parse_count(
             meta.get("n_ctx") if isinstance(meta, dict) else None
         )
-        dialect = stated or of_owner(entry.get("owned_by"))
+        dialect = stated or dialect_of_owner(entry.get("owned_by"))
         root = entry.get("root")
         weights_name = root if isinstance(root, str) else ""
-        return Known(dialect, upstream.upstream_model or entry["id"], context or 0, weights_name)
+        return ServerInfo(
+            dialect, upstream.upstream_model or entry["id"], context or 0, weights_name
+        )
 
     def _choose_model(self, models: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the entry of the model that the pair names, or of the server's only model.
@@ -142,7 +159,7 @@ class Server:
             return next((model for model in models if model["id"] == name), models[0])
         base_models = [model for model in models if not model.get("parent")]
         if len(base_models) == 1 or (
-            base_models and of_owner(base_models[0].get("owned_by")).kind == "localspec"
+            base_models and dialect_of_owner(base_models[0].get("owned_by")).kind == "localspec"
         ):
             return base_models[0]
         ellipsis = "…" * (len(models) > _MAX_SHOWN_MODELS)
@@ -161,7 +178,7 @@ class Server:
         model = known.model if known else self.upstream.upstream_model
         return frames.Loaded(
             self.name,
-            f"{model or 'its model'} at {self.connection.place}",
+            f"{model or 'its model'} at {self.connection.origin}",
             None,
             known.context if known else 0,
             0,
@@ -201,22 +218,22 @@ class Server:
                     raise
 
     async def _try_once(self, request: frames.Generate) -> AsyncGenerator[Event, None]:
-        known = await self.found()
+        known = await self.discover()
         dialect, connection = known.dialect, self.connection
-        infill = isinstance(request.prompt, frames.InfillPrompt) and not dialect.native
-        if infill and not fills_in([known.model]):
-            known = await self.found(weights=True)
-        sent = asked(request, dialect, known.model, known.weights or "")
+        infill = isinstance(request.prompt, frames.InfillPrompt) and not dialect.has_native_api
+        if infill and not infill_markers([known.model]):
+            known = await self.discover(weights=True)
+        sent = build_request(request, dialect, known.model, known.weights or "")
         if sent.endless and dialect.kind == "vllm":
             await self._fill_context(sent)
         began = time.monotonic()
-        if sent.only_read and not dialect.native:
+        if sent.only_read and not dialect.has_native_api:
             # Only servers with llama-server's own API can read a prompt ahead without an answer.
             yield frames.Started(0, 0, 0, note=sent.note)
             yield frames.Done(0, "length", 0, 0, frames.Timings(), frames.Speculation())
             return
         counting = (
-            Counting(connection, dialect, self._counter_tasks)
+            CounterMeasurement(connection, dialect, self._counter_tasks)
             if self._can_use_counters(dialect)
             else None
         )
@@ -225,43 +242,49 @@ class Server:
             async for event in events:
                 yield event
 
-    async def _fill_context(self, sent: Asked) -> None:
+    async def _fill_context(self, sent: UpstreamRequest) -> None:
         """Set the limit of a text to the rest of vLLM's context. Without a limit vLLM writes 16 tokens."""
-        known, prompt = await self.found(weights=True), sent.body["prompt"]
+        known, prompt = await self.discover(weights=True), sent.body["prompt"]
         if isinstance(prompt, str):
             body = {"prompt": prompt, "model": known.model}
-            response = await self.connection.ask("/tokenize", body, _ASK_TIMEOUT_S)
+            response = await self.connection.post("/tokenize", body, _ASK_TIMEOUT_S)
             prompt = _parse_tokens(self.connection, response)["tokens"]
         if known.context > len(prompt):
             sent.body["max_tokens"], sent.endless = known.context - len(prompt), False
 
-    def _can_use_counters(self, dialect: Dialect) -> bool:
+    def _can_use_counters(self, dialect: ServerDialect) -> bool:
         """Return whether the server's counters can measure one answer.
 
         They are used if its answers do not report their drafts and no other request of ours is running.
         """
-        return bool(dialect.metrics) and not self._reports_drafts and self.counted.running <= 1
+        return bool(dialect.metrics_path) and not self._reports_drafts and self.counted.running <= 1
 
     async def _stream_answer(
-        self, sent: Asked, known: Known, began: float, counting: Counting | None
+        self,
+        sent: UpstreamRequest,
+        known: ServerInfo,
+        began: float,
+        counting: CounterMeasurement | None,
     ) -> AsyncGenerator[Event, None]:
         dialect, connection = known.dialect, self.connection
-        async with connection.streamed(sent.path, sent.body, sent.most_bytes) as lines:
+        async with connection.stream(sent.path, sent.body, sent.max_bytes) as lines:
             yield frames.Started(0, 0, 0, note=sent.note)
-            reply = Reply(connection, dialect, sent, began)
-            async with contextlib.aclosing(objects(connection, lines)) as chunks:
+            reply = UpstreamReply(connection, dialect, sent, began)
+            async with contextlib.aclosing(parse_events(connection, lines)) as chunks:
                 async for chunk in chunks:
-                    for delta in reply.take(chunk):
-                        lines.heard()
+                    for delta in reply.parse_chunk(chunk):
+                        lines.use_silence_timeout()
                         yield delta
                     if reply.over:
                         break
             if not reply.over:
-                raise reply.cut()
+                raise reply.truncated_error()
             await _finish_stream(lines)
-        self._reports_drafts = self._reports_drafts or reply.tells
+        self._reports_drafts = self._reports_drafts or reply.reports_drafts
         yield reply.done(
-            await counting.end(reply.written) if counting and not reply.tells else None
+            await counting.end(reply.completion_tokens)
+            if counting and not reply.reports_drafts
+            else None
         )
 
     async def close(self) -> None:
@@ -276,30 +299,34 @@ class Server:
             InvalidRequest: The server has no endpoint for it.
             UpstreamError: The server failed.
         """
-        known = await self.found()
-        dialect, ask = known.dialect, self.connection.ask
+        known = await self.discover()
+        dialect, ask = known.dialect, self.connection.post
         match request:
-            case frames.Tokenize() if dialect.native:
+            case frames.Tokenize() if dialect.has_native_api:
                 body = {"content": request.text, "add_special": request.add_special}
                 body |= {"parse_special": request.parse_special, "with_pieces": request.pieces}
                 body["model"] = known.model  # another localspec may have several models
                 return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
             case frames.Tokenize() if dialect.kind == "vllm":
                 if not request.parse_special:
-                    raise refusal("parse_special", dialect, "it always parses special tokens")
+                    raise unsupported_field(
+                        "parse_special", dialect, "it always parses special tokens"
+                    )
                 if request.pieces:
-                    raise refusal("with_pieces", dialect, "its texts are not those of the prompt")
+                    raise unsupported_field(
+                        "with_pieces", dialect, "its texts are not those of the prompt"
+                    )
                 body = {"prompt": request.text, "add_special_tokens": request.add_special}
                 body["model"] = known.model
                 return _parse_tokens(self.connection, await ask("/tokenize", body, _ASK_TIMEOUT_S))
-            case frames.Detokenize() if dialect.native or dialect.kind == "vllm":
+            case frames.Detokenize() if dialect.has_native_api or dialect.kind == "vllm":
                 body = {"tokens": request.tokens, "model": known.model}
                 response = await ask("/detokenize", body, _ASK_TIMEOUT_S)
-                key = "content" if dialect.native else "prompt"
+                key = "content" if dialect.has_native_api else "prompt"
                 return {"content": self._get_text(response, key)}
-            case frames.ApplyTemplate() if dialect.native:
+            case frames.ApplyTemplate() if dialect.has_native_api:
                 return {"prompt": await self._apply_template(request.prompt, known)}
-            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.native:
+            case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.has_native_api:
                 text = await self._apply_template(prompt, known)
                 body = {"content": text, "add_special": True, "parse_special": True}
                 body["model"] = known.model
@@ -310,20 +337,20 @@ class Server:
             case frames.CountTokens(prompt=frames.ChatPrompt() as prompt) if dialect.kind == "vllm":
                 response = await ask("/tokenize", _template_body(prompt, known), _ASK_TIMEOUT_S)
                 return {"tokens": len(_parse_tokens(self.connection, response)["tokens"])}
-        raise refusal(
+        raise unsupported_field(
             _ERROR_FIELDS.get(type(request), "model"), dialect, "it has no endpoint for it"
         )
 
-    async def _apply_template(self, prompt: frames.ChatPrompt, known: Known) -> str:
+    async def _apply_template(self, prompt: frames.ChatPrompt, known: ServerInfo) -> str:
         body = _template_body(prompt, known)
         return self._get_text(
-            await self.connection.ask("/apply-template", body, _ASK_TIMEOUT_S), "prompt"
+            await self.connection.post("/apply-template", body, _ASK_TIMEOUT_S), "prompt"
         )
 
     def _get_text(self, response: Any, key: str) -> str:
         value = response.get(key) if isinstance(response, dict) else None
         if not isinstance(value, str):
-            raise self.connection.nonsense(f"there is no '{key}'")
+            raise self.connection.invalid_response(f"there is no '{key}'")
         return value
 
 
@@ -337,9 +364,9 @@ _TEMPLATE_FIELDS = {
 }
 
 
-def _template_body(prompt: frames.ChatPrompt, known: Known) -> dict[str, Any]:
+def _template_body(prompt: frames.ChatPrompt, known: ServerInfo) -> dict[str, Any]:
     """Return the body of a request to apply the chat template."""
-    sent = asked(frames.Generate(0, prompt), known.dialect, known.model)
+    sent = build_request(frames.Generate(0, prompt), known.dialect, known.model)
     body = {key: sent.body[key] for key in sent.body.keys() & _TEMPLATE_FIELDS}
     return {**body, "tools": prompt.tools} if prompt.tools else body
 
@@ -353,7 +380,7 @@ _ERROR_FIELDS: dict[type, str] = {
 }
 
 
-async def _finish_stream(lines: Lines) -> None:
+async def _finish_stream(lines: ResponseLines) -> None:
     """Read the end of a finished stream for a short time, so that its connection can be used again."""
     with contextlib.suppress(UpstreamError, TimeoutError):
         async with asyncio.timeout(0.05):
@@ -361,18 +388,18 @@ async def _finish_stream(lines: Lines) -> None:
                 pass
 
 
-def _parse_tokens(connection: Connection, response: Any) -> dict[str, Any]:
+def _parse_tokens(connection: UpstreamConnection, response: Any) -> dict[str, Any]:
     """Return the token ids, and their texts where llama-server sends them."""
     entries = response.get("tokens") if isinstance(response, dict) else None
-    if not isinstance(entries, list) or len(entries) > frames.MOST_TOKENS:
-        raise connection.nonsense("there is no list of 'tokens'")
+    if not isinstance(entries, list) or len(entries) > frames.MAX_REPLY_TOKENS:
+        raise connection.invalid_response("there is no list of 'tokens'")
     tokens, pieces = [], []
     for entry in entries:
         token_id, piece = entry, ""
         if isinstance(entry, dict):
             token_id, piece = entry.get("id"), entry.get("piece", "")
-        if whole(token_id) is None:
-            raise connection.nonsense("a token is not a number")
+        if parse_count(token_id) is None:
+            raise connection.invalid_response("a token is not a number")
         tokens.append(token_id)
         if isinstance(piece, list) and all(isinstance(b, int) and 0 <= b < 256 for b in piece):
             pieces.append(bytes(piece))
@@ -405,23 +432,23 @@ class Upstreams:
     def __init__(self, resolve: Callable[[str], frames.PairFiles]) -> None:
         """Create the table of servers. `resolve` returns the files of a pair by its name, and blocks."""
         self._resolve = resolve
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, UpstreamServer] = {}
         self._away: dict[str, asyncio.Task[None]] = {}  # the tasks that try a server again, by pair
         self._requested_at: dict[str, float] = {}  # time of the last request, by pair
         self._heard_at: dict[str, float] = {}  # time of the last event of any answer, by pair
-        self._running: set[Streamed] = set()
+        self._running: set[StreamedRequest] = set()
 
-    def of(self, pair: frames.PairFiles) -> Server:
+    def of(self, pair: frames.PairFiles) -> UpstreamServer:
         """Return the server of a pair, a new one if models.toml names another server by now."""
         assert pair.upstream is not None
         server = self._servers.get(pair.name)
         if server is None or server.upstream != pair.upstream:
             if server is not None:
                 self._forget(server)
-            server = self._servers[pair.name] = Server(pair.name, pair.upstream)
+            server = self._servers[pair.name] = UpstreamServer(pair.name, pair.upstream)
         return server
 
-    def _forget(self, server: Server) -> None:
+    def _forget(self, server: UpstreamServer) -> None:
         if retry_task := self._away.pop(server.name, None):
             retry_task.cancel()
         self._heard_at.pop(server.name, None)
@@ -431,7 +458,7 @@ class Upstreams:
     @contextlib.asynccontextmanager
     async def running(
         self, pair: frames.PairFiles, request: frames.Generate, job: Job
-    ) -> AsyncIterator[Running]:
+    ) -> AsyncIterator[RunningRequest]:
         """Run one request. Leaving the block early closes its connection at once.
 
         Raises:
@@ -442,7 +469,7 @@ class Upstreams:
         counts.requests += 1
         counts.running += 1
         self._requested_at[pair.name] = time.monotonic()
-        running = Streamed(request, job, self._record_events(server, request))
+        running = StreamedRequest(request, job, self._record_events(server, request))
         self._running.add(running)
         watch_task: asyncio.Task[None] | None = None
         try:
@@ -461,17 +488,17 @@ class Upstreams:
             self._running.discard(running)
             await running.close()
             if running.done:
-                counts.done(running.done)
+                counts.add(running.done)
 
     async def _record_events(
-        self, server: Server, request: frames.Generate
+        self, server: UpstreamServer, request: frames.Generate
     ) -> AsyncGenerator[Event, None]:
         async with contextlib.aclosing(server.events(request)) as events:
             async for event in events:
                 self._heard_at[server.name] = time.monotonic()
                 yield event
 
-    async def _abort_if_unreachable(self, server: Server, running: Streamed) -> None:
+    async def _abort_if_unreachable(self, server: UpstreamServer, running: StreamedRequest) -> None:
         """End a request of a pair with a fallback if its server seems to be unreachable.
 
         A small second request, which does not delay the first, must get a response. An answer a short time
@@ -488,7 +515,7 @@ class Upstreams:
             if not running.begun and self._heard_at.get(server.name, 0.0) < began:
                 running.abort(error)
 
-    async def _probe(self, server: Server) -> None:
+    async def _probe(self, server: UpstreamServer) -> None:
         try:
             await server.connection.get("models", _PROBE_TIMEOUT_S)
         except UpstreamTimeout as error:
@@ -510,8 +537,8 @@ class Upstreams:
 
     # ------------------------------------------------------------------ fallbacks
 
-    async def stand_in(
-        self, request: frames.Generate, failed: Sequence[Unanswered]
+    async def fallback_pair(
+        self, request: frames.Generate, failed: Sequence[FailedUpstream]
     ) -> tuple[frames.PairFiles, frames.Generate, str]:
         """Return the pair that answers in place of the last of these servers, its request, and a note.
 
@@ -542,12 +569,12 @@ class Upstreams:
             f"{' '.join(problems)} '{fallback.name}' answers in its place.",
         )
 
-    def _start_retries(self, server: Server) -> None:
+    def _start_retries(self, server: UpstreamServer) -> None:
         """Try the server again in the background until it responds or no client uses its pair any more."""
         if server.name not in self._away:
             self._away[server.name] = asyncio.create_task(self._retry(server))
 
-    async def _retry(self, server: Server) -> None:
+    async def _retry(self, server: UpstreamServer) -> None:
         tries = 0
         try:
             while time.monotonic() - self._requested_at.get(server.name, 0.0) < _GIVE_UP_AFTER_S:
@@ -577,7 +604,7 @@ class Upstreams:
             await server.close()
 
 
-class Streamed(Running):
+class StreamedRequest(RunningRequest):
     """A running request whose events are fetched from the server when they are read."""
 
     def __init__(
@@ -604,7 +631,7 @@ class Streamed(Running):
         finally:
             self._reader = None
         self.begun = True
-        self.job.sees(event)
+        self.job.update(event)
         if isinstance(event, frames.Done):
             self.done = event
         return event
@@ -637,18 +664,18 @@ def _adapt_request(request: frames.Generate) -> frames.Generate:
     )
     if not prompt.tools and not has_calls:
         return request
-    messages = tools.told(prompt.messages, prompt.tools or [])
+    messages = tools.explain_tools(prompt.messages, prompt.tools or [])
     if allowed is not None:
-        allowed = msgspec.structs.replace(allowed, format=tools.TOLD)
+        allowed = msgspec.structs.replace(allowed, format=tools.EXPLAINED)
     prompt = msgspec.structs.replace(prompt, messages=messages, tools=None)
     return msgspec.structs.replace(request, prompt=prompt, tools=allowed)
 
 
-def _status(server: Server, away: bool) -> UpstreamStatus:
+def _status(server: UpstreamServer, away: bool) -> UpstreamStatus:
     known, counts = server.known, server.counted
     return UpstreamStatus(
         server.name,
-        server.connection.place,
+        server.connection.origin,
         kind=known.dialect.name if known else None,
         model=known.model if known else server.upstream.upstream_model or None,
         away=away,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localspec.errors import BadGguf
-from localspec.paths import hf_cache, read_file
+from localspec.paths import hf_cache_folder, read_file
 from localspec.registry.header.model import shard_names
 from localspec.registry.store.store import Store
 
@@ -31,7 +31,7 @@ _SERVICE_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama
 
 
 @dataclass(frozen=True, slots=True)
-class Tagged:
+class OllamaModel:
     """A model with a manifest, and its name as Ollama shows it. Either `file` or `problem` is set."""
 
     name: str
@@ -39,7 +39,7 @@ class Tagged:
     problem: str = ""
 
 
-def homes(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+def model_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     """Return the folders where Ollama may keep its models; the one set by the user comes first."""
     configured = environ.get("OLLAMA_MODELS")
     usual = Path(environ.get("HOME") or Path.home(), ".ollama", "models")
@@ -50,7 +50,7 @@ def homes(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     )
 
 
-def tagged(home: Path) -> Iterator[Tagged]:
+def list_models(home: Path) -> Iterator[OllamaModel]:
     """Yield every model in one of these folders."""
     manifests = home / "manifests"
     for folder, folders, files in os.walk(manifests):
@@ -60,11 +60,11 @@ def tagged(home: Path) -> Iterator[Tagged]:
                 yield _read_manifest(home, Path(folder, file))
 
 
-def named(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
+def find_model(name: str, environ: Mapping[str, str] = os.environ) -> Path | None:
     """Return the file of the model that Ollama calls `name`. A name without a tag means the latest."""
     query = _shorten_name(name if ":" in name.rpartition("/")[2] else f"{name}:latest").lower()
-    for home in homes(environ):
-        for model in tagged(home):
+    for home in model_folders(environ):
+        for model in list_models(home):
             if model.file and model.name.lower() == query:
                 return model.file
     return None
@@ -77,29 +77,29 @@ def _shorten_name(name: str) -> str:
     return f"hf.co/{path}" if slash and host == "huggingface.co" else name
 
 
-def _read_manifest(home: Path, manifest: Path) -> Tagged:
+def _read_manifest(home: Path, manifest: Path) -> OllamaModel:
     model = manifest.parent.relative_to(home / "manifests").as_posix()
     name = _shorten_name(f"{model}:{manifest.name}")
     try:
         if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
-            return Tagged(name, None, "its manifest is too large")
+            return OllamaModel(name, None, "its manifest is too large")
         layers = json.loads(read_file(manifest))["layers"]
         digest = next(
             layer["digest"] for layer in layers if layer["mediaType"] == _MODEL_MEDIA_TYPE
         )
         kind, _, value = digest.partition(":")
         if not (kind.isalnum() and value.isalnum()):
-            return Tagged(name, None, "its manifest cannot be read")
+            return OllamaModel(name, None, "its manifest cannot be read")
     except OSError as error:
-        return Tagged(name, None, f"its manifest cannot be read ({error.strerror})")
+        return OllamaModel(name, None, f"its manifest cannot be read ({error.strerror})")
     except StopIteration:
-        return Tagged(name, None, "its manifest names no model")
+        return OllamaModel(name, None, "its manifest names no model")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return Tagged(name, None, "its manifest cannot be read")
+        return OllamaModel(name, None, "its manifest cannot be read")
     for blob in (f"{kind}-{value}", f"{kind}:{value}"):  # the second form is older than 2024
         if os.path.exists(home / "blobs" / blob):  # noqa: PTH110 - Path.exists may raise
-            return Tagged(name, home / "blobs" / blob)
-    return Tagged(name, None, f"its file is missing ({home / 'blobs' / f'{kind}-{value}'})")
+            return OllamaModel(name, home / "blobs" / blob)
+    return OllamaModel(name, None, f"its file is missing ({home / 'blobs' / f'{kind}-{value}'})")
 
 
 # ------------------------------------------------------------------------ programs
@@ -118,7 +118,7 @@ _GPT4ALL_PATH = re.compile(r"^modelPath=(?P<path>.+)$", re.MULTILINE)
 _JAN_PATH = re.compile(r"^model_path:\s*[\"']?(?P<path>.+?)[\"']?\s*$", re.MULTILINE)
 
 
-def folders(
+def program_folders(
     environ: Mapping[str, str] = os.environ, platform: str = sys.platform
 ) -> Iterator[tuple[str, Path]]:
     """Yield (program, folder) for all programs that keep GGUF files under their names.
@@ -131,7 +131,7 @@ def folders(
     config = Path(environ.get("XDG_CONFIG_HOME") or home / ".config")
     cache = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
     is_mac = platform == "darwin"
-    yield HUB, hf_cache(environ)
+    yield HUB, hf_cache_folder(environ)
     configured = environ.get("LLAMA_CACHE")
     if configured:
         yield LLAMA, Path(configured).expanduser()
@@ -147,14 +147,14 @@ def folders(
     yield "GPT4All", home / ".cache" / "gpt4all"  # its Python package
 
 
-def elsewhere(model_yml: Path) -> Path | None:
+def jan_model_path(model_yml: Path) -> Path | None:
     """Return the model of Jan that lies outside Jan's folder, according to its model.yml."""
     match = _JAN_PATH.search(_read_text(model_yml))
     path = Path(match["path"]) if match else None
     return path if path and path.is_absolute() else None
 
 
-def name_of(path: Path, root: Path, origin: str) -> str:
+def name_model_file(path: Path, root: Path, origin: str) -> str:
     """Return the name to show for a file: its own, or the model's if the file name is generic."""
     folder = path.parent
     if _GENERIC_NAME.fullmatch(path.name):
@@ -220,14 +220,14 @@ def _read_text(path: Path) -> str:
 
 
 # A search of a disk with a million files takes less. A network share may take for ever.
-PATIENCE_S = 60.0
+MAX_SEARCH_S = 60.0
 # Two files of the same size are compared by this many samples, since hashing them would take minutes.
 _SAMPLES, _SAMPLE_BYTES = 16, 64 << 10
 _SKIPPED_FOLDERS = frozenset({"/proc", "/sys", "/dev"})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundModel:
     """A model file on this disk; of a sharded model, its first part.
 
     name: what to call it. origin: the program that put it there. pair: the installed pair that it belongs
@@ -242,13 +242,13 @@ class Found:
 
 def find_models(
     store: Store, folders: Iterable[Path] = (), environ: Mapping[str, str] = os.environ
-) -> list[Found]:
+) -> list[FoundModel]:
     """Return every GGUF model in the known folders and in `folders`, each once."""
-    return Search(store, folders, environ).models
+    return DiskSearch(store, folders, environ).models
 
 
 @dataclass
-class Search:
+class DiskSearch:
     """One search of this disk.
 
     models: every model, each once. problems: a sentence for each folder that could not be searched. told:
@@ -259,15 +259,15 @@ class Search:
     folders: Iterable[Path] = ()
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     told: Callable[[Path], None] = lambda _: None
-    patience: float = PATIENCE_S
-    models: list[Found] = field(default_factory=list, init=False)
+    patience: float = MAX_SEARCH_S
+    models: list[FoundModel] = field(default_factory=list, init=False)
     problems: list[str] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._end = time.monotonic() + self.patience
         self._stopped = False
         self._visited: set[tuple[int, int]] = set()
-        self._files: dict[tuple[int, int] | Path, Found] = {}
+        self._files: dict[tuple[int, int] | Path, FoundModel] = {}
         self._sizes: dict[int, list[Path]] = {}
         for model in self._find_all():
             key = _file_identity(model.path)
@@ -293,20 +293,22 @@ class Search:
         same_size.append(path)
         return copy
 
-    def _find_all(self) -> Iterator[Found]:
+    def _find_all(self) -> Iterator[FoundModel]:
         """Yield the models of all folders, which may include duplicates."""
         for record in self.store.listing().records:
             for model in record.models:
                 path = self.store.part_path(model.parts[0])
-                yield Found(path, model.file, f"pair {record.name}", record.name)
-        for origin, folder in folders(self.environ):
+                yield FoundModel(path, model.file, f"pair {record.name}", record.name)
+        for origin, folder in program_folders(self.environ):
             yield from self._search_folder(folder, origin)
-        for home in homes(self.environ):
+        for home in model_folders(self.environ):
             yield from self._search_ollama(home)
         for folder in self.folders:
             yield from self._search_folder(folder, str(folder), named=True)
 
-    def _search_folder(self, root: Path, origin: str, *, named: bool = False) -> Iterator[Found]:
+    def _search_folder(
+        self, root: Path, origin: str, *, named: bool = False
+    ) -> Iterator[FoundModel]:
         """Yield the models in a folder and its subfolders. `named`: the user named this folder."""
 
         def report_error(error: OSError) -> None:
@@ -314,7 +316,7 @@ class Search:
                 self.problems.append(f"{error.filename} cannot be read: {error.strerror}.")
 
         if named and root.is_file():
-            yield Found(root, root.name, str(root.parent))
+            yield FoundModel(root, root.name, str(root.parent))
             return
         for current, folders, files in os.walk(root, onerror=report_error, followlinks=True):
             folder = Path(current)
@@ -330,9 +332,9 @@ class Search:
             for file in sorted(files):
                 path = folder / file
                 if file.lower().endswith(".gguf") and _is_first_part(file):
-                    yield Found(path, name_of(path, root, origin), origin)
-                elif file == "model.yml" and (linked := elsewhere(path)):
-                    yield Found(linked, folder.name, origin)
+                    yield FoundModel(path, name_model_file(path, root, origin), origin)
+                elif file == "model.yml" and (linked := jan_model_path(path)):
+                    yield FoundModel(linked, folder.name, origin)
 
     def _mark_visited(self, folder: Path) -> bool:
         """Return whether the folder is visited for the first time.
@@ -363,7 +365,7 @@ class Search:
         self._stopped = True
         return True
 
-    def _search_ollama(self, home: Path) -> Iterator[Found]:
+    def _search_ollama(self, home: Path) -> Iterator[FoundModel]:
         """Yield Ollama's models. It names files by hash, and its manifests list the models."""
         if self._report_folder(home):
             return
@@ -373,9 +375,9 @@ class Search:
         except OSError as error:
             self.problems.append(f"{home} cannot be read: {error.strerror}.")
             return
-        for model in tagged(home):
+        for model in list_models(home):
             if model.file:
-                yield Found(model.file, model.name, "Ollama")
+                yield FoundModel(model.file, model.name, "Ollama")
             else:
                 self.problems.append(f"{model.name} (Ollama) cannot be used: {model.problem}.")
 

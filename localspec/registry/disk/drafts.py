@@ -12,14 +12,14 @@ from math import sqrt
 from pathlib import Path
 from typing import TypeVar
 
-from localspec.compatibility import Compatibility, Tokenizer, compare
+from localspec.compatibility import Compatibility, Tokenizer, compare_tokenizers
 from localspec.errors import LocalspecError
 from localspec.protocol.pairs import AddRequest, DiskModel, DraftGain, Drafts, DraftView
-from localspec.registry.catalogue import reserved
-from localspec.registry.disk.discovery import Found
-from localspec.registry.header.architectures import rollback_sentence
-from localspec.registry.header.model import Model, read_local_model
-from localspec.registry.header.pairing import verdict
+from localspec.registry.catalogue import explain_reserved_name
+from localspec.registry.disk.discovery import FoundModel
+from localspec.registry.header.architectures import describe_rollback
+from localspec.registry.header.model import ModelInfo, read_local_model
+from localspec.registry.header.pairing import judge_pair
 from localspec.registry.header.vocabulary import read_vocabulary
 
 # ------------------------------------------------------------------------ matches
@@ -28,9 +28,9 @@ from localspec.registry.header.vocabulary import read_vocabulary
 
 # Target weights / draft weights. A draft of half the size costs half of the target's time for each token that
 # it proposes, which is too much to save time.
-MIN_RATIO = 2.0
+MIN_WEIGHT_RATIO = 2.0
 _FAMILY_COVERAGE = 0.99  # share of the used tokens that models of one family have in common
-PATIENCE_S = 120.0  # a header takes about 50 ms, longer on a disk that has to spin up
+MAX_READING_S = 120.0  # a header takes about 50 ms, longer on a disk that has to spin up
 _PART_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 _MAX_NAME_CHARACTERS = 64
 
@@ -39,16 +39,16 @@ _MAX_NAME_CHARACTERS = 64
 class _Candidate:
     """A model whose header was read. Models with the same `kind` have the same tokenizer."""
 
-    found: Found
+    found: FoundModel
     weights: int
     kind: int
     can_pair: bool
 
 
 def judge_all(
-    models: Iterable[Found],
+    models: Iterable[FoundModel],
     told: Callable[[str], None] = lambda name: None,
-    patience: float = PATIENCE_S,
+    patience: float = MAX_READING_S,
 ) -> list[DiskModel]:
     """Return every model with the models that can draft for it, by tokenizer and size.
 
@@ -73,14 +73,16 @@ def judge_all(
     candidates.sort(key=lambda candidate: candidate.weights)
     verdicts: dict[tuple[int, int], Compatibility] = {}
 
-    def drafts(target: _Candidate) -> Iterator[tuple[bool, int, bool, str, Found]]:
+    def drafts(target: _Candidate) -> Iterator[tuple[bool, int, bool, str, FoundModel]]:
         """Yield the drafts and their sort key: same family first, then small ones, then the same program."""
         for draft in candidates:
-            if draft.weights * MIN_RATIO > target.weights or not draft.can_pair:
+            if draft.weights * MIN_WEIGHT_RATIO > target.weights or not draft.can_pair:
                 continue
             kind_pair = target.kind, draft.kind
             if kind_pair not in verdicts:
-                verdicts[kind_pair] = compare(tokenizers[kind_pair[0]], tokenizers[kind_pair[1]])
+                verdicts[kind_pair] = compare_tokenizers(
+                    tokenizers[kind_pair[0]], tokenizers[kind_pair[1]]
+                )
             if verdicts[kind_pair].usable:
                 file, is_unrelated = draft.found, verdicts[kind_pair].coverage < _FAMILY_COVERAGE
                 is_elsewhere = file.origin != target.found.origin
@@ -97,14 +99,14 @@ def judge_all(
 
 
 def _to_disk_model(
-    file: Found, weights: int = 0, problem: str = "", drafts: Sequence[Found] = ()
+    file: FoundModel, weights: int = 0, problem: str = "", drafts: Sequence[FoundModel] = ()
 ) -> DiskModel:
     paths = tuple(str(draft.path) for draft in drafts)
     return DiskModel(file.name, str(file.path), file.origin, weights, problem, paths)
 
 
 def _read_candidate(
-    file: Found, kinds: dict[tuple[object, ...], int], tokenizers: list[Tokenizer]
+    file: FoundModel, kinds: dict[tuple[object, ...], int], tokenizers: list[Tokenizer]
 ) -> _Candidate:
     """Read a model's header and return only what is needed of it.
 
@@ -125,12 +127,12 @@ def _read_candidate(
     if key not in kinds:
         kinds[key] = len(tokenizers)
         tokenizers.append(tokenizer)
-    sentence = rollback_sentence(model.name, model.architecture, model.rollback)
+    sentence = describe_rollback(model.name, model.architecture, model.rollback)
     can_pair = not (sentence and model.rollback == "none") and not model.pooling
     return _Candidate(file, model.weights, kinds[key], can_pair)
 
 
-def propose(
+def propose_pairs(
     models: Sequence[DiskModel],
     paired: Container[str],
     taken: Iterable[str],
@@ -173,7 +175,7 @@ def free_name(model: str, taken: Iterable[str]) -> str:
     stem = re.sub(r"[^a-z0-9._-]+", "-", stem).strip("-._")[: _MAX_NAME_CHARACTERS - 4] or "model"
     names, number = set(taken), 1
     name = stem
-    while name in names or reserved(name):
+    while name in names or explain_reserved_name(name):
         number += 1
         name = f"{stem}-{number}"
     return name
@@ -209,7 +211,7 @@ class Trial:
     overhead_ms: float
 
 
-def weigh(trials: Mapping[_Key, Trial]) -> dict[_Key, DraftGain]:
+def estimate_gains(trials: Mapping[_Key, Trial]) -> dict[_Key, DraftGain]:
     """Return the gain of each draft of one target, at its best depth.
 
     The depth is at least one token, so that drafts that never pay off can be compared too.
@@ -218,13 +220,13 @@ def weigh(trials: Mapping[_Key, Trial]) -> dict[_Key, DraftGain]:
     return {key: _estimate_gain(trial, target_ms, overhead) for key, trial in trials.items()}
 
 
-def plain_speed(trials: Mapping[_Key, Trial]) -> float | None:
+def plain_tokens_per_second(trials: Mapping[_Key, Trial]) -> float | None:
     """Return the tokens per second of the target alone, or None without measurements."""
     target_ms, overhead = _combine_costs(trials)
     return 1e3 / (_pass_ms(target_ms, 1) + overhead) if target_ms else None
 
 
-def alike(first: DraftGain, second: DraftGain) -> bool:
+def is_indistinguishable(first: DraftGain, second: DraftGain) -> bool:
     """Return whether the confidence intervals of two gains overlap."""
     return first.low <= second.high and second.low <= first.high
 
@@ -311,14 +313,14 @@ def _wilson_interval(rate: float, count: int) -> tuple[float, float]:
 # ------------------------------------------------------------------------ drafts
 
 
-Call = Callable[[str, Path], str]  # (name, path) → what `localspec add` accepts for the file
+FormatFile = Callable[[str, Path], str]  # (name, path) → what `localspec add` accepts for the file
 
 
 def rank_drafts(
     target: Path,
-    models: Iterable[Found],
+    models: Iterable[FoundModel],
     measure: Callable[[Path, Path], Trial] | None = None,
-    call: Call = lambda name, path: str(path),
+    call: FormatFile = lambda name, path: str(path),
 ) -> Drafts:
     """Return all `models` judged as drafts for `target`, those that match first.
 
@@ -345,13 +347,15 @@ def rank_drafts(
                 trials[view.path] = measure(target, Path(view.path))
             except LocalspecError as error:  # a draft that cannot be measured cannot be used
                 view.matched, view.reason = False, error.message
-    gains = weigh(trials)
+    gains = estimate_gains(trials)
     for view in views:
         view.gain = gains.get(view.path)
     views.sort(key=_sort_key)
     for previous, view in pairwise(views):
-        view.tied = bool(previous.gain and view.gain and alike(previous.gain, view.gain))
-    return Drafts(str(target), plain=plain_speed(trials), drafts=views)
+        view.tied = bool(
+            previous.gain and view.gain and is_indistinguishable(previous.gain, view.gain)
+        )
+    return Drafts(str(target), plain=plain_tokens_per_second(trials), drafts=views)
 
 
 def _sort_key(view: DraftView) -> tuple[bool, float, int, str]:
@@ -359,7 +363,7 @@ def _sort_key(view: DraftView) -> tuple[bool, float, int, str]:
     return not view.matched, -gain, view.size, view.name
 
 
-def _judge_draft(target: Model, candidate: Found, call: Call) -> DraftView:
+def _judge_draft(target: ModelInfo, candidate: FoundModel, call: FormatFile) -> DraftView:
     path = str(candidate.path)
     view = DraftView(candidate.name, path, candidate.origin, 0, 0.0, matched=False, reason="")
     view.file = call(candidate.name, candidate.path)
@@ -372,9 +376,9 @@ def _judge_draft(target: Model, candidate: Found, call: Call) -> DraftView:
     if draft.weights >= target.weights:
         view.reason = f"it is not smaller than the target ({draft.weights} bytes of weights)."
     elif draft.rollback == "none":
-        view.reason = rollback_sentence(candidate.name, draft.architecture, draft.rollback) + "."
+        view.reason = describe_rollback(candidate.name, draft.architecture, draft.rollback) + "."
     else:
-        judgement = verdict(target, draft)
+        judgement = judge_pair(target, draft)
         view.matched, view.notes = judgement.matched, judgement.notes
         view.reason = "" if judgement.matched else f"{judgement.reason}."
     return view

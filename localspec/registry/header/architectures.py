@@ -99,7 +99,7 @@ def attention_interval(architecture: str) -> int:
     return _ATTENTION_INTERVALS.get(architecture, 0)
 
 
-def rollback(architecture: str, sliding_window: int) -> Rollback:
+def rollback_kind(architecture: str, sliding_window: int) -> Rollback:
     """Return how far this architecture can roll back tokens after a rejected draft."""
     if architecture in _DIFFUSION:
         return "none"
@@ -110,7 +110,7 @@ def rollback(architecture: str, sliding_window: int) -> Rollback:
     return "full"
 
 
-def rollback_sentence(name: str, architecture: str, kind: Rollback) -> str:
+def describe_rollback(name: str, architecture: str, kind: Rollback) -> str:
     """Return a sentence about the limits of rollback, or an empty text if there are none."""
     if kind == "none":
         return (

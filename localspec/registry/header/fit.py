@@ -10,9 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from localspec.errors import DoesNotFit
-from localspec.protocol.settings import KV_BLOCK, SCORED_ROWS, SHORT, FlashAttention, KvType
+from localspec.protocol.settings import (
+    CPU_PASS_ROWS,
+    KV_BLOCK_SIZE,
+    SHORT_CONTEXT_TOKENS,
+    FlashAttention,
+    KvType,
+)
 from localspec.registry.header.architectures import is_hybrid
-from localspec.registry.header.model import Model
+from localspec.registry.header.model import ModelInfo
 
 # ------------------------------------------------------------------------ need
 # Compute how much memory a pair needs, from its headers and in the way llama.cpp allocates it.
@@ -31,7 +37,7 @@ PASS_ROWS = 512  # of the widest pass (the engine's `n_batch`)
 # Rows of a pass of an embedding model: half as many if the model could also write text, and the whole context
 # if a text must be read in one pass.
 EMBEDDING_PASS_ROWS = 512
-RUNTIME = 128 << 20  # bytes of a worker's own memory, with the backends loaded
+RUNTIME_BYTES = 128 << 20  # bytes of a worker's own memory, with the backends loaded
 # Draft tokens in one pass, which need rows with logits: of each sequence, and those that a request or an
 # n-gram match may add (the engine's MAX_DEPTH and MAX_LIMIT).
 _SEQUENCE_DRAFT_TOKENS, _ADDED_DRAFT_TOKENS = 15, 64
@@ -46,7 +52,7 @@ _FLASH_KEY_LENGTHS = frozenset({40, 64, 72, 80, 96, 112, 128, 192, 256, 320, 512
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadOptions:
     """The options of loading a pair that affect memory.
 
     context: tokens, 0 if it is to be chosen. kv_types: the types of the cache's keys and values. parallel:
@@ -72,7 +78,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class MemoryNeed:
     """The bytes that one model needs at one context length."""
 
     weights: int
@@ -84,18 +90,19 @@ class Need:
         return self.weights + self.cache + self.compute
 
 
-NOTHING = Need(0, 0, 0)
+NO_NEED = MemoryNeed(0, 0, 0)
 
 
-def supports_kv_types(model: Model, kv_types: tuple[KvType, KvType]) -> bool:
+def supports_kv_types(model: ModelInfo, kv_types: tuple[KvType, KvType]) -> bool:
     """Return whether the model's cache can have these types."""
     pairs = zip(model.kept.heads, kv_types, strict=True)
     return not any(
-        kv_type != "f16" and any(length % KV_BLOCK for length in heads) for heads, kv_type in pairs
+        kv_type != "f16" and any(length % KV_BLOCK_SIZE for length in heads)
+        for heads, kv_type in pairs
     )
 
 
-def cache_per_token(model: Model, kv_types: tuple[KvType, KvType] = F16) -> float:
+def cache_per_token(model: ModelInfo, kv_types: tuple[KvType, KvType] = F16) -> float:
     """Return the bytes of cache per token of context."""
     return _cache_bytes((model.kept.keys, model.kept.values), kv_types)
 
@@ -105,7 +112,7 @@ def _cache_bytes(counts: tuple[int, int], kv_types: tuple[KvType, KvType]) -> fl
     return sum(count * KV_BYTES[kv_type] for count, kv_type in zip(counts, kv_types, strict=True))
 
 
-def need_of_target(model: Model, load: Load) -> Need:
+def need_of_target(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
     """Return the bytes for the model that answers, with `load.context` tokens."""
     if model.pooling:
         return _need_of_embedding(model, load)
@@ -121,66 +128,68 @@ def need_of_target(model: Model, load: Load) -> Need:
     )
 
 
-def need_of_draft(model: Model, load: Load) -> Need:
+def need_of_draft(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
     """Return the bytes for the draft. If it does not support the cache types, f16 is used for it."""
     if not supports_kv_types(model, load.kv_types):
         load = replace(load, kv_types=F16)
     sequences = load.parallel + 2  # one for the exact lane, one to look ahead
     need = _compute_need(model, load, sequences, max(sequences, 16))
-    if model.sidecar and load.exact:  # it reads the exact lane's cache in separate passes
+    if model.is_sidecar and load.exact:  # it reads the exact lane's cache in separate passes
         return replace(need, compute=2 * need.compute)
     return need
 
 
-def need_of_heads(model: Model, load: Load) -> Need:
+def need_of_heads(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
     """Return the bytes for the model's own MTP heads, without their weights."""
     if not any(model.kept.ahead):
-        return NOTHING
+        return NO_NEED
     sequences = load.parallel + 2  # as for a draft
     need = _compute_need(model, load, 0, max(sequences, 16))
     cache = int(_cache_bytes(model.kept.ahead, load.kv_types) * load.context)
-    return Need(0, cache + load.parallel * _HEAD_STATE_BYTES, need.compute)
+    return MemoryNeed(0, cache + load.parallel * _HEAD_STATE_BYTES, need.compute)
 
 
-def _need_of_embedding(model: Model, load: Load) -> Need:
+def _need_of_embedding(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
     """Return the bytes for a model that turns texts of at most `load.context` tokens into numbers.
 
     llama.cpp reserves a row of logits for each token of a pass, and if the model could write text, computes
     them too.
     """
     can_write = not model.has_no_cache
-    rows = max(EMBEDDING_PASS_ROWS // (1 + can_write), load.context if model.reads_whole else 0)
+    rows = max(
+        EMBEDDING_PASS_ROWS // (1 + can_write), load.context if model.needs_whole_text else 0
+    )
     layer_bytes = rows * (8 * model.width + 3 * model.feed_forward) * 4
     mask_cells = rows * max(rows, load.context)
     has_scores = load.attention == "off" and not load.chosen
     attention_bytes = 4 * mask_cells * (model.heads + 1) if has_scores else 2 * mask_cells
     cache_bytes = cache_per_token(model) * max(rows, load.context) if can_write else 0
-    return Need(
+    return MemoryNeed(
         weights=model.weights,
         cache=int(cache_bytes) + model.kept.state,
         compute=(1 + can_write) * rows * model.vocabulary * 4 + layer_bytes + attention_bytes,
     )
 
 
-def _compute_need(model: Model, load: Load, sequences: int, rows: int) -> Need:
+def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int) -> MemoryNeed:
     """Return the bytes of a model that decodes `sequences`, with logits for `rows` rows."""
     copies = 1 + _SNAPSHOTS * (model.rollback == "snapshots")
     logit_bytes = rows * model.vocabulary * 4
     layer_bytes = PASS_ROWS * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
     # With a window there are two masks, one with it and one without.
-    mask_cells = load.context * (2 if model.rollback == "short" or model.sidecar else 1)
-    always_flash = is_hybrid(model.architecture) or load.context <= SHORT
+    mask_cells = load.context * (2 if model.rollback == "short" or model.is_sidecar else 1)
+    always_flash = is_hybrid(model.architecture) or load.context <= SHORT_CONTEXT_TOKENS
     has_scores = load.attention == "off" and not (load.chosen and always_flash)
     # llama.cpp turns flash attention off without a kernel.
     if load.cuda and load.attention == "auto":
         has_scores = not model.kept.heads[0] <= _FLASH_KEY_LENGTHS
-    scored_rows = SCORED_ROWS if load.chosen else PASS_ROWS
+    scored_rows = CPU_PASS_ROWS if load.chosen else PASS_ROWS
     attention_bytes = (
         4 * mask_cells * scored_rows * (model.heads + 1)
         if has_scores
         else 2 * mask_cells * PASS_ROWS
     )
-    return Need(
+    return MemoryNeed(
         weights=model.weights,
         cache=int(cache_per_token(model, load.kv_types) * load.context)
         + model.kept.state * sequences * copies,
@@ -211,17 +220,17 @@ Fits = Literal["yes", "partly", "no"]
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class FreeMemory:
     """Free memory in bytes: main memory and GPU memory (0 without a GPU)."""
 
     ram: int
     vram: int = 0
 
     @property
-    def shared(self) -> Memory:
+    def shared(self) -> FreeMemory:
         """The memory that a chosen context may use, so that some is left to other programs."""
         vram = self.vram - min(_reserve_margin(self.vram), _MAX_GPU_MARGIN_BYTES)
-        return Memory(max(self.ram - _reserve_margin(self.ram), 0), max(vram, 0))
+        return FreeMemory(max(self.ram - _reserve_margin(self.ram), 0), max(vram, 0))
 
 
 def _reserve_margin(free: int) -> int:
@@ -229,7 +238,7 @@ def _reserve_margin(free: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryFit:
     """The chosen context and placement of a pair. `gpu_layers` −1 means all.
 
     target, drafting: the memory needs of the models. prefixes: bytes for prompts without a slot. needed: the
@@ -244,8 +253,8 @@ class Fit:
     draft_gpu_layers: int
     needed: int
     free: int
-    target: Need = NOTHING
-    drafting: Need = NOTHING
+    target: MemoryNeed = NO_NEED
+    drafting: MemoryNeed = NO_NEED
     prefixes: int = 0
     on_gpu: int = 0
     others: tuple[tuple[KvType, int], ...] = ()
@@ -253,7 +262,7 @@ class Fit:
     beyond: str = ""
 
 
-def fits(needed: int, free: Memory) -> Fits:
+def judge_fit(needed: int, free: FreeMemory) -> Fits:
     """Return whether `free` can hold so many bytes.
 
     "partly" means that it needs main memory besides the GPU's.
@@ -263,17 +272,23 @@ def fits(needed: int, free: Memory) -> Fits:
     return "partly" if needed <= free.vram + free.ram else "no"
 
 
-def needed(target: Model, draft: Model | None, load: Load) -> int:
+def total_need(target: ModelInfo, draft: ModelInfo | None, load: LoadOptions) -> int:
     """Return the bytes needed with `load.context` tokens, without prompts that have no slot."""
-    return need_of_target(target, load).total + _drafting_need(target, draft, load).total + RUNTIME
+    return (
+        need_of_target(target, load).total
+        + _drafting_need(target, draft, load).total
+        + RUNTIME_BYTES
+    )
 
 
-def _drafting_need(target: Model, draft: Model | None, load: Load) -> Need:
+def _drafting_need(target: ModelInfo, draft: ModelInfo | None, load: LoadOptions) -> MemoryNeed:
     """Return the needs of what drafts: the draft, or the target's own heads if it has any."""
     return need_of_draft(draft, load) if draft else need_of_heads(target, load)
 
 
-def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
+def fit_pair(
+    target: ModelInfo, draft: ModelInfo | None, free: FreeMemory, load: LoadOptions
+) -> MemoryFit:
     """Choose the context, the GPU layers and whether the draft is loaded.
 
     If memory is short, a requested context is reduced first, down to SMALLEST_CONTEXT, then the draft is
@@ -284,14 +299,14 @@ def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
         DoesNotFit: not even the target with the smallest context fits.
     """
     if target.pooling:
-        requested = load.context or (USUAL_INPUT if target.reads_whole else USUAL_CONTEXT)
+        requested = load.context or (USUAL_INPUT if target.needs_whole_text else USUAL_CONTEXT)
         load = replace(load, context=min(requested, target.context), prefixes=0, exact=False)
     # A draft with a shorter context writes nonsense beyond it, which is rejected and costs little.
     max_context = target.context
     chosen = _choose(target, draft, free, load)
     if chosen is None:
         min_context = min(load.context or max_context, max_context, SMALLEST_CONTEXT)
-        required = needed(target, None, replace(load, context=min_context))
+        required = total_need(target, None, replace(load, context=min_context))
         raise DoesNotFit(
             f"{target.name} needs {required // MIB} MiB with {min_context} "
             f"tokens of context, but only {(free.ram + free.vram) // MIB} MiB are free; "
@@ -318,7 +333,9 @@ def fit(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit:
     )
 
 
-def _describe_limits(chosen: Fit, requested: int, load: Load, has_draft: bool) -> Iterator[str]:
+def _describe_limits(
+    chosen: MemoryFit, requested: int, load: LoadOptions, has_draft: bool
+) -> Iterator[str]:
     """Yield sentences about what was limited by memory."""
     if chosen.context < requested:
         free = f"({chosen.needed // MIB} MiB of {chosen.free // MIB} MiB free)"
@@ -341,14 +358,16 @@ def _describe_limits(chosen: Fit, requested: int, load: Load, has_draft: bool) -
 class _Attempt(NamedTuple):
     """A draft or none, the range of contexts to search, and the memory that must hold everything."""
 
-    draft: Model | None
+    draft: ModelInfo | None
     min_context: int
     max_context: int
-    memory: Memory
+    memory: FreeMemory
     on_gpu: bool = False
 
 
-def _choose(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit | None:
+def _choose(
+    target: ModelInfo, draft: ModelInfo | None, free: FreeMemory, load: LoadOptions
+) -> MemoryFit | None:
     """Return the first fit in the order of preference, or None."""
     max_context = min(load.context or target.context, target.context)
     for attempt in _list_attempts(draft, free, load, max_context):
@@ -358,7 +377,7 @@ def _choose(target: Model, draft: Model | None, free: Memory, load: Load) -> Fit
 
 
 def _list_attempts(
-    draft: Model | None, free: Memory, load: Load, max_context: int
+    draft: ModelInfo | None, free: FreeMemory, load: LoadOptions, max_context: int
 ) -> Iterator[_Attempt]:
     """Yield the attempts in the order of preference."""
     usual_context, min_context = min(max_context, USUAL_CONTEXT), min(max_context, SMALLEST_CONTEXT)
@@ -375,10 +394,12 @@ def _list_attempts(
         yield _Attempt(candidate, acceptable_context, usual_context, free)
 
 
-def _find_longest_context(target: Model, attempt: _Attempt, load: Load) -> Fit | None:
+def _find_longest_context(
+    target: ModelInfo, attempt: _Attempt, load: LoadOptions
+) -> MemoryFit | None:
     """Return the fit with the longest context that fits, or None."""
 
-    def try_context(context: int) -> Fit | None:
+    def try_context(context: int) -> MemoryFit | None:
         return _place_models(target, attempt, replace(load, context=context), reserved)
 
     reserved = 0 if load.context else _reserve_for_prefixes(target, attempt, load)
@@ -398,14 +419,16 @@ def _find_longest_context(target: Model, attempt: _Attempt, load: Load) -> Fit |
     return longest
 
 
-def _reserve_for_prefixes(target: Model, attempt: _Attempt, load: Load) -> int:
+def _reserve_for_prefixes(target: ModelInfo, attempt: _Attempt, load: LoadOptions) -> int:
     """Return the bytes that prompts without a slot get of the memory shared by caches."""
     weights = target.weights + (attempt.draft.weights if attempt.draft else 0)
     available = min(attempt.memory.ram, attempt.memory.ram + attempt.memory.vram - weights)
     return max(min(load.prefixes, available // _PREFIX_DIVISOR), 0)
 
 
-def _place_models(target: Model, attempt: _Attempt, load: Load, reserved: int) -> Fit | None:
+def _place_models(
+    target: ModelInfo, attempt: _Attempt, load: LoadOptions, reserved: int
+) -> MemoryFit | None:
     """Place both models on the GPU as far as possible and the others in main memory.
 
     reserved: bytes that must stay free for prompts. Returns None if that does not fit.
@@ -429,16 +452,16 @@ def _place_models(target: Model, attempt: _Attempt, load: Load, reserved: int) -
         layers = max(0, min(target.layers, int(remaining / per_layer)))
         on_gpu = int(layers * per_layer) + (target_need.compute if layers else 0)
         on_gpu += draft_need.total if draft_layers else 0
-    remaining = memory.ram - RUNTIME - (model_bytes - on_gpu)
+    remaining = memory.ram - RUNTIME_BYTES - (model_bytes - on_gpu)
     if remaining < reserved:
         return None
     prefixes = min(load.prefixes, max(remaining // 2, reserved))
-    return Fit(
+    return MemoryFit(
         context=load.context,
         draft=attempt.draft is not None,
         gpu_layers=layers,
         draft_gpu_layers=draft_layers,
-        needed=model_bytes + RUNTIME + prefixes,
+        needed=model_bytes + RUNTIME_BYTES + prefixes,
         free=0,
         target=target_need,
         drafting=draft_need,

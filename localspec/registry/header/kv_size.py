@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from localspec.model_traits import is_sidecar, no_heads
+from localspec.model_traits import explain_unusable_heads, is_sidecar
 from localspec.registry.header.architectures import (
     attends_everywhere,
     attention_interval,
@@ -25,14 +25,14 @@ _GEMMA3N_LAYER_INPUTS = 256  # additional numbers per token and layer
 _GEMMA3N_CACHE_LAYERS = 20  # the other layers read the cache of these
 
 
-class Lengths(NamedTuple):
+class KvLengths(NamedTuple):
     """The numbers in a key and in a value, of one head or of several together."""
 
     key: int
     value: int
 
 
-class Kept(NamedTuple):
+class KvSize(NamedTuple):
     """The sizes of what a model keeps of a text.
 
     keys, values: numbers per token. heads: the lengths of the heads' keys and of their values. state: bytes
@@ -45,19 +45,19 @@ class Kept(NamedTuple):
     heads: tuple[frozenset[int], frozenset[int]]
     state: int
     beside: int
-    ahead: Lengths = Lengths(0, 0)
+    ahead: KvLengths = KvLengths(0, 0)
 
 
-def kept(
-    header: Header, architecture: str, kv_heads: tuple[int, ...], width: int, lengths: Lengths
-) -> Kept:
+def kv_size(
+    header: Header, architecture: str, kv_heads: tuple[int, ...], width: int, lengths: KvLengths
+) -> KvSize:
     """Return the sizes of what a model keeps of a text.
 
     header: a checked header. kv_heads: one number per layer. width: the embedding length. lengths: of one
     head.
     """
     numbers = _HeaderNumbers(header, architecture)
-    windowed = Lengths(
+    windowed = KvLengths(
         numbers.read_number("attention.key_length_swa", lengths.key),
         numbers.read_number("attention.value_length_swa", lengths.value),
     )
@@ -78,19 +78,21 @@ def kept(
     state = state_layers * _count_state_numbers(numbers, architecture, width) * _STATE_NUMBER_BYTES
     nextn_layers = numbers.read_number("nextn_predict_layers", 0)
     draft_kv_heads = (
-        0 if no_heads(architecture, nextn_layers) else sum(kv_heads[len(kv_heads) - nextn_layers :])
+        0
+        if explain_unusable_heads(architecture, nextn_layers)
+        else sum(kv_heads[len(kv_heads) - nextn_layers :])
     )
-    return Kept(
+    return KvSize(
         keys,
         values,
         (frozenset(heads[0]), frozenset(heads[1])),
         state,
         _count_extra_numbers(numbers, architecture, len(kv_heads)),
-        Lengths(draft_kv_heads * lengths.key, 0 if is_latent else draft_kv_heads * lengths.value),
+        KvLengths(draft_kv_heads * lengths.key, 0 if is_latent else draft_kv_heads * lengths.value),
     )
 
 
-def cells(
+def cache_layouts(
     header: Header, architecture: str, kv_heads: tuple[int, ...], key_length: int
 ) -> set[tuple[bool, int, int, int]]:
     """Return the distinct layouts of the layers' caches.

@@ -19,16 +19,16 @@ from pathlib import Path
 from localspec import model_traits
 from localspec.errors import BadGguf, UnsafeModel
 from localspec.model_traits import (
+    explain_no_text,
+    explain_unusable_heads,
     has_no_cache,
+    infer_pooling,
     is_sidecar,
-    no_heads,
-    no_writer,
-    pooled,
-    reads_whole,
+    needs_whole_text,
 )
 from localspec.protocol.pairs import TemplateView
 from localspec.protocol.settings import Pooling
-from localspec.registry.header.architectures import Rollback, is_known, rollback
+from localspec.registry.header.architectures import Rollback, is_known, rollback_kind
 from localspec.registry.header.gguf import (
     TENSOR_TYPES,
     FileSource,
@@ -39,7 +39,7 @@ from localspec.registry.header.gguf import (
     Value,
     read_header,
 )
-from localspec.registry.header.kv_size import Kept, Lengths, kept
+from localspec.registry.header.kv_size import KvLengths, KvSize, kv_size
 from localspec.registry.header.vocabulary import check_vocabulary
 from localspec.registry.header.weights import check_tensors
 
@@ -108,7 +108,7 @@ def read_traits(headers: Iterable[Header]) -> Traits:
 
 def _name_quantization(stated: object, types: dict[str, int]) -> str:
     """Return the stated name, or else the type of most weights."""
-    name = model_traits.name(stated) if type(stated) is int else ""
+    name = model_traits.quantization_name(stated) if type(stated) is int else ""
     return name or next(iter(types), "")
 
 
@@ -159,7 +159,7 @@ _SHARD_SUFFIX = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelInfo:
     """A model: the header of its first file, and the numbers that the rest of the registry needs.
 
     kv_heads: one number per layer. Sizes are in bytes, and `weights` counts all shards. template_hash:
@@ -178,7 +178,7 @@ class Model:
     feed_forward: int
     context: int
     vocabulary: int
-    kept: Kept
+    kept: KvSize
     parameters: int
     weights: int
     file_size: int
@@ -187,10 +187,10 @@ class Model:
     pooling: Pooling | None = None
 
     @property
-    def reads_whole(self) -> bool:
+    def needs_whole_text(self) -> bool:
         """For a model with pooling, whether one pass must contain the whole text."""
         causal = self.header.metadata.get(f"{self.architecture}.attention.causal") is not False
-        return reads_whole(self.architecture, causal=causal, pooling=self.pooling or "mean")
+        return needs_whole_text(self.architecture, causal=causal, pooling=self.pooling or "mean")
 
     @property
     def has_no_cache(self) -> bool:
@@ -198,19 +198,23 @@ class Model:
         return has_no_cache(self.architecture)
 
     @property
-    def sidecar(self) -> bool:
+    def is_sidecar(self) -> bool:
         """Whether the file contains MTP heads that draft for a separate target."""
         return is_sidecar(self.architecture)
 
     @property
-    def no_heads(self) -> str:
+    def unusable_heads_reason(self) -> str:
         """Why the MTP heads that the file declares cannot draft, as a clause, or an empty text."""
-        return no_heads(self.architecture, self._declared_heads) if self._declared_heads else ""
+        return (
+            explain_unusable_heads(self.architecture, self._declared_heads)
+            if self._declared_heads
+            else ""
+        )
 
     @property
     def drafting_heads(self) -> int:
         """The number of MTP heads in the model's own file that draft for it."""
-        return 0 if self.no_heads else self._declared_heads
+        return 0 if self.unusable_heads_reason else self._declared_heads
 
     @property
     def _declared_heads(self) -> int:
@@ -245,7 +249,7 @@ def shard_paths(path: Path) -> list[Path]:
     return [path.with_name(name) for name in shard_names(path.name)]
 
 
-def read_model(sources: Sequence[Source], *, as_draft: bool = False) -> Model:
+def read_model(sources: Sequence[Source], *, as_draft: bool = False) -> ModelInfo:
     """Read and check the headers of a model's files: one, or all shards in order.
 
     as_draft: MTP heads in a separate file are allowed too.
@@ -258,7 +262,7 @@ def read_model(sources: Sequence[Source], *, as_draft: bool = False) -> Model:
     return describe_model(headers, as_draft=as_draft)
 
 
-def read_local_model(path: Path, *, as_draft: bool = False) -> Model:
+def read_local_model(path: Path, *, as_draft: bool = False) -> ModelInfo:
     """Read and check the model at `path`; its shards must be in the same folder. as_draft: as `read_model`.
 
     Raises:
@@ -289,7 +293,7 @@ def check_shards(headers: Sequence[Header]) -> None:
         raise BadGguf(f"The parts of {first.name} do not contain the {total} tensors it declares.")
 
 
-def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Model:
+def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> ModelInfo:
     """Return the numbers of a model after checking each of them. as_draft: as `read_model`.
 
     Raises:
@@ -312,12 +316,12 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
     check_tensors(first.name, architecture, layers, 0 if heads_only else extra, tensors)
     window = _read_number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
-    lengths = Lengths(
+    lengths = KvLengths(
         _read_head_length(first, architecture, "key_length", head_width),
         _read_head_length(first, architecture, "value_length", head_width),
     )
     template = first.metadata.get("tokenizer.chat_template")
-    return Model(
+    return ModelInfo(
         name=first.name,
         header=first,
         architecture=architecture,
@@ -329,11 +333,11 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
         feed_forward=_max_feed_forward(first, architecture, layers, width),
         context=_read_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
         vocabulary=check_vocabulary(first, width, tensors),
-        kept=kept(first, architecture, kv_heads, width, lengths),
+        kept=kv_size(first, architecture, kv_heads, width, lengths),
         parameters=sum(tensor.elements for tensor in tensors.values()),
         weights=sum(header.weights for header in headers),
         file_size=sum(header.file_size for header in headers),
-        rollback=rollback(architecture, window),
+        rollback=rollback_kind(architecture, window),
         template_hash=hashlib.sha256(template.encode()).hexdigest()
         if isinstance(template, str)
         else "",
@@ -382,8 +386,8 @@ def _check_purpose(header: Header, as_draft: bool) -> Pooling | None:
         read(f"{architecture}.attention.causal") is not False,
     )
     number = pooling if type(pooling) is int else 0
-    model_pooling = pooled(architecture, kind=kind, causal=causal, pooling=number)
-    reason = no_writer(architecture, kind=kind, causal=causal, pooling=number)
+    model_pooling = infer_pooling(architecture, kind=kind, causal=causal, pooling=number)
+    reason = explain_no_text(architecture, kind=kind, causal=causal, pooling=number)
     if reason and (as_draft or not model_pooling):
         raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
     return model_pooling

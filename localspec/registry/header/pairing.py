@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from localspec.compatibility import FIRST_COMPARED_ID, Compatibility, compare
+from localspec.compatibility import FIRST_COMPARED_ID, Compatibility, compare_tokenizers
 from localspec.errors import BadGguf, CannotRollBack, NotMatched
-from localspec.model_traits import not_its_sidecar
-from localspec.registry.header.architectures import rollback_sentence
+from localspec.model_traits import explain_wrong_sidecar
+from localspec.registry.header.architectures import describe_rollback
 from localspec.registry.header.gguf import StringArray
-from localspec.registry.header.kv_size import cells
-from localspec.registry.header.model import Model
+from localspec.registry.header.kv_size import cache_layouts
+from localspec.registry.header.model import ModelInfo
 from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 
 _TOKEN_TYPES = {1: "normal", 2: "unknown", 3: "control", 4: "user-defined", 5: "unused", 6: "byte"}
@@ -36,13 +36,13 @@ class Verdict:
     notes: tuple[str, ...] = ()
 
 
-def verdict(target: Model, draft: Model) -> Verdict:
+def judge_pair(target: ModelInfo, draft: ModelInfo) -> Verdict:
     """Return whether the draft can draft for the target.
 
     They must use the same tokens, and MTP heads in a separate file must belong to this target. A file
     without a tokenizer does not match.
     """
-    if draft.sidecar and (reason := _explain_wrong_sidecar(target, draft)):
+    if draft.is_sidecar and (reason := _explain_wrong_sidecar(target, draft)):
         return Verdict(False, f"not a matched pair: {reason}")
     try:
         return judge_vocabularies(read_vocabulary(target.header), read_vocabulary(draft.header))
@@ -50,7 +50,7 @@ def verdict(target: Model, draft: Model) -> Verdict:
         return Verdict(False, error.message.rstrip("."))
 
 
-def check_pair(target: Model, draft: Model | None) -> tuple[str, ...]:
+def check_pair(target: ModelInfo, draft: ModelInfo | None) -> tuple[str, ...]:
     """Return sentences that the user should know about the pair.
 
     A target alone is always allowed. It is decoded without drafts, or with drafts that need no model.
@@ -68,28 +68,28 @@ def check_pair(target: Model, draft: Model | None) -> tuple[str, ...]:
         return ()
     notes: list[str] = []
     for model in (target, draft) if draft else (target,):
-        sentence = rollback_sentence(model.name, model.architecture, model.rollback)
+        sentence = describe_rollback(model.name, model.architecture, model.rollback)
         if sentence and model.rollback == "none" and draft:
             raise CannotRollBack(f"{sentence}; use the target without a draft.")
         if sentence:
             notes.append(f"{sentence}.")
     if draft:
-        judgement = verdict(target, draft)
+        judgement = judge_pair(target, draft)
         if not judgement.matched:
             raise NotMatched(f"{target.name} and {draft.name}: {judgement.reason}.")
         notes += [f"{note[:1].upper()}{note[1:]}." for note in judgement.notes]
     return tuple(notes)
 
 
-def _explain_wrong_sidecar(target: Model, draft: Model) -> str:
+def _explain_wrong_sidecar(target: ModelInfo, draft: ModelInfo) -> str:
     """Return why MTP heads cannot read the target's states and cache, as a clause, or ""."""
-    if reason := not_its_sidecar(draft.architecture, target.architecture):
+    if reason := explain_wrong_sidecar(draft.architecture, target.architecture):
         return reason
     state_length = draft.header.metadata.get(f"{draft.architecture}.embedding_length_out")
     if state_length != target.width:
         return f"the draft reads states of {state_length} numbers, and the target's have {target.width}"
     draft_layouts, target_layouts = (
-        cells(model.header, model.architecture, model.kv_heads, model.key_length)
+        cache_layouts(model.header, model.architecture, model.kv_heads, model.key_length)
         for model in (draft, target)
     )
     return (
@@ -101,7 +101,7 @@ def _explain_wrong_sidecar(target: Model, draft: Model) -> str:
 
 def judge_vocabularies(target: Vocabulary, draft: Vocabulary) -> Verdict:
     """Return whether the draft's vocabulary can be used with the target's, with notes."""
-    compatibility = compare(target.tokenizer, draft.tokenizer)
+    compatibility = compare_tokenizers(target.tokenizer, draft.tokenizer)
     if not compatibility.usable:
         return Verdict(False, f"not a matched pair: {compatibility.reason}")
     return Verdict(True, "", tuple(_list_differences(target, draft, compatibility)))

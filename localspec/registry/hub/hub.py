@@ -27,9 +27,9 @@ from localspec.errors import (
     NotOnHub,
     Offline,
 )
-from localspec.paths import hf_cache
+from localspec.paths import hf_cache_folder
 from localspec.registry.hub import network as causes
-from localspec.registry.hub.network import HUB, Network
+from localspec.registry.hub.network import HUB_URL, Network
 
 if TYPE_CHECKING:
     import httpx2
@@ -56,7 +56,7 @@ class RemoteFile:
         return self.file.rsplit("/", 1)[-1]
 
 
-class Listed(msgspec.Struct, frozen=True):
+class ListedFile(msgspec.Struct, frozen=True):
     """One file in the hub's list of a repository, or a folder (see `type`). The size is in bytes."""
 
     file: str = msgspec.field(name="path")
@@ -65,7 +65,7 @@ class Listed(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Download:
     """The bytes of a download in progress.
 
     whole: the server ignores ranges and sends the file from its start.
@@ -101,7 +101,7 @@ class Hub:
 
     @property
     def network(self) -> Network:
-        return self._network or Network.of(os.environ)
+        return self._network or Network.from_environment(os.environ)
 
     @property
     def endpoint(self) -> str:
@@ -131,7 +131,7 @@ class Hub:
         """Return this hub's own HTTP client; the session of huggingface_hub is shared by all hubs."""
         with self._lock:
             if self._http_client is None:
-                self._http_client = self.network.client()
+                self._http_client = self.network.make_client()
                 weakref.finalize(self, self._http_client.close)
             return self._http_client
 
@@ -166,7 +166,7 @@ class Hub:
         if network.token:
             return network.token
         file = network.token_file
-        if file is None and self.endpoint in (HUB, constants.ENDPOINT):
+        if file is None and self.endpoint in (HUB_URL, constants.ENDPOINT):
             file = network.login
         if file is None:
             return ""
@@ -176,7 +176,7 @@ class Hub:
             and not {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_OIDC_RESOURCE"} & os.environ.keys()
         ):
             return library.get_token() or ""  # it renews a token that is about to expire
-        return network.token_in(file)
+        return network.read_token(file)
 
     @contextmanager
     def _translate_errors(self, url: str, repo: str, file: str) -> Iterator[None]:
@@ -256,7 +256,7 @@ class Hub:
             )
         return RemoteFile(repo, file, commit, etag, int(size))
 
-    def files(self, repo: str, revision: str = "main") -> tuple[Listed, ...]:
+    def list_files(self, repo: str, revision: str = "main") -> tuple[ListedFile, ...]:
         """Return every file of a repository, in all its folders.
 
         Raises:
@@ -264,7 +264,7 @@ class Hub:
         """
         url = f"{self.endpoint}/api/models/{repo}/tree/{quote(revision, safe='')}?recursive=true"
         headers = self._headers()
-        entries: list[Listed] = []
+        entries: list[ListedFile] = []
         try:
             for _ in range(_MAX_PAGES):
                 with self._translate_errors(url, repo, ""):
@@ -276,7 +276,7 @@ class Hub:
                     )
                 if response.status_code != 200:
                     raise self._refusal_error(response, repo, "")
-                entries += msgspec.json.decode(response.content, type=list[Listed])
+                entries += msgspec.json.decode(response.content, type=list[ListedFile])
                 next_url = response.url.join(response.links.get("next", {}).get("url", ""))
                 if "next" not in response.links or next_url.origin != response.url.origin:
                     break  # the token must not go to another host
@@ -286,7 +286,7 @@ class Hub:
         return tuple(entry for entry in entries if entry.type == "file")
 
     @contextmanager
-    def stream(self, remote: RemoteFile, start: int, end: int) -> Iterator[Answer]:
+    def stream(self, remote: RemoteFile, start: int, end: int) -> Iterator[Download]:
         """Download the bytes [start, end) of a file at its pinned commit.
 
         Raises:
@@ -311,7 +311,7 @@ class Hub:
             encoding = _content_encoding(response, remote)
             is_whole = _check_response(response, remote, start)
             chunks = response.iter_bytes() if encoding else response.iter_raw()
-            yield Answer(is_whole, self._chunks(chunks, url, remote))
+            yield Download(is_whole, self._chunks(chunks, url, remote))
 
     def _chunks(self, chunks: Iterator[bytes], url: str, remote: RemoteFile) -> Iterator[bytes]:
         with self._translate_errors(url, remote.repo, remote.file):
@@ -387,7 +387,7 @@ def cached_file(repo: str, file: str, commit: str, sha256: str, size: int) -> Pa
 
     Its hash still has to be checked.
     """
-    folder = hf_cache() / f"models--{repo.replace('/', '--')}"
+    folder = hf_cache_folder() / f"models--{repo.replace('/', '--')}"
     for path in (folder / "snapshots" / commit / file, folder / "blobs" / sha256):
         try:
             if path.resolve().name == sha256 and path.stat().st_size == size:
@@ -402,7 +402,7 @@ def resolve_in_cache(repo: str, file: str, revision: str = "main") -> RemoteFile
 
     The cache names large files by their SHA-256, and `refs` has the commit of each revision.
     """
-    folder = hf_cache() / f"models--{repo.replace('/', '--')}"
+    folder = hf_cache_folder() / f"models--{repo.replace('/', '--')}"
     try:
         ref = folder / "refs" / revision
         commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
@@ -415,9 +415,9 @@ def resolve_in_cache(repo: str, file: str, revision: str = "main") -> RemoteFile
     return RemoteFile(repo, file, commit, blob.name, size)
 
 
-def list_in_cache(repo: str, revision: str = "main") -> tuple[Listed, ...]:
+def list_in_cache(repo: str, revision: str = "main") -> tuple[ListedFile, ...]:
     """Return the models of a repository that are complete in the Hugging Face cache."""
-    folder = hf_cache() / f"models--{repo.replace('/', '--')}"
+    folder = hf_cache_folder() / f"models--{repo.replace('/', '--')}"
     try:
         ref = folder / "refs" / revision
         commit = ref.read_text(encoding="utf-8").strip() if ref.is_file() else revision
@@ -426,4 +426,4 @@ def list_in_cache(repo: str, revision: str = "main") -> tuple[Listed, ...]:
     except (OSError, ValueError):
         return ()
     resolved = [resolve_in_cache(repo, name, revision) for name in sorted(names)]
-    return tuple(Listed(remote.file, remote.size) for remote in resolved if remote)
+    return tuple(ListedFile(remote.file, remote.size) for remote in resolved if remote)

@@ -59,7 +59,7 @@ _MAX_PAUSE_S = 300.0  # a server may ask for more, but nobody waits that long
 
 def web_page_error(endpoint: str, repo: str) -> WebPage:
     """Return the error for a web page in place of the hub's response."""
-    if endpoint.rstrip("/") == HUB:
+    if endpoint.rstrip("/") == HUB_URL:
         return WebPage(
             f"Something between this machine and the hub answered for {repo} with a page of "
             "its own (perhaps the network's login page); open a browser, log in, and try "
@@ -99,7 +99,7 @@ def error_from_status(
     if status in (401, 403):
         return _access_error(response, proxy, repo)
     if code == "RepoNotFound" or (status == 404 and not code):
-        if "text/html" in response.headers.get("content-type", "") and endpoint != HUB:
+        if "text/html" in response.headers.get("content-type", "") and endpoint != HUB_URL:
             return web_page_error(endpoint, repo)
         return _no_repository_error(repo)
     if status == 404:
@@ -282,7 +282,7 @@ def _proxy_advice(proxy: Proxy | None) -> str:
 
 
 def _endpoint_advice(network: Network) -> str:
-    return " and HF_ENDPOINT" if network.endpoint != HUB else ""
+    return " and HF_ENDPOINT" if network.endpoint != HUB_URL else ""
 
 
 def _without_credentials(endpoint: str) -> str:
@@ -326,7 +326,7 @@ def _parse_date(value: str) -> datetime | None:
 # ------------------------------------------------------------------------ network
 
 
-HUB = "https://huggingface.co"
+HUB_URL = "https://huggingface.co"
 _MAX_TOKEN_BYTES = 16 << 10  # real tokens have about 40
 _TRUE_VALUES = ("1", "ON", "YES", "TRUE")
 _CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
@@ -371,7 +371,7 @@ class Network:
     the paths of files or folders that replace the system's certificates.
     """
 
-    endpoint: str = HUB
+    endpoint: str = HUB_URL
     token: str = field(default="", repr=False)
     token_file: Path | None = None
     login: Path | None = None
@@ -381,7 +381,7 @@ class Network:
     certificates: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def of(cls, variables: Mapping[str, str]) -> Network:
+    def from_environment(cls, variables: Mapping[str, str]) -> Network:
         """Read the settings from environment variables, or from those that came with a request.
 
         Raises:
@@ -404,7 +404,7 @@ class Network:
             if value:
                 proxies[scheme] = Proxy(value if "://" in value else f"http://{value}", variable)
         return cls(
-            endpoint=(variables.get("HF_ENDPOINT") or HUB).rstrip("/"),
+            endpoint=(variables.get("HF_ENDPOINT") or HUB_URL).rstrip("/"),
             token="".join(token.split()) if sends_token else "",
             token_file=_expand_path(token_path) if sends_token and token_path else None,
             login=_hf_home(variables) / "token" if sends_token else None,
@@ -420,7 +420,7 @@ class Network:
             ),
         )
 
-    def token_in(self, file: Path) -> str:
+    def read_token(self, file: Path) -> str:
         """Return the token in a file, or "" if nobody has logged in.
 
         Raises:
@@ -447,7 +447,7 @@ class Network:
             return None
         return proxy
 
-    def trust(self) -> ssl.SSLContext:
+    def make_ssl_context(self) -> ssl.SSLContext:
         """Return a TLS context with the certificates that the variables name, or the system's.
 
         Raises:
@@ -479,7 +479,7 @@ class Network:
             )
         return context
 
-    def client(self) -> httpx2.Client:
+    def make_client(self) -> httpx2.Client:
         """Return a new HTTP client that reads no environment. The caller closes it."""
         return _build_client(self)
 
@@ -521,7 +521,7 @@ def _build_transport(network: Network, proxy: Proxy | None, secure: bool) -> htt
 
     def make_context(uses_tls: bool) -> ssl.SSLContext:
         # Without TLS no certificate is used, so a missing certificate file does not matter.
-        return network.trust() if uses_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        return network.make_ssl_context() if uses_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     if proxy is None:
         return httpx2.HTTPTransport(verify=make_context(secure), trust_env=False)
@@ -540,7 +540,7 @@ def _build_transport(network: Network, proxy: Proxy | None, secure: bool) -> htt
     except ImportError:
         raise NetworkSettings(
             f"{proxy.variable} names a SOCKS proxy ({proxy.place}), but the package for SOCKS "
-            f"is missing; use an HTTP proxy, or run: {installation.add_packages('socksio')}"
+            f"is missing; use an HTTP proxy, or run: {installation.install_packages_command('socksio')}"
         ) from None
     except (ValueError, httpx2.InvalidURL):
         raise NetworkSettings(
@@ -548,7 +548,7 @@ def _build_transport(network: Network, proxy: Proxy | None, secure: bool) -> htt
         ) from None
 
 
-def is_address(endpoint: str) -> bool:
+def is_hub_url(endpoint: str) -> bool:
     """Return whether the text has the form of a hub's address."""
     try:
         parts = urlsplit(endpoint)

@@ -15,10 +15,10 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import msgspec
 
 from localspec.errors import BadGguf, InvalidRequest, NotOnHub
-from localspec.registry.catalogue import FILE, REPO, REVISION
+from localspec.registry.catalogue import FILE_PATTERN, REPO_PATTERN, REVISION_PATTERN
 from localspec.registry.header.fit import Fits
 from localspec.registry.header.model import shard_names
-from localspec.registry.hub.hub import Listed
+from localspec.registry.hub.hub import ListedFile
 
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OTHER_PATHS = ("datasets", "spaces", "api", "collections", "papers")
@@ -93,7 +93,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         return int(match[0]) if match else 0
 
 
-def reference(text: str, endpoint: str | None = None) -> Reference | None:
+def parse_reference(text: str, endpoint: str | None = None) -> Reference | None:
     """Parse a reference to a repository; return None for a plain name, as pairs of the catalogue have.
 
     endpoint: the address of the hub in use, whose URLs are understood too.
@@ -147,12 +147,12 @@ def _parse_path(path: str, file: str) -> Reference | None:
     path, _, suffix = path.partition(":")
     parts = path.split("/")
     repo, folders, revision = "/".join(parts[:2]), parts[2:], "main"
-    if len(parts) < 2 or parts[0] in _OTHER_PATHS or not REPO.fullmatch(repo):
+    if len(parts) < 2 or parts[0] in _OTHER_PATHS or not REPO_PATTERN.fullmatch(repo):
         return None
     if folders and folders[0] in ("blob", "resolve", "raw", "tree"):
         count = 3 if folders[1:2] == ["refs"] else 1
         revision, folders = "/".join(folders[1 : 1 + count]), folders[1 + count :]
-        if not REVISION.fullmatch(revision):
+        if not REVISION_PATTERN.fullmatch(revision):
             return None
     if folders and folders[-1].lower().endswith(".gguf"):
         file = "/".join(folders)
@@ -164,12 +164,12 @@ def _parse_path(path: str, file: str) -> Reference | None:
         suffix = ""
     if not folders and parts[1].lower().endswith(".gguf"):
         return None  # a local file in a folder
-    if (file and not FILE.fullmatch(file)) or (suffix and not _SUFFIX.fullmatch(suffix)):
+    if (file and not FILE_PATTERN.fullmatch(file)) or (suffix and not _SUFFIX.fullmatch(suffix)):
         return None
     return Reference(repo=repo, quant="" if file else suffix, file=file, revision=revision)
 
 
-def pair_name(target: Reference) -> str:
+def derive_pair_name(target: Reference) -> str:
     """Return the name of the pair that a pull of this reference creates. It is always the same.
 
     It consists of the owner, the repository and the part that is meant. A name that is too long is cut and
@@ -189,7 +189,7 @@ def pair_name(target: Reference) -> str:
     return name
 
 
-def model_name(repo: str) -> str:
+def derive_model_name(repo: str) -> str:
     """Return the name of the model in a repository or file, without owner, quantization and ending.
 
     The same model thus has the same name in other repositories.
@@ -201,7 +201,7 @@ def model_name(repo: str) -> str:
     return name.removeprefix("meta-")
 
 
-def choices(files: Iterable[Listed], *, everything: bool = False) -> tuple[Choice, ...]:
+def list_choices(files: Iterable[ListedFile], *, everything: bool = False) -> tuple[Choice, ...]:
     """Return the models of a repository that could be a target or a draft, the largest first.
 
     Parts of a split file form one model, which is left out if a part is missing. Of two files with the same
@@ -209,13 +209,13 @@ def choices(files: Iterable[Listed], *, everything: bool = False) -> tuple[Choic
 
     everything: also return files that are something else by their name; their header shows what they are.
     """
-    sizes = {file.file: file.size for file in files if FILE.fullmatch(file.file)}
+    sizes = {file.file: file.size for file in files if FILE_PATTERN.fullmatch(file.file)}
     models: dict[tuple[str, str], Choice] = {}
     for file in sorted(sizes):
         if _NOT_A_MODEL.search(PurePosixPath(file).name) and not everything:
             continue
         try:
-            parts = parts_of(file)
+            parts = list_parts(file)
         except BadGguf:
             continue
         if parts[0] != file or not all(part in sizes for part in parts):
@@ -229,7 +229,7 @@ def choices(files: Iterable[Listed], *, everything: bool = False) -> tuple[Choic
     return tuple(sorted(models.values(), key=lambda choice: (-choice.size, choice.file)))
 
 
-def parts_of(file: str) -> list[str]:
+def list_parts(file: str) -> list[str]:
     """Return all parts of a file on the hub, with their folder.
 
     Raises:
@@ -239,14 +239,14 @@ def parts_of(file: str) -> list[str]:
     return [f"{folder}{slash}{part}" for part in shard_names(name)]
 
 
-def heads(files: Iterable[Listed], target: str) -> str:
+def find_heads_file(files: Iterable[ListedFile], target: str) -> str:
     """Return the file of MTP heads that belongs to a target, or "" if there is none.
 
     Of several (mtp-…) it is the one with the most similar name.
     """
     stem = _split_quant(target)[0]
     names = [file.file for file in files if _HEADS_FILE.match(PurePosixPath(file.file).name)]
-    names = [name for name in names if FILE.fullmatch(name)]
+    names = [name for name in names if FILE_PATTERN.fullmatch(name)]
     similar = [name for name in names if stem in PurePosixPath(name).name.lower()]
     return min(similar or names, key=lambda name: (len(name), name), default="")
 
@@ -276,7 +276,7 @@ def _normalize_quant(quant: str) -> str:
     return f"i1-{quant[3:].upper()}" if quant[:2] == "i1" else quant.upper()
 
 
-def matching(target: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]:
+def match_choices(target: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]:
     """Return the models of a repository that a reference may mean.
 
     A reference without a quantization or file means all quantizations of one model.
@@ -298,7 +298,9 @@ def matching(target: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]
             f"{_join_names(labels)}. Name one after a colon: {target.repo}:{labels[-1]}"
         )
     stems = list(dict.fromkeys(choice.stem for choice in matched))
-    namesakes = [stem for stem in stems if model_name(stem) == model_name(target.repo)]
+    namesakes = [
+        stem for stem in stems if derive_model_name(stem) == derive_model_name(target.repo)
+    ]
     if len(stems) > 1 and len(namesakes) != 1:
         files = [choice.file for choice in matched]
         raise InvalidRequest(
@@ -332,7 +334,7 @@ def _match_suffix(target: Reference, offered: Sequence[Choice]) -> list[Choice]:
     return []
 
 
-def best(offered: Sequence[Choice], fits: Callable[[Choice], Fits]) -> Choice:
+def choose_quantization(offered: Sequence[Choice], fits: Callable[[Choice], Fits]) -> Choice:
     """Return the quantization of a model to use if none is named.
 
     Of those that fit into memory (the GPU's, if there is one) with a common context, it takes those with the

@@ -66,7 +66,7 @@ class Patience:
     told: Callable[[Retry | None], None] = field(default=lambda _: None, compare=False)
 
 
-def patiently(
+def call_with_retries(
     action: Callable[[], T],
     patience: Patience | None = None,
     cancel: threading.Event | None = None,

@@ -20,14 +20,14 @@ from localspec.registry.hub.hub import Hub, RemoteFile
 from localspec.registry.hub.retry import (
     Interrupted,
     Patience,
-    patiently,
+    call_with_retries,
     unreachable_error,
     wait_before_retry,
 )
 from localspec.registry.store.files import (
     check_cancel,
-    locked,
-    open_own,
+    hold_lock,
+    open_store_file,
     sha256_of,
     store_error,
 )
@@ -70,9 +70,9 @@ class Journal:
         self._lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._unsynced = 0
-        self._data = open_own(part, os.O_RDWR | os.O_CREAT)
+        self._data = open_store_file(part, os.O_RDWR | os.O_CREAT)
         try:
-            self._file = open_own(self.path, os.O_RDWR | os.O_CREAT)
+            self._file = open_store_file(self.path, os.O_RDWR | os.O_CREAT)
         except BaseException:
             os.close(self._data)
             raise
@@ -297,7 +297,7 @@ class RemoteSource:
         start = max(offset, min(end, len(self.prefix)))
         data = bytes(self.prefix[offset:start])
         if start < end:
-            data += patiently(lambda: self._read(start, end), self._patience, self._cancel)
+            data += call_with_retries(lambda: self._read(start, end), self._patience, self._cancel)
         if offset <= len(self.prefix) < end:
             self.prefix[offset:] = data
         return data
@@ -355,7 +355,7 @@ class Tuning:
     patience: Patience = field(default_factory=Patience)
 
 
-class Limit:
+class RateLimit:
     """A limit in bytes per second for all connections of a pull together."""
 
     def __init__(self, rate: int) -> None:
@@ -393,11 +393,11 @@ class Transfer:
         tuning: Tuning,
         cancel: threading.Event,
         prefix: bytes = b"",
-        limit: Limit | None = None,
+        limit: RateLimit | None = None,
         flow: Flow | None = None,
     ) -> None:
         self.remote = remote
-        self._limit = limit or Limit(0)
+        self._limit = limit or RateLimit(0)
         self._prefix = prefix  # bytes that were downloaded to read the header
         self._flow = flow  # an open download of the whole file, if the server ignores ranges
         self.hashed = 0
@@ -426,7 +426,7 @@ class Transfer:
         Raises:
             HubError and below, DiskFull, StoreError, UnsafePath, PullCancelled.
         """
-        with locked(self._lock, cancel=self._cancel, waiting=self._update_progress):
+        with hold_lock(self._lock, cancel=self._cancel, waiting=self._update_progress):
             if not self._is_complete():
                 self._fetch()
             self._finished = True
@@ -442,7 +442,7 @@ class Transfer:
         """
         if not os.path.lexists(self._blob):
             return False
-        descriptor = open_own(self._blob, os.O_RDONLY)
+        descriptor = open_store_file(self._blob, os.O_RDONLY)
         size = os.fstat(descriptor).st_size
         os.close(descriptor)
         if size != self.remote.size:

@@ -11,15 +11,15 @@ from functools import partial
 from pathlib import Path
 
 from localspec.errors import BadGguf, DiskFull, NotMatched, Offline, Unreachable
-from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.header import fit
-from localspec.registry.header.fit import Load
+from localspec.registry.header.fit import LoadOptions
 from localspec.registry.header.gguf import FileSource, Source
-from localspec.registry.header.model import Model, read_local_model, read_model
+from localspec.registry.header.model import ModelInfo, read_local_model, read_model
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.hub.hub import Hub, RemoteFile, cached_file, resolve_in_cache
-from localspec.registry.hub.repository import parts_of
-from localspec.registry.hub.retry import Patience, patiently
+from localspec.registry.hub.repository import list_parts
+from localspec.registry.hub.retry import Patience, call_with_retries
 from localspec.registry.hub.transfer import (
     Flow,
     RemoteSource,
@@ -28,7 +28,7 @@ from localspec.registry.hub.transfer import (
     read_written_prefix,
 )
 from localspec.registry.store.files import describe_free_space
-from localspec.registry.store.store import Store, StoredModel, local_parts
+from localspec.registry.store.store import Store, StoredModel, list_local_parts
 
 # Bytes that must stay free on the disk besides the files, for logs, state and other programs.
 DISK_RESERVE_BYTES = 64 << 20
@@ -58,22 +58,22 @@ class PlannedModel:
     is used as it is. from_cache: the hub could not be reached, so its local cache was used.
     """
 
-    weights: Weights
+    weights: HubFile
     files: tuple[PlannedFile, ...]
-    model: Model
+    model: ModelInfo
     stored: StoredModel | None = None
     from_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PullPlan:
     """A pair that passed every check that headers allow.
 
     files: each file once, even if target and draft share it. fetch: the bytes still to download.
     """
 
     name: str
-    pair: Pair
+    pair: CataloguePair
     target: PlannedModel
     draft: PlannedModel | None
     files: tuple[PlannedFile, ...]
@@ -88,7 +88,7 @@ class Planner:
     store: Store
     hub: Hub = field(default_factory=Hub)
     tuning: Tuning = field(default_factory=Tuning)
-    memory: Callable[[], fit.Memory] | None = None
+    memory: Callable[[], fit.FreeMemory] | None = None
 
     @property
     def first_contact(self) -> Patience:
@@ -99,10 +99,10 @@ class Planner:
     def preflight(
         self,
         name: str,
-        pair: Pair,
+        pair: CataloguePair,
         cancel: threading.Event | None = None,
-        known: Mapping[Weights, PlannedModel] | None = None,
-    ) -> Plan:
+        known: Mapping[HubFile, PlannedModel] | None = None,
+    ) -> PullPlan:
         """Return the plan of a pull after all checks that headers allow.
 
         known: models whose headers are read already.
@@ -117,14 +117,14 @@ class Planner:
         notes += [note for model in models for note in _catalogue_differences(model)]
         if any(model.from_cache for model in models):
             notes.append(FROM_CACHE)
-        if pair.kind == "mtp-embedded" and (reason := target.model.no_heads):
+        if pair.draft_kind == "mtp-embedded" and (reason := target.model.unusable_heads_reason):
             notes.append(
                 f"{reason[:1].upper()}{reason[1:]}; drafts come from the text itself (n-gram)."
             )
         files = {file.remote.sha256: file for model in models for file in model.files}
         fetch = sum(self.missing(file.remote) for file in files.values())
         self._check_disk(fetch)
-        return Plan(
+        return PullPlan(
             name=name,
             pair=pair,
             target=target,
@@ -136,9 +136,9 @@ class Planner:
 
     def _read_models(
         self,
-        pair: Pair,
+        pair: CataloguePair,
         cancel: threading.Event | None,
-        known: Mapping[Weights, PlannedModel],
+        known: Mapping[HubFile, PlannedModel],
     ) -> tuple[PlannedModel, PlannedModel | None, list[str]]:
         """Return the target, the model that drafts, and notes about the two.
 
@@ -146,7 +146,7 @@ class Planner:
         """
         draft_weights = pair.draft or pair.heads
 
-        def read(weights: Weights) -> PlannedModel:
+        def read(weights: HubFile) -> PlannedModel:
             as_draft = weights is draft_weights
             return known.get(weights) or self.look(weights, cancel, as_draft=as_draft)
 
@@ -165,7 +165,7 @@ class Planner:
 
     def look(
         self,
-        weights: Weights,
+        weights: HubFile,
         cancel: threading.Event | None = None,
         *,
         as_draft: bool = False,
@@ -190,13 +190,13 @@ class Planner:
         return PlannedModel(weights, files, model, from_cache=from_cache)
 
     def _resolve(
-        self, weights: Weights, cancel: threading.Event | None
+        self, weights: HubFile, cancel: threading.Event | None
     ) -> tuple[tuple[RemoteFile, ...], bool]:
         """Return a model's files on the hub, and whether they come from its local cache."""
-        files = parts_of(weights.file)
+        files = list_parts(weights.file)
         try:
             return tuple(
-                patiently(
+                call_with_retries(
                     partial(self.hub.resolve, weights.repo, file, weights.revision),
                     self.first_contact,
                     cancel,
@@ -210,7 +210,7 @@ class Planner:
                 raise
             return known, True
 
-    def _find_stored(self, path: Path, header_model: Model) -> StoredModel:
+    def _find_stored(self, path: Path, header_model: ModelInfo) -> StoredModel:
         """Return the store's entry for a local file.
 
         A file that is not in the store is hashed when it is loaded.
@@ -219,7 +219,7 @@ class Planner:
             for model in record.models:
                 if self.store.part_path(model.parts[0]) == path:
                     return model
-        parts = local_parts(path)
+        parts = list_local_parts(path)
         return StoredModel(
             parts=parts, architecture=header_model.architecture, pooling=header_model.pooling
         )
@@ -234,8 +234,8 @@ class Planner:
         prefix = read_written_prefix(self.store.unfinished(remote.sha256), remote.size)
         return RemoteSource(self.hub, remote, prefix, self.tuning.patience, cancel)
 
-    def _check_memory(self, target: Model, draft: Model | None) -> fit.Fit | None:
-        return fit.fit(target, draft, self.memory(), Load()) if self.memory else None
+    def _check_memory(self, target: ModelInfo, draft: ModelInfo | None) -> fit.MemoryFit | None:
+        return fit.fit_pair(target, draft, self.memory(), LoadOptions()) if self.memory else None
 
     def missing(self, remote: RemoteFile) -> int:
         """Return how many bytes of a file are neither in the store nor in the Hugging Face cache."""

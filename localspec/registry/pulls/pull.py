@@ -13,14 +13,14 @@ from typing import Literal
 import msgspec
 
 from localspec.errors import FileChanged, PullCancelled
-from localspec.registry.catalogue import Pair, Weights
+from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.hub.hub import RemoteFile
 from localspec.registry.hub.repository import Offer
 from localspec.registry.hub.retry import Retry
-from localspec.registry.hub.transfer import Limit, Transfer
-from localspec.registry.pulls.plan import Plan, PlannedModel, Planner, find_in_cache
+from localspec.registry.hub.transfer import RateLimit, Transfer
+from localspec.registry.pulls.plan import PlannedModel, Planner, PullPlan, find_in_cache
 from localspec.registry.store.files import check_cancel, sha256_of
-from localspec.registry.store.store import Part, Record, StoredModel, roles_of
+from localspec.registry.store.store import Part, Record, StoredModel, roles_for_pooling
 
 # ------------------------------------------------------------------------ state
 # The state of a pull, in one form from the downloading threads to the terminal.
@@ -29,7 +29,7 @@ from localspec.registry.store.store import Part, Record, StoredModel, roles_of
 State = Literal[
     "checking", "downloading", "verifying", "done", "failed", "cancelled", "interrupted"
 ]
-RUNNING = ("checking", "downloading", "verifying")
+RUNNING_STATES = ("checking", "downloading", "verifying")
 
 
 class FileState(msgspec.Struct, frozen=True):
@@ -79,17 +79,17 @@ Report = Callable[[tuple[FileState, ...]], None]
 class Puller(Planner):
     """Pulls pairs into a store. `asked` is written into the record."""
 
-    limit: Limit = field(default_factory=lambda: Limit(0))
+    limit: RateLimit = field(default_factory=lambda: RateLimit(0))
     asked: str = ""
 
     def pull(
         self,
         name: str,
-        pair: Pair,
+        pair: CataloguePair,
         report: Report = lambda files: None,
         cancel: threading.Event | None = None,
-        planned: Callable[[Plan], None] = lambda plan: None,
-        known: Mapping[Weights, PlannedModel] | None = None,
+        planned: Callable[[PullPlan], None] = lambda plan: None,
+        known: Mapping[HubFile, PlannedModel] | None = None,
     ) -> Record:
         """Check, download, verify and store a pair. It blocks, so call it in a thread.
 
@@ -115,7 +115,7 @@ class Puller(Planner):
                         raise
         raise AssertionError("unreachable: the loop returns or raises")
 
-    def _make_record(self, plan: Plan, cached_paths: Mapping[str, Path]) -> Record:
+    def _make_record(self, plan: PullPlan, cached_paths: Mapping[str, Path]) -> Record:
         return Record(
             name=plan.name,
             target=self._to_stored(plan.target, cached_paths),
@@ -123,7 +123,7 @@ class Puller(Planner):
             created=time.time(),
             summary=plan.pair.summary,
             licence=plan.pair.licence,
-            roles=roles_of(plan.target.model.pooling) or plan.pair.roles,
+            roles=roles_for_pooling(plan.target.model.pooling) or plan.pair.roles,
             notes=plan.notes,
             template_sha256=plan.target.model.template_hash,
             asked=self.asked,
@@ -156,7 +156,9 @@ class Puller(Planner):
 class _Fetch:
     """The download of what a plan lacks. `report` is called with the state of each file."""
 
-    def __init__(self, puller: Puller, plan: Plan, report: Report, cancel: threading.Event) -> None:
+    def __init__(
+        self, puller: Puller, plan: PullPlan, report: Report, cancel: threading.Event
+    ) -> None:
         self._puller, self._plan = puller, plan
         self._report, self._cancel = report, cancel
         self._cached_paths: dict[str, Path] = {}

@@ -28,35 +28,35 @@ from localspec.errors import (
 )
 from localspec.files import sync_folder
 from localspec.paths import read_file
-from localspec.registry.catalogue import NAME, Catalogue, Pair, Weights
+from localspec.registry.catalogue import NAME_PATTERN, Catalogue, CataloguePair, HubFile
 from localspec.registry.disk.discovery import find_models
 from localspec.registry.header import fit
-from localspec.registry.header.fit import Load
-from localspec.registry.header.model import Model, read_local_model
+from localspec.registry.header.fit import LoadOptions
+from localspec.registry.header.model import ModelInfo, read_local_model
 from localspec.registry.header.pairing import check_pair
-from localspec.registry.hub.hub import Listed, list_in_cache, resolve_in_cache
+from localspec.registry.hub.hub import ListedFile, list_in_cache, resolve_in_cache
 from localspec.registry.hub.repository import (
     Choice,
     Offer,
     Reference,
-    best,
-    choices,
-    heads,
-    matching,
-    model_name,
-    pair_name,
-    parts_of,
-    reference,
+    choose_quantization,
+    derive_model_name,
+    derive_pair_name,
+    find_heads_file,
+    list_choices,
+    list_parts,
+    match_choices,
+    parse_reference,
 )
-from localspec.registry.hub.retry import patiently
+from localspec.registry.hub.retry import call_with_retries
 from localspec.registry.pulls.plan import PlannedModel, Planner
-from localspec.registry.store.files import make_folder, write_whole
-from localspec.registry.store.store import Part, Record, StoredModel, roles_of
+from localspec.registry.store.files import make_folder, write_atomically
+from localspec.registry.store.store import Part, Record, StoredModel, roles_for_pooling
 
 VERSION = 1  # format version of the file
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class PullTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A pull as it was requested. It contains no token.
 
     name: the name that the pair will have. pair: the catalogue's entry, or what was decided before
@@ -67,7 +67,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    pair: Pair | None = None
+    pair: CataloguePair | None = None
     target: Reference | None = None
     draft: Reference | None = None
     no_draft: bool = False
@@ -79,12 +79,12 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...] = ()
 
 
-def asked(request: Wanted) -> str:
+def describe_target(request: PullTarget) -> str:
     """Return what is being pulled, for a sentence."""
     return request.asked or f"{request.name} from the catalogue"
 
 
-def is_cached(request: Wanted) -> bool:
+def is_cached(request: PullTarget) -> bool:
     """Return whether the Hugging Face cache has all files of a pull, so that it needs no network."""
     pair = request.pair
     if pair is None and request.target:
@@ -93,11 +93,11 @@ def is_cached(request: Wanted) -> bool:
     return bool(models) and all(
         resolve_in_cache(model.repo, part, model.revision)
         for model in models
-        for part in parts_of(model.file)
+        for part in list_parts(model.file)
     )
 
 
-def wanted(
+def resolve_target(
     text: str,
     catalogue: Catalogue,
     find_record: Callable[[str], Record | None],
@@ -109,7 +109,7 @@ def wanted(
     endpoint: str = "",
     limit_rate: int = 0,
     whole_disk: bool = True,
-) -> Wanted:
+) -> PullTarget:
     """Return the pull that `text` asks for.
 
     The text names a repository, a pair that was pulled from one before, or a pair of the catalogue.
@@ -123,19 +123,19 @@ def wanted(
     """
     if draft and no_draft:
         raise InvalidRequest("A draft cannot be both named and left out.", param="draft")
-    target = reference(text, endpoint)
+    target = parse_reference(text, endpoint)
     draft_model = _parse_draft(draft, endpoint) if draft else None
-    catalogue_pair: Pair | None = None
+    catalogue_pair: CataloguePair | None = None
     if target is None:
         record = find_record(text.strip().lower())
         if record and not (draft or no_draft or pair) and _can_pull_again(record, catalogue):
             return _repeat_pull(record, part_path, endpoint, limit_rate)
         usual_name, catalogue_pair = catalogue.find(text)
     else:
-        usual_name = pair_name(target)
+        usual_name = derive_pair_name(target)
     source = str(target) if target else (usual_name if draft_model or no_draft or pair else "")
     name = _check_name(pair, usual_name, catalogue) if pair or target else usual_name
-    return Wanted(
+    return PullTarget(
         name=name,
         pair=catalogue_pair,
         target=target,
@@ -150,7 +150,7 @@ def wanted(
 
 
 def _parse_draft(draft: str, endpoint: str) -> Reference:
-    parsed = reference(draft, endpoint)
+    parsed = parse_reference(draft, endpoint)
     if not parsed:
         raise InvalidRequest(
             f"'{draft[:80]}' is not a repository; use OWNER/REPO[:QUANT].", param="draft"
@@ -165,7 +165,7 @@ def _check_name(chosen: str | None, default_name: str, catalogue: Catalogue) -> 
         InvalidRequest: it is invalid, or means another pair of the catalogue.
     """
     name = (chosen or default_name).strip().lower()
-    if not NAME.fullmatch(name) or name.endswith(".gguf"):
+    if not NAME_PATTERN.fullmatch(name) or name.endswith(".gguf"):
         raise InvalidRequest(
             f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
             "digits, '.', '_' and '-', starting with a letter or digit and not ending in "
@@ -190,16 +190,16 @@ def _can_pull_again(record: Record, catalogue: Catalogue) -> bool:
 
 def _repeat_pull(
     record: Record, part_path: Callable[[Part], Path], endpoint: str, limit_rate: int
-) -> Wanted:
+) -> PullTarget:
     """Return a pull of the same files, as the hub has them now."""
-    pair = Pair(
+    pair = CataloguePair(
         summary=record.summary,
         target=as_weights(record.target, part_path),
         draft=as_weights(record.draft, part_path) if record.draft else None,
         licence=record.licence,
         roles=tuple(role for role in ("chat", "fim", "embed", "rerank") if role in record.roles),
     )
-    return Wanted(
+    return PullTarget(
         name=record.name,
         pair=pair,
         decided=True,
@@ -209,19 +209,19 @@ def _repeat_pull(
     )
 
 
-def as_weights(stored: StoredModel, part_path: Callable[[Part], Path]) -> Weights:
+def as_weights(stored: StoredModel, part_path: Callable[[Part], Path]) -> HubFile:
     """Return what to pull for a stored model: its file in its repository, or the local file."""
     if stored.repo:
-        return Weights(repo=stored.repo, file=stored.file)
-    return Weights(repo="", file=str(part_path(stored.parts[0])))
+        return HubFile(repo=stored.repo, file=stored.file)
+    return HubFile(repo="", file=str(part_path(stored.parts[0])))
 
 
 class _UnfinishedFile(msgspec.Struct):
-    pulls: tuple[Wanted, ...] = ()
+    pulls: tuple[PullTarget, ...] = ()
     version: int = VERSION
 
 
-class Unfinished:
+class UnfinishedPulls:
     """The list of unfinished pulls, stored in one file. It may be used from several threads.
 
     The file is replaced as a whole, and deleted when the list is empty. If it cannot be written, the pull
@@ -232,7 +232,7 @@ class Unfinished:
         self._path = path
         self._lock = threading.Lock()
 
-    def all(self) -> tuple[Wanted, ...]:
+    def all(self) -> tuple[PullTarget, ...]:
         """Return the unfinished pulls, oldest first; none if the file is broken."""
         try:
             content = msgspec.json.decode(read_file(self._path), type=_UnfinishedFile)
@@ -244,7 +244,7 @@ class Unfinished:
         """Return the hashes of all files that are being downloaded."""
         return frozenset(sha256 for pull in self.all() for sha256 in pull.files)
 
-    def keep(self, request: Wanted) -> None:
+    def keep(self, request: PullTarget) -> None:
         """Add a pull, replacing any other of the same name."""
         request = msgspec.structs.replace(request, endpoint=_without_secrets(request.endpoint))
         with self._lock:
@@ -260,11 +260,11 @@ class Unfinished:
                 self._write(remaining)
             return remaining != pulls
 
-    def _write(self, pulls: tuple[Wanted, ...]) -> None:
+    def _write(self, pulls: tuple[PullTarget, ...]) -> None:
         with suppress(RegistryError, UnsafePath, OSError):
             if pulls:
                 make_folder(self._path.parent)
-                write_whole(self._path, msgspec.json.encode(_UnfinishedFile(pulls)))
+                write_atomically(self._path, msgspec.json.encode(_UnfinishedFile(pulls)))
             else:
                 self._path.unlink(missing_ok=True)
                 sync_folder(self._path.parent)
@@ -303,14 +303,17 @@ class Decision:
     quantizations, if none was named. said: sentences for the user.
     """
 
-    pair: Pair
-    known: Mapping[Weights, PlannedModel] = field(default_factory=dict)
+    pair: CataloguePair
+    known: Mapping[HubFile, PlannedModel] = field(default_factory=dict)
     offers: tuple[Offer, ...] = ()
     said: tuple[str, ...] = ()
 
 
 def decide(
-    planner: Planner, request: Wanted, catalogue: Catalogue, cancel: threading.Event | None = None
+    planner: Planner,
+    request: PullTarget,
+    catalogue: Catalogue,
+    cancel: threading.Event | None = None,
 ) -> Decision:
     """Return the pair to pull. A pair that was pulled from the same reference before keeps its files.
 
@@ -331,13 +334,13 @@ class _Decider:
     def __init__(
         self,
         planner: Planner,
-        request: Wanted,
+        request: PullTarget,
         catalogue: Catalogue,
         cancel: threading.Event | None,
     ) -> None:
         self._planner, self._request = planner, request
         self._catalogue, self._cancel = catalogue, cancel
-        self._known: dict[Weights, PlannedModel] = {}
+        self._known: dict[HubFile, PlannedModel] = {}
         self._offers: tuple[Offer, ...] = ()
         self._earlier = _find_earlier_pull(planner, request)
 
@@ -345,7 +348,7 @@ class _Decider:
         """Make the decision."""
         request, sentence = self._request, ""
         if request.pair:
-            pair, listed = request.pair, tuple[Listed, ...]()
+            pair, listed = request.pair, tuple[ListedFile, ...]()
         else:
             assert request.target
             listed = self._list_files(request.target)
@@ -364,11 +367,11 @@ class _Decider:
 
     # ------------------------------------------------------------------ which file
 
-    def _list_files(self, reference: Reference) -> tuple[Listed, ...]:
+    def _list_files(self, reference: Reference) -> tuple[ListedFile, ...]:
         """Return the files on the hub; without a network, those that its local cache has."""
         try:
-            return patiently(
-                lambda: self._planner.hub.files(reference.repo, reference.revision),
+            return call_with_retries(
+                lambda: self._planner.hub.list_files(reference.repo, reference.revision),
                 self._planner.first_contact,
                 self._cancel,
             )
@@ -378,9 +381,9 @@ class _Decider:
                 raise
             return cached
 
-    def _choose_target(self, reference: Reference, listed: Sequence[Listed]) -> Pair:
+    def _choose_target(self, reference: Reference, listed: Sequence[ListedFile]) -> CataloguePair:
         """Return a pair that has only the target."""
-        matched = matching(reference, choices(listed, everything=bool(reference.file)))
+        matched = match_choices(reference, list_choices(listed, everything=bool(reference.file)))
         earlier = [
             choice
             for choice in matched
@@ -401,7 +404,7 @@ class _Decider:
         header = self._read_choice(reference, choice).model.header.metadata
         licence = header.get("general.license")
         fim = any(key.startswith("tokenizer.ggml.fim_pre") for key in header)
-        return Pair(
+        return CataloguePair(
             summary=f"{choice.label} of {reference.repo}",
             target=_to_weights(reference, choice),
             licence=licence[:80] if isinstance(licence, str) else "unknown",
@@ -415,10 +418,12 @@ class _Decider:
         """
         if len(matched) == 1:
             return matched[0]
-        guess = best(matched, self._fit_check(None))
-        return best(matched, self._fit_check(self._read_choice(reference, guess).model))
+        guess = choose_quantization(matched, self._fit_check(None))
+        return choose_quantization(
+            matched, self._fit_check(self._read_choice(reference, guess).model)
+        )
 
-    def _fit_check(self, sibling: Model | None) -> Callable[[Choice], fit.Fits]:
+    def _fit_check(self, sibling: ModelInfo | None) -> Callable[[Choice], fit.Fits]:
         """Return a function that checks whether memory can hold a model.
 
         It uses the file size, and if given, the header of another quantization of the same model.
@@ -431,32 +436,34 @@ class _Decider:
             # Without a header, count a tenth of the weights for caches and buffers.
             needed = choice.size * 11 // 10
             if sibling:
-                load = Load(context=min(_REQUIRED_CONTEXT_TOKENS, sibling.context))
-                needed = fit.needed(sibling, None, load) - sibling.weights + choice.size
-            return fit.fits(needed, free)
+                load = LoadOptions(context=min(_REQUIRED_CONTEXT_TOKENS, sibling.context))
+                needed = fit.total_need(sibling, None, load) - sibling.weights + choice.size
+            return fit.judge_fit(needed, free)
 
         return check_fit
 
     def _read_choice(self, reference: Reference, chosen: Choice) -> PlannedModel:
         return self._read_header(_to_weights(reference, chosen))
 
-    def _read_header(self, weights: Weights, *, as_draft: bool = False) -> PlannedModel:
+    def _read_header(self, weights: HubFile, *, as_draft: bool = False) -> PlannedModel:
         if weights not in self._known:
             self._known[weights] = self._planner.look(weights, self._cancel, as_draft=as_draft)
         return self._known[weights]
 
-    def _read_draft(self, weights: Weights) -> Model:
+    def _read_draft(self, weights: HubFile) -> ModelInfo:
         return self._read_header(weights, as_draft=True).model
 
     # ------------------------------------------------------------------ what drafts
 
-    def _choose_draft(self, reference: Reference) -> Weights:
+    def _choose_draft(self, reference: Reference) -> HubFile:
         """Return the named draft; of several quantizations, the most common one with the most bits."""
         listed = self._list_files(reference)
-        matched = matching(reference, choices(listed, everything=bool(reference.file)))
-        return _to_weights(reference, best(matched, lambda _: "yes"))
+        matched = match_choices(reference, list_choices(listed, everything=bool(reference.file)))
+        return _to_weights(reference, choose_quantization(matched, lambda _: "yes"))
 
-    def _propose_draft(self, pair: Pair, listed: Sequence[Listed]) -> tuple[Pair, str]:
+    def _propose_draft(
+        self, pair: CataloguePair, listed: Sequence[ListedFile]
+    ) -> tuple[CataloguePair, str]:
         """Return the pair with the best available draft, and a sentence that explains the choice.
 
         The candidates, in order: what the catalogue pairs with this model or another size of its family;
@@ -465,7 +472,7 @@ class _Decider:
         """
         target = self._read_header(pair.target).model
         if target.pooling:
-            return msgspec.structs.replace(pair, roles=roles_of(target.pooling)), ""
+            return msgspec.structs.replace(pair, roles=roles_for_pooling(target.pooling)), ""
         for name, weights in self._catalogue_drafts(pair.target, target):
             if self._is_suitable(target, partial(self._read_draft, weights)):
                 location = f"{weights.repo}/{weights.file}"
@@ -475,8 +482,8 @@ class _Decider:
         if target.header.metadata.get(f"{target.architecture}.nextn_predict_layers"):
             pair = msgspec.structs.replace(pair, embedded_heads=True)
             return pair, "Drafts: this model's own heads (MTP), which are in its file."
-        heads_file = heads(listed, pair.target.file)
-        heads_weights = Weights(
+        heads_file = find_heads_file(listed, pair.target.file)
+        heads_weights = HubFile(
             repo=pair.target.repo, file=heads_file, revision=pair.target.revision
         )
         if heads_file and self._is_suitable(target, partial(self._read_draft, heads_weights)):
@@ -486,7 +493,7 @@ class _Decider:
             )
         for path, name in self._disk_models():
             if self._is_suitable(target, partial(read_local_model, path, as_draft=True)):
-                weights = Weights(repo="", file=str(path))
+                weights = HubFile(repo="", file=str(path))
                 return _with_draft(
                     pair, draft=weights
                 ), f"Draft: {name}, which is on this disk and matches."
@@ -495,7 +502,7 @@ class _Decider:
             f"name one: localspec pull {pair.target.repo} --draft OWNER/REPO"
         )
 
-    def _is_suitable(self, target: Model, read_draft: Callable[[], Model]) -> bool:
+    def _is_suitable(self, target: ModelInfo, read_draft: Callable[[], ModelInfo]) -> bool:
         """Return whether a model can be the draft and is small enough to save time."""
         try:
             draft = read_draft()
@@ -506,17 +513,17 @@ class _Decider:
             return False
         return draft.weights * _MIN_WEIGHT_RATIO <= target.weights
 
-    def _catalogue_drafts(self, target: Weights, model: Model) -> Iterator[tuple[str, Weights]]:
+    def _catalogue_drafts(self, target: HubFile, model: ModelInfo) -> Iterator[tuple[str, HubFile]]:
         """Yield the names and drafts of the catalogue's pairs of the same model, then of its family.
 
         Models are compared by the names of their repositories and the names in the header.
         """
-        names = [model_name(target.repo), *_base_names(model)]
-        yielded: list[Weights] = []
+        names = [derive_model_name(target.repo), *_base_names(model)]
+        yielded: list[HubFile] = []
         for simplify in (_keep_name, _strip_size):
             for name in names:
                 for catalogue_name, pair in self._catalogue.pairs.items():
-                    is_match = simplify(model_name(pair.target.repo)) == simplify(name)
+                    is_match = simplify(derive_model_name(pair.target.repo)) == simplify(name)
                     # Heads in a separate file fit only a target of that size.
                     draft = pair.draft or (pair.heads if simplify is _keep_name else None)
                     if is_match and draft and draft not in yielded:
@@ -546,7 +553,7 @@ def _keep_name(name: str) -> str:
     return name
 
 
-def _find_earlier_pull(planner: Planner, request: Wanted) -> Record | None:
+def _find_earlier_pull(planner: Planner, request: PullTarget) -> Record | None:
     """Return the pair that was pulled from the same reference before, or None."""
     try:
         record = planner.store.get(request.name)
@@ -555,16 +562,16 @@ def _find_earlier_pull(planner: Planner, request: Wanted) -> Record | None:
     return record if record.source == "hub" and record.asked == request.asked else None
 
 
-def _to_weights(reference: Reference, choice: Choice) -> Weights:
-    return Weights(repo=reference.repo, file=choice.file, revision=reference.revision)
+def _to_weights(reference: Reference, choice: Choice) -> HubFile:
+    return HubFile(repo=reference.repo, file=choice.file, revision=reference.revision)
 
 
-def _with_draft(pair: Pair, draft: Weights | None = None) -> Pair:
+def _with_draft(pair: CataloguePair, draft: HubFile | None = None) -> CataloguePair:
     """Return the pair with this draft and nothing else that drafts."""
     return msgspec.structs.replace(pair, draft=draft, heads=None, embedded_heads=False)
 
 
-def _base_names(model: Model) -> list[str]:
+def _base_names(model: ModelInfo) -> list[str]:
     """Return the names of the models that this one was derived from, according to its header."""
     metadata = model.header.metadata
     names = [metadata.get(f"general.base_model.{number}.name") for number in range(4)]

@@ -28,12 +28,12 @@ from localspec.errors import (
 )
 from localspec.registry.catalogue import Catalogue
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.repository import pair_name, reference
+from localspec.registry.hub.repository import derive_pair_name, parse_reference
 from localspec.registry.hub.retry import Retry
-from localspec.registry.hub.transfer import Limit
-from localspec.registry.pulls.plan import Plan
-from localspec.registry.pulls.pull import RUNNING, FileState, Puller, PullState, State
-from localspec.registry.pulls.resolve import Unfinished, Wanted, decide
+from localspec.registry.hub.transfer import RateLimit
+from localspec.registry.pulls.plan import PullPlan
+from localspec.registry.pulls.pull import RUNNING_STATES, FileState, Puller, PullState, State
+from localspec.registry.pulls.resolve import PullTarget, UnfinishedPulls, decide
 
 _RATE_WINDOW_S = 5.0
 # Failures that may be temporary. Such a pull is tried again when the daemon starts the next time.
@@ -55,14 +55,14 @@ class Pull:
     def __init__(
         self,
         puller: Puller,
-        request: Wanted,
+        request: PullTarget,
         catalogue: Callable[[], Catalogue],
-        unfinished: Unfinished,
+        unfinished: UnfinishedPulls,
         *,
         resumed: bool = False,
     ) -> None:
         self.name = name = request.name
-        self.wanted = request
+        self.target = request
         self.error: LocalspecError | None = None
         self._catalogue = catalogue
         self._lock = threading.Lock()
@@ -119,8 +119,8 @@ class Pull:
 
     def _run(self) -> None:
         try:
-            decision = decide(self._puller, self.wanted, self._catalogue(), self._cancel)
-            self._remember(msgspec.structs.replace(self.wanted, pair=decision.pair, decided=True))
+            decision = decide(self._puller, self.target, self._catalogue(), self._cancel)
+            self._remember(msgspec.structs.replace(self.target, pair=decision.pair, decided=True))
             self._update_state(offers=decision.offers, said=decision.said)
             self._puller.pull(
                 self.name,
@@ -157,7 +157,7 @@ class Pull:
             )
             self._fail(PullCancelled(sentence), "interrupted")
             return
-        has_started = self._resumed or bool(self.wanted.files)
+        has_started = self._resumed or bool(self.target.files)
         # A resumed pull has no token, since tokens are not stored.
         temporary = (*_TEMPORARY_ERRORS, Gated) if self._resumed else _TEMPORARY_ERRORS
         if not has_started or not isinstance(error, temporary):
@@ -170,18 +170,18 @@ class Pull:
             state=state, rate=0.0, seconds_left=None, message=error.message, code=error.code
         )
 
-    def _remember(self, request: Wanted) -> None:
+    def _remember(self, request: PullTarget) -> None:
         """Store the request as far as it is known."""
-        self.wanted = request
+        self.target = request
         self._unfinished.keep(request)
 
     def _forget(self) -> bool:
         return self._unfinished.drop(self.name)
 
-    def _on_plan(self, plan: Plan) -> None:
+    def _on_plan(self, plan: PullPlan) -> None:
         remotes = [file.remote for file in plan.files]
         hashes = tuple(file.sha256 for file in remotes)
-        self._remember(msgspec.structs.replace(self.wanted, files=hashes))
+        self._remember(msgspec.structs.replace(self.target, files=hashes))
         files = tuple(FileState(file.name, 0, file.size) for file in remotes)
         size = sum(file.size for file in remotes)
         self._update_state(
@@ -238,7 +238,7 @@ class Pulls:
         self,
         puller: Puller,
         catalogue: Callable[[], Catalogue],
-        unfinished: Unfinished,
+        unfinished: UnfinishedPulls,
     ) -> None:
         self._puller, self._catalogue, self._unfinished = puller, catalogue, unfinished
         self._lock = threading.Lock()
@@ -247,16 +247,16 @@ class Pulls:
             hub = Hub(request.endpoint) if request.endpoint else None
             self._pulls[request.name] = self._start_pull(request, hub, resumed=True)
 
-    def _start_pull(self, request: Wanted, hub: Hub | None, *, resumed: bool = False) -> Pull:
+    def _start_pull(self, request: PullTarget, hub: Hub | None, *, resumed: bool = False) -> Pull:
         puller = dataclasses.replace(
             self._puller,
             hub=hub or self._puller.hub,
-            limit=Limit(request.limit_rate),
+            limit=RateLimit(request.limit_rate),
             asked=request.asked,
         )
         return Pull(puller, request, self._catalogue, self._unfinished, resumed=resumed)
 
-    def start(self, wanted: Wanted, hub: Hub | None = None) -> Pull:
+    def start(self, wanted: PullTarget, hub: Hub | None = None) -> Pull:
         """Start a pull, or join the running one of this pair.
 
         hub: a hub other than the usual one.
@@ -267,10 +267,10 @@ class Pulls:
         name = wanted.name
         with self._lock:
             running = self._pulls.get(name)
-            if running and running.state.state in RUNNING:
-                if running.wanted.asked != wanted.asked:
+            if running and running.state.state in RUNNING_STATES:
+                if running.target.asked != wanted.asked:
                     raise Conflict(
-                        f"'{name}' is already being pulled, as {running.wanted.asked or name}; wait until "
+                        f"'{name}' is already being pulled, as {running.target.asked or name}; wait until "
                         f"it is done, or run: localspec pulls cancel {name}"
                     )
                 return running
@@ -280,12 +280,12 @@ class Pulls:
             pull = self._pulls[name] = self._start_pull(wanted, hub)
             return pull
 
-    def wanted(self, name: str) -> Wanted | None:
+    def find_target(self, name: str) -> PullTarget | None:
         """Return the request that is being pulled under this name, or that failed and will be resumed."""
         with self._lock:
             pull = self._pulls.get(name)
-        if pull and pull.state.state in RUNNING:
-            return pull.wanted
+        if pull and pull.state.state in RUNNING_STATES:
+            return pull.target
         return next((request for request in self._unfinished.all() if request.name == name), None)
 
     def states(self) -> tuple[PullState, ...]:
@@ -305,15 +305,15 @@ class Pulls:
             raise NotFound(f"There is no pull of '{name}'; see: localspec pulls")
         return pull
 
-    def of_repository(self, written: str) -> Pull:
+    def find(self, written: str) -> Pull:
         """Return the pull of a repository, given as the user wrote it.
 
         Raises:
             NotFound: there is none.
         """
         with suppress(InvalidRequest, NotFound):
-            repository = reference(written)
-            return self.get(pair_name(repository) if repository else written)
+            repository = parse_reference(written)
+            return self.get(derive_pair_name(repository) if repository else written)
         return self.get(written)  # raises NotFound with the name as it was written
 
     def close(self, timeout: float = 5.0) -> None:
@@ -328,7 +328,7 @@ class Pulls:
 
     def _forget_oldest(self) -> bool:
         for name, pull in self._pulls.items():
-            if pull.state.state not in RUNNING:
+            if pull.state.state not in RUNNING_STATES:
                 del self._pulls[name]
                 return True
         return False

@@ -51,7 +51,7 @@ def describe_free_space(path: Path) -> str:
     return f"{info.f_bavail * info.f_frsize} bytes are free"
 
 
-def open_own(path: Path, flags: int) -> int:
+def open_store_file(path: Path, flags: int) -> int:
     """Open a file of the store. Symbolic links and anything but a regular file are refused.
 
     Raises:
@@ -82,20 +82,20 @@ def make_folder(path: Path) -> Path:
     return path
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
     """Write a file as `localspec.files.write_whole` does, and raise localspec's own errors.
 
     Raises:
         DiskFull, StoreReadOnly, StoreError, UnsafePath
     """
     try:
-        files.write_whole(path, data)
+        files.write_atomically(path, data)
     except OSError as error:
         raise store_error(error, path) from error
 
 
 @contextmanager
-def locked(
+def hold_lock(
     path: Path,
     *,
     shared: bool = False,
@@ -107,7 +107,7 @@ def locked(
 
     The kernel releases the lock when its holder dies. waiting: called from time to time while waiting.
     """
-    descriptor = open_own(path, os.O_RDWR | os.O_CREAT)
+    descriptor = open_store_file(path, os.O_RDWR | os.O_CREAT)
     mode = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
     try:
         while True:
@@ -136,7 +136,7 @@ def check_cancel(cancel: threading.Event | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class HashProgress:
     """The progress of hashing a file, in bytes."""
 
     file: str
@@ -144,7 +144,7 @@ class Reading:
     size: int
 
 
-class Hashes:
+class HashCache:
     """A cache of the SHA-256 of whole files. It may be used from several threads.
 
     Each version of a file, identified by inode, size and modification time, is read once. Other threads that
@@ -154,15 +154,15 @@ class Hashes:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: dict[tuple[int, int], _HashEntry] = {}
-        self._reading: dict[int, Reading] = {}  # by the id of the reading thread
+        self._reading: dict[int, HashProgress] = {}  # by the id of the reading thread
 
     @property
-    def reading(self) -> Reading | None:
+    def reading(self) -> HashProgress | None:
         """The file that is being hashed; of several, the largest."""
         with self._lock:
             return max(self._reading.values(), key=lambda reading: reading.size, default=None)
 
-    def of(
+    def sha256(
         self,
         path: Path,
         cancel: threading.Event | None = None,
@@ -205,7 +205,7 @@ class Hashes:
         def report(done: int) -> None:
             entry.done = done
             with self._lock:
-                self._reading[thread_id] = Reading(path.name, done, size)
+                self._reading[thread_id] = HashProgress(path.name, done, size)
             progress(done)
 
         try:

@@ -14,14 +14,14 @@ from pathlib import Path
 import msgspec
 
 from localspec.errors import Conflict, Damaged, StoreReadOnly
-from localspec.files import UNFINISHED, sync_folder
+from localspec.files import UNFINISHED_PATTERN, sync_folder
 from localspec.paths import remove_tree
 from localspec.protocol.pairs import CollectedView, FileReport, RemovedView
-from localspec.registry.store.files import locked, sha256_of, store_error
+from localspec.registry.store.files import hold_lock, sha256_of, store_error
 from localspec.registry.store.store import PULLS_LOCK, Part, Record, Store, StoredModel
 
 
-def ready(store: Store, name: str, cancel: threading.Event | None = None) -> Record:
+def ensure_ready(store: Store, name: str, cancel: threading.Event | None = None) -> Record:
     """Return the record of a pair after checking that it is ready to load.
 
     Every file must exist, have its size, and be unchanged since it was hashed. A file that was never hashed,
@@ -36,23 +36,23 @@ def ready(store: Store, name: str, cancel: threading.Event | None = None) -> Rec
     for part in record.parts:
         problem = _quick_problem(store, part)
         if problem:
-            raise Damaged(f"{problem} {remedy(record)}")
+            raise Damaged(f"{problem} {describe_remedy(record)}")
         stale = stale or _is_stale(store, part)
     if stale:
 
         def hash_stale(part: Part, _progress: Callable[[int], None]) -> str:
             if _is_stale(store, part):
-                return store.hashes.of(store.part_path(part), cancel)
+                return store.hashes.sha256(store.part_path(part), cancel)
             return part.sha256
 
         record, reports = _verify_parts(store, record, hash_stale)
         problems = [report.problem for report in reports if report.problem]
         if problems:
-            raise Damaged(f"{problems[0]} {remedy(record)}")
+            raise Damaged(f"{problems[0]} {describe_remedy(record)}")
     return record
 
 
-def changed(
+def has_changed(
     store: Store,
     part: Part,
     cancel: threading.Event | None = None,
@@ -70,12 +70,12 @@ def changed(
             return True
         if not part.checked or not _is_stale(store, part):
             return False  # `checked` is 0 if it was found damaged or never hashed
-        return store.hashes.of(store.part_path(part), cancel, progress) != part.sha256
+        return store.hashes.sha256(store.part_path(part), cancel, progress) != part.sha256
     except OSError:
         return False  # loading it reports the error
 
 
-def glance(store: Store, record: Record) -> str:
+def find_quick_problem(store: Store, record: Record) -> str:
     """Return why the pair cannot be used, as a sentence, or an empty text.
 
     This looks only at the directory entries of its files and reads none of them.
@@ -88,7 +88,7 @@ def glance(store: Store, record: Record) -> str:
         if not (part.path or part.checked or problem):
             problem = f"{part.file} was found damaged."
         if problem:
-            return f"{problem} {remedy(record)}"
+            return f"{problem} {describe_remedy(record)}"
     return ""
 
 
@@ -128,7 +128,7 @@ def verify_files(
     reports, done = [], 0
     for role, model in record.by_role:
         for part in model.parts:
-            report = shifted(progress, done, record.size)
+            report = offset_progress(progress, done, record.size)
             is_damaged = part.sha256 and sha256_of(Path(part.path), progress=report) != part.sha256
             problem = (
                 f"{part.file} is damaged: its SHA-256 does not match its name."
@@ -157,7 +157,7 @@ def _verify_parts(
     for role, model in record.by_role:
         parts: list[Part] = []
         for part in model.parts:
-            report = shifted(progress, done, record.size)
+            report = offset_progress(progress, done, record.size)
             part, problem = _verify_part(store, part, partial(hash_part, part, report))
             done += part.size
             parts.append(part)
@@ -206,14 +206,14 @@ def _read_mtime(store: Store, part: Part) -> int:
     return store.part_path(part).stat().st_mtime_ns
 
 
-def shifted(
+def offset_progress(
     progress: Callable[[int, int], None] | None, start: int, total: int
 ) -> Callable[[int], None]:
     """Return a callback that converts progress within one file to progress within the pair."""
     return lambda done: progress(start + done, total) if progress else None
 
 
-def remedy(record: Record) -> str:
+def describe_remedy(record: Record) -> str:
     """Return what to do about a damaged or missing file of the pair."""
     if record.source != "own":
         return f"Run: localspec pull {record.name}"  # downloads only what is damaged
@@ -235,7 +235,9 @@ def remedy(record: Record) -> str:
 # Delete pairs, and files that no pair needs any more.
 
 
-def remove(store: Store, name: str, in_use: Callable[[str], bool] = lambda _: False) -> RemovedView:
+def remove_pair(
+    store: Store, name: str, in_use: Callable[[str], bool] = lambda _: False
+) -> RemovedView:
     """Remove a pair and delete the store's files that no other pair needs.
 
     Raises:
@@ -250,7 +252,7 @@ def remove(store: Store, name: str, in_use: Callable[[str], bool] = lambda _: Fa
         sync_folder(store.pairs)
     except OSError as error:
         raise store_error(error, store.record_path(name)) from error
-    with locked(store.parts / PULLS_LOCK, wait=False) as is_locked:
+    with hold_lock(store.parts / PULLS_LOCK, wait=False) as is_locked:
         if not is_locked:
             return RemovedView(
                 name, 0, ("its files, until the running pull is done; then run: localspec gc",)
@@ -273,7 +275,7 @@ def _delete_files(store: Store, record: Record) -> RemovedView:
     return RemovedView(record.name, freed, tuple(remaining))
 
 
-def collect(store: Store, *, dry_run: bool = False) -> CollectedView:
+def collect_garbage(store: Store, *, dry_run: bool = False) -> CollectedView:
     """Delete what no pair needs: files, temporary files, and downloads that nobody will resume.
 
     Raises:
@@ -285,7 +287,7 @@ def collect(store: Store, *, dry_run: bool = False) -> CollectedView:
     if problems:
         raise Conflict(f"Nothing was deleted: {problems[0]}")
     store.prepare()
-    with locked(store.parts / PULLS_LOCK, wait=False) as is_locked:
+    with hold_lock(store.parts / PULLS_LOCK, wait=False) as is_locked:
         if not is_locked:
             raise Conflict("A pull is running; wait until it is done or cancel it, then try again.")
         freed, deleted = 0, []
@@ -306,11 +308,11 @@ def _find_garbage(store: Store) -> Iterator[Path]:
     for path in sorted(store.blobs.glob("*.gguf")):
         if path.stem not in needed:
             yield path
-    unfinished = store.wanted()
+    unfinished = store.unfinished_hashes()
     for path in sorted(store.parts.iterdir()):
         if path.name != PULLS_LOCK and path.stem not in unfinished:
             yield path
-    yield from sorted(store.pairs.glob(UNFINISHED))
+    yield from sorted(store.pairs.glob(UNFINISHED_PATTERN))
     for folder in sorted(store.shards.glob("*")):
         if folder.name not in needed:
             yield from sorted(folder.iterdir())
@@ -323,7 +325,7 @@ def _find_owners(store: Store) -> dict[str, list[str]]:
         for part in record.parts:
             if not part.path:
                 needed.setdefault(part.sha256, []).append(record.name)
-    for sha256 in store.wanted():
+    for sha256 in store.unfinished_hashes():
         needed.setdefault(sha256, []).append("an interrupted pull that will resume")
     return needed
 

@@ -15,11 +15,11 @@ import msgspec
 from localspec.errors import BadGguf, Conflict, DoesNotFit, InvalidRequest, ModelNotFound
 from localspec.protocol.pairs import ContextView, DraftKind, FitView, ModelView, NeedView, PairView
 from localspec.protocol.settings import Pooling
-from localspec.registry.catalogue import NAME, reserved
+from localspec.registry.catalogue import NAME_PATTERN, explain_reserved_name
 from localspec.registry.header import fit
 from localspec.registry.header.gguf import FileSource, read_header
 from localspec.registry.header.model import (
-    Model,
+    ModelInfo,
     Traits,
     check_shards,
     describe_model,
@@ -28,11 +28,17 @@ from localspec.registry.header.model import (
     shard_names,
     shard_paths,
 )
-from localspec.registry.header.pairing import check_pair, verdict
+from localspec.registry.header.pairing import check_pair, judge_pair
 from localspec.registry.header.weights import check_weights
 from localspec.registry.store import integrity
-from localspec.registry.store.files import Hashes
-from localspec.registry.store.store import Record, Store, StoredModel, local_parts, roles_of
+from localspec.registry.store.files import HashCache
+from localspec.registry.store.store import (
+    Record,
+    Store,
+    StoredModel,
+    list_local_parts,
+    roles_for_pooling,
+)
 
 # ------------------------------------------------------------------------ details
 # Collect everything that `localspec show` displays about a pair.
@@ -41,7 +47,9 @@ from localspec.registry.store.store import Record, Store, StoredModel, local_par
 _MIN_LISTED_CONTEXT = 4096  # tokens
 
 
-def describe(store: Store, record: Record, free: fit.Memory, load: fit.Load) -> PairView:
+def describe_pair(
+    store: Store, record: Record, free: fit.FreeMemory, load: fit.LoadOptions
+) -> PairView:
     """Return a pair as its files state now, with the memory needs for `load` and `free` memory.
 
     Raises:
@@ -55,9 +63,9 @@ def describe(store: Store, record: Record, free: fit.Memory, load: fit.Load) -> 
     chosen_load = replace(load, context=size)
 
     def bytes_for(tokens: int) -> int:
-        return fit.needed(target, draft, replace(load, context=tokens))
+        return fit.total_need(target, draft, replace(load, context=tokens))
 
-    judgement = verdict(target, draft) if draft else None
+    judgement = judge_pair(target, draft) if draft else None
     need_functions = (fit.need_of_target, fit.need_of_draft)
     target_view, *draft_views = (
         _model_view(store, *item, need_of(item[1], chosen_load))
@@ -83,12 +91,14 @@ def describe(store: Store, record: Record, free: fit.Memory, load: fit.Load) -> 
         fit_notes=fit_notes,
         loaded=False,
         kind=_draft_kind(record, target),
-        contexts=[ContextView(tokens, total, fit.fits(total, free)) for tokens, total in needs],
+        contexts=[
+            ContextView(tokens, total, fit.judge_fit(total, free)) for tokens, total in needs
+        ],
         problem="",
     )
 
 
-def _draft_kind(record: Record, target: Model) -> DraftKind:
+def _draft_kind(record: Record, target: ModelInfo) -> DraftKind:
     """Return what drafts, according to the file as it is now.
 
     The record may have been written by an older localspec.
@@ -107,16 +117,16 @@ def _listed_contexts(longest: int) -> Iterator[int]:
 
 
 def _fit_pair(
-    target: Model, draft: Model | None, free: fit.Memory, load: fit.Load
+    target: ModelInfo, draft: ModelInfo | None, free: fit.FreeMemory, load: fit.LoadOptions
 ) -> tuple[FitView | None, tuple[str, ...]]:
     try:
-        fitted = fit.fit(target, draft, free, load)
+        fitted = fit.fit_pair(target, draft, free, load)
     except DoesNotFit as error:
         return None, (error.message,)
     return fit_view(fitted), (fitted.beyond, *fitted.notes) if fitted.beyond else fitted.notes
 
 
-def fit_view(fitted: fit.Fit) -> FitView:
+def fit_view(fitted: fit.MemoryFit) -> FitView:
     """Convert a fit to its form in the API."""
     target_need, drafting_need = (
         NeedView(memory_need.weights, memory_need.cache, memory_need.compute)
@@ -136,7 +146,7 @@ def fit_view(fitted: fit.Fit) -> FitView:
     )
 
 
-def _read_model(store: Store, stored: StoredModel, role: str) -> tuple[Model, Traits]:
+def _read_model(store: Store, stored: StoredModel, role: str) -> tuple[ModelInfo, Traits]:
     """Read the headers of a stored model, under the original names of its files."""
     sources = [FileSource(store.part_path(part)) for part in stored.parts]
     for source, name in zip(sources, shard_names(Path(stored.file).name), strict=True):
@@ -148,7 +158,11 @@ def _read_model(store: Store, stored: StoredModel, role: str) -> tuple[Model, Tr
 
 
 def _model_view(
-    store: Store, stored: StoredModel, model: Model, model_traits: Traits, needed: fit.Need
+    store: Store,
+    stored: StoredModel,
+    model: ModelInfo,
+    model_traits: Traits,
+    needed: fit.MemoryNeed,
 ) -> ModelView:
     return ModelView(
         file=stored.file,
@@ -188,7 +202,7 @@ _SAME_FILE_MESSAGE = (
 )
 
 
-def add(
+def add_own_pair(
     store: Store,
     name: str,
     target: Path,
@@ -209,20 +223,20 @@ def add(
         Conflict: the name is taken.
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: the files cannot be used.
     """
-    if not NAME.fullmatch(name):
+    if not NAME_PATTERN.fullmatch(name):
         raise InvalidRequest(
             f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
             "digits, '.', '_' and '-', starting with a letter or digit.",
             param="name",
         )
-    if meaning := reserved(name):
+    if meaning := explain_reserved_name(name):
         raise InvalidRequest(f"'{name}' cannot be a pair's name: {meaning}.", param="name")
     if not replace and _exists(store, name):
         raise Conflict(f"A pair '{name}' already exists; to replace it, add: --replace")
     if draft and target.exists() and draft.exists() and target.samefile(draft):
         raise InvalidRequest(_SAME_FILE_MESSAGE, param="draft")
     hashes = store.hashes if hash_now else None
-    record = describe_files(name, target, draft, roles=roles, pooling=pooling, hashes=hashes)
+    record = make_record(name, target, draft, roles=roles, pooling=pooling, hashes=hashes)
     if record.draft and _identify_files(record.draft) == _identify_files(record.target):
         raise InvalidRequest(_SAME_FILE_MESSAGE, param="draft")
     if draft and record.draft and record.draft.size > record.target.size:
@@ -237,7 +251,7 @@ def add(
     return record
 
 
-def refreshed(
+def refresh_own_pair(
     store: Store,
     record: Record,
     cancel: threading.Event | None = None,
@@ -257,8 +271,8 @@ def refreshed(
         return record, ""
     changed_files, done = [], 0
     for part in record.parts:
-        report = integrity.shifted(progress, done, record.size)
-        if integrity.changed(store, part, cancel, report):
+        report = integrity.offset_progress(progress, done, record.size)
+        if integrity.has_changed(store, part, cancel, report):
             changed_files.append(part.file)
         done += part.size
     if not changed_files:
@@ -268,7 +282,7 @@ def refreshed(
     # The roles of an embedding model follow from its file, which may have changed.
     generates_text = record.target.pooling is None
     roles = record.roles if generates_text else ("chat",)
-    current = describe_files(record.name, target, draft, roles=roles, pooling=record.pooling)
+    current = make_record(record.name, target, draft, roles=roles, pooling=record.pooling)
     current = msgspec.structs.replace(current, created=record.created, summary=record.summary)
     store.put(current)
     verb = "has" if len(changed_files) == 1 else "have"
@@ -278,14 +292,14 @@ def refreshed(
     )
 
 
-def describe_files(
+def make_record(
     name: str,
     target: Path,
     draft: Path | None = None,
     *,
     roles: Sequence[str] = ("chat",),
     pooling: Pooling | None = None,
-    hashes: Hashes | None = None,
+    hashes: HashCache | None = None,
 ) -> Record:
     """Return the checked record of a pair of files, without storing it.
 
@@ -301,7 +315,7 @@ def describe_files(
         draft=_to_stored(draft_model, draft, hashes) if draft_model and draft else None,
         source="own",
         created=time.time(),
-        roles=roles_of(target_model.pooling) or tuple(roles),
+        roles=roles_for_pooling(target_model.pooling) or tuple(roles),
         notes=notes,
         template_sha256=target_model.template_hash,
         pooling=pooling,
@@ -346,7 +360,7 @@ def _exists(store: Store, name: str) -> bool:
     return True
 
 
-def _check_model(path: Path, *, as_draft: bool = False) -> Model:
+def _check_model(path: Path, *, as_draft: bool = False) -> ModelInfo:
     """Read a local model and check its weights.
 
     Raises:
@@ -361,9 +375,9 @@ def _check_model(path: Path, *, as_draft: bool = False) -> Model:
     return model
 
 
-def _to_stored(model: Model, path: Path, hashes: Hashes | None) -> StoredModel:
+def _to_stored(model: ModelInfo, path: Path, hashes: HashCache | None) -> StoredModel:
     return StoredModel(
-        parts=local_parts(path, hashes),
+        parts=list_local_parts(path, hashes),
         architecture=model.architecture,
         parameters=model.parameters,
         heads=model.drafting_heads,

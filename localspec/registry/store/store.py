@@ -32,14 +32,14 @@ from localspec.model_traits import is_sidecar
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.settings import Pooling
-from localspec.registry.catalogue import NAME
+from localspec.registry.catalogue import NAME_PATTERN
 from localspec.registry.header.model import shard_paths
 from localspec.registry.store.files import (
-    Hashes,
-    locked,
+    HashCache,
+    hold_lock,
     make_folder,
     store_error,
-    write_whole,
+    write_atomically,
 )
 
 # ------------------------------------------------------------------------ records
@@ -152,7 +152,7 @@ class _Versioned(msgspec.Struct):
     version: int
 
 
-def roles_of(pooling: Pooling | None) -> tuple[Literal["embed", "rerank"], ...]:
+def roles_for_pooling(pooling: Pooling | None) -> tuple[Literal["embed", "rerank"], ...]:
     """Return the roles of a model with this pooling; none for a model that writes text."""
     if pooling is None:
         return ()
@@ -225,7 +225,7 @@ class Store:
     def __init__(
         self,
         root: Path,
-        hashes: Hashes | None = None,
+        hashes: HashCache | None = None,
         wanted: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         """Set the folder. Hashes may be shared with other stores.
@@ -233,8 +233,8 @@ class Store:
         wanted: returns the hashes of the files that unfinished pulls need.
         """
         self.root = root
-        self.wanted = wanted
-        self.hashes = hashes or Hashes()
+        self.unfinished_hashes = wanted
+        self.hashes = hashes or HashCache()
         self.pairs = root / "pairs"
         self.blobs = root / "blobs"
         self.parts = root / "parts"
@@ -319,7 +319,7 @@ class Store:
             raise store_error(error, folder) from error
         return links[0]
 
-    def paths(self, record: Record) -> tuple[Path, Path | None]:
+    def model_paths(self, record: Record) -> tuple[Path, Path | None]:
         """Return the paths that llama.cpp loads: of the target, and of the draft if there is one."""
         draft = self.model_path(record.draft) if record.draft else None
         return self.model_path(record.target), draft
@@ -331,7 +331,7 @@ class Store:
             DiskFull, StoreReadOnly, StoreError
         """
         self.prepare()
-        write_whole(self.record_path(record.name), encode(record))
+        write_atomically(self.record_path(record.name), encode(record))
 
     def put_new(self, record: Record) -> None:
         """Write the record of a pair unless that would replace one that must stay.
@@ -343,7 +343,7 @@ class Store:
         """
         try:
             if self.get(record.name).source == "own" and record.source != "own":
-                raise Conflict(own_sentence(record.name))
+                raise Conflict(explain_own_pair(record.name))
         except RecordTooNew:
             raise
         except (ModelNotFound, RegistryError):
@@ -352,7 +352,7 @@ class Store:
 
     def pulling(self) -> AbstractContextManager[bool]:
         """Return a shared lock that every pull holds, so that no file is deleted meanwhile."""
-        return locked(self.parts / PULLS_LOCK, shared=True)
+        return hold_lock(self.parts / PULLS_LOCK, shared=True)
 
     def record_path(self, name: str) -> Path:
         """Return the path of a pair's record, whether it exists or not.
@@ -360,12 +360,12 @@ class Store:
         Raises:
             ModelNotFound: the name is not a valid pair name.
         """
-        if not NAME.fullmatch(name):
+        if not NAME_PATTERN.fullmatch(name):
             raise ModelNotFound(f"'{name[:80]}' is not the name of a pair.", param="model")
         return self.pairs / f"{name}.json"
 
 
-def local_parts(path: Path, hashes: Hashes | None = None) -> tuple[Part, ...]:
+def list_local_parts(path: Path, hashes: HashCache | None = None) -> tuple[Part, ...]:
     """Return the parts of a model that is used where it lies. With `hashes`, each file is read and hashed.
 
     Raises:
@@ -375,7 +375,7 @@ def local_parts(path: Path, hashes: Hashes | None = None) -> tuple[Part, ...]:
     for file in shard_paths(path):
         info = file.stat()
         stated_hash = _hash_from_name(file)
-        sha256 = hashes.of(file) if hashes else stated_hash
+        sha256 = hashes.sha256(file) if hashes else stated_hash
         if stated_hash and sha256 != stated_hash:
             raise Damaged(f"{file} is damaged: its SHA-256 does not match its name.")
         parts.append(
@@ -400,7 +400,7 @@ def _hash_from_name(path: Path) -> str:
     return name if target.parent.name == "blobs" and _SHA256.fullmatch(name) else ""
 
 
-def own_sentence(name: str) -> str:
+def explain_own_pair(name: str) -> str:
     """Return why a pull does not replace a pair of the user's own files, and what to do."""
     return (
         f"'{name}' is a pair of your own files, which a pull does not replace. Choose "

@@ -103,14 +103,14 @@ def _measure(options: argparse.Namespace) -> int:
     sizes = SIZES[options.size]
     work = Path(options.work or default_paths().cache / "bench").absolute()
     bench = Bench(options, sizes, options.threads or physical_cores(), work)
-    before = host.report()
+    before = host.load_report()
     say(before)
     found = {name: part.measure(bench) for name, part in PARTS.items() if name in names}
     notes = [
         f"{platform.machine()}, {os.cpu_count()} cores, {bench.threads} threads; synthetic pair "
         f"{sizes.name}: target {sizes.target}, draft {sizes.draft}",
         f"before: {before}",
-        f"after: {host.report()}",
+        f"after: {host.load_report()}",
     ]
     sys.stdout.write(report(notes, found))
     if options.json is not None:

@@ -17,10 +17,10 @@ from benchmarks.servers.daemon import Daemon
 from benchmarks.texts.answers import Asker
 from localspec.engine.pair.models import physical_cores
 from localspec.extras.bench import prompts, summary
-from localspec.extras.bench.asking import Answer, How, Ours
+from localspec.extras.bench.asking import DaemonServer, RequestOptions, TimedAnswer
 from localspec.extras.bench.prompts import Prompt, Work
 from localspec.extras.bench.report import Mode, Run
-from localspec.extras.bench.running import Bench, Plan, turns
+from localspec.extras.bench.running import Bench, BenchPlan, plan_trials
 from localspec.machine import host
 from localspec.protocol.frames import (
     ChatPrompt,
@@ -28,7 +28,7 @@ from localspec.protocol.frames import (
     Generate,
     Message,
     Sampling,
-    Speculative,
+    SpeculationSettings,
 )
 
 CLOSE = 0.05  # of each other
@@ -36,20 +36,23 @@ CLOSE = 0.05  # of each other
 
 def compare(files: Sequence[Path], tokens: int, repetitions: int, context: int) -> int:
     """Of a target, and its draft where it has one: print both; 1 where they do not agree."""
-    works = [replace(each, prompts=_chats(each)) for each in prompts.shipped()]
-    plan = Plan([each for each in works if each.prompts], tokens, repetitions, probe=False)
+    works = [replace(each, prompts=_chats(each)) for each in prompts.shipped_works()]
+    plan = BenchPlan([each for each in works if each.prompts], tokens, repetitions, probe=False)
     settings = {"context": context, "parallel": 1}
     with Daemon(pair=",".join(map(str, files)), **settings) as daemon:
-        ours = Ours()
+        ours = DaemonServer()
         ours.socket_path = daemon.socket
         pids = [daemon.pid, *(each["pid"] for each in daemon.get("/localspec/status")["pairs"])]
         stepped = Stepped(files, context)
         try:
-            both = [Bench(server, plan, context, pids) for server in (ours, cast("Ours", stepped))]
+            both = [
+                Bench(server, plan, context, pids)
+                for server in (ours, cast("DaemonServer", stepped))
+            ]
             _measure(both, plan)
         finally:
             stepped.close()
-    return _told([bench.found.runs for bench in both], plan.works)
+    return _told([bench.answers.runs for bench in both], plan.works)
 
 
 def _chats(work: Work) -> list[Prompt]:
@@ -57,14 +60,14 @@ def _chats(work: Work) -> list[Prompt]:
     return [prompt for prompt in work.prompts if not prompt.is_place and not prompt.schema]
 
 
-def _measure(both: Sequence[Bench], plan: Plan) -> None:
+def _measure(both: Sequence[Bench], plan: BenchPlan) -> None:
     for bench in both:
         bench.warm_up()
-    for at, turn in enumerate(turns(plan)):
+    for at, turn in enumerate(plan_trials(plan)):
         say(f"{turn.work.name}, prompt {turn.prompt + 1}")
-        for mode in both[0]._asked(turn):
+        for mode in both[0]._modes_of(turn):
             for bench in both if at % 2 else both[::-1]:
-                bench._one(turn, mode)
+                bench._ask_and_record(turn, mode)
 
 
 def _told(both: Sequence[Sequence[Run]], works: Sequence[Work]) -> int:
@@ -76,7 +79,7 @@ def _told(both: Sequence[Sequence[Run]], works: Sequence[Work]) -> int:
     for runs, name in zip(both, ("bench", "engine"), strict=True):
         tried, kept = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
         spent = sum(run.total_ms - run.first_ms for run in runs) / sum(run.write_ms for run in runs)
-        loud = sum((run.others or 0.0) > host.NOISE for run in runs)
+        loud = sum((run.others or 0.0) > host.MAX_NOISE_CORES for run in runs)
         sys.stdout.write(
             f"{name}: {sum(run.tokens for run in runs)} tokens, {tried} drafted, {kept} accepted; by the "
             f"client's clock {spent:.3f} times as long; disturbed in {loud} of {len(runs)} answers\n"
@@ -94,7 +97,7 @@ def _told(both: Sequence[Sequence[Run]], works: Sequence[Work]) -> int:
 
 def _rate(runs: Sequence[Run], mode: Mode) -> float:
     """Of one mode, tokens per second; nan where answers are too short for one."""
-    return summary.side([run for run in runs if run.mode == mode]).rate or math.nan
+    return summary.summarize_mode([run for run in runs if run.mode == mode]).rate or math.nan
 
 
 def _beside(both: Sequence[Sequence[Run]], mode: Mode) -> dict[tuple[str, int, int], float]:
@@ -116,7 +119,7 @@ class Stepped(Asker):
         settings = EngineSettings(n_ctx=context, parallel=1, n_threads=physical_cores())
         super().__init__(files[0], settings, *files[1:])
 
-    def ask(self, prompt: Prompt, how: How) -> Answer:
+    def ask(self, prompt: Prompt, how: RequestOptions) -> TimedAnswer:
         """By the engine's clock and by that of whoever steps it."""
         self._asked += 1
         asked: dict[str, Any] = how.speculative or {}
@@ -125,7 +128,7 @@ class Stepped(Asker):
             ChatPrompt([Message("user", prompt.question(how.room))]),
             Sampling(temperature=0.0),
             how.tokens,
-            speculative=Speculative(**asked),
+            speculative=SpeculationSettings(**asked),
             exact=False,
             cache_prompt=False,
             private=True,
@@ -137,7 +140,7 @@ class Stepped(Asker):
         total, done = time.perf_counter() - start, answer.done
         said = done.speculation
         counts = {"draft_n": said.drafted, "draft_n_accepted": said.accepted}
-        return Answer(
+        return TimedAnswer(
             answer.text,
             done.completion_tokens,
             answer.stamps[0] - start,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from localspec.engine.engine import Engine
-from localspec.engine.pair.pair import Pair
+from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.protocol.frames import Delta, Done, Failed, Frame, Reading, Started, TokenLogprob
 
@@ -56,7 +56,7 @@ class Answer:
 class Driven:
     """One loaded pair and its engine; what each request was sent, by its id."""
 
-    def __init__(self, pair: Pair, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, pair: LoadedPair, clock: Callable[[], float] = time.perf_counter) -> None:
         self.pair = pair
         self.engine = Engine(pair, self._receive, clock)
         self.answers: dict[int, Answer] = {}

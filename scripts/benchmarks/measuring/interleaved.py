@@ -27,7 +27,7 @@ from benchmarks.measuring.workloads import (
 )
 from benchmarks.servers.llama_server import Running, Server
 from localspec.engine.pair.models import physical_cores
-from localspec.machine.host import Others
+from localspec.machine.host import OtherProcesses
 from localspec.protocol.frames import EngineSettings
 
 
@@ -146,7 +146,7 @@ def _server(plan: Plan, files: Files, settings: EngineSettings) -> Server | None
 
 
 def _run_ours(runner: Runner, setting: Setting, each: Text, repetition: int, skip: int) -> Run:
-    others = Others()
+    others = OtherProcesses()
     run = runner.run(setting, each, repetition, skip)
     return replace(run, others=others.cores(()))
 
@@ -154,7 +154,7 @@ def _run_ours(runner: Runner, setting: Setting, each: Text, repetition: int, ski
 def _run_server(server: Server, setting: Setting, each: Text, warm: Text, repetition: int) -> Run:
     with Running(server, setting) as running:
         running.warm_up(warm)
-        others = Others()
+        others = OtherProcesses()
         run = running.run(each, repetition)
         return replace(run, others=others.cores((running.pid,)))
 

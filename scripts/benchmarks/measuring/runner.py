@@ -15,9 +15,9 @@ from benchmarks.measuring.driven import Answer, Driven
 from benchmarks.measuring.runs import AUTO, PLAIN, WARM_TOKENS, BenchError, Run, Setting
 from benchmarks.measuring.workloads import Text
 from localspec.engine.pair.load import load_pair
-from localspec.engine.pair.profile import Learned
+from localspec.engine.pair.profile import LearnedProfile
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import resolve
+from localspec.engine.sampling.settings import resolve_settings
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
@@ -28,7 +28,7 @@ from localspec.protocol.frames import (
     Generate,
     PairFiles,
     Sampling,
-    Speculative,
+    SpeculationSettings,
     TokenLogprob,
     TokenPrompt,
 )
@@ -78,15 +78,15 @@ class Runner(Driven):
         self._requests = 0
         self._auto = replace(self.pair.learned)
 
-    def _throwaway(self) -> Learned:
+    def _throwaway(self) -> LearnedProfile:
         costs = self._auto.costs
         table = CostTable(costs.target.as_dict())
-        return Learned(
+        return LearnedProfile(
             CostProfile(table, costs.draft, costs.overhead_ms),
             {kind: Calibration() for kind in self._auto.calibrations},
         )
 
-    def _use(self, learned: Learned) -> None:
+    def _use(self, learned: LearnedProfile) -> None:
         self.pair.learned.costs = learned.costs
         self.pair.learned.calibrations = learned.calibrations
         self.pair.shared.costs = learned.costs.target
@@ -130,7 +130,7 @@ class Runner(Driven):
 
     def _started(self, request: Generate, prompt: list[int]) -> Answer:
         self.answers.clear()  # a soak must not be what grows
-        settings = resolve(request.sampling, self.pair.defaults)
+        settings = resolve_settings(request.sampling, self.pair.defaults)
         return self.submit(TokenizedRequest(request, prompt, Sampler(settings)))
 
     def _answered(self, request: Generate, prompt: list[int]) -> Answer:
@@ -147,7 +147,7 @@ class Runner(Driven):
             Sampling(temperature=0.0),
             tokens,
             # the synthetic text never repeats; a lookup would cost nothing and gain nothing
-            speculative=Speculative(setting.depth != 0, setting.depth, self._kind),
+            speculative=SpeculationSettings(setting.depth != 0, setting.depth, self._kind),
             exact=False,
             cache_prompt=False,
         )

@@ -69,7 +69,11 @@ class Server:
 
 def _environment() -> dict[str, str]:
     """Our environment without what we set for our own engine: llama-server keeps its defaults."""
-    kept = {name: value for name, value in os.environ.items() if name not in environment.WAITING}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in environment.OPENMP_ENVIRONMENT
+    }
     tunables = kept.pop("GLIBC_TUNABLES", "").split(":")
     if theirs := ":".join(each for each in tunables if each not in ("", HUGE_PAGES)):
         kept["GLIBC_TUNABLES"] = theirs

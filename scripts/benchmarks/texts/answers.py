@@ -22,7 +22,7 @@ from localspec.protocol.frames import (
     Message,
     PairFiles,
     Sampling,
-    Speculative,
+    SpeculationSettings,
 )
 
 
@@ -65,7 +65,7 @@ class Asker(Driven):
         self._asked = 0
 
     def request(
-        self, task: Task, tokens: int, speculative: Speculative, private: bool = False
+        self, task: Task, tokens: int, speculative: SpeculationSettings, private: bool = False
     ) -> TokenizedRequest:
         """A task, greedily. private: nothing of it is remembered."""
         self._asked += 1
@@ -83,7 +83,7 @@ class Asker(Driven):
 
     def answer(self, task: Task, tokens: int) -> Answered:
         """Up to so many tokens of the answer. Raises BenchError."""
-        request = self.request(task, tokens, Speculative())
+        request = self.request(task, tokens, SpeculationSettings())
         answer = self.submit(request)
         self.finish()
         if isinstance(answer.ending, Failed):

@@ -15,8 +15,8 @@ from benchmarks.measuring.workloads import Text
 from benchmarks.servers.llama_server import Running, Server
 from benchmarks.texts.answers import Asker
 from benchmarks.texts.tasks import Task
-from localspec.machine.host import Others
-from localspec.protocol.frames import EngineSettings, Failed, Speculative
+from localspec.machine.host import OtherProcesses
+from localspec.protocol.frames import EngineSettings, Failed, SpeculationSettings
 
 OURS = ("plain", "auto")
 KINDS = ("plain", "ngram-simple", "ngram-mod", "ngram-map-k")  # of llama-server
@@ -92,17 +92,17 @@ class _Session:
 
     def run(self, setting: str, task: Task) -> Timed:
         """One answer. Raises BenchError."""
-        others = Others()
+        others = OtherProcesses()
         if (server := self._servers.get(setting)) is None:
             found = self._run_ours(setting, task)
             return Timed(task, setting, *found, others.cores(()) or 0.0)
-        prompt = self._ours.request(task, 1, Speculative(False)).tokens
+        prompt = self._ours.request(task, 1, SpeculationSettings(False)).tokens
         run = server.run(Text(prompt, [0] * self._plan.tokens, 0.0), 0)
         busy = others.cores([server.pid]) or 0.0
         return Timed(task, setting, run.tokens, run.speed, run.drafted, run.accepted, busy)
 
     def _run_ours(self, setting: str, task: Task) -> tuple[int, float, int, int]:
-        speculative = Speculative(setting != "plain")
+        speculative = SpeculationSettings(setting != "plain")
         # What is measured plain is not to be remembered: the next would only repeat it.
         request = self._ours.request(
             task, self._plan.tokens, speculative, private=setting == "plain"

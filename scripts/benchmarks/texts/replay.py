@@ -17,17 +17,17 @@ from benchmarks.measuring.driven import Driven
 from benchmarks.texts.answers import Answered
 from benchmarks.texts.measure import geometric_mean
 from benchmarks.traces.simulated import Said, SimulatedClock, SimulatedContext
-from localspec.engine.cache.prefixes import CopyCost, Prefixes
+from localspec.engine.cache.prefixes import CopyCost, PrefixStore
 from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.models import Models
-from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.profile import Learned, ProfileStore, Stored
+from localspec.engine.pair.models import PairModels
+from localspec.engine.pair.pair import LoadedPair
+from localspec.engine.pair.profile import LearnedProfile, ProfileStore, StoredProfile
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import resolve
+from localspec.engine.sampling.settings import resolve_settings
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
@@ -38,7 +38,7 @@ from localspec.protocol.frames import (
     Generate,
     PairFiles,
     Sampling,
-    Speculative,
+    SpeculationSettings,
     TokenPrompt,
 )
 
@@ -74,11 +74,13 @@ class _Writing(SimulatedContext):
         return self.text[place] if place < len(self.text) else 1
 
 
-def _pair(context: _Writing, costs: CostProfile, table: CostTable, clock: SimulatedClock) -> Pair:
+def _pair(
+    context: _Writing, costs: CostProfile, table: CostTable, clock: SimulatedClock
+) -> LoadedPair:
     settings, opened = EngineSettings(), ExitStack()
-    models = Models(context.model, None, None, settings, _ROOM, 1, 1, _N_BATCH, opened)
-    prefixes = Prefixes(0, CopyCost(lambda: 0.0))
-    return Pair(
+    models = PairModels(context.model, None, None, settings, _ROOM, 1, 1, _N_BATCH, opened)
+    prefixes = PrefixStore(0, CopyCost(lambda: 0.0))
+    return LoadedPair(
         files=PairFiles("texts", ""),
         models=models,
         shared=Lane(context, Batch(_N_BATCH), Slots(context, None, 0, 1), table, clock=clock),
@@ -87,9 +89,9 @@ def _pair(context: _Writing, costs: CostProfile, table: CostTable, clock: Simula
         no_rollback=None,
         no_draft="",
         chooses_on_device=True,
-        learned=Learned(
+        learned=LearnedProfile(
             CostProfile(table, None, costs.overhead_ms),
-            Stored(None, None, 1.0).known_of(Drafter.kinds),
+            StoredProfile(None, None, 1.0).load_calibrations(Drafter.kinds),
         ),
         profile=ProfileStore(None, ""),
         prefixes=prefixes,
@@ -150,9 +152,9 @@ class Replay(Driven):
             TokenPrompt(prompt),
             Sampling(temperature=0.0),
             len(answered.answer),
-            speculative=Speculative(not plain),
+            speculative=SpeculationSettings(not plain),
         )
-        sampler = Sampler(resolve(request.sampling, {}))
+        sampler = Sampler(resolve_settings(request.sampling, {}))
         lookup = NgramIndex((), prompt, self.pair.memory)
         answer = self.submit(TokenizedRequest(request, prompt, sampler, lookup=lookup))
         passes, start = 0, self._time()

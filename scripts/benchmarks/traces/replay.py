@@ -20,7 +20,7 @@ from benchmarks.measuring.runs import BenchError
 from benchmarks.traces.simulated import SimulatedClock, SimulatedPair
 from benchmarks.traces.trace import Trace
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.sampling.settings import resolve
+from localspec.engine.sampling.settings import resolve_settings
 from localspec.engine.sequence import TokenizedRequest
 from localspec.engine.speculation.acceptance import Calibration, Floats
 from localspec.engine.speculation.cost import CostProfile
@@ -31,7 +31,7 @@ from localspec.protocol.frames import (
     Frame,
     Generate,
     Sampling,
-    Speculative,
+    SpeculationSettings,
     TokenPrompt,
 )
 
@@ -132,9 +132,9 @@ class Replay(Driven):
                 TokenPrompt(prompt),
                 Sampling(temperature=0.0),
                 self._tokens,
-                speculative=Speculative(True, self._depth, "draft"),
+                speculative=SpeculationSettings(True, self._depth, "draft"),
             )
-            sampler = Sampler(resolve(request.sampling, {}))
+            sampler = Sampler(resolve_settings(request.sampling, {}))
             self.submit(TokenizedRequest(request, prompt, sampler))
         written: dict[int, int] = {}
         while self.engine.active:

@@ -16,16 +16,16 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.traces.trace import Trace
-from localspec.engine.cache.prefixes import CopyCost, Prefixes
+from localspec.engine.cache.prefixes import CopyCost, PrefixStore
 from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context, FimTokens, Logits, Model, Vocab
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
-from localspec.engine.pair.models import Models
-from localspec.engine.pair.pair import Pair
-from localspec.engine.pair.profile import Learned, ProfileStore
-from localspec.engine.speculation.acceptance import CONFIDENCE_EDGES, MAX_LIMIT, Calibration
+from localspec.engine.pair.models import PairModels
+from localspec.engine.pair.pair import LoadedPair
+from localspec.engine.pair.profile import LearnedProfile, ProfileStore
+from localspec.engine.speculation.acceptance import CONFIDENCE_EDGES, MAX_DRAFTS, Calibration
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.draft_model import DraftModel, SharedTokens
@@ -128,9 +128,9 @@ class SimulatedContext(Context):
     ) -> None:
         self._change, self._rows, self._repeats = change, 0, 0
         self.model = _Model(_Vocab(says.vocabulary))
-        self.n_ctx = says.places + n_seq * (MAX_LIMIT + 2)
+        self.n_ctx = says.places + n_seq * (MAX_DRAFTS + 2)
         self.n_seq, self.n_vocab = n_seq, says.vocabulary
-        self.n_outputs = n_seq * (MAX_DEPTH + 1) + MAX_LIMIT
+        self.n_outputs = n_seq * (MAX_DEPTH + 1) + MAX_DRAFTS
         self._dearer = dearer
         self.n_rollback = 0
         self.passes: Counter[int] = Counter()
@@ -184,7 +184,7 @@ def _measured(costs: CostTable, change: Sequence[float]) -> CostTable:
     return CostTable({width: ms + (width > 1) * first for width, ms in costs.as_dict().items()})
 
 
-class SimulatedPair(Pair):
+class SimulatedPair(LoadedPair):
     """A loaded pair whose models play a trace, after a prompt of token 0.
 
     Several sequences play parts of it, each after a prompt of the token that stands before its own;
@@ -217,10 +217,10 @@ class SimulatedPair(Pair):
         # Tables of its own, since the rounds correct them.
         table, steps = (_measured(each, change) for each in (costs.target, costs.draft))
         settings, opened, n_ctx = EngineSettings(), ExitStack(), target.n_ctx
-        models = Models(
+        models = PairModels(
             target.model, draft.model, None, settings, n_ctx, sequences, 1, _N_BATCH, opened
         )
-        prefixes = Prefixes(0, CopyCost(lambda: 0.0))
+        prefixes = PrefixStore(0, CopyCost(lambda: 0.0))
         slots = Slots(target, draft, 0, sequences)
         super().__init__(
             files=PairFiles("simulated", ""),
@@ -233,7 +233,9 @@ class SimulatedPair(Pair):
             no_rollback=None,
             no_draft="",
             chooses_on_device=False,
-            learned=Learned(CostProfile(table, steps, costs.overhead_ms), {"draft": calibration}),
+            learned=LearnedProfile(
+                CostProfile(table, steps, costs.overhead_ms), {"draft": calibration}
+            ),
             profile=ProfileStore(None, ""),
             prefixes=prefixes,
             sessions=SessionStore(None, "", 0, print),

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.engine.speculation.acceptance import BUCKETS, bucket
-from localspec.engine.speculation.cost import CostProfile, CostTable, table_from
+from localspec.engine.speculation.acceptance import N_BUCKETS, find_bucket
+from localspec.engine.speculation.cost import CostProfile, CostTable, parse_cost_table
 
 if TYPE_CHECKING:
     from localspec.engine.llama import Context, Model
@@ -57,7 +57,7 @@ class Trace:
         except TypeError as error:
             raise ValueError(f"{path} is not a trace: {error}") from error
         same = len(trace.target) == len(trace.draft) == len(trace.buckets)
-        if not same or not all(0 <= b < BUCKETS for b in trace.buckets):
+        if not same or not all(0 <= b < N_BUCKETS for b in trace.buckets):
             raise ValueError(f"{path} is damaged: its lists do not fit together")
         return trace
 
@@ -68,7 +68,10 @@ def cost_profile(costs: dict[str, Any]) -> CostProfile:
     Raises:
         ValueError: it has no times for target or draft.
     """
-    target, draft = table_from(costs.get("target_ms")), table_from(costs.get("draft_ms"))
+    target, draft = (
+        parse_cost_table(costs.get("target_ms")),
+        parse_cost_table(costs.get("draft_ms")),
+    )
     if target is None or draft is None:
         raise ValueError("a cost profile needs target_ms and draft_ms, each from width 1 on")
     return CostProfile(CostTable(target), CostTable(draft), float(costs.get("overhead_ms", 0.3)))
@@ -158,5 +161,5 @@ def _read(
             logits = context.logits(row)
             best = int(logits.argmax())
             guesses.append(best)
-            buckets.append(bucket(1.0 / float(np.exp(logits - logits[best]).sum())))
+            buckets.append(find_bucket(1.0 / float(np.exp(logits - logits[best]).sum())))
     return guesses, buckets

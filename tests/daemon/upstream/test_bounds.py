@@ -20,8 +20,12 @@ import pytest
 
 from localspec.errors import UpstreamError
 from localspec.extras.upstream import request as requests
-from localspec.extras.upstream.connection import MAX_HEADER_BYTES, MAX_LINE, Connection
-from localspec.extras.upstream.server import Server
+from localspec.extras.upstream.connection import (
+    MAX_HEADER_BYTES,
+    MAX_LINE_BYTES,
+    UpstreamConnection,
+)
+from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 from tests.support.daemons import RunningDaemon, temporary_home
@@ -71,7 +75,7 @@ def answered(
     upstream = Upstream(upstream=there.url, upstream_model="m", upstream_kind=kind)  # type: ignore[arg-type]
 
     async def main() -> tuple[str, UpstreamError | None]:
-        server, text = Server("big", upstream), ""
+        server, text = UpstreamServer("big", upstream), ""
         try:
             async for each in server.events(frames.Generate(0, CHAT, **fields)):
                 if isinstance(each, frames.Delta):
@@ -107,7 +111,7 @@ KINDS_OF_PIECES: dict[str, Callable[[], bytes]] = {
 def test_an_answer_without_end_is_ended(
     monkeypatch: pytest.MonkeyPatch, pieces: str, max_tokens: int | None
 ) -> None:
-    monkeypatch.setattr(requests, "MAX_LINE", 1 << 20)
+    monkeypatch.setattr(requests, "MAX_LINE_BYTES", 1 << 20)
     if max_tokens is None:
         monkeypatch.setattr(requests, "MAX_ANSWER_BYTES", 2 << 20)
     piece = chunked(KINDS_OF_PIECES[pieces]())
@@ -183,7 +187,7 @@ def test_an_event_of_endless_lines_is_ended() -> None:
 
 @pytest.mark.parametrize("value", ["[]", "{}", '{"a":[]}', "[[1]]"])
 def test_an_event_of_too_many_values_is_not_decoded(value: str) -> None:
-    many = ",".join([value] * ((MAX_LINE - 4096) // (len(value) + 1)))
+    many = ",".join([value] * ((MAX_LINE_BYTES - 4096) // (len(value) + 1)))
     with scripted_server(stream=event(f'{{"choices":[{many}]}}'.encode())) as there:
         _, error = answered(there)
     assert error
@@ -192,9 +196,9 @@ def test_an_event_of_too_many_values_is_not_decoded(value: str) -> None:
     with scripted_server(answer=lambda seen, connection: connection.sendall(body)) as there:
 
         async def main() -> None:
-            connection = Connection("big", Upstream(upstream=there.url))
+            connection = UpstreamConnection("big", Upstream(upstream=there.url))
             with pytest.raises(UpstreamError, match="too many values"):
-                await connection.ask("/tokenize", {}, 30.0)
+                await connection.post("/tokenize", {}, 30.0)
             await connection.close()
 
         asyncio.run(main())
@@ -238,14 +242,14 @@ def test_a_large_body_is_no_matter_for_the_limit_of_headers() -> None:
 
 LAZY = """
 import asyncio, sys
-from localspec.extras.upstream.connection import Connection
+from localspec.extras.upstream.connection import UpstreamConnection
 from localspec.protocol.settings import Upstream
 
 async def main():
-    connection = Connection("big", Upstream(upstream=sys.argv[1]))
+    connection = UpstreamConnection("big", Upstream(upstream=sys.argv[1]))
     await connection._ready()
     before = set(sys.modules)
-    async with connection.streamed("chat/completions", {}) as lines:
+    async with connection.stream("chat/completions", {}) as lines:
         async for line in lines:
             pass
     print(sorted(set(sys.modules) - before))
@@ -271,26 +275,26 @@ def test_our_own_imports_are_no_time_of_the_servers(
 
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    made = connections.Connection._create_client
+    made = connections.UpstreamConnection._create_client
 
-    def slowly(self: connections.Connection) -> Any:
+    def slowly(self: connections.UpstreamConnection) -> Any:
         now[0] += 3600
         return made(self)
 
-    monkeypatch.setattr(connections.Connection, "_create_client", slowly)
+    monkeypatch.setattr(connections.UpstreamConnection, "_create_client", slowly)
     stated = Upstream(upstream="", upstream_model="m", upstream_kind="vllm")
 
     async def main() -> None:
         upstream = msgspec.structs.replace(stated, upstream=there.url)
-        connection = connections.Connection("big", upstream)
+        connection = connections.UpstreamConnection("big", upstream)
         match first:
             case "get":
                 await connection.get("models", 10.0)
             case "ask":
                 with contextlib.suppress(UpstreamError):  # an event stream is no JSON
-                    await connection.ask("/tokenize", {}, 10.0)
+                    await connection.post("/tokenize", {}, 10.0)
             case _:
-                async with connection.streamed("chat/completions", {}):
+                async with connection.stream("chat/completions", {}):
                     pass
         await connection.close()
 

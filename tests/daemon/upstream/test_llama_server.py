@@ -10,8 +10,8 @@ import pytest
 
 from localspec.daemon.worker.process import Event
 from localspec.extras.upstream.dialects import KINDS
-from localspec.extras.upstream.request import asked
-from localspec.extras.upstream.server import Server
+from localspec.extras.upstream.request import build_request
+from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream, UpstreamKind
 from tests.support.upstreams import Seen, event, said, scripted_server, whole
@@ -38,7 +38,7 @@ def answered(
 
     async def main() -> list[Event]:
         stated = Upstream(upstream=there.url, upstream_model="m", upstream_kind=kind)
-        server = Server("big", stated)
+        server = UpstreamServer("big", stated)
         events = [each async for each in server.events(request)]
         await server.close()
         return events
@@ -74,7 +74,7 @@ def test_of_a_text_it_says_which_stop_text_came_and_which_tokens(
 
 def test_tokens_that_another_server_does_not_name_are_left_out_by_name() -> None:
     request = frames.Generate(0, frames.TextPrompt("x"), return_tokens=True)
-    assert "'return_tokens'" in asked(request, KINDS["openai"], "m").note
+    assert "'return_tokens'" in build_request(request, KINDS["openai"], "m").note
 
 
 @EVERY
@@ -117,7 +117,7 @@ def test_a_prompt_that_is_only_to_be_read_has_no_text(
 @EVERY
 def test_it_is_told_how_long_to_think(kind: UpstreamKind) -> None:
     request = frames.Generate(0, CHAT, thinking=frames.ThinkingLimit(12, []))
-    sent = asked(request, KINDS[kind], "m")
+    sent = build_request(request, KINDS[kind], "m")
     assert (sent.body["thinking_budget_tokens"], sent.note) == (12, "")
 
 
@@ -125,7 +125,7 @@ def test_it_is_told_how_long_to_think(kind: UpstreamKind) -> None:
 def test_an_object_can_be_asked_for_in_a_text(kind: UpstreamKind) -> None:
     constraint = frames.Constraint("json_object", param="response_format")
     request = frames.Generate(0, frames.TextPrompt("x"), constraint=constraint)
-    body = asked(request, KINDS[kind], "m").body
+    body = build_request(request, KINDS[kind], "m").body
     assert "json_schema" in body or "response_format" in body
     assert body.get("json_schema", {"type": "object"}) == {"type": "object"}
 
@@ -141,7 +141,7 @@ def test_tools_are_part_of_a_template_and_count(kind: UpstreamKind) -> None:
 
     async def main() -> None:
         stated = Upstream(upstream=there.url, upstream_model="m", upstream_kind=kind)
-        server = Server("big", stated)
+        server = UpstreamServer("big", stated)
         assert (await server.ask(frames.ApplyTemplate(0, prompt)))["prompt"] == "hi"
         assert (await server.ask(frames.CountTokens(0, prompt)))["tokens"] == 2
         await server.close()
@@ -158,6 +158,6 @@ def test_an_answer_that_goes_on_is_not_repeated(kind: UpstreamKind, part: Any) -
     """It repeats what was said unless it is told which part goes on."""
     last = frames.Message("assistant", "so far")
     prompt = frames.ChatPrompt([*CHAT.messages, last], continued=part)
-    body = asked(frames.Generate(0, prompt), KINDS[kind], "m").body
+    body = build_request(frames.Generate(0, prompt), KINDS[kind], "m").body
     assert body["continue_final_message"] == part
     assert body.get("add_generation_prompt", False) is False

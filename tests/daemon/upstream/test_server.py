@@ -25,10 +25,10 @@ from localspec.errors import (
     UpstreamTimeout,
     UpstreamUnreachable,
 )
-from localspec.extras.upstream.connection import Connection
+from localspec.extras.upstream.connection import UpstreamConnection
 from localspec.extras.upstream.dialects import KINDS
-from localspec.extras.upstream.request import asked
-from localspec.extras.upstream.server import Server
+from localspec.extras.upstream.request import build_request
+from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 from tests.support.daemons import PATIENCE, wait_for
@@ -48,11 +48,11 @@ from tests.support.upstreams import (
 CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 
 
-async def _events(server: Server, request: frames.Generate) -> list[Event]:
+async def _events(server: UpstreamServer, request: frames.Generate) -> list[Event]:
     return [each async for each in server.events(request)]
 
 
-async def _collect(server: Server, came: list[Event]) -> None:
+async def _collect(server: UpstreamServer, came: list[Event]) -> None:
     async for each in server.events(frames.Generate(0, CHAT)):
         came.append(each)
 
@@ -61,7 +61,7 @@ def run(upstream: Upstream, request: frames.Generate | None = None) -> list[Even
     """All events of one answer."""
 
     async def main() -> list[Event]:
-        server = Server("big", upstream)
+        server = UpstreamServer("big", upstream)
         try:
             return await _events(server, request or frames.Generate(0, CHAT))
         finally:
@@ -97,7 +97,7 @@ def test_a_server_is_recognized_by_its_models_when_it_is_asked_first(owner: str,
     with scripted_server(owner=owner) as there:
 
         async def main() -> None:
-            server = Server("big", Upstream(upstream=there.url))
+            server = UpstreamServer("big", Upstream(upstream=there.url))
             assert server.known is None
             assert not there.seen
             for _ in range(2):
@@ -131,7 +131,7 @@ def test_tokens_are_those_of_the_model_that_is_named() -> None:
         connection.sendall(whole(both, headers="connection: close\r\n"))
 
     async def main(upstream: Upstream) -> None:
-        server = Server("big", upstream)
+        server = UpstreamServer("big", upstream)
         await server.ask(frames.Tokenize(0, "hi"))
         await server.ask(frames.Detokenize(0, [1]))
         await server.ask(frames.CountTokens(0, CHAT))
@@ -162,17 +162,19 @@ def test_what_a_server_does_not_know_is_refused_or_left_out_by_its_name() -> Non
     for kind, field, fields in refused:
         request = frames.Generate(**{"id": 0, "prompt": CHAT, **fields})
         with pytest.raises(InvalidRequest, match=f"'{field}'") as caught:
-            asked(request, KINDS[kind], "tiny")
+            build_request(request, KINDS[kind], "tiny")
         assert caught.value.param == field, kind
     sampling = frames.Sampling(top_k=5, dry_multiplier=0.5, xtc_probability=0.0, temperature=0.5)
-    request = frames.Generate(0, CHAT, sampling, speculative=frames.Speculative(enabled=False))
-    sent = asked(request, KINDS["openai"], "tiny")
+    request = frames.Generate(
+        0, CHAT, sampling, speculative=frames.SpeculationSettings(enabled=False)
+    )
+    sent = build_request(request, KINDS["openai"], "tiny")
     assert sent.note == (
         "The server does not know 'top_k', 'dry_multiplier', 'speculative'; left out."
     )
     assert sent.body["temperature"] == 0.5
     assert not {"top_k", "xtc_probability"} & sent.body.keys()
-    assert asked(request, KINDS["localspec"], "tiny").note == ""
+    assert build_request(request, KINDS["localspec"], "tiny").note == ""
 
 
 def test_tools_schemas_and_infill_are_asked_for_in_each_servers_words() -> None:
@@ -186,24 +188,26 @@ def test_tools_schemas_and_infill_are_asked_for_in_each_servers_words() -> None:
     )
     prompt = frames.ChatPrompt([*CHAT.messages, earlier], tools=tools)
     from localspec.daemon.completion.tools import HERMES
-    from localspec.protocol.calls import Tools
+    from localspec.protocol.calls import ToolSet
 
-    allowed = Tools(HERMES, {"go": {"type": "object"}}, required=True, parallel=False)
+    allowed = ToolSet(HERMES, {"go": {"type": "object"}}, required=True, parallel=False)
     request = frames.Generate(0, prompt, tools=allowed)
-    body = asked(request, KINDS["vllm"], "tiny").body
+    body = build_request(request, KINDS["vllm"], "tiny").body
     assert body["messages"][1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
     assert body["tool_choice"] == {"type": "function", "function": {"name": "go"}}
     assert body["parallel_tool_calls"] is False
-    body = asked(request, KINDS["llama-server"], "tiny").body  # which would take that for "auto"
+    body = build_request(
+        request, KINDS["llama-server"], "tiny"
+    ).body  # which would take that for "auto"
     assert (body["tool_choice"], body["tools"]) == ("required", tools[1:])
 
     schema = frames.Constraint("json_schema", '{"type":"object"}', param="response_format")
-    body = asked(frames.Generate(0, CHAT, constraint=schema), KINDS["openai"], "tiny").body
+    body = build_request(frames.Generate(0, CHAT, constraint=schema), KINDS["openai"], "tiny").body
     assert body["response_format"]["json_schema"]["schema"] == {"type": "object"}
     prompt_ = frames.InfillPrompt("before", "after", [("f.py", "x")], "line")
-    body = asked(frames.Generate(0, prompt_), KINDS["llama-server"], "tiny").body
+    body = build_request(frames.Generate(0, prompt_), KINDS["llama-server"], "tiny").body
     assert (body["input_prefix"], body["prompt"]) == ("before", "line")
-    sent = asked(frames.Generate(0, prompt_), KINDS["vllm"], "Qwen/Qwen2.5-Coder-7B")
+    sent = build_request(frames.Generate(0, prompt_), KINDS["vllm"], "Qwen/Qwen2.5-Coder-7B")
     assert sent.body["prompt"] == ("<|fim_prefix|>beforeline<|fim_suffix|>after<|fim_middle|>")
     assert sent.left_out == ["input_extra"]
 
@@ -335,7 +339,7 @@ def test_an_answer_cut_anywhere_is_one_error_and_its_text_a_beginning() -> None:
     async def main(there: ScriptedServer) -> None:
         nonlocal at
         upstream = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
-        server = Server("big", upstream)
+        server = UpstreamServer("big", upstream)
         for cut in range(0, whole_from, 7):
             at = cut
             beside = asyncio.create_task(_events(server, other))
@@ -380,7 +384,7 @@ def test_garbage_ends_the_request_that_it_is_for_with_one_error() -> None:
 
     async def main(there: ScriptedServer) -> None:
         upstream = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
-        server = Server("big", upstream)
+        server = UpstreamServer("big", upstream)
         for at, each in enumerate(streams):
             there.stream = each
             came: list[Event] = []
@@ -425,7 +429,7 @@ def test_a_problem_is_over_with_the_next_answer() -> None:
 
     async def main() -> None:
         upstream = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
-        server = Server("big", upstream)
+        server = UpstreamServer("big", upstream)
         with pytest.raises(UpstreamUnreachable):
             await _events(server, frames.Generate(0, CHAT))
         assert "not ready" in server.problem
@@ -463,7 +467,7 @@ def test_a_link_that_is_cut_ends_a_connection_within_half_a_minute() -> None:
     """As far as that can be seen without cutting one: by what its socket was told."""
 
     async def main() -> None:
-        connection = Connection("big", Upstream(upstream=there.url))
+        connection = UpstreamConnection("big", Upstream(upstream=there.url))
         async with connection._open_response(
             "GET", "models", None, time.monotonic() + PATIENCE
         ) as response:
@@ -490,7 +494,7 @@ def test_whoever_leaves_closes_the_connection_at_once() -> None:
         there.watch(seen, connection)
 
     async def main() -> None:
-        server = Server("big", Upstream(upstream=there.url))
+        server = UpstreamServer("big", Upstream(upstream=there.url))
         events = server.events(frames.Generate(0, CHAT))
         while not isinstance(await anext(events), frames.Delta):
             pass
@@ -626,7 +630,7 @@ def test_text_is_passed_on_as_soon_as_it_is_there() -> None:
         connection.sendall(chunked(chunk(content=" two") + said()) + b"0\r\n\r\n")
 
     async def main() -> str:
-        server, found = Server("big", Upstream(upstream=there.url)), ""
+        server, found = UpstreamServer("big", Upstream(upstream=there.url)), ""
         async for each in server.events(frames.Generate(0, CHAT)):
             if isinstance(each, frames.Delta):
                 found += each.text

@@ -10,8 +10,8 @@ import pytest
 
 from localspec.errors import InvalidRequest, UpstreamError
 from localspec.extras.upstream.dialects import KINDS
-from localspec.extras.upstream.request import asked
-from localspec.extras.upstream.server import Server
+from localspec.extras.upstream.request import build_request
+from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
 from tests.support.upstreams import Seen, event, scripted_server, streamed, whole
@@ -38,7 +38,7 @@ def test_a_text_without_a_limit_may_fill_the_context(
             connection.sendall(streamed(event({"choices": [choice]}) + event(b"[DONE]")))
 
     async def main() -> None:
-        server = Server("big", Upstream(upstream=there.url, **stated))
+        server = UpstreamServer("big", Upstream(upstream=there.url, **stated))
         [each async for each in server.events(frames.Generate(0, prompt))]
         await server.close()
 
@@ -50,11 +50,11 @@ def test_a_text_without_a_limit_may_fill_the_context(
 
 def test_elsewhere_nobody_knows_where_a_text_without_a_limit_ends() -> None:
     for kind in ("openai", "sglang", "tensorrt-llm"):
-        sent = asked(frames.Generate(0, TEXT), KINDS[kind], "m")
+        sent = build_request(frames.Generate(0, TEXT), KINDS[kind], "m")
         assert "max_tokens" not in sent.body
         assert "'max_tokens'" in sent.note
-        assert not asked(frames.Generate(0, TEXT, max_tokens=5), KINDS[kind], "m").note
-        assert not asked(frames.Generate(0, CHAT), KINDS[kind], "m").note
+        assert not build_request(frames.Generate(0, TEXT, max_tokens=5), KINDS[kind], "m").note
+        assert not build_request(frames.Generate(0, CHAT), KINDS[kind], "m").note
 
 
 def test_what_it_refuses_once_its_stream_has_begun_is_the_requests_fault() -> None:
@@ -62,7 +62,7 @@ def test_what_it_refuses_once_its_stream_has_begun_is_the_requests_fault() -> No
     error = {"message": "Invalid grammar", "type": "BadRequestError", "param": None, "code": 400}
 
     async def main() -> None:
-        server = Server("big", Upstream(upstream=there.url))
+        server = UpstreamServer("big", Upstream(upstream=there.url))
         try:
             [each async for each in server.events(frames.Generate(0, CHAT))]
         finally:
@@ -84,7 +84,7 @@ def test_it_names_the_tokens_of_a_text(prompt: frames.Prompt) -> None:
     )
 
     async def main() -> list[int]:
-        server = Server("big", Upstream(upstream=there.url))
+        server = UpstreamServer("big", Upstream(upstream=there.url))
         request = frames.Generate(0, prompt, max_tokens=9, return_tokens=True)
         events = [each async for each in server.events(request)]
         await server.close()
@@ -104,7 +104,7 @@ def told(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
 
     async def main() -> list[dict[str, Any]]:
         stated = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
-        server = Server("big", stated)
+        server = UpstreamServer("big", stated)
         try:
             return [await server.ask(each) for each in requests]
         finally:
@@ -144,7 +144,7 @@ def test_it_fills_in_with_its_models_markers_whatever_that_is_called_there() -> 
     """Also where all that it can be asked for is stated; it is looked for once."""
 
     async def main(**stated: str) -> None:
-        server = Server("big", Upstream(upstream=there.url, **stated))  # type: ignore[arg-type]
+        server = UpstreamServer("big", Upstream(upstream=there.url, **stated))  # type: ignore[arg-type]
         for _ in range(2):
             request = frames.Generate(0, frames.InfillPrompt("before", "after"), max_tokens=4)
             [each async for each in server.events(request)]

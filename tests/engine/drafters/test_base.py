@@ -23,7 +23,7 @@ from localspec.engine.speculation.step import (
     Drafting,
     SequenceStep,
 )
-from localspec.protocol.frames import PairFiles, Sampling, Speculative
+from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
 from tests.support.rescoring import NEAR_TIE, worst_gap
 from tests.support.running import GREEDY, Running, drafting, skip_on
 
@@ -90,7 +90,7 @@ def test_a_new_kind_gives_the_tokens_of_plain_decoding(
 ) -> None:
     engine = load(contextual_files)
     truth = engine.ask(PROMPT, 60).tokens
-    tokens = engine.ask(PROMPT, 60, GREEDY, Speculative()).tokens
+    tokens = engine.ask(PROMPT, 60, GREEDY, SpeculationSettings()).tokens
     assert tokens == truth or worst_gap(contextual_files.target, PROMPT, tokens) < NEAR_TIE
 
 
@@ -131,7 +131,7 @@ def test_known_tokens_that_lose_too_much_leave_the_rounds_to_other_kinds(kinds: 
     tried, lost = [], 0.0
     for _ in range(60):
         step = SequenceStep([1], DraftRequest(slot, 8), drafting, verifier)
-        controller.next([step], PassCosts(table.padded_ms))
+        controller.draft([step], PassCosts(table.padded_ms))
         tried.append(step.drafter.kind if step.drafter else "")
         lost += step.price or 0.0
         right = tried[-1] == "right"

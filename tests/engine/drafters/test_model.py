@@ -82,10 +82,10 @@ def test_what_was_drafted_and_accepted_is_not_read_again(models: Path, load: Loa
     drafting = Drafting(load(contextual_pair(models / "contextual")))
     first = drafting.fresh(TEXT, 4)
     drafting.verified(first[:3], 5)
-    assert drafting.model.unread(drafting.slot) == 1
+    assert drafting.model.count_unread(drafting.slot) == 1
     drafting.propose(2)
     drafting.verified([], 6)
-    assert drafting.model.unread(drafting.slot) == 1
+    assert drafting.model.count_unread(drafting.slot) == 1
 
 
 def test_text_written_without_drafts_is_read_before_the_next(drafting: Drafting) -> None:
@@ -154,7 +154,7 @@ def test_sampled_drafts_come_with_the_distribution_they_were_drawn_from(
     ask = drafting.propose(5, Sampler(settings))
     assert len(ask.probs) == len(ask.tokens) == len(ask.buckets) == 5
     for token, probs in zip(ask.tokens, ask.probs, strict=True):
-        assert probs.of(token) > 0
+        assert probs.probability_of(token) > 0
         assert float(np.sum(probs.probs)) == pytest.approx(1.0)
 
 

@@ -14,10 +14,10 @@ from benchmarks.synthetic_heads import Architecture, write_heads
 from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec import model_traits
 from localspec.engine.cache import slot as hidden
-from localspec.engine.cache.slot import TAIL_STATES, Hidden
+from localspec.engine.cache.slot import TAIL_STATES, HiddenStates
 from localspec.engine.llama import Logits, NoKvSlot, NotFinite
 from localspec.engine.llama import model as binding
-from localspec.engine.pair.models import Models
+from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.pair import NO_DRAFT
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
@@ -26,7 +26,7 @@ from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.mtp import Heads, Sidecar
 from localspec.errors import LoadFailed
-from localspec.protocol.frames import Failed, PairFiles, Sampling, Speculative
+from localspec.protocol.frames import Failed, PairFiles, Sampling, SpeculationSettings
 from tests.support import architectures
 from tests.support.heads import (
     Target,
@@ -51,7 +51,7 @@ def heads_of(engine: Running) -> Heads:
     return engine.pair.drafter
 
 
-def mtp(depth: int | None = 3, **more: Any) -> Speculative:
+def mtp(depth: int | None = 3, **more: Any) -> SpeculationSettings:
     return drafting(depth, "mtp", **more)
 
 
@@ -109,7 +109,7 @@ def test_heads_are_as_often_right_as_they_were_written_to_be(cyclic: Running, de
 
 def test_left_alone_they_are_used_where_it_pays(cyclic: Running) -> None:
     cyclic.forget()
-    answer = cyclic.ask([5], 200, speculative=Speculative())
+    answer = cyclic.ask([5], 200, speculative=SpeculationSettings())
     assert answer.tokens == expected(5, 200)
     assert "mtp" in cyclic.pair.learned.calibrations
 
@@ -262,9 +262,9 @@ def test_states_of_another_text_would_be_noticed(
     either: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above, were each given the state of the token before."""
-    before = Hidden.before
+    before = HiddenStates.states_before
 
-    def shifted(states: Hidden, first: int, last: int) -> Any:
+    def shifted(states: HiddenStates, first: int, last: int) -> Any:
         return np.roll(before(states, first, last), 1, axis=1)
 
     found = recorded(either, monkeypatch)
@@ -272,7 +272,7 @@ def test_states_of_another_text_would_be_noticed(
         anew(either, found, (*prompt, token), 3)
         for prompt, token in ((p, either.ask(p, 1).tokens[0]) for p in PROMPTS)
     ]
-    monkeypatch.setattr(Hidden, "before", shifted)
+    monkeypatch.setattr(HiddenStates, "states_before", shifted)
     wrong = [
         anew(either, found, (*prompt, token), 3)
         for prompt, token in ((p, either.ask(p, 1).tokens[0]) for p in PROMPTS)
@@ -323,7 +323,7 @@ def test_heads_that_begin_late_read_the_end_of_a_text(
         answer = engine.ask(prompt, 40, speculative=mtp(2))
         context = heads_of(engine).context
         slot = max(engine.pair.shared.slots, key=lambda each: each.n_past)
-        assert context.first(slot.draft_id) > 300 - 2 * TAIL_STATES
+        assert context.first_position(slot.draft_id) > 300 - 2 * TAIL_STATES
         assert answer.done.speculation.drafted > 0
         assert_alike(engine.pair.files.target, prompt, answer.tokens, engine.ask(prompt, 40).tokens)
 
@@ -473,7 +473,7 @@ def z_of_drawn(engine: Running, rule: str) -> float:
             row[token] = value
         own = sampler.distribution(row)
         if len(drawn) > 40:
-            samples.append((drawn, {int(t): own.of(int(t)) for t in own.ids}))
+            samples.append((drawn, {int(t): own.probability_of(int(t)) for t in own.ids}))
     assert samples
     return chi_square_z(*samples)
 
@@ -515,7 +515,7 @@ def test_a_saved_text_drafts_on_after_a_restart(
     assert answer.started.cached_tokens > 280
     slot = max(again.pair.shared.slots, key=lambda each: each.n_past)
     if architecture == "glm4moe":
-        assert heads_of(again).context.first(slot.draft_id) == 0
+        assert heads_of(again).context.first_position(slot.draft_id) == 0
     again.forget()
     plain = again.ask([*text, 4, 5], 30).tokens
     assert_alike(again.pair.files.target, [*text, 4, 5], answer.tokens, plain)
@@ -543,14 +543,14 @@ def test_without_heads_that_work_the_reason_is_said_and_the_text_is_plain(
     elif why == "architecture":
         monkeypatch.setattr(model_traits, "_TESTED_HEADS", frozenset())
     elif why == "context":
-        make = Models.context
+        make = PairModels.make_context
 
-        def context(models: Models, *args: Any, heads: bool = False, **more: Any) -> Any:
+        def context(models: PairModels, *args: Any, heads: bool = False, **more: Any) -> Any:
             if heads:
                 raise LoadFailed("llama.cpp cannot make a context.")
             return make(models, *args, **more)
 
-        monkeypatch.setattr(Models, "context", context)
+        monkeypatch.setattr(PairModels, "make_context", context)
     files = cycle_heads(models / "heads", ACCEPTANCE, written)
     if why == "not in it":
         hollow = write_heads(tmp_path / "hollow.gguf", hollow=True)
@@ -569,7 +569,7 @@ def test_without_heads_that_work_the_reason_is_said_and_the_text_is_plain(
 def test_states_are_those_of_the_text_whatever_was_put_and_cut() -> None:
     """Against a list, in many random turns; of too many the oldest are forgotten."""
     rng = np.random.default_rng(0)
-    kept, truth = Hidden(4), np.zeros((0, 4), np.float32)
+    kept, truth = HiddenStates(4), np.zeros((0, 4), np.float32)
     kept._max_rows = 100
     start = 0
     for _ in range(300):
@@ -583,16 +583,16 @@ def test_states_are_those_of_the_text_whatever_was_put_and_cut() -> None:
                 kept.cut(len(truth))
             case _:
                 place = int(rng.integers(len(truth) + 1))
-                kept.were_read(place)
+                kept.drop_read(place)
                 assert kept.start <= max(start, place - TAIL_STATES, len(truth) - 100)
         start = kept.start
         assert kept.end == len(truth)
         assert kept.end - kept.start <= 100
         first = int(rng.integers(len(truth) + 1))
-        got = kept.before(first, len(truth) + 1)
+        got = kept.states_before(first, len(truth) + 1)
         for at, row in enumerate(got, start=first):
             known = kept.start < at <= kept.end
             assert np.array_equal(row, truth[at - 1] if known else np.zeros(4))
-    other = Hidden(4)
-    other.take(kept, len(truth) - 5)
+    other = HiddenStates(4)
+    other.copy_from(kept, len(truth) - 5)
     assert (other.start, other.end) == (kept.start, len(truth) - 5)

@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from localspec.engine.speculation.acceptance import BUCKETS, Calibration
+from localspec.engine.speculation.acceptance import N_BUCKETS, Calibration
 from localspec.engine.speculation.drafters.ngram import (
     GRAM_TOKENS,
     MAX_LOOKUP_TOKENS,
     MAX_WEAK_DRAFTS,
-    NOTHING,
+    NO_TOKENS,
     WEAK_MATCH_TOKENS,
-    Expected,
-    Memory,
+    ExpectedTokens,
     NgramDrafter,
     NgramIndex,
-    buckets,
+    NgramMemory,
+    choose_buckets,
 )
 
 # Few different tokens, so that grams repeat.
@@ -66,31 +66,31 @@ def test_what_is_proposed_comes_from_the_texts_that_were_given(
     data: st.DataObject,
 ) -> None:
     """Wherever it is looked up, and however the answer goes on; and never more than is asked for."""
-    memory = Memory(64)
+    memory = NgramMemory(64)
     for each in earlier:
-        memory.keep(each, None)
+        memory.add(each, None)
     index, seen = NgramIndex(prediction, tokens, memory), list(tokens)
     for written in range(20):
         found = index.propose(seen, limit, written)
         assert len(found.tokens) <= limit
         assert bool(found.tokens) == bool(found.strength)
         assert {*found.tokens} <= {*prediction, *seen}.union(*earlier)
-        assert len(buckets(found)) == len(found.tokens)
+        assert len(choose_buckets(found)) == len(found.tokens)
         seen.append(data.draw(st.sampled_from([*found.tokens[:1], 0, 1, 2, 3])))
 
 
 def test_text_without_repeats_has_no_proposal() -> None:
-    assert NgramIndex().propose(list(range(50)), 8, 10) == NOTHING
+    assert NgramIndex().propose(list(range(50)), 8, 10) == NO_TOKENS
 
 
 def test_a_repeat_is_continued_as_before() -> None:
     text = [1, 2, 3, 4, 5, 6, 9, 9, 9, 1, 2, 3]
-    assert NgramIndex().propose(text, 2, 10) == Expected([4, 5], 3)
+    assert NgramIndex().propose(text, 2, 10) == ExpectedTokens([4, 5], 3)
 
 
 def test_the_longer_match_wins_over_the_later_one() -> None:
     text = [7, 1, 2, 3, 4, 8, 1, 2, 3, 5, 7, 1, 2, 3]
-    assert NgramIndex().propose(text, 1, 10) == Expected([4], 4, disputed=True)
+    assert NgramIndex().propose(text, 1, 10) == ExpectedTokens([4], 4, disputed=True)
 
 
 def test_a_repetition_is_expected_to_go_on() -> None:
@@ -99,7 +99,7 @@ def test_a_repetition_is_expected_to_go_on() -> None:
 
 
 def test_nothing_is_proposed_for_no_room() -> None:
-    assert NgramIndex([1, 2, 3]).propose([1, 2, 3, 1, 2, 3], 0, 0) == NOTHING
+    assert NgramIndex([1, 2, 3]).propose([1, 2, 3, 1, 2, 3], 0, 0) == NO_TOKENS
 
 
 def test_of_a_short_match_little_is_proposed() -> None:
@@ -131,13 +131,13 @@ def test_a_predicted_answer_goes_on_after_its_first_tokens(written: int) -> None
 
 def test_an_answer_that_begins_otherwise_finds_its_way_into_the_prediction() -> None:
     index, text = NgramIndex([50, 51, 52, 53, 54]), [1, 2, 7]
-    assert index.propose(text, 9, 1) == NOTHING
+    assert index.propose(text, 9, 1) == NO_TOKENS
     text += [50, 51, 52]
-    assert index.propose(text, 9, 4) == Expected([53, 54], 3)
+    assert index.propose(text, 9, 4) == ExpectedTokens([53, 54], 3)
 
 
 def test_a_prediction_of_one_token_is_over_after_it() -> None:
-    assert NgramIndex([50]).propose([1, 50], 9, 1) == NOTHING
+    assert NgramIndex([50]).propose([1, 50], 9, 1) == NO_TOKENS
 
 
 # ---------------------------------------------------------------------------- through changes
@@ -193,19 +193,19 @@ def test_what_was_changed_once_and_not_again_is_left_alone() -> None:
 
 
 def test_each_token_is_surer_if_those_before_it_come() -> None:
-    known = buckets(Expected(list(range(60)), 3, (5,)))
+    known = choose_buckets(ExpectedTokens(list(range(60)), 3, (5,)))
     assert known.pop(5) == 0  # a change that is expected
     assert known == sorted(known)
-    assert {*known} == {*range(2, BUCKETS)}
+    assert {*known} == {*range(2, N_BUCKETS)}
     assert (
-        buckets(Expected([1, 2], 54)) == [BUCKETS - 1] * 2
+        choose_buckets(ExpectedTokens([1, 2], 54)) == [N_BUCKETS - 1] * 2
     )  # of a long text that was left and found again
 
 
 def test_where_another_token_has_followed_the_first_one_is_less_sure() -> None:
     for strength in range(1, 60):
-        first, second = buckets(Expected([1, 2], strength, disputed=True))
-        assert 0 <= first <= second == buckets(Expected([1, 2], strength))[1]
+        first, second = choose_buckets(ExpectedTokens([1, 2], strength, disputed=True))
+        assert 0 <= first <= second == choose_buckets(ExpectedTokens([1, 2], strength))[1]
 
 
 def test_what_is_known_of_any_pair_is_sound() -> None:
@@ -246,4 +246,4 @@ def test_a_long_text_takes_little_memory() -> None:
     finally:
         tracemalloc.stop()
     assert size < 20 << 20
-    assert lookup.propose([*text, 5, 6, 7], 2, 9) == Expected([8, 9], 3)
+    assert lookup.propose([*text, 5, 6, 7], 2, 9) == ExpectedTokens([8, 9], 3)

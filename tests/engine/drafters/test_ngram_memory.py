@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from localspec.engine.speculation.drafters.ngram import (
     CAPACITY_TOKENS,
     KEY_TOKENS,
-    Memory,
     NgramIndex,
+    NgramMemory,
 )
 from tests.support.rescoring import assert_alike
 from tests.support.running import GREEDY, Running, drafting
@@ -28,10 +28,10 @@ acts: st.SearchStrategy[list[Act]] = st.lists(
 @given(acts, texts)
 def test_only_what_is_remembered_is_found(acts: list[Act], tokens: list[int]) -> None:
     """The last tokens of it, whole, and nothing that was forgotten or overwritten."""
-    memory, kept = Memory(64), list[tuple[list[int], str | None]]()
+    memory, kept = NgramMemory(64), list[tuple[list[int], str | None]]()
     for text, conversation in acts:
         if text is not None:
-            memory.keep(text, conversation)
+            memory.add(text, conversation)
             kept.append((text, conversation))
         else:
             memory.forget(conversation)
@@ -50,9 +50,9 @@ def test_only_what_is_remembered_is_found(acts: list[Act], tokens: list[int]) ->
 
 
 def test_an_earlier_answer_is_proposed_in_another_request() -> None:
-    memory = Memory()
+    memory = NgramMemory()
     answer = list(range(100, 200))
-    memory.keep([1, 2, 3, *answer], "a")
+    memory.add([1, 2, 3, *answer], "a")
     found = NgramIndex((), [7, 8, 9], memory).propose([7, 8, 9, *answer[:20]], 64, 20)
     assert found.tokens == answer[20:84]
     memory.forget("b")
@@ -63,9 +63,9 @@ def test_an_earlier_answer_is_proposed_in_another_request() -> None:
 
 
 def test_the_newer_of_two_texts_is_followed() -> None:
-    memory = Memory()
-    memory.keep([*range(10), 50, 51], None)
-    memory.keep([*range(10), 60, 61], None)
+    memory = NgramMemory()
+    memory.add([*range(10), 50, 51], None)
+    memory.add([*range(10), 60, 61], None)
     found = memory.find(list(range(10)))
     assert found is not None
     text, place, length = found
@@ -75,9 +75,9 @@ def test_the_newer_of_two_texts_is_followed() -> None:
 def test_a_memory_has_a_bound_and_nothing_to_remember_takes_none() -> None:
     tracemalloc.start()
     try:
-        memory = Memory()
+        memory = NgramMemory()
         nothing, _ = tracemalloc.get_traced_memory()
-        memory.keep(list(range(100)), None)
+        memory.add(list(range(100)), None)
         size, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -87,16 +87,16 @@ def test_a_memory_has_a_bound_and_nothing_to_remember_takes_none() -> None:
 
 
 def test_the_oldest_is_overwritten() -> None:
-    memory = Memory(1 << 12)
+    memory = NgramMemory(1 << 12)
 
     def found(start: int) -> bool:  # some places are hidden by later ones of the same hash
         return any(memory.find(list(range(at, at + 50))) for at in range(start, start + 20))
 
     for start in range(0, 3 << 12, 1 << 11):
-        memory.keep(range(start, start + (1 << 11)), None)
+        memory.add(range(start, start + (1 << 11)), None)
     assert len(memory) == 1 << 12
     assert [found(at) for at in (0, 7_000, 9_000, 11_000)] == [False, False, True, True]
-    memory.keep(range(1 << 20), None)  # of more than there is room for, the end
+    memory.add(range(1 << 20), None)  # of more than there is room for, the end
     assert [found(at) for at in (9_000, 500_000, 1_048_000)] == [False, False, True]
 
 

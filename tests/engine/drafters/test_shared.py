@@ -149,7 +149,7 @@ def test_sampled_drafts_keep_the_targets_distribution(tmp_path: Path, load: Load
         for token, _, value in entry.top:
             row[token] = value
         exact = sampler.distribution(row)
-        samples.append((drawn, {int(t): exact.of(int(t)) for t in exact.ids}))
+        samples.append((drawn, {int(t): exact.probability_of(int(t)) for t in exact.ids}))
     assert any(token not in SHARED for _, cells in samples for token in cells)
     assert chi_square_z(*samples) < 4.5
 

@@ -29,7 +29,7 @@ from localspec.engine.sampling.grammars.gbnf import TokenTable
 from localspec.engine.sampling.grammars.sources import (
     GrammarJob,
     GrammarSources,
-    SpecialTokens,
+    GrammarTokens,
     build_sources,
     one_line,
 )
@@ -59,10 +59,10 @@ class Vocabulary(msgspec.Struct, frozen=True):
     bracketed: dict[str, int] = {}
     unusable: list[int] = []
 
-    def special(self) -> SpecialTokens:
+    def special(self) -> GrammarTokens:
         """Return the special tokens in the form that writing grammars needs."""
         table = TokenTable(self.size, self.bracketed, frozenset(self.unusable))
-        return SpecialTokens(self.ids, frozenset(self.ends), table)
+        return GrammarTokens(self.ids, frozenset(self.ends), table)
 
 
 class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -127,7 +127,7 @@ class _Tokens:
         return [self._bytes[byte] for byte in data]
 
 
-def run_job(job: GrammarJob, special: SpecialTokens, tokenizer: LLTokenizer) -> Outcome:
+def run_job(job: GrammarJob, special: GrammarTokens, tokenizer: LLTokenizer) -> Outcome:
     """Build the grammars of a job and compile them, to see whether they are usable."""
 
     def compile(source: str, name: str) -> None:
@@ -161,7 +161,7 @@ def _limit_resources(cpu_limit_s: float) -> None:
 
 def _serve_job(
     connection: socket.socket,
-    special: SpecialTokens,
+    special: GrammarTokens,
     tokenizer: LLTokenizer,
     cpu_limit_s: float,
 ) -> None:

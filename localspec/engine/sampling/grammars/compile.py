@@ -21,8 +21,8 @@ from localspec.engine.sampling.grammars.child import LIMITS, Vocabulary
 from localspec.engine.sampling.grammars.gates import (
     Gate,
     GatedMatcher,
-    Pieces,
-    Plan,
+    GatePlan,
+    PieceIndex,
     Surroundings,
 )
 from localspec.engine.sampling.grammars.matcher import WholeMatcher, reason
@@ -33,7 +33,7 @@ from localspec.engine.sampling.grammars.sources import (
     GateSource,
     GrammarJob,
     GrammarSources,
-    SpecialTokens,
+    GrammarTokens,
     build_sources,
     is_json,
 )
@@ -54,7 +54,7 @@ class Compiled:
     """The compiled grammars of an answer, to be copied for each use. Either `whole` or `plan` is set."""
 
     whole: LLMatcher | None
-    plan: Plan | None
+    plan: GatePlan | None
     note: str
 
 
@@ -78,7 +78,7 @@ class Grammars:
             self._process.close()
 
     @cached_property
-    def _special(self) -> SpecialTokens:
+    def _special(self) -> GrammarTokens:
         return self._vocabulary().special()
 
     def _vocabulary(self) -> Vocabulary:
@@ -105,8 +105,8 @@ class Grammars:
         return Numerals(self._texts)
 
     @cached_property
-    def _pieces(self) -> Pieces:
-        return Pieces(self._texts, self._special)
+    def _pieces(self) -> PieceIndex:
+        return PieceIndex(self._texts, self._special)
 
     # ------------------------------------------------------------------------ of a request
 
@@ -193,7 +193,7 @@ class Grammars:
         return BoundedNumbers(guide, self._numerals, constraint.begun.encode("utf-8", "replace"))
 
     def _match_gated(
-        self, plan: Plan, request: Generate, tail: str, shown: frozenset[int]
+        self, plan: GatePlan, request: Generate, tail: str, shown: frozenset[int]
     ) -> GatedMatcher:
         """Return a matcher that applies the grammars of `plan` from their markers on."""
         vocab = self._vocab
@@ -210,7 +210,7 @@ class Grammars:
         else:
             prefix = request.prompt.answer_prefix if isinstance(request.prompt, ChatPrompt) else ""
         for token in self._pieces.spell(prefix.encode("utf-8", "replace")):
-            if matcher.valid([token]) < 1:
+            if matcher.count_valid([token]) < 1:
                 raise GrammarRejected(
                     "The answer to be continued does not fit what is asked of it; leave that out, "
                     "or ask again."
@@ -273,7 +273,7 @@ class Grammars:
 
         if sources.whole is not None:
             return Compiled(matcher(sources.whole), None, sources.note)
-        plan = Plan(
+        plan = GatePlan(
             [(opening.encode(), close.encode()) for opening, close in job.thoughts],
             first=matcher(sources.first),
             may_think=sources.may_think,

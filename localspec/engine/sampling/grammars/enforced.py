@@ -22,7 +22,7 @@ from localspec.engine.sampling.grammars.json_schema import (
     FORMATS,
     Document,
     are_disjoint,
-    closed,
+    close_objects,
     format_pattern,
     translate_pattern,
 )
@@ -93,7 +93,7 @@ def enforce(schema: Any) -> Enforced:
     reducer = _Reducer(schema)
     reduced = reducer.reduce()
     if isinstance(reduced, dict):
-        reduced = _without_conditionals(closed(reduced))
+        reduced = _without_conditionals(close_objects(reduced))
     return Enforced(reduced, tuple(dict.fromkeys(reducer.dropped)))
 
 

@@ -19,15 +19,15 @@ from llguidance import LLMatcher
 
 from localspec.engine.sampling.grammars.matcher import Mask, WholeMatcher
 from localspec.engine.sampling.grammars.numbers import BoundedNumbers, Numerals
-from localspec.engine.sampling.grammars.sources import SpecialTokens
+from localspec.engine.sampling.grammars.sources import GrammarTokens
 
 _Inner = WholeMatcher | BoundedNumbers
 
 
-class Pieces:
+class PieceIndex:
     """An index of tokens by their bytes. `special` are the vocabulary's special tokens."""
 
-    def __init__(self, pieces: Sequence[bytes], special: SpecialTokens) -> None:
+    def __init__(self, pieces: Sequence[bytes], special: GrammarTokens) -> None:
         self._pieces = pieces
         self.special = special
         self._order = sorted(range(len(pieces)), key=pieces.__getitem__)
@@ -76,7 +76,7 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GatePlan:
     """Where grammars apply in an answer.
 
     thoughts: pairs of opening and closing markers of thoughts at the beginning of the answer.
@@ -122,7 +122,7 @@ class Surroundings:
     whose numbers are then bounded.
     """
 
-    pieces: Pieces
+    pieces: PieceIndex
     piece: Callable[[int], bytes]
     n_vocab: int
     ends: Sequence[int]
@@ -132,9 +132,9 @@ class Surroundings:
 class GatedMatcher:
     """A guide that applies the grammars of a plan from their markers on."""
 
-    def __init__(self, plan: Plan, surroundings: Surroundings, close: bytes = b"") -> None:
+    def __init__(self, plan: GatePlan, surroundings: Surroundings, close: bytes = b"") -> None:
         """Begin an answer. close: the marker that ends thoughts which the prompt has opened."""
-        self.narrows = plan.first is not None
+        self.forbids_often = plan.first is not None
         self._plan = plan
         self._surroundings = surroundings
         self._earlier_states: list[_State] = []  # The state before each consumed token.
@@ -187,7 +187,7 @@ class GatedMatcher:
                 state.inner.take_back(1)
         self._state = undone[0]
 
-    def valid(self, tokens: Sequence[int]) -> int:
+    def count_valid(self, tokens: Sequence[int]) -> int:
         count = 0
         for token in tokens:
             if not self._allows(token):
@@ -197,16 +197,16 @@ class GatedMatcher:
         self.take_back(count)
         return count
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         inner = self._state.inner
-        return [] if inner is None or inner.ended else inner.forced()
+        return [] if inner is None or inner.ended else inner.forced_tokens()
 
     # ------------------------------------------------------------------------ allowed tokens
 
     def _allows(self, token: int) -> bool:
         inner = self._state.inner
         if inner is not None and not inner.ended:
-            return inner.valid([token]) == 1
+            return inner.count_valid([token]) == 1
         mask = self.mask()
         return mask is None or bool(mask[token])
 

@@ -428,7 +428,7 @@ _DEFINITION_PREFIX = "localspec-closed-"  # Name of an added definition; a numbe
 _MAX_STEPS = 200_000
 
 
-def closed(schema: Schema) -> Schema:
+def close_objects(schema: Schema) -> Schema:
     """Return `schema` with its objects closed, without changing the original.
 
     Raises:

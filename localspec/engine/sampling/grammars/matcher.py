@@ -17,7 +17,7 @@ Mask = npt.NDArray[np.bool_]
 class WholeMatcher:
     """A guide that applies a grammar from the first token of an answer on."""
 
-    narrows = True
+    forbids_often = True
 
     def __init__(self, matcher: LLMatcher, n_vocab: int) -> None:
         self._matcher = matcher
@@ -58,10 +58,10 @@ class WholeMatcher:
         self._matcher.rollback(consumed)
         self._check()
 
-    def valid(self, tokens: Sequence[int]) -> int:
+    def count_valid(self, tokens: Sequence[int]) -> int:
         return int(self._matcher.validate_tokens(list(tokens)))
 
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         return [int(token) for token in self._matcher.compute_ff_tokens()]
 
     def _check(self) -> None:

@@ -64,7 +64,7 @@ def _advance(position: _Position, piece: bytes) -> _Position:
 class BoundedNumbers:
     """A guide that applies a JSON grammar with bounded numbers."""
 
-    narrows = True
+    forbids_often = True
 
     def __init__(self, matcher: WholeMatcher, numerals: Numerals, begun: bytes = b"") -> None:
         """Wrap `matcher`. begun: the beginning of the answer, which it has consumed before."""
@@ -95,8 +95,8 @@ class BoundedNumbers:
         if count:
             del self._positions[-count:]
 
-    def valid(self, tokens: Sequence[int]) -> int:
-        count = self._matcher.valid(tokens)
+    def count_valid(self, tokens: Sequence[int]) -> int:
+        count = self._matcher.count_valid(tokens)
         position = self._positions[-1]
         for index, token in enumerate(tokens[:count]):
             if not position.in_string and self._numerals.leading[token] > position.digits_left:
@@ -104,8 +104,8 @@ class BoundedNumbers:
             position = _advance(position, self._numerals.pieces[token])
         return count
 
-    def forced(self) -> list[int]:
-        return self._matcher.forced()
+    def forced_tokens(self) -> list[int]:
+        return self._matcher.forced_tokens()
 
     def _valid_with_masks(self, tokens: Sequence[int], n_valid: int) -> int:
         """Return what `valid` does, with a mask for each token after the first `n_valid`."""

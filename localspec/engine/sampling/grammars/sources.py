@@ -31,14 +31,14 @@ from localspec.engine.sampling.grammars.tool_grammar import (
     write_thoughts_end,
 )
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import CallFormat, Tools
+from localspec.protocol.calls import CallFormat, ToolSet
 from localspec.protocol.frames import Constraint
 
 # Bytes of a grammar or schema. With 300 KiB of alternatives, a mask took 7 s.
-MAX_SOURCE = 128 * 1024
-MAX_TOOL = 128 * 1024  # Bytes of one tool's schema.
+MAX_SOURCE_BYTES = 128 * 1024
+MAX_TOOL_BYTES = 128 * 1024  # Bytes of one tool's schema.
 # Bytes of all tool schemas. 50 schemas of 4 KiB take a quarter of a second.
-MAX_TOOLS = 1024 * 1024
+MAX_TOOLS_BYTES = 1024 * 1024
 # Blanks between the parts of JSON. A model that may begin new lines often goes on with blanks.
 _ONE_LINE = {"whitespace_pattern": " ?"}
 NAMES = {
@@ -55,7 +55,7 @@ Compile = Callable[[str, str], object]
 
 
 @dataclass(frozen=True)
-class SpecialTokens:
+class GrammarTokens:
     """The special tokens of a vocabulary.
 
     ids: the tokens by their text. ends: those that end an answer. table: the tokens that GBNF may name, which
@@ -66,7 +66,7 @@ class SpecialTokens:
     ends: frozenset[int] = frozenset()
     table: TokenTable = NO_TOKENS
 
-    def spelled(self, text: str) -> str:
+    def lark_expression(self, text: str) -> str:
         """Return a Lark expression for the marker `text`, with special tokens by their ids.
 
         Tokens that end an answer are left out, because no grammar contains them.
@@ -92,7 +92,7 @@ class GrammarJob(msgspec.Struct, frozen=True, omit_defaults=True):
     the first token on.
     """
 
-    tools: Tools | None = None
+    tools: ToolSet | None = None
     constraint: Constraint | None = None
     thoughts: list[tuple[str, str]] = []
     gated: bool = False
@@ -128,7 +128,7 @@ class GrammarSources(msgspec.Struct, frozen=True, omit_defaults=True):
     note: str = ""
 
 
-def build_sources(job: GrammarJob, special: SpecialTokens, compile: Compile) -> GrammarSources:
+def build_sources(job: GrammarJob, special: GrammarTokens, compile: Compile) -> GrammarSources:
     """Write the grammars of a job, and compile each of them once.
 
     Raises:
@@ -153,13 +153,13 @@ class _Builder:
     """A writer of grammars for an answer that may contain thoughts or calls."""
 
     def __init__(
-        self, special: SpecialTokens, compile: Compile, thoughts: Sequence[tuple[str, str]]
+        self, special: GrammarTokens, compile: Compile, thoughts: Sequence[tuple[str, str]]
     ) -> None:
         self._special = special
         self._compile = compile
         self._thoughts = thoughts
 
-    def build(self, tools: Tools | None, answer: str) -> GrammarSources:
+    def build(self, tools: ToolSet | None, answer: str) -> GrammarSources:
         """Return the sources. answer: the rule of an answer that is not a call, or "".
 
         Raises:
@@ -171,17 +171,17 @@ class _Builder:
         free, note = self._find_free_tools(tools, invalid)
         note = " ".join(filter(None, [dropped, note]))
         if tools.required or answer:
-            grammar = CallGrammar(tools, self._special.spelled, free, compact=True)
+            grammar = CallGrammar(tools, self._special.lark_expression, free, compact=True)
             alternative = "" if tools.required else answer
             ids = [self._special.ids.get(opening) for opening, _ in self._thoughts]
             may_think = [token for token in ids if token is not None]
             return self._build_from_start(
-                lambda close: grammar.whole(alternative, close), may_think, note
+                lambda close: grammar.write_whole(alternative, close), may_think, note
             )
         return self._build_gates(tools, free, note)
 
     def _write_answer(self, rule: str, closing_marker: str) -> str:
-        prefix = write_thoughts_end(closing_marker, self._special.spelled)
+        prefix = write_thoughts_end(closing_marker, self._special.lark_expression)
         return f"start: {prefix} answer\nanswer: {rule}"
 
     def _compiled(self, source: str, name: str) -> str:
@@ -203,11 +203,11 @@ class _Builder:
             note=note,
         )
 
-    def _build_gates(self, tools: Tools, free: Sequence[str], note: str) -> GrammarSources:
+    def _build_gates(self, tools: ToolSet, free: Sequence[str], note: str) -> GrammarSources:
         """Return grammars of calls that the model may open in free text."""
 
         def opened(marker: str) -> str:
-            return CallGrammar(tools, self._special.spelled, free).opened(marker)
+            return CallGrammar(tools, self._special.lark_expression, free).write_opened(marker)
 
         format = tools.format
         return GrammarSources(
@@ -222,7 +222,7 @@ class _Builder:
 
     # ------------------------------------------------------------------------ tools without enforcement
 
-    def _find_free_tools(self, tools: Tools, invalid: Mapping[str, str]) -> tuple[list[str], str]:
+    def _find_free_tools(self, tools: ToolSet, invalid: Mapping[str, str]) -> tuple[list[str], str]:
         """Return the tools whose schemas cannot be enforced, and a note about them.
 
         The arguments of such a tool may be any object. invalid: the error of each invalid schema by tool.
@@ -232,7 +232,7 @@ class _Builder:
         """
         sizes = {name: len(msgspec.json.encode(schema)) for name, schema in tools.schemas.items()}
         free = dict(invalid)
-        if sum(sizes.values()) > MAX_TOOLS:
+        if sum(sizes.values()) > MAX_TOOLS_BYTES:
             free = dict.fromkeys(sizes, "all together are too long")
         if not self._usable(tools, list(free)):
             for name, schema in tools.schemas.items():
@@ -251,19 +251,23 @@ class _Builder:
         [error, *_] = free.values()
         return list(free), f"Calls of {names} are not held to their parameters: {error}"
 
-    def _usable(self, tools: Tools, free: Sequence[str]) -> bool:
+    def _usable(self, tools: ToolSet, free: Sequence[str]) -> bool:
         try:
-            source = CallGrammar(tools, self._special.spelled, free).opened(_first_marker(tools))
+            source = CallGrammar(tools, self._special.lark_expression, free).write_opened(
+                _first_marker(tools)
+            )
             self._compile(source, "tools")
         except (GrammarRejected, RecursionError, ValueError):
             return False
         return True
 
-    def _find_error(self, tools: Tools, name: str, schema: object) -> str:
+    def _find_error(self, tools: ToolSet, name: str, schema: object) -> str:
         """Return why a tool's schema cannot be enforced, or "" if it can."""
-        tool = Tools(tools.format, {name: schema})
+        tool = ToolSet(tools.format, {name: schema})
         try:
-            source = CallGrammar(tool, self._special.spelled).opened(_first_marker(tools))
+            source = CallGrammar(tool, self._special.lark_expression).write_opened(
+                _first_marker(tools)
+            )
             self._compile(source, "schema")
         except RecursionError:
             return "it is nested too deeply."
@@ -272,7 +276,7 @@ class _Builder:
         return ""
 
 
-def enforced_tools(tools: Tools) -> tuple[Tools, dict[str, str], str]:
+def enforced_tools(tools: ToolSet) -> tuple[ToolSet, dict[str, str], str]:
     """Reduce the tools' schemas to what can be enforced.
 
     Return the tools, the errors of invalid schemas by tool, and a note about keywords that are not enforced.
@@ -285,7 +289,7 @@ def enforced_tools(tools: Tools) -> tuple[Tools, dict[str, str], str]:
     notes: list[str] = []
     for name, schema in tools.schemas.items():
         schemas[name] = {"type": "object"}
-        if len(msgspec.json.encode(schema)) > MAX_TOOL:
+        if len(msgspec.json.encode(schema)) > MAX_TOOL_BYTES:
             invalid[name] = "it is too long"
             continue
         try:
@@ -310,7 +314,7 @@ def enforced_tools(tools: Tools) -> tuple[Tools, dict[str, str], str]:
     return msgspec.structs.replace(tools, schemas=schemas), invalid, note
 
 
-def _first_marker(tools: Tools) -> str:
+def _first_marker(tools: ToolSet) -> str:
     return tools.format.opens[0] if tools.format.opens else ""
 
 
@@ -320,9 +324,9 @@ def constraint_source(constraint: Constraint, tokens: TokenTable = NO_TOKENS) ->
     Raises:
         GrammarRejected: the constraint is too long or invalid, or strict and not fully enforceable.
     """
-    if len(constraint.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE:
+    if len(constraint.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
         raise GrammarRejected(
-            f"The grammar is longer than {MAX_SOURCE // 1024} KiB.", param=constraint.param
+            f"The grammar is longer than {MAX_SOURCE_BYTES // 1024} KiB.", param=constraint.param
         )
     name = NAMES[constraint.kind]
     try:
@@ -367,7 +371,7 @@ def _enforced_constraint(constraint: Constraint) -> Enforced:
 
 def note_of(constraint: Constraint) -> str:
     """Return a note about the parts of a constraint that are not enforced, or ""."""
-    if constraint.kind != "json_schema" or len(constraint.source) > MAX_SOURCE:
+    if constraint.kind != "json_schema" or len(constraint.source) > MAX_SOURCE_BYTES:
         return ""
     try:
         dropped = _enforced_constraint(constraint).dropped
@@ -378,7 +382,7 @@ def note_of(constraint: Constraint) -> str:
     return f"Not enforced in the schema of '{constraint.param}': {describe(dropped)}."
 
 
-def is_json(constraint: Constraint | None, tools: Tools | None) -> bool:
+def is_json(constraint: Constraint | None, tools: ToolSet | None) -> bool:
     """Return whether all grammars of an answer describe JSON, so that numbers can be found by quotes."""
     if constraint is not None and constraint.kind not in ("json_object", "json_schema"):
         return False

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from localspec.engine.sampling.grammars.enforced import for_library, with_bounded_numbers
-from localspec.protocol.calls import ID, Tools, types_of
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, ToolSet, schema_types
 
 Schema = dict[str, Any]
 
@@ -181,7 +181,7 @@ class _Values:
         return None
 
     def _kinds(self, schema: Schema) -> set[str]:
-        return types_of(schema, self._root)
+        return schema_types(schema, self._root)
 
 
 # ------------------------------------------------------------------------ one pair of tags per parameter
@@ -458,7 +458,7 @@ class CallGrammar:
     """
 
     def __init__(
-        self, tools: Tools, spelled: Spelled, free: Sequence[str] = (), *, compact: bool = False
+        self, tools: ToolSet, spelled: Spelled, free: Sequence[str] = (), *, compact: bool = False
     ) -> None:
         self._tools = tools
         self._format = tools.format
@@ -469,7 +469,7 @@ class CallGrammar:
         self._blank = '""' if compact else "blank"
         self._rules = {"blank": _BLANKS}
 
-    def opened(self, marker: str) -> str:
+    def write_opened(self, marker: str) -> str:
         """Return the grammar of what `marker` opens, including the marker.
 
         Without a marker, it is the grammar of an answer that is JSON from its first character, which may
@@ -481,7 +481,7 @@ class CallGrammar:
         self._rules["OTHER"] = _NO_CALL
         return self._write_grammar(f"{self._write_json_calls('json')} | OTHER")
 
-    def whole(self, answer: str = "", closing_marker: str = "") -> str:
+    def write_whole(self, answer: str = "", closing_marker: str = "") -> str:
         """Return the grammar of an answer that consists of calls, or that matches the rule `answer`.
 
         closing_marker: the closing marker of thoughts closing_marker the answer, if any.
@@ -588,7 +588,7 @@ class CallGrammar:
         return f"{lark_string(name)} {identity} {middle} {arguments}"
 
     def _write_literal(self, text: str) -> str:
-        parts = [self._spelled(part) for part in text.split(ID)]
+        parts = [self._spelled(part) for part in text.split(CALL_ID_PLACEHOLDER)]
         return f" {_ANY_ID} ".join(parts)
 
     def _write_detected(self, index: int, name: str) -> str:

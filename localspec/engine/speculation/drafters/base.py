@@ -16,9 +16,9 @@ from localspec.engine.cache.slots import Slots
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
-from localspec.engine.speculation.acceptance import Belief, bucket
+from localspec.engine.speculation.acceptance import Belief, find_bucket
 from localspec.engine.speculation.depth import Candidate
-from localspec.protocol.frames import Speculative
+from localspec.protocol.frames import SpeculationSettings
 
 if TYPE_CHECKING:
     from localspec.engine.speculation.drafters.draft_model import DraftModel
@@ -60,7 +60,7 @@ class Resources:
     reject: the drafts are verified by the rejection rule.
     """
 
-    asked: Speculative
+    asked: SpeculationSettings
     reject: bool
     matcher: Guide | None
     lookup: NgramIndex
@@ -98,7 +98,7 @@ class Drafter(ABC):
         Drafter.kinds.sort(key=lambda kind: kind.rank)
 
     @classmethod
-    def asked_for(cls, speculative: Speculative) -> bool:
+    def asked_for(cls, speculative: SpeculationSettings) -> bool:
         """Whether a request leaves the kind of drafts open or names this kind."""
         return speculative.kind in ("auto", cls.kind)
 
@@ -166,7 +166,7 @@ class Drafter(ABC):
 # Tokens that a grammar, or the end of the thoughts, forces: they come next whatever the model predicts.
 
 
-_CERTAIN_BUCKET = bucket(1.0)
+_CERTAIN_BUCKET = find_bucket(1.0)
 
 
 class GrammarDrafter(Drafter):
@@ -184,4 +184,4 @@ class GrammarDrafter(Drafter):
 
     def offer(self, request: DraftRequest) -> Candidate | None:
         assert self._matcher is not None
-        return self.known(self._matcher.forced()[: request.limit], _CERTAIN_BUCKET)
+        return self.known(self._matcher.forced_tokens()[: request.limit], _CERTAIN_BUCKET)

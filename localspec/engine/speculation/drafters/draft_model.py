@@ -13,7 +13,7 @@ import numpy.typing as npt
 from localspec.compatibility import Compatibility
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, Vocab
-from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, bucket
+from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, find_bucket
 from localspec.engine.speculation.cost import GUESSED_ROUNDS, Clock, CostTable
 from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
@@ -52,7 +52,7 @@ class ModelDrafter(Drafter):
         self._tokens_since_probe = 0  # tokens written since drafts were last tried or probed
 
     def offer(self, request: DraftRequest) -> Candidate | None:
-        if request.hurried and self._model.unread(request.slot) > MAX_HURRIED_TOKENS:
+        if request.hurried and self._model.count_unread(request.slot) > MAX_HURRIED_TOKENS:
             return None
         # Rounds that share the cost of a first prefill.
         spread = max(min(request.left, 96) / 4, 1.0)
@@ -73,12 +73,12 @@ class ModelDrafter(Drafter):
             self._tokens_since_probe = 0
             return
         self._tokens_since_probe += tokens
-        self.belief.calibration.earn(spent_ms, plain_ms)
+        self.belief.calibration.earn_credit(spent_ms, plain_ms)
 
     def probe(self, slot: Slot, remaining: int) -> bool:
         if self._tokens_since_probe < PROBE_INTERVAL_TOKENS or remaining < MIN_PROBE_REMAINING:
             return False
-        if not self.belief.calibration.pay(self._model.probe_ms):
+        if not self.belief.calibration.pay_probe(self._model.probe_ms):
             return False
         self._tokens_since_probe = 0
         self._model.probe(slot, self.belief)
@@ -131,17 +131,17 @@ class DraftModel:
         # The time of a probe, corrected by each.
         self.probe_ms = costs.ms(PROBE_CONTEXT_TOKENS + PROBE_ROWS)
 
-    def begin(self, slot: Slot) -> int:
+    def first_unread(self, slot: Slot) -> int:
         """Return the first token of a slot that the draft model has to read."""
         return slot.n_past_draft
 
-    def unread(self, slot: Slot) -> int:
+    def count_unread(self, slot: Slot) -> int:
         """Return how many tokens of a slot are unread. The last one is read by the first draft."""
-        return len(slot.tokens) - self.begin(slot)
+        return len(slot.tokens) - self.first_unread(slot)
 
     def prefill_ms(self, slot: Slot) -> float:
         """Return the cost of reading a slot's unread text except the last token, in milliseconds."""
-        return max(self.unread(slot) - 1, 0) * self.token_prefill_ms
+        return max(self.count_unread(slot) - 1, 0) * self.token_prefill_ms
 
     @property
     def token_prefill_ms(self) -> float:
@@ -181,7 +181,7 @@ class DraftModel:
             if drafted:
                 row = self._add_draft(request, length - 1)
             else:
-                begin = self.begin(slot)
+                begin = self.first_unread(slot)
                 row = self._add_text(slot, begin, length, begin, slot.draft_id)
             rows.append((row, length))
         return rows
@@ -195,7 +195,7 @@ class DraftModel:
         """
         row = -1
         for index in range(start, end):
-            token = self._shared.shown(slot.tokens[index])
+            token = self._shared.to_draft(slot.tokens[index])
             row = self._batch.add(
                 token, position + index - start, sequence, index >= end - n_logits
             )
@@ -203,12 +203,12 @@ class DraftModel:
 
     def _add_draft(self, request: DraftRequest, position: int) -> int:
         """Put the last draft of a request into the batch, and return its row."""
-        token = self._shared.shown(request.tokens[-1])
+        token = self._shared.to_draft(request.tokens[-1])
         return self._batch.add(token, position, request.slot.draft_id, True)
 
     def _note_read(self, request: DraftRequest, row: int, length: int) -> None:
         """Note that the last pass has read a request's text up to `length`, the end of it in `row`."""
-        request.slot.draft_has_read(length)
+        request.slot.set_draft_length(length)
 
     def _read_texts(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
         """Read texts as far as there is time. Return the requests whose text is read."""
@@ -228,7 +228,7 @@ class DraftModel:
         return max(int(seconds * 1e3 / self.token_prefill_ms), 1) if seconds else 1 << 31
 
     def _proposals(self, row: int) -> Logits:
-        return self._shared.proposals(self.context.finite(row))
+        return self._shared.to_target_logits(self.context.finite_logits(row))
 
     def _save_mark(self, slot: Slot) -> None:
         """Save a state that cannot be cut, so that `Slots` can go back to it after a rejection."""
@@ -245,10 +245,10 @@ class DraftModel:
             position = request.generated + len(request.tokens)
             probs = request.sampler.distribution(row, position)
             token = probs.pick(request.sampler.uniform())
-            confidence = probs.of(token)
+            confidence = probs.probability_of(token)
             request.probs.append(probs)
         request.tokens.append(token)
-        request.buckets.append(bucket(confidence))
+        request.buckets.append(find_bucket(confidence))
 
     def probe(self, slot: Slot, belief: Belief) -> None:
         """Check whether the draft model predicts the end of a text that was written without it.
@@ -268,7 +268,9 @@ class DraftModel:
             belief.observe(bucket_index, hit)
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
-    def foresees(self, tokens: Sequence[int], chosen: Sequence[int]) -> list[tuple[int, bool]]:
+    def compare_predictions(
+        self, tokens: Sequence[int], chosen: Sequence[int]
+    ) -> list[tuple[int, bool]]:
         """Compare its predictions with what the target has `chosen` after each of the last `tokens`.
 
         Returns, for each, the bucket of the prediction's confidence and whether it was right. `chosen` must
@@ -279,7 +281,7 @@ class DraftModel:
         for position, token in enumerate(tokens):
             needs_logits = position >= len(tokens) - len(chosen)
             last_row = self._batch.add(
-                self._shared.shown(token), position, self._scratch, needs_logits
+                self._shared.to_draft(token), position, self._scratch, needs_logits
             )
         return self._compare_predictions(last_row, chosen)
 
@@ -293,7 +295,7 @@ class DraftModel:
         for row, token in enumerate(chosen, start=last_row + 1 - len(chosen)):
             logits = self._proposals(row)
             best = int(logits.argmax())
-            comparisons.append((bucket(probability(logits, best)), best == token))
+            comparisons.append((find_bucket(probability(logits, best)), best == token))
         return comparisons
 
     def _prefill(self, slot: Slot, end: int) -> None:
@@ -304,7 +306,7 @@ class DraftModel:
             self._batch.clear()
             self._add_text(slot, start, start + size, start, slot.draft_id, n_logits=0)
             self._run_pass(timed=False)
-            slot.draft_has_read(slot.n_past_draft + size)
+            slot.set_draft_length(slot.n_past_draft + size)
 
     def _run_pass(self, timed: bool = True) -> float:
         start = self._clock()
@@ -363,11 +365,11 @@ class SharedTokens:
             target.size, compatibility.common, differing, _stand_ins(target, draft, compatibility)
         )
 
-    def shown(self, token: int) -> int:
+    def to_draft(self, token: int) -> int:
         """Return the draft's id for a token of the target: the same, or its stand-in."""
         return self.stand_ins.get(token, token)
 
-    def proposals(self, logits: Logits) -> Logits:
+    def to_target_logits(self, logits: Logits) -> Logits:
         """Return the draft's logits as a row of the target's.
 
         The argument has shape (n_vocab of the draft,), the result (n_vocab of the target,) with minus

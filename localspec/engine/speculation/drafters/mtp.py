@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, StateBatch, States
-from localspec.engine.speculation.acceptance import Belief, bucket
+from localspec.engine.speculation.acceptance import Belief, find_bucket
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter, probability
 
@@ -45,7 +45,7 @@ class Heads(DraftModel):
             DraftRequest, States
         ] = {}  # per request, the state after its last draft
 
-    def begin(self, slot: Slot) -> int:
+    def first_unread(self, slot: Slot) -> int:
         """Return the first unread token, or where states are known again after a gap."""
         assert slot.hidden is not None
         states_start, n_read = slot.hidden.start, slot.n_past_draft
@@ -60,9 +60,9 @@ class Heads(DraftModel):
                 self.context.remove(request.slot.draft_id, request.slot.n_past_draft)
 
     def _prefill(self, slot: Slot, end: int) -> None:
-        if (begin := self.begin(slot)) > slot.n_past_draft:
+        if (begin := self.first_unread(slot)) > slot.n_past_draft:
             self.context.remove(slot.draft_id, 0)
-            slot.draft_has_read(begin)
+            slot.set_draft_length(begin)
         super()._prefill(slot, end)
 
     def _add_text(
@@ -70,7 +70,9 @@ class Heads(DraftModel):
     ) -> int:
         last_row = super()._add_text(slot, start, end, position, sequence, n_logits)
         assert slot.hidden is not None
-        self._states[last_row + 1 - (end - start) : last_row + 1] = slot.hidden.before(start, end)
+        self._states[last_row + 1 - (end - start) : last_row + 1] = slot.hidden.states_before(
+            start, end
+        )
         return last_row
 
     def _add_draft(self, request: DraftRequest, position: int) -> int:
@@ -82,9 +84,9 @@ class Heads(DraftModel):
         self._draft_states[request] = self.context.states(row)[0].copy()
         if not request.tokens:
             slot = request.slot
-            slot.draft_has_read(length)
+            slot.set_draft_length(length)
             assert slot.hidden is not None
-            slot.hidden.were_read(length)
+            slot.hidden.drop_read(length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ class Sidecar(Heads):
         self._predictions: dict[int, _Prediction] = {}  # by sequence
         self.probe_ms = self._costs.ms(1)
 
-    def beside(self, context: Context, make_room: Callable[[], bool]) -> Self:
+    def copy_for(self, context: Context, make_room: Callable[[], bool]) -> Self:
         """Return the same heads for the cells of another target context."""
         batch = StateBatch(self._batch.capacity, context.n_state)
         args = context, batch, self._costs, make_room, self._scratch, self._shared
@@ -114,7 +116,7 @@ class Sidecar(Heads):
         sidecar.steps = self.steps
         return sidecar
 
-    def begin(self, slot: Slot) -> int:
+    def first_unread(self, slot: Slot) -> int:
         """Return the last token, which the target has not read either."""
         return len(slot.tokens) - 1
 
@@ -133,7 +135,7 @@ class Sidecar(Heads):
         self._run_pass(timed=False)
         logits = self._proposals(row)
         best = int(logits.argmax())
-        confidence = bucket(probability(logits, best))
+        confidence = find_bucket(probability(logits, best))
         self._predictions[slot.draft_id] = _Prediction(belief, position, best, confidence)
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
@@ -143,10 +145,10 @@ class Sidecar(Heads):
         A sidecar at position 0 attends to no cell at all. Flash attention makes zeros of that, and
         attention without it NaN, which would end the drafts of the whole answer.
         """
-        return [request for request in requests if self.begin(request.slot) > 0]
+        return [request for request in requests if self.first_unread(request.slot) > 0]
 
     def _add_draft(self, request: DraftRequest, position: int) -> int:
-        return super()._add_draft(request, self.begin(request.slot))
+        return super()._add_draft(request, self.first_unread(request.slot))
 
     def _note_read(self, request: DraftRequest, row: int, length: int) -> None:
         self._draft_states[request] = self.context.states(row)[0].copy()

@@ -26,7 +26,7 @@ from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Re
 # and pages, which `scripts/bench tasks record FOLDER --learned` and `history FOLDER` had put there.
 
 
-LEARNED = {
+NGRAM_CALIBRATION = {
     "prior": [
         0.002951,
         0.004296,
@@ -83,7 +83,7 @@ class _Span(NamedTuple):
     conversation: str | None
 
 
-class Memory:
+class NgramMemory:
     """A ring of the last CAPACITY_TOKENS tokens. A lookup takes microseconds.
 
     A position is found by the hash of its last KEY_TOKENS tokens, of equal ones the latest. The tokens are
@@ -99,7 +99,7 @@ class Memory:
         self._next = 0
         self._spans: deque[_Span] = deque()
 
-    def keep(self, tokens: Sequence[int], conversation: str | None) -> None:
+    def add(self, tokens: Sequence[int], conversation: str | None) -> None:
         """Add the tokens of a request, or the end of them if they exceed the capacity."""
         text = np.array(tokens[-self._capacity :], np.int32)
         if len(text) <= KEY_TOKENS:
@@ -151,7 +151,7 @@ class Memory:
         place -= start
         if -1 in text:
             text = text[: text.index(-1, place)] if -1 in text[place:] else text
-        return text, place, match(text, place, tokens, KEY_TOKENS)
+        return text, place, measure_match(text, place, tokens, KEY_TOKENS)
 
     def forget(self, conversation: str | None) -> None:
         """Remove the tokens of a conversation, or of all if it is None."""
@@ -194,7 +194,7 @@ class SortedGrams:
         self._order = np.argsort(keys, kind="stable").astype(np.int32)
         self._keys = keys[self._order]
 
-    def places(self, gram: Sequence[int]) -> list[int]:
+    def find_ends(self, gram: Sequence[int]) -> list[int]:
         """Return the latest MAX_POSITIONS ends of a gram, in order."""
         key = 0
         for token in gram:
@@ -222,11 +222,13 @@ class GrowingGrams:
                 del places[0]
         self._n_indexed = max(self._n_indexed, len(tokens))
 
-    def places(self, gram: tuple[int, ...]) -> list[int]:
+    def find_ends(self, gram: tuple[int, ...]) -> list[int]:
         return self._ends.get(gram, [])
 
 
-def match(text: Sequence[int], end: int, tokens: Sequence[int], known: int = GRAM_TOKENS) -> int:
+def measure_match(
+    text: Sequence[int], end: int, tokens: Sequence[int], known: int = GRAM_TOKENS
+) -> int:
     """Return how many tokens before `end` in `text` equal the last of `tokens`; `known` surely do."""
     limit = min(end, len(tokens), MAX_MATCH_TOKENS)
     length = known
@@ -256,7 +258,7 @@ _MAX_CHANGES = 64  # remembered per answer
 _MAX_RUN_TOKENS = 48  # a longer match is no more reliable
 
 
-class Expected(NamedTuple):
+class ExpectedTokens(NamedTuple):
     """Tokens that may come.
 
     strength: how reliable they are, as the length of a match. doubtful: indices at which a change is
@@ -269,7 +271,7 @@ class Expected(NamedTuple):
     disputed: bool = False
 
 
-NOTHING = Expected([], 0)
+NO_TOKENS = ExpectedTokens([], 0)
 
 
 @dataclass(slots=True, eq=False)
@@ -302,7 +304,7 @@ class Changes:
             known.append(Change(tuple(old), tuple(new)))
             known.sort(key=lambda change: -len(change.old))
 
-    def at(self, text: Sequence[int], place: int) -> Change | None:
+    def find(self, text: Sequence[int], place: int) -> Change | None:
         """Return the change that is expected at a place of a text; None: there is none."""
         for change in self._known.get(text[place], ()):
             if not change.wrong and tuple(text[place : place + len(change.old)]) == change.old:
@@ -374,30 +376,30 @@ class Trail:
         """The place of the text that the answer has come to."""
         return self._steps[0].before if self._steps else self._place
 
-    def at(self, text: Sequence[int], place: int) -> bool:
+    def is_at(self, text: Sequence[int], place: int) -> bool:
         """Whether the answer is at this place of that text according to the trail."""
         return (
             self.text is text and self.place == place and not (self._steps and self._steps[0].done)
         )
 
-    def expected(self, count: int) -> Expected:
+    def predict(self, count: int) -> ExpectedTokens:
         """Return the next tokens, at most `count`."""
         self._look_ahead(count)
         steps = self._steps[:count]
         if not steps or self.strength <= 0:
-            return NOTHING
+            return NO_TOKENS
         tokens = [step.token for step in steps]
         doubtful = tuple(index for index, step in enumerate(steps) if step.change and not step.done)
         # What the answer repeats of itself may go on.
         if self.is_current and 0 < len(tokens) == self._end - self.place:
             tokens = (tokens * (count // len(tokens) + 1))[:count]
-        return Expected(tokens, self.strength, doubtful)
+        return ExpectedTokens(tokens, self.strength, doubtful)
 
     def _look_ahead(self, count: int) -> None:
         text, steps = self.text, self._steps
         end = min(self._end, len(text))
         while len(steps) < count and self._place < end:
-            change = self._changes.at(text, self._place)
+            change = self._changes.find(text, self._place)
             if change is None:
                 steps.append(_Step(text[self._place], self._place))
                 self._place += 1
@@ -406,7 +408,7 @@ class Trail:
             steps.extend(_Step(token, self._place, change, offset) for offset, token in replacement)
             self._place += len(change.old)
 
-    def wrote(self, token: int) -> None:
+    def advance(self, token: int) -> None:
         """Advance by the token that the answer goes on with."""
         self._advance(token)
         self._end += self.is_current
@@ -494,7 +496,7 @@ class NgramDrafter(Drafter):
     """Drafts from n-gram lookup. While others draft, it learns at no cost how good its own would be."""
 
     kind, rank, initial_acceptance = "ngram", 2, 0.4
-    learned, certain = LEARNED, True
+    learned, certain = NGRAM_CALIBRATION, True
 
     @classmethod
     def serves(cls, resources: Resources) -> bool:
@@ -512,7 +514,12 @@ class NgramDrafter(Drafter):
         self._offered = None
         if expected.tokens:
             self._offered = Candidate(
-                self.belief, len(expected.tokens), 0.0, 0.0, buckets(expected), expected.tokens
+                self.belief,
+                len(expected.tokens),
+                0.0,
+                0.0,
+                choose_buckets(expected),
+                expected.tokens,
             )
         return self._offered
 
@@ -532,7 +539,7 @@ _STRENGTH_EDGES = (2, 3, 4, 5, 9, 12, 16, 24, 48)
 _BUCKETS = [sum(strength >= edge for edge in _STRENGTH_EDGES) for strength in range(49)]
 
 
-def buckets(expected: Expected) -> list[int]:
+def choose_buckets(expected: ExpectedTokens) -> list[int]:
     """Return the buckets of the expected tokens. Each token that comes makes the match longer."""
     strength, count = min(expected.strength, MAX_MATCH_TOKENS), len(expected.tokens)
     known = _BUCKETS[strength : strength + count]
@@ -555,7 +562,7 @@ class NgramIndex:
         self,
         prediction: Sequence[int] = (),
         prompt: Sequence[int] = (),
-        memory: Memory | None = None,
+        memory: NgramMemory | None = None,
     ) -> None:
         self._prediction = list(prediction)
         self._prediction_grams = SortedGrams(self._prediction)
@@ -566,14 +573,14 @@ class NgramIndex:
         self._trails: list[Trail] = []  # the last one is followed, the others were before
         self._n_followed = -1
 
-    def propose(self, tokens: Sequence[int], limit: int, generated: int) -> Expected:
+    def propose(self, tokens: Sequence[int], limit: int, generated: int) -> ExpectedTokens:
         """Return at most `limit` tokens that may follow.
 
         tokens: prompt and answer so far. generated: how many of them are the answer's. A predicted answer is
         expected from its beginning while the answer is too short to be looked up in it.
         """
         if limit <= 0:
-            return NOTHING
+            return NO_TOKENS
         self._follow_trails(tokens)
         self._text_grams.extend(tokens)
         if generated < GRAM_TOKENS and len(self._prediction) > generated:
@@ -584,11 +591,11 @@ class NgramIndex:
         if not self._trails or self._trails[-1].strength < SETTLED_TOKENS:
             followed = self._look_up(tokens)
         if not self._trails:
-            return NOTHING
+            return NO_TOKENS
         trail = self._trails[-1]
         if trail.strength < WEAK_MATCH_TOKENS:
             limit = min(limit, MAX_WEAK_DRAFTS)
-        expected = trail.expected(limit)
+        expected = trail.predict(limit)
         disputed = bool(followed.difference(expected.tokens[:1]))
         return expected._replace(disputed=True) if expected.tokens and disputed else expected
 
@@ -598,7 +605,7 @@ class NgramIndex:
         self._n_followed = len(tokens)
         for trail in self._trails:
             for token in new:
-                trail.wrote(token)
+                trail.advance(token)
                 if trail.lost:
                     break
         self._trails = [trail for trail in self._trails if not trail.lost]
@@ -611,17 +618,17 @@ class NgramIndex:
         if len(tokens) < GRAM_TOKENS:
             return set()
         gram = tuple(tokens[-GRAM_TOKENS:])
-        own_places = [*self._prompt_grams.places(gram), *self._text_grams.places(gram)][
+        own_places = [*self._prompt_grams.find_ends(gram), *self._text_grams.find_ends(gram)][
             -MAX_POSITIONS:
         ]
         best: tuple[Sequence[int], int, int] | None = None
         is_foreign = False
         for places, text in (
-            (self._prediction_grams.places(gram), self._prediction),
+            (self._prediction_grams.find_ends(gram), self._prediction),
             (own_places, tokens),
         ):
             for place in reversed(places):
-                length = match(text, place, tokens)
+                length = measure_match(text, place, tokens)
                 if best is None or length > best[2]:
                     best = text, place, length
         has_foreign_trail = any(trail.elsewhere and trail.strength for trail in self._trails)
@@ -635,7 +642,7 @@ class NgramIndex:
                 best is None or remembered[2] > best[2] + FOREIGN_MARGIN_TOKENS
             ):
                 best, is_foreign = remembered, True
-        if best is not None and not any(trail.at(best[0], best[1]) for trail in self._trails):
+        if best is not None and not any(trail.is_at(best[0], best[1]) for trail in self._trails):
             self._trails = [
                 *self._trails[-MAX_TRAILS + 1 :],
                 Trail(*best, self._changes, is_current=best[0] is tokens, elsewhere=is_foreign),
