@@ -301,7 +301,7 @@ def stream(
             if on_progress and progress:
                 on_progress(progress)
             if spinner:
-                spinner.tell(progress)
+                spinner.update(progress)
             for choice in chunk["choices"]:
                 delta = choice["delta"]
                 reasoning = "" if hide_reasoning else delta.get("reasoning_content") or ""

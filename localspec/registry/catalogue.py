@@ -400,7 +400,7 @@ def _parse_entry(
         upstream = extras.load("upstream", "catalogue")
         if upstream is None:
             raise locator.error(("pairs", name), "needs localspec's extra 'upstream'")
-        key, problem = upstream.problem(name, pair)
+        key, problem = upstream.find_problem(name, pair)
         if problem:
             raise locator.error(("pairs", name, key), problem)
         return pair

@@ -365,7 +365,7 @@ from localspec.daemon.worker.supervisor import Supervisor
 async def hang(self, name):
     await asyncio.sleep(3600)
 
-Supervisor.release = hang
+Supervisor.unload_idle = hang
 start = lifecycle.Daemon.__init__
 def impatient(self, *arguments, **keywords):
     start(self, *arguments, **keywords)

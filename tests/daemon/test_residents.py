@@ -320,7 +320,7 @@ def test_room_is_given_back_to_the_others_though_a_pair_ends_meanwhile(
         def __init__(self, name: str) -> None:
             self.name = name
 
-        async def spare(self, most: int) -> int:
+        async def limit_cache(self, most: int) -> int:
             told.append((self.name, most))
             return most
 

@@ -171,11 +171,11 @@ async def embed(request: Request) -> Response:
     ignored_fields(request).extend(translation.ignored_keep_alive(body))
     texts = [body.input] if isinstance(body.input, str) else body.input or []
     frame = Embed(0, [*texts], body.truncate, body.dimensions or 0)
-    numbers = _embedding_routes().numbers
+    decode_vector = _embedding_routes().decode_vector
     name, load_ns, result = await _compute_embeddings(request, body, frame)
 
     def encode() -> Response:
-        vectors, tokens = [numbers(vector) for vector in result["vectors"]], sum(result["tokens"])
+        vectors, tokens = [decode_vector(vector) for vector in result["vectors"]], sum(result["tokens"])
         total_ns = time.monotonic_ns() - started_ns
         extra = ignored_extension(request)
         return json_response(
@@ -191,8 +191,8 @@ async def embed_one(request: Request) -> Response:
     ignored_fields(request).extend(translation.ignored_keep_alive(body))
     frame = Embed(0, [body.prompt] if body.prompt else [], truncate=True, normalize=-1)
     _, _, result = await _compute_embeddings(request, body, frame)
-    numbers = _embedding_routes().numbers
-    vector = [value for vector in result["vectors"] for value in numbers(vector)]
+    decode_vector = _embedding_routes().decode_vector
+    vector = [value for vector in result["vectors"] for value in decode_vector(vector)]
     return json_response(OllamaEmbedding(vector, ignored_extension(request)))
 
 
@@ -228,7 +228,7 @@ async def _compute_embeddings(
     load_ns = time.monotonic_ns() - started_ns
     async with _unloading(daemon, pair.name) if unloads else nullcontext():
         if frame.inputs:
-            result = await _embedding_routes().calculated(request, pair, frame)
+            result = await _embedding_routes().compute(request, pair, frame)
     return models.tagged(pair.name), load_ns, result
 
 
