@@ -490,7 +490,7 @@ def _read_table(file: Path, data: bytes | None) -> tuple[dict[str, Any], list[Pr
     problems = []
     # The first line of each [table]; the lines after it are not settings.
     table_lines: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), 1):
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if header := re.match(r"\s*\[\[?\s*[\"']?([^\]\"'.]*)", line):
             table_lines.setdefault(header[1].strip(), number)
         if table_lines:

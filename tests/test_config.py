@@ -78,6 +78,12 @@ def test_one_wrong_line_costs_no_other(file: Path) -> None:
     assert len(found.problems) == 2
 
 
+def test_a_line_may_end_as_on_windows(file: Path) -> None:
+    file.write_bytes(b"hello\r\nqueue = 3\r\n")
+    config = load_config(file, {})
+    assert (config.queue, len(config.problems)) == (3, 1)
+
+
 def test_a_wrong_value_leaves_the_last_good_one(file: Path) -> None:
     file.write_text("context = 8\nqueue = 7\n")
     found = load_config(file, {}, last=Config(context=512, queue=3, parallel=9))

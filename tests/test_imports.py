@@ -432,6 +432,7 @@ PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "pygments": (("cli/terminal/markdown",), "colours of code on a terminal, and of nothing else"),
     "prompt_toolkit": (("cli", "extras/shell"), "it reads what is typed in a chat"),
+    "tomlkit": (("cli/settings",), "only `config set` changes a file and keeps its comments"),
     "click": (("cli", "extras"), "commands are the command line's"),
     "matplotlib": (
         ("extras/bench",),
@@ -479,6 +480,7 @@ LAZY = {
     "huggingface_hub": "only a pull needs it, and a daemon mostly sits idle",
     "httpx2": "as huggingface_hub",
     "matplotlib": "0.3 s, and it may not be there",
+    "tomlkit": "10 ms, and only a change of config.toml needs it",
 }
 
 

@@ -23,6 +23,8 @@ from localspec.paths import default_paths, read_file, split_model_names
 _FILE_HEADER = (
     "# The configuration of localspec; `localspec config` shows every key with its value.\n\n"
 )
+# A [table] up to the next one, or a line before the first of them.
+_PARTS = re.compile(r"[ \t]*\[[^\n]*\n?(?:(?![ \t]*\[)[^\n]*\n?)*|[^\n]+\n?|\n")
 # Only the daemon knows what these cost on this machine, or whether they are possible at all. It is started
 # if it is not running.
 _NEEDS_DAEMON = ("context", "kv_type", "kv_type_v", "parallel", "listen", "listen_anywhere")
@@ -282,35 +284,33 @@ def _check_pair(name: str) -> None:
 
 
 def changed(old: str, key: str, value: Any) -> str:
-    """Return the file's text with the line of one key changed, added or removed.
+    """Return the file's text with one key changed, added or removed.
 
     `value` None removes it. Everything else stays as it was.
     """
-    top, tables = _split_at_tables(old)
-    name = rf"[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*"
-    line = re.compile(
-        rf"^{name}=[ \t]*(?:\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|[^\n#]*)[ \t]*(?P<comment>#[^\n]*)?[^\n]*\n?",
-        re.MULTILINE,
-    )
-    match = line.search(top)
-    if value is None:
-        inner = re.compile(rf"^{name}\.[^\n]*\n?", re.MULTILINE)
-        table = re.compile(
-            rf"^[ \t]*\[\[?{name}[\].][^\n]*\n?(?:(?![ \t]*\[)[^\n]*\n?)*", re.MULTILINE
-        )
-        return inner.sub("", line.sub("", top)) + table.sub("", tables)
-    comment = f"  {match['comment']}" if match and match["comment"] else ""
-    entry = f"{key} = {_format_toml(value)}{comment}\n"
-    if match:
-        return top[: match.start()] + entry + line.sub("", top[match.end() :]) + tables
-    start = top if not top or top.endswith("\n") else f"{top}\n"
-    return f"{start or _FILE_HEADER}{entry}{tables}"
+    import tomlkit
+    from tomlkit.exceptions import TOMLKitError
 
+    def parse(text: str) -> tomlkit.TOMLDocument | str:
+        try:
+            return tomlkit.parse(text)
+        except (TOMLKitError, RecursionError):
+            return text
 
-def _split_at_tables(text: str) -> tuple[str, str]:
-    """Return the text before the first table, where all keys belong, and the remainder."""
-    match = re.search(r"^[ \t]*\[", text, re.MULTILINE)
-    return (text[: match.start()], text[match.start() :]) if match else (text, "")
+    parts = [parse(old)]
+    if isinstance(parts[0], str):  # `config.load_config` uses those lines of it that are TOML
+        named = re.compile(rf"\s*(\[\[?\s*)?[\"']?{re.escape(key)}[\"']?\s*[=.\]]")
+        parts = [parse(""), *map(parse, _PARTS.findall(old))]
+        parts = [part for part in parts if not (isinstance(part, str) and named.match(part))]
+    documents = [part for part in parts if not isinstance(part, str)]
+    holders = [document for document in documents if key in document]
+    if value is not None:
+        first = holders.pop(0) if holders else documents[0]
+        first[key] = tomlkit.value(_format_toml(value))
+    for document in holders:
+        document.remove(key)
+    text = "".join(part if isinstance(part, str) else part.as_string() for part in parts)
+    return text if old or value is None else _FILE_HEADER + text
 
 
 @contextlib.contextmanager

@@ -100,7 +100,7 @@ def _endpoints() -> Iterator[tuple[Sequence[Endpoint], Mapping[str, str]]]:
     An endpoint is a method, a path, its handler, and a header that a request must have, or "".
     """
     for module in extras.route_modules():
-        yield [(*row, *[""] * (4 - len(row))) for row in module.ROUTES], module.ALSO
+        yield [(*row, *[""] * (4 - len(row))) for row in module.ROUTES], module.PATH_ALIASES
     yield [(method, path, import_handler(name), "") for method, path, name in ROUTES], PATH_ALIASES
 
 

@@ -48,7 +48,7 @@ COMMANDS = {
     },
 }
 
-# Extras whose module `routes` adds endpoints to the daemon's: `ROUTES`, and paths that mean the same, `ALSO`.
+# Extras with a module `routes`, which adds endpoints: `ROUTES`, and further paths for them, `PATH_ALIASES`.
 # A path is matched in this order, and by the core's routes last.
 WITH_ROUTES = ("anthropic", "responses", "embeddings", "ollama", "upstream")
 

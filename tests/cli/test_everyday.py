@@ -13,6 +13,8 @@ from pathlib import Path
 
 import click
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from localspec.cli import settings, templates
 from localspec.cli.app import COMMANDS, app
@@ -120,8 +122,12 @@ def test_a_variable_that_comes_first_is_said(home: Home) -> None:
     [
         ("", 'pair = "x"\n'),
         ("# mine\nqueue = 1", '# mine\nqueue = 1\npair = "x"\n'),
-        ('pair = "a" # why\nqueue = 1\n', 'pair = "x"  # why\nqueue = 1\n'),
-        ("  pair='a'\n\n# end", 'pair = "x"\n\n# end'),
+        ('pair = "a" # why\nqueue = 1\n', 'pair = "x" # why\nqueue = 1\n'),
+        ("  pair='a'\n\n# end", '  pair="x"\n\n# end'),
+        ("queue = 1\r\npair = 'a'\r\n", 'queue = 1\r\npair = "x"\r\n'),
+        ('pair = [\n  "a", # one\n] # why\nqueue = 1\n', 'pair = "x" # why\nqueue = 1\n'),
+        ('pair = """\nqueue = 3\n"""\n', 'pair = "x"\n'),
+        ("queue = 1\n[table]\npair = 2\n", 'queue = 1\npair = "x"\n\n[table]\npair = 2\n'),
     ],
 )
 def test_a_change_leaves_everything_else(old: str, new: str) -> None:
@@ -131,14 +137,53 @@ def test_a_change_leaves_everything_else(old: str, new: str) -> None:
     assert "pair" not in tomllib.loads(settings.changed(made, "pair", None))
 
 
+STATEMENTS = [
+    "queue = 1 # one",
+    "  'queue'\t=  2",
+    'queue = """\npair = 1\n"""',
+    "queue.inner = 3",
+    "queue = {a = 1}",
+    'pair = [\n  "a", # two\n  "[b]",\n]',
+    "depth = 1979-05-27",
+    "# three",
+    "",
+    "[table]\nqueue = 4",
+    "[queue.inner]\na = 5",
+    "[[tables]]\nb = 6 # four",
+]
+
+
+@given(
+    statements=st.lists(st.sampled_from(STATEMENTS), max_size=6),
+    end=st.sampled_from(["\n", "\r\n"]),
+    value=st.sampled_from([None, 7, "text"]),
+)
+def test_any_file_differs_in_what_was_changed(
+    statements: list[str], end: str, value: int | str | None
+) -> None:
+    old = "".join(f"{statement}\n" for statement in statements).replace("\n", end)
+    try:
+        expected = tomllib.loads(old)
+    except tomllib.TOMLDecodeError:
+        assume(False)
+    expected.pop("queue", None)
+    if value is not None:
+        expected["queue"] = value
+    new = settings.changed(old, "queue", value)
+    assert tomllib.loads(new) == expected
+    top = f"\n{old}".partition("\n[")[0]  # a comment below [queue.inner] goes with it
+    left = [line for line in top.splitlines() if "#" in line and "queue" not in line]
+    assert [line for line in left if line not in new.splitlines()] == []
+
+
 def test_a_file_too_clever_for_a_change_is_left_alone(home: Home) -> None:
     file = home.root / "config" / "config.toml"
     file.parent.mkdir()
-    file.write_text('pair = """\nqueue = 3\n"""\n')
+    file.write_text("hello\n[table]\n[queue]\n")
     run = home.run("config", "set", "queue", "5")
     assert run.returncode == 2
     assert "edit it by hand" in run.stderr
-    assert file.read_text() == 'pair = """\nqueue = 3\n"""\n'
+    assert file.read_text() == "hello\n[table]\n[queue]\n"
 
 
 def test_edit_refuses_what_is_wrong(home: Home) -> None:

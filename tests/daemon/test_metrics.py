@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from localspec.daemon.handlers import control
 from localspec.daemon.worker.metrics import Histogram, Metrics
 from localspec.errors import WorkerDied
 from localspec.protocol import frames
@@ -102,6 +103,11 @@ def test_a_prompt_counts_whose_length_comes_with_its_end() -> None:
         watch.count_event(ended)
     figures = metrics.figures()
     assert (figures.prompt_tokens, figures.cached_tokens) == (30, 12)
+
+
+def test_a_counter_of_many_seconds_goes_on() -> None:
+    lines = [*control._speculation_lines(Metrics(taken_seconds=1234567.25))]
+    assert "localspec_generating_seconds_total 1234567.25" in lines
 
 
 def test_a_daemon_that_answered_nothing_has_no_figures() -> None:

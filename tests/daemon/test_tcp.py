@@ -325,13 +325,13 @@ def test_only_whole_names_are_allowed(allowing: Served, host: str) -> None:
     assert "`allow_hosts`" in answer.error["message"]
 
 
-def preflight(api: Served, origin: str) -> Answer:
+def preflight(api: Served, origin: str, method: str = "POST") -> Answer:
     return api.get(
         "/v1/chat/completions",
         "OPTIONS",
         authorization="",
         origin=origin,
-        access_control_request_method="POST",
+        access_control_request_method=method,
         access_control_request_headers="authorization,content-type,x-stainless-os",
         access_control_request_private_network="true",
     )
@@ -340,17 +340,28 @@ def preflight(api: Served, origin: str) -> Answer:
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "chrome-extension://abcdefgh"])
 def test_a_page_that_was_allowed_may_ask_and_see_the_answer(allowing: Served, origin: str) -> None:
     asked = preflight(allowing, origin)
-    assert asked.status == 204
+    assert asked.status == 200
     assert asked.headers["access-control-allow-origin"] == origin
     assert "POST" in asked.headers["access-control-allow-methods"]
     assert asked.headers["access-control-allow-headers"].endswith("x-stainless-os")
     assert asked.headers["access-control-allow-private-network"] == "true"
-    assert asked.headers["vary"] == "Origin"
+    assert asked.headers["vary"].startswith("Origin")
     for authorization, status in ((f"Bearer {allowing.token}", 200), ("", 401)):
         answer = allowing.get("/v1/models", origin=origin, authorization=authorization)
         assert answer.status == status
         assert answer.headers["access-control-allow-origin"] == origin
+        assert answer.headers["access-control-expose-headers"] == "Retry-After"
+        assert answer.headers["vary"] == "Origin"
         assert "access-control-allow-credentials" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "status"), [("GET", 200), ("HEAD", 200), ("DELETE", 200), ("PUT", 400)]
+)
+def test_a_page_may_use_the_methods_that_there_are(
+    allowing: Served, method: str, status: int
+) -> None:
+    assert preflight(allowing, "http://localhost:3000", method).status == status
 
 
 @pytest.mark.parametrize(

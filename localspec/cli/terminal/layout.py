@@ -10,6 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import TextIO
 
@@ -47,6 +48,8 @@ def cells(text: str) -> int:
     return sum(map(_char_cells, text))
 
 
+# wcwidth knows more scripts and joined emoji, but takes 50 ms to import, on the way of an answer.
+@lru_cache(4096)
 def _char_cells(char: str) -> int:
     if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf"):
         return 0

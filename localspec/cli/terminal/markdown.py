@@ -12,10 +12,10 @@ import re
 import shutil
 import sys
 import time
-import unicodedata
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal, NamedTuple
+
+from localspec.cli.terminal import layout
 
 BOLD, ITALIC, CODE, DIM = "1", "3", "36", "2"
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -263,8 +263,7 @@ def wrapped(text: Text, width: int, *, start: int = 0, hang: int = 0) -> list[st
 
 def cells(text: str) -> int:
     """Return the columns that `text` takes on a terminal, where escape codes take none."""
-    plain_text = bare_text(text)
-    return len(plain_text) if plain_text.isascii() else sum(map(_char_cells, plain_text))
+    return layout.cells(bare_text(text))
 
 
 def bare_text(text: str) -> str:
@@ -280,7 +279,7 @@ def cursor_after(text: str, columns: int, start: int = 0) -> tuple[int, int]:
     """
     rows, column = 0, start
     for char in bare_text(text):
-        char_cells = tab_width(column, columns) if char == "\t" else _char_cells(char)
+        char_cells = tab_width(column, columns) if char == "\t" else layout.cells(char)
         if column + char_cells > columns:
             rows, column = rows + 1, 0
         column += char_cells
@@ -306,13 +305,6 @@ def replace_lost_tabs(text: str, columns: int) -> str:
         result += " " if is_lost else char
         _, column = cursor_after(char, columns, column)
     return result
-
-
-@lru_cache(4096)
-def _char_cells(char: str) -> int:
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 # ------------------------------------------------------------------------ lines

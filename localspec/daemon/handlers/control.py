@@ -167,9 +167,7 @@ def _llama_server_lines(daemon: DaemonState) -> Iterator[str]:
     ]  # fmt: skip
     for kind, name, text, value in samples:
         yield from _head(f"llamacpp:{name}", kind, text)
-        yield (
-            f"llamacpp:{name} {value:g}" if isinstance(value, float) else f"llamacpp:{name} {value}"
-        )
+        yield f"llamacpp:{name} {value}"
     name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
     if metrics.accepted:
         yield from _head(name, "counter", "Accepted tokens by position in a pass.")
@@ -211,7 +209,7 @@ def _speculation_lines(metrics: Metrics) -> Iterator[str]:
 
 def _counter(name: str, text: str, value: float, kind: str = "counter") -> Iterator[str]:
     yield from _head(f"localspec_{name}", kind, text)
-    yield f"localspec_{name} {value:g}" if isinstance(value, float) else f"localspec_{name} {value}"
+    yield f"localspec_{name} {value}"
 
 
 def _gauge(name: str, text: str, value: float) -> Iterator[str]:

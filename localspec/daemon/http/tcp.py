@@ -19,8 +19,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localspec import files
 from localspec.config import Config, host_and_port, split_list
@@ -31,7 +32,6 @@ from localspec.errors import Forbidden, Unauthorized, UnsafePath, UsageError
 # Paths without a token. As in llama-server, a program that waits for the daemon may not have it yet.
 _PUBLIC_PATHS = frozenset({"/health"})
 _TOKEN_BYTES = 32
-_PREFLIGHT_MAX_AGE_S = "600"  # how long a browser caches the result of a preflight request
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,48 +125,36 @@ class TcpAuthMiddleware:
         self._auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and came_by_tcp(scope):
-            try:
-                if (auth := self._auth()) is None:
-                    raise Forbidden("The daemon does not serve TCP.")
-                headers = Headers(scope=scope)
-                hostless = scope.get("http_version") == "1.0"
-                if origin := auth.check_origin(headers, without_host=hostless):
-                    send = _with_cors_headers(origin, headers, send)
-                    # Browsers send preflight requests (OPTIONS) without a token.
-                if scope["path"] not in _PUBLIC_PATHS and scope["method"] != "OPTIONS":
-                    auth.check_token(headers)
-            except (Forbidden, Unauthorized) as error:
-                response = errors.ErrorResponse(error)
-                if isinstance(error, Unauthorized):
-                    response.headers["www-authenticate"] = "Bearer"
-                await response(scope, receive, send)
-                return
-        _by_tcp.set(scope["type"] == "http" and came_by_tcp(scope))
-        await self._app(scope, receive, send)
+        by_tcp = scope["type"] == "http" and came_by_tcp(scope)
+        _by_tcp.set(by_tcp)
+        app = self._checked(scope) if by_tcp else self._app
+        await app(scope, receive, send)
 
-
-def _with_cors_headers(origin: str, request_headers: Headers, send: Send) -> Send:
-    """Return `send` with the headers without which browsers hide a response from a page (CORS)."""
-    cors_headers = {"access-control-allow-origin": origin, "vary": "Origin"}
-    if "access-control-request-method" in request_headers:  # a preflight request
-        cors_headers["access-control-allow-methods"] = "GET, POST, DELETE"
-        cors_headers["access-control-max-age"] = _PREFLIGHT_MAX_AGE_S
-        if names := request_headers.get("access-control-request-headers"):
-            cors_headers["access-control-allow-headers"] = names
-        if "access-control-request-private-network" in request_headers:
-            cors_headers["access-control-allow-private-network"] = "true"
-    else:
-        cors_headers["access-control-expose-headers"] = "Retry-After"
-
-    async def send_with_cors(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(raw=list(message.get("headers", [])))
-            headers.update(cors_headers)
-            message = {**message, "headers": headers.raw}
-        await send(message)
-
-    return send_with_cors
+    def _checked(self, scope: Scope) -> ASGIApp:
+        """Return the app for a request that may use it, otherwise a refusal."""
+        app, headers, origin = self._app, Headers(scope=scope), ""
+        try:
+            if (auth := self._auth()) is None:
+                raise Forbidden("The daemon does not serve TCP.")
+            origin = auth.check_origin(headers, without_host=scope.get("http_version") == "1.0")
+            # Browsers send preflight requests (OPTIONS) without a token.
+            if scope["path"] not in _PUBLIC_PATHS and scope["method"] != "OPTIONS":
+                auth.check_token(headers)
+        except (Forbidden, Unauthorized) as error:
+            app = response = errors.ErrorResponse(error)
+            if isinstance(error, Unauthorized):
+                response.headers["www-authenticate"] = "Bearer"
+        if not origin:
+            return app
+        # Without these headers a browser hides a response from the page. Here the page is already allowed.
+        return CORSMiddleware(
+            app,
+            allow_origins=(origin,),
+            allow_methods=("DELETE", "GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            allow_private_network=True,
+            expose_headers=("Retry-After",),
+        )
 
 
 def bind(config: Config) -> socket.socket:

@@ -167,5 +167,5 @@ ROUTES = (
     ("GET", "/v1/models", list_models, "anthropic-version"),
     ("GET", "/v1/models/{name}", show_model, "anthropic-version"),
 )
-ALSO = {"/models": "/v1/models"}
+PATH_ALIASES = {"/models": "/v1/models"}
 add_shape(errors.applies, errors.shape)

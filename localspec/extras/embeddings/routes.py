@@ -232,7 +232,7 @@ ROUTES = (
     ("POST", "/embedding", native),
     ("POST", "/v1/rerank", rerank),
 )
-ALSO = {
+PATH_ALIASES = {
     "/embeddings": "/embedding",
     "/rerank": "/v1/rerank",
     "/reranking": "/v1/rerank",

@@ -384,7 +384,7 @@ ROUTES = (
     ("POST", "/api/embeddings", embed_one),
     ("POST", "/api/{name}", not_offered),
 )
-ALSO: dict[str, str] = {}
+PATH_ALIASES: dict[str, str] = {}
 add_shape(
     lambda scope: scope["path"].startswith("/api/"),
     lambda error: (OllamaError(recognizable_message(error)), {}),

@@ -301,7 +301,7 @@ ROUTES = (
     ("GET", "/v1/responses/{name}", show),
     ("DELETE", "/v1/responses/{name}", remove),
 )
-ALSO = {
+PATH_ALIASES = {
     "/responses": "/v1/responses",
     "/responses/input_tokens": "/v1/responses/input_tokens",
 }

@@ -27,4 +27,4 @@ async def add_upstream(request: Request) -> Response:
 
 
 ROUTES = (("POST", "/localspec/upstreams", add_upstream),)
-ALSO: dict[str, str] = {}
+PATH_ALIASES: dict[str, str] = {}
