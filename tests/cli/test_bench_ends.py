@@ -81,7 +81,7 @@ class Daemon:
     def sampling(self) -> dict[str, Any]:
         return {}
 
-    def lead(self, *_: Any) -> float:
+    def token_lead(self, *_: Any) -> float:
         return 0.5
 
     def unload(self, _: str) -> list[str]:

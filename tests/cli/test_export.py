@@ -53,7 +53,7 @@ PAIRS = [
     catalogued("qwen36-27b"),
     ExportedPair("/home/a b/it's $HOME/my model.gguf", "ngram", OWN, here=True),
 ]
-each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.served)
+each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.served_name)
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 

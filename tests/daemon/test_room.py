@@ -86,7 +86,7 @@ def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_i
         def __init__(self) -> None:
             self.pair, self.settings = PairFiles("new", "/new"), SETTINGS
 
-        def within(self, free: fit.FreeMemory) -> LoadPlan:
+        def plan(self, free: fit.FreeMemory) -> LoadPlan:
             needed = new * MIB
             if needed > free.ram:
                 return LoadPlan(self.pair, SETTINGS, beyond="It does not fit.")
@@ -94,7 +94,7 @@ def test_whoever_leaves_is_the_least_recently_asked_that_may_and_nobody_leaves_i
             chosen = fit.MemoryFit(512, False, 0, 0, needed, free.ram, none, none)
             return eviction._apply_fit(self.pair, SETTINGS, chosen, False)
 
-        def least(self) -> int:
+        def min_bytes(self) -> int:
             return new * MIB
 
     all_of = [held(name, size) for name, size in zip(NAMES, sizes, strict=False)]

@@ -495,7 +495,7 @@ class Table:
     def __init__(self, rows: Sequence[Logits]) -> None:
         self._rows = rows
 
-    def finite(self, row: int) -> Logits:
+    def finite_logits(self, row: int) -> Logits:
         return self._rows[row]
 
 

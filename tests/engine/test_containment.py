@@ -93,15 +93,15 @@ STAGES: dict[str, Callable[[Running, Sequence, Fuse], None]] = {
     "adjust": lambda e, g, f: f.into(g.verifier.sampler, "adjusted"),
     "sample": lambda e, g, f: f.into(g.verifier.sampler, "sample", after=True),
     "mask": lambda e, g, f: f.into(g.verifier.matcher, "mask"),
-    "forced": lambda e, g, f: f.into(g.verifier.matcher, "forced"),
-    "valid": lambda e, g, f: f.into(g.verifier.matcher, "valid"),
+    "forced": lambda e, g, f: f.into(g.verifier.matcher, "forced_tokens"),
+    "valid": lambda e, g, f: f.into(g.verifier.matcher, "count_valid"),
     "consume": lambda e, g, f: f.into(g.verifier.matcher, "consume"),
     "text": lambda e, g, f: f.into(g._stream, "push", after=True),
     "lines": lambda e, g, f: f.into(g, "_within_lines"),
     "belief": lambda e, g, f: f.into(_drafter(g, "draft").belief, "observe"),
     "append": lambda e, g, f: f.into(g, "append", after=True),
-    "last text": lambda e, g, f: f.into(g, "last_text"),
-    "statistics": lambda e, g, f: f.into(g, "done"),
+    "last text": lambda e, g, f: f.into(g, "flush_text"),
+    "statistics": lambda e, g, f: f.into(g, "make_done"),
 }
 
 

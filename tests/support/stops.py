@@ -25,5 +25,5 @@ class StopAfter(Stop):
             self._act()
         return bool(self)
 
-    def heeded_by(self, handle: Any) -> None:
+    def attach(self, handle: Any) -> None:
         C.llama_set_abort_callback(handle, self._callback, None)

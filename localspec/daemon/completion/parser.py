@@ -157,8 +157,8 @@ class JsonBlock(CallReader):
         return self._pieces, remaining
 
     def end(self) -> list[CallPiece]:
-        self.broken = not self._complete
-        return [] if self.broken else self._pieces
+        self.is_broken = not self._complete
+        return [] if self.is_broken else self._pieces
 
     def _read_head(self) -> bool:
         """Read the text before the JSON; return whether it is complete."""
@@ -167,9 +167,9 @@ class JsonBlock(CallReader):
             assert match is not None  # the expression also matches an empty text
             word, self._at = match[1].lower(), match.end()
             if self._at == len(self.raw):
-                self.broken = not any(info.startswith(word) for info in _INFO_STRINGS)
+                self.is_broken = not any(info.startswith(word) for info in _INFO_STRINGS)
                 return False
-            self.broken = word not in _INFO_STRINGS
+            self.is_broken = word not in _INFO_STRINGS
         self._begin()
         return True
 
@@ -198,7 +198,7 @@ class JsonBlock(CallReader):
             return False
         if self._fenced and following == FENCE:
             self._at += len(FENCE)
-            self.over = True
+            self.is_finished = True
         else:
             self._complete = False
             self._begin()

@@ -167,7 +167,7 @@ class SimulatedContext(Context):
     def length(self, sequence: int) -> int:
         return self._held[sequence]
 
-    def first(self, sequence: int) -> int:
+    def first_position(self, sequence: int) -> int:
         return 0 if self.length(sequence) else -1
 
     def remove(self, sequence: int, start: int, end: int = -1) -> bool:
