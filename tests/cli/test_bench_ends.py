@@ -96,7 +96,6 @@ def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     monkeypatch.setattr(measure, "DaemonServer", Daemon)
     monkeypatch.setattr(measure, "PairsClient", Daemon)
-    monkeypatch.setattr(measure, "PairsClient", Daemon)
     monkeypatch.setattr(drafts, "PairsClient", Daemon)
     monkeypatch.setattr(
         drafts, "_rank", lambda name, report, *_: reports.Ranked(name, report.overall)
@@ -120,7 +119,7 @@ def signalled(call: Callable[[], int], at: int, number: int) -> tuple[int, int]:
         code = frame.f_code
         if not code.co_filename.startswith(folder) or code.co_name == "watching":
             return None  # when nobody watches any more all is told
-        if code.co_filename.endswith("measured.py") or count:
+        if code.co_filename.endswith("measure.py") or count:
             count += event == "line"
             if count == at and event == "line":
                 signal.raise_signal(number)

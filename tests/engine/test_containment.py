@@ -189,7 +189,7 @@ def test_each_stage_is_reached(shared: Running) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("place", ["acquire", "rejects", "of"])
+@pytest.mark.parametrize("place", ["acquire", "uses_rejection", "create"])
 def test_a_request_that_cannot_be_started_fails_alone_and_leaves_its_slot(
     contextual_files: PairFiles, load: Load, place: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,8 +198,8 @@ def test_a_request_that_cannot_be_started_fails_alone_and_leaves_its_slot(
     truth = [engine.ask(prompt, 12).tokens for prompt in asked]
     owners: dict[str, Any] = {
         "acquire": engine.pair.shared.slots,
-        "rejects": scheduler,
-        "of": Drafting,
+        "uses_rejection": scheduler,
+        "create": Drafting,
     }
     owner = owners[place]
     act, fuse = getattr(owner, place), Fuse(1, ValueError("a bug"))
