@@ -145,6 +145,11 @@ def heeded() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+def without_others(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return runs without the load of other processes, which differs from call to call."""
+    return [{key: value for key, value in run.items() if key != "others"} for run in runs]
+
+
 @pytest.mark.parametrize("more", [[], ["--drafts", "one", "none", "two"]])
 def test_a_signal_at_any_moment_loses_nothing(
     daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
@@ -170,7 +175,9 @@ def test_a_signal_at_any_moment_loses_nothing(
         jsonschema_rs.validate(SCHEMA(), found)
         assert code == 130, at
         assert len(found["runs"]) <= len(whole["runs"])
-        assert found["partial"] or found["runs"] == whole["runs"], at
+        assert found["partial"] or without_others(found["runs"]) == without_others(whole["runs"]), (
+            at
+        )
         if more:
             assert {each["draft"] for each in found["drafts"]} == {"one", "none", "two"}
 

@@ -382,7 +382,9 @@ async def remove_pair(request: Request) -> Response:
     requested_name = request.path_params["name"]
     upstreams = extras.load("upstream", "pairs")
     if upstreams and (
-        removed := await asyncio.to_thread(upstreams.remove_upstream, daemon.registry, requested_name)
+        removed := await asyncio.to_thread(
+            upstreams.remove_upstream, daemon.registry, requested_name
+        )
     ):
         return json_response(removed)
     name = await asyncio.to_thread(daemon.registry.check_removable, requested_name)

@@ -119,7 +119,9 @@ def list_pairs(registry: Registry, everything: bool) -> PairList:
         entries.append(shown)
     entries = [*filter(lambda item: item.name not in registry.catalogue.upstreams, entries)]
     if registry.catalogue.upstreams and (upstreams := extras.load("upstream", "pairs")):
-        entries += [upstreams.upstream_entry(*item) for item in registry.catalogue.upstreams.items()]
+        entries += [
+            upstreams.upstream_entry(*item) for item in registry.catalogue.upstreams.items()
+        ]
     installed = {item.name for item in entries}
     for name, pair in registry.catalogue.pairs.items():
         if name in installed:
@@ -242,7 +244,9 @@ def pair_details(
         assert upstream_pair.upstream is not None
         upstreams = extras.load("upstream", "pairs")
         assert upstreams is not None, "without this extra, the catalogue has no such pairs"
-        view: PairView = upstreams.upstream_view(upstream_pair.name, upstream_pair.upstream, by_tcp=by_tcp)
+        view: PairView = upstreams.upstream_view(
+            upstream_pair.name, upstream_pair.upstream, by_tcp=by_tcp
+        )
         return view
     if name == BUILTIN:
         files = builtin_files()

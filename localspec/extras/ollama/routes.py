@@ -175,7 +175,10 @@ async def embed(request: Request) -> Response:
     name, load_ns, result = await _compute_embeddings(request, body, frame)
 
     def encode() -> Response:
-        vectors, tokens = [decode_vector(vector) for vector in result["vectors"]], sum(result["tokens"])
+        vectors, tokens = (
+            [decode_vector(vector) for vector in result["vectors"]],
+            sum(result["tokens"]),
+        )
         total_ns = time.monotonic_ns() - started_ns
         extra = ignored_extension(request)
         return json_response(
