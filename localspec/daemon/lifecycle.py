@@ -274,11 +274,9 @@ class Daemon:
             checks=tuple(worker_command) == DEFAULT_COMMAND,
         )
         residents.retention_policy = registry.retention_policy
+        database = paths.data / "conversations.sqlite"
         conversations = ConversationStore(
-            paths.data / "conversations.sqlite",
-            paths.model_states,
-            paths.typed_lines,
-            paths.unsaved_notice,
+            database, paths.model_states, paths.typed_lines, paths.unsaved_notice
         )
         self._state = DaemonState(
             paths, supervisor, registry, conversations, self.drain, self.configure

@@ -44,7 +44,7 @@ FOLDERS = {
     "data",
     "state",
     "cache",
-    "states",
+    "model_states",
     "store",
     "records",
     "downloads",
@@ -136,7 +136,7 @@ def words(case: Case) -> str:
 
 # What went wrong once, by waiting for ever, a traceback or a mistake of ours.
 SAMPLE: list[Case] = [
-    ("states", pipe, ["history", "rm", "--all"]),
+    ("model_states", pipe, ["history", "rm", "--all"]),
     ("typed_lines", pipe, ["history", "rm", "--all"]),
     ("safe mode", pipe, ["ask", "say hello"]),
     ("config_file", pipe, ["config", "set", "queue", "9"]),

@@ -166,7 +166,7 @@ def test_tools_of_kinds_that_are_not_known_are_passed_over_and_named() -> None:
         {**NOW, "type": "custom", "strict": True},
     ]
     request, ignored = translated("hi", tools=tools, mcp_servers=[{"name": "x"}], unknown=1)
-    assert [each.shown()["function"] for each in request.tools] == [
+    assert [each.template_object()["function"] for each in request.tools] == [
         {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA},
         {"name": "now", "parameters": {"type": "object"}},
     ]

@@ -80,9 +80,7 @@ def judge_all(
                 continue
             kind_pair = target.kind, draft.kind
             if kind_pair not in verdicts:
-                verdicts[kind_pair] = compare_tokenizers(
-                    tokenizers[kind_pair[0]], tokenizers[kind_pair[1]]
-                )
+                verdicts[kind_pair] = compare_tokenizers(*(tokenizers[kind] for kind in kind_pair))
             if verdicts[kind_pair].usable:
                 file, is_unrelated = draft.found, verdicts[kind_pair].coverage < _FAMILY_COVERAGE
                 is_elsewhere = file.origin != target.found.origin
