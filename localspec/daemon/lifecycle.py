@@ -267,20 +267,16 @@ class Daemon:
             config, paths, worker_command=worker_command, elsewhere=self._create_upstreams
         )
         residents = supervisor.residents
-        registry = Registry(
-            paths,
-            residents.is_loaded_or_loading,
-            lambda: residents.pids,
-            checks=tuple(worker_command) == DEFAULT_COMMAND,
-        )
+        checks = tuple(worker_command) == DEFAULT_COMMAND
+        in_use = residents.is_loaded_or_loading
+        registry = Registry(paths, in_use, lambda: residents.pids, checks=checks)
         residents.retention_policy = registry.retention_policy
         database = paths.data / "conversations.sqlite"
         conversations = ConversationStore(
             database, paths.model_states, paths.typed_lines, paths.unsaved_notice
         )
-        self._state = DaemonState(
-            paths, supervisor, registry, conversations, self.drain, self.configure
-        )
+        parts = paths, supervisor, registry, conversations
+        self._state = DaemonState(*parts, self.drain, self.configure)
         self._state.unsaid += self._state.problems
         self._server = _Server(
             uvicorn.Config(

@@ -244,9 +244,8 @@ def pair_details(
         assert upstream_pair.upstream is not None
         upstreams = extras.load("upstream", "pairs")
         assert upstreams is not None, "without this extra, the catalogue has no such pairs"
-        view: PairView = upstreams.upstream_view(
-            upstream_pair.name, upstream_pair.upstream, by_tcp=by_tcp
-        )
+        server = upstream_pair.upstream
+        view: PairView = upstreams.upstream_view(upstream_pair.name, server, by_tcp=by_tcp)
         return view
     if name == BUILTIN:
         files = builtin_files()
@@ -260,10 +259,8 @@ def pair_details(
     else:
         record = registry.installed(name)
     settings = eviction.engine_settings(config, registry.paths)
-    load = replace(
-        eviction.memory_load(settings, machine.installed_backend()),
-        context=context or config.context,
-    )
+    load = eviction.memory_load(settings, machine.installed_backend())
+    load = replace(load, context=context or config.context)
     view = describe_pair(registry.store, record, registry.free_memory(), load)
     if view.name == BUILTIN:
         view.source, view.summary = "builtin", BUILTIN_SUMMARY
