@@ -9,7 +9,7 @@ from typing import Any
 
 import llama_cpp as C
 import numpy as np
-from hypothesis import assume, example, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from localspec.engine.llama import Logits
@@ -90,7 +90,8 @@ def theirs(row: Logits, history: Sequence[int], asked: Settings) -> dict[int, fl
     return {int(array.data[at].id): array.data[at].p for at in range(array.size)}
 
 
-@settings(max_examples=400, derandomize=True)  # a cut within rounding of an edge may fall otherwise
+# A cut within rounding of an edge may fall otherwise, and many settings have no answer of llama.cpp's.
+@settings(max_examples=400, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 8), max_size=30), SETTINGS)
 @example(0, [0], {**EVERYTHING, "top_p": 0.0, "min_keep": 3})
 @example(0, [0], {**EVERYTHING, "xtc_probability": 1.0, "xtc_threshold": 0.0})
