@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from localspec import children
 from localspec.children import HUGE_PAGES, engine_environment, helper_environment
-from localspec.engine.prompt.template import _Process
+from localspec.engine.prompt.template_process import TemplateProcess
 from tests.support.daemons import RunningDaemon, temporary_home
 
 SECRETS = {
@@ -110,10 +110,9 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_template_runs_without_secrets(secrets: None) -> None:
-    process = _Process()
+    process = TemplateProcess()
     try:
-        request = {"template": "{{ messages[0] }}", "variables": {"messages": ["here"]}}
-        assert process.ask(request) == {"text": "here"}
+        assert process.render("{{ messages[0] }}", {"messages": ["here"]}) == "here"
         assert process._child
         found = of_process(process._child.pid)
     finally:

@@ -510,6 +510,10 @@ UNLOADED = {
     ],
     # What it imports after an answer that was cut off, which short ones often are.
     "localspec.cli.terminal.hints": ["pathlib", "typing", "platformdirs", "shlex", "threading"],
+    # The child starts with the worker, and a load waits for what it renders.
+    "localspec.engine.prompt.template_child": ["numpy", "llama_cpp", "msgspec"],
+    # What the daemon starts to describe a pair that is not loaded.
+    "localspec.engine.prompt.dialect": ["numpy", "llama_cpp", "jinja2"],
     "localspec.daemon.lifecycle": [
         "numpy",
         "llama_cpp",

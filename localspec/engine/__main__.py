@@ -8,6 +8,7 @@ import argparse
 import sys
 
 from localspec.engine import environment, rpc_entrance
+from localspec.engine.prompt import template_process
 
 
 def main() -> None:
@@ -27,6 +28,7 @@ def main() -> None:
         from localspec.engine.llama import rpc
 
         sys.exit(rpc.main(host, int(port), int(threads), entrance, arguments.device))
+    template_process.start_spare_child()
     from localspec.engine.worker import main as serve
 
     serve(arguments.fd)

@@ -27,12 +27,14 @@ from localspec import extras
 from localspec.engine import llama
 from localspec.engine.engine import Engine
 from localspec.engine.interruption import Interruption
+from localspec.engine.llama import Model
 from localspec.engine.pair.cpu_lock import CpuLock
 from localspec.engine.pair.load import load_pair
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.preparers import SLOW_THREADS, Preparers
 from localspec.engine.prompt.special_tokens import SpecialTokens
 from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.prompt.template_process import end_spare_children
 from localspec.engine.sampling.grammars.compile import Grammars
 from localspec.errors import Cancelled, LoadFailed, LocalspecError
 from localspec.protocol import frames
@@ -51,6 +53,7 @@ from localspec.protocol.frames import (
     Loaded,
     LoadError,
     Loading,
+    PairFiles,
     Ping,
     Pong,
     Rerank,
@@ -287,6 +290,7 @@ class Worker:
         try:
             info = load_model(load, progress)
         except LocalspecError as error:
+            self._close()
             self.send(LoadError(error.message))
         else:
             self.send(info)
@@ -295,21 +299,40 @@ class Worker:
         """Load a pair of models that write text. Raises LoadFailed."""
         notice = lambda text: self.send(frames.Notice(text))  # noqa: E731
         turn = partial(self._turns.hold, False)
-        pair = load_pair(load.pair, load.settings, progress, notice, turn)
-        vocab = pair.vocab
-        texts = pair.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
+        learning: list[threading.Thread] = []
+
+        def learn_dialect(target: Model) -> None:
+            if not learning:  # else the target was opened again, with less memory
+                learning.append(self._learn_dialect(load.pair, target))
+
+        try:
+            pair = load_pair(load.pair, load.settings, progress, notice, turn, learn_dialect)
+        finally:
+            for thread in learning:
+                thread.join()
         self._engine = Engine(pair, self._emit)
         # Each thread gets its own renderer: a template may take seconds over a long chat.
-        self._renderers = [TemplateRenderer(*texts)]
-        self._renderers += [TemplateRenderer(*texts, eager=False) for _ in range(SLOW_THREADS)]
-        self._grammars = grammars = Grammars(vocab, isolated=True)
-        special = SpecialTokens(vocab, pair.chat_template)
+        texts, dialect = self._renderers[0].texts, self._renderers[0].dialect
+        self._renderers += [TemplateRenderer(*texts, dialect) for _ in range(SLOW_THREADS)]
+        self._grammars = grammars = Grammars(pair.vocab, isolated=True)
+        special = SpecialTokens(pair.vocab, pair.chat_template)
         quick, *slow = (Preparer(pair, renderer, grammars, special) for renderer in self._renderers)
         self._preparers.use(quick, slow)
-        return pair.info()
+        return msgspec.structs.replace(pair.info(), dialect=dialect)
+
+    def _learn_dialect(self, files: PairFiles, target: Model) -> threading.Thread:
+        """Make the first renderer, and learn the dialect beside the rest of the load; return the thread."""
+        template = files.chat_template or target.chat_template
+        vocab = target.vocab
+        renderer = TemplateRenderer(template, vocab.text(vocab.bos), vocab.text(vocab.eos))
+        self._renderers = [renderer]
+        thread = threading.Thread(target=lambda: renderer.dialect, name="dialect", daemon=True)
+        thread.start()
+        return thread
 
     def _load_embedding_model(self, load: Load, progress: Callable[[str, float], None]) -> Loaded:
         """Load a model that embeds or reranks texts. Raises LoadFailed."""
+        end_spare_children()  # no template will be rendered
         embeddings = extras.load("embeddings", "engine")
         if embeddings is None:
             raise LoadFailed("This installation of localspec lacks the extra 'embeddings'.")

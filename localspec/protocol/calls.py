@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 CALL_ID_PLACEHOLDER = "\0"  # stands for any call id in the literals of a `CallFormat`
+GEMMA_QUOTE = '<|"|>'  # Gemma 4 puts it around a text
 
 
 class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -52,6 +53,20 @@ class CallFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     told: bool = False
     # The template supports tools but does not say how calls are written.
     guessed: bool = False
+
+
+NO_TOOLS = CallFormat("json")
+HERMES = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n")
+TAGS = CallFormat("tags", ("<tool_call>",), "</tool_call>", lead="\n")
+EXPLAINED = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", told=True)
+LLAMA = CallFormat("json", ("<|python_tag|>",), bare=True, arguments="parameters")
+GRANITE = CallFormat("json", ("<|tool_call|>", "<tool_call>"))
+MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",))
+MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity="[CALL_ID]")
+GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>")
+FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
+NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
+UNKNOWN_FORMAT = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", guessed=True)
 
 
 class ToolSet(msgspec.Struct, frozen=True, omit_defaults=True):

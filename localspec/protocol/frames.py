@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from localspec.protocol.calls import ToolSet
+from localspec.protocol.dialect import Dialect
 from localspec.protocol.requests import SamplingParameters
 from localspec.protocol.settings import EngineSettings as EngineSettings
 from localspec.protocol.settings import Pooling, Upstream
@@ -380,6 +381,8 @@ class Loaded(Frame, omit_defaults=True):
     chat_template: str | None
     bos_token: str
     eos_token: str
+    # What the engine has learnt from the chat template.
+    dialect: Dialect = Dialect()
     speculation: str | None = None  # the reason why drafts are impossible, if they are
     backend: str = "cpu"
     # How a request is sampled that does not set these parameters.

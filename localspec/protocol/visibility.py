@@ -1,7 +1,7 @@
 """Classify the characters of an answer as visible text or as hidden thoughts, calls and markers.
 
 Stop strings match visible text only. The daemon takes an answer apart for its clients
-(daemon/completion/reply). This module follows the same text only as far as that distinction
+(daemon/completion/parser). This module follows the same text only as far as that distinction
 requires, while it is generated and however it is split into pieces.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Sequence
 
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat
+from localspec.protocol.calls import CALL_ID_PLACEHOLDER, GEMMA_QUOTE, CallFormat
 
 VISIBLE, HIDDEN = "v", "h"
 
@@ -24,7 +24,6 @@ _FENCE = "```"
 _FENCE_HEAD = re.compile(r"```[ \t]*(\w*)\s*", re.ASCII)
 # A fenced block may be a call if one of these words follows its fence.
 _CALL_LANGUAGES = ("json", "tool_call", "tool_calls", "")
-_GEMMA_QUOTE = '<|"|>'
 _TAGGED_PARAMETER = ("<parameter=", "</parameter>")
 # The beginnings of a call without a marker, ignoring blanks: its name, which only its type may precede.
 _CALL_BEGINNINGS = ('{"name":"', '{"type":"function","name":"')
@@ -313,7 +312,7 @@ class _CallEnd:
         # A format discovered from a template may continue with another call in any form.
         self._closes_with_json = not self._close and form.kind != "found"
         parameter = form.parameter or _TAGGED_PARAMETER
-        values = {_GEMMA_QUOTE: _GEMMA_QUOTE, parameter[0].strip(): parameter[-1].strip()}
+        values = {GEMMA_QUOTE: GEMMA_QUOTE, parameter[0].strip(): parameter[-1].strip()}
         self._value_ends = {begin: end for begin, end in values.items() if begin and end}
         self._inner_markers = [mark for mark in (form.middle, form.identity) if mark]
         self._depth = 0  # open brackets of the JSON
@@ -363,8 +362,8 @@ class _CallEnd:
             if not self._depth
             else [self._close]
         )
-        if self._depth and _GEMMA_QUOTE in self._value_ends:
-            marks.append(_GEMMA_QUOTE)
+        if self._depth and GEMMA_QUOTE in self._value_ends:
+            marks.append(GEMMA_QUOTE)
         for mark in marks:
             if mark and text.startswith(mark, at):
                 self._value_end = self._value_ends.get(mark, "")

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from localspec.daemon.completion.request import chat_frames, chat_prompt, completion_frames
-from localspec.daemon.completion.tools import format_of
+from localspec.engine.prompt.dialect import read_family
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.reading import decode
@@ -22,7 +22,9 @@ USER = [{"role": "user", "content": "hi"}]
 def chat(**fields: Any) -> list[Any]:
     """The Generate frames of a chat request, as the engine would read them."""
     request = decode(json.dumps({"messages": USER, **fields}).encode(), ChatRequest)
-    return [msgspec.to_builtins(frame) for frame in chat_frames(request, format_of(KNOWS_TOOLS))[0]]
+    return [
+        msgspec.to_builtins(frame) for frame in chat_frames(request, read_family(KNOWS_TOOLS))[0]
+    ]
 
 
 def completion(**fields: Any) -> list[Any]:

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import AnswerParser, Piece, Text
 from localspec.daemon.completion.request import chat_frames
-from localspec.daemon.completion.tools import (
+from localspec.protocol.call_readers import Arguments, Call
+from localspec.protocol.calls import (
+    CALL_ID_PLACEHOLDER,
     EXPLAINED,
     FUNCTIONARY,
     GEMMA,
@@ -24,8 +25,8 @@ from localspec.daemon.completion.tools import (
     MISTRAL_ARGS,
     NEMOTRON,
     TAGS,
+    CallFormat,
 )
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 

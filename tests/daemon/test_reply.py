@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from localspec.daemon.completion.calls import Arguments, Call, JsonCalls
 from localspec.daemon.completion.parser import AnswerParser, Text
-from localspec.daemon.completion.tools import (
+from localspec.protocol.call_readers import Arguments, Call, JsonCalls
+from localspec.protocol.calls import (
     GEMMA,
     GRANITE,
     HERMES,
@@ -20,8 +20,8 @@ from localspec.daemon.completion.tools import (
     NO_TOOLS,
     TAGS,
     UNKNOWN_FORMAT,
+    CallFormat,
 )
-from localspec.protocol.calls import CallFormat
 
 TOOLS = {
     "weather": {

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+from functools import cache, partial
 from typing import Any
 
 import pytest
 
-from localspec.daemon.completion import dialect
-from localspec.daemon.completion.calls import Arguments, Call
-from localspec.daemon.completion.dialect import discover_call_format
 from localspec.daemon.completion.parser import AnswerParser, Text
-from localspec.daemon.completion.tools import UNKNOWN_FORMAT, describe_format, format_of
+from localspec.daemon.completion.tools import describe_format
+from localspec.engine.prompt import template_process
+from localspec.engine.prompt.dialect import learn_calls, learn_dialect, read_family
 from localspec.engine.prompt.template_child import TemplateRaised, environment, render
+from localspec.engine.prompt.template_process import TemplateProcess
+from localspec.protocol.call_readers import Arguments, Call
+from localspec.protocol.calls import UNKNOWN_FORMAT, CallFormat
+from localspec.protocol.dialect import Dialect
 from tests.support import templates
 
 _TURNS = """{{ tools | tojson }}
@@ -80,6 +84,15 @@ SCHEMAS = {"weather": SCHEMA, "now": {"type": "object", "properties": {}}}
 ENVIRONMENT = environment()
 
 
+@cache
+def notation(text: str) -> CallFormat:
+    process = TemplateProcess()
+    try:
+        return learn_calls(text, partial(process.render, text))
+    finally:
+        process.close()
+
+
 def written(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) -> str:
     """What a template makes of these calls, from behind the question on."""
     as_text = name == "JSON in text"
@@ -133,7 +146,7 @@ def read(parser: AnswerParser, text: str, size: int) -> list[tuple[str, Any]]:
 @pytest.mark.parametrize("name", ["keys", "kinds", "counted", "list", "quoted as in XML"])
 def test_however_an_answer_is_cut_the_same_is_read_of_it(name: str) -> None:
     """Of one that is mangled, too."""
-    form, chosen = discover_call_format(ALL[name]), random.Random(name)
+    form, chosen = notation(ALL[name]), random.Random(name)
     for _ in range(40):
         text = written(ALL[name], chosen.choice([CALLS, CALLS[:1]]), name)
         for _ in range(chosen.choice([0, 1, 1, 3])):
@@ -146,7 +159,7 @@ def test_however_an_answer_is_cut_the_same_is_read_of_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL)
 def test_what_a_template_writes_of_calls_is_read_again_or_said(name: str) -> None:
-    form = discover_call_format(ALL[name])
+    form = notation(ALL[name])
     assert form.guessed == (name in SAID), form
     if form.guessed:
         assert "not known" in describe_format(form)
@@ -174,19 +187,27 @@ def test_what_a_template_writes_of_calls_is_read_again_or_said(name: str) -> Non
 
 
 def test_a_template_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialect, "_RENDER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(template_process, "TIME_LIMIT_S", 0.3)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    assert discover_call_format("{{ tools }}" + loop) == UNKNOWN_FORMAT
+    template, process = "{{ tools }}{# thinking #}" + loop, TemplateProcess()
+    rendered: list[dict[str, Any]] = []
+
+    def stopped(variables: dict[str, Any]) -> str:
+        rendered.append(variables)
+        return process.render(template, variables)
+
+    assert learn_dialect(template, stopped) == Dialect()
+    assert len(rendered) == 2  # one for calls, and one for everything else
 
 
 def test_of_a_found_notation_a_person_sees_an_example() -> None:
-    shown = describe_format(discover_call_format(ALL["keys"]))
+    shown = describe_format(notation(ALL["keys"]))
     assert shown.endswith(
         "<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> …</tool_call>"
     )
-    assert describe_format(discover_call_format(ALL["chatml"])) == "in the notation of Hermes"
+    assert describe_format(notation(ALL["chatml"])) == "in the notation of Hermes"
 
 
 def test_a_family_is_not_taken_for_another_that_has_a_key_in_common() -> None:
-    assert format_of(ALL["counted"]) == UNKNOWN_FORMAT
-    assert discover_call_format(ALL["counted"]).opens == ("<|START_ACTION|>",)
+    assert read_family(ALL["counted"]) == UNKNOWN_FORMAT
+    assert notation(ALL["counted"]).opens == ("<|START_ACTION|>",)

@@ -13,7 +13,11 @@ import pytest
 
 from localspec.daemon.completion import tools
 from localspec.daemon.completion.request import chat_frames
-from localspec.daemon.completion.tools import (
+from localspec.engine.prompt.dialect import read_family
+from localspec.engine.prompt.template import TemplateRenderer
+from localspec.errors import InvalidRequest
+from localspec.protocol import frames
+from localspec.protocol.calls import (
     EXPLAINED,
     GEMMA,
     GRANITE,
@@ -23,11 +27,8 @@ from localspec.daemon.completion.tools import (
     MISTRAL_ARGS,
     TAGS,
     UNKNOWN_FORMAT,
+    ToolSet,
 )
-from localspec.engine.prompt.template import TemplateRenderer
-from localspec.errors import InvalidRequest
-from localspec.protocol import frames
-from localspec.protocol.calls import ToolSet
 from localspec.protocol.reading import decode
 from localspec.protocol.requests import ChatRequest
 from tests.support import templates
@@ -75,7 +76,9 @@ def request(**fields: Any) -> ChatRequest:
 
 
 def sent(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Generate:
-    [frame], _ = chat_frames(request(**fields), tools.format_of(template))
+    [frame], _ = chat_frames(
+        request(**fields), EXPLAINED if template is None else read_family(template)
+    )
     return frame
 
 
@@ -89,7 +92,7 @@ def test_every_family_has_its_format() -> None:
 @pytest.mark.parametrize("name", [name for name in FORMATS if name in templates.files()])
 def test_a_conversation_with_calls_renders_in_every_template(name: str) -> None:
     template = templates.template(name)
-    assert tools.format_of(template) == FORMATS[name]
+    assert read_family(template) == FORMATS[name]
     call = {
         "id": "abcdefghi",
         "type": "function",
@@ -117,7 +120,7 @@ def test_a_conversation_with_calls_renders_in_every_template(name: str) -> None:
 
 
 def test_an_older_granite_is_known_by_its_marker() -> None:
-    assert tools.format_of("{% if tools %}<|tool_call|>{% endif %}") == GRANITE
+    assert read_family("{% if tools %}<|tool_call|>{% endif %}") == GRANITE
 
 
 @pytest.mark.parametrize(
@@ -130,9 +133,9 @@ def test_an_older_granite_is_known_by_its_marker() -> None:
     ],
 )
 def test_a_template_that_only_speaks_of_tools_knows_none(template: str) -> None:
-    assert tools.format_of(template) == EXPLAINED
-    assert tools.format_of(template + "{%- if tools %}<tool_call>{% endif %}") == HERMES
-    assert tools.format_of(template + "{{- tools | tojson }}<tool_call>") == HERMES
+    assert read_family(template) == EXPLAINED
+    assert read_family(template + "{%- if tools %}<tool_call>{% endif %}") == HERMES
+    assert read_family(template + "{{- tools | tojson }}<tool_call>") == HERMES
 
 
 def test_tools_are_left_out_when_none_may_be_called() -> None:

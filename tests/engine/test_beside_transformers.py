@@ -21,8 +21,8 @@ import pytest
 
 from localspec.daemon.completion.request import chat_prompt
 from localspec.engine.prompt import template_child
-from localspec.engine.prompt.dialect import TemplateRaised
 from localspec.engine.prompt.template import TemplateRenderer
+from localspec.engine.prompt.template_process import TemplateRaised
 from localspec.errors import InvalidRequest, TemplateFailed
 from localspec.protocol.frames import ChatPrompt
 from localspec.protocol.reading import decode

@@ -15,20 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import vocabulary
-from localspec.daemon.completion.calls import Arguments, Call
-from localspec.daemon.completion.parser import REASONING_MARKERS, AnswerParser, Text
-from localspec.daemon.completion.tools import (
-    FUNCTIONARY,
-    GEMMA,
-    GRANITE,
-    HERMES,
-    LLAMA,
-    MISTRAL,
-    MISTRAL_ARGS,
-    NEMOTRON,
-    TAGS,
-    UNKNOWN_FORMAT,
-)
+from localspec.daemon.completion.parser import AnswerParser, Text
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Context, Logits, Vocab
 from localspec.engine.sampling.grammars.compile import Grammars
@@ -41,7 +28,23 @@ from localspec.engine.speculation import verification
 from localspec.engine.speculation.drafters.base import DraftRequest
 from localspec.engine.speculation.verification import Verifier
 from localspec.errors import GrammarRejected
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat, ToolSet
+from localspec.protocol.call_readers import Arguments, Call
+from localspec.protocol.calls import (
+    CALL_ID_PLACEHOLDER,
+    FUNCTIONARY,
+    GEMMA,
+    GRANITE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    NEMOTRON,
+    TAGS,
+    UNKNOWN_FORMAT,
+    CallFormat,
+    ToolSet,
+)
+from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.frames import Constraint, Generate, PairFiles, Sampling, TextPrompt
 from tests.support.pairs import N_VOCAB, contextual_pair
 from tests.support.rescoring import NEAR_TIE, assert_alike, worst_gap
@@ -251,13 +254,13 @@ def read(offered: ToolSet, text: str, tail: str = "") -> tuple[list[tuple[str, s
     return calls, "".join(p.text for p in pieces if isinstance(p, Text) and p.kind == "content")
 
 
-def finite(text: str) -> float:
+def parse_finite(text: str) -> float:
     return max(min(float(text), 1e300), -1e300)
 
 
 def check(offered: ToolSet, calls: Sequence[tuple[str, str]]) -> None:
     for name, arguments in calls:
-        value = json.loads(arguments, parse_float=finite)  # JSON's numbers have no end
+        value = json.loads(arguments, parse_float=parse_finite)  # JSON's numbers have no end
         jsonschema_rs.validate(closed(offered.schemas[name]), value)
 
 

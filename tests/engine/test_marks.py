@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
-from localspec.daemon.completion.parser import REASONING_MARKERS, AnswerParser, Text
-from localspec.engine.prompt.dialect import MarkersUnknown, Marks
+from localspec.daemon.completion.parser import AnswerParser, Text
 from localspec.engine.prompt.prepare import Preparer
 from localspec.engine.prompt.template import TemplateRenderer
+from localspec.protocol.dialect import REASONING_MARKERS, Dialect, ThoughtMarkers
 from localspec.protocol.frames import ChatPrompt, Generate, Message, ThinkingLimit
 from tests.support import templates
 from tests.support.running import Running
@@ -28,7 +29,7 @@ def template(thoughts: str, opened: str = "''", instructions: str = "''") -> str
     return found.replace("INSTRUCTIONS", instructions)
 
 
-SEEN: dict[str, tuple[str, Marks]] = {
+SEEN: dict[str, tuple[str, ThoughtMarkers]] = {
     "the model opens them": (
         template("'<ab:think>' ~ m.reasoning_content ~ '</ab:think>'"),
         ("<ab:think>", "</ab:think>"),
@@ -87,7 +88,8 @@ def test_marks_are_seen_and_the_answer_is_taken_apart_by_them(
 ) -> None:
     text, marks = SEEN[name]
     found = renderer(text)
-    assert found.marks(REASONING_MARKERS) == [marks]
+    assert found.dialect.thoughts == (marks,)
+    assert not found.dialect.has_unknown_thoughts
     prompt = found.render(
         ChatPrompt([Message("user", "?")], template_kwargs={"enable_thinking": True})
     )
@@ -109,22 +111,51 @@ def test_marks_are_seen_and_the_answer_is_taken_apart_by_them(
 
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_cannot_be_read_is_said(renderer: Renderers, name: str) -> None:
-    found = renderer(UNSEEN[name])
-    for _ in range(2):
-        with pytest.raises(MarkersUnknown):
-            found.marks(REASONING_MARKERS)
-    assert found.marks([]) == []  # nobody wants them read
+    dialect = renderer(UNSEEN[name]).dialect
+    assert (dialect.thoughts, dialect.has_unknown_thoughts) == ((), True)
 
 
 @pytest.mark.parametrize("name", NONE)
 def test_a_template_without_thoughts_has_no_marks(renderer: Renderers, name: str) -> None:
-    assert renderer(NONE[name]).marks(REASONING_MARKERS) == []
+    dialect = renderer(NONE[name]).dialect
+    assert (dialect.thoughts, dialect.has_unknown_thoughts) == ((), False)
 
 
 def test_known_marks_need_no_look(renderer: Renderers) -> None:
     found = renderer(templates.template("chatml_thinking"))
-    assert found.marks(REASONING_MARKERS) == [("<think>", "</think>")]
-    assert "_detected_marks" not in vars(found)
+    assert found.dialect.thoughts == (("<think>", "</think>"),)
+
+
+@pytest.mark.parametrize("name", templates.files())
+def test_a_dialect_is_the_same_after_its_way_through_a_frame(
+    renderer: Renderers, name: str
+) -> None:
+    dialect = renderer(templates.template(name)).dialect
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(dialect), type=Dialect) == dialect
+
+
+@pytest.mark.parametrize(
+    ("template", "can_switch"),
+    [
+        (templates.template("chatml_thinking"), True),
+        (SEEN["the prompt opens them where that is asked for"][0], True),
+        (SEEN["the model opens them"][0], False),
+        (templates.template("chatml"), False),
+        ("{{ raise_exception('no thinking') }}", False),
+    ],
+)
+def test_whether_thoughts_can_be_switched_is_seen_in_the_prompt(
+    renderer: Renderers, template: str, can_switch: bool
+) -> None:
+    assert renderer(template).dialect.can_switch_thoughts == can_switch
+
+
+def test_a_second_renderer_takes_over_the_dialect_and_learns_nothing() -> None:
+    first = TemplateRenderer(templates.template("chatml_thinking"), "", "")
+    second = TemplateRenderer(*first.texts, first.dialect)
+    assert second.dialect is first.dialect
+    assert second._process._child is None
+    first.close()
 
 
 def test_a_request_is_prepared_with_the_marks_that_were_seen(

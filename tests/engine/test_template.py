@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from localspec.engine.prompt import template as templating
+from localspec.engine.prompt import template_process
 from localspec.engine.prompt.template import TemplateRenderer
 from localspec.errors import TemplateFailed
 from localspec.protocol.frames import ChatPrompt, Message
@@ -121,7 +121,7 @@ def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: 
 def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(
     endless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templating, "TIME_LIMIT_S", 1.0)
+    monkeypatch.setattr(template_process, "TIME_LIMIT_S", 1.0)
     renderer = TemplateRenderer("{{ messages[0].content }}" + endless, "", "")
     try:
         with pytest.raises(TemplateFailed, match="took longer than 1 seconds"):
@@ -144,7 +144,7 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(
 def test_a_template_that_makes_too_much_is_stopped(
     render: Render, huge: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(templating, "TIME_LIMIT_S", 1.0)
+    monkeypatch.setattr(template_process, "TIME_LIMIT_S", 1.0)
     # a busy machine may not even come as far as the limits of memory and length
     stopped = "more memory than a template may have|the result is longer|took longer than"
     with pytest.raises(TemplateFailed, match=stopped) as raised:

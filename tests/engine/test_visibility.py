@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from localspec.daemon.completion import tools
-from localspec.daemon.completion.parser import REASONING_MARKERS, AnswerParser, Text
+from localspec.daemon.completion.parser import AnswerParser, Text
 from localspec.engine.text_stream import TextStream
+from localspec.protocol import calls
 from localspec.protocol.calls import CallFormat
+from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.visibility import HIDDEN, VISIBLE, VisibilityParser
 
 TOOLS = {
@@ -28,15 +29,15 @@ FOUND = CallFormat(
     parameter=('<parameter name="', '">', '">', "</parameter>\n"),
 )
 FORMS = {
-    "hermes": tools.HERMES,
-    "tags": tools.TAGS,
-    "llama": tools.LLAMA,
-    "granite": tools.GRANITE,
-    "mistral": tools.MISTRAL,
-    "mistral args": tools.MISTRAL_ARGS,
-    "gemma": tools.GEMMA,
-    "functionary": tools.FUNCTIONARY,
-    "nemotron": tools.NEMOTRON,
+    "hermes": calls.HERMES,
+    "tags": calls.TAGS,
+    "llama": calls.LLAMA,
+    "granite": calls.GRANITE,
+    "mistral": calls.MISTRAL,
+    "mistral args": calls.MISTRAL_ARGS,
+    "gemma": calls.GEMMA,
+    "functionary": calls.FUNCTIONARY,
+    "nemotron": calls.NEMOTRON,
     "found": FOUND,
 }
 # What models say: among it what begins as markers do, and blanks wherever they matter.
@@ -79,7 +80,7 @@ def written(form: CallFormat, name: str, note: str) -> str:
         case "named":
             return f"{opening}{name}{form.middle}{arguments}{form.close}"
         case "gemma":
-            quote = tools.GEMMA_QUOTE
+            quote = calls.GEMMA_QUOTE
             return f"{opening}call:{name}{{note:{quote}{note}{quote}}}{form.close}"
         case "found":
             value = f'<parameter name="note">{note}</parameter>\n'
@@ -190,7 +191,7 @@ CHANNELS = (
 
 def test_channels_are_thoughts_calls_and_text() -> None:
     for pieces in ([CHANNELS], list(CHANNELS)):
-        found = kinds(tools.HERMES, "<|start|>assistant", pieces)
+        found = kinds(calls.HERMES, "<|start|>assistant", pieces)
         visible = "".join(c for c, k in zip(CHANNELS, found, strict=True) if k == VISIBLE)
         assert visible == "It is STOP on."
 
@@ -209,7 +210,7 @@ def test_json_from_the_first_character_is_a_call_where_it_names_a_tool(
     answer: str, visible: str
 ) -> None:
     for pieces in ([answer], list(answer)):
-        found = kinds(tools.LLAMA, "", pieces)
+        found = kinds(calls.LLAMA, "", pieces)
         assert "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE) == visible
 
 
@@ -233,7 +234,7 @@ def test_plain_json_that_names_a_tool_is_a_call_and_other_blocks_are_text(
     answer: str, visible: str | None
 ) -> None:
     for pieces in ([answer], list(answer)):
-        follower = VisibilityParser(REASONING_MARKERS, "", tools.HERMES, TOOLS, plain_calls=True)
+        follower = VisibilityParser(REASONING_MARKERS, "", calls.HERMES, TOOLS, plain_calls=True)
         found = "".join([*map(follower.feed, pieces), follower.finish()])
         assert len(found) == len(answer)
         text = "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE)
@@ -244,13 +245,13 @@ def test_plain_json_that_names_a_tool_is_a_call_and_other_blocks_are_text(
 def test_what_is_visible_beside_plain_calls_is_what_the_daemon_shows(data: st.DataObject) -> None:
     words = [*WORDS, "```", "```json\n", "```py\n", '{"name": "led", "arguments": {"note": "a"}}']
     answer = "".join(data.draw(st.lists(st.sampled_from(words), max_size=8)))
-    parser = AnswerParser(tools.HERMES, TOOLS, plain_calls=tuple(TOOLS))
+    parser = AnswerParser(calls.HERMES, TOOLS, plain_calls=tuple(TOOLS))
     parser.begin("")
     read = [*parser.feed(answer), *parser.finish()]
     shown = "".join(p.text for p in read if isinstance(p, Text) and p.kind == "content")
     results = set()
     for pieces in ([answer], list(answer), data.draw(cuts(answer))):
-        follower = VisibilityParser(REASONING_MARKERS, "", tools.HERMES, TOOLS, plain_calls=True)
+        follower = VisibilityParser(REASONING_MARKERS, "", calls.HERMES, TOOLS, plain_calls=True)
         found = "".join([*map(follower.feed, pieces), follower.finish()])
         assert len(found) == len(answer)
         results.add(found)

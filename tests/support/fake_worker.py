@@ -41,12 +41,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
+from localspec.engine.prompt.dialect import learn_dialect
+from localspec.engine.prompt.template_process import TemplateProcess
 from localspec.engine.sampling.settings import default_settings
 from localspec.protocol import frames
+from localspec.protocol.calls import EXPLAINED
+from localspec.protocol.dialect import Dialect
 
 
 class FakeWorker:
@@ -133,6 +138,7 @@ class FakeWorker:
             chat_template=self.options.template,
             bos_token="<s>",
             eos_token="</s>",
+            dialect=dialect_of(self.options.template),
             sampling_defaults=default_settings({}),
         )
         self.send(info)
@@ -260,6 +266,16 @@ class FakeWorker:
                 yield str(len(self.active - {frame.id}))
             case _:
                 yield prompt
+
+
+def dialect_of(template: str | None) -> Dialect:
+    if template is None:
+        return Dialect(EXPLAINED)
+    process = TemplateProcess()
+    try:
+        return learn_dialect(template, partial(process.render, template), "<s>", "</s>")
+    finally:
+        process.close()
 
 
 def text_of(prompt: frames.Prompt) -> str:

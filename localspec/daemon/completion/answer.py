@@ -18,7 +18,6 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion.calls import Arguments, Call, new_call
 from localspec.daemon.completion.parser import AnswerParser, Piece, Text
 from localspec.daemon.http.requests import ClientGone, json_response, while_connected
 from localspec.daemon.http.sse import Emit, EventStream
@@ -36,6 +35,7 @@ from localspec.protocol.answers import (
     ToolCall,
     Usage,
 )
+from localspec.protocol.call_readers import Arguments, Call, new_call
 from localspec.protocol.requests import PING_INTERVAL_S, GenerationRequest
 from localspec.protocol.visibility import VISIBLE, VisibilityParser
 

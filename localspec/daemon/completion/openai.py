@@ -13,7 +13,6 @@ from msgspec import UNSET, UnsetType
 
 import localspec
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
-from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.errors import stream_error
 from localspec.daemon.http.sse import DONE
@@ -39,6 +38,7 @@ from localspec.protocol.answers import (
     ToolCallDelta,
     TopLogprob,
 )
+from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.requests import StreamOptions
 
 Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]

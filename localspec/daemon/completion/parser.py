@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from localspec.daemon.completion.calls import (
+from localspec.protocol.call_readers import (
     Arguments,
     Call,
     CallPiece,
@@ -17,8 +17,8 @@ from localspec.daemon.completion.calls import (
     ReadResult,
     reader_for,
 )
-from localspec.daemon.completion.tools import NO_TOOLS
-from localspec.protocol.calls import CallFormat
+from localspec.protocol.calls import NO_TOOLS, CallFormat
+from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.visibility import VisibilityParser
 
 # ------------------------------------------------------------------------ channels
@@ -222,13 +222,6 @@ def _are_objects(pieces: list[CallPiece]) -> bool:
 # ------------------------------------------------------------------------ parser
 
 
-REASONING_MARKERS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<|channel>thought\n", "<channel|>"),
-    ("<seed:think>", "</seed:think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
 _FENCE = re.compile(r"(?:\A|\n)[ \t]*```")
 _PARTIAL_FENCE = re.compile(r"(?:\A|\n)[ \t]*`{1,2}\Z")
 _CALL_SEPARATORS = "; \n\t"  # characters between two calls of a format without markers

@@ -13,11 +13,12 @@ from typing import Any, Literal, cast
 import msgspec
 
 from localspec.daemon.completion import tools
-from localspec.daemon.completion.parser import REASONING_MARKERS, REASONING_TOKENS, AnswerParser
+from localspec.daemon.completion.parser import REASONING_TOKENS, AnswerParser
 from localspec.daemon.completion.tools import read_constraint
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
-from localspec.protocol.calls import CallFormat
+from localspec.protocol.calls import EXPLAINED, CallFormat
+from localspec.protocol.dialect import REASONING_MARKERS
 from localspec.protocol.frames import Message, ThinkingLimit
 from localspec.protocol.reading import BodyComplexity, TooComplex
 from localspec.protocol.requests import (
@@ -126,7 +127,7 @@ _SEED_COUNT = (1 << 32) - 1
 
 
 def chat_frames(
-    request: ChatRequest, form: CallFormat = tools.EXPLAINED, conversation: str | None = None
+    request: ChatRequest, form: CallFormat = EXPLAINED, conversation: str | None = None
 ) -> tuple[list[frames.Generate], Callable[[], AnswerParser]]:
     """Return one engine request per choice, and a function that makes the parser of an answer.
 

@@ -19,6 +19,17 @@ from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.calls import (
     CALL_ID_PLACEHOLDER,
+    FUNCTIONARY,
+    GEMMA,
+    GEMMA_QUOTE,
+    GRANITE,
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_ARGS,
+    NEMOTRON,
+    NO_TOOLS,
+    TAGS,
     CallFormat,
     ToolSet,
     append_calls,
@@ -231,42 +242,6 @@ def _call_id(number: int) -> str:
 # ------------------------------------------------------------------------ tools
 
 
-GEMMA_QUOTE = '<|"|>'
-
-NO_TOOLS = CallFormat("json")
-HERMES = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n")
-TAGS = CallFormat("tags", ("<tool_call>",), "</tool_call>", lead="\n")
-EXPLAINED = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", told=True)
-LLAMA = CallFormat("json", ("<|python_tag|>",), bare=True, arguments="parameters")
-GRANITE = CallFormat("json", ("<|tool_call|>", "<tool_call>"))
-MISTRAL = CallFormat("mistral", ("[TOOL_CALLS]",))
-MISTRAL_ARGS = CallFormat("named", ("[TOOL_CALLS]",), middle="[ARGS]", identity="[CALL_ID]")
-GEMMA = CallFormat("gemma", ("<|tool_call>",), "<tool_call|>")
-FUNCTIONARY = CallFormat("named", ("<function=",), "</function>", middle=">")
-NEMOTRON = CallFormat("mistral", ("<TOOLCALL>",), "</TOOLCALL>")
-UNKNOWN_FORMAT = CallFormat("hermes", ("<tool_call>",), "</tool_call>", lead="\n", guessed=True)
-
-# What identifies each format in a template. Calls are constrained to the format, so a marker that several
-# formats share is not enough.
-_TEMPLATE_PATTERNS = (
-    (r"\[ARGS\]", MISTRAL_ARGS),
-    (r"\[TOOL_CALLS\]", MISTRAL),
-    (r"<\|tool_call>", GEMMA),
-    (r"<\|tool_call\|>", GRANITE),
-    (r"(?s)\A(?=.*[^:]<tool_call>)(?=.*<function=).*<parameter=", TAGS),
-    (r"<function=' \+ [^+]+ \+ '>' \+ [^+]+ \+ '</function>", FUNCTIONARY),
-    (r"<TOOLCALL>\[", NEMOTRON),
-    # GLM and others use Hermes' markers, with a notation of their own between them.
-    (
-        r"<tool_call>['\"] *[+~]|<arg_key>|<function=|:tool_call>|<tool_calls>|minimax",
-        UNKNOWN_FORMAT,
-    ),
-    (r"<tool_call>", HERMES),
-    (r"<\|python_tag\|>", LLAMA),
-    (r"""\{"name": (?:function name|"' \+ [\w.]+ \+ '"), "parameters":""", LLAMA),
-)
-
-
 def control_tokens(form: CallFormat) -> list[str]:
     """Return the control tokens of a format, whose text the answer has to contain."""
     tokens = [*form.opens, form.close, form.middle, form.identity]
@@ -309,24 +284,6 @@ _FAMILY_NAMES = {
     FUNCTIONARY: "Functionary",
     NEMOTRON: "Nemotron Nano",
 }
-
-# A template's code, and the string literals in it, which contain no variables.
-_TEMPLATE_CODE = re.compile(r"\{%.*?%\}|\{\{.*?\}\}", re.DOTALL)
-_STRING_LITERAL = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
-_TOOLS_VARIABLE = re.compile(r"\btools\b")
-
-
-def format_of(template: str | None) -> CallFormat:
-    """Return the format that goes with a chat template."""
-    text = template or ""
-    if not any(
-        _TOOLS_VARIABLE.search(_STRING_LITERAL.sub("", code))
-        for code in _TEMPLATE_CODE.findall(text)
-    ):
-        return EXPLAINED
-    return next(
-        (form for pattern, form in _TEMPLATE_PATTERNS if re.search(pattern, text)), UNKNOWN_FORMAT
-    )
 
 
 @dataclass(frozen=True, slots=True)

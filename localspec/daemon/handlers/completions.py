@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import nullcontext
 from functools import partial
 from itertools import groupby
@@ -13,7 +12,6 @@ from starlette.responses import Response
 
 from localspec.daemon.completion import llama_server, tools
 from localspec.daemon.completion.answer import AnswerRun, PendingAnswer, progress_options
-from localspec.daemon.completion.dialect import discover_call_format
 from localspec.daemon.completion.llama_server import EditorPosition, editor_position
 from localspec.daemon.completion.openai import ChatShape, TextShape
 from localspec.daemon.completion.request import (
@@ -23,11 +21,7 @@ from localspec.daemon.completion.request import (
     template_prompt,
     uses_tools,
 )
-from localspec.daemon.completion.tools import (
-    EXPLAINED,
-    convert_function_messages,
-    convert_functions,
-)
+from localspec.daemon.completion.tools import convert_function_messages, convert_functions
 from localspec.daemon.history.turn import ConversationTurn, begin_turn, figures_callback
 from localspec.daemon.http.requests import (
     API_HEADER,
@@ -41,7 +35,7 @@ from localspec.daemon.state import DaemonState, state_of
 from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import ModelNotFound
 from localspec.protocol import frames
-from localspec.protocol.calls import CallFormat
+from localspec.protocol.calls import EXPLAINED, HERMES, CallFormat
 from localspec.protocol.frames import Generate, PairFiles
 from localspec.protocol.requests import (
     ChatRequest,
@@ -243,7 +237,7 @@ async def prepare_chat(
     daemon = state_of(request)
     if body.tools or body.tool_choice:
         tools.check_tools(body)
-    pair, call_form = None, tools.EXPLAINED
+    pair, call_form = None, EXPLAINED
     if uses_tools(body):
         # Each model has its own notation of calls, so the template is needed first.
         pair = await daemon.resolve_pair(body.model, request.receive)
@@ -267,9 +261,8 @@ async def call_format(daemon: DaemonState, pair: PairFiles) -> CallFormat:
     text, that is in the notation that most models have.
     """
     if pair.upstream is not None:
-        return tools.HERMES
-    template = (await daemon.supervisor.ready(pair)).chat_template
-    return await asyncio.to_thread(discover_call_format, template)
+        return HERMES
+    return (await daemon.supervisor.ready(pair)).dialect.calls
 
 
 async def complete(request: Request) -> Response:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localspec import extras
-from localspec.daemon.completion.dialect import discover_call_format
+from localspec.children import helper_environment
 from localspec.daemon.completion.tools import describe_format
 from localspec.daemon.http.requests import json_response, read_body
 from localspec.daemon.http.sse import EventStream, stream_reports
@@ -35,6 +38,7 @@ from localspec.errors import (
 )
 from localspec.protocol import pairs
 from localspec.protocol.answers import Model, ModelList, ModelMeta, ModelStatus
+from localspec.protocol.calls import UNKNOWN_FORMAT, CallFormat
 from localspec.protocol.pairs import DiskRequest, DraftsRequest, PullRequest
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
     from localspec.registry.pulls.running import Pull
 
 
+_LEARN_TIMEOUT_S = 30.0  # for the processes to start and to render a few short chats
 _RANDOM_SEED = (1 << 32) - 1  # llama-server's value for "draw a random seed"
 
 
@@ -357,11 +362,32 @@ async def show_pair(request: Request) -> Response:
         template = view.target.template.text if view.target.template else ""
         if preset and preset.chat_template:
             template = preset.chat_template
-        may_call = template and not view.target.pooling
-        view.calls = describe_format(discover_call_format(template)) if may_call else ""
+        if template and not view.target.pooling:
+            info = daemon.supervisor.residents.info(view.name)
+            is_loaded = info is not None and info.chat_template == template
+            calls = info.dialect.calls if info and is_loaded else _learn_calls(template)
+            view.calls = describe_format(calls)
         return view
 
     return json_response(await asyncio.to_thread(describe))
+
+
+def _learn_calls(template: str) -> CallFormat:
+    """Return the notation of calls of a pair that is not loaded; blocks while a process learns it."""
+    command = [sys.executable, "-P", "-m", "localspec.engine.prompt.dialect"]
+    try:
+        learner = subprocess.run(
+            command,
+            input=template.encode(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_LEARN_TIMEOUT_S,
+            check=True,
+            env=helper_environment(),
+        )
+        return msgspec.json.decode(learner.stdout, type=CallFormat)
+    except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+        return UNKNOWN_FORMAT
 
 
 async def add_pair(request: Request) -> Response:

@@ -82,7 +82,7 @@ Progress = Callable[[str, float], None]
 Notice = Callable[[str], None]
 
 
-def _ignore(_: str) -> None:
+def _ignore(_: object) -> None:
     pass
 
 
@@ -92,10 +92,12 @@ def load_pair(
     progress: Progress,
     notice: Notice = _ignore,
     turn: HoldCpu = nullcontext,
+    opened: Callable[[Model], None] = _ignore,
 ) -> LoadedPair:
     """Load both models and measure their costs. If memory does not hold them, less is tried.
 
-    notice: called with sentences for the log, from any thread. turn: each pass is made inside one.
+    notice: called with sentences for the log, from any thread. turn: each pass is made inside one. opened:
+    called with the target each time that its file is open, while everything else is yet to be loaded.
 
     Raises:
         LoadFailed: A file cannot be loaded, or the two tokenizers differ.
@@ -106,7 +108,7 @@ def load_pair(
         raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
     concessions: dict[str, str] = {}  # what was reduced, with the last sentence about it
     while True:
-        attempt = _LoadAttempt(files, settings, progress, list(concessions.values()), turn)
+        attempt = _LoadAttempt(files, settings, progress, list(concessions.values()), turn, opened)
         try:
             return attempt.pair(notice)
         except OutOfMemory as error:
@@ -154,6 +156,7 @@ class _LoadAttempt:
         progress: Progress,
         notes: list[str],
         turn: HoldCpu,
+        target_opened: Callable[[Model], None],
     ) -> None:
         self.opened = ExitStack()  # closes contexts before the models they were made from
         self.layers, self.n_ctx = 0, settings.n_ctx or DEFAULT_CONTEXT
@@ -162,6 +165,7 @@ class _LoadAttempt:
         self._progress = progress
         self._notes = notes
         self._turn = turn
+        self._target_opened = target_opened
         self._no_draft = NO_DRAFT
         self._contention = measuring.Contention()
         self._stored = StoredProfile(None, None, 1.0)
@@ -249,6 +253,7 @@ class _LoadAttempt:
         heads = files.draft is None  # the target's own heads draft only if no other model does
         remote = self._find_remote_devices()
         target = self._open_model("target", files.target, settings, heads=heads, devices=remote)
+        self._target_opened(target)
         if self._machines:
             enable_keepalive(self._machines)
             settings = _settings_for_workers(target, settings)

@@ -17,7 +17,7 @@ from localspec.engine.cache.prefixes import Prefix
 from localspec.engine.llama import check_tokens
 from localspec.engine.pair.pair import LoadedPair
 from localspec.engine.pair.profile import WIDTHS
-from localspec.engine.prompt.dialect import MarkersUnknown, pieces
+from localspec.engine.prompt.dialect import pieces
 from localspec.engine.prompt.infill import (
     MAX_CHARS_PER_TOKEN,
     infill_tokens,
@@ -131,7 +131,7 @@ class Preparer:
             )
         self._rendered = ""
         thoughts = list(request.thoughts)
-        note = self._detect_marks(request)
+        note = self._set_thoughts(request)
         tokens = self.tokens(request.prompt)
         settings = self._resolve_settings(request.sampling)
         shown, tail = frozenset(self._control_tokens(request.shown)), self._rendered[-TAIL_CHARS:]
@@ -203,18 +203,15 @@ class Preparer:
         markers = [*request.thoughts, *thoughts]
         return VisibilityParser(markers, tail, form, names, plain_calls=plain)
 
-    def _detect_marks(self, request: Generate) -> str:
+    def _set_thoughts(self, request: Generate) -> str:
         """Set the request's markers of thoughts to this model's. Return a note if they are unknown."""
-        if not isinstance(request.prompt, ChatPrompt):
+        if not isinstance(request.prompt, ChatPrompt) or not request.thoughts:
             return ""
-        try:
-            request.thoughts = self._renderer.marks(request.thoughts)
-        except MarkersUnknown:
-            request.thoughts = []
-            return _UNKNOWN_MARKS
-        markers = (part for marks in request.thoughts for part in pieces(marks))
+        dialect = self._renderer.dialect
+        request.thoughts = list(dialect.thoughts)
+        markers = (part for markers in request.thoughts for part in pieces(markers))
         request.shown = [*request.shown, *markers]
-        return ""
+        return _UNKNOWN_MARKS if dialect.has_unknown_thoughts else ""
 
     def _thought_limit(self, request: Generate) -> Guide | None:
         """Return the guide that limits the length of thoughts, or None if there is no limit to enforce.
@@ -223,12 +220,10 @@ class Preparer:
         """
         if request.thinking is None:
             return None
-        try:
-            known = self._renderer.marks(request.thinking.markers)
-        except MarkersUnknown:
-            return None
+        is_chat = isinstance(request.prompt, ChatPrompt)
+        pairs = self._renderer.dialect.thoughts if is_chat else request.thinking.markers
         vocab, markers = self._pair.vocab, []
-        for opening, closing in known:
+        for opening, closing in pairs:
             tokens = vocab.tokenize(closing, add_special=False, parse_special=True)
             markers.append(ThoughtMarker(opening.encode(), closing.encode(), tokens))
         if not markers:

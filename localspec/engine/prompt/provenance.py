@@ -23,7 +23,7 @@ from jinja2.compiler import CodeGenerator, Frame
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localspec.engine.prompt.special_tokens import pattern_of
+from localspec.engine.prompt.spellings import pattern_of
 
 # The private alphabet is lone surrogates. Valid text has none, so no caller can write in it.
 _FIRST_MARK, _N_MARKS = 0xD800, 0x800

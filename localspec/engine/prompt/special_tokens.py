@@ -8,48 +8,13 @@ llama.cpp's own tokenizer (src/llama-vocab.cpp, tokenizer_st_partition).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
 
 from localspec.engine.llama import MarkedToken, Vocab
-
-# ------------------------------------------------------------------------ spellings
-# Search for many texts at once.
-
-
-_END = ""  # Key in a node of the trie that marks the end of a text.
-
-
-def pattern_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Return a pattern that matches the longest of `texts` at each position, or nothing if there are none.
-
-    The pattern is built as a trie, so that the cost of a search hardly depends on the number of texts.
-    """
-    trie: dict[str, Any] = {}
-    for text in texts:
-        node = trie
-        for character in text:
-            node = node.setdefault(character, {})
-        if text:
-            node[_END] = {}
-    return re.compile(_alternatives(trie) or r"(?!)")
-
-
-def _alternatives(node: dict[str, Any]) -> str:
-    """Return the expression of a node of the trie."""
-    branches = [re.escape(c) + _alternatives(child) for c, child in node.items() if c != _END]
-    if not branches:
-        return ""
-    if len(branches) == 1 and _END not in node:
-        return branches[0]
-    return f"(?:{'|'.join(branches)}){'?' if _END in node else ''}"
-
-
-# ------------------------------------------------------------------------ special tokens
-
+from localspec.engine.prompt.spellings import pattern_of
 
 _SPACE = " \t\n\v\f\r"  # The characters of C's isspace.
 # A private-use character, which merges with no other. SentencePiece adds a space at the beginning of a text,

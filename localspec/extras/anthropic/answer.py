@@ -11,7 +11,6 @@ import msgspec
 from msgspec import UNSET
 
 from localspec.daemon.completion.answer import Choice, PendingAnswer
-from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.http.sse import NamedEvent
 from localspec.daemon.worker.process import Event
@@ -45,6 +44,7 @@ from localspec.extras.anthropic.wire import (
     ToolUseBlock,
 )
 from localspec.protocol import frames
+from localspec.protocol.call_readers import Arguments, Call
 
 # Clients drop thinking blocks without a signature, and the model needs its own reasoning again.
 SIGNATURE = "localspec"

@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import UNSET
 
 from localspec.daemon.completion.answer import Choice, PendingAnswer, decode_piece
-from localspec.daemon.completion.calls import Call
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.daemon.worker.process import Event
 from localspec.errors import LocalspecError, recognizable_message
@@ -28,6 +27,7 @@ from localspec.extras.ollama.wire import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import Extra, ToolCall
+from localspec.protocol.call_readers import Call
 
 _NS_PER_MS = 1_000_000
 

@@ -14,7 +14,6 @@ from typing import Any
 
 from msgspec import UNSET
 
-from localspec.daemon.completion.calls import Arguments, Call
 from localspec.daemon.completion.parser import Piece, Text
 from localspec.extras.responses import wire
 from localspec.extras.responses.items import INPUT, ToolKind, ToolSet, encode_reasoning
@@ -31,6 +30,7 @@ from localspec.extras.responses.wire import (
     TokenLogprob,
 )
 from localspec.protocol.answers import ToolCall
+from localspec.protocol.call_readers import Arguments, Call
 
 
 @dataclass(frozen=True, slots=True)

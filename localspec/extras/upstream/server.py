@@ -44,6 +44,7 @@ from localspec.extras.upstream.request import (
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import UpstreamStatus
+from localspec.protocol.calls import EXPLAINED
 from localspec.protocol.settings import Upstream
 
 _LIST_TIMEOUT_S = 10.0  # for the list of models
@@ -666,7 +667,7 @@ def _adapt_request(request: frames.Generate) -> frames.Generate:
         return request
     messages = tools.explain_tools(prompt.messages, prompt.tools or [])
     if allowed is not None:
-        allowed = msgspec.structs.replace(allowed, format=tools.EXPLAINED)
+        allowed = msgspec.structs.replace(allowed, format=EXPLAINED)
     prompt = msgspec.structs.replace(prompt, messages=messages, tools=None)
     return msgspec.structs.replace(request, prompt=prompt, tools=allowed)
 

@@ -187,8 +187,7 @@ def test_tools_schemas_and_infill_are_asked_for_in_each_servers_words() -> None:
         extra={"tool_calls": [{"id": "1", "function": {"name": "look", "arguments": {"a": 1}}}]},
     )
     prompt = frames.ChatPrompt([*CHAT.messages, earlier], tools=tools)
-    from localspec.daemon.completion.tools import HERMES
-    from localspec.protocol.calls import ToolSet
+    from localspec.protocol.calls import HERMES, ToolSet
 
     allowed = ToolSet(HERMES, {"go": {"type": "object"}}, required=True, parallel=False)
     request = frames.Generate(0, prompt, tools=allowed)

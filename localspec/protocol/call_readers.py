@@ -18,8 +18,13 @@ from math import copysign, isfinite
 from sys import float_info
 from typing import Any, Literal
 
-from localspec.daemon.completion.tools import GEMMA_QUOTE
-from localspec.protocol.calls import CALL_ID_PLACEHOLDER, CallFormat, json_type, schema_types
+from localspec.protocol.calls import (
+    CALL_ID_PLACEHOLDER,
+    GEMMA_QUOTE,
+    CallFormat,
+    json_type,
+    schema_types,
+)
 
 _ARGUMENT_KEYS = ("arguments", "parameters")
 _ID_CHARS = string.ascii_letters + string.digits
