@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model, write_pair
-from localspec.engine.llama import Context, ContextSettings, Model
+from localspec.engine.llama import Context, ContextSettings, Model, NoKvSlot
 from localspec.engine.pair import exact
 from localspec.engine.pair import load as loading
 from localspec.engine.pair import models as opening
 from localspec.engine.pair.profile import PassTimes
+from localspec.engine.speculation.drafters.draft_model import DraftModel
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.settings import (
@@ -214,6 +215,28 @@ def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
     assert load() == (2.0, 2.0)
     took[0], noise[0] = 3.0, 0.0
     assert load() == (2.0, 2.0)  # good enough
+
+
+def test_a_draft_context_that_is_full_during_the_load_is_made_room_in(
+    cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No lane holds anything yet, so the draft model is told that nothing can be freed."""
+    attempts: list[bool] = []
+
+    def start(_target: object, _batch: object, model: DraftModel, *_: object) -> None:
+        def decode(_batch: object) -> None:
+            attempts.append(True)
+            raise NoKvSlot("full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.context, "decode", decode)
+            with pytest.raises(NoKvSlot):
+                model.compare_predictions([BOS, 7], [7])
+
+    monkeypatch.setattr(loading, "warm_start", start)
+    with running(cycle_files) as engine:
+        assert attempts == [True]
+        assert engine.ask([BOS, 7], 5).tokens == expected(7, 5)
 
 
 @skip_on("rpc", "cuda", why="a CPU alone attends without flash attention to a few long texts")

@@ -1,6 +1,7 @@
 """Loading a pair: opening its files, making contexts, measuring passes.
 
-If memory does not hold what the settings ask for, it is tried again with less.
+`load_pair` opens the models, and `assemble_pair` makes the rest of them. Each step is a function of what the
+steps before it returned. If memory does not hold what the settings ask for, it is tried again with less.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -86,6 +88,65 @@ def _ignore(_: object) -> None:
     pass
 
 
+@dataclass(frozen=True)
+class LoadJob:
+    """What stays the same in all attempts of one load; see `load_pair`."""
+
+    files: PairFiles
+    progress: Progress
+    notice: Notice
+    turn: HoldCpu
+
+
+class Remote(NamedTuple):
+    """The devices for the target's layers if other machines have some, and those machines' addresses."""
+
+    devices: list[int]
+    machines: tuple[str, ...]
+
+
+class Costs(NamedTuple):
+    """The costs of passes, and how much others disturbed their measurement, from 0 to 1."""
+
+    table: CostTable
+    noise: float
+
+
+class DraftContext(NamedTuple):
+    """The context of a draft model or of the target's heads, or why there is none, as a clause."""
+
+    context: Context | None
+    no_draft: str = NO_DRAFT
+
+
+class DrafterAndCosts(NamedTuple):
+    """What drafts and what its steps cost, or why nothing does, as a clause."""
+
+    drafter: DraftModel | None
+    costs: Costs | None
+    no_draft: str
+
+
+class Earlier(NamedTuple):
+    """What an earlier load left, and the share of the processors that other programs use now."""
+
+    stored: StoredProfile
+    contention: float
+
+    def costs(
+        self,
+        known: dict[int, float] | None,
+        measure: Callable[[], PassTimes],
+        max_rows_each: int = 0,
+    ) -> Costs:
+        """Return the table of an earlier load if it is good enough, else measure now.
+
+        max_rows_each: as in `CostTable`.
+        """
+        measured = self.stored.use_or_measure(known, self.contention, measure)
+        return Costs(CostTable(measured.ms, max_rows_each=max_rows_each), measured.noise)
+
+
 def load_pair(
     files: PairFiles,
     settings: EngineSettings,
@@ -106,15 +167,29 @@ def load_pair(
         msgspec.convert(msgspec.to_builtins(settings), EngineSettings)
     except msgspec.ValidationError as error:  # llama.cpp would not check the value
         raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
+    job = LoadJob(files, progress, notice, turn)
     concessions: dict[str, str] = {}  # what was reduced, with the last sentence about it
     while True:
-        attempt = _LoadAttempt(files, settings, progress, list(concessions.values()), turn, opened)
+        contention, notes = measuring.Contention(), list(concessions.values())
+        layers, n_ctx, remote = 0, settings.n_ctx or DEFAULT_CONTEXT, Remote([], ())
+        stack = ExitStack()  # closes contexts before the models they were made from
         try:
-            return attempt.pair(notice)
+            threads = choose_threads(settings, notes)
+            remote = find_remote_devices(files, settings, notes)
+            open_with = partial(_open_model, stack, progress)
+            target = open_target(open_with, files, settings, remote)
+            opened(target)
+            layers, n_ctx = target.n_layer, min(n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
+            draft = None
+            if files.draft:
+                open_file = partial(open_with, "draft", files.draft)
+                draft = open_draft(open_file, settings, remote.devices)
+            models = plan_contexts(target, draft, settings, n_ctx, threads, remote, stack)
+            return assemble_pair(job, models, notes, contention)
         except OutOfMemory as error:
-            attempt.opened.close()
+            stack.close()
             plan = placement.choose_smaller_plan(
-                settings, attempt.layers, attempt.n_ctx, attempt.on_gpu
+                settings, layers, n_ctx, is_on_gpu(settings, remote.machines)
             )
             if plan is None:
                 raise LoadFailed(
@@ -126,8 +201,124 @@ def load_pair(
             concessions[plan.gives] = plan.told
             notice(f"{error.message} {plan.told}")
         except BaseException:
-            attempt.opened.close()
+            stack.close()
             raise
+
+
+# ------------------------------------------------------------------------ models
+
+
+def is_on_gpu(settings: EngineSettings, machines: tuple[str, ...]) -> bool:
+    """Return whether the target computes on a GPU, or on other machines, which count as one."""
+    return settings.n_gpu_layers != 0 and bool(gpus() or machines)
+
+
+def choose_threads(settings: EngineSettings, notes: list[str]) -> int:
+    """Return the number of threads, and add a note if it is smaller than requested.
+
+    Raises:
+        LoadFailed: `main_gpu` is none of this machine's GPUs.
+    """
+    if (n_gpus := len(gpus())) and settings.main_gpu >= n_gpus:
+        raise LoadFailed(
+            f"`main_gpu` is {settings.main_gpu}, and this machine has {n_gpus}: 0 is the first. To "
+            "restore the default: localspec config unset main_gpu"
+        )
+    threads = settings.n_threads or physical_cores()
+    if threads > (n_cores := usable_cores()):
+        notes.append(
+            f"{threads} threads were requested, but only {n_cores} are used: one per core."
+        )
+        return n_cores
+    return threads
+
+
+def find_remote_devices(files: PairFiles, settings: EngineSettings, notes: list[str]) -> Remote:
+    """Return what other machines have for the target, and add a note for each that cannot be reached.
+
+    Raises:
+        LoadFailed: A machine is needed and cannot be reached.
+    """
+    if not files.rpc or not settings.n_gpu_layers:
+        return Remote([], ())
+    reached, problems = connect(files.rpc)
+    if problems and settings.rpc_needed:
+        raise LoadFailed(
+            f"{'; '.join(problems)}. Without it the target does not fit into memory. To serve its "
+            "layers there: localspec rpc-worker"
+        )
+    notes += [f"{problem}: its layers are on this machine." for problem in problems]
+    remote = [device for devices_there in reached.values() for device in devices_there]
+    return Remote([*remote, *devices(gpus=True)] if remote else [], tuple(reached))
+
+
+def _open_model(
+    opened: ExitStack,
+    progress: Progress,
+    stage: str,
+    path: str,
+    settings: EngineSettings,
+    **options: Any,
+) -> Model:
+    return opened.enter_context(open_model(path, settings, partial(progress, stage), **options))
+
+
+def open_target(
+    open_with: Callable[..., Model], files: PairFiles, settings: EngineSettings, remote: Remote
+) -> Model:
+    """Open the target. Raises LoadFailed if its cache cannot be of the type in the settings, OutOfMemory."""
+    heads = files.draft is None  # the target's own heads draft only if no other model does
+    target = open_with("target", files.target, settings, heads=heads, devices=remote.devices)
+    if remote.machines:
+        enable_keepalive(remote.machines)
+    if reason := why_kv_type_unsupported(target, settings.kv_types):
+        key = (
+            "kv_type" if why_kv_type_unsupported(target, (settings.type_kv, "f16")) else "kv_type_v"
+        )
+        key = key if settings.type_v != "same" else "kv_type"
+        kind = settings.kv_types[key == "kv_type_v"]
+        raise LoadFailed(
+            f"{files.target} does not take `{key}` {kind}: {reason}. To use f16: "
+            f"localspec config set {key} f16"
+        )
+    return target
+
+
+def plan_contexts(
+    target: Model,
+    draft: Model | None,
+    settings: EngineSettings,
+    n_ctx: int,
+    threads: int,
+    remote: Remote,
+    opened: ExitStack,
+) -> PairModels:
+    """Compare both models with each other, and return them with the sizes of their contexts.
+
+    Raises:
+        LoadFailed: The draft does not match the target.
+    """
+    on_gpu = is_on_gpu(settings, remote.machines)
+    if remote.machines:
+        settings = _settings_for_workers(target, settings)
+    compared = check_pair(target, draft) if draft else None
+    has_states = target.n_heads or (draft is not None and is_sidecar(draft.architecture))
+    attention = settings.flash_attention
+    if not on_gpu and not has_states and target.cuttable:
+        attention = settings.cpu_flash_attention(n_ctx, wide=wide_vectors())
+    return PairModels(
+        target,
+        draft,
+        compared,
+        settings,
+        n_ctx=n_ctx,
+        parallel=settings.parallel if target.multi_sequence else 1,
+        threads=threads,
+        rows=settings.n_batch * (GPU_BATCH_FACTOR if on_gpu and not has_states else 1),
+        opened=opened,
+        attention=attention,
+        machines=remote.machines,
+    )
 
 
 def _settings_for_workers(target: Model, settings: EngineSettings) -> EngineSettings:
@@ -143,334 +334,238 @@ def _settings_for_workers(target: Model, settings: EngineSettings) -> EngineSett
     return msgspec.structs.replace(settings, flash_attention="off")
 
 
-class _LoadAttempt:
-    """One attempt to load a pair.
+# ------------------------------------------------------------------------ pair
 
-    opened: must be closed if it fails. layers, n_ctx: of the target, as far as they are known.
+
+def assemble_pair(
+    job: LoadJob, models: PairModels, notes: list[str], contention: measuring.Contention
+) -> LoadedPair:
+    """Make the contexts of opened models, measure their passes, and put the pair together.
+
+    notes: sentences about what was reduced; those about the draft are added. contention: observed since the
+    attempt began.
     """
+    context, batch = make_target_context(models), Batch(models.rows)
+    draft, no_draft = make_draft_context(models, context, notes)
+    if draft is not None and draft.heads:
+        context.emit_states()
+    with job.turn():
+        check_finite_logits(context, batch)
+    no_rollback = why_no_rollback(context, draft)
+    chooses = can_choose_on_device(models, context, batch)
+    job.progress("profile", 0.0)
+    profile = open_profile(job.files, models, chooses)
+    earlier = Earlier(StoredProfile.of(profile.read()), contention.share)
+    costs = measure_target(context, batch, earlier, job.turn)
+    prefixes, sessions = make_prefixes(job, models, costs.table)
+    spare_sequence = models.parallel if _can_move(models.target) else None
+    slots = Slots(context, draft, 0, models.parallel, prefixes, spare=spare_sequence)
+    stored = earlier.stored
+    exact = ExactMode(models, draft, costs.table, prefixes, stored.exact_width)
+    drafting = DrafterAndCosts(None, None, no_draft)
+    if draft is not None and no_rollback is None:
+        make_room = slots.evict if draft.borrows else partial(_evict_draft, slots, exact)
+        with hold_sample_text(context, batch) if draft.borrows else nullcontext(0) as n_before:
+            drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
+    exact.drafter = drafting.drafter
+    learned = make_learned(costs, drafting, stored)
+    if drafting.drafter is not None:
+        predict_acceptance(context, batch, drafting.drafter, learned, job.turn)
+    pair = LoadedPair(
+        files=job.files,
+        models=models,
+        shared=make_lane(models, context, batch, slots, costs.table, stored),
+        exact=exact,
+        drafter=drafting.drafter,
+        no_rollback=no_rollback,
+        no_draft=drafting.no_draft,
+        chooses_on_device=chooses,
+        learned=learned,
+        profile=profile,
+        prefixes=prefixes,
+        sessions=sessions,
+        notes=notes,
+    )
+    job.progress("profile", 1.0)
+    return pair
 
-    def __init__(
-        self,
-        files: PairFiles,
-        settings: EngineSettings,
-        progress: Progress,
-        notes: list[str],
-        turn: HoldCpu,
-        target_opened: Callable[[Model], None],
-    ) -> None:
-        self.opened = ExitStack()  # closes contexts before the models they were made from
-        self.layers, self.n_ctx = 0, settings.n_ctx or DEFAULT_CONTEXT
-        self._files = files
-        self._settings = settings
-        self._progress = progress
-        self._notes = notes
-        self._turn = turn
-        self._target_opened = target_opened
-        self._no_draft = NO_DRAFT
-        self._contention = measuring.Contention()
-        self._stored = StoredProfile(None, None, 1.0)
-        self._contention_share = 0.0  # share of the processors that others use
-        self._noise = 0.0  # of what is measured
-        self._machines: tuple[str, ...] = ()  # other machines, which have layers of the target
 
-    def pair(self, notice: Notice) -> LoadedPair:
-        """Load the pair: all steps, in the order in which they depend on each other."""
-        models = self._open_models()
-        context, batch = self._make_target_context(models), Batch(models.rows)
-        draft = self._make_draft_context(models, context)
-        if draft is not None and draft.heads:
-            context.emit_states()
-        with self._turn():
-            check_finite_logits(context, batch)
-        no_rollback = why_no_rollback(context, draft)
-        chooses = self._chooses_on_device(context, batch)
-        self._progress("profile", 0.0)
-        profile = self._open_profile(
-            hash_profile_key(self._files, models, measured={"choose_on_device": chooses})
-        )
-        costs = self._target_costs(context, batch)
-        prefixes, sessions = self._make_prefixes(costs, models, notice)
-        spare_sequence = models.parallel if _can_move(models.target) else None
-        slots = Slots(context, draft, 0, models.parallel, prefixes, spare=spare_sequence)
-        borrows = draft is not None and draft.borrows
-        with hold_sample_text(context, batch) if borrows else nullcontext(0) as n_before:
-            drafter, steps = self._make_drafter(
-                models,
-                draft if no_rollback is None else None,
-                slots.evict
-                if borrows
-                else lambda: any(lane.slots.evict_draft() for lane in pair.lanes),
-                n_before,
-            )
-        learned = self._make_learned(costs, steps)
-        if drafter is not None:
-            self._warm_start(context, batch, drafter, learned)
-        pair = LoadedPair(
-            files=self._files,
-            models=models,
-            shared=self._make_lane(context, batch, slots, costs),
-            exact=ExactMode(models, draft, costs, prefixes, self._stored.exact_width, drafter),
-            drafter=drafter,
-            no_rollback=no_rollback,
-            no_draft=self._no_draft,
-            chooses_on_device=chooses,
-            learned=learned,
-            profile=profile,
-            prefixes=prefixes,
-            sessions=sessions,
-            notes=self._notes,
-        )
-        self._progress("profile", 1.0)
-        return pair
+def make_target_context(models: PairModels) -> Context:
+    """Make the context of the shared lane."""
+    return models.make_context(
+        models.target,
+        sequences=models.parallel + _can_move(models.target),
+        outputs=models.parallel * (MAX_DEPTH + 1) + MAX_DRAFTS,
+        chooses=True,
+    )
 
-    def _make_lane(self, context: Context, batch: Batch, slots: Slots, costs: CostTable) -> Lane:
-        """Make the lane that many sequences share."""
-        return Lane(
-            context,
-            batch,
-            slots,
-            costs,
-            pass_s=self._settings.pass_s,
-            gap_s=self._settings.gap_s,
-            attention=self._stored.attention,
-            on_gpu=self.on_gpu,
-        )
 
-    def _open_models(self) -> PairModels:
-        """Open both models and compare them with each other. Raises LoadFailed, OutOfMemory."""
-        files, settings = self._files, self._settings
-        if (n_gpus := len(gpus())) and settings.main_gpu >= n_gpus:
-            raise LoadFailed(
-                f"`main_gpu` is {settings.main_gpu}, and this machine has {n_gpus}: 0 is the first. To "
-                "restore the default: localspec config unset main_gpu"
-            )
-        threads = settings.n_threads or physical_cores()
-        if threads > (n_cores := usable_cores()):
-            self._notes.append(
-                f"{threads} threads were requested, but only {n_cores} are used: one per core."
-            )
-            threads = n_cores
-        heads = files.draft is None  # the target's own heads draft only if no other model does
-        remote = self._find_remote_devices()
-        target = self._open_model("target", files.target, settings, heads=heads, devices=remote)
-        self._target_opened(target)
-        if self._machines:
-            enable_keepalive(self._machines)
-            settings = _settings_for_workers(target, settings)
-        self.layers = target.n_layer
-        if reason := why_kv_type_unsupported(target, settings.kv_types):
-            key = (
-                "kv_type"
-                if why_kv_type_unsupported(target, (settings.type_kv, "f16"))
-                else "kv_type_v"
-            )
-            key = key if settings.type_v != "same" else "kv_type"
-            kind = settings.kv_types[key == "kv_type_v"]
-            raise LoadFailed(
-                f"{files.target} does not take `{key}` {kind}: {reason}. To use f16: "
-                f"localspec config set {key} f16"
-            )
-        draft = None
-        if files.draft:
-            draft = open_draft(partial(self._open_model, "draft", files.draft), settings, remote)
-        compared = check_pair(target, draft) if draft else None
-        self.n_ctx = min(self.n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
-        parallel = settings.parallel if target.multi_sequence else 1
-        has_states = target.n_heads or (draft is not None and is_sidecar(draft.architecture))
-        rows = settings.n_batch * (GPU_BATCH_FACTOR if self.on_gpu and not has_states else 1)
-        attention = settings.flash_attention
-        if not self.on_gpu and not has_states and target.cuttable:
-            attention = settings.cpu_flash_attention(self.n_ctx, wide=wide_vectors())
-        context = self.n_ctx, parallel, threads, rows, self.opened, attention, self._machines
-        return PairModels(target, draft, compared, settings, *context)
+def make_draft_context(models: PairModels, context: Context, notes: list[str]) -> DraftContext:
+    """Make a context of the draft model, or else of the target's heads.
 
-    def _find_remote_devices(self) -> list[int]:
-        """Return the devices for the target's layers if other machines have some, else [].
+    context: the target's, which is still empty. notes: gets a sentence if the draft has less than planned.
+    """
+    sequences = models.parallel + 2  # one for the exact lane, one for probes
+    make = partial(models.make_context, sequences=sequences, outputs=max(models.parallel + 1, 16))
+    draft = models.draft
+    if draft is not None and not models.sidecar:
+        if reason := why_kv_type_unsupported(draft, models.settings.kv_types):
+            notes.append(f"The draft's KV cache is f16: {reason}.")
+        return DraftContext(make(draft))
+    model, target = (draft, context) if draft is not None else (models.target, None)
+    if draft is None and not model.n_heads:
+        return DraftContext(None)
+    if reason := why_no_heads(model):
+        return DraftContext(None, reason)
+    try:
+        return DraftContext(make(model, heads=True, target=target))
+    except OutOfMemory:
+        raise
+    except LoadFailed as error:
+        notes.append(f"No drafts: {error.message}")
+        return DraftContext(None, "llama.cpp cannot make a context of this model's MTP heads")
 
-        Raises:
-            LoadFailed: A machine is needed and cannot be reached.
-        """
-        if not self._files.rpc or not self._settings.n_gpu_layers:
-            return []
-        reached, problems = connect(self._files.rpc)
-        if problems and self._settings.rpc_needed:
-            raise LoadFailed(
-                f"{'; '.join(problems)}. Without it the target does not fit into memory. To serve its "
-                "layers there: localspec rpc-worker"
-            )
-        self._notes += [f"{problem}: its layers are on this machine." for problem in problems]
-        self._machines = tuple(reached)
-        remote = [device for devices_there in reached.values() for device in devices_there]
-        return [*remote, *devices(gpus=True)] if remote else []
 
-    def _open_model(self, stage: str, path: str, settings: EngineSettings, **options: Any) -> Model:
-        progress = partial(self._progress, stage)
-        return self.opened.enter_context(open_model(path, settings, progress, **options))
+def can_choose_on_device(models: PairModels, context: Context, batch: Batch) -> bool:
+    """Return whether the device chooses greedy tokens, so that no row of logits leaves the GPU.
 
-    def _make_draft_context(self, models: PairModels, context: Context) -> Context | None:
-        """Make a context of the draft model, or else of the target's heads; None if there is neither.
+    Over a network all rows of a pass travel together, and each token chosen there would need journeys of
+    its own. With 5 ms each way, a pass of 8 rows took 228 ms, and one of 5 rows with logits 56 ms.
+    """
+    is_wanted = models.settings.choose_on_device
+    if is_wanted is None:
+        is_wanted = is_on_gpu(models.settings, ()) and not models.machines
+    return is_wanted and samples_correctly_on_device(context, batch)
 
-        context: the target's, which is still empty.
-        """
-        sequences = models.parallel + 2  # one for the exact lane, one for probes
-        make = partial(
-            models.make_context, sequences=sequences, outputs=max(models.parallel + 1, 16)
-        )
-        draft = models.draft
-        if draft is not None and not models.sidecar:
-            if reason := why_kv_type_unsupported(draft, self._settings.kv_types):
-                self._notes.append(f"The draft's KV cache is f16: {reason}.")
-            return make(draft)
-        model, target = (draft, context) if draft is not None else (models.target, None)
-        if draft is None and not model.n_heads:
-            return None
-        if reason := why_no_heads(model):
-            self._no_draft = reason
-            return None
-        try:
-            return make(model, heads=True, target=target)
-        except OutOfMemory:
-            raise
-        except LoadFailed as error:
-            self._no_draft = "llama.cpp cannot make a context of this model's MTP heads"
-            self._notes.append(f"No drafts: {error.message}")
-            return None
 
-    def _make_target_context(self, models: PairModels) -> Context:
-        sequences = models.parallel + _can_move(models.target)
-        outputs = models.parallel * (MAX_DEPTH + 1) + MAX_DRAFTS
-        return models.make_context(
-            models.target,
-            sequences=sequences,
-            outputs=outputs,
-            chooses=True,
-        )
+def open_profile(files: PairFiles, models: PairModels, chooses_on_device: bool) -> ProfileStore:
+    """Open the profile of costs, with what an earlier load has left there."""
+    folder = models.settings.state_dir
+    key = hash_profile_key(files, models, measured={"choose_on_device": chooses_on_device})
+    return ProfileStore(Path(folder) if folder else None, key)
 
-    @property
-    def on_gpu(self) -> bool:
-        return self._settings.n_gpu_layers != 0 and bool(gpus() or self._machines)
 
-    def _chooses_on_device(self, context: Context, batch: Batch) -> bool:
-        """Whether the device chooses greedy tokens, so that no row of logits leaves the GPU.
+def measure_target(context: Context, batch: Batch, earlier: Earlier, turn: HoldCpu) -> Costs:
+    """Return the costs of the target's passes."""
+    run, budget_s = make_pass_runner(context, batch), measuring.BUDGET_S * 0.7
+    max_rows_each = 0 if context.model.cuttable else context.n_rollback + 1
+    measure = partial(measuring.measure_widths, run, budget_s, turn)
+    return earlier.costs(earlier.stored.target, measure, max_rows_each)
 
-        Over a network all rows of a pass travel together, and each token chosen there would need journeys of
-        its own. With 5 ms each way, a pass of 8 rows took 228 ms, and one of 5 rows with logits 56 ms.
-        """
-        setting = self._settings.choose_on_device
-        is_local_gpu = self.on_gpu and not self._machines
-        return (is_local_gpu if setting is None else setting) and samples_correctly_on_device(
-            context, batch
-        )
 
-    def _open_profile(self, key: str) -> ProfileStore:
-        """Open the profile of costs, and read what an earlier load has left there."""
-        folder = self._settings.state_dir
-        store = ProfileStore(Path(folder) if folder else None, key)
-        self._stored, self._contention_share = (
-            StoredProfile.of(store.read()),
-            self._contention.share,
-        )
-        return store
+def measure_draft(
+    context: Context, batch: Batch, n_before: int, earlier: Earlier, turn: HoldCpu
+) -> Costs:
+    """Return the costs of the draft's passes behind `n_before` tokens."""
+    deadline = time.monotonic() + measuring.BUDGET_S * 0.3
+    run, widths = make_pass_runner(context, batch, True, n_before), (1, PREFILL_WIDTH, 2, 4, 16)
+    measure = partial(measuring.measure_passes, run, widths, deadline, turn=turn)
+    return earlier.costs(earlier.stored.draft, measure)
 
-    def _choose_table(
-        self,
-        known: dict[int, float] | None,
-        measure: Callable[[], PassTimes],
-        max_rows_each: int = 0,
-    ) -> CostTable:
-        """Return the table of an earlier load if it is good enough, else measure now.
 
-        max_rows_each: as in `CostTable`.
-        """
-        measured = self._stored.use_or_measure(known, self._contention_share, measure)
-        self._noise = max(self._noise, measured.noise)
-        return CostTable(measured.ms, max_rows_each=max_rows_each)
+def make_drafter(
+    job: LoadJob,
+    models: PairModels,
+    context: Context,
+    make_room: Callable[[], bool],
+    n_before: int,
+    earlier: Earlier,
+    notes: list[str],
+) -> DrafterAndCosts:
+    """Return the draft model, or heads, and what their steps cost.
 
-    def _target_costs(self, context: Context, batch: Batch) -> CostTable:
-        budget_s = measuring.BUDGET_S * 0.7
-        run = make_pass_runner(context, batch)
-        max_rows_each = 0 if context.model.cuttable else context.n_rollback + 1
-        measure = partial(measuring.measure_widths, run, budget_s, self._turn)
-        return self._choose_table(self._stored.target, measure, max_rows_each)
+    n_before: the number of tokens in the context's first sequence. notes: gets a sentence if the model is of
+    no use.
+    """
+    heads = context.heads
+    batch = StateBatch(models.rows, context.n_state) if heads else Batch(models.rows)
+    try:
+        with job.turn():
+            check_finite_logits(context, batch, n_before)
+    except LoadFailed as error:
+        called = (MtpDrafter if heads else ModelDrafter).called
+        notes.append(f"No drafts: {error.message}")
+        return DrafterAndCosts(None, None, f"NaN or infinite values from {called}")
+    costs = measure_draft(context, batch, n_before, earlier, job.turn)
+    shared = SharedTokens()
+    if models.compared is not None:
+        shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
+    kind = Sidecar if context.borrows else Heads if heads else DraftModel
+    drafter = kind(
+        context,
+        batch,
+        costs.table,
+        make_room,
+        models.parallel + 1,
+        shared,
+        pass_s=models.settings.pass_s,
+        gap_s=models.settings.gap_s,
+    )
+    return DrafterAndCosts(drafter, costs, "")
 
-    def _draft_costs(self, context: Context, batch: Batch, n_before: int) -> CostTable:
-        deadline = time.monotonic() + measuring.BUDGET_S * 0.3
-        run, widths = make_pass_runner(context, batch, True, n_before), (1, PREFILL_WIDTH, 2, 4, 16)
-        measure = partial(measuring.measure_passes, run, widths, deadline, turn=self._turn)
-        return self._choose_table(self._stored.draft, measure)
 
-    def _make_drafter(
-        self,
-        models: PairModels,
-        context: Context | None,
-        make_room: Callable[[], bool],
-        n_before: int,
-    ) -> tuple[DraftModel | None, CostTable | None]:
-        """Return the draft model, or heads, and what their steps cost; None if they are of no use.
+def _evict_draft(slots: Slots, exact: ExactMode) -> bool:
+    """Empty the draft's memory of an idle slot, of the exact lane if no other has any."""
+    return slots.evict_draft() or (exact.made is not None and exact.made.slots.evict_draft())
 
-        n_before: the number of tokens in the context's first sequence.
-        """
-        if context is None:
-            return None, None
-        heads = context.heads
-        batch = StateBatch(models.rows, context.n_state) if heads else Batch(models.rows)
-        try:
-            with self._turn():
-                check_finite_logits(context, batch, n_before)
-        except LoadFailed as error:
-            called = (MtpDrafter if heads else ModelDrafter).called
-            self._no_draft = f"NaN or infinite values from {called}"
-            self._notes.append(f"No drafts: {error.message}")
-            return None, None
-        costs = self._draft_costs(context, batch, n_before)
-        shared = SharedTokens()
-        if models.compared is not None:
-            shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
-        scratch = models.parallel + 1
-        kind = Sidecar if context.borrows else Heads if heads else DraftModel
-        model = kind(
-            context,
-            batch,
-            costs,
-            make_room,
-            scratch,
-            shared,
-            pass_s=self._settings.pass_s,
-            gap_s=self._settings.gap_s,
-        )
-        return model, costs
 
-    def _make_learned(self, target: CostTable, draft: CostTable | None) -> LearnedProfile:
-        costs = CostProfile(target, draft, self._stored.overhead_ms)
-        return LearnedProfile(costs, self._stored.load_calibrations(Drafter.kinds), self._noise)
+def make_learned(costs: Costs, drafting: DrafterAndCosts, stored: StoredProfile) -> LearnedProfile:
+    """Return the costs, and what earlier loads have learned of each kind of drafts."""
+    steps = drafting.costs
+    profile = CostProfile(costs.table, steps.table if steps else None, stored.overhead_ms)
+    noise = max(costs.noise, steps.noise if steps else 0.0)
+    return LearnedProfile(profile, stored.load_calibrations(Drafter.kinds), noise)
 
-    def _warm_start(
-        self, context: Context, batch: Batch, drafter: DraftModel, learned: LearnedProfile
-    ) -> None:
-        """Estimate the acceptance of a new draft model, if that takes no longer than measuring.
 
-        This is not possible with heads, which read the states of a text that has a slot.
-        """
-        calibration = learned.calibrations[drafter.kind]
-        token_ms = learned.costs.target.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
-        if drafter.context.heads or not calibration.is_unused:
-            return
-        if token_ms * MAX_TEXT_TOKENS * len(TEXTS) > 1e3 * measuring.BUDGET_S:
-            return
-        warm_start(context, batch, drafter, calibration, self._turn)
+def predict_acceptance(
+    context: Context, batch: Batch, drafter: DraftModel, learned: LearnedProfile, turn: HoldCpu
+) -> None:
+    """Estimate the acceptance of a new draft model, if that takes no longer than measuring.
 
-    def _make_prefixes(
-        self, costs: CostTable, models: PairModels, notice: Notice
-    ) -> tuple[PrefixStore, SessionStore]:
-        """Make the stores for texts that lose their slot: memory, and from there the disk."""
-        settings = self._settings
-        copy_cost = estimate_copy_cost(models, costs, self.on_gpu)
-        prefixes = PrefixStore(settings.prefix_bytes, copy_cost)
-        folder = Path(settings.states_dir) if settings.states_dir else None
-        key = hash_profile_key(self._files, models)
-        sessions = SessionStore(folder, key, settings.states_bytes, notice)
-        prefixes.dropped = sessions.save_dropped
-        return prefixes, sessions
+    This is not possible with heads, which read the states of a text that has a slot.
+    """
+    calibration = learned.calibrations[drafter.kind]
+    token_ms = learned.costs.target.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
+    if drafter.context.heads or not calibration.is_unused:
+        return
+    if token_ms * MAX_TEXT_TOKENS * len(TEXTS) > 1e3 * measuring.BUDGET_S:
+        return
+    warm_start(context, batch, drafter, calibration, turn)
+
+
+def make_prefixes(
+    job: LoadJob, models: PairModels, costs: CostTable
+) -> tuple[PrefixStore, SessionStore]:
+    """Make the stores for texts that lose their slot: memory, and from there the disk."""
+    settings = models.settings
+    copy_cost = estimate_copy_cost(models, costs, is_on_gpu(settings, models.machines))
+    prefixes = PrefixStore(settings.prefix_bytes, copy_cost)
+    folder = Path(settings.states_dir) if settings.states_dir else None
+    key = hash_profile_key(job.files, models)
+    sessions = SessionStore(folder, key, settings.states_bytes, job.notice)
+    prefixes.dropped = sessions.save_dropped
+    return prefixes, sessions
+
+
+def make_lane(
+    models: PairModels,
+    context: Context,
+    batch: Batch,
+    slots: Slots,
+    costs: CostTable,
+    stored: StoredProfile,
+) -> Lane:
+    """Make the lane that many sequences share."""
+    return Lane(
+        context,
+        batch,
+        slots,
+        costs,
+        pass_s=models.settings.pass_s,
+        gap_s=models.settings.gap_s,
+        attention=stored.attention,
+        on_gpu=is_on_gpu(models.settings, models.machines),
+    )
 
 
 def _can_move(target: Model) -> bool:
