@@ -8,10 +8,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from enum import Enum, auto
 
 import msgspec
 
 from localspec.engine.cache.slot import REREAD_TOKENS
+from localspec.engine.cache.slots import SlotRequest
 from localspec.engine.pair.lane import (
     EXACT_CHUNK_TOKENS,
     Lane,
@@ -40,6 +42,33 @@ EXPECTED_ANSWER_TOKENS = 256
 
 def format_token_count(tokens: int) -> str:
     return f"{tokens} token" if tokens == 1 else f"{tokens} tokens"
+
+
+class PrefillPace(Enum):
+    """How long a pass that reads prompts may be.
+
+    ALONE: the pass reads as many rows as the lane allows, because no other request waits for it.
+    BESIDE: the pass reads only as many rows as the pause of other requests permits.
+    """
+
+    ALONE = auto()
+    BESIDE = auto()
+
+
+class PrefillOrder(Enum):
+    """How several prompts share passes.
+
+    TOGETHER: the prompts fit into one pass, get equal parts of it and end together, because one that ended
+    earlier would make the others wait for the tokens it decodes.
+    EDITOR_FIRST: the prompts fit into one pass, but an editor's is read as a whole before the others, which
+    get the rows that do not delay it.
+    IN_TURN: the prompts do not fit into one pass and are read one after another, because sharing would only
+    make all of them end as late as the last.
+    """
+
+    TOGETHER = auto()
+    EDITOR_FIRST = auto()
+    IN_TURN = auto()
 
 
 class Scheduler:
@@ -165,10 +194,8 @@ class Scheduler:
 
     def _start_sequence(self, lane: Lane, tokenized: TokenizedRequest) -> Sequence:
         request, pair = tokenized.request, self._pair
-        align = EXACT_CHUNK_TOKENS if lane.exact else 1
         # A saved conversation must hold exact states, and states moved within the cache are not exact.
         min_move_tokens = request.n_cache_reuse if request.conversation is None else 0
-        reread_tokens = REREAD_TOKENS if request.priority == "editor" else 1
         expected_tokens = (
             EXPECTED_ANSWER_TOKENS
             if request.max_tokens is None
@@ -177,13 +204,15 @@ class Scheduler:
         # The log-probabilities of a prompt come from reading it, so a cached prompt has none.
         reuse = request.cache_prompt and request.prompt_logprobs is None
         slot = lane.slots.acquire(
-            tokenized.tokens,
-            reuse,
-            align,
-            tokenized.saved,
-            min_move_tokens,
-            reread_tokens,
-            expected_tokens,
+            SlotRequest(
+                tokenized.tokens,
+                reuse=reuse,
+                align=EXACT_CHUNK_TOKENS if lane.exact else 1,
+                saved=tokenized.saved,
+                min_move=min_move_tokens,
+                n_reread=REREAD_TOKENS if request.priority == "editor" else 1,
+                n_expected=expected_tokens,
+            )
         )
         tokenized.saved = None  # it is as large as a model's state, and not needed any more
         sampler, matcher = tokenized.sampler, tokenized.matcher
@@ -216,7 +245,7 @@ class Scheduler:
     def _resume(self, lane: Lane, sequence: Sequence) -> None:
         """Give a preempted sequence a slot again; what is no longer cached of its text is read again."""
         reuse = sequence.request.cache_prompt and not sequence.scoring
-        slot = lane.slots.acquire(sequence.tokens, reuse)
+        slot = lane.slots.acquire(SlotRequest(sequence.tokens, reuse))
         sequence.move_to(slot)
         self._activate(lane, sequence)
 
@@ -290,19 +319,16 @@ class Scheduler:
         if decoding:
             budget = min(budget, lane.batch.capacity // 2)
         budget_beside = lane.max_prompt_rows(decoding)
-        wide = not self._is_decoding and not prompts[0].reads_in_short_passes
-        wide = wide and (self._n_running == 1 or lane.can_interrupt)
-        budget = min(budget, lane.max_rows if wide else budget_beside)
+        is_alone = self._prefill_pace(lane, prompts[0]) is PrefillPace.ALONE
+        budget = min(budget, lane.max_rows if is_alone else budget_beside)
         scheduled: list[Sequence] = []
         rows, outputs = 0, _max_prompt_outputs(lane)
-        # Prompts that fit into one pass together share it and end together, because one that ended earlier
-        # would make the others wait for the tokens it decodes. Longer prompts are read one after another,
-        # because sharing would only make all of them end as late as the last.
-        fits_one_pass = sum(len(seq.slot.unread) for seq in prompts) <= lane.batch.capacity
-        ordered = not fits_one_pass or prompts[0].request.priority == "editor"
+        order = _prefill_order(lane, prompts)
         for n_remaining, sequence in zip(range(len(prompts), 0, -1), prompts, strict=True):
-            takes_all = not fits_one_pass or sequence.request.priority == "editor"
-            if scheduled and ordered:  # the first one must not wait long for the others
+            in_turn = order is PrefillOrder.IN_TURN
+            takes_all = in_turn or sequence.request.priority == "editor"
+            # The first one must not wait long for the others.
+            if scheduled and order is not PrefillOrder.TOGETHER:
                 budget = min(budget, budget_beside)
             max_tokens = budget - rows if takes_all else max((budget - rows) // n_remaining, 1)
             max_tokens = min(max_tokens, budget - rows)
@@ -319,6 +345,12 @@ class Scheduler:
             sequence.step = _make_step(sequence, chunk)
             scheduled.append(sequence)
         return scheduled
+
+    def _prefill_pace(self, lane: Lane, first: Sequence) -> PrefillPace:
+        """Return how long a pass may be that reads the prompt of `first`, and perhaps others."""
+        waits = self._is_decoding or first.reads_in_short_passes
+        can_be_long = self._n_running == 1 or lane.can_interrupt
+        return PrefillPace.ALONE if can_be_long and not waits else PrefillPace.BESIDE
 
     def _limit_drafts(
         self, lane: Lane, sequences: list[Sequence], decoding: int, drafting: list[Sequence]
@@ -494,6 +526,14 @@ class Scheduler:
             lane.slots.clear(slot)
         lane.context.clear()
         self._pair.prefixes.clear()
+
+
+def _prefill_order(lane: Lane, prompts: list[Sequence]) -> PrefillOrder:
+    """Return how the prompts, in the order of their turn, share passes."""
+    if sum(len(sequence.slot.unread) for sequence in prompts) > lane.batch.capacity:
+        return PrefillOrder.IN_TURN
+    is_editor = prompts[0].request.priority == "editor"
+    return PrefillOrder.EDITOR_FIRST if is_editor else PrefillOrder.TOGETHER
 
 
 def _make_step(sequence: Sequence, tokens: list[int]) -> SequenceStep:

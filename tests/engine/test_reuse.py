@@ -24,7 +24,7 @@ import pytest
 
 from benchmarks.synthetic_heads import Architecture
 from localspec.engine.cache.slot import OPENING_TOKENS
-from localspec.engine.cache.slots import Slots
+from localspec.engine.cache.slots import SlotRequest, Slots
 from localspec.engine.llama import Batch, Context, ContextSettings, Model, NoKvSlot
 from localspec.protocol.frames import Failed, PairFiles, Sampling
 from tests.support import architectures
@@ -382,7 +382,7 @@ def test_both_memories_hold_the_windows_of_what_is_gone_on_from(
         for _ in range(120):
             base = dice.choice(texts[-4:])
             prompt = [*base[: dice.randint(1, len(base))], *words(dice.randrange(999), 40)][:170]
-            slot = slots.acquire(prompt)
+            slot = slots.acquire(SlotRequest(prompt))
             reused += slot.n_past_draft
             for context, held in ((target, slot.n_past), (draft, slot.n_past_draft)):
                 first, window = context.first_position(slot.id), context.model.n_swa

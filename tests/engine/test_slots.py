@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.cache.slot import Slot
-from localspec.engine.cache.slots import Slots
+from localspec.engine.cache.slots import SlotRequest, Slots, plan_slot
 from localspec.engine.llama import Batch, Context, ContextSettings, Model
 from localspec.protocol.frames import PairFiles
 from tests.support.rescoring import assert_alike
@@ -53,7 +55,7 @@ class Bench:
 
     def serve(self, tokens: list[int]) -> tuple[Slot, int]:
         """One request from acquiring to releasing its slot; returns what it reused."""
-        slot = self.slots.acquire(tokens)
+        slot = self.slots.acquire(SlotRequest(tokens))
         reused = slot.n_past
         assert slot.tokens == tokens
         assert reused < len(tokens)
@@ -123,23 +125,23 @@ def test_reuse_ends_at_the_first_difference(bench: Bench) -> None:
 
 def test_reuse_can_be_declined(bench: Bench) -> None:
     bench.serve([*range(20)])
-    slot = bench.slots.acquire([*range(20)], reuse=False)
+    slot = bench.slots.acquire(SlotRequest([*range(20)], reuse=False))
     assert slot.n_past == 0
     bench.check(slot)
 
 
 def test_reuse_ends_at_a_multiple_of_the_alignment(bench: Bench) -> None:
     bench.serve([*range(60)])
-    slot = bench.slots.acquire([*range(60)], align=16)
+    slot = bench.slots.acquire(SlotRequest([*range(60)], align=16))
     assert slot.n_past == 48
     bench.check(slot)
 
 
 def test_a_prefix_shared_with_a_busy_slot_is_copied(bench: Bench) -> None:
     system = [*range(40)]
-    busy = bench.slots.acquire([*system, 100])
+    busy = bench.slots.acquire(SlotRequest([*system, 100]))
     bench.read(busy, [*system, 100, 101])
-    other = bench.slots.acquire([*system, 200, 201])
+    other = bench.slots.acquire(SlotRequest([*system, 200, 201]))
     assert other is not busy
     assert other.n_past == 40
     assert other.n_past_draft == 40
@@ -171,7 +173,7 @@ def test_of_three_caches_the_oldest_gives_way(bench: Bench) -> None:
 
 
 def test_evicting_takes_the_idle_slot_used_longest_ago_and_then_stops(bench: Bench) -> None:
-    busy = bench.slots.acquire([1, 2, 3])
+    busy = bench.slots.acquire(SlotRequest([1, 2, 3]))
     bench.read(busy, [1, 2, 3])
     old, _ = bench.serve([*range(100, 120)])
     new, _ = bench.serve([*range(200, 220)])
@@ -185,13 +187,53 @@ def test_evicting_takes_the_idle_slot_used_longest_ago_and_then_stops(bench: Ben
 
 
 def test_rolling_back_cuts_both_memories(bench: Bench) -> None:
-    slot = bench.slots.acquire([*range(30)])
+    slot = bench.slots.acquire(SlotRequest([*range(30)]))
     bench.read(slot, [*range(30)])
     assert bench.slots.roll_back(slot, 12)
     assert (slot.n_past, slot.n_past_draft) == (12, 12)
     bench.check(slot)
     assert bench.slots.roll_back(slot, 20)  # there is nothing behind 12 to cut
     assert slot.n_past == 12
+
+
+short_texts = st.lists(st.integers(0, 2), max_size=12)
+
+
+@given(
+    st.lists(st.tuples(short_texts, st.booleans(), st.integers(0, 3)), min_size=1, max_size=4),
+    st.lists(st.integers(0, 2), min_size=1, max_size=12),
+    st.integers(0, 3),
+    st.integers(1, 3),
+    st.booleans(),
+)
+def test_a_plan_takes_an_idle_slot_and_no_more_than_there_is_and_changes_nothing(
+    states: list[tuple[list[int], bool, int]],
+    prompt: list[int],
+    min_move: int,
+    n_reread: int,
+    cuttable: bool,
+) -> None:
+    slots = [
+        Slot(i, i, tokens=text, n_past=len(text), busy=busy and i > 0, last_used=last_used)
+        for i, (text, busy, last_used) in enumerate(states)
+    ]
+    usable = {s.id: min(common_prefix(s.cached, prompt), len(prompt) - 1) for s in slots}
+    before = copy.deepcopy([asdict(slot) for slot in slots])
+    request = SlotRequest(prompt, min_move=min_move, n_reread=n_reread)
+    plan = plan_slot(request, slots, usable, chunks_move=min_move > 0, cuttable=cuttable)
+    assert [asdict(slot) for slot in slots] == before
+    assert not plan.slot.busy
+    assert plan.n_kept == usable[plan.slot.id] <= plan.n_offered == max(usable.values())
+    assert plan.n_offered < len(prompt)
+    end = plan.n_kept
+    for chunk in plan.chunks:
+        assert end <= chunk.new <= len(prompt) - n_reread - chunk.length
+        assert chunk.length >= min_move
+        moved = plan.slot.cached[chunk.old : chunk.old + chunk.length]
+        assert moved == prompt[chunk.new : chunk.new + chunk.length]
+        end = chunk.new + chunk.length
+    if plan.chunks:  # moving saves more than the best copy
+        assert plan.n_kept + sum(chunk.length for chunk in plan.chunks) > plan.n_offered
 
 
 prompt_parts = st.lists(st.sampled_from([0, 1]), max_size=4)
@@ -208,7 +250,7 @@ def test_the_counts_are_right_after_any_conversations(
     try:
         for chosen, reuse in conversations:
             prompt = [7, *(token for part in chosen for token in parts[part])]
-            slot = bench.slots.acquire(prompt, reuse)
+            slot = bench.slots.acquire(SlotRequest(prompt, reuse))
             bench.check(slot)
             assert slot.n_past < len(prompt)
             bench.read(slot, prompt)
@@ -259,7 +301,7 @@ def test_a_draft_that_is_behind_reads_what_it_missed(contextual: Running) -> Non
 def test_the_state_of_a_sequence_can_be_saved_and_put_back(target: Model, tmp_path: Path) -> None:
     bench = Bench(target, None, 2)
     try:
-        slot = bench.slots.acquire([*range(30)])
+        slot = bench.slots.acquire(SlotRequest([*range(30)]))
         bench.read(slot, [*range(30)])
         state = bench.target.save(slot.id)
         bench.slots.clear(slot)

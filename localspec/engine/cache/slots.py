@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from localspec.engine.cache.prefixes import SPLIT_CELLS, Prefix, PrefixStore, common_prefix
@@ -23,6 +24,92 @@ from localspec.engine.cache.slot import (
     find_chunks,
 )
 from localspec.engine.llama import Context
+
+
+@dataclass(frozen=True)
+class SlotRequest:
+    """What a request needs of a slot.
+
+    reuse: whether anything cached may be used. align: reuse ends at a multiple of this many tokens. saved: a
+    prefix that may be restored, besides those in the store. min_move: fewest tokens of a chunk that may be
+    moved from another place, which is inexact; 0: none. n_reread: tokens at the end of the prompt that are
+    always read. n_expected: tokens to generate.
+    """
+
+    prompt: Sequence[int]
+    reuse: bool = True
+    align: int = 1
+    saved: Prefix | None = None
+    min_move: int = 0
+    n_reread: int = 1
+    n_expected: int = 0
+
+    @property
+    def moves(self) -> bool:
+        """Whether chunks may be moved, and chunks that were moved before may be reused."""
+        return self.reuse and self.min_move > 0
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    """Which idle slot a request gets, and what happens to its text.
+
+    The first `n_kept` tokens stay. If there are `chunks`, they are moved to where the prompt has them, and
+    all else is dropped. If there are none, and `source` offers more, those `n_offered` tokens are copied
+    from there.
+    """
+
+    slot: Slot
+    source: Slot
+    n_kept: int
+    n_offered: int
+    chunks: Sequence[MovableChunk] = ()
+
+
+def plan_slot(
+    request: SlotRequest,
+    slots: Sequence[Slot],
+    usable: Mapping[int, int],
+    *,
+    chunks_move: bool,
+    cuttable: bool,
+) -> SlotPlan:
+    """Return which idle slot a request gets, and from what. Changes nothing.
+
+    usable: by the id of a slot, how many tokens of the prompt it can give. chunks_move: whether chunks of a
+    text may be moved now. cuttable: whether a slot's text can be copied to another.
+    """
+    idle = [slot for slot in slots if not slot.busy]
+    source = max(slots, key=lambda s: usable[s.id])
+    n_offered = usable[source.id]
+    if chunks_move:
+        slot, chunks = _choose_chunks(request, idle, usable, n_offered)
+        if chunks:
+            return SlotPlan(slot, source, usable[slot.id], n_offered, chunks)
+    best = max(idle, key=lambda s: (usable[s.id], -s.last_used))
+    # A slot whose cache would mostly be lost is spared if another free one can take a copy.
+    loses_most = usable[best.id] * 2 < best.reusable_count and cuttable
+    if n_offered > usable[best.id] or loses_most:
+        best = min(idle, key=lambda s: (s.n_past > 0, s.last_used))
+    return SlotPlan(best, source, usable[best.id], n_offered)
+
+
+def _choose_chunks(
+    request: SlotRequest, idle: Sequence[Slot], usable: Mapping[int, int], n_offered: int
+) -> tuple[Slot, list[MovableChunk]]:
+    """Return the idle slot that saves most reading with moved chunks, and the chunks, or []."""
+    best, best_chunks, best_total = idle[0], list[MovableChunk](), n_offered
+    for slot in idle:
+        n_kept = usable[slot.id]
+        if n_kept < slot.shared or slot.moves >= MAX_MOVES:
+            continue
+        chunks = find_chunks(
+            slot.cached, request.prompt, n_kept, request.min_move, request.n_reread
+        )
+        total = n_kept + sum(chunk.length for chunk in chunks)
+        if chunks and total > best_total:
+            best, best_chunks, best_total = slot, chunks, total
+    return best, best_chunks
 
 
 class Slots:
@@ -74,83 +161,52 @@ class Slots:
     def free(self) -> bool:
         return any(not slot.busy for slot in self._slots)
 
-    def acquire(
-        self,
-        prompt: Sequence[int],
-        reuse: bool = True,
-        align: int = 1,
-        saved: Prefix | None = None,
-        min_move: int = 0,
-        n_reread: int = 1,
-        n_expected: int = 0,
-    ) -> Slot:
-        """Return a free slot that holds as much of `prompt` as possible; its `n_past` says how much.
+    def acquire(self, request: SlotRequest) -> Slot:
+        """Return a free slot that holds as much of the prompt as possible; its `n_past` says how much.
 
-        This may be what an idle slot holds, a copy of another slot, or a saved prefix (from the store, or
-        `saved`) where restoring that pays. At least the last prompt token stays unread, because its logits
-        are needed, and reuse ends at a multiple of `align`. The caller has checked `free`.
-
-        min_move: fewest tokens of a chunk that may be moved from another place, which is inexact; 0: none.
-        n_reread: tokens at the end of the prompt that are always read. n_expected: tokens to generate.
+        This may be what an idle slot holds, a copy of another slot, or a saved prefix where restoring that
+        pays. At least the last prompt token stays unread, because its logits are needed. The caller has
+        checked `free`.
         """
-        prompt = list(prompt)
-        idle = [slot for slot in self._slots if not slot.busy]
-        min_move = min_move if reuse else 0
-        shared = {
-            s.id: self._usable(s, prompt, align, min_move) if reuse else 0 for s in self._slots
-        }
-        if min_move and self._parking.free:
-            slot, chunks = self._choose_chunks(idle, prompt, shared, min_move, n_reread)
-            if chunks:
-                self._occupy(slot, prompt, shared[slot.id], chunks)
-                self._save_costly_idle(prompt, shared[slot.id], n_expected, (slot,))
-                return slot
-        best = max(idle, key=lambda s: (shared[s.id], -s.last_used))
-        source = max(self._slots, key=lambda s: shared[s.id])
-        n_kept = shared[best.id]
-        # A slot whose cache would mostly be lost is spared if another free one can take a copy.
-        loses_most = n_kept * 2 < best.reusable_count and self.cuttable
-        if shared[source.id] > n_kept or loses_most:
-            best = min(idle, key=lambda s: (s.n_past > 0, s.last_used))
-            n_kept = shared[best.id]
-        # This comes first, so that what is read or restored now gets the cells that become free.
-        self._save_costly_idle(prompt, shared[source.id], n_expected, (best, source))
-        n_restored = self._restore(best, prompt, shared[source.id], align, saved) if reuse else 0
-        if reuse and not n_restored:  # the attempt to restore may have cost a slot its text
-            n_kept, n_offered = (self._usable(s, prompt, align, min_move) for s in (best, source))
-            n_kept = self._copy_from(best, source, n_kept, n_offered)
-        self._occupy(best, prompt, n_restored or n_kept)
-        if not n_restored:
-            best.source = "slot" if best.n_past else ""
-        self._save_costly_idle(prompt, best.n_past, n_expected, (best,))
-        return best
+        return self._apply(request, self.plan(request))
 
-    def _usable(self, slot: Slot, prompt: Sequence[int], align: int, min_move: int) -> int:
-        """Return how many tokens of `prompt` can be reused from what a slot's memory really holds."""
+    def plan(self, request: SlotRequest) -> SlotPlan:
+        """Return the slot for a request, and what it keeps or gets of other slots. Changes nothing."""
+        usable = {slot.id: self._usable(slot, request) for slot in self._slots}
+        chunks_move = request.moves and self._parking.free
+        return plan_slot(
+            request, self._slots, usable, chunks_move=chunks_move, cuttable=self.cuttable
+        )
+
+    def _apply(self, request: SlotRequest, plan: SlotPlan) -> Slot:
+        """Make the slot of a plan hold what it says, or more where a saved prefix is restored into it."""
+        slot, source, prompt, n_kept = plan.slot, plan.source, list(request.prompt), plan.n_kept
+        if plan.chunks:
+            self._occupy(slot, prompt, n_kept, plan.chunks)
+            self._save_costly_idle(prompt, n_kept, request.n_expected, (slot,))
+            return slot
+        # This comes first, so that what is read or restored now gets the cells that become free.
+        self._save_costly_idle(prompt, plan.n_offered, request.n_expected, (slot, source))
+        n_restored = self._restore(slot, request, plan.n_offered)
+        if request.reuse and not n_restored:
+            # The attempt to restore may have cost a slot its text.
+            n_kept, n_offered = (self._usable(s, request) for s in (slot, source))
+            n_kept = self._copy_from(slot, source, n_kept, n_offered)
+        self._occupy(slot, prompt, n_restored or n_kept)
+        if not n_restored:
+            slot.source = "slot" if slot.n_past else ""
+        self._save_costly_idle(prompt, slot.n_past, request.n_expected, (slot,))
+        return slot
+
+    def _usable(self, slot: Slot, request: SlotRequest) -> int:
+        """Return how many tokens of the prompt can be reused from what a slot's memory really holds."""
+        if not request.reuse:
+            return 0
+        prompt, align = request.prompt, request.align
         shared = min(common_prefix(slot.cached, prompt), len(prompt) - 1) // align * align
-        if not min_move or slot.moves >= MAX_MOVES:
+        if not request.moves or slot.moves >= MAX_MOVES:
             shared = slot.count_exact(shared)
         return count_usable(shared, self._memory.min_length(slot), slot.mark_positions)
-
-    def _choose_chunks(
-        self,
-        idle: list[Slot],
-        prompt: list[int],
-        shared: dict[int, int],
-        min_length: int,
-        n_reread: int,
-    ) -> tuple[Slot, list[MovableChunk]]:
-        """Return the idle slot that saves most reading with moved chunks, and the chunks, or []."""
-        best, best_chunks, best_total = idle[0], list[MovableChunk](), max(shared.values())
-        for slot in idle:
-            n_kept = shared[slot.id]
-            if n_kept < slot.shared or slot.moves >= MAX_MOVES:
-                continue
-            chunks = find_chunks(slot.cached, prompt, n_kept, min_length, n_reread)
-            total = n_kept + sum(chunk.length for chunk in chunks)
-            if chunks and total > best_total:
-                best, best_chunks, best_total = slot, chunks, total
-        return best, best_chunks
 
     def _copy_from(self, slot: Slot, source: Slot, n_kept: int, n_offered: int) -> int:
         """Copy a longer shared prefix from another slot; return what `slot` now holds of the prompt."""
@@ -318,22 +374,20 @@ class Slots:
         """Whether no slot is busy but these."""
         return not any(slot.busy and slot not in own_slots for slot in self._slots)
 
-    def _restore(
-        self, slot: Slot, prompt: list[int], n_offered: int, align: int, saved: Prefix | None
-    ) -> int:
+    def _restore(self, slot: Slot, request: SlotRequest, n_offered: int) -> int:
         """Restore into `slot` the longest saved prefix if it beats `n_offered` tokens by enough.
 
         Returns how many tokens of the prompt the slot holds then, 0 if nothing was restored.
         """
         prefixes = self._prefixes
-        if prefixes is None or not self._can_restore:
+        if not request.reuse or prefixes is None or not self._can_restore:
             return 0
         # At least one token must stay unread, so a state that cannot be cut has to be shorter.
         prefix, length = prefixes.find(
-            prompt[:-1],
+            list(request.prompt[:-1]),
             exact=self._exact,
-            align=align,
-            extra=[saved] if saved is not None else [],
+            align=request.align,
+            extra=[request.saved] if request.saved is not None else [],
         )
         if prefix is None or not prefixes.copy_cost.restoring_pays(
             length - n_offered, prefix.copied

@@ -25,7 +25,7 @@ class ExactMode:
     """The exact lane of a pair, made at first use.
 
     made: the lane, once it is made. width: of its passes, once a self-test has found it, now or at an earlier
-    load. reason: why there can be no exact lane, once that is known.
+    load. reason: why there can be no exact lane, once that is known. drafter: that of the shared lane.
     """
 
     def __init__(
@@ -35,12 +35,11 @@ class ExactMode:
         costs: CostTable,
         prefixes: PrefixStore,
         width: int | None,
-        drafter: DraftModel | None = None,
     ) -> None:
         """Prepare the lane without making it.
 
         draft: the context that drafts for this lane, too. If it belongs to heads that read the target's
-        cache, the lane gets a context of its own, with a drafter like `drafter`.
+        cache, the lane gets a context of its own, with a drafter like `drafter`, which is set before then.
         """
         self.made: Lane | None = None
         self.width = width if width in CANDIDATE_WIDTHS else None
@@ -53,7 +52,8 @@ class ExactMode:
                 f"{models.n_ctx} tokens; use a smaller `context`, or `exact = true`, which plans for both"
             )
         self._models = models
-        self._draft, self._drafter = draft, drafter
+        self.drafter: DraftModel | None = None
+        self._draft = draft
         self._costs = costs
         self._prefixes = prefixes
 
@@ -95,8 +95,8 @@ class ExactMode:
             )
         slots = Slots(context, draft, models.parallel, 1, self._prefixes, exact=True)
         lane = Lane(context, batch, slots, self._costs, self.width)
-        if draft is not None and isinstance(self._drafter, Sidecar):
-            lane.drafter = self._drafter.copy_for(draft, slots.evict)
+        if draft is not None and isinstance(self.drafter, Sidecar):
+            lane.drafter = self.drafter.copy_for(draft, slots.evict)
         return lane
 
 
