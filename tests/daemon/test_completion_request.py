@@ -8,12 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from localspec.daemon.completion.request import chat_frames, chat_prompt, completion_frames
+from localspec.daemon.completion.request import (
+    chat_frames,
+    chat_prompt,
+    completion_frames,
+    translate_request,
+)
 from localspec.engine.prompt.dialect import read_family
 from localspec.errors import InvalidRequest
 from localspec.protocol import frames
 from localspec.protocol.reading import decode
-from localspec.protocol.requests import ChatRequest, CompletionRequest
+from localspec.protocol.requests import ChatRequest, CompletionRequest, GenerationRequest
 
 KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 USER = [{"role": "user", "content": "hi"}]
@@ -349,3 +354,10 @@ def test_how_long_a_model_may_think_is_told_to_template_and_engine(
     [frame] = chat(**fields)
     assert frame["prompt"].get("template_kwargs", {}) == told
     assert frame.get("thinking", {}).get("tokens") == limit
+
+
+@pytest.mark.parametrize("name", GenerationRequest.__struct_fields__)
+def test_a_field_that_a_protocol_calls_as_we_do_reaches_the_request(name: str) -> None:
+    source = msgspec.defstruct("Source", [(name, Any), ("of_its_own", Any)])(1, 2)
+    assert getattr(translate_request(CompletionRequest, source, prompt=""), name) == 1
+    assert getattr(translate_request(CompletionRequest, source, prompt="", **{name: 3}), name) == 3

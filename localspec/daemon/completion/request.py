@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import msgspec
 
@@ -124,6 +124,24 @@ def _budget(request: ChatRequest | TemplateRequest) -> int | None:
 
 # llama.cpp's seeds are 32 bits wide, and the highest one means "draw a random seed".
 _SEED_COUNT = (1 << 32) - 1
+
+
+_Request = TypeVar("_Request", bound=GenerationRequest)
+
+
+def translate_request(kind: type[_Request], *sources: msgspec.Struct, **fields: Any) -> _Request:
+    """Return a request of our own API for one of another protocol.
+
+    It gets each field of `GenerationRequest` that a source has under the same name. `fields` are those that
+    the protocol names or means differently, and they win.
+    """
+    shared = {
+        name: getattr(source, name)
+        for source in sources
+        for name in GenerationRequest.__struct_fields__
+        if name in source.__struct_fields__
+    }
+    return kind(**{**shared, **fields})
 
 
 def chat_frames(

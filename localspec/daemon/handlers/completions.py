@@ -235,8 +235,7 @@ async def prepare_chat(
         LocalspecError: see `State.resolve_pair`.
     """
     daemon = state_of(request)
-    if body.tools or body.tool_choice:
-        tools.check_tools(body)
+    tools.check_tools(body)
     pair, call_form = None, EXPLAINED
     if uses_tools(body):
         # Each model has its own notation of calls, so the template is needed first.

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.anthropic.wire import (
     Blocks,
@@ -34,7 +35,6 @@ from localspec.protocol.requests import (
     ResponseFormat,
     Tool,
     ToolChoice,
-    sampling_parameters,
 )
 
 # `cache_control` and `strict` need no handling: every prompt is cached by its content, and calls follow
@@ -63,8 +63,12 @@ def chat_request(
     for name in fields_without_effect(body):
         ignored.add(name)
     new_messages = _messages(body, ignored)
-    chat = ChatRequest(
+    # Whatever decides how an answer is written is of no interest to a request that only counts tokens.
+    chat = translate_request(
+        ChatRequest,
+        *([body] if isinstance(body, MessagesRequest) else []),
         model=body.model,
+        stop=body.stop_sequences if isinstance(body, MessagesRequest) else None,
         messages=_merge_assistant_turns([*before, *new_messages]),
         tools=_tools(body.offered or [], ignored) or None,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -73,15 +77,6 @@ def chat_request(
     _choose(body, chat)
     _think(body, chat)
     _format(body, chat)
-    if isinstance(body, MessagesRequest):
-        chat.stream, chat.max_tokens, chat.stop = (
-            body.stream,
-            body.max_tokens,
-            body.stop_sequences,
-        )
-        chat.exact, chat.speculative = body.exact, body.speculative
-        for parameter in sampling_parameters():
-            setattr(chat, parameter.name, getattr(body, parameter.name))
     return chat, ignored, new_messages
 
 

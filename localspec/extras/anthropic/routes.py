@@ -9,7 +9,6 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from localspec.daemon.completion import tools
 from localspec.daemon.completion.answer import AnswerRun
 from localspec.daemon.completion.request import continued_part
 from localspec.daemon.handlers import models
@@ -56,7 +55,6 @@ async def create(request: Request) -> Response:
         )
     previous = await while_connected(request.receive, _continued_message(daemon, body))
     chat, without_effect, new_messages = _chat(body, previous, ignored_fields(request))
-    tools.check_tools(chat)
     turn = _turn(daemon, chat, new_messages, previous) if body.thread else None
     pair, requests, empty_answer = await prepare_chat(request, chat, turn)
     shape = MessagesShape(
@@ -83,7 +81,6 @@ async def count_tokens(request: Request) -> Response:
     body = await read_body(request, CountTokensRequest)
     previous = await while_connected(request.receive, _continued_message(state_of(request), body))
     chat, _, _ = _chat(body, previous, ignored_fields(request))
-    tools.check_tools(chat)
     return json_response(TokenCount(await prompt_tokens(request, chat), ignored_extension(request)))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.ollama.wire import (
     AskedMessage,
@@ -23,11 +24,9 @@ from localspec.protocol.requests import (
     ChatRequest,
     CompletionRequest,
     ResponseFormat,
-    sampling_parameters,
 )
 
 _ZERO_DURATION = re.compile(r"0+(\.0*)?(ns|us|µs|ms|s|m|h)?")
-_SAMPLING_FIELDS = [parameter.name for parameter in sampling_parameters()]
 
 
 def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
@@ -36,7 +35,9 @@ def chat(request: OllamaChatRequest, model: str) -> ChatRequest:
     Raises:
         InvalidRequest: the request has an image, or an invalid format.
     """
-    return ChatRequest(
+    return translate_request(
+        ChatRequest,
+        request.options or Options(),
         messages=_messages(request.messages or []),
         tools=request.tools,
         logprobs=request.logprobs,
@@ -62,7 +63,9 @@ def generate(request: OllamaGenerateRequest, model: str) -> ChatRequest | Comple
     if request.raw or request.suffix:
         if request.system:
             raise InvalidRequest("'system' needs a chat template; leave out 'raw' and 'suffix'.")
-        return CompletionRequest(
+        return translate_request(
+            CompletionRequest,
+            request.options or Options(),
             prompt=request.prompt,
             suffix=request.suffix or None,
             logprobs=request.top_logprobs if request.logprobs else None,
@@ -96,13 +99,10 @@ def ignored_keep_alive(
 
 
 def _shared(request: OllamaRequest, model: str) -> dict[str, Any]:
-    options = request.options or Options()
     return {
-        **{name: getattr(options, name) for name in _SAMPLING_FIELDS},
         "model": model,
         "stream": request.stream,
-        "max_tokens": options.num_predict,
-        "stop": options.stop,
+        "max_tokens": request.options and request.options.num_predict,
         "response_format": _format(request.format),
     }
 

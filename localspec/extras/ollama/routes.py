@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from localspec import extras
-from localspec.daemon.completion import tools
 from localspec.daemon.completion.answer import AnswerRun, PendingAnswer
 from localspec.daemon.completion.request import completion_frames
 from localspec.daemon.handlers import models as pulls
@@ -105,8 +104,6 @@ async def generate(request: Request) -> Response:
 async def _chat(
     request: Request, body: OllamaRequest, translated: ChatRequest, *, chat: bool
 ) -> Response:
-    if translated.tools:
-        tools.check_tools(translated)
     pair, requests, empty_answer = await prepare_chat(request, translated, None)
     return await _respond(request, body, pair, requests, empty_answer, chat=chat)
 

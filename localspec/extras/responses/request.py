@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
+from localspec.daemon.completion.request import translate_request
 from localspec.errors import InvalidRequest
 from localspec.extras.responses.items import MessageBuilder, Resolve, ToolSet, translate_tools
 from localspec.extras.responses.output import ItemStyle
@@ -21,7 +22,6 @@ from localspec.extras.responses.wire import (
 from localspec.protocol.requests import (
     ChatMessage,
     ChatRequest,
-    GenerationRequest,
     JsonSchema,
     ReasoningEffort,
     ResponseFormat,
@@ -106,11 +106,16 @@ def chat_request(
         raise InvalidRequest("'input' is missing.", param="input")
     if request.instructions:
         messages.insert(0, ChatMessage("system", request.instructions))
-    fields: dict[str, Any] = {
-        name: getattr(request, name) for name in GenerationRequest.__struct_fields__
-    }
-    fields |= {"n": None, "n_cmpl": None, "localspec": None, "stream_options": None}
-    chat = ChatRequest(**fields, messages=messages, continue_final_message=False)
+    chat = translate_request(
+        ChatRequest,
+        request,
+        n=None,
+        n_cmpl=None,
+        localspec=None,
+        stream_options=None,
+        messages=messages,
+        continue_final_message=False,
+    )
     if request.max_output_tokens is not None:
         chat.max_tokens, chat.max_completion_tokens = request.max_output_tokens, None
     chat.tools = parsed.tools.offered or None
