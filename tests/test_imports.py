@@ -313,6 +313,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
             "engine/llama",
             "engine/sampling",
             "engine/speculation/acceptance",
+            "engine/speculation/budget",
             "engine/speculation/cost",
             "engine/speculation/depth",
             "engine/speculation/drafters",
@@ -329,6 +330,7 @@ ROOMS: dict[str, tuple[set[str], str]] = {
             "engine/llama",
             "engine/sampling",
             "engine/speculation/acceptance",
+            "engine/speculation/budget",
             "engine/speculation/cost",
             "engine/speculation/depth",
         },
@@ -339,7 +341,11 @@ ROOMS: dict[str, tuple[set[str], str]] = {
         "arithmetic over costs and beliefs, whatever they are of",
     ),
     "engine/speculation/cost": (set(), "arithmetic over times"),
-    "engine/speculation/acceptance": (set(), "arithmetic over what was accepted"),
+    "engine/speculation/acceptance": (
+        {"engine/speculation/budget"},
+        "arithmetic over what was accepted, with what is saved for probes of it",
+    ),
+    "engine/speculation/budget": (set(), "arithmetic over what drafts cost and gain"),
     "engine/cache": ({"engine/llama"}, "it alone writes how far a model has read"),
     "engine/text_stream": (set(), "tokens to text"),
     "engine/sampling": (

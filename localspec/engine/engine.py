@@ -302,7 +302,7 @@ class Engine:
         plain_ms = lane.plain_ms(count) + costs.overhead(count, False)
         for sequence in sequences:
             made = sequence.tally.observe_round(round_s * 1e3, plain_ms)
-            self._controller.elapsed(sequence.step, made, round_s * 1e3 / len(steps), plain_ms)
+            self._controller.elapsed(sequence.step, made, round_s * 1e3, plain_ms, count)
 
     def _finish_or_probe(self, lane: Lane, sequence: Sequence) -> None:
         start = self._clock()

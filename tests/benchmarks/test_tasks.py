@@ -16,8 +16,8 @@ from benchmarks.texts.answers import Answered, saved
 from benchmarks.texts.replay import COSTS, Replay, calibration
 from benchmarks.texts.tasks import LEARNED_FROM, TASKS
 from localspec.engine.speculation.acceptance import Calibration
+from localspec.engine.speculation.budget import KNOWN_REFILL_ROUNDS, KNOWN_ROUNDS
 from localspec.engine.speculation.cost import CostProfile, CostTable
-from localspec.engine.speculation.step import LOSS_BUDGET_ROUNDS, LOSS_REFILL_ROUNDS
 
 TARGET = Path(localspec.__file__).parent / "builtin" / "target.gguf"
 COPY = Answered("copy", "copy", list(range(100, 400)), list(range(100, 400)))
@@ -68,7 +68,7 @@ def test_whatever_a_text_repeats_drafts_lose_it_little(seed: int, longest: int, 
     each = Answered("any", "free", prompt, answer)
     found, plain = Replay().write(each), Replay().write(each, plain=True)
     a_round = plain.ms / plain.passes
-    assert found.ms <= plain.ms + (LOSS_BUDGET_ROUNDS + LOSS_REFILL_ROUNDS * found.passes) * a_round
+    assert found.ms <= plain.ms + (KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * found.passes) * a_round
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_to_see_what_wide_passes_cost_costs_little_where_they_are_dear(
         return [replay.write(each).speed for each in copies]
 
     found = speeds()
-    monkeypatch.setattr("localspec.engine.speculation.controller.NARROW_ROUNDS", math.inf)
+    monkeypatch.setattr("localspec.engine.speculation.controller.WIDE_PASS_RESTS", (math.inf,))
     ratios = [one / other for one, other in zip(found, speeds(), strict=True)]
     assert ratios[0] >= 0.96
     assert min(ratios[1:]) >= 0.98

@@ -520,7 +520,7 @@ def test_what_was_found_is_looked_for_again_at_once() -> None:
     rests = []
     for found in (False, False, False, False, False, True, False, False):
         drafting.end_search(found, max_rest=7)
-        rests.append(drafting.rest)
+        rests.append(drafting.budget.searches.left)
         while not drafting.begin_search():
             pass
     assert rests == [1, 2, 4, 7, 7, 0, 1, 2]

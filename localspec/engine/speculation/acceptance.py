@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from localspec.engine.speculation.budget import ProbeFund
+
 Floats = npt.NDArray[np.float64]
 
 # The possible acceptance rates per token. Finer steps change no decision.
@@ -29,11 +31,6 @@ MAX_DRAFTS = 64  # the most drafts that a request may ask for or that n-gram loo
 # Expected of a draft model that was never used. It is hopeful because a few rounds that do not pay teach more
 # than waiting does, and their cost is small after the first text.
 INITIAL_ACCEPTANCE = 0.75
-# Probes of whether drafts have become good are paid from a credit, in units of the time of one plain token.
-# A new draft model begins with some credit, and what short answers leave over is kept. The credit grows by a
-# share of the time, which falls to its minimum as the prior says that this pair's drafts are never good.
-MAX_PROBE_SHARE, MIN_PROBE_SHARE = 0.007, 0.004
-INITIAL_CREDIT_TOKENS, MAX_CREDIT_TOKENS = 2.0, 4.0
 IS_GOOD = GRID >= 0.6  # the rates at which drafting pays on most machines
 _NEW_DRAFTS = (
     16  # after this many checked drafts a draft model is not new, and all sequences may try it
@@ -67,7 +64,7 @@ class Calibration:
         self.offset: Floats = np.zeros(N_BUCKETS)
         self.share: Floats = np.full(N_BUCKETS, 1 / N_BUCKETS)
         self.count: Floats = np.zeros(N_BUCKETS)
-        self._credit_ms: float | None = None
+        self.probes = ProbeFund()
         self._refresh()
 
     def _refresh(self) -> None:
@@ -76,9 +73,7 @@ class Calibration:
         # unseen[j, g]: probability that j drafts of unknown confidence all survive
         mixed = self.share @ self.rates
         self.unseen: Floats = mixed[None, :] ** np.arange(MAX_DRAFTS + 1)[:, None]
-        # The share of time worth spending on probes: all of it where half of all text drafts well.
-        good = min(2 * float(self.prior @ IS_GOOD), 1.0)
-        self.probe_share = max(MAX_PROBE_SHARE * good, MIN_PROBE_SHARE)
+        self.good = float(self.prior @ IS_GOOD)  # the share of text for which drafting pays
         self._n_learned = 0
 
     def learn(self, bucket_index: int, hit: bool, expected: float, belief: Floats) -> None:
@@ -122,20 +117,6 @@ class Calibration:
     def is_new(self) -> bool:
         """Whether so few drafts were checked that the first texts still teach all others."""
         return float(self.count.sum()) < _NEW_DRAFTS
-
-    def earn_credit(self, spent_ms: float, plain_ms: float) -> None:
-        """Add a share of `spent_ms`, a time without drafts, to the credit for probes."""
-        if self._credit_ms is None:
-            self._credit_ms = INITIAL_CREDIT_TOKENS * plain_ms if self.is_new else 0.0
-        self._credit_ms += spent_ms * self.probe_share
-        self._credit_ms = min(self._credit_ms, MAX_CREDIT_TOKENS * plain_ms)
-
-    def pay_probe(self, cost_ms: float) -> bool:
-        """Pay for a probe. Return False if the credit is too small."""
-        if self._credit_ms is None or self._credit_ms < cost_ms:
-            return False
-        self._credit_ms -= cost_ms
-        return True
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -6,12 +6,18 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
+import numpy as np
+
 from localspec.engine.llama import DecodeFatal
 from localspec.engine.speculation.acceptance import Floats
+from localspec.engine.speculation.budget import (
+    WIDE_PASS_RESTS,
+    Rest,
+    longest_search_rest,
+)
 from localspec.engine.speculation.cost import Clock, CostProfile
 from localspec.engine.speculation.depth import (
     MAX_DEPTH,
@@ -21,17 +27,11 @@ from localspec.engine.speculation.depth import (
     best_value,
 )
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.step import MAX_REST_ROUNDS, SequenceStep
+from localspec.engine.speculation.step import SequenceStep
 
-# Cost of noticing a copyable passage one round late, as a fraction of a target pass. Assumes one such passage
-# per 100 tokens, and that each copied token saves half a pass.
-NOTICE_DELAY_COST = 1 / 200
 MAX_UNPROVEN_DRAFTS = 3  # per round, until a draft of this kind was accepted in the text
 _SEARCH_TIME_DECAY = 0.95  # what remains of the estimated time of a search with each new one
-# Wide passes are measured only once, while a pair is loaded and the machine may be busy. If that gave too
-# high a cost, they would never be used and so never corrected. So after this many rounds (four times as many
-# each time) in which more tokens would likely have been accepted than seems to pay, all of them are verified.
-NARROW_ROUNDS, MAX_NARROW_ROUNDS, LIKELY_SURVIVAL = 8, 512, 0.5
+LIKELY_SURVIVAL = 0.5  # drafts that are at least this likely to be kept might pay in a wider pass
 
 
 class Controller:
@@ -50,10 +50,8 @@ class Controller:
             0.0  # time of a sequence's search for drafts after which nothing is drafted
         )
         self._sequences = 1  # sequences of the present pass
-        # Rounds without costly drafts that remain, and the length of the next such pause.
-        self._pause_rounds, self._next_pause = 0, 0
-        # Rounds that seemed narrower than likely to pay, and after how many a wide pass is tried.
-        self._n_narrow, self._narrow_limit = 0, NARROW_ROUNDS
+        self._wide_passes = Rest(WIDE_PASS_RESTS)  # before a pass is wider than seems to pay
+        self._wide_passes.begin()
 
     def draft(self, steps: list[SequenceStep], passes: PassCosts) -> None:
         """Give each step the drafts that are worth verifying, if any, up to its limit.
@@ -70,7 +68,9 @@ class Controller:
         start = self._clock()
         rows = sum(len(step.read) for step in steps)
         if len(steps) != self._sequences:
-            self._sequences, self._pause_rounds, self._next_pause = len(steps), 0, 0
+            self._sequences = len(steps)
+            for step in steps:
+                step.drafting.budget.decisions.end()
         decoding = sum(len(step.read) == 1 for step in steps)
         drafting = []
         # Of equal steps, the one whose sequence has generated least comes first.
@@ -82,14 +82,14 @@ class Controller:
             except Exception as error:
                 # Its own lookup or grammar failed: the other sequences go on.
                 step.error = error
-        costly_offered = any(_is_costly(step) for step in drafting)
+        costly = [step for step in drafting if _is_costly(step)]
         drafting = _pick_explorer(drafting)
         if not drafting:
-            self._update_pause(False, False)
             self._time_vain_search(start, len(open_steps))
             return
         try:
             n_others = decoding - len(drafting)
+            self._set_plain_ms(drafting, passes, decoding)
             rate = self._decide_depths(drafting, passes, rows - len(drafting), n_others)
             if all(step.drafter is None for step in drafting):
                 self._time_vain_search(start, len(open_steps))
@@ -98,35 +98,26 @@ class Controller:
             raise
         except Exception as error:  # a bug of ours, too: answers go on without drafts
             _stop_drafting(drafting, error)
-        self._update_pause(costly_offered, any(_is_costly(step) for step in drafting))
+        for step in costly:  # deciding takes time as well, and the next round knows nothing new
+            rest = step.drafting.budget.decisions
+            rest.end() if _is_costly(step) else rest.begin()
         for step in drafting:
             _cut_to_grammar(step)
+        self._charge(drafting, passes, rows)
 
     def _time_vain_search(self, start: float, n_sequences: int) -> None:
         """Note the time that sequences have searched for drafts since `start`, in vain."""
         spent_ms = (self._clock() - start) * 1e3 / n_sequences
         self._search_ms += (1 - _SEARCH_TIME_DECAY) * (spent_ms - self._search_ms)
 
-    def _update_pause(self, offered: bool, taken: bool) -> None:
-        """Pause costly drafts for some rounds if they were offered but not taken.
-
-        Deciding takes time as well, and the next round knows nothing new, unless a probe was made.
-        """
-        if taken:
-            self._pause_rounds = self._next_pause = 0
-        elif offered:
-            self._pause_rounds = min(self._next_pause, MAX_REST_ROUNDS)
-            self._next_pause = 2 * self._next_pause or 1
-        else:
-            self._pause_rounds = max(self._pause_rounds - 1, 0)
-
     # ------------------------------------------------------------------------ which kind
 
     def _choose_drafter(self, step: SequenceStep, passes: PassCosts, rows: int) -> bool:
         """Set the step's drafter and candidate to the best offer. Return False if there is none."""
-        fixed, offers = step.drafting.policy.fixed, []
+        fixed, budget, offers = step.drafting.policy.fixed, step.drafting.budget, []
+        rests = budget.decisions.take()
         for drafter in step.drafting.drafters:
-            if drafter.costly and self._pause_rounds and not fixed:
+            if drafter.costly and rests and not fixed:
                 continue
             candidate = drafter.offer(step.drafts)
             if candidate is None:
@@ -143,8 +134,8 @@ class Controller:
             costs = costs - costs[0]
             for drafter, candidate in offers:
                 if candidate.tokens and not drafter.predicted:
-                    price = costs[: candidate.limit + 1] * self._sequences / plain_ms
-                    candidate.limit = step.drafting.max_affordable(price)
+                    budget.known.open(plain_ms / self._sequences)
+                    candidate.limit = budget.known.affords(costs[: candidate.limit + 1])
             offers = [offer for offer in offers if offer[1].limit]
         if not offers:
             return False
@@ -182,11 +173,12 @@ class Controller:
             ]
             depths, rate = [d.depths[0] for d in decisions], max(d.rate for d in decisions)
         else:
+            for step, candidate in zip(steps, candidates, strict=True):
+                if not candidate.tokens:
+                    _limit_to_budget(step, candidate, costs, other_rows + len(steps), len(steps))
             decision = steps[0].drafting.policy.decide(candidates, costs, other_rows, n_others)
-            rate = decision.rate
-            depths = self._limit_known_tokens(
-                steps, passes, decision.depths, other_rows, n_others, rate
-            )
+            rate, depths = decision.rate, decision.depths
+            depths = self._limit_known_tokens(steps, passes, depths, other_rows, n_others, rate)
         rows = other_rows + len(steps) + sum(depths)
         for at, (step, depth) in enumerate(zip(steps, depths, strict=True)):
             step.base = rows - depth
@@ -222,8 +214,6 @@ class Controller:
             count = count or step.drafting.policy.choose_first_count(
                 candidate, ms[: depth + 1], rate
             )
-            if step.drafter is not None and not step.drafter.predicted:
-                step.price = float(ms[count] / ms[0]) - 1
             counts.append(count)
         return counts
 
@@ -234,14 +224,9 @@ class Controller:
         """
         survival = candidate.belief.survival(candidate.known, candidate.limit)
         likely = int((survival >= LIKELY_SURVIVAL).sum()) - 1
-        if likely > depth:
-            self._n_narrow += 1
-            if self._n_narrow >= self._narrow_limit:
-                self._n_narrow, self._narrow_limit = (
-                    0,
-                    min(4 * self._narrow_limit, MAX_NARROW_ROUNDS),
-                )
-                return likely
+        if likely > depth and not self._wide_passes.take():
+            self._wide_passes.begin()
+            return likely
         return 0
 
     # ------------------------------------------------------------------------ the drafts
@@ -268,6 +253,7 @@ class Controller:
                 _stop_drafting(group, error)
                 continue
             for step, extra_ms in zip(group, relative, strict=True):
+                step.drafted = len(step.drafts.tokens)
                 # Under the rejection rule no draft may be dropped because of its token: the remaining ones
                 # would no longer be distributed as q, and the answer not as p.
                 if not step.verifier.reject and step.candidate is not None:
@@ -293,32 +279,57 @@ class Controller:
 
         return more
 
+    # ------------------------------------------------------------------------ what they cost
+
+    def _set_plain_ms(self, steps: list[SequenceStep], passes: PassCosts, decoding: int) -> None:
+        """Set each step's share of a plain round of the sequences that decode."""
+        pass_ms = float(passes.ms(decoding)[decoding])
+        share_ms = (pass_ms + self._costs().overhead(decoding, False)) / decoding
+        for step in steps:
+            step.plain_ms = share_ms
+            step.purse.open(share_ms)
+
+    def _charge(self, steps: list[SequenceStep], passes: PassCosts, rows: int) -> None:
+        """Divide what the drafts cost beyond a plain round between the budgets of their sequences.
+
+        rows: rows of the pass without any drafts.
+        """
+        counts, alike = [len(step.drafts.tokens) for step in steps], passes.alike
+        before, after = (alike, alike * (1 + max(counts))) if alike else (rows, rows + sum(counts))
+        pass_ms = passes.ms(after)
+        row_ms = float(pass_ms[after] - pass_ms[before]) / max(sum(counts), 1)
+        for step, count in zip(steps, counts, strict=True):
+            if step.candidate and _is_charged(step) and (count or step.drafted):
+                step.cost_ms = row_ms * count + step.drafted * step.candidate.step_ms
+
     # ------------------------------------------------------------------------ after the pass
 
     def observe(self, step: SequenceStep, kept_tokens: list[int]) -> None:
         """Let each drafter learn from the tokens that were kept of a verified step."""
         for drafter in step.drafting.drafters:
             drafter.observe(step.drafts, kept_tokens, drafter is step.drafter)
-        step.drafting.book_price(
-            step.price or 0.0, 0 if step.price is None else len(kept_tokens) - 1
-        )
+        if step.cost_ms is not None:
+            step.purse.settle(step.cost_ms, len(kept_tokens) - 1, step.plain_ms)
         if step.looked:
             step.drafting.end_search(len(kept_tokens) > 1, self._max_pause)
 
-    def elapsed(self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float) -> None:
-        """Report to the drafters how many tokens a step got in its share of the round's time."""
+    def elapsed(
+        self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float, sequences: int
+    ) -> None:
+        """Note a round that took `spent_ms` for all sequences, and the tokens of one of them.
+
+        plain_ms: cost of a round without drafts.
+        """
+        budget = step.drafting.budget
+        budget.known.refill(plain_ms / sequences)
+        budget.model.refill(plain_ms / sequences)
         for drafter in step.drafting.drafters:
-            drafter.elapsed(drafter is step.drafter, tokens, spent_ms, plain_ms)
+            drafter.elapsed(drafter is step.drafter, tokens, spent_ms / sequences, plain_ms)
 
     @property
     def _max_pause(self) -> int:
-        """The most rounds to pause after searches in vain, at which their total cost is least.
-
-        Searching every n rounds costs c / n of a pass per round, and noticing a passage n / 2 rounds late
-        costs NOTICE_DELAY_COST · n / 2. The sum is least at n = √(2 c / NOTICE_DELAY_COST).
-        """
         search_cost = self._sequences * self._search_ms / self._costs().target.ms(self._sequences)
-        return min(int(math.sqrt(2 * search_cost / NOTICE_DELAY_COST)) - 1, MAX_REST_ROUNDS)
+        return longest_search_rest(search_cost)
 
     def probe(self, step: SequenceStep, remaining: int) -> bool:
         """Check whether drafts that do not pay now would pay, at a bounded share of the time.
@@ -337,7 +348,7 @@ class Controller:
             try:
                 probed |= drafter.probe(slot, remaining)
                 if probed:
-                    self._pause_rounds = 0
+                    step.drafting.budget.decisions.wake()
             except DecodeFatal:
                 raise
             except Exception as error:  # the answer goes on without this kind of drafts
@@ -348,6 +359,25 @@ class Controller:
 
 def _is_costly(step: SequenceStep) -> bool:
     return step.drafter is not None and step.drafter.costly
+
+
+def _is_charged(step: SequenceStep) -> bool:
+    """Whether the step's drafts are under the budget."""
+    return not step.drafting.policy.fixed and not (step.drafter and step.drafter.predicted)
+
+
+def _limit_to_budget(
+    step: SequenceStep, candidate: Candidate, costs: RoundCosts, base_rows: int, n_steps: int
+) -> None:
+    """Limit the drafts of a model to as many as the step's budget could pay for if all failed.
+
+    The step pays a share of the pass, in which `n_steps` sequences are taken to have equally many drafts.
+    """
+    counts = np.arange(candidate.limit + 1)
+    rows = costs.alike * (1 + counts) if costs.alike else base_rows + n_steps * counts
+    pass_ms = costs.pass_ms[np.minimum(rows, len(costs.pass_ms) - 1)]
+    extra_ms = (pass_ms - pass_ms[0]) / n_steps + counts * candidate.step_ms
+    candidate.limit = step.purse.affords(extra_ms)
 
 
 def _cut_to_grammar(step: SequenceStep) -> None:

@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
-from dataclasses import dataclass
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import NoKvSlot, NotFinite
-from localspec.engine.speculation.acceptance import MAX_DRAFTS, Belief, Calibration, Floats
+from localspec.engine.speculation.acceptance import MAX_DRAFTS, Belief, Calibration
+from localspec.engine.speculation.budget import Budget, Purse
 from localspec.engine.speculation.depth import Candidate, DepthPolicy, FixedDepth, MeasuredDepth
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 from localspec.engine.speculation.verification import Verifier
 
-MAX_REST_ROUNDS = 8  # longest pause in searching for drafts, after many searches that did not pay
-# Loss budget for drafts from lookup, in plain rounds per answer: initial budget, refill per round, cap. Gains
-# refill it as well. A pass of 64 rows costs about 20 rounds.
-LOSS_BUDGET_ROUNDS, LOSS_REFILL_ROUNDS, MAX_LOSS_BUDGET_ROUNDS = 2.0, 0.02, 32.0
-
 
 @dataclass(slots=True)
 class Drafting:
-    """How one sequence drafts while its request runs. reason: why it cannot draft at all.
-
-    rest: rounds in which it does not search for drafts. missed: searches in a row that found nothing.
-    spare: what is left of the loss budget for drafts from lookup, in plain rounds.
-    """
+    """How one sequence drafts while its request runs. reason: why it cannot draft at all."""
 
     drafters: list[Drafter]
     policy: DepthPolicy
     reason: str | None = None
-    rest: int = 0
-    missed: int = 0
-    spare: float = LOSS_BUDGET_ROUNDS
+    budget: Budget = field(default_factory=Budget)
 
     @classmethod
     def create(
@@ -62,7 +50,7 @@ class Drafting:
                 if kind.serves(resources)
             ]
             if drafters:
-                return cls(drafters, policy)
+                return cls(drafters, policy, budget=resources.budget)
         if not speculative.enabled:
             reason = "disabled by the request"
         elif speculative.depth == 0 or default_depth == 0:
@@ -73,26 +61,14 @@ class Drafting:
 
     def begin_search(self) -> bool:
         """Whether to search for drafts in this round. Must be called once per round."""
-        self.rest -= 1
-        return self.rest < 0 or self.policy.fixed
+        return not self.budget.searches.take() or self.policy.fixed
 
     def end_search(self, has_found: bool, max_rest: int) -> None:
         """Note whether a search has found drafts. max_rest: limit of the pause after searches in vain."""
-        self.missed = 0 if has_found else min(self.missed + 1, MAX_REST_ROUNDS)
-        self.rest = min(2**self.missed // 2, max_rest)
-
-    def max_affordable(self, price: Floats) -> int:
-        """Return how many known tokens the loss budget allows to try.
-
-        price[k]: additional cost of a round with k of them, in plain rounds.
-        """
-        return int(np.flatnonzero(price <= self.spare)[-1])
-
-    def book_price(self, price: float, gained: int) -> None:
-        """Book the price of a round with known tokens, and the tokens that it has gained."""
-        self.spare = min(
-            max(self.spare + LOSS_REFILL_ROUNDS + gained - price, 0.0), MAX_LOSS_BUDGET_ROUNDS
-        )
+        if has_found:
+            self.budget.searches.end()
+        else:
+            self.budget.searches.begin(max_rest)
 
     def stop(self, drafter: Drafter, slot: Slot, error: Exception) -> None:
         """Remove a kind of drafts that failed for this sequence; its answer goes on without it."""
@@ -113,7 +89,9 @@ class SequenceStep:
 
     drafter, candidate: the chosen kind of drafts; None: no drafts.
     base: rows of the pass without this step's drafts, as decided. deepest: drafts of the other step with
-    most. price: cost of known tokens in plain rounds; None: none are tried, or the request predicted them.
+    most. drafted: tokens that were drafted, of which not all need be verified.
+    cost_ms: cost of the drafts beyond a plain round, as the budget bears it; None: outside the budget.
+    plain_ms: the sequence's share of a plain round.
     looked: whether a search for drafts was made.
     first_row: row of the last token read; -1 for a chunk in the middle of a prompt. read_row: row of the
     first token read.
@@ -128,12 +106,20 @@ class SequenceStep:
     candidate: Candidate | None = None
     base: int = 0
     deepest: int = 0
-    price: float | None = None
+    drafted: int = 0
+    cost_ms: float | None = None
+    plain_ms: float = 0.0
     looked: bool = False
     first_row: int = -1
     read_row: int = -1
     repeats: bool = False
     error: Exception | None = None
+
+    @property
+    def purse(self) -> Purse:
+        """The part of the budget that pays for the chosen drafts."""
+        budget = self.drafting.budget
+        return budget.known if self.candidate and self.candidate.tokens else budget.model
 
     @property
     def rows(self) -> int:

@@ -13,16 +13,12 @@ import pytest
 from benchmarks.texts.replay import COSTS
 from localspec.engine.cache.slot import Slot
 from localspec.engine.speculation.acceptance import GRID, Belief, Calibration
+from localspec.engine.speculation.budget import KNOWN_REFILL_ROUNDS, KNOWN_ROUNDS
 from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import Candidate, MeasuredDepth, PassCosts
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
-from localspec.engine.speculation.step import (
-    LOSS_BUDGET_ROUNDS,
-    LOSS_REFILL_ROUNDS,
-    Drafting,
-    SequenceStep,
-)
+from localspec.engine.speculation.step import Drafting, SequenceStep
 from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
 from tests.support.rescoring import NEAR_TIE, worst_gap
 from tests.support.running import GREEDY, Running, drafting, skip_on
@@ -133,11 +129,11 @@ def test_known_tokens_that_lose_too_much_leave_the_rounds_to_other_kinds(kinds: 
         step = SequenceStep([1], DraftRequest(slot, 8), drafting, verifier)
         controller.draft([step], PassCosts(table.padded_ms))
         tried.append(step.drafter.kind if step.drafter else "")
-        lost += step.price or 0.0
+        lost += step.cost_ms or 0.0 if step.drafter is sure else 0.0
         right = tried[-1] == "right"
         controller.observe(step, [7] * (1 + right * len(step.drafts.tokens)))
     assert "sure" in tried
-    assert lost <= LOSS_BUDGET_ROUNDS + LOSS_REFILL_ROUNDS * 60
+    assert lost <= (KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * 60) * (COSTS[1] + 0.3)
     assert tried.count("right") > 40
 
 

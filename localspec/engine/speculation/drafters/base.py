@@ -17,6 +17,7 @@ from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.guide import Guide
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.speculation.acceptance import Belief, find_bucket
+from localspec.engine.speculation.budget import Budget
 from localspec.engine.speculation.depth import Candidate
 from localspec.protocol.frames import SpeculationSettings
 
@@ -57,7 +58,7 @@ class DraftRequest:
 class Resources:
     """What there is to draft with for one sequence, from its request and from the pair.
 
-    reject: the drafts are verified by the rejection rule.
+    reject: the drafts are verified by the rejection rule. budget: what the drafts may lose.
     """
 
     asked: SpeculationSettings
@@ -66,6 +67,7 @@ class Resources:
     lookup: NgramIndex
     model: DraftModel | None
     slots: Slots
+    budget: Budget = field(default_factory=Budget)
 
 
 class Drafter(ABC):

@@ -49,6 +49,7 @@ class ModelDrafter(Drafter):
         super().__init__(resources, belief)
         assert resources.model is not None
         self._model, self._slots = resources.model, resources.slots
+        self._purse = resources.budget.model
         self._tokens_since_probe = 0  # tokens written since drafts were last tried or probed
 
     def offer(self, request: DraftRequest) -> Candidate | None:
@@ -73,12 +74,13 @@ class ModelDrafter(Drafter):
             self._tokens_since_probe = 0
             return
         self._tokens_since_probe += tokens
-        self.belief.calibration.earn_credit(spent_ms, plain_ms)
+        calibration = self.belief.calibration
+        calibration.probes.earn(spent_ms, plain_ms, calibration.good, new=calibration.is_new)
 
     def probe(self, slot: Slot, remaining: int) -> bool:
         if self._tokens_since_probe < PROBE_INTERVAL_TOKENS or remaining < MIN_PROBE_REMAINING:
             return False
-        if not self.belief.calibration.pay_probe(self._model.probe_ms):
+        if not self._purse.pay_probe(self._model.probe_ms, self.belief.calibration.probes):
             return False
         self._tokens_since_probe = 0
         self._model.probe(slot, self.belief)

@@ -1,0 +1,168 @@
+"""The budget of speculation: what it may lose against plain decoding, and when it rests.
+
+Nobody knows beforehand whether drafts will be accepted, so "never slower than plain decoding" needs
+a bound on what trying may cost. Every answer has one `Budget`, in milliseconds of measured cost. It
+has a purse for tokens that are known at once, as from n-gram lookup, and one for the draft model, so
+that neither loses what the other gains. A round with drafts is charged with what it costs beyond a
+plain round and credited with the tokens that it gains, and a probe of the draft model with its cost.
+Nothing is tried that the purse could not pay if all of it failed. So drafts lose an answer at most
+the initial balances, and the refill of each round: 2 plain rounds and 2 % without a draft model, and
+5 rounds and 1 % more with one. Sequences that share a pass divide its cost by their drafts. Together
+they may cost more than each alone, so that one round can overdraw a purse, which then has to be
+refilled first.
+
+Three things are outside the budget: drafts that the client predicted, drafts of a depth that it
+fixed, and the first reading of a text by the draft model, which happens once per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+# In plain rounds: the initial balance of each purse, what each round adds, and the cap of both. Gains
+# add to a balance as well. A pass of 64 rows costs about 20 rounds.
+KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS = 2.0, 0.02
+MODEL_ROUNDS, MODEL_REFILL_ROUNDS = 5.0, 0.01
+MAX_ROUNDS = 32.0
+
+# Probes also need a fund, which spreads them over the answers with a pair. It is measured in plain
+# tokens. That of a new draft model begins with INITIAL_FUND_TOKENS, and what short answers leave
+# over is kept. It grows by a share of the time without drafts, which falls to its minimum as this
+# pair's drafts turn out never to be good.
+MAX_PROBE_SHARE, MIN_PROBE_SHARE = 0.007, 0.004
+INITIAL_FUND_TOKENS, MAX_FUND_TOKENS = 2.0, 4.0
+
+# The rests after attempts in vain, one after another, in rounds; the last one repeats.
+SEARCH_RESTS = (1, 2, 4, 8)  # after a search for drafts of which none was accepted
+DECISION_RESTS = (0, 1, 2, 4, 8)  # after a decision not to use the draft model, until a probe
+# Before wider passes are tried than seem to pay, counted in rounds where wider ones would likely be
+# accepted. Wide passes are measured only once, while a pair is loaded and the machine may be busy.
+# If that gave too high a cost, they would otherwise never be used and so never corrected.
+WIDE_PASS_RESTS = (7, 31, 127, 511)
+# Cost of noticing a copyable passage one round late, as a fraction of a target pass. Assumes one such
+# passage per 100 tokens, and that each copied token saves half a pass.
+NOTICE_DELAY_COST = 1 / 200
+
+
+class Rest:
+    """A rest after each attempt in vain, longer each time, until an attempt succeeds."""
+
+    def __init__(self, lengths: Sequence[float]) -> None:
+        self._lengths = lengths
+        self._n_vain = 0
+        self.left = 0.0  # rounds of the present rest that remain
+
+    def take(self) -> bool:
+        """Take one round of the rest. Return False if the rest is over."""
+        self.left -= 1
+        return self.left >= 0
+
+    def begin(self, longest: float = math.inf) -> None:
+        """Begin the next rest, of at most `longest` rounds, because an attempt was in vain."""
+        self.left = min(self._lengths[min(self._n_vain, len(self._lengths) - 1)], longest)
+        self._n_vain += 1
+
+    def wake(self) -> None:
+        """End the present rest, because something has changed."""
+        self.left = 0.0
+
+    def end(self) -> None:
+        """End the rest, and let the next one be the first again, because an attempt succeeded."""
+        self.left, self._n_vain = 0.0, 0
+
+
+def longest_search_rest(search_cost: float) -> int:
+    """Return the rest between searches in vain at which they cost least, in rounds.
+
+    search_cost: cost of the searches of a round, as a fraction of a target pass. Searching every n
+    rounds costs search_cost / n of a pass per round, and noticing a passage n / 2 rounds late costs
+    NOTICE_DELAY_COST · n / 2. The sum is least at n = √(2 · search_cost / NOTICE_DELAY_COST).
+    """
+    return int(math.sqrt(2 * search_cost / NOTICE_DELAY_COST)) - 1
+
+
+class ProbeFund:
+    """What is saved for probes of one draft model, in milliseconds; None before the first round."""
+
+    def __init__(self) -> None:
+        self._saved_ms: float | None = None
+
+    def earn(self, spent_ms: float, plain_ms: float, good: float, *, new: bool) -> None:
+        """Save a share of `spent_ms`, a time without drafts.
+
+        plain_ms: cost of a plain token. good: the share of all text that drafts well, as far as is known. All
+        that may be spent is spent where it is half of all. new: hardly any draft was checked yet.
+        """
+        if self._saved_ms is None:
+            self._saved_ms = INITIAL_FUND_TOKENS * plain_ms if new else 0.0
+        share = max(MAX_PROBE_SHARE * min(2 * good, 1.0), MIN_PROBE_SHARE)
+        self._saved_ms = min(self._saved_ms + spent_ms * share, MAX_FUND_TOKENS * plain_ms)
+
+    def pay(self, cost_ms: float) -> bool:
+        """Pay for a probe. Return False if too little is saved."""
+        if self._saved_ms is None or self._saved_ms < cost_ms:
+            return False
+        self._saved_ms -= cost_ms
+        return True
+
+
+class Purse:
+    """What drafts of one kind may still lose an answer, in milliseconds."""
+
+    def __init__(self, initial_rounds: float, refill_rounds: float) -> None:
+        self._initial_rounds, self._refill_rounds = initial_rounds, refill_rounds
+        self._balance_ms: float | None = None
+
+    def open(self, plain_ms: float) -> None:
+        """Set the initial balance, unless there is one. plain_ms: the answer's share of a plain round."""
+        if self._balance_ms is None:
+            self._balance_ms = self._initial_rounds * plain_ms
+
+    @property
+    def balance_ms(self) -> float:
+        """What may still be lost."""
+        return self._balance_ms or 0.0
+
+    def affords(self, cost_ms: npt.NDArray[np.float64]) -> int:
+        """Return how many drafts the balance could pay for if all of them failed.
+
+        cost_ms[k]: cost of k drafts beyond a plain round, from 0 drafts on.
+        """
+        return int(np.flatnonzero(cost_ms <= max(self.balance_ms, 0.0))[-1])
+
+    def settle(self, cost_ms: float, gained: int, plain_ms: float) -> None:
+        """Book drafts: what they cost beyond a plain round, and the tokens that they gained."""
+        balance_ms = self.balance_ms + gained * plain_ms - cost_ms
+        self._balance_ms = min(balance_ms, MAX_ROUNDS * plain_ms)
+
+    def refill(self, plain_ms: float) -> None:
+        """Add what each round adds, whether it had drafts or not."""
+        self.open(plain_ms)
+        cap_ms = max(self.balance_ms, MAX_ROUNDS * plain_ms)
+        self._balance_ms = min(self.balance_ms + self._refill_rounds * plain_ms, cap_ms)
+
+    def pay_probe(self, cost_ms: float, fund: ProbeFund) -> bool:
+        """Pay for a probe. Return False if the balance or the fund is too small."""
+        if self.balance_ms < cost_ms or not fund.pay(cost_ms):
+            return False
+        self._balance_ms = self.balance_ms - cost_ms
+        return True
+
+
+class Budget:
+    """What drafts may lose one answer, and its rests.
+
+    known: for tokens that are known at once. model: for drafts and probes of the draft model.
+    searches: rests between searches for drafts. decisions: rests of deciding whether the draft model
+    pays.
+    """
+
+    def __init__(self) -> None:
+        self.known = Purse(KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS)
+        self.model = Purse(MODEL_ROUNDS, MODEL_REFILL_ROUNDS)
+        self.searches = Rest(SEARCH_RESTS)
+        self.decisions = Rest(DECISION_RESTS)

@@ -1,0 +1,133 @@
+"""The budget of speculation: whatever is drafted, an answer loses no more than its stated bound."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.traces.replay import Replay
+from benchmarks.traces.trace import Trace
+from localspec.engine.llama import Batch
+from localspec.engine.speculation.acceptance import Calibration
+from localspec.engine.speculation.budget import (
+    KNOWN_REFILL_ROUNDS,
+    KNOWN_ROUNDS,
+    MAX_ROUNDS,
+    MODEL_REFILL_ROUNDS,
+    MODEL_ROUNDS,
+    Budget,
+    ProbeFund,
+    Rest,
+)
+from localspec.engine.speculation.cost import CostProfile, CostTable
+from localspec.engine.speculation.depth import MAX_DEPTH
+
+WIDTHS = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
+TOKENS = 96  # of each sequence
+
+
+def random_costs(rng: random.Random, scale: float, steepness: float) -> dict[int, float]:
+    """Return a staircase of milliseconds by width that rises at random, and may fall a little."""
+    costs, ms = {}, scale
+    for width in WIDTHS:
+        costs[width] = ms
+        ms *= 1 + rng.uniform(-0.05, 1) * steepness
+    return costs
+
+
+def hits_of(rng: random.Random, kind: str, count: int) -> list[bool]:
+    """Return which guesses are right: at random, never, or a lure that breaks off once it is believed."""
+    if kind == "never":
+        return [False] * count
+    if kind == "random":
+        rate = rng.random()
+        return [rng.random() < rate for _ in range(count)]
+    hits: list[bool] = []
+    while len(hits) < count:
+        hits += [True] * rng.randint(1, 12) + [False] * rng.randint(1, 24)
+    return hits[:count]
+
+
+def reading_of(replay: Replay, costs: CostTable, sequences: int) -> list[float]:
+    """Note the milliseconds in which the draft model reads texts, beyond its drafts and its probes."""
+    assert replay.pair.drafter is not None
+    context, spent_ms = replay.pair.drafter.context, [0.0]
+    decode = context.decode
+
+    def noting(batch: Batch) -> None:
+        rows = batch.struct
+        drafts = sum(bool(rows.logits[row]) for row in range(batch.rows))
+        if sequences not in {rows.seq_id[row][0] for row in range(batch.rows)}:  # no probe
+            spent_ms[0] += costs.ms(batch.rows) - (costs.ms(drafts) if drafts else 0.0)
+        decode(batch)
+
+    context.decode = noting  # type: ignore[method-assign]
+    return spent_ms
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 4])
+@pytest.mark.parametrize("kind", ["never", "random", "lure"])
+@pytest.mark.parametrize("seed", range(16))
+def test_no_text_and_no_costs_make_drafts_lose_more_than_the_bound(
+    seed: int, kind: str, sequences: int
+) -> None:
+    """A new pair with hopeful drafts, whose confidence says nothing or misleads."""
+    rng = random.Random(f"{seed} {kind} {sequences}")
+    target = CostTable(random_costs(rng, 40.0, rng.uniform(0.1, 1.0)))
+    draft = CostTable(random_costs(rng, rng.uniform(0.4, 20.0), 0.1))
+    confident = rng.random()
+    profile, count = CostProfile(target, draft, 1.0), TOKENS * sequences
+    hits = hits_of(rng, kind, count)
+    guesses = [place if hit else place + 1_000_000 for place, hit in enumerate(hits)]
+    buckets = [9 if rng.random() < confident else rng.randrange(10) for _ in range(count)]
+    trace = Trace("any", list(range(count)), guesses, buckets, profile.as_dict())
+    replay = Replay(trace, profile, Calibration(0.9), None, sequences)
+    reading_ms = reading_of(replay, draft, sequences)
+    replay.run()
+    # Until the first answer ends, because a pass of fewer sequences is another matter.
+    answers = replay.answers.values()
+    end = min(answer.stamps[-1] for answer in answers)
+    written = sum(
+        max((d.tokens for d, at in zip(a.deltas, a.stamps, strict=True) if at <= end), default=0)
+        for a in answers
+    )
+    round_ms = target.ms(sequences) + profile.overhead_ms
+    bound_ms = (MODEL_ROUNDS + MODEL_REFILL_ROUNDS * TOKENS) * round_ms
+    if sequences > 1:  # one round may overdraw the balances
+        bound_ms += target.ms(sequences * (1 + MAX_DEPTH)) - target.ms(sequences)
+        bound_ms += MAX_DEPTH * draft.ms(sequences)
+    assert 1e3 * end <= (written / sequences) * round_ms + bound_ms + reading_ms[0]
+
+
+@given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 5)), max_size=60))
+def test_what_is_afforded_never_overdraws_a_balance(rounds: list[tuple[float, int]]) -> None:
+    purse, lost = Budget().known, 0.0
+    purse.open(10.0)
+    for cost_ms, gained in rounds:
+        purse.refill(10.0)
+        if purse.balance_ms >= cost_ms:
+            purse.settle(cost_ms, gained, 10.0)
+            lost += cost_ms - 10.0 * gained
+        assert 0 <= purse.balance_ms <= MAX_ROUNDS * 10.0
+    assert lost <= (KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * len(rounds)) * 10.0 + 1e-6
+
+
+def test_a_probe_needs_the_balance_and_the_fund() -> None:
+    fund, purse = ProbeFund(), Budget().model
+    assert not purse.pay_probe(1.0, fund)
+    fund.earn(10.0, 10.0, 1.0, new=True)
+    assert not purse.pay_probe(1.0, fund)
+    purse.open(10.0)
+    assert purse.pay_probe(15.0, fund)
+    assert not purse.pay_probe(15.0, fund)
+
+
+def test_rests_grow_to_the_last_length_and_start_again_after_a_success() -> None:
+    rest, lengths = Rest((0, 1, 3)), []
+    for attempt in range(6):
+        rest.end() if attempt == 4 else rest.begin(longest=2)
+        lengths.append(rest.left)
+    assert lengths == [0, 1, 2, 2, 0, 0]
