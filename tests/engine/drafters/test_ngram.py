@@ -12,9 +12,7 @@ from localspec.engine.speculation.acceptance import N_BUCKETS, Calibration
 from localspec.engine.speculation.drafters.ngram import (
     GRAM_TOKENS,
     MAX_LOOKUP_TOKENS,
-    MAX_WEAK_DRAFTS,
     NO_TOKENS,
-    WEAK_MATCH_TOKENS,
     ExpectedTokens,
     NgramDrafter,
     NgramIndex,
@@ -100,15 +98,6 @@ def test_a_repetition_is_expected_to_go_on() -> None:
 
 def test_nothing_is_proposed_for_no_room() -> None:
     assert NgramIndex([1, 2, 3]).propose([1, 2, 3, 1, 2, 3], 0, 0) == NO_TOKENS
-
-
-def test_of_a_short_match_little_is_proposed() -> None:
-    text = [*range(100), 0, 1, 2]
-    assert len(NgramIndex().propose(text, MAX_LOOKUP_TOKENS, 9).tokens) == MAX_WEAK_DRAFTS
-    assert (
-        len(NgramIndex().propose([*text, 3, 4], MAX_LOOKUP_TOKENS, 9).tokens) == MAX_LOOKUP_TOKENS
-    )
-    assert WEAK_MATCH_TOKENS == 5
 
 
 # ---------------------------------------------------------------------------- predictions

@@ -19,12 +19,48 @@ from localspec.engine.speculation.cost import MAX_ROUND_ROWS
 from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 
-# ------------------------------------------------------------------------ ngram prior
+# ------------------------------------------------------------------------ thresholds
+#
+# The effect of each is measured with `scripts/bench tasks replay`: 12 answers of Qwen2.5-Coder 0.5B and 48
+# commits and pages, each with nothing learned before. "-2.3 %" is the change of the geometric mean of the
+# speeds if the value is changed as stated, "worst" that of the answer that loses most.
+#
+# | Threshold             | Value | Changed to | Mean   | Worst |
+# |-----------------------|------:|-----------:|-------:|------:|
+# | GRAM_TOKENS           |     3 |          2 | -0.8 % | -10 % |
+# |                       |       |          4 | -0.1 % |  -3 % |
+# | MAX_MATCH_TOKENS      |    48 |         24 | -2.3 % | -13 % |
+# | MAX_POSITIONS         |     8 |          1 | -0.2 % |  -3 % |
+# | MAX_LOOKUP_TOKENS     |    63 |         31 | -1.4 % |  -9 % |
+# | MAX_DEPARTURE_TOKENS  |    24 |    0: never| -0.4 % | -18 % |
+# | MAX_CHANGES           |    64 |    0: none | -0.6 % | -21 % |
+# | DISPUTE_MARGIN_TOKENS |     4 |          0 | -0.2 % |  -3 % |
+
+GRAM_TOKENS = 3  # shortest match worth following
+MAX_MATCH_TOKENS = 48  # a longer match is not measured, because it is no more reliable
+MAX_POSITIONS = 8  # latest occurrences that are compared for the longest match
+# Tokens of a copied passage that are verified in one pass. Kernels work in groups of rows, and a pass of 64
+# rows fills its groups.
+MAX_LOOKUP_TOKENS = MAX_ROUND_ROWS - 1
+MAX_DEPARTURE_TOKENS = 24  # an answer that left a text must be back within so many tokens of either
+RETURN_TOKENS = 3  # tokens in a row that show that it is back
+MAX_CHANGES = 64  # remembered per answer
+DISPUTE_MARGIN_TOKENS = 4  # a match must be longer by this where another one continues differently
+FOREIGN_MARGIN_TOKENS = 3  # a match in another request must be longer by this to be as good
+KEY_TOKENS = 6  # shortest match in a text of another request
+CAPACITY_TOKENS = 1 << 20  # of other requests' texts in memory; with their index 12 MiB
+WINDOW_TOKENS = 512  # returned of what followed in another request's text
+_CONTEXT_TOKENS = 64  # returned before them, to measure the match
+# The bucket of acceptance of each strength of a match. Bucket 0 is for places where a change is expected.
+_STRENGTH_EDGES = (2, 3, 4, 5, 9, 12, 16, 24, 48)
+_BUCKETS = [sum(strength >= edge for edge in _STRENGTH_EDGES) for strength in range(49)]
+
+
+# ------------------------------------------------------------------------ calibration
 # The calibration of n-gram drafts that fits any pair, as from `Calibration.as_dict`.
 #
 # Written by `scripts/bench tasks replay FOLDER --learn`, from answers of Qwen2.5-Coder 0.5B and from commits
 # and pages, which `scripts/bench tasks record FOLDER --learned` and `history FOLDER` had put there.
-
 
 NGRAM_CALIBRATION = {
     "prior": [
@@ -59,16 +95,12 @@ NGRAM_CALIBRATION = {
 }
 
 
-# ------------------------------------------------------------------------ ngram memory
+# ------------------------------------------------------------------------ texts of earlier requests
 # The memory of earlier requests' tokens, to draft from.
 #
 # Its size is bounded, and a conversation's tokens are forgotten with the conversation.
 
 
-KEY_TOKENS = 6  # tokens in a row that are looked up; a text of another request needs a longer match
-CAPACITY_TOKENS = 1 << 20  # with their index 12 MiB
-WINDOW_TOKENS = 512  # tokens returned of what followed
-_CONTEXT_TOKENS = 64  # tokens returned before them, to measure the match
 _HASH_FACTORS = np.array([0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9,
     0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 0xE7037ED1A0B428DB], np.uint64)  # fmt: skip
 _HASH_FACTOR_INTS = [int(factor) for factor in _HASH_FACTORS]
@@ -170,13 +202,10 @@ class NgramMemory:
         return sum(span.end - span.start for span in self._spans)
 
 
-# ------------------------------------------------------------------------ ngram index
+# ------------------------------------------------------------------------ where n-grams occurred
 # The index of n-grams: where the last tokens of a text occurred before, in microseconds.
 
 
-GRAM_TOKENS = 3  # shortest match worth following
-MAX_MATCH_TOKENS = 48  # longer matches are not measured
-MAX_POSITIONS = 8  # latest occurrences that are compared for the longest match
 # Bits of a token id in a gram's key; no vocabulary has two million tokens.
 _BITS = 63 // GRAM_TOKENS
 
@@ -237,25 +266,12 @@ def measure_match(
     return length
 
 
-# ------------------------------------------------------------------------ ngram trail
+# ------------------------------------------------------------------------ following a text through changes
 # Following an earlier text through the changes that an answer makes to it.
 #
 # A trail is a place in a text that the answer repeats. Where the answer departs from the text, the trail
-# looks
-# a few tokens ahead for the place where it comes back. A change on the way is expected again where the same
-# tokens come, so a name that was replaced once is replaced in the drafts.
-
-
-MAX_DEPARTURE_TOKENS = (
-    24  # the answer must come back within so many tokens of the old or the new text
-)
-RETURN_TOKENS = 3  # tokens in a row that show that it is back
-# Pairs (run, bonus). An answer that has repeated `run` tokens before it left the text counts as if the match
-# were longer by `bonus` tokens.
-RUN_BONUS = ((48, 6), (6, 3))
-FOREIGN_MARGIN_TOKENS = 3  # a match in another request must be longer by this to be as good
-_MAX_CHANGES = 64  # remembered per answer
-_MAX_RUN_TOKENS = 48  # a longer match is no more reliable
+# looks a few tokens ahead for the place where it comes back. A change on the way is expected again where the
+# same tokens come, so a name that was replaced once is replaced in the drafts.
 
 
 class ExpectedTokens(NamedTuple):
@@ -299,7 +315,7 @@ class Changes:
             if change.old == tuple(old):
                 change.new, change.wrong = tuple(new), False
                 return
-        if self._count < _MAX_CHANGES:
+        if self._count < MAX_CHANGES:
             self._count += 1
             known.append(Change(tuple(old), tuple(new)))
             known.sort(key=lambda change: -len(change.old))
@@ -356,20 +372,18 @@ class Trail:
         """is_current: the text is that of the answer itself. elsewhere: it is of another request."""
         self.text, self.is_current, self.elsewhere = text, is_current, elsewhere
         self._end = len(text)  # end of the text as it was before the token that is written
-        self.run = min(run, _MAX_RUN_TOKENS)
+        self.run = min(run, MAX_MATCH_TOKENS)
         self.lost = False
         self._changes = changes
         self._departure: _Departure | None = None
-        self._run_bonus = 0
         self._steps: list[_Step] = []  # the tokens that are expected next
         self._place = place  # the place of the text after them
 
     @property
     def strength(self) -> int:
         """How reliable the trail is, as the length of a match that is as reliable; 0: not at all."""
-        if self._departure is not None:
-            return self.run and self.run + min(self._run_bonus, 2)
-        return self.run + self._run_bonus - FOREIGN_MARGIN_TOKENS * self.elsewhere
+        foreign = self.elsewhere and self._departure is None
+        return self.run - FOREIGN_MARGIN_TOKENS * foreign
 
     @property
     def place(self) -> int:
@@ -423,7 +437,7 @@ class Trail:
             self._leave_text(step, token)
             return
         del self._steps[0]
-        self.run = min(self.run + 1, _MAX_RUN_TOKENS)
+        self.run = min(self.run + 1, MAX_MATCH_TOKENS)
         if self._departure is not None:
             self._departure.written.append(token)
             if self.run >= RETURN_TOKENS:
@@ -445,9 +459,6 @@ class Trail:
             written = step.change.new[: step.done] if step.change else ()
             self._departure = _Departure(step.before, list(written))
         self._departure.written.append(token)
-        self._run_bonus = max(
-            self._run_bonus, *(worth for run, worth in RUN_BONUS if self.run >= run), 0
-        )
         self.run = 0
         self._find_return(self._departure)
 
@@ -479,17 +490,7 @@ class Trail:
         return length
 
 
-# ------------------------------------------------------------------------ ngram
-
-
-# Tokens of a copied passage verified in one pass, whose cost is known from others as wide. Kernels work in
-# groups of rows, and a pass of 64 rows fills its groups.
-MAX_LOOKUP_TOKENS = MAX_ROUND_ROWS - 1
-SETTLED_TOKENS = 12  # after this many expected tokens in a row no other place is searched for
-MAX_TRAILS = 3  # places that are followed at once
-DISPUTE_MARGIN_TOKENS = 4  # a match must be longer by this where another one continues differently
-# A match of fewer tokens offers at most this many drafts.
-WEAK_MATCH_TOKENS, MAX_WEAK_DRAFTS = 5, 16
+# ------------------------------------------------------------------------ the drafter
 
 
 class NgramDrafter(Drafter):
@@ -534,11 +535,6 @@ class NgramDrafter(Drafter):
         self._offered = None
 
 
-# The bucket of each strength of a match. Bucket 0 is for places where a change is expected.
-_STRENGTH_EDGES = (2, 3, 4, 5, 9, 12, 16, 24, 48)
-_BUCKETS = [sum(strength >= edge for edge in _STRENGTH_EDGES) for strength in range(49)]
-
-
 def choose_buckets(expected: ExpectedTokens) -> list[int]:
     """Return the buckets of the expected tokens. Each token that comes makes the match longer."""
     strength, count = min(expected.strength, MAX_MATCH_TOKENS), len(expected.tokens)
@@ -570,7 +566,7 @@ class NgramIndex:
         self._text_grams = GrowingGrams(len(prompt))
         self._memory = memory
         self._changes = Changes()
-        self._trails: list[Trail] = []  # the last one is followed, the others were before
+        self._trail: Trail | None = None
         self._n_followed = -1
 
     def propose(self, tokens: Sequence[int], limit: int, generated: int) -> ExpectedTokens:
@@ -581,34 +577,29 @@ class NgramIndex:
         """
         if limit <= 0:
             return NO_TOKENS
-        self._follow_trails(tokens)
+        self._follow_trail(tokens)
         self._text_grams.extend(tokens)
         if generated < GRAM_TOKENS and len(self._prediction) > generated:
             answer = list(tokens[len(tokens) - generated :])
             if answer == self._prediction[:generated]:
-                self._trails = [Trail(self._prediction, generated, MAX_MATCH_TOKENS, self._changes)]
-        followed: set[int] = set()
-        if not self._trails or self._trails[-1].strength < SETTLED_TOKENS:
-            followed = self._look_up(tokens)
-        if not self._trails:
+                self._trail = Trail(self._prediction, generated, MAX_MATCH_TOKENS, self._changes)
+        followed = self._look_up(tokens)
+        if self._trail is None:
             return NO_TOKENS
-        trail = self._trails[-1]
-        if trail.strength < WEAK_MATCH_TOKENS:
-            limit = min(limit, MAX_WEAK_DRAFTS)
-        expected = trail.predict(limit)
+        expected = self._trail.predict(limit)
         disputed = bool(followed.difference(expected.tokens[:1]))
         return expected._replace(disputed=True) if expected.tokens and disputed else expected
 
-    def _follow_trails(self, tokens: Sequence[int]) -> None:
-        """Advance the trails by the tokens that have come since the last call."""
+    def _follow_trail(self, tokens: Sequence[int]) -> None:
+        """Advance the trail by the tokens that have come since the last call."""
         new = tokens[self._n_followed :] if 0 <= self._n_followed <= len(tokens) else ()
         self._n_followed = len(tokens)
-        for trail in self._trails:
-            for token in new:
-                trail.advance(token)
-                if trail.lost:
-                    break
-        self._trails = [trail for trail in self._trails if not trail.lost]
+        for token in new:
+            if self._trail is None:
+                return
+            self._trail.advance(token)
+            if self._trail.lost:
+                self._trail = None
 
     def _look_up(self, tokens: Sequence[int]) -> set[int]:
         """Follow the longest match, if it is worth more than the present trail.
@@ -631,10 +622,10 @@ class NgramIndex:
                 length = measure_match(text, place, tokens)
                 if best is None or length > best[2]:
                     best = text, place, length
-        has_foreign_trail = any(trail.elsewhere and trail.strength for trail in self._trails)
+        trail = self._trail
         if (
             self._memory is not None
-            and not has_foreign_trail
+            and not (trail and trail.elsewhere and trail.strength)
             and (best is None or best[2] < MAX_MATCH_TOKENS)
         ):
             remembered = self._memory.find(tokens)
@@ -642,10 +633,8 @@ class NgramIndex:
                 best is None or remembered[2] > best[2] + FOREIGN_MARGIN_TOKENS
             ):
                 best, is_foreign = remembered, True
-        if best is not None and not any(trail.is_at(best[0], best[1]) for trail in self._trails):
-            self._trails = [
-                *self._trails[-MAX_TRAILS + 1 :],
-                Trail(*best, self._changes, is_current=best[0] is tokens, elsewhere=is_foreign),
-            ]
-        self._trails.sort(key=lambda trail: trail.strength)  # of equals, the newest stays last
+        if best is not None and not (trail and trail.is_at(best[0], best[1])):
+            found = Trail(*best, self._changes, is_current=best[0] is tokens, elsewhere=is_foreign)
+            if trail is None or found.strength >= trail.strength:
+                self._trail = found
         return {tokens[place] for place in own_places}
