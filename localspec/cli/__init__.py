@@ -71,7 +71,7 @@ def _dispatch(arguments: list[str]) -> int:
     if arguments[:1] in (["ask"], ["chat"], ["explain"]):
         arguments = options.expand_file_arguments(arguments)
     if arguments[:1] == ["ask"]:
-        plain = options.parse(options.ASK, arguments[1:])
+        plain = options.parse(arguments[1:])
         if plain is not None:
             from localspec.cli import ask
 

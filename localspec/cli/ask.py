@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any
 
+    from localspec.cli.options import AskOptions
+
 EXAMPLE = """\
   localspec ask "What does shutil.copytree do?"
   git diff | localspec ask "review this"
@@ -32,21 +34,19 @@ _MIN_PIPED_CHARS = 2000
 _MAX_TITLE_CHARS = 1000  # the daemon's limit, of which it keeps the beginning of the first line
 
 
-def run(options: dict[str, Any]) -> int:
+def run(options: AskOptions) -> int:
     """Ask a question, print the answer and return the exit code.
-
-    `options` are those of `options.ASK` by name, and `words`.
 
     Raises:
         UsageError: there is nothing to ask, or options exclude each other.
         LocalspecError: no daemon is running, or it answered with an error.
     """
     _check_exclusive(options)
-    if options["query"]:
+    if options.query:
         from localspec.cli import inputs
 
         options = inputs.resolve_query(options)
-    if options["save"] is not None:
+    if options.save is not None:
         from localspec.cli import templates
 
         templates.save(options)
@@ -54,7 +54,7 @@ def run(options: dict[str, Any]) -> int:
     options = _split_words_and_files(options)
     if _is_about_last(options):
         return _print_last_answer(options)
-    if options["template"] is not None:
+    if options.template is not None:
         from localspec.cli import templates
 
         template = templates.Template(options)
@@ -64,7 +64,7 @@ def run(options: dict[str, Any]) -> int:
     else:
         question = _build_question(options)
     request = request_for(options, question)
-    client = Client(autostart=not options["no_daemon_start"])
+    client = Client(autostart=not options.no_daemon_start)
     beginning = "" if question else _load_unfinished_answer(client, request)
     try:
         response = _print_answer(client, request, options, beginning)
@@ -76,7 +76,7 @@ def run(options: dict[str, Any]) -> int:
         from localspec.cli import inputs
 
         longer = inputs.find_longer_pair(client, error.n_prompt_tokens or 0)
-        stdin_alone = _is_piped() and not options["files"]
+        stdin_alone = _is_piped() and not options.files
         raise ContextExceeded(
             inputs.describe_too_long(error, question, stdin_alone=stdin_alone, longer=longer)
         ) from error
@@ -86,7 +86,7 @@ def run(options: dict[str, Any]) -> int:
 def _complete_with_base_model(
     client: Client,
     request: dict[str, Any],
-    options: dict[str, Any],
+    options: AskOptions,
     question: str,
     error: TemplateFailed,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -104,41 +104,41 @@ def _complete_with_base_model(
     text = base_models.completion_text(name, options, question)
     request = base_models.request_for(request)
     completion_client = base_models.CompletionClient(client, text)
-    return _print_answer(completion_client, request, {**options, "plain": True}, ""), request
+    return _print_answer(completion_client, request, options.changed(plain=True), ""), request
 
 
-def _is_about_last(options: dict[str, Any]) -> bool:
+def _is_about_last(options: AskOptions) -> bool:
     """Return whether the command line is about the last answer instead of a new question.
 
     That is so where it requests code or a copy and contains no question. A pipe always counts as a
     question, because it may be empty by mistake.
     """
-    uses_answer = options["extract"] or options["extract_last"] or options["copy"]
+    uses_answer = options.extract or options.extract_last or options.copy
     question_options = ("words", "files", "system", "template", "last", "conversation")
     return (
         bool(uses_answer)
-        and not any(options[name] for name in question_options)
+        and not any(getattr(options, name) for name in question_options)
         and not _is_piped()
     )
 
 
-def _print_last_answer(options: dict[str, Any]) -> int:
+def _print_last_answer(options: AskOptions) -> int:
     """Print the last answer of the history, or its code."""
     from localspec.cli.terminal import extract
     from localspec.client.conversations import ConversationsClient
 
-    client = ConversationsClient(autostart=not options["no_daemon_start"])
+    client = ConversationsClient(autostart=not options.no_daemon_start)
     conversation = client.conversation("last")
-    if options["extract"] or options["extract_last"]:
-        text = extract.last_code(conversation, last=options["extract_last"])
+    if options.extract or options.extract_last:
+        text = extract.last_code(conversation, last=options.extract_last)
         render.text(text)
         render.end_of_text()
     else:
         text = extract.last_answer(conversation)
-        printer = render.printer(plain=options["plain"])
+        printer = render.printer(plain=options.plain)
         printer.text(text, [])
         printer.close()
-    if options["copy"]:
+    if options.copy:
         from localspec.cli.terminal import clipboard
 
         clipboard.copy(text)
@@ -146,24 +146,24 @@ def _print_last_answer(options: dict[str, Any]) -> int:
 
 
 def _finish(
-    client: Client, response: dict[str, Any], request: dict[str, Any], options: dict[str, Any]
+    client: Client, response: dict[str, Any], request: dict[str, Any], options: AskOptions
 ) -> int:
     """Print the notes that follow an answer and return the exit code."""
     print_notes(response)
     cut_off = _report_if_cut_off(response, request)
-    if options["usage"]:
+    if options.usage:
         from localspec.cli.terminal import figures
 
         figures.statistics(response)
-    if response.get("model") == "builtin" and sys.stderr.isatty() and not options["json"]:
+    if response.get("model") == "builtin" and sys.stderr.isatty() and not options.json:
         from localspec.cli.terminal import hints
 
         hints.suggest_real_pair(client)
-    if options["copy"]:
+    if options.copy:
         from localspec.cli.terminal import clipboard
 
         clipboard.copy(response["said"])
-    return 1 if cut_off and options["schema"] is not None else 0
+    return 1 if cut_off and options.schema is not None else 0
 
 
 def _load_unfinished_answer(client: Client, request: dict[str, Any]) -> str:
@@ -201,48 +201,48 @@ def print_notes(response: dict[str, Any]) -> None:
         render.error(f"The answer was not saved in the history. {extension['not_kept']}")
 
 
-def _check_exclusive(options: dict[str, Any]) -> None:
+def _check_exclusive(options: AskOptions) -> None:
     """Raise UsageError if options exclude each other."""
     for group in EXCLUSIVE:
-        used = [name for name in group if options[name]]
+        used = [name for name in group if getattr(options, name)]
         if len(used) > 1:
             flags = {"extract_last": "--xl", "conversation": "--cid", "last": "-c", "extract": "-x"}
             names = [flags.get(name, f"--{name}") for name in used]
             raise UsageError(f"{' and '.join(names)} cannot be used together.")
-    if options["values"] and not (options["template"] or options["save"]):
+    if options.values and not (options.template or options.save):
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
 
 
-def _split_words_and_files(options: dict[str, Any]) -> dict[str, Any]:
+def _split_words_and_files(options: AskOptions) -> AskOptions:
     """Return the options with files moved from the words to the files.
 
     The word `-` is standard input. A word that names a file may be a file too, so a person at a terminal is
     asked about it.
     """
-    words = [word for word in options["words"] if word != "-"]
-    files = ["-"] * ("-" in options["words"]) + options["files"]
+    words = [word for word in options.words if word != "-"]
+    files = ["-"] * ("-" in options.words) + options.files
     file_words = [word for word in words if word not in files and os.path.isfile(word)]  # noqa: PTH113 - pathlib would be one more import
     if file_words:
         from localspec.cli import inputs
 
         files = files + file_words if inputs.confirm_files(file_words) else files
-    return {**options, "words": words, "files": files}
+    return options.changed(words=words, files=files)
 
 
 def _print_answer(
-    client: Client, request: dict[str, Any], options: dict[str, Any], beginning: str
+    client: Client, request: dict[str, Any], options: AskOptions, beginning: str
 ) -> dict[str, Any]:
     """Print the answer as the options request, and return its response.
 
     The response has `timings`, `localspec`, `usage`, `model` and `said`, which is `beginning` and the text
     that followed it. With -x `said` is only the code.
     """
-    if options["json"]:
+    if options.json:
         completion = client.chat(request)
         render.record(completion)
         completion["said"] = beginning + (completion["choices"][0]["message"]["content"] or "")
         return completion
-    if options["extract"] or options["extract_last"]:
+    if options.extract or options.extract_last:
         from localspec.cli.terminal import extract
 
         completion = client.chat(request)
@@ -250,22 +250,20 @@ def _print_answer(
         message["content"] = beginning + (message["content"] or "")
         saved = is_saved(request) and not completion["localspec"].get("not_kept")
         try:
-            completion["said"] = extract.code(completion, last=options["extract_last"], saved=saved)
+            completion["said"] = extract.code(completion, last=options.extract_last, saved=saved)
         except LocalspecError:
             _report_if_cut_off(completion, request)
             raise
         render.text(completion["said"])
         render.end_of_text()
         return completion
-    printer = render.printer(
-        plain=options["plain"], tinted=options["show_draft"], beginning=beginning
-    )
-    if not options["no_stream"]:
-        response = stream(client, request, printer, hide_reasoning=options["hide_reasoning"])
+    printer = render.printer(plain=options.plain, tinted=options.show_draft, beginning=beginning)
+    if not options.no_stream:
+        response = stream(client, request, printer, hide_reasoning=options.hide_reasoning)
         return {**response, "said": beginning + response.get("said", "")}
     completion = client.chat(request)
     message = completion["choices"][0]["message"]
-    if not options["hide_reasoning"]:
+    if not options.hide_reasoning:
         render.reasoning(message.get("reasoning_content") or "")
     printer.text(message["content"] or "", [])
     printer.close()
@@ -348,23 +346,23 @@ def _start_spinner(client: Client) -> Any:
     return spinner.Spinner(client)
 
 
-def request_for(options: dict[str, Any], question: str) -> dict[str, Any]:
+def request_for(options: AskOptions, question: str) -> dict[str, Any]:
     """Return the request that asks `question` with these options.
 
     An empty question continues the last answer of the conversation.
     """
     messages = [{"role": "user", "content": question}] if question else []
-    if options["system"] is not None:
-        messages.insert(0, {"role": "system", "content": clean(options["system"])})
+    if options.system is not None:
+        messages.insert(0, {"role": "system", "content": clean(options.system)})
     request = {**sampling_request(options), "messages": messages}
     if not question:
         request["continue_final_message"] = True
-    if options["schema"] is not None:
+    if options.schema is not None:
         from localspec.cli import inputs
 
-        request["json_schema"] = inputs.load_schema(options["schema"])
-    conversation = "last" if options["last"] else options["conversation"]
-    if options["no_log"]:
+        request["json_schema"] = inputs.load_schema(options.schema)
+    conversation = "last" if options.last else options.conversation
+    if options.no_log:
         if conversation:
             raise UsageError(
                 "--no-log cannot be used with -c or --cid: what continues a conversation is "
@@ -383,16 +381,16 @@ def is_saved(request: dict[str, Any]) -> bool:
     return "conversation" in request.get("localspec", {})
 
 
-def _make_title(options: dict[str, Any]) -> str:
+def _make_title(options: AskOptions) -> str:
     """Return the title of a question in the history.
 
     It is the words of the question, or else the names of its files. The contents of files and of stdin are
     never part of a title.
     """
-    if words := clean(" ".join(options["words"])).strip():
+    if words := clean(" ".join(options.words)).strip():
         return words[:_MAX_TITLE_CHARS]
-    names = ", ".join(name for name in options["files"] if name != "-")
-    parts = [options["template"], clean(names or _stdin_name())]
+    names = ", ".join(name for name in options.files if name != "-")
+    parts = [options.template, clean(names or _stdin_name())]
     return ": ".join(part for part in parts if part)[:_MAX_TITLE_CHARS]
 
 
@@ -413,26 +411,26 @@ def _is_piped() -> bool:
     return sys.stdin is not None and not sys.stdin.isatty()
 
 
-def sampling_request(options: dict[str, Any]) -> dict[str, Any]:
+def sampling_request(options: AskOptions) -> dict[str, Any]:
     """Return the request fields that choose the pair and its parameters. `chat` has these options too."""
     request = request_fields(options)
-    if options["model"]:
+    if options.model:
         from localspec.cli import inputs
 
-        request["model"] = inputs.resolve_pair(options["model"])
-    if options["exact"]:
+        request["model"] = inputs.resolve_pair(options.model)
+    if options.exact:
         request["exact"] = True
-    if (depth := options["draft"]) is not None:
+    if (depth := options.draft) is not None:
         request["speculative"] = {"depth": depth} if depth else {"enabled": False}
-    if options["show_draft"]:
+    if options.show_draft:
         request["reveal_draft"] = True
     return request
 
 
-def _build_question(options: dict[str, Any]) -> str:
+def _build_question(options: AskOptions) -> str:
     """Return the question, which is empty when an answer that was cut off is to be continued."""
     question = read_question(options)
-    continues = (options["last"] or options["conversation"]) and options["system"] is None
+    continues = (options.last or options.conversation) and options.system is None
     if not question and not continues:
         raise UsageError(
             f"No question given. For example:\n{EXAMPLE.rstrip()}\nAll options: localspec ask --help"
@@ -440,24 +438,24 @@ def _build_question(options: dict[str, Any]) -> str:
     return question
 
 
-def read_question(options: dict[str, Any], *, labelled: bool = True) -> str:
+def read_question(options: AskOptions, *, labelled: bool = True) -> str:
     """Return stdin, the files and the words, separated by empty lines; empty if there is none of them.
 
     Unless `labelled` is false, every file has its name above it and fences around it.
     """
-    parts = [_read_context(options, labelled=labelled), clean(" ".join(options["words"]))]
+    parts = [_read_context(options, labelled=labelled), clean(" ".join(options.words))]
     return "\n\n".join(part for part in parts if part.strip())
 
 
-def _read_context(options: dict[str, Any], *, labelled: bool) -> str:
+def _read_context(options: AskOptions, *, labelled: bool) -> str:
     """Return the text that the question is about: the files, and stdin unless `-` is one of them."""
-    if not options["files"]:
+    if not options.files:
         return _read_stdin()
     from localspec.cli import inputs
 
-    stdin = "" if set(inputs.STDIN) & set(options["files"]) else _read_stdin()
+    stdin = "" if set(inputs.STDIN) & set(options.files) else _read_stdin()
     return "\n\n".join(
-        part for part in [stdin, inputs.read_files(options["files"], labelled=labelled)] if part
+        part for part in [stdin, inputs.read_files(options.files, labelled=labelled)] if part
     )
 
 

@@ -12,6 +12,8 @@ from localspec.errors import LocalspecError, TemplateFailed, UsageError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from localspec.cli.options import AskOptions
+
 # Limit where the command line has none, because a base model rarely ends its text by itself.
 DEFAULT_TOKENS = 256
 _CONFIGURED_PAIR = "default"
@@ -45,7 +47,7 @@ def explain_error(client: Client, model: str, error: TemplateFailed) -> Localspe
     )
 
 
-def completion_text(name: str, options: dict[str, Any], question: str) -> str:
+def completion_text(name: str, options: AskOptions, question: str) -> str:
     """Return the text that the base model `name` is to complete.
 
     Files are inserted as they are, without their names and fences.
@@ -54,9 +56,9 @@ def completion_text(name: str, options: dict[str, Any], question: str) -> str:
         UsageError: an option makes sense in a chat only.
     """
     chat_options = {
-        "-s": options["system"] is not None,
-        "-c": options["last"],
-        "--cid": options["conversation"] is not None,
+        "-s": options.system is not None,
+        "-c": options.last,
+        "--cid": options.conversation is not None,
     }
     for flag, used in chat_options.items():
         if used:
@@ -64,7 +66,7 @@ def completion_text(name: str, options: dict[str, Any], question: str) -> str:
                 f"{flag} cannot be used with '{name}': it is a base model, which completes one text and "
                 "has no conversation."
             )
-    if not options["files"] or options["template"] is not None:
+    if not options.files or options.template is not None:
         return question
     return ask.read_question(options, labelled=False)
 

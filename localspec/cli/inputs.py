@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any, TextIO
 
+    from localspec.cli.options import AskOptions
     from localspec.client.api import Client
 
 # A request may have 10 MiB, and one character may take six bytes of JSON. No context holds this much text.
@@ -61,21 +62,21 @@ def resolve_pair(name: str) -> str:
     return ",".join(absolute(part) if is_path(part) else part for part in parts)
 
 
-def resolve_query(options: dict[str, Any]) -> dict[str, Any]:
+def resolve_query(options: AskOptions) -> AskOptions:
     """Return the options with `model` set to the pair that -q names, if -q was given.
 
     Raises:
         UsageError: -m was given too.
         ModelNotFound: no installed pair has such a name.
     """
-    if not options["query"]:
+    if not options.query:
         return options
-    if options["model"]:
+    if options.model:
         raise UsageError("-m and -q cannot be used together.")
     from localspec.client.pairs import PairsClient
 
-    client = PairsClient(autostart=not options["no_daemon_start"])
-    return {**options, "query": [], "model": client.named_like(options["query"])}
+    client = PairsClient(autostart=not options.no_daemon_start)
+    return options.changed(query=[], model=client.named_like(options.query))
 
 
 def is_path(name: str) -> bool:

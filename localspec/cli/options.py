@@ -270,23 +270,71 @@ def select_options(*names: str) -> tuple[Option, ...]:
     return tuple(option for option in ASK if option.name in names)
 
 
-def request_fields(values: dict[str, Any]) -> dict[str, Any]:
+class AskOptions:
+    """The words and the values of the options of `ASK`, which other commands that ask have in part.
+
+    A flag that was not given is False, an option that may be repeated is [], and any other is None.
+    """
+
+    words: list[str]
+    model: str | None
+    query: list[str]
+    system: str | None
+    tokens: int | None
+    files: list[str]
+    last: bool
+    conversation: str | None
+    template: str | None
+    values: list[str]
+    save: str | None
+    replace: bool
+    extract: bool
+    extract_last: bool
+    copy: bool
+    json: bool
+    schema: str | None
+    no_stream: bool
+    plain: bool
+    show_draft: bool
+    hide_reasoning: bool
+    usage: bool
+    draft: int | None
+    exact: bool
+    no_log: bool
+    no_daemon_start: bool
+    debug: bool
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    repeat_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    seed: int | None
+
+    def __init__(self, **given: Any) -> None:
+        """Set the options in `given` by name; a tuple becomes a list. All others have their defaults."""
+        self.words = list(given.pop("words", ()))
+        for option in ASK:
+            default: Any = [] if option.many else False if option.kind is bool else None
+            value = given.pop(option.name, default)
+            setattr(self, option.name, list(value) if option.many else value)
+        if given:
+            raise TypeError(f"`ask` has no option {', '.join(given)}.")
+
+    def changed(self, **changes: Any) -> AskOptions:
+        """Return a copy with some options changed."""
+        return AskOptions(**{**vars(self), **changes})
+
+
+def request_fields(options: AskOptions) -> dict[str, Any]:
     """Return the request fields that were given as options.
 
     They have the option's name, except for --tokens, which has OpenAI's name.
     """
-    option_names = {"max_tokens": "tokens", **{option.name: option.name for option in SAMPLING}}
-    return {
-        field: values[name] for field, name in option_names.items() if values.get(name) is not None
-    }
-
-
-def defaults(table: tuple[Option, ...]) -> dict[str, Any]:
-    """Return the value of every option in a table when it is not given."""
-    return {
-        option.name: [] if option.many else False if option.kind is bool else None
-        for option in table
-    }
+    values = {option.name: getattr(options, option.name) for option in SAMPLING}
+    fields = {"max_tokens": options.tokens, **values}
+    return {field: value for field, value in fields.items() if value is not None}
 
 
 def expand_file_arguments(arguments: list[str]) -> list[str]:
@@ -321,36 +369,34 @@ def expand_file_arguments(arguments: list[str]) -> list[str]:
     return result
 
 
-def parse(table: tuple[Option, ...], arguments: list[str]) -> dict[str, Any] | None:
-    """Return the values by name, and `words`; None if the arguments need click.
+def parse(arguments: list[str]) -> AskOptions | None:
+    """Return the options and words of `ask`; None if the arguments need click.
 
     Only complete flags with valid values are parsed here. None is no error: click then parses the arguments
     again and reports what is wrong, if anything is.
     """
-    options_by_flag = {flag: option for option in table for flag in option.flags}
+    options_by_flag = {flag: option for option in ASK for flag in option.flags}
     takes_value = {flag: option.kind is not bool for flag, option in options_by_flag.items()}
-    values = defaults(table)
-    words: list[str] = []
+    options = AskOptions()
     remaining = iter(arguments)
     for argument in remaining:
         if argument == "--":
-            words.extend(remaining)
+            options.words.extend(remaining)
         elif is_word(argument, takes_value):
-            words.append(argument)
+            options.words.append(argument)
         elif argument not in options_by_flag:
             return None
         elif options_by_flag[argument].kind is bool:
-            values[options_by_flag[argument].name] = True
+            setattr(options, options_by_flag[argument].name, True)
         else:
             value = _read_value(options_by_flag[argument], next(remaining, "--"))
             if value is None:
                 return None
             if options_by_flag[argument].many:
-                values[options_by_flag[argument].name].append(value)
+                getattr(options, options_by_flag[argument].name).append(value)
             else:
-                values[options_by_flag[argument].name] = value
-    values["words"] = words
-    return values
+                setattr(options, options_by_flag[argument].name, value)
+    return options
 
 
 def is_word(argument: str, takes_value: Mapping[str, bool]) -> bool:

@@ -18,6 +18,7 @@ from typing import Any
 from localspec import files, literals, paths
 from localspec.cli import ask, inputs
 from localspec.cli import options as table
+from localspec.cli.options import AskOptions
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
 
@@ -263,8 +264,8 @@ def _parse_values(values: list[str]) -> dict[str, str]:
 class Template:
     """A template in use. `options` are those of the command line, completed by the template's."""
 
-    def __init__(self, options: dict[str, Any], known: Mapping[str, str] | None = None) -> None:
-        """Load the template `options["template"]` with the values `options["values"]` for its parameters.
+    def __init__(self, options: AskOptions, known: Mapping[str, str] | None = None) -> None:
+        """Load the template `options.template` with the values `options.values` for its parameters.
 
         `known` has values for parameters that need none on the command line, whether or not the template uses
         them.
@@ -272,17 +273,17 @@ class Template:
         Raises:
             UsageError: there is no such template, it is wrong, or it has no such parameters.
         """
-        self._name = options["template"]
+        self._name = options.template or ""
         keys = read(self._name)
         self._prompt: str = keys.pop("prompt", "")
-        self._system: str | None = keys.get("system") if options["system"] is None else None
+        self._system: str | None = keys.get("system") if options.system is None else None
         own_parameters = parameters({**keys, "prompt": self._prompt})
         if unknown := [
-            name for name in _parse_values(options["values"]) if name not in own_parameters
+            name for name in _parse_values(options.values) if name not in own_parameters
         ]:
             listing = f"it has ${', $'.join(own_parameters)}" if own_parameters else "it has none"
             raise UsageError(f"Template '{self._name}' has no parameter ${unknown[0]}; {listing}.")
-        values = _parse_values([*keys.pop("values", []), *options["values"]])
+        values = _parse_values([*keys.pop("values", []), *options.values])
         self._values = {**(known or {}), **values}
         used_parameters = parameters({"prompt": self._prompt, "system": self._system or ""})
         if missing := [name for name in used_parameters if name not in self._values]:
@@ -311,31 +312,31 @@ class Template:
         if not question.strip():
             raise UsageError(f"No question given; for example: localspec ask -t {self._name} WORDS")
         if self._system is not None:
-            self.options["system"] = Dollars(self._system).substitute(values)
+            self.options.system = Dollars(self._system).substitute(values)
         return question
 
 
-def _merge_options(options: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+def _merge_options(options: AskOptions, keys: dict[str, Any]) -> AskOptions:
     """Return the options of the command line, completed by the template's keys.
 
     Options of the command line win, also over keys that they exclude. Of lists the template's items come
     first.
     """
-    merged = dict(options)
+    changes: dict[str, Any] = {}
     for group in table.EXCLUSIVE:
-        if any(options.get(name) for name in group):
+        if any(getattr(options, name) for name in group):
             keys = {key: value for key, value in keys.items() if key not in group}
-    for key in keys.keys() & options.keys():
-        if isinstance(options[key], list):
-            merged[key] = [*keys[key], *options[key]]
-        elif _is_unset(options[key]):
-            merged[key] = keys[key]
-    return merged
+    for key, value in keys.items():
+        if isinstance(given := getattr(options, key), list):
+            changes[key] = [*value, *given]
+        elif _is_unset(given):
+            changes[key] = value
+    return options.changed(**changes)
 
 
 def apply_template(
-    options: dict[str, Any], text: str, known: Mapping[str, str] | None = None
-) -> tuple[dict[str, Any], str]:
+    options: AskOptions, text: str, known: Mapping[str, str] | None = None
+) -> tuple[AskOptions, str]:
     """Return the options, completed by the template's, and the question about `text`."""
     template = Template(options, known)
     return template.options, template.question(text)
@@ -344,18 +345,18 @@ def apply_template(
 # ---------------------------------------------------------------------------- changing templates
 
 
-def save(options: dict[str, Any]) -> None:
-    """Write the words and options as the template `options["save"]`.
+def save(options: AskOptions) -> None:
+    """Write the words and options as the template `options.save`.
 
     Raises:
         UsageError: the name is not valid, there is nothing to save, some option cannot be saved, or such a
             template exists and there is no terminal to ask at.
         LocalspecError: the person at the terminal does not want it replaced.
     """
-    name = options["save"]
+    name = options.save or ""
     _check_name(name)
-    keys: dict[str, Any] = {"prompt": " ".join(options["words"])} if options["words"] else {}
-    keys |= {key: options[key] for key in SAVED_OPTIONS if not _is_unset(options[key])}
+    keys: dict[str, Any] = {"prompt": " ".join(options.words)} if options.words else {}
+    keys |= {key: value for key in SAVED_OPTIONS if not _is_unset(value := getattr(options, key))}
     if not keys:
         raise UsageError(
             f"There is nothing to save; for example: localspec ask --save {name} 'Explain $input'"
@@ -371,7 +372,7 @@ def save(options: dict[str, Any]) -> None:
     except ValueError:
         raise UsageError(f"--save {name}: what is saved must be text; this is not UTF-8.") from None
     file = folder() / f"{name}.toml"
-    if name in names() and not options["replace"]:
+    if name in names() and not options.replace:
         _ask_to_replace(name, text)
     _write(file, text)
     render.line(f"Saved {file}. Use it with: {usage(name, keys)}")

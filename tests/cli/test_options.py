@@ -31,9 +31,9 @@ def by_click(arguments: list[str]) -> dict[str, Any] | None:
 
 @given(ARGUMENTS)
 def test_the_short_parser_and_click_agree(arguments: list[str]) -> None:
-    plain = options.parse(options.ASK, arguments)
+    plain = options.parse(arguments)
     if plain is not None:
-        assert plain == by_click(arguments)
+        assert vars(plain) == by_click(arguments)
 
 
 # Quoted text and numbers, which begin with a dash and are no options.
@@ -118,5 +118,13 @@ def test_sampling_comes_last_in_the_help(name: str, capsys: pytest.CaptureFixtur
     ],
 )
 def test_what_people_type_takes_the_short_way(arguments: list[str]) -> None:
-    assert options.parse(options.ASK, arguments) == by_click(arguments)
-    assert options.parse(options.ASK, arguments) is not None
+    parsed = options.parse(arguments)
+    assert parsed is not None
+    assert vars(parsed) == by_click(arguments)
+
+
+def test_ask_options_declare_every_option() -> None:
+    assert [*options.AskOptions.__annotations__] == [
+        "words",
+        *(option.name for option in options.ASK),
+    ]

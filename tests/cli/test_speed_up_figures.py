@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.cli.chat.talk import Conversation
-from localspec.cli.options import CHAT, defaults
+from localspec.cli.options import AskOptions
 from localspec.cli.terminal import figures, render
 from localspec.extras.stats.figures import group_row, summary_sentences
 from localspec.protocol.answers import Counts, Figures, PairStatus, Status
@@ -42,7 +42,7 @@ def test_status_shows_it_from_enough_tokens_on(ratio: float, tokens: int, verbos
 def test_an_answers_statistics_and_the_chats_line_show_it_alike(ratio: float, tokens: int) -> None:
     timings = {"predicted_n": tokens, "predicted_ms": 1000.0, "predicted_per_second": tokens}
     spec = {"active": True, "drafted": 9, "accepted": 9, "speed_up": ratio}
-    talk = Conversation({**defaults(CHAT), "model": "a"})
+    talk = Conversation(AskOptions(model="a"))
     talk.last = {"timings": timings, "localspec": {"speculation": spec}}
     with pytest.MonkeyPatch.context() as patch:
         notes: list[str] = []

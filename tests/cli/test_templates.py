@@ -103,14 +103,14 @@ def test_what_is_saved_is_what_is_used(away: Home, values: dict[str, Any], words
     assume(words.strip())
     prompt = words.replace("$", "$$") + " $known"
     values["values"] = values["values"] or ["known="]
-    blank = {**options.defaults(options.ASK), "words": []}
-    templates.save({**blank, **values, "save": "it", "words": [prompt], "replace": True})
-    used = templates.Template({**blank, "template": "it"})
+    saved = options.AskOptions(**values, save="it", words=[prompt], replace=True)
+    templates.save(saved)
+    used = templates.Template(options.AskOptions(template="it"))
     known = values.pop("values")[-1].removeprefix("known=")
     assert used.question("") == f"{words} {known}"
     system = values.pop("system")
-    assert used.options["system"] == (system and system.replace("$$", "$"))
-    assert {key: used.options[key] for key in values} == values
+    assert used.options.system == (system and system.replace("$$", "$"))
+    assert {key: getattr(used.options, key) for key in values} == values
 
 
 def test_what_is_given_comes_before_the_template(warm: Home) -> None:

@@ -13,7 +13,7 @@ from localspec.cli import base_models, inputs
 from localspec.cli.chat import slash
 from localspec.cli.chat.slash import Chat, is_complete, parse_line
 from localspec.cli.chat.talk import Conversation
-from localspec.cli.options import SETTABLE
+from localspec.cli.options import SETTABLE, AskOptions
 from localspec.cli.templates import Template
 from localspec.cli.terminal import render
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed, UsageError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 
-def run(options: dict[str, Any]) -> int:
+def run(options: AskOptions) -> int:
     """Chat until Ctrl-D or /exit.
 
     Raises:
@@ -36,13 +36,13 @@ def run(options: dict[str, Any]) -> int:
     if not sys.stdin.isatty() or not sys.stdout.isatty():
         raise UsageError("A chat needs a terminal; in a pipe, use: localspec ask")
     options = inputs.resolve_query(options)
-    template = Template(options) if options["template"] is not None else None
-    if template is None and options["values"]:
+    template = Template(options) if options.template is not None else None
+    if template is None and options.values:
         raise UsageError("-p gives a value to a template's parameter; add -t TEMPLATE.")
     options = options if template is None else template.options
-    chat = Chat(Conversation(dict(options)), template)
-    if options["files"]:
-        slash.attach(chat, options["files"])
+    chat = Chat(Conversation(options.changed()), template)
+    if options.files:
+        slash.attach(chat, options.files)
     session = _make_session(chat)
     _greet(chat)
     while not chat.ended:

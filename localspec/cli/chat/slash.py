@@ -88,11 +88,11 @@ class Chat:
         parts, self.attached = [*self.attached, text], []
         question = "\n\n".join(parts)
         if self._template is not None and not self.talk.messages:
-            old_system = self._template.options["system"]
+            old_system = self._template.options.system
             question = self._template.question(question)
             # The template's system message names $input, so it depends on the question.
-            if self._template.options["system"] != old_system:
-                self.talk.system = self._template.options["system"]
+            if self._template.options.system != old_system:
+                self.talk.system = self._template.options.system
             render.dim(question)
         self.ask(question, text)
 
@@ -100,7 +100,7 @@ class Chat:
         """Send the question as it is, and return whether any part of an answer arrived."""
         answered = self.talk.say(question, title)
         render.line("")
-        if self.talk.options["usage"] and self.talk.last.get("timings"):
+        if self.talk.options.usage and self.talk.last.get("timings"):
             figures.statistics(self.talk.last)
         return answered
 
@@ -218,7 +218,7 @@ def _set(chat: Chat, argument: str) -> None:
     if not words:
         rows = [["NAME", "VALUE", "MEANING"]]
         rows += [
-            [name, _format_value(values[name]), option.help]
+            [name, _format_value(getattr(values, name)), option.help]
             for name, option in options.SETTABLE.items()
         ]
         render.table(rows)
@@ -232,10 +232,12 @@ def _set(chat: Chat, argument: str) -> None:
         suggestion = _suggestion(name, list(options.SETTABLE), "/set alone lists what can be set.")
         raise UsageError(f"'{words[0]}' cannot be set; {suggestion}")
     if len(words) == 1:
-        render.line(f"{name} is {_format_value(values[name])}. {options.SETTABLE[name].help}")
+        render.line(
+            f"{name} is {_format_value(getattr(values, name))}. {options.SETTABLE[name].help}"
+        )
         return
-    values[name] = _parse_value(options.SETTABLE[name], " ".join(words[1:]))
-    render.line(f"{name} is {_format_value(values[name])} from the next question.")
+    setattr(values, name, _parse_value(options.SETTABLE[name], " ".join(words[1:])))
+    render.line(f"{name} is {_format_value(getattr(values, name))} from the next question.")
 
 
 def _format_value(value: Any) -> str:
@@ -281,7 +283,7 @@ def _history(chat: Chat, argument: str) -> None:
     if not chat.talk.messages:
         render.line("This conversation is empty.")
         return
-    history.conversation(chat.talk.as_history_entry(), plain=chat.talk.options["plain"])
+    history.conversation(chat.talk.as_history_entry(), plain=chat.talk.options.plain)
 
 
 def _regen(chat: Chat, argument: str) -> None:

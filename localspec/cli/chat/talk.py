@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from localspec.cli import ask
+from localspec.cli.options import AskOptions
 from localspec.cli.terminal import figures, hints, render
 from localspec.client.conversations import ConversationsClient
 from localspec.config import load_config
@@ -47,13 +48,13 @@ class _RecordingPrinter(render.Printer):
 
 
 class Conversation:
-    """A conversation, which the daemon saves unless `options["no_log"]` is set.
+    """A conversation, which the daemon saves unless `options.no_log` is set.
 
     `options` are those of `chat`, and may be changed between questions.
     """
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.client = ConversationsClient(autostart=not options["no_daemon_start"])
+    def __init__(self, options: AskOptions) -> None:
+        self.client = ConversationsClient(autostart=not options.no_daemon_start)
         self.options = options
         self.id = _NEW_ID
         self.messages: list[dict[str, Any]] = []  # without the system message
@@ -67,7 +68,7 @@ class Conversation:
         self._n_questions_before_unsaved = 0
         self._titles: dict[str, str] = {}  # question → its words without files
         self._saved_system: str | None = None
-        conversation_id = "last" if options["last"] else options["conversation"]
+        conversation_id = "last" if options.last else options.conversation
         if conversation_id:
             conversation = self.client.conversation(conversation_id)
             self._load(conversation)
@@ -76,26 +77,26 @@ class Conversation:
 
     @property
     def model(self) -> str:
-        return self.options["model"] or ""
+        return self.options.model or ""
 
     @model.setter
     def model(self, name: str) -> None:
-        self.options["model"] = name
+        self.options.model = name
 
     @property
     def system(self) -> str | None:
         """The system message for the next questions."""
-        system: str | None = self.options["system"]
+        system: str | None = self.options.system
         return system
 
     @system.setter
     def system(self, text: str | None) -> None:
-        self.options["system"] = text
+        self.options.system = text
 
     @property
     def is_unsaved(self) -> bool:
         """Whether the daemon saves nothing, so that every request has to carry all messages."""
-        return bool(self.options["no_log"]) or self._saving_failed
+        return bool(self.options.no_log) or self._saving_failed
 
     @property
     def questions(self) -> list[str]:
@@ -117,7 +118,7 @@ class Conversation:
         n_messages, stopped = len(self.messages), False
         beginning = "" if question else self._unfinished_answer()
         self._titles.setdefault(question, title)
-        plain, tinted = self.options["plain"], self.options["show_draft"]
+        plain, tinted = self.options.plain, self.options.show_draft
         printer = _RecordingPrinter(
             render.printer(plain=plain, tinted=tinted, beginning=beginning),
             lambda printed: self._refresh(beginning + printed, continued=bool(beginning)),
@@ -128,7 +129,7 @@ class Conversation:
                 self.client,
                 self._build_request(question),
                 printer,
-                hide_reasoning=bool(self.options["hide_reasoning"]),
+                hide_reasoning=bool(self.options.hide_reasoning),
                 result=self.last,
             )
         except KeyboardInterrupt:
@@ -198,7 +199,7 @@ class Conversation:
                 request["localspec"]["title"] = self._titles[question][:1000]
         else:
             messages = [*self.messages, *messages]
-            if self.options["no_log"]:
+            if self.options.no_log:
                 request["localspec"] = {"private": True}
         # The daemon already has the system message if it saved the same one.
         knows_system = is_saved and (not question or self.system == self._saved_system)

@@ -52,8 +52,7 @@ class QuestionCommand(TextCommand):
 
 
 def _run_ask(words: tuple[str, ...], **values: object) -> int:
-    lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
-    return ask.run({**values, **lists, "words": list(words)})
+    return ask.run(options.AskOptions(words=words, **values))
 
 
 ask_command = QuestionCommand(
@@ -77,8 +76,7 @@ ask_command = QuestionCommand(
 def _run_chat(**values: object) -> int:
     from localspec.cli.chat import chat
 
-    lists = {key: list(value) for key, value in values.items() if isinstance(value, tuple)}
-    return chat.run({**values, **lists})
+    return chat.run(options.AskOptions(**values))
 
 
 chat_command = QuestionCommand(
@@ -100,17 +98,14 @@ _OPTIONS = tuple(option for option in options.CHAT if option.name not in ("model
 
 
 def _run_pair(pair: str, words: tuple[str, ...], **values: object) -> int:
-    all_values = {**options.defaults(options.ASK), **values, "model": pair, "words": list(words)}
-    all_values = {
-        key: list(value) if isinstance(value, tuple) else value for key, value in all_values.items()
-    }
+    ask_options = options.AskOptions(model=pair, words=words, **values)
     if words or not sys.stdin.isatty():
         from localspec.cli import ask
 
-        return ask.run(all_values)
+        return ask.run(ask_options)
     from localspec.cli.chat import chat
 
-    return chat.run(all_values)
+    return chat.run(ask_options)
 
 
 run_command = QuestionCommand(

@@ -17,6 +17,7 @@ import click
 
 from localspec.cli import inputs, suggest
 from localspec.cli.app import Group, NumberOption
+from localspec.cli.options import AskOptions
 from localspec.cli.terminal import figures, render
 from localspec.client.api import Client
 from localspec.errors import UsageError
@@ -94,8 +95,7 @@ def complete_command(
     if not has_fence:
         # A model that was trained to chat ends its code with a fence and then explains it.
         request["stop"] = [f"\n{_FENCE}"]
-    pair_options = {"model": model, "query": list(query), "no_daemon_start": False}
-    if model := inputs.resolve_query(pair_options)["model"]:
+    if model := inputs.resolve_query(AskOptions(model=model, query=query)).model:
         request["model"] = inputs.resolve_pair(model)
     response = Client().infill(request)
     if as_json:

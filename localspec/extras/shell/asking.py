@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from localspec.cli import ask, templates
-from localspec.cli import options as table
+from localspec.cli.options import AskOptions
 from localspec.cli.terminal import extract, render
 from localspec.client.api import Client
 from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed
@@ -260,7 +260,7 @@ class _ReadingClock:
 
 def ask_template(
     template: str,
-    options: dict[str, Any],
+    options: AskOptions,
     cut: Callable[[int], Cut],
     variables: dict[str, str],
     printer: render.Printer,
@@ -270,15 +270,15 @@ def ask_template(
     """Ask `template` about a text, print the answer and return what `ask.stream` returns.
 
     `cut` returns the text shortened to a number of characters. It is called again with fewer characters if
-    the text does not fit into the context, or takes longer to read than `reading_s` seconds. `options` are
-    some of `options.ASK` by name, and `about`, the title in the history. `variables` has the values of the
-    template's variables.
+    the text does not fit into the context, or takes longer to read than `reading_s` seconds. The
+    words of `options` are the title in the history, and its template replaces `template`. `variables` has
+    the values of the template's variables.
 
     Raises:
         UsageError: the template is wrong.
         LocalspecError: no daemon is running, or it answered with an error.
     """
-    client = Client(autostart=not options["no_daemon_start"])
+    client = Client(autostart=not options.no_daemon_start)
     max_chars, reason = _MAX_CHARS, ""
     for attempt in range(_MAX_ATTEMPTS):
         text, left_out = cut(max_chars)
@@ -301,14 +301,14 @@ def ask_template(
             reason = "Too long for the pair's context"
     if left_out:
         render.note(f"{reason or 'Too long'}; left out: {left_out}")
-    _print_notes(client, response, usage=bool(options.get("usage")))
+    _print_notes(client, response, usage=options.usage)
     return response
 
 
 def _stream_answer(
     client: Client,
     request: dict[str, Any],
-    options: dict[str, Any],
+    options: AskOptions,
     printer: render.Printer,
     on_progress: Callable[[dict[str, Any]], None] | None,
 ) -> dict[str, Any]:
@@ -316,7 +316,7 @@ def _stream_answer(
 
     Raises LocalspecError, which for a base model says what it can do instead.
     """
-    hide = options["hide_reasoning"]
+    hide = options.hide_reasoning
     try:
         return ask.stream(client, request, printer, hide_reasoning=hide, on_progress=on_progress)
     except TemplateFailed as error:
@@ -326,16 +326,16 @@ def _stream_answer(
 
 
 def _build_request(
-    template: str, options: dict[str, Any], text: str, variables: dict[str, str]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    template: str, options: AskOptions, text: str, variables: dict[str, str]
+) -> tuple[dict[str, Any], AskOptions]:
     """Return the request that asks `template` about a text, and the merged options."""
-    template_name = options.get("template") or template
-    all_options = {**table.defaults(table.ASK), "words": [], **options, "template": template_name}
-    title = all_options.pop("about", "")
-    merged, question = templates.apply_template(all_options, text, variables)
+    merged, question = templates.apply_template(
+        options.changed(template=options.template or template), text, variables
+    )
     request = ask.request_for(merged, question)
     if ask.is_saved(request):
         kind = template.partition("-")[0]
+        title = ask.clean(" ".join(options.words))
         request["localspec"]["kind"] = kind
         request["localspec"]["title"] = f"{kind}: {title}" if title else kind
     return request, merged
@@ -356,7 +356,7 @@ def _print_notes(client: Client, response: dict[str, Any], *, usage: bool) -> No
 
 def ask_for_text(
     template: str,
-    options: dict[str, Any],
+    options: AskOptions,
     cut: Callable[[int], Cut],
     variables: dict[str, str],
     *,
@@ -378,10 +378,10 @@ def ask_for_text(
 
 
 def ask_and_print(
-    template: str, options: dict[str, Any], cut: Callable[[int], Cut], variables: dict[str, str]
+    template: str, options: AskOptions, cut: Callable[[int], Cut], variables: dict[str, str]
 ) -> None:
     """Ask like `ask_template` and print the answer as `ask` does."""
-    ask_template(template, options, cut, variables, render.printer(plain=options["plain"]))
+    ask_template(template, options, cut, variables, render.printer(plain=options.plain))
 
 
 def uncut(text: str) -> Callable[[int], Cut]:

@@ -39,12 +39,12 @@ _CMD_OPTIONS = options.select_options(
 def _run_cmd(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
     if not words:
         raise UsageError('Describe the command, as in: localspec cmd "count the lines in *.py"')
-    text = ask.read_question({**values, "words": list(words)})
+    ask_options = options.AskOptions(words=words, **values)
+    text = ask.read_question(ask_options)
     target_shell = proposal.shell_for(shell) if shell else proposal.current_shell()
     variables = {"shell": target_shell.language, "system": proposal.system()}
-
-    template_options = {**values, "files": [], "about": ask.clean(" ".join(words))}
-    answer = asking.ask_for_text("cmd", template_options, asking.uncut(text), variables)
+    ask_options = ask_options.changed(files=[])
+    answer = asking.ask_for_text("cmd", ask_options, asking.uncut(text), variables)
     command = asking.extract_command(answer.text)
     if answer.cut_off:
         raise LocalspecError(
@@ -61,7 +61,7 @@ def _run_cmd(words: tuple[str, ...], shell: str | None, **values: Any) -> int:
     def explain(command: str) -> None:
         fenced = f"```\n{command}\n```"
         asking.ask_and_print(
-            "cmd-explain", {**values, "files": []}, asking.uncut(fenced), variables
+            "cmd-explain", ask_options.changed(words=[]), asking.uncut(fenced), variables
         )
 
     return proposal.decide(command, target_shell, explain)
@@ -114,21 +114,22 @@ exit 0
 def _run_commit(words: tuple[str, ...], **values: Any) -> int:
     if values.pop("hook"):
         return _print_hook()
-    if values.pop("prepare"):
-        del values["print_only"], values["everything"]
-        return _prepare(list(words), values)
-    only_print, everything = values.pop("print_only"), values.pop("everything")
+    is_prepared, only_print = values.pop("prepare"), values.pop("print_only")
+    everything = values.pop("everything")
+    ask_options = options.AskOptions(**values)
+    if is_prepared:
+        return _prepare(list(words), ask_options)
     if operation := staged.operation_in_progress():
         raise LocalspecError(
             f"A {operation} is in progress and git already has a message for it; run: git commit"
         )
-    files = values.pop("files")
-    parts = [ask.clean(" ".join(words)), inputs.read_files(list(files)) if files else ""]
+    files = ask_options.files
+    parts = [ask.clean(" ".join(words)), inputs.read_files(files) if files else ""]
     hint = "\n\n".join(filter(None, parts))
     try:
-        message, pair = _propose_message(hint, values, everything=everything)
+        message, pair = _propose_message(hint, ask_options, everything=everything)
     except ModelNotFound as error:
-        raise _explain_model_option(error, values["model"]) from error
+        raise _explain_model_option(error, ask_options.model) from error
     if only_print or not proposal.at_terminal():
         render.text(f"{message}\n")
         return 0
@@ -146,7 +147,7 @@ def _explain_model_option(error: ModelNotFound, model: str | None) -> ModelNotFo
 
 
 def _propose_message(
-    hint: str, values: dict[str, Any], *, everything: bool = False
+    hint: str, ask_options: options.AskOptions, *, everything: bool = False
 ) -> tuple[str, str]:
     """Return a message for the staged changes, and the pair that wrote it.
 
@@ -166,7 +167,7 @@ def _propose_message(
     # Small models sometimes repeat an earlier subject. Then the second attempt shows none of them.
     for recent in dict.fromkeys([subjects or _NO_SUBJECTS, _NO_SUBJECTS]):
         answer = asking.ask_for_text(
-            "commit", values, cut, {**variables, "recent": recent}, reading_s=_MAX_READING_S
+            "commit", ask_options, cut, {**variables, "recent": recent}, reading_s=_MAX_READING_S
         )
         message = asking.extract_message(answer.text)
         if not asking.repeats_subject(message, subjects):
@@ -212,7 +213,7 @@ def _print_hook() -> int:
     return 0
 
 
-def _prepare(arguments: list[str], values: dict[str, Any]) -> int:
+def _prepare(arguments: list[str], ask_options: options.AskOptions) -> int:
     """Write a message for git's prepare-commit-msg hook and return 0, whatever happens.
 
     `arguments` are git's: FILE [SOURCE [COMMIT]].
@@ -224,7 +225,7 @@ def _prepare(arguments: list[str], values: dict[str, Any]) -> int:
             return 0
         signal.signal(signal.SIGALRM, _raise_timeout)
         signal.alarm(_HOOK_TIMEOUT_S)
-        message, pair = _propose_message("", {**values, "files": ()})
+        message, pair = _propose_message("", ask_options)
         signal.alarm(0)
         message += _hook_comment(pair)
         file.write_text(f"{message}\n{old_text}", encoding="utf-8", errors="surrogateescape")
@@ -306,12 +307,13 @@ _EXPLAIN_OPTIONS = options.select_options(
 
 
 def _run_explain(words: tuple[str, ...], **values: Any) -> int:
+    ask_options = options.AskOptions(words=words, **values)
     if words and all(map(os.path.isfile, words)):
-        values["files"], words = (*values["files"], *words), ()
-    text = ask.read_question({**values, "words": list(words)}) or _last_failure()
+        ask_options = ask_options.changed(files=[*ask_options.files, *words], words=[])
+    text = ask.read_question(ask_options) or _last_failure()
     variables = {"shell": proposal.current_shell().language, "system": proposal.system()}
-    template_options = {**values, "files": [], "about": ask.clean(" ".join(words))}
-    asking.ask_and_print("explain", template_options, asking.middle_left_out(text), variables)
+    ask_options = ask_options.changed(files=[])
+    asking.ask_and_print("explain", ask_options, asking.middle_left_out(text), variables)
     return 0
 
 
