@@ -98,12 +98,18 @@ class PairsClient(Client):
         body = {"folders": folders, "environment": environment}
         return self._events("POST", "/localspec/disk", body)
 
-    def start_pull(self, name: str, **options: Any) -> dict[str, Any]:
-        """Start a pull or join the running one, and return its state.
-
-        `options` are further fields of PullRequest.
-        """
-        body = {"name": name, **options, "network": _network_variables(os.environ)}
+    def start_pull(
+        self,
+        name: str,
+        *,
+        draft: str | None = None,
+        no_draft: bool = False,
+        pair: str | None = None,
+        limit_rate: int = 0,
+    ) -> dict[str, Any]:
+        """Start a pull or join the running one, and return its state. The arguments are PullRequest's."""
+        body: dict[str, Any] = {"name": name, "draft": draft, "no_draft": no_draft, "pair": pair}
+        body |= {"limit_rate": limit_rate, "network": _network_variables(os.environ)}
         return self._json("POST", "/localspec/pulls", body)
 
     def pulls(self) -> list[dict[str, Any]]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import queue
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import click
@@ -69,9 +70,12 @@ def pull_command(
         raise UsageError("--draft and --name can only be used when pulling one pair.")
     if draft and no_draft:
         raise UsageError("--draft and --no-draft cannot be used together.")
-    options = {"draft": draft, "no_draft": no_draft, "pair": pair, "limit_rate": limit_rate or 0}
-    pulls = _Pulls(PairsClient(), as_json)
-    pulls.start(names, options)
+    client = PairsClient()
+    pulls = _Pulls(client, as_json)
+    start = partial(
+        client.start_pull, draft=draft, no_draft=no_draft, pair=pair, limit_rate=limit_rate or 0
+    )
+    pulls.start(names, start)
     if no_wait:
         pulls.print_started()
         return pulls.outcome()
@@ -121,11 +125,11 @@ class _Pulls:
         self._states: dict[str, dict[str, Any]] = {}  # by the name on the command line
         self._failures: dict[str, LocalspecError] = {}
 
-    def start(self, names: tuple[str, ...], options: dict[str, Any]) -> None:
+    def start(self, names: tuple[str, ...], start_pull: Callable[[str], dict[str, Any]]) -> None:
         self._names = tuple(dict.fromkeys(names))
         for name in self._names:
             try:
-                self._states[name] = self._client.start_pull(name, **options)
+                self._states[name] = start_pull(name)
             except LocalspecError as error:
                 self._fail(name, error)
 
