@@ -224,11 +224,14 @@ async def chat(request: Request) -> Response:
 
 
 async def prepare_chat(
-    request: Request, body: ChatRequest, turn: ConversationTurn | None
+    request: Request,
+    body: ChatRequest,
+    turn: ConversationTurn | None,
+    pair: PairFiles | None = None,
 ) -> tuple[PairFiles, list[Generate], PendingAnswer]:
     """Prepare a chat of any protocol: return its pair, one engine request per choice, and the empty answer.
 
-    `turn` says where the chat is stored.
+    `turn` says where the chat is stored. `pair` is what `body.model` means, if that is known already.
 
     Raises:
         InvalidRequest: see `tools.check` and `chat_frames`.
@@ -236,10 +239,10 @@ async def prepare_chat(
     """
     daemon = state_of(request)
     tools.check_tools(body)
-    pair, call_form = None, EXPLAINED
+    call_form = EXPLAINED
     if uses_tools(body):
         # Each model has its own notation of calls, so the template is needed first.
-        pair = await daemon.resolve_pair(body.model, request.receive)
+        pair = pair or await daemon.resolve_pair(body.model, request.receive)
         call_form = await call_format(daemon, pair)
     requests, parser = chat_frames(body, call_form, turn.id if turn else None)
     if turn and turn.cut_answer:

@@ -83,7 +83,7 @@ async def chat(request: Request) -> Response:
     pair = await _pair(request, body.model)
     if not body.messages:
         return await _load_or_unload(request, body, pair, chat=True)
-    return await _chat(request, body, translation.chat(body, pair.name), chat=True)
+    return await _chat(request, body, pair, translation.chat(body, pair.name), chat=True)
 
 
 async def generate(request: Request) -> Response:
@@ -94,7 +94,7 @@ async def generate(request: Request) -> Response:
         return await _load_or_unload(request, body, pair, chat=False)
     translated = translation.generate(body, pair.name)
     if isinstance(translated, ChatRequest):
-        return await _chat(request, body, translated, chat=False)
+        return await _chat(request, body, pair, translated, chat=False)
     requests = completion_frames(translated)
     return await _respond(
         request, body, pair, requests, PendingAnswer(pair.name, requests, n=1), chat=False
@@ -102,9 +102,9 @@ async def generate(request: Request) -> Response:
 
 
 async def _chat(
-    request: Request, body: OllamaRequest, translated: ChatRequest, *, chat: bool
+    request: Request, body: OllamaRequest, pair: PairFiles, translated: ChatRequest, *, chat: bool
 ) -> Response:
-    pair, requests, empty_answer = await prepare_chat(request, translated, None)
+    _, requests, empty_answer = await prepare_chat(request, translated, None, pair)
     return await _respond(request, body, pair, requests, empty_answer, chat=chat)
 
 
