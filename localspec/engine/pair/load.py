@@ -163,10 +163,7 @@ def load_pair(
     Raises:
         LoadFailed: A file cannot be loaded, or the two tokenizers differ.
     """
-    try:
-        msgspec.convert(msgspec.to_builtins(settings), EngineSettings)
-    except msgspec.ValidationError as error:  # llama.cpp would not check the value
-        raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
+    _check_settings(settings)
     job = LoadJob(files, progress, notice, turn)
     concessions: dict[str, str] = {}  # what was reduced, with the last sentence about it
     while True:
@@ -192,10 +189,7 @@ def load_pair(
                 settings, layers, n_ctx, is_on_gpu(settings, remote.machines)
             )
             if plan is None:
-                raise LoadFailed(
-                    f"{error.message} Nothing smaller is left to try; close other programs, or choose "
-                    "a smaller pair (localspec catalogue --fits)."
-                ) from error
+                raise _nothing_smaller(error) from error
             settings = plan.settings
             concessions.pop(plan.gives, None)
             concessions[plan.gives] = plan.told
@@ -203,6 +197,21 @@ def load_pair(
         except BaseException:
             stack.close()
             raise
+
+
+def _check_settings(settings: EngineSettings) -> None:
+    """Raise LoadFailed if a value has the wrong type or size, which llama.cpp would not notice."""
+    try:
+        msgspec.convert(msgspec.to_builtins(settings), EngineSettings)
+    except msgspec.ValidationError as error:
+        raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
+
+
+def _nothing_smaller(error: OutOfMemory) -> LoadFailed:
+    return LoadFailed(
+        f"{error.message} Nothing smaller is left to try; close other programs, or choose a smaller pair "
+        "(localspec catalogue --fits)."
+    )
 
 
 # ------------------------------------------------------------------------ models
@@ -347,8 +356,6 @@ def assemble_pair(
     """
     context, batch = make_target_context(models), Batch(models.rows)
     draft, no_draft = make_draft_context(models, context, notes)
-    if draft is not None and draft.heads:
-        context.emit_states()
     with job.turn():
         check_finite_logits(context, batch)
     no_rollback = why_no_rollback(context, draft)
@@ -360,21 +367,20 @@ def assemble_pair(
     prefixes, sessions = make_prefixes(job, models, costs.table)
     spare_sequence = models.parallel if _can_move(models.target) else None
     slots = Slots(context, draft, 0, models.parallel, prefixes, spare=spare_sequence)
-    stored = earlier.stored
-    exact = ExactMode(models, draft, costs.table, prefixes, stored.exact_width)
+    exact = ExactMode(models, draft, costs.table, prefixes, earlier.stored.exact_width)
     drafting = DrafterAndCosts(None, None, no_draft)
     if draft is not None and no_rollback is None:
         make_room = slots.evict if draft.borrows else partial(_evict_draft, slots, exact)
         with hold_sample_text(context, batch) if draft.borrows else nullcontext(0) as n_before:
             drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
     exact.drafter = drafting.drafter
-    learned = make_learned(costs, drafting, stored)
+    learned = make_learned(costs, drafting, earlier.stored)
     if drafting.drafter is not None:
         predict_acceptance(context, batch, drafting.drafter, learned, job.turn)
     pair = LoadedPair(
         files=job.files,
         models=models,
-        shared=make_lane(models, context, batch, slots, costs.table, stored),
+        shared=make_lane(models, context, batch, slots, costs.table, earlier.stored),
         exact=exact,
         drafter=drafting.drafter,
         no_rollback=no_rollback,
@@ -403,7 +409,8 @@ def make_target_context(models: PairModels) -> Context:
 def make_draft_context(models: PairModels, context: Context, notes: list[str]) -> DraftContext:
     """Make a context of the draft model, or else of the target's heads.
 
-    context: the target's, which is still empty. notes: gets a sentence if the draft has less than planned.
+    context: the target's, which is still empty. It emits its states if heads read them.
+    notes: gets a sentence if the draft has less than planned.
     """
     sequences = models.parallel + 2  # one for the exact lane, one for probes
     make = partial(models.make_context, sequences=sequences, outputs=max(models.parallel + 1, 16))
@@ -418,12 +425,14 @@ def make_draft_context(models: PairModels, context: Context, notes: list[str]) -
     if reason := why_no_heads(model):
         return DraftContext(None, reason)
     try:
-        return DraftContext(make(model, heads=True, target=target))
+        heads = make(model, heads=True, target=target)
     except OutOfMemory:
         raise
     except LoadFailed as error:
         notes.append(f"No drafts: {error.message}")
         return DraftContext(None, "llama.cpp cannot make a context of this model's MTP heads")
+    context.emit_states()
+    return DraftContext(heads)
 
 
 def can_choose_on_device(models: PairModels, context: Context, batch: Batch) -> bool:

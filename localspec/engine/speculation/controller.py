@@ -87,23 +87,33 @@ class Controller:
         if not drafting:
             self._time_vain_search(start, len(open_steps))
             return
-        try:
-            n_others = decoding - len(drafting)
-            self._set_plain_ms(drafting, passes, decoding)
-            rate = self._decide_depths(drafting, passes, rows - len(drafting), n_others)
-            if all(step.drafter is None for step in drafting):
-                self._time_vain_search(start, len(open_steps))
-            self._propose_drafts(drafting, passes, rate)
-        except DecodeFatal:
-            raise
-        except Exception as error:  # a bug of ours, too: answers go on without drafts
-            _stop_drafting(drafting, error)
+        if not self._decide_and_propose(drafting, passes, rows, decoding):
+            self._time_vain_search(start, len(open_steps))
         for step in costly:  # deciding takes time as well, and the next round knows nothing new
             rest = step.drafting.budget.decisions
             rest.end() if _is_costly(step) else rest.begin()
         for step in drafting:
             _cut_to_grammar(step)
         self._charge(drafting, passes, rows)
+
+    def _decide_and_propose(
+        self, steps: list[SequenceStep], passes: PassCosts, rows: int, decoding: int
+    ) -> bool:
+        """Decide how many drafts each step gets, and draft them. Return False if it is none for all.
+
+        rows: rows of the pass without drafts. decoding: the sequences that decode, `steps` among them.
+        """
+        try:
+            self._set_plain_ms(steps, passes, decoding)
+            rate = self._decide_depths(steps, passes, rows - len(steps), decoding - len(steps))
+            drafts = any(step.drafter is not None for step in steps)
+            self._propose_drafts(steps, passes, rate)
+        except DecodeFatal:
+            raise
+        except Exception as error:  # a bug of ours, too: answers go on without drafts
+            _stop_drafting(steps, error)
+            return True
+        return drafts
 
     def _time_vain_search(self, start: float, n_sequences: int) -> None:
         """Note the time that sequences have searched for drafts since `start`, in vain."""
