@@ -17,7 +17,7 @@ from prompt_toolkit.history import FileHistory
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
-def found_in(home: Home, *words: str) -> dict[str, list[str]]:
+def find_words(home: Home, *words: str) -> dict[str, list[str]]:
     """Which files of the home hold which of the words."""
     found: dict[str, list[str]] = {}
     for path in home.root.rglob("*"):
@@ -90,10 +90,14 @@ class Person:
 
     def check(self) -> None:
         """Nothing of what is gone, all of what is kept."""
-        assert not found_in(self.home, *self.gone)
+        assert not find_words(self.home, *self.gone)
         for name, words in self.kept.items():
             shown = self.home.request("GET", f"/localspec/conversations/{name}").json
-            said = [each["content"] for each in shown["messages"] if each["role"] == "assistant"]
+            said = [
+                message["content"]
+                for message in shown["messages"]
+                if message["role"] == "assistant"
+            ]
             assert len(said) == len(words)
             assert all(word in text for word, text in zip(words, said, strict=True))
 
@@ -113,16 +117,16 @@ def test_what_is_removed_is_in_no_file_while_others_stay(home: Home, seed: int) 
     person.check()
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.communicate()
-    assert not found_in(home, *person.gone)
+    assert not find_words(home, *person.gone)
     daemon = RunningDaemon(home)
     person.check()
     person.ask()
     person.remove_all()
-    assert not found_in(home, *person.gone)
+    assert not find_words(home, *person.gone)
     person.ask()
     person.check()
     daemon.stop()
-    assert not found_in(home, *person.gone)
+    assert not find_words(home, *person.gone)
 
 
 def test_typed_lines_of_others_stay(home: Home, daemon: RunningDaemon) -> None:
@@ -152,7 +156,7 @@ def test_lines_and_states_that_somebody_keeps_elsewhere_are_removed_there(
     assert (home.root / "lines").read_text() == ""
     (home.root / "lines").write_text("\n# now\n+say sesame\n")
     assert home.request("DELETE", "/localspec/conversations").status == 200
-    assert not found_in(home, "sesame")
+    assert not find_words(home, "sesame")
 
 
 def test_an_answer_that_is_being_written_does_not_bring_a_removed_conversation_back(
@@ -164,7 +168,7 @@ def test_an_answer_that_is_being_written_does_not_bring_a_removed_conversation_b
         assert home.request("DELETE", f"/localspec/conversations/{name['conversation']}").json
         stream.read()
     assert home.request("GET", "/localspec/conversations").json["conversations"] == []
-    assert not found_in(home, "secret", "slow 20")
+    assert not find_words(home, "secret", "slow 20")
 
 
 def test_remains_in_a_file_of_an_earlier_version_go_when_it_is_opened(
@@ -180,10 +184,10 @@ def test_remains_in_a_file_of_an_earlier_version_go_when_it_is_opened(
         db.execute("INSERT INTO scratch VALUES (?)", ("sesame " * 5000,))
         db.execute("DROP TABLE scratch")
     db.close()
-    assert found_in(home, "sesame")
+    assert find_words(home, "sesame")
     running = RunningDaemon(home)
     assert len(home.request("GET", "/localspec/conversations").json["conversations"]) == 1
-    assert not found_in(home, "sesame")
+    assert not find_words(home, "sesame")
     running.stop()
 
 
@@ -202,10 +206,10 @@ def test_an_interrupted_removal_is_finished_by_the_next_run(home: Home) -> None:
     with pytest.raises((OSError, ValueError, EOFError)):
         home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
     daemon.process.communicate()
-    assert found_in(home, "sesame")
+    assert find_words(home, "sesame")
     daemon = RunningDaemon(home)
     assert home.request("GET", "/localspec/conversations").json["conversations"] == []
-    assert not found_in(home, "sesame")
+    assert not find_words(home, "sesame")
     daemon.stop()
 
 
@@ -273,4 +277,4 @@ def test_what_cannot_be_removed_is_told_and_all_else_is_removed(
     answer = home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
     assert answer.status >= 400
     assert "chat_history" in answer.error["message"]
-    assert not found_in(home, "sesame")
+    assert not find_words(home, "sesame")

@@ -45,13 +45,13 @@ def test_a_call_comes_back_in_the_form_it_was_asked_in(api: Home) -> None:
 
 def test_a_stream_has_the_older_form_too(api: Home) -> None:
     events = api.chat(CALL, functions=[FUNCTION], stream=True).events
-    choices = [json.loads(each)["choices"] for each in events if each != "[DONE]"]
-    deltas = [each[0]["delta"] for each in choices if each]
-    assert not any("tool_calls" in each for each in deltas)
-    calls = [each["function_call"] for each in deltas if "function_call" in each]
+    choices = [json.loads(event)["choices"] for event in events if event != "[DONE]"]
+    deltas = [choice[0]["delta"] for choice in choices if choice]
+    assert not any("tool_calls" in delta for delta in deltas)
+    calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
     assert calls[0]["name"] == "f"
-    assert json.loads("".join(each["arguments"] for each in calls)) == {"a": 1}
-    assert [each[0]["finish_reason"] for each in choices if each][-1] == "function_call"
+    assert json.loads("".join(call["arguments"] for call in calls)) == {"a": 1}
+    assert [choice[0]["finish_reason"] for choice in choices if choice][-1] == "function_call"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_choice_is_the_same(choice: Any, wanted: str | None) -> None:
     request = translated(functions=[FUNCTION], function_call=choice)
     found = request.tool_choice
     assert (found.function.name if isinstance(found, ToolChoice) else found) == wanted
-    assert [each.function.name for each in request.tools or []] == ["f"]
+    assert [tool.function.name for tool in request.tools or []] == ["f"]
 
 
 def test_a_history_of_the_older_form_is_read() -> None:
@@ -73,13 +73,19 @@ def test_a_history_of_the_older_form_is_read() -> None:
         {"role": "function", "name": "g", "content": "13"},
     ]
     messages = translated(messages=history).messages
-    assert [each.role for each in messages] == ["user", "assistant", "tool", "assistant", "tool"]
-    calls = [each.tool_calls[0] for each in messages if each.tool_calls]
-    assert [each["function"]["name"] for each in calls] == ["f", "g"]
-    assert [each["id"] for each in calls] == [
-        each.tool_call_id for each in messages if each.role == "tool"
+    assert [message.role for message in messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
     ]
-    assert all(len(each["id"]) == 9 for each in calls)
+    calls = [message.tool_calls[0] for message in messages if message.tool_calls]
+    assert [call["function"]["name"] for call in calls] == ["f", "g"]
+    assert [call["id"] for call in calls] == [
+        message.tool_call_id for message in messages if message.role == "tool"
+    ]
+    assert all(len(call["id"]) == 9 for call in calls)
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,10 @@ def test_a_hub_that_hangs_holds_up_nobody_who_does_not_pull() -> None:
         changed.go.touch()
         assert home.chat("say x", model="mine").text == "x"
         assert home.request("GET", "/v1/models").status == 200
-        assert not any(each.done() for each in cancels)
+        assert not any(cancel.done() for cancel in cancels)
         hanging.close()
         hub.close()
-        assert {each.result().json["state"] for each in cancels} == {"cancelled"}
+        assert {cancel.result().json["state"] for cancel in cancels} == {"cancelled"}
         daemon.stop()
 
 

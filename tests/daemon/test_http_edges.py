@@ -84,6 +84,6 @@ def test_a_compressed_body_is_refused_with_the_reason(api: Home, encoding: str) 
 def test_every_answer_has_a_request_id_of_its_own(api: Home) -> None:
     answers = [api.request("GET", path) for path in ("/v1/models", "/nothing", "/v1/models")]
     answers += [api.chat("say a"), api.chat("say a", stream=True), api.chat("say a", n=0)]
-    ids = [each.headers["x-request-id"] for each in answers]
+    ids = [answer.headers["x-request-id"] for answer in answers]
     assert all(re.fullmatch(r"req_[0-9a-f]{24}", each) for each in ids)
     assert len(set(ids)) == len(ids)

@@ -134,7 +134,7 @@ def test_sixty_four_clients_of_a_real_engine_each_get_the_answer_they_would_get_
         alone = [Written.of(open_one(number)) for number in range(clients)]
         open_ones = [open_one(number) for number in range(clients)]
         order = order_of_beginning(open_ones)
-        together = [Written.of(each) for each in open_ones]
+        together = [Written.of(connection) for connection in open_ones]
         assert daemon.stop() == 0
     for number, (one, other) in enumerate(zip(alone, together, strict=True)):
         assert len(other.tokens) == 12

@@ -166,7 +166,7 @@ def test_tools_of_kinds_that_are_not_known_are_passed_over_and_named() -> None:
         {**NOW, "type": "custom", "strict": True},
     ]
     request, ignored = translated("hi", tools=tools, mcp_servers=[{"name": "x"}], unknown=1)
-    assert [each.template_object()["function"] for each in request.tools] == [
+    assert [tool.template_object()["function"] for tool in request.tools] == [
         {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA},
         {"name": "now", "parameters": {"type": "object"}},
     ]
@@ -293,9 +293,9 @@ def test_every_event_comes_in_the_published_order(api: Home) -> None:
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
     told = [
-        " ".join([each["type"], *[each[k]["type"] for k in ("content_block", "delta")
-                                  if "type" in each.get(k, {})]])
-        for each in events
+        " ".join([event["type"], *[event[k]["type"] for k in ("content_block", "delta")
+                                  if "type" in event.get(k, {})]])
+        for event in events
     ]  # fmt: skip
     call = ["content_block_start tool_use", "content_block_delta input_json_delta",
             "content_block_stop"]  # fmt: skip
@@ -314,11 +314,11 @@ def test_every_event_comes_in_the_published_order(api: Home) -> None:
         "message_delta",
         "message_stop",
     ]
-    starts = [each["index"] for each in events if each["type"] == "content_block_start"]
-    assert starts == [each["index"] for each in events if each["type"] == "content_block_stop"]
+    starts = [event["index"] for event in events if event["type"] == "content_block_start"]
+    assert starts == [event["index"] for event in events if event["type"] == "content_block_stop"]
     assert starts == [0, 1, 2, 3]
-    pieces = [each["delta"]["partial_json"] for each in events
-              if each.get("delta", {}).get("partial_json")]  # fmt: skip
+    pieces = [event["delta"]["partial_json"] for event in events
+              if event.get("delta", {}).get("partial_json")]  # fmt: skip
     assert len(pieces) > 4  # as they come
     start = events[0]["message"]
     assert (start["content"], start["stop_reason"]) == ([], None)

@@ -50,7 +50,7 @@ def test_an_engine_that_does_not_end_is_ended_before_the_next_one_starts(home: H
         old = stopped_while_unloading(home, daemon, pool)
         answers = [pool.submit(home.chat, f"say {n}") for n in range(4)]
         wait_for(lambda: home.status()["pair"]["state"] == "loading", "the load that waits")
-        assert [each.result().text for each in answers] == ["0", "1", "2", "3"]
+        assert [answer.result().text for answer in answers] == ["0", "1", "2", "3"]
     assert not alive(old)
     assert not two(home)
     assert home.status()["counts"]["worker_starts"] == 2

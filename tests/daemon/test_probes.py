@@ -46,8 +46,8 @@ def test_an_answer_may_begin_with_its_prompt(api: Home, prompt: Any, text: str) 
     stream = api.request(
         "POST", "/v1/completions", {"prompt": prompt, "echo": True, "stream": True}
     )
-    chunks = [json.loads(each) for each in stream.events[:-1]]
-    said = [each["text"] for c in chunks for each in c["choices"] if each["index"] == 0]
+    chunks = [json.loads(event) for event in stream.events[:-1]]
+    said = [choice["text"] for c in chunks for choice in c["choices"] if choice["index"] == 0]
     assert "".join(said) == text
     refused = api.request(
         "POST", "/v1/completions", {"prompt": prompt, "echo": True, "logprobs": 1, "suffix": "y"}

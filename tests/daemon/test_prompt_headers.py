@@ -68,10 +68,10 @@ contents = st.none() | st.lists(
 
 @given(st.lists(st.builds(Message, roles, contents), max_size=5))
 def test_it_is_settled_at_once_and_touches_instructions_only(messages: list[Message]) -> None:
-    before = [str(each) for each in messages]
+    before = [str(message) for message in messages]
     once = stabilize_instructions(messages)
     assert stabilize_instructions(once) == once
-    assert [str(each) for each in messages] == before
+    assert [str(message) for message in messages] == before
     first = next(
         (at for at, each in enumerate(messages) if each.role not in ("system", "developer")),
         len(messages),

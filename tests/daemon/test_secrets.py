@@ -74,7 +74,7 @@ class Outside:
             name = str(path.relative_to(self.home.root))
             if path.is_file() and name not in ("state/token", "hf/token"):
                 data = path.read_bytes()
-                if held := [each for each in self.secrets if each.encode() in data]:
+                if held := [secret for secret in self.secrets if secret.encode() in data]:
                     found[name] = held
         return found
 
@@ -106,7 +106,7 @@ def outside(
 
 def tokens(hub: TestHub) -> set[str]:
     """What a hub was shown."""
-    return {each.authorization for each in hub.requests}
+    return {request.authorization for request in hub.requests}
 
 
 def test_an_endpoint_is_refused_over_tcp_and_asked_nothing(outside: Outside) -> None:
@@ -220,7 +220,7 @@ def test_whatever_is_pulled_no_secret_gets_about(
         outside.over_tcp("GET", target)
         outside.over_socket("GET", target)
     everything = b"".join(outside.said)
-    assert not [each for each in outside.secrets if each.encode() in everything]
+    assert not [secret for secret in outside.secrets if secret.encode() in everything]
     assert not outside.secrets_on_disk()
 
 
@@ -232,8 +232,8 @@ def test_nothing_of_a_shells_network_gets_about(
     outside.reset()
     file = tmp_path / "token"
     file.write_text(IN_A_FILE)
-    for each in outside.other.files.values():
-        each.faults.gated, each.faults.portal = fault == "gated", fault == "portal"
+    for value in outside.other.files.values():
+        value.faults.gated, value.faults.portal = fault == "gated", fault == "portal"
     with TestProxy(outside.other.port, password=f"me:{PASSWORD}").running() as proxy:
         proxy.status = 403 if fault == "refused" else 0
         network = {
@@ -255,7 +255,7 @@ def test_nothing_of_a_shells_network_gets_about(
         outside.over_tcp("GET", target)
         outside.over_socket("GET", target)
     everything = b"".join(outside.said)
-    assert not [each for each in outside.secrets if each.encode() in everything]
+    assert not [secret for secret in outside.secrets if secret.encode() in everything]
     assert not outside.secrets_on_disk()
 
 
@@ -270,7 +270,7 @@ def test_no_command_shows_a_secret(outside: Outside) -> None:
         for command in (*commands, "doctor --json", "logs -n 1000", "list --json", "pull nothing"):
             done = outside.home.run(*command.split())
             shown = done.stdout + done.stderr
-            assert not [each for each in outside.secrets if each in shown], command
+            assert not [secret for secret in outside.secrets if secret in shown], command
     finally:
         outside.home.environment.clear()
         outside.home.environment.update(environment)

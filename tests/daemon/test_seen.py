@@ -113,7 +113,7 @@ def written(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) -> st
     ]
     variables: dict[str, Any] = {
         "messages": [{"role": "user", "content": "zqplace"}, answer],
-        "tools": [{"type": "function", "function": each} for each in functions],
+        "tools": [{"type": "function", "function": function} for function in functions],
         "bos_token": "",
         "eos_token": "",
         "documents": None,

@@ -26,7 +26,7 @@ def found(home: Home, query: str = "") -> Any:
 
 
 def by(groups: list[dict[str, Any]]) -> dict[str, int]:
-    return {each["name"]: each["answers"] for each in groups}
+    return {group["name"]: group["answers"] for group in groups}
 
 
 def test_nothing_kept_is_nothing_found(home: Home, daemon: RunningDaemon) -> None:
@@ -160,15 +160,15 @@ def test_every_answer_of_the_time_is_in_each_sum_once(
     db.close()
     first = datetime.date.fromisoformat(sums.since)
     within = [
-        each
-        for each in answers
-        if datetime.datetime.fromtimestamp(NOW - each[0] * DAY).date() >= first
-        and pair in ("", each[1])
+        answer
+        for answer in answers
+        if datetime.datetime.fromtimestamp(NOW - answer[0] * DAY).date() >= first
+        and pair in ("", answer[1])
     ]
     for groups in ([sums.total], sums.by_day, sums.by_pair, sums.by_kind):
-        assert sum(each.answers for each in groups) == len(within)
-        assert sum(each.tokens for each in groups) == sum(each[3] for each in within)
-        assert sum(each.seconds for each in groups) == pytest.approx(sum(e[4] for e in within))
+        assert sum(group.answers for group in groups) == len(within)
+        assert sum(group.tokens for group in groups) == sum(each[3] for each in within)
+        assert sum(group.seconds for group in groups) == pytest.approx(sum(e[4] for e in within))
     measured = [(each[4], each[6]) for each in within if each[6] and each[4]]
     saved = sum(taken * speed_up - taken for taken, speed_up in measured)
     assert (sums.total.saved_seconds is None) == (not measured)

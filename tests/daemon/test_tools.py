@@ -244,7 +244,7 @@ def test_the_official_client_streams_calls(client: openai.OpenAI) -> None:
             names[call.index] += call.function.name or ""
             arguments[call.index] += call.function.arguments or ""
     assert names == ["weather", "weather"]
-    assert [json.loads(each) for each in arguments] == [{"city": "Paris"}] * 2
+    assert [json.loads(argument) for argument in arguments] == [{"city": "Paris"}] * 2
     assert reasons == {None, "tool_calls"}
 
 

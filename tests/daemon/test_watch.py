@@ -47,8 +47,8 @@ def test_a_broken_edit_just_after_the_start_is_said(unset: Home) -> None:
     (folder / "models.toml").write_text("[pairs\n")
     wait_for(lambda: len(unset.status()["problems"]) == 2, "both")
     problems = unset.status()["problems"]
-    assert any("config.toml" in each for each in problems)
-    assert any("models.toml" in each for each in problems)
+    assert any("config.toml" in problem for problem in problems)
+    assert any("models.toml" in problem for problem in problems)
     assert unset.chat("say x").text == "x"
     (folder / "config.toml").write_text("")
     (folder / "models.toml").unlink()
@@ -76,7 +76,7 @@ def test_files_that_are_links_are_followed(unset: Home, tmp_path: Path) -> None:
         def right() -> bool:
             problems = unset.status()["problems"]
             return len(problems) == len(parts) and all(
-                any(part in each for each in problems) for part in parts
+                any(part in problem for problem in problems) for part in parts
             )
 
         wait_for(right, f"{parts}")

@@ -77,9 +77,9 @@ def answered(
     async def main() -> tuple[str, UpstreamError | None]:
         server, text = UpstreamServer("big", upstream), ""
         try:
-            async for each in server.events(frames.Generate(0, CHAT, **fields)):
-                if isinstance(each, frames.Delta):
-                    text += each.text + each.thought + "".join(c.arguments for c in each.calls)
+            async for event in server.events(frames.Generate(0, CHAT, **fields)):
+                if isinstance(event, frames.Delta):
+                    text += event.text + event.thought + "".join(c.arguments for c in event.calls)
         except UpstreamError as error:
             return text, error
         finally:

@@ -39,7 +39,7 @@ def answered(
     async def main() -> list[Event]:
         stated = Upstream(upstream=there.url, upstream_model="m", upstream_kind=kind)
         server = UpstreamServer("big", stated)
-        events = [each async for each in server.events(request)]
+        events = [event async for event in server.events(request)]
         await server.close()
         return events
 
@@ -47,7 +47,7 @@ def answered(
         events = asyncio.run(main())
     (seen,) = there.seen
     assert isinstance(events[-1], frames.Done)
-    deltas = [each for each in events if isinstance(each, frames.Delta)]
+    deltas = [event for event in events if isinstance(event, frames.Delta)]
     return deltas, events[-1], {"path": seen.path, **seen.body}
 
 
@@ -67,7 +67,7 @@ def test_of_a_text_it_says_which_stop_text_came_and_which_tokens(
     request = frames.Generate(0, prompt, max_tokens=9, stop=["END"], return_tokens=True)
     deltas, done, sent = answered(stream, request, kind)
     assert (sent["path"], sent["n_predict"], sent["return_tokens"]) == ("/completion", 9, True)
-    assert [(each.text, each.ids, each.tokens) for each in deltas] == [("a", [7], 1)]
+    assert [(delta.text, delta.ids, delta.tokens) for delta in deltas] == [("a", [7], 1)]
     assert (done.finish_reason, done.stop_string) == ("stop", "END")
     assert (done.prompt_tokens, done.completion_tokens) == (5, 1)
 
@@ -148,7 +148,7 @@ def test_tools_are_part_of_a_template_and_count(kind: UpstreamKind) -> None:
 
     with scripted_server(answer=answer) as there:
         asyncio.run(main())
-    rendered = [each.body for each in there.seen if each.path == "/apply-template"]
+    rendered = [request.body for request in there.seen if request.path == "/apply-template"]
     assert [each["tools"] for each in rendered] == [[tool], [tool]]
 
 

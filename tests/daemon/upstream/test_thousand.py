@@ -69,8 +69,8 @@ def _stream(both: Both, text: str) -> None:
     }
     events = both.request("POST", "/v1/chat/completions", body).events
     assert events[-1] == "[DONE]"
-    chunks = [json.loads(each)["choices"][0]["delta"] for each in events[:-1]]
-    assert "".join(each.get("content") or "" for each in chunks) == text
+    chunks = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
+    assert "".join(chunk.get("content") or "" for chunk in chunks) == text
 
 
 def _text(both: Both, text: str) -> None:
@@ -189,4 +189,4 @@ def test_a_thousand_requests_through_a_server(both: Both) -> None:
     both.request("GET", "/localspec/status")
     files = [each for each in both.here.root.rglob("*") if each.is_file()]
     assert both.here.log in files
-    assert not [each for each in files if both.key.encode() in each.read_bytes()]
+    assert not [file for file in files if both.key.encode() in file.read_bytes()]

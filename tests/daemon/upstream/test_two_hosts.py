@@ -59,10 +59,10 @@ class Hosts:
         answer = self.home.chat(prompt, model="big", stream=True, **fields)
         if answer.status != 200:
             return "", answer.error["message"]
-        found = [json.loads(each) for each in answer.events if each != "[DONE]"]
+        found = [json.loads(event) for event in answer.events if event != "[DONE]"]
         choices = [each["choices"][0]["delta"] for each in found if each.get("choices")]
         errors = [each["error"]["message"] for each in found if "error" in each]
-        return "".join(each.get("content") or "" for each in choices), " ".join(errors)
+        return "".join(choice.get("content") or "" for choice in choices), " ".join(errors)
 
 
 @pytest.fixture(scope="module")
@@ -155,8 +155,10 @@ def test_another_pair_answers_at_once_while_the_link_is_cut_and_a_conversation_g
         hosts.link.heal()
         wait_for(lambda: not home.status()["upstreams"][0]["away"], "it to be tried again")
         assert home.chat("say two", model="big", localspec=talk).text == "from afar"
-        asked = [each.body for each in there.seen if each.body]  # others are for a sign of life
-    contents = [each["content"] for each in asked[-1]["messages"]]
+        asked = [
+            request.body for request in there.seen if request.body
+        ]  # others are for a sign of life
+    contents = [message["content"] for message in asked[-1]["messages"]]
     assert contents == [
         *("say one", "from afar", "say from here", "from here", "say from here", "from here"),
         "say two",

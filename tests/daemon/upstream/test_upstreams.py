@@ -56,7 +56,7 @@ def test_a_request_makes_no_journey_before_its_own(monkeypatch: pytest.MonkeyPat
 
     with scripted_server() as server:
         asyncio.run(main())
-        assert [each.path for each in server.seen] == ["/v1/chat/completions"]
+        assert [request.path for request in server.seen] == ["/v1/chat/completions"]
 
 
 def test_one_that_is_slow_to_begin_and_gives_a_sign_of_life_is_waited_for(
@@ -71,7 +71,7 @@ def test_one_that_is_slow_to_begin_and_gives_a_sign_of_life_is_waited_for(
 
     with scripted_server(answer=slowly(0.5)) as server:
         asyncio.run(main())
-        assert {each.path for each in server.seen} == {"/v1/chat/completions", "/v1/models"}
+        assert {request.path for request in server.seen} == {"/v1/chat/completions", "/v1/models"}
 
 
 def test_one_that_gives_none_is_left_unless_another_of_its_answers_goes_on(
