@@ -20,19 +20,19 @@ CALL = 'raw <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Home]:
-    """A daemon whose model writes calls as Hermes does."""
+    """Run a daemon whose template marks the calls of Hermes."""
     with scripted_home("--template", "{% if tools %}<tool_call>{% endif %}") as home:
         yield home
 
 
-def translated(**fields: Any) -> ChatRequest:
+def translate(**fields: Any) -> ChatRequest:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
     request = decode(json.dumps(body).encode(), ChatRequest)
     convert_functions(request)
     return request
 
 
-def test_a_call_comes_back_in_the_form_it_was_asked_in(api: Home) -> None:
+def test_a_call_is_returned_in_the_form_of_the_request(api: Home) -> None:
     answer = api.chat(CALL, functions=[FUNCTION]).json["choices"][0]
     assert answer["finish_reason"] == "function_call"
     assert answer["message"]["function_call"]["name"] == "f"
@@ -55,16 +55,18 @@ def test_a_stream_has_the_older_form_too(api: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "wanted"), [(None, None), ("auto", None), ("none", "none"), ({"name": "f"}, "f")]
+    ("choice", "expected"), [(None, None), ("auto", None), ("none", "none"), ({"name": "f"}, "f")]
 )
-def test_the_choice_is_the_same(choice: Any, wanted: str | None) -> None:
-    request = translated(functions=[FUNCTION], function_call=choice)
-    found = request.tool_choice
-    assert (found.function.name if isinstance(found, ToolChoice) else found) == wanted
+def test_function_call_becomes_tool_choice(choice: Any, expected: str | None) -> None:
+    request = translate(functions=[FUNCTION], function_call=choice)
+    tool_choice = request.tool_choice
+    assert (
+        tool_choice.function.name if isinstance(tool_choice, ToolChoice) else tool_choice
+    ) == expected
     assert [tool.function.name for tool in request.tools or []] == ["f"]
 
 
-def test_a_history_of_the_older_form_is_read() -> None:
+def test_a_history_in_the_older_form_is_converted() -> None:
     history = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
@@ -72,7 +74,7 @@ def test_a_history_of_the_older_form_is_read() -> None:
         {"role": "assistant", "function_call": {"name": "g", "arguments": '{"a": 1}'}},
         {"role": "function", "name": "g", "content": "13"},
     ]
-    messages = translated(messages=history).messages
+    messages = translate(messages=history).messages
     assert [message.role for message in messages] == [
         "user",
         "assistant",
@@ -114,5 +116,5 @@ def test_a_history_of_the_older_form_is_read() -> None:
 )
 def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        translated(**fields)
+        translate(**fields)
     assert refused.value.param == param

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.test_two_editors import HURRIED
+from tests.daemon.test_two_editors import SHORT_TIMEOUT_DAEMON
 from tests.support.daemons import (
     Home,
     RunningDaemon,
@@ -185,7 +185,7 @@ def running(home: Home) -> int:
 def hurried(home: Home) -> Iterator[RunningDaemon]:
     """A daemon that does not leave the older completion the time in which it would be read."""
     home.use_fake()
-    daemon = RunningDaemon(home, program=HURRIED)
+    daemon = RunningDaemon(home, program=SHORT_TIMEOUT_DAEMON)
     yield daemon
     daemon.stop()
 
