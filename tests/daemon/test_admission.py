@@ -1,4 +1,4 @@
-"""The queue: order, limit, and nobody who leaves takes a place along."""
+"""The queue: its order and limit, and requests that leave it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from localspec.daemon.worker.queue import Admission, Job
 from localspec.errors import QueueFull, Unavailable
 
 
-async def hold(admission: Admission, log: list[int], number: int, done: asyncio.Event) -> None:
+async def hold(admission: Admission, log: list[int], number: int, finished: asyncio.Event) -> None:
     async with admission.place():
         log.append(number)
-        await done.wait()
+        await finished.wait()
 
 
 async def settle() -> None:
@@ -21,27 +21,27 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_places_are_given_in_order_and_the_limit_holds() -> None:
+def test_slots_are_given_in_order_up_to_the_limit() -> None:
     async def scenario() -> None:
-        admission, log, done = Admission(parallel=2, limit=2), list[int](), asyncio.Event()
-        tasks = [asyncio.create_task(hold(admission, log, n, done)) for n in range(4)]
+        admission, log, finished = Admission(parallel=2, limit=2), list[int](), asyncio.Event()
+        tasks = [asyncio.create_task(hold(admission, log, n, finished)) for n in range(4)]
         await settle()
         assert (log, admission.running, admission.waiting) == ([0, 1], 2, 2)
         with pytest.raises(QueueFull) as caught:
             async with admission.place():
                 pass
         assert caught.value.retry_after
-        done.set()
+        finished.set()
         await asyncio.gather(*tasks)
         assert (log, admission.running, admission.waiting) == ([0, 1, 2, 3], 0, 0)
 
     asyncio.run(scenario())
 
 
-def test_whoever_leaves_the_queue_leaves_its_order_intact() -> None:
+def test_leaving_the_queue_keeps_its_order() -> None:
     async def scenario() -> None:
-        admission, log, done = Admission(parallel=1, limit=9), list[int](), asyncio.Event()
-        tasks = [asyncio.create_task(hold(admission, log, n, done)) for n in range(4)]
+        admission, log, finished = Admission(parallel=1, limit=9), list[int](), asyncio.Event()
+        tasks = [asyncio.create_task(hold(admission, log, n, finished)) for n in range(4)]
         await settle()
         tasks[1].cancel()
         await settle()
@@ -50,67 +50,67 @@ def test_whoever_leaves_the_queue_leaves_its_order_intact() -> None:
         tasks[2].cancel()  # … which leaves before it wakes up
         await settle()
         assert (log, admission.running, admission.waiting) == ([0, 3], 1, 0)
-        done.set()
+        finished.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert admission.running == 0
 
     asyncio.run(scenario())
 
 
-def test_a_closed_queue_lets_nobody_in_but_serves_those_who_wait() -> None:
+def test_a_closed_queue_serves_only_waiting_requests() -> None:
     async def scenario() -> None:
-        admission, log, done = Admission(parallel=1, limit=9), list[int](), asyncio.Event()
-        tasks = [asyncio.create_task(hold(admission, log, n, done)) for n in range(2)]
+        admission, log, finished = Admission(parallel=1, limit=9), list[int](), asyncio.Event()
+        tasks = [asyncio.create_task(hold(admission, log, n, finished)) for n in range(2)]
         await settle()
         admission.close()
         with pytest.raises(Unavailable):
             async with admission.place():
                 pass
-        done.set()
+        finished.set()
         await asyncio.gather(*tasks)
         assert log == [0, 1]
 
     asyncio.run(scenario())
 
 
-def test_those_who_wait_can_be_told_that_it_is_over() -> None:
+def test_waiting_requests_can_be_ended() -> None:
     async def scenario() -> None:
-        admission, log, done = Admission(parallel=1, limit=9), list[int](), asyncio.Event()
-        tasks = [asyncio.create_task(hold(admission, log, n, done)) for n in range(2)]
+        admission, log, finished = Admission(parallel=1, limit=9), list[int](), asyncio.Event()
+        tasks = [asyncio.create_task(hold(admission, log, n, finished)) for n in range(2)]
         await settle()
         admission.fail_waiting(Unavailable("Over."))
         with pytest.raises(Unavailable, match="Over"):
             await tasks[1]
-        done.set()
+        finished.set()
         await tasks[0]
         assert (admission.running, admission.waiting) == (0, 0)
 
     asyncio.run(scenario())
 
 
-def test_an_editor_has_a_place_that_no_chat_takes() -> None:
+def test_a_slot_is_reserved_for_editors() -> None:
     async def scenario() -> None:
-        admission, log, done = Admission(parallel=1, limit=9), list[str](), asyncio.Event()
+        admission, log, finished = Admission(parallel=1, limit=9), list[str](), asyncio.Event()
 
-        async def come(name: str) -> None:
+        async def wait_for_slot(name: str) -> None:
             async with admission.place(Job(editor=name.startswith("editor"))):
                 log.append(name)
-                await done.wait()
+                await finished.wait()
 
         names = ("chat 1", "chat 2", "editor 1", "editor 2", "editor 3")
-        tasks = [asyncio.create_task(come(name)) for name in names]
+        tasks = [asyncio.create_task(wait_for_slot(name)) for name in names]
         await settle()
         assert (log, admission.running, admission.waiting) == (["chat 1", "editor 1"], 2, 3)
         tasks[2].cancel()
         await settle()
         assert log == ["chat 1", "editor 1", "editor 2"]
-        tasks[0].cancel()  # editors first, in their own order
+        tasks[0].cancel()  # editors go first, in their own order
         await settle()
         assert (log[3:], admission.waiting) == (["editor 3"], 1)
-        tasks[4].cancel()  # one editor keeps no chat waiting
+        tasks[4].cancel()  # a single editor does not delay chats
         await settle()
         assert (log[4:], admission.running) == (["chat 2"], 2)
-        done.set()
+        finished.set()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert (admission.running, admission.waiting) == (0, 0)
 

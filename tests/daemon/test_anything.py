@@ -1,7 +1,7 @@
-"""What one request carries can fail that request and nothing else: any request, beside bystanders.
+"""Random requests may fail themselves, but they never affect another client.
 
-A few seconds of it in every run; with LOCALSPEC_TEST_REQUESTS=5000 so many requests by each client, and
-with LOCALSPEC_TEST_SEED others than usual.
+Each run takes a few seconds. LOCALSPEC_TEST_REQUESTS=5000 sends so many requests from each client, and
+LOCALSPEC_TEST_SEED draws other requests.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 FOLDER = Path(localspec.__file__).parent / "builtin"
 REQUESTS = int(os.environ.get("LOCALSPEC_TEST_REQUESTS", "0"))
 SEED = int(os.environ.get("LOCALSPEC_TEST_SEED", "1"))
-SECONDS = 3.0  # of it, where no number of requests is asked for
-CLIENTS = 2  # beside the bystander
-# A request's own refusals and limits. What is not among them is trouble that it made for others.
-ITS_OWN = {
+SECONDS = 3.0  # duration without LOCALSPEC_TEST_REQUESTS
+CLIENTS = 2  # besides the bystander
+# Codes of errors that a request itself may cause. Any other code counts as harm to others.
+OWN_ERROR_CODES = {
     "bad_request", "cancelled", "chat_template_error", "conflict", "context_length_exceeded",
     "invalid_grammar", "invalid_request", "load_failed", "model_not_found", "not_found",
     "registry_error", "request_too_large", "unsafe_path", "unsupported_encoding",
@@ -39,42 +39,44 @@ QUESTIONS = ("def f(x):\n    ", "import os\n\n\ndef walk(path):\n", "What does o
 
 
 class Trouble(AssertionError):
-    """A request that did harm, or was not answered as every one is."""
+    """A request did harm, or its answer did not have the published shape."""
 
 
-def check(path: str, sent: bytes, answer: Answer) -> str:
-    """An answer is JSON or events of it, and an error is the request's own; its code, or "ok"."""
+def check_answer(path: str, body: bytes, answer: Answer) -> str:
+    """Check that an answer is JSON with an error of its own at most; return its code or "ok"."""
 
     def trouble(what: str) -> Trouble:
-        return Trouble(f"{what}: {answer.status} {answer.body[:600]!r}\nfor {path} {sent[:1500]!r}")
+        return Trouble(f"{what}: {answer.status} {answer.body[:600]!r}\nfor {path} {body[:1500]!r}")
 
-    kind = answer.headers.get("content-type", "")
-    if kind.startswith("text/event-stream"):
+    content_type = answer.headers.get("content-type", "")
+    if content_type.startswith("text/event-stream"):
         events = [json.loads(event) for event in answer.events if event != "[DONE]"]
-        said = [event["error"] for event in events if "error" in event]
-    elif kind.startswith("application/x-ndjson"):
+        errors = [event["error"] for event in events if "error" in event]
+    elif content_type.startswith("application/x-ndjson"):
         values = [json.loads(line) for line in answer.body.splitlines()]
-        said = [value["error"] for value in values if "error" in value]
-    elif kind.startswith("application/json"):
-        said = [answer.json["error"]] if answer.status >= 400 else []
+        errors = [value["error"] for value in values if "error" in value]
+    elif content_type.startswith("application/json"):
+        errors = [answer.json["error"]] if answer.status >= 400 else []
     else:
         raise trouble("not JSON")
-    if not said:
+    if not errors:
         return "ok" if answer.status < 400 else "no error"
-    [error] = said
+    [error] = errors
     if path.startswith("/api/"):  # Ollama's errors are a sentence
         if not isinstance(error, str) or answer.status >= 500:
             raise trouble("no error of Ollama's shape")
         return str(answer.status)
     if not {"message", "type", "param", "code"} <= error.keys():
         raise trouble("no error of OpenAI's shape")
-    if error["code"] not in ITS_OWN or (answer.status >= 500 and error["code"] != "load_failed"):
+    if error["code"] not in OWN_ERROR_CODES or (
+        answer.status >= 500 and error["code"] != "load_failed"
+    ):
         raise trouble("not its own error")
     return str(error["code"])
 
 
 class Company:
-    """Clients that send anything, and one whose answers must not change."""
+    """Clients that send random requests, and a bystander whose answers must not change."""
 
     def __init__(self, home: Home, until: float) -> None:
         self.home = home
@@ -84,58 +86,58 @@ class Company:
         self.answered = 0
         self._busy = CLIENTS
 
-    def over(self, sent: int) -> bool:
-        enough = sent >= REQUESTS if REQUESTS else time.monotonic() > self.until
+    def over(self, count: int) -> bool:
+        enough = count >= REQUESTS if REQUESTS else time.monotonic() > self.until
         return enough or bool(self.troubles)
 
     def anything(self, drawn: Drawn) -> None:
-        sent = 0
+        count = 0
         try:
-            while not self.over(sent):
+            while not self.over(count):
                 path, body = drawn.request()
                 try:
                     answer = self.home.request("POST", path, body)
                 except OSError as error:
                     raise Trouble(f"{error!r} for {path} {body[:1500]!r}") from error
-                self.codes[f"{path} {check(path, body, answer)}"] += 1
-                sent += 1
+                self.codes[f"{path} {check_answer(path, body, answer)}"] += 1
+                count += 1
         except BaseException as error:
             self.troubles.append(error)
         self._busy -= 1
 
     def bystander(self, alone: dict[tuple[int, bool], Any]) -> None:
-        """In exact mode the answer is the same to the byte; else the target's own, but for rounding."""
+        """Repeat requests; in exact mode answers are identical, otherwise equal up to near-ties."""
         try:
             while self._busy:
                 for (number, exact), expected in alone.items():
-                    found = ask(self.home, number, exact)
-                    if found != expected and (exact or not near(number, found)):
-                        raise Trouble(f"{found} instead of {expected} for a bystander")
+                    answer = ask(self.home, number, exact)
+                    if answer != expected and (exact or not is_near_tie(number, answer)):
+                        raise Trouble(f"{answer} instead of {expected} for a bystander")
                     self.answered += 1
         except BaseException as error:
             self.troubles.append(error)
 
 
 def ask(home: Home, number: int, exact: bool) -> Any:
-    """A bystander's answer: its text and its tokens."""
+    """Return the text and the tokens of a bystander's answer."""
     body = {"prompt": QUESTIONS[number], "temperature": 0, "n_predict": 24, "ignore_eos": True}
     answer = home.request("POST", "/completion", {**body, "return_tokens": True, "exact": exact})
     assert answer.status == 200, f"a bystander was refused: {answer.body!r}"
     return answer.json["content"], answer.json["tokens"]
 
 
-def near(number: int, found: Any) -> bool:
-    """Is it what the target alone would choose, where two choices within rounding count as one?"""
+def is_near_tie(number: int, answer: Any) -> bool:
+    """Return whether the target alone would choose these tokens, near-ties aside."""
     path = str(FOLDER / "target.gguf")
     with Model(path) as model:
         prompt = model.vocab.tokenize(QUESTIONS[number], add_special=True, parse_special=False)
         ends = model.vocab.ends
-    tokens = found[1]
+    tokens = answer[1]
     return len(tokens) == 24 and worst_gap(path, prompt, tokens, ends) <= SHIPPED_NEAR_TIE
 
 
-def shipped(folder: Path, pre_tokenizer: str | None) -> str:
-    """The shipped pair as LOCALSPEC_PAIR names it, or a copy that cuts text into words otherwise."""
+def copy_builtin(folder: Path, pre_tokenizer: str | None) -> str:
+    """Copy the builtin pair, with another pre-tokenizer on request; return it for LOCALSPEC_PAIR."""
     names = ("target.gguf", "draft.gguf")
     for name in names:
         if pre_tokenizer is None:
@@ -147,12 +149,10 @@ def shipped(folder: Path, pre_tokenizer: str | None) -> str:
 
 @pytest.mark.timeout(0 if REQUESTS else 120)
 @pytest.mark.parametrize("pre_tokenizer", [None, "tekken"], ids=["as shipped", "tekken"])
-def test_whatever_is_asked_is_answered_and_harms_nobody(
-    tmp_path: Path, pre_tokenizer: str | None
-) -> None:
+def test_random_requests_do_not_harm_a_bystander(tmp_path: Path, pre_tokenizer: str | None) -> None:
     with temporary_home() as home:
         home.environment |= {
-            "LOCALSPEC_PAIR": shipped(tmp_path, pre_tokenizer),
+            "LOCALSPEC_PAIR": copy_builtin(tmp_path, pre_tokenizer),
             "LOCALSPEC_CONTEXT": "512",
             "HF_HUB_OFFLINE": "1",
         }
@@ -161,7 +161,9 @@ def test_whatever_is_asked_is_answered_and_harms_nobody(
         before = home.status()
         drawn = [Drawn(SEED * 1000 + number) for number in range(CLIENTS)]
         company = Company(home, time.monotonic() + SECONDS)
-        threads = [threading.Thread(target=company.anything, args=(each,)) for each in drawn]
+        threads = [
+            threading.Thread(target=company.anything, args=(requests,)) for requests in drawn
+        ]
         threads.append(threading.Thread(target=company.bystander, args=(alone,)))
         for thread in threads:
             thread.start()

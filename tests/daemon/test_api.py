@@ -1,4 +1,4 @@
-"""The HTTP surface of a running daemon, with the scripted engine behind it."""
+"""The HTTP API of a running daemon, with the scripted engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Start = Callable[..., RunningDaemon]
 
 @pytest.fixture
 def client(api: Home) -> Iterator[openai.OpenAI]:
-    """The official client, over the socket."""
+    """Return the official client over the Unix socket."""
     transport = httpx2.HTTPTransport(uds=str(api.socket))
     with (
         httpx2.Client(transport=transport) as http,

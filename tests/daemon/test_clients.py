@@ -1,6 +1,6 @@
-"""The same requests through the official client, the same for asyncio, and curl: the same answers.
+"""The same requests through the official client, its asynchronous form and curl.
 
-The shipped pair answers, so that what is read is what an engine wrote.
+The builtin pair answers, so that a real engine writes the texts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.support.daemons import Home, RunningDaemon, temporary_home
 
 CHAT, TEXT = "chat/completions", "completions"
 QUESTION: list[Any] = [{"role": "user", "content": "What does shutil.copytree do?"}]
-# `exact`, so that a stream and a whole answer may be compared letter by letter.
-ASKED: JSON = {"messages": QUESTION, "temperature": 0, "max_tokens": 24, "exact": True}
+# With `exact`, a stream and a complete answer have the same text.
+CHAT_BODY: JSON = {"messages": QUESTION, "temperature": 0, "max_tokens": 24, "exact": True}
 SCHEMA: JSON = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}},
@@ -25,8 +25,8 @@ SCHEMA: JSON = {
     "additionalProperties": False,
 }
 TOOL: JSON = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
-CALLING: JSON = {"messages": QUESTION, "temperature": 0, "max_tokens": 100}
-CALLING |= {"tools": [TOOL], "tool_choice": "required"}
+TOOL_BODY: JSON = {"messages": QUESTION, "temperature": 0, "max_tokens": 100}
+TOOL_BODY |= {"tools": [TOOL], "tool_choice": "required"}
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +43,13 @@ def caller(request: pytest.FixtureRequest, served: Home) -> Caller:
     return CALLERS[request.param](served.socket)
 
 
-def said(chunks: list[JSON], index: int = 0) -> str:
+def join_content(chunks: list[JSON], index: int = 0) -> str:
     choices = [c["choices"][0] for c in chunks if c["choices"]]
     return "".join(c["delta"].get("content") or "" for c in choices if c["index"] == index)
 
 
-def test_a_chat_is_answered_with_usage_timings_and_what_speculation_did(caller: Caller) -> None:
-    answer = caller.ask(CHAT, ASKED)
+def test_a_chat_has_usage_timings_and_speculation(caller: Caller) -> None:
+    answer = caller.ask(CHAT, CHAT_BODY)
     [choice] = answer["choices"]
     assert choice["message"]["role"] == "assistant"
     assert choice["message"]["content"].strip()
@@ -59,82 +59,84 @@ def test_a_chat_is_answered_with_usage_timings_and_what_speculation_did(caller: 
     assert answer["localspec"]["speculation"]["drafted"] > 0
 
 
-def test_a_stream_says_the_same_and_ends_with_the_usage(caller: Caller) -> None:
-    whole = caller.ask(CHAT, ASKED)
-    *chunks, last = caller.stream(CHAT, {**ASKED, "stream_options": {"include_usage": True}})
-    assert said(chunks) == whole["choices"][0]["message"]["content"]
+def test_a_stream_has_the_same_text_and_ends_with_usage(caller: Caller) -> None:
+    complete = caller.ask(CHAT, CHAT_BODY)
+    *chunks, usage_chunk = caller.stream(
+        CHAT, {**CHAT_BODY, "stream_options": {"include_usage": True}}
+    )
+    assert join_content(chunks) == complete["choices"][0]["message"]["content"]
     assert chunks[0]["choices"][0]["delta"]["role"] == "assistant"
-    assert chunks[-1]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"]
-    assert last["choices"] == []
-    assert last["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+    assert chunks[-1]["choices"][0]["finish_reason"] == complete["choices"][0]["finish_reason"]
+    assert usage_chunk["choices"] == []
+    assert usage_chunk["usage"]["completion_tokens"] == complete["usage"]["completion_tokens"]
 
 
 def test_several_choices_are_streamed_beside_each_other(caller: Caller) -> None:
     chunks = caller.stream(CHAT, {"messages": QUESTION, "n": 2, "seed": 1, "max_tokens": 12})
     ends = {c["choices"][0]["index"] for c in chunks if c["choices"][0].get("finish_reason")}
     assert ends == {0, 1}
-    assert said(chunks, 0)
-    assert said(chunks, 1)
+    assert join_content(chunks, 0)
+    assert join_content(chunks, 1)
 
 
-def test_a_required_tool_is_called_with_what_its_schema_allows(caller: Caller) -> None:
-    [choice] = caller.ask(CHAT, CALLING)["choices"]
+def test_a_required_tool_call_follows_its_schema(caller: Caller) -> None:
+    [choice] = caller.ask(CHAT, TOOL_BODY)["choices"]
     assert choice["finish_reason"] == "tool_calls"
     [call] = choice["message"]["tool_calls"]
     assert (call["type"], call["function"]["name"]) == ("function", "weather")
     assert json.loads(call["function"]["arguments"])["city"] in ("Paris", "Rome")
 
 
-def test_a_call_is_streamed_in_pieces_that_make_the_same_call(caller: Caller) -> None:
-    [whole] = caller.ask(CHAT, CALLING)["choices"][0]["message"]["tool_calls"]
-    chunks = caller.stream(CHAT, CALLING)
+def test_a_streamed_tool_call_is_the_same_call(caller: Caller) -> None:
+    [complete] = caller.ask(CHAT, TOOL_BODY)["choices"][0]["message"]["tool_calls"]
+    chunks = caller.stream(CHAT, TOOL_BODY)
     deltas = [c["choices"][0]["delta"] for c in chunks if c["choices"]]
     pieces = [piece for delta in deltas for piece in delta.get("tool_calls") or []]
     assert {piece["index"] for piece in pieces} == {0}
     assert pieces[0]["id"]
     assert pieces[0]["function"]["name"] == "weather"
     arguments = "".join(piece["function"]["arguments"] for piece in pieces)
-    assert json.loads(arguments) == json.loads(whole["function"]["arguments"])
+    assert json.loads(arguments) == json.loads(complete["function"]["arguments"])
     assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_an_answer_in_json_keeps_to_its_schema(caller: Caller) -> None:
-    wanted = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
-    answer = caller.ask(CHAT, {**ASKED, "max_tokens": 60, "response_format": wanted})
+def test_a_json_answer_follows_its_schema(caller: Caller) -> None:
+    response_format = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+    answer = caller.ask(CHAT, {**CHAT_BODY, "max_tokens": 60, "response_format": response_format})
     assert json.loads(answer["choices"][0]["message"]["content"])["city"] in ("Paris", "Rome")
 
 
 def test_logprobs_belong_to_the_tokens_of_the_text(caller: Caller) -> None:
-    body = {**ASKED, "logprobs": True, "top_logprobs": 2}
+    body = {**CHAT_BODY, "logprobs": True, "top_logprobs": 2}
     [choice] = caller.ask(CHAT, body)["choices"]
     entries = choice["logprobs"]["content"]
     text = b"".join(bytes(entry["bytes"]) for entry in entries).decode()
     assert text.startswith(choice["message"]["content"])
-    for entry in entries:  # greedy: the token is the most probable one
+    for entry in entries:  # with greedy sampling the token is the most probable one
         assert len(entry["top_logprobs"]) == 2
         assert entry["token"] == entry["top_logprobs"][0]["token"]
         assert entry["logprob"] == pytest.approx(entry["top_logprobs"][0]["logprob"])
 
 
-def test_a_seed_makes_a_sampled_answer_come_again(caller: Caller) -> None:
+def test_a_seed_repeats_a_sampled_answer(caller: Caller) -> None:
     body = {"messages": QUESTION, "temperature": 1.0, "max_tokens": 24, "exact": True}
-    first, again = (caller.ask(CHAT, {**body, "seed": 7}) for _ in range(2))
-    assert first["choices"][0]["message"] == again["choices"][0]["message"]
+    first, second = (caller.ask(CHAT, {**body, "seed": 7}) for _ in range(2))
+    assert first["choices"][0]["message"] == second["choices"][0]["message"]
 
 
 def test_a_text_is_continued_up_to_a_stop(caller: Caller) -> None:
     body = {"prompt": "import os\nimport ", "temperature": 0, "max_tokens": 32, "exact": True}
-    whole = caller.ask(TEXT, body)["choices"][0]["text"]
-    assert len(whole) > 2
-    stop = whole[1:3]
+    text = caller.ask(TEXT, body)["choices"][0]["text"]
+    assert len(text) > 2
+    stop = text[1:3]
     stopped = caller.ask(TEXT, {**body, "stop": [stop]})["choices"][0]
-    assert stopped["text"] == whole[: whole.index(stop)]
+    assert stopped["text"] == text[: text.index(stop)]
     assert stopped["finish_reason"] == "stop"
     streamed = caller.stream(TEXT, body)
-    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == whole
+    assert "".join(chunk["choices"][0]["text"] for chunk in streamed) == text
 
 
-def test_a_suffix_asks_for_what_stands_between(caller: Caller) -> None:
+def test_a_suffix_makes_a_fill_in_request(caller: Caller) -> None:
     body = {"prompt": "def add(a, b):\n    return ", "suffix": "\n", "temperature": 0}
     answer = caller.ask(TEXT, {**body, "max_tokens": 16})
     assert answer["usage"]["completion_tokens"] > 0
@@ -144,16 +146,16 @@ def test_a_suffix_asks_for_what_stands_between(caller: Caller) -> None:
 def test_parts_of_text_are_the_lines_of_one_message(caller: Caller) -> None:
     lines = ("Here is a question.", "What does shutil.copytree do?")
     parts = [{"type": "text", "text": text} for text in lines]
-    split, whole = (
-        {**ASKED, "messages": [{"role": "user", "content": content}]}
+    split, joined = (
+        {**CHAT_BODY, "messages": [{"role": "user", "content": content}]}
         for content in (parts, "\n".join(lines))
     )
-    assert caller.ask(CHAT, split)["choices"] == caller.ask(CHAT, whole)["choices"]
+    assert caller.ask(CHAT, split)["choices"] == caller.ask(CHAT, joined)["choices"]
 
 
 def test_a_predicted_answer_is_counted(caller: Caller) -> None:
-    whole = caller.ask(CHAT, ASKED)["choices"][0]["message"]["content"]
-    body = {**ASKED, "prediction": {"type": "content", "content": whole}}
+    text = caller.ask(CHAT, CHAT_BODY)["choices"][0]["message"]["content"]
+    body = {**CHAT_BODY, "prediction": {"type": "content", "content": text}}
     details = caller.ask(CHAT, body)["usage"]["completion_tokens_details"]
     assert set(details) == {"accepted_prediction_tokens", "rejected_prediction_tokens"}
 
@@ -171,30 +173,30 @@ def test_a_predicted_answer_is_counted(caller: Caller) -> None:
 def test_a_refusal_has_openais_body(
     caller: Caller, fields: JSON, status: int, param: str | None
 ) -> None:
-    found, error = caller.refused(CHAT, {**ASKED, **fields})
-    assert found == status
+    actual_status, error = caller.refused(CHAT, {**CHAT_BODY, **fields})
+    assert actual_status == status
     assert error["type"] == "invalid_request_error"
     assert isinstance(error["code"], str)
     if param:
         assert error["param"] == param
 
 
-def test_anthropics_messages_are_the_same_answers(served: Home) -> None:
-    """The count is what is read, a stop is named, a call obeys its schema, and no thoughts come."""
+def test_anthropic_messages_have_the_same_answers(served: Home) -> None:
+    """Check the token count, stop sequences, tool calls and a prefilled answer."""
 
     def ask(path: str = "", **fields: Any) -> JSON:
         body = {"messages": QUESTION, "max_tokens": 24, "temperature": 0, "exact": True, **fields}
         answer = served.request("POST", f"/v1/messages{path}", body)
         assert answer.status == 200, answer.body
-        found: JSON = answer.json
-        return found
+        message: JSON = answer.json
+        return message
 
-    whole = ask()
-    usage = whole["usage"]
-    read = usage["input_tokens"] + usage["cache_read_input_tokens"]
-    assert ask("/count_tokens")["input_tokens"] == read
-    [block] = whole["content"]
-    chat = served.request("POST", f"/v1/{CHAT}", ASKED)
+    complete = ask()
+    usage = complete["usage"]
+    prompt_tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
+    assert ask("/count_tokens")["input_tokens"] == prompt_tokens
+    [block] = complete["content"]
+    chat = served.request("POST", f"/v1/{CHAT}", CHAT_BODY)
     assert (block["type"], block["text"]) == ("text", chat.text)
     stop = block["text"][5:9]
     stopped = ask(stop_sequences=["never said", stop])
@@ -203,8 +205,8 @@ def test_anthropics_messages_are_the_same_answers(served: Home) -> None:
     called = ask(tools=[tool], tool_choice={"type": "any"}, max_tokens=100, exact=False)
     assert called["stop_reason"] == "tool_use"
     assert called["content"][-1]["input"]["city"] in ("Paris", "Rome")
-    begun = [*QUESTION, {"role": "assistant", "content": block["text"][:9]}]
-    assert ask(messages=begun)["content"][0]["text"]
+    messages = [*QUESTION, {"role": "assistant", "content": block["text"][:9]}]
+    assert ask(messages=messages)["content"][0]["text"]
 
 
 def test_the_pair_is_listed(caller: Caller) -> None:

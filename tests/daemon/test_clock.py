@@ -1,4 +1,4 @@
-"""The wall clock may jump; what waits, waits by the clock that cannot be set."""
+"""The wall clock may jump, so that waits must use the monotonic clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
-# A clock that is a day ahead, then a day behind, each time somebody looks.
+# A wall clock that is alternately a day ahead and a day behind.
 JUMPING = """
 import itertools, sys, time
 now, sign = time.time, itertools.cycle([86400, -86400])
@@ -62,13 +62,13 @@ def test_every_wait_is_as_long_as_it_should_be(home: Home) -> None:
 def test_the_wall_clock_is_read_for_dates_alone() -> None:
     package = Path(__file__).parents[2] / "localspec"
     reads = re.compile(r"\btime\.time\(|\bfrom time import .*\btime\b|\bdatetime\.(?:utc)?now\(")
-    found = [
+    lines = [
         f"{path.relative_to(package).as_posix()}:{number}"
         for path in sorted(package.rglob("*.py"))
         for number, line in enumerate(path.read_text().splitlines(), 1)
         if reads.search(line)
     ]
-    wrong = [place for place in found if not place.startswith(tuple(WALL_CLOCK))]
+    wrong = [place for place in lines if not place.startswith(tuple(WALL_CLOCK))]
     for allowed in WALL_CLOCK:
-        assert any(place.startswith(allowed) for place in found), f"nothing in {allowed} reads it"
+        assert any(place.startswith(allowed) for place in lines), f"nothing in {allowed} reads it"
     assert not wrong, "use time.monotonic(), or say in WALL_CLOCK why a jump does no harm"

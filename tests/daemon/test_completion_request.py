@@ -1,4 +1,4 @@
-"""From HTTP fields to the frame that the engine gets."""
+"""The translation of HTTP fields to the frame that the engine gets."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ KNOWS_TOOLS = "{% if tools %}<tool_call>{% endif %}"
 USER = [{"role": "user", "content": "hi"}]
 
 
-def chat(**fields: Any) -> list[Any]:
-    """The Generate frames of a chat request, as the engine would read them."""
+def translate_chat(**fields: Any) -> list[Any]:
+    """Return the Generate frames of a chat request as the engine receives them."""
     request = decode(json.dumps({"messages": USER, **fields}).encode(), ChatRequest)
     return [
         msgspec.to_builtins(frame) for frame in chat_frames(request, read_family(KNOWS_TOOLS))[0]
     ]
 
 
-def completion(**fields: Any) -> list[Any]:
+def translate_completion(**fields: Any) -> list[Any]:
     request = decode(json.dumps(fields).encode(), CompletionRequest)
     return [msgspec.to_builtins(frame) for frame in completion_frames(request)]
 
@@ -56,8 +56,8 @@ def test_every_sampling_field_reaches_the_engine() -> None:
         "seed": 42,
         "ignore_eos": True,
     }
-    [sent] = chat(**sampling, logit_bias={"7": -100})
-    assert sent["sampling"] == {**sampling, "logit_bias": {7: -100.0}}
+    [frame] = translate_chat(**sampling, logit_bias={"7": -100})
+    assert frame["sampling"] == {**sampling, "logit_bias": {7: -100.0}}
 
 
 NULL = {"kind": "json_schema", "source": '{"type":"null"}', "param": "response_format"}
@@ -115,18 +115,18 @@ NULL = {"kind": "json_schema", "source": '{"type":"null"}', "param": "response_f
     ],
 )
 def test_fields_are_translated(fields: Any, expected: Any) -> None:
-    [sent] = chat(**fields)
+    [frame] = translate_chat(**fields)
     for name in ("type", "id", "prompt"):
-        del sent[name]
-    sent = {name: value for name, value in sent.items() if value}
+        del frame[name]
+    frame = {name: value for name, value in frame.items() if value}
     if "top_logprobs" in expected or "cache_prompt" in expected:
-        sent = {**chat(**fields)[0], **sent}
-    assert {name: sent.get(name) for name in expected} == expected
+        frame = {**translate_chat(**fields)[0], **frame}
+    assert {name: frame.get(name) for name in expected} == expected
     always = {"type", "id", "prompt", "sampling", "speculative", "shown", "thoughts"}
-    assert set(sent) - set(expected) <= always
+    assert set(frame) - set(expected) <= always
 
 
-def test_messages_reach_the_template_whole() -> None:
+def test_messages_reach_the_template_unchanged() -> None:
     calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
     messages = [
         {"role": "developer", "content": "be brief"},
@@ -135,8 +135,8 @@ def test_messages_reach_the_template_whole() -> None:
         {"role": "tool", "content": "done", "tool_call_id": "1"},
     ]
     rendered = [{**calls[0], "function": {"name": "f", "arguments": {}}}]
-    [sent] = chat(messages=messages)
-    assert sent["prompt"]["messages"] == [
+    [frame] = translate_chat(messages=messages)
+    assert frame["prompt"]["messages"] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb"},
         {"role": "assistant", "extra": {"tool_calls": rendered}},
@@ -172,13 +172,15 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 def test_a_last_message_of_the_assistant_is_continued(
     last: Any, fields: Any, expected: Any
 ) -> None:
-    [sent] = chat(messages=[*USER, last], **fields)
-    prompt = sent["prompt"]
-    found = {key: prompt.get(key) for key in ("continued", "answer_prefix") if prompt.get(key)}
-    assert {**found, **expected} == found
-    assert bool(found) == bool(expected)
-    wanted = fields.get("add_generation_prompt", True)
-    assert prompt.get("add_generation_prompt", True) is wanted
+    [frame] = translate_chat(messages=[*USER, last], **fields)
+    prompt = frame["prompt"]
+    continuation = {
+        key: prompt.get(key) for key in ("continued", "answer_prefix") if prompt.get(key)
+    }
+    assert {**continuation, **expected} == continuation
+    assert bool(continuation) == bool(expected)
+    add_generation_prompt = fields.get("add_generation_prompt", True)
+    assert prompt.get("add_generation_prompt", True) is add_generation_prompt
 
 
 @pytest.mark.parametrize(
@@ -195,16 +197,20 @@ def test_a_last_message_of_the_assistant_is_continued(
         ([*USER, HALF], {"continue_final_message": "reasoning_content"}, "no 'reasoning_content'"),
     ],
 )
-def test_what_cannot_be_continued_is_refused_in_words(
+def test_messages_that_cannot_be_continued_are_refused(
     messages: Any, fields: Any, words: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        chat(messages=messages, **fields)
+        translate_chat(messages=messages, **fields)
 
 
 def test_each_choice_has_a_seed_of_its_own() -> None:
-    assert [sent["sampling"]["seed"] for sent in chat(n=3, seed=2**32 - 2)] == [2**32 - 2, 0, 1]
-    assert [sent["sampling"] for sent in chat(n=2)] == [{}, {}]
+    assert [frame["sampling"]["seed"] for frame in translate_chat(n=3, seed=2**32 - 2)] == [
+        2**32 - 2,
+        0,
+        1,
+    ]
+    assert [frame["sampling"] for frame in translate_chat(n=2)] == [{}, {}]
 
 
 @pytest.mark.parametrize(
@@ -217,12 +223,12 @@ def test_each_choice_has_a_seed_of_its_own() -> None:
     ],
 )
 def test_prompts_of_every_form(prompt: Any, kinds: list[str]) -> None:
-    assert [sent["prompt"]["type"] for sent in completion(prompt=prompt)] == kinds
+    assert [frame["prompt"]["type"] for frame in translate_completion(prompt=prompt)] == kinds
 
 
 def test_a_suffix_makes_it_a_fill_in_the_middle() -> None:
-    [sent] = completion(prompt="before", suffix="after")
-    assert sent["prompt"] == {"type": "infill", "prefix": "before", "suffix": "after"}
+    [frame] = translate_completion(prompt="before", suffix="after")
+    assert frame["prompt"] == {"type": "infill", "prefix": "before", "suffix": "after"}
 
 
 @pytest.mark.parametrize(
@@ -240,9 +246,9 @@ def test_a_suffix_makes_it_a_fill_in_the_middle() -> None:
         ({"messages": []}, "messages"),
     ],
 )
-def test_fields_that_are_wrong_together_are_refused(fields: Any, param: str) -> None:
+def test_contradictory_fields_are_refused(fields: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        chat(**fields)
+        translate_chat(**fields)
     assert caught.value.param == param
 
 
@@ -250,9 +256,9 @@ def test_fields_that_are_wrong_together_are_refused(fields: Any, param: str) -> 
     ("prompt", "param"),
     [([1, [2]], "prompt"), ([[]], "prompt[0]"), ([[-1]], "prompt[0]"), (["a"] * 17, "prompt")],
 )
-def test_prompts_that_are_none_are_refused(prompt: Any, param: str) -> None:
+def test_invalid_prompts_are_refused(prompt: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        completion(prompt=prompt)
+        translate_completion(prompt=prompt)
     assert caught.value.param == param
 
 
@@ -260,47 +266,49 @@ def test_prompts_that_are_none_are_refused(prompt: Any, param: str) -> None:
     ("fields", "param"),
     [({"echo": True, "logprobs": 1, "suffix": "y"}, "suffix"), ({"best_of": 2}, "best_of")],
 )
-def test_what_would_change_the_answer_is_not_passed_over(fields: Any, param: str) -> None:
+def test_unsupported_fields_that_change_the_answer_are_refused(fields: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        completion(prompt="x", **fields)
+        translate_completion(prompt="x", **fields)
     assert caught.value.param == param
-    assert completion(prompt="x", echo=False, best_of=1) == completion(prompt="x")
+    assert translate_completion(prompt="x", echo=False, best_of=1) == translate_completion(
+        prompt="x"
+    )
 
 
 CALLED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
-def rendered(*messages: dict[str, Any]) -> list[frames.Message]:
+def render_messages(*messages: dict[str, Any]) -> list[frames.Message]:
     body = json.dumps({"messages": [*messages, {"role": "user", "content": "go on"}]}).encode()
     return chat_prompt(decode(body, ChatRequest)).messages
 
 
-def test_a_tool_that_returned_null_returned_nothing() -> None:
+def test_a_null_tool_result_is_empty() -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
     result = {"role": "tool", "tool_call_id": "c", "content": None}
-    assert rendered(call, result)[1].content == ""
-    assert rendered(call, {**result, "content": []})[1].content == ""
+    assert render_messages(call, result)[1].content == ""
+    assert render_messages(call, {**result, "content": []})[1].content == ""
 
 
 @pytest.mark.parametrize("role", ["user", "system", "assistant", "developer", "critic"])
-def test_content_that_is_null_is_said_to_be_null_and_not_missing(role: str) -> None:
+def test_null_content_is_distinguished_from_missing_content(role: str) -> None:
     for message, word in (({"content": None}, "null"), ({}, "missing")):
         with pytest.raises(InvalidRequest) as caught:
-            rendered({"role": role, **message})
+            render_messages({"role": role, **message})
         assert caught.value.message.startswith(f"'messages[0].content' is {word}")
         assert caught.value.param == "messages[0].content"
 
 
-def test_what_an_assistant_refused_to_say_is_text_of_its_message() -> None:
+def test_a_refusal_is_text_of_its_message() -> None:
     refusal = {"type": "refusal", "refusal": "I cannot."}
     parts = [{"type": "text", "text": "Well:"}, refusal]
-    assert rendered({"role": "assistant", "content": parts})[0].content == "Well:\nI cannot."
+    assert render_messages({"role": "assistant", "content": parts})[0].content == "Well:\nI cannot."
     for role, part in (("user", refusal), ("assistant", {"type": "refusal"})):
         with pytest.raises(InvalidRequest):
-            rendered({"role": role, "content": [part]})
+            render_messages({"role": role, "content": [part]})
 
 
-def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
+def test_tools_and_calls_reach_the_template_unchanged() -> None:
     offered = [
         {
             "function": {
@@ -319,7 +327,7 @@ def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
     }
     messages = [*USER, {"role": "assistant", "content": None, "tool_calls": [{**call, "id": "1"}]}]
     messages.append({"role": "tool", "tool_call_id": "1", "content": "so"})
-    [frame] = chat(tools=offered, messages=messages)
+    [frame] = translate_chat(tools=offered, messages=messages)
     added = {"type": "function", "function": {"name": "a"}}
     assert json.dumps(frame["prompt"]["tools"]) == json.dumps([offered[0], added])
     sent = frame["prompt"]["messages"][1]
@@ -330,7 +338,7 @@ def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "told", "limit"),
+    ("fields", "template_kwargs", "limit"),
     [
         ({}, {}, None),
         ({"reasoning_effort": None, "reasoning_budget_tokens": None}, {}, None),
@@ -348,16 +356,16 @@ def test_tools_and_calls_reach_the_template_as_they_were_sent() -> None:
          {"enable_thinking": False, "thinking": True, "reasoning_effort": "low"}, 1024),
     ],
 )  # fmt: skip
-def test_how_long_a_model_may_think_is_told_to_template_and_engine(
-    fields: Any, told: Any, limit: int | None
+def test_the_thinking_limit_reaches_the_template_and_the_engine(
+    fields: Any, template_kwargs: Any, limit: int | None
 ) -> None:
-    [frame] = chat(**fields)
-    assert frame["prompt"].get("template_kwargs", {}) == told
+    [frame] = translate_chat(**fields)
+    assert frame["prompt"].get("template_kwargs", {}) == template_kwargs
     assert frame.get("thinking", {}).get("tokens") == limit
 
 
 @pytest.mark.parametrize("name", GenerationRequest.__struct_fields__)
-def test_a_field_that_a_protocol_calls_as_we_do_reaches_the_request(name: str) -> None:
+def test_fields_with_the_same_name_reach_the_request(name: str) -> None:
     source = msgspec.defstruct("Source", [(name, Any), ("of_its_own", Any)])(1, 2)
     assert getattr(translate_request(CompletionRequest, source, prompt=""), name) == 1
     assert getattr(translate_request(CompletionRequest, source, prompt="", **{name: 3}), name) == 3

@@ -1,4 +1,4 @@
-"""Clients that dribble, do not read, are too many or somebody else's: the daemon stays for the others."""
+"""Slow, unresponsive, foreign or too many clients do not keep the daemon from serving others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection, wait_for
 
-# The daemon, with the patience of a test.
+# A daemon with short timeouts.
 IMPATIENT = """
 import sys
 from localspec.daemon.http import connection
@@ -32,7 +32,7 @@ sys.exit(main())
 
 @pytest.fixture(params=["unix", "tcp"])
 def impatient(request: pytest.FixtureRequest, home: Home) -> Iterator[Callable[[], socket.socket]]:
-    """A daemon with little patience; connect to one of its two listeners."""
+    """Run a daemon with short timeouts; return a function that connects to one of its listeners."""
     home.use_fake(listen="127.0.0.1:0", parallel=1)
     daemon = RunningDaemon(home, program=IMPATIENT)
     port = int(home.status()["listen"].rpartition(":")[2])
@@ -50,7 +50,7 @@ def impatient(request: pytest.FixtureRequest, home: Home) -> Iterator[Callable[[
     daemon.stop()
 
 
-def head(home: Home, content_length: int, path: str = "/v1/chat/completions") -> bytes:
+def build_head(home: Home, content_length: int, path: str = "/v1/chat/completions") -> bytes:
     token = (home.root / "state" / "token").read_text().strip()
     return (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
@@ -58,7 +58,7 @@ def head(home: Home, content_length: int, path: str = "/v1/chat/completions") ->
     ).encode()
 
 
-def everything(connected: socket.socket) -> bytes:
+def read_all(connected: socket.socket) -> bytes:
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while data := connected.recv(65536):
@@ -67,7 +67,7 @@ def everything(connected: socket.socket) -> bytes:
 
 
 def dribble(connected: socket.socket, data: bytes) -> None:
-    """A byte each 50 ms, until the other end has had enough."""
+    """Send a byte each 50 ms until the other end closes."""
     connected.settimeout(0.05)
     for number in range(len(data)):
         try:
@@ -82,14 +82,14 @@ def dribble(connected: socket.socket, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("part", ["head", "body"])
-def test_a_client_that_dribbles_is_told_and_left(
+def test_a_slow_client_gets_408_and_is_disconnected(
     part: str, home: Home, impatient: Callable[[], socket.socket]
 ) -> None:
     with impatient() as slow:
         if part == "body":
-            slow.sendall(head(home, 1000))
+            slow.sendall(build_head(home, 1000))
         dribble(slow, b"POST /v1/chat/completions HTTP/1.1\r\n" * 100)
-        first, _, body = everything(slow).partition(b"\r\n\r\n")
+        first, _, body = read_all(slow).partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 408 ")
     error = json.loads(body)["error"]
     assert error["code"] == "request_timeout"
@@ -98,22 +98,22 @@ def test_a_client_that_dribbles_is_told_and_left(
     assert "Traceback" not in home.log.read_text()
 
 
-def test_one_that_goes_on_sending_what_was_refused_is_left(
+def test_a_client_that_keeps_sending_is_disconnected(
     home: Home, impatient: Callable[[], socket.socket]
 ) -> None:
     with impatient() as slow:
-        slow.sendall(head(home, 1 << 30))  # refused at once: too large
+        slow.sendall(build_head(home, 1 << 30))  # refused at once: too large
         dribble(slow, b" " * 1000)
-        assert everything(slow).startswith(b"HTTP/1.1 413 ")
+        assert read_all(slow).startswith(b"HTTP/1.1 413 ")
 
 
-def test_one_that_does_not_read_its_stream_loses_its_place(
+def test_a_client_that_does_not_read_loses_its_slot(
     home: Home, impatient: Callable[[], socket.socket]
 ) -> None:
     request = {"messages": [{"role": "user", "content": "flood"}], "stream": True}
     body = json.dumps(request).encode()
     with impatient() as slow:
-        slow.sendall(head(home, len(body)) + body)
+        slow.sendall(build_head(home, len(body)) + body)
         wait_for(
             lambda: "read nothing for 0.3 s and was dropped" in home.log.read_text(), "its end"
         )
@@ -123,18 +123,18 @@ def test_one_that_does_not_read_its_stream_loses_its_place(
 def test_a_quick_client_is_not_timed_out_between_and_after_its_requests(
     home: Home, impatient: Callable[[], socket.socket]
 ) -> None:
-    """Longer than a request may take, an answer may take, and a connection may be kept."""
+    """Answers and idle connections may last longer than the timeout of a request."""
     body = json.dumps({"messages": [{"role": "user", "content": "slow 30"}]}).encode()
     with impatient() as connected:
         for _ in range(2):
-            connected.sendall(head(home, len(body)) + body)
+            connected.sendall(build_head(home, len(body)) + body)
             response = http.client.HTTPResponse(connected)
             response.begin()
             assert response.status == 200
             response.read()
 
 
-def taken(home: Home) -> bool:
+def is_full(home: Home) -> bool:
     try:
         return home.request("GET", "/health").status == 200
     except ConnectionError:
@@ -170,14 +170,14 @@ def test_with_64_descriptors_some_are_refused_and_the_daemon_goes_on(home: Home)
             silent.connect(str(home.socket))
     for connection in connections:
         connection.close()
-    wait_for(lambda: taken(home), "a free connection")
+    wait_for(lambda: is_full(home), "a free connection")
     assert home.chat("say again").text == "again"
     assert "out of system resource" not in home.log.read_text()
     assert daemon.stop() == 0
 
 
-def test_whoever_connects_over_tcp_keeps_nobody_from_the_unix_socket(home: Home) -> None:
-    """Nobody needs a token to connect, so those connections have places of their own."""
+def test_tcp_connections_do_not_block_the_unix_socket(home: Home) -> None:
+    """TCP connections need no token, so they have a limit of their own."""
     home.use_fake(listen="127.0.0.1:0")
     limit = (128, 128)
     daemon = RunningDaemon(
@@ -201,7 +201,7 @@ def test_whoever_connects_over_tcp_keeps_nobody_from_the_unix_socket(home: Home)
         last.settimeout(PATIENCE)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             last.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        assert not everything(last).startswith(b"HTTP/1.1 200 ")
+        assert not read_all(last).startswith(b"HTTP/1.1 200 ")
     assert "out of system resource" not in home.log.read_text()
 
     def welcome() -> bool:
@@ -211,7 +211,7 @@ def test_whoever_connects_over_tcp_keeps_nobody_from_the_unix_socket(home: Home)
                 again.sendall(
                     b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
                 )
-            return everything(again).startswith(b"HTTP/1.1 200 ")
+            return read_all(again).startswith(b"HTTP/1.1 200 ")
 
     wait_for(welcome, "places that were left")
     daemon.stop()
@@ -235,6 +235,6 @@ def test_another_user_is_dropped_before_a_byte_is_read(home: Home) -> None:
         connected.connect(str(home.socket))
         with contextlib.suppress(BrokenPipeError):
             connected.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert everything(connected) == b""
+        assert read_all(connected) == b""
     assert "was refused" in home.log.read_text()
     daemon.stop()

@@ -1,4 +1,4 @@
-"""What the end of a worker means."""
+"""The interpretation of a worker's end: error messages, blame and crash limits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_death_is_blamed_on_what_can_have_caused_it(
 def test_three_crashes_within_ten_minutes_set_a_cause_aside() -> None:
     history = CrashHistory()
     pair = PairFiles("a", "/a.gguf")
-    for now in (0.0, 300.0, 601.0):  # the first is forgotten by then
+    for now in (0.0, 300.0, 601.0):  # the first no longer counts at 601 s
         history.record(pair, b"1", now, "why")
         history.check(b"1")
     history.record(pair, b"2", 650.0, "why")  # other settings count for themselves

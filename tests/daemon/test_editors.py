@@ -1,5 +1,4 @@
-"""Editors on the real engine: they wait for no chat, a newer completion ends the older one, and a
-warmed prefix is not read again."""
+"""Editors on the real engine: priority over chats, cancellation, warm prefixes and time limits."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ HOLE: dict[str, Any] = {
     "cache_prompt": True,
     "t_max_prompt_ms": 5000,
 }
-# Without the sampler that lets a text end early: whether it fills this hole with nothing is a close
-# thing for the shipped pair, and a prompt read from the cache or in another batch can tip it.
+# The sampler that lets a text end early is off: the builtin pair nearly fills this hole with nothing,
+# and a prompt from the cache or in another batch could decide that.
 BEST: dict[str, Any] = {"samplers": ["top_k"], "top_k": 1, "return_tokens": True}
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Home]:
-    """One place for chat."""
+    """Run a daemon with one slot for chats."""
     with temporary_home() as home:
         home.environment["LOCALSPEC_PARALLEL"] = "1"
         daemon = RunningDaemon(home)
@@ -51,11 +50,11 @@ def infill(home: Home, **fields: Any) -> Any:
 
 
 def assert_same_text(one: Any, other: Any, **place: Any) -> None:
-    """The same completion; another only where the target had a near-tie, read in another company."""
+    """Check that two completions are equal, or differ only at a near-tie of the target."""
     if one["content"] == other["content"]:
         return
     hole = {**HOLE, **place}
-    extra = [(each["filename"], each["text"]) for each in hole["input_extra"]]
+    extra = [(extra_file["filename"], extra_file["text"]) for extra_file in hole["input_extra"]]
     asked = InfillPrompt(
         hole["input_prefix"], hole["input_suffix"], extra, hole["prompt"], hole["n_predict"]
     )
@@ -71,8 +70,8 @@ def running(home: Home) -> int:
     return count
 
 
-def test_a_line_deleted_far_above_moves_what_is_below_it(served: Home) -> None:
-    """And that is told: in the answer, in status and in the metrics."""
+def test_deleting_a_line_shifts_the_cache_below(served: Home) -> None:
+    """The shift is reported in the answer, in status and in the metrics."""
     lines = [f"def f{n}(x):\n    return x + {n}\n\n\n" for n in range(60)]
     first = infill(served, input_prefix="".join(lines), input_extra=[])
     assert first["timings"]["cache_shift_n"] == 0
@@ -82,14 +81,14 @@ def test_a_line_deleted_far_above_moves_what_is_below_it(served: Home) -> None:
     key = infill(
         served, input_prefix="".join(lines[:-24] + lines[-23:]), prompt="d", input_extra=[]
     )
-    for told in (second["timings"], key["timings"]):  # the next key goes on from what was moved
-        assert told["cache_exact_n"] < told["cache_n"]
+    for timings in (second["timings"], key["timings"]):  # the next key reuses the shifted cache
+        assert timings["cache_exact_n"] < timings["cache_n"]
     assert key["timings"]["cache_shift_n"] == 0
     assert served.status()["figures"]["cache_hits"]["shift"] == 1
 
 
-def test_an_editor_is_answered_while_chat_has_taken_every_place(served: Home) -> None:
-    """Completions for editors go ahead of chat: here beside one that is being written."""
+def test_an_editor_is_answered_while_chats_use_every_slot(served: Home) -> None:
+    """Completions for editors have priority, even over a chat that is being written."""
     truth = infill(served, **BEST)
     assert truth["content"]
     with served.streaming("What does os.walk do?", ignore_eos=True, max_tokens=600) as chat:
@@ -102,8 +101,8 @@ def test_an_editor_is_answered_while_chat_has_taken_every_place(served: Home) ->
     assert_same_text(answer, truth)
 
 
-def test_a_newer_completion_of_the_same_editor_ends_the_older_one(served: Home) -> None:
-    """And what the older one left in the cache does not show in the newer one's answer."""
+def test_a_newer_completion_cancels_the_older_one(served: Home) -> None:
+    """The rest of the older one in the cache does not change the newer one's answer."""
     truth = infill(served, **BEST)
     assert truth["content"]
     older = UnixConnection(served.socket)
@@ -117,7 +116,7 @@ def test_a_newer_completion_of_the_same_editor_ends_the_older_one(served: Home) 
     assert running(served) == 0
 
 
-def test_a_connection_dropped_while_the_prompt_is_read_or_text_is_written_frees_its_place(
+def test_a_dropped_connection_frees_its_slot(
     served: Home,
 ) -> None:
     endless = {**HOLE, **BEST, "n_predict": -1, "ignore_eos": True}
@@ -130,10 +129,10 @@ def test_a_connection_dropped_while_the_prompt_is_read_or_text_is_written_frees_
     assert infill(served, **BEST)["content"]
 
 
-def test_a_warm_up_reads_the_prefix_so_that_the_completion_reads_only_its_line(
+def test_a_warm_up_fills_the_cache(
     served: Home,
 ) -> None:
-    """llama.vim's `n_predict: 0` before the cursor comes to rest: no text, but a warm cache."""
+    """llama.vim sends `n_predict: 0` before the cursor rests, which gives no text but a warm cache."""
     place = {"input_prefix": ABOVE + "# warm\n", "input_suffix": "\n", **BEST}
     silent = {"n_predict": 0, "prompt": "", "response_fields": [""]}
     assert infill(served, **place, **silent) == {}
@@ -147,9 +146,9 @@ def test_a_warm_up_reads_the_prefix_so_that_the_completion_reads_only_its_line(
     assert_same_text(cold, answer, **place)
 
 
-def test_the_answer_ends_soon_after_its_time_is_over(served: Home) -> None:
-    """`t_max_predict_ms`: what was written until then is given, at the end of its line."""
-    endless = 'root ::= ("some code\\n"){250}'  # lines that nothing else ends
+def test_an_answer_ends_soon_after_its_time_limit(served: Home) -> None:
+    """With `t_max_predict_ms` an answer ends at the end of the line after that time."""
+    endless = 'root ::= ("some code\\n"){250}'  # lines without an end of their own
     answer = infill(served, n_predict=-1, grammar=endless, **BEST, t_max_predict_ms=1)
     assert answer["tokens_predicted"] < 200
     assert answer["timings"]["predicted_n"] == answer["tokens_predicted"]

@@ -24,21 +24,21 @@ BERT = Bert.random()
 TEXTS = ["the cat sat", "hello, world 42!", "x"]
 CHAT = {"temperature": 0, "max_tokens": 40, "ignore_eos": True, "exact": True}
 QUESTION = "What does shutil.copytree do?"
-ASKED = [{"role": "user", "content": QUESTION}]
+MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
-def add(home: Home, name: str, target: Path) -> None:
+def add_pair(home: Home, name: str, target: Path) -> None:
     added = home.request("POST", "/localspec/pairs", {"name": name, "target": str(target)})
     assert added.status == 201, added.body
 
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Home]:
-    """An embedding model and a reranker beside the shipped pair."""
+    """Run a daemon with an embedding model and a reranker beside the builtin pair."""
     with temporary_home() as home:
         daemon = RunningDaemon(home)
-        add(home, "tiny-embed", BERT.write(home.root / "mean.gguf"))
-        add(home, "tiny-rank", BERT.write(home.root / "rank.gguf", pooling="rank"))
+        add_pair(home, "tiny-embed", BERT.write(home.root / "mean.gguf"))
+        add_pair(home, "tiny-rank", BERT.write(home.root / "rank.gguf", pooling="rank"))
         yield home
         daemon.stop()
 
@@ -53,67 +53,75 @@ def client(served: Home) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def vector(text: str) -> Any:
+def expected_vector(text: str) -> Any:
     return BERT.vector(BERT.tokens(text))
 
 
-def near(found: Any, wanted: Any, within: float = 1e-3) -> bool:
-    return bool(np.abs(np.asarray(found) - np.asarray(wanted)).max() < within)
+def is_close(actual: Any, expected: Any, within: float = 1e-3) -> bool:
+    return bool(np.abs(np.asarray(actual) - np.asarray(expected)).max() < within)
 
 
 def test_the_official_client_gets_the_same_vectors_in_both_formats(client: openai.OpenAI) -> None:
     plain = client.embeddings.create(model="tiny-embed", input=TEXTS, encoding_format="float")
     coded = client.embeddings.create(model="tiny-embed", input=TEXTS)  # asks for base64 by itself
-    tokens = sum(len(BERT.tokens(each)) for each in TEXTS)
+    tokens = sum(len(BERT.tokens(text)) for text in TEXTS)
     assert (plain.model, plain.object) == ("tiny-embed", "list")
     assert (plain.usage.prompt_tokens, plain.usage.total_tokens) == (tokens, tokens)
-    assert [each.index for each in plain.data] == [0, 1, 2]
-    for text, each, other in zip(TEXTS, plain.data, coded.data, strict=True):
-        assert near(each.embedding, vector(text))
-        assert near(each.embedding, other.embedding, 1e-7)
+    assert [item.index for item in plain.data] == [0, 1, 2]
+    for text, plain_item, coded_item in zip(TEXTS, plain.data, coded.data, strict=True):
+        assert is_close(plain_item.embedding, expected_vector(text))
+        assert is_close(plain_item.embedding, coded_item.embedding, 1e-7)
     ids = client.embeddings.create(model="tiny-embed", input=BERT.tokens(TEXTS[0]), dimensions=16)
-    whole = np.array(plain.data[0].embedding[:16])
-    assert near(ids.data[0].embedding, whole / np.linalg.norm(whole), 1e-4)
+    prefix = np.array(plain.data[0].embedding[:16])
+    assert is_close(ids.data[0].embedding, prefix / np.linalg.norm(prefix), 1e-4)
     lists = client.embeddings.create(model="tiny-embed", input=[BERT.tokens(t) for t in TEXTS])
-    assert [each.embedding for each in lists.data] == [each.embedding for each in coded.data]
+    assert [item.embedding for item in lists.data] == [item.embedding for item in coded.data]
 
 
-def test_llama_servers_and_ollamas_shapes(served: Home) -> None:
+def test_embeddings_in_the_shapes_of_llama_server_and_ollama(served: Home) -> None:
     native = served.request("POST", "/embedding", {"content": TEXTS[0]}).json
     assert native == served.request("POST", "/embeddings", {"input": [TEXTS[0]]}).json
-    assert [list(each) for each in native] == [["index", "embedding"]]
-    assert near(native[0]["embedding"][0], vector(TEXTS[0]))
+    assert [list(item) for item in native] == [["index", "embedding"]]
+    assert is_close(native[0]["embedding"][0], expected_vector(TEXTS[0]))
     raw = served.request("POST", "/embedding", {"content": "x", "embd_normalize": -1}).json
     length = np.linalg.norm(raw[0]["embedding"][0])
     assert length > 1.1
-    own = httpx.HTTPTransport(uds=str(served.socket), verify=False)
-    with ollama.Client("http://localhost", transport=own) as theirs:
-        many = theirs.embed("tiny-embed:latest", TEXTS)
-        assert all(near(each, vector(t)) for t, each in zip(TEXTS, many["embeddings"], strict=True))
-        assert many["prompt_eval_count"] == sum(len(BERT.tokens(each)) for each in TEXTS)
-        one = theirs.embeddings("tiny-embed", "x")["embedding"]
-        assert near(one, raw[0]["embedding"][0], 1e-6)
-        assert len(theirs.embed("tiny-embed", "a " * 100)["embeddings"][0]) == 128  # cut, as there
-        assert theirs.show("tiny-embed").capabilities == ["embedding"]
+    transport = httpx.HTTPTransport(uds=str(served.socket), verify=False)
+    with ollama.Client("http://localhost", transport=transport) as ollama_client:
+        batch = ollama_client.embed("tiny-embed:latest", TEXTS)
+        assert all(
+            is_close(embedding, expected_vector(t))
+            for t, embedding in zip(TEXTS, batch["embeddings"], strict=True)
+        )
+        assert batch["prompt_eval_count"] == sum(len(BERT.tokens(text)) for text in TEXTS)
+        single = ollama_client.embeddings("tiny-embed", "x")["embedding"]
+        assert is_close(single, raw[0]["embedding"][0], 1e-6)
+        assert (
+            len(ollama_client.embed("tiny-embed", "a " * 100)["embeddings"][0]) == 128
+        )  # truncated by default in Ollama
+        assert ollama_client.show("tiny-embed").capabilities == ["embedding"]
 
 
-def test_llama_servers_objects_are_inputs(served: Home) -> None:
+def test_input_objects_of_llama_server_are_accepted(served: Home) -> None:
     parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat sat"}]
-    for sent, texts in (
+    for value, texts in (
         ({"prompt_string": "the cat sat"}, ["the cat sat"]),
         ({"content": parts}, ["the cat sat"]),
         ({"content": "x"}, ["x"]),
         (["x", {"prompt_string": "the cat sat"}, {"content": parts}], ["x", *["the cat sat"] * 2]),
     ):
         for field in ("input", "content"):
-            body = {"model": "tiny-embed", field: sent}
+            body = {"model": "tiny-embed", field: value}
             data = served.request("POST", "/v1/embeddings", body).json["data"]
             assert len(data) == len(texts)
-            assert all(near(e["embedding"], vector(t)) for e, t in zip(data, texts, strict=True))
+            assert all(
+                is_close(e["embedding"], expected_vector(t))
+                for e, t in zip(data, texts, strict=True)
+            )
 
 
 @pytest.mark.parametrize(
-    "sent",
+    "value",
     [
         {},
         {"content": []},
@@ -124,21 +132,23 @@ def test_llama_servers_objects_are_inputs(served: Home) -> None:
         [{"content": [{"type": "input_audio"}]}],
     ],
 )
-def test_objects_without_text_are_refused(served: Home, sent: Any) -> None:
-    answer = served.request("POST", "/v1/embeddings", {"model": "tiny-embed", "input": sent})
+def test_objects_without_text_are_refused(served: Home, value: Any) -> None:
+    answer = served.request("POST", "/v1/embeddings", {"model": "tiny-embed", "input": value})
     assert answer.status == 400
     assert answer.error["param"].startswith("input")
 
 
-def test_inputs_and_documents_can_be_cut_to_a_number_of_tokens(served: Home) -> None:
+def test_inputs_and_documents_can_be_truncated(served: Home) -> None:
     long = "a " * 100
     body: dict[str, Any] = {"model": "tiny-embed", "input": long}
     refused = served.request("POST", "/v1/embeddings", body)
     assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
     assert "exceeds the available context size" in refused.error["message"]
-    for most, read in ((5, 5), (-1, 64), (64, 64)):
-        found = served.request("POST", "/v1/embeddings", {**body, "truncate_prompt_tokens": most})
-        assert found.json["usage"]["prompt_tokens"] == read
+    for limit, expected in ((5, 5), (-1, 64), (64, 64)):
+        response = served.request(
+            "POST", "/v1/embeddings", {**body, "truncate_prompt_tokens": limit}
+        )
+        assert response.json["usage"]["prompt_tokens"] == expected
     body = {"model": "tiny-rank", "query": "cat", "documents": ["the cat", long]}
     assert served.request("POST", "/v1/rerank", body).status == 400
     cut = served.request("POST", "/v1/rerank", {**body, "max_tokens_per_doc": 3}).json
@@ -146,27 +156,31 @@ def test_inputs_and_documents_can_be_cut_to_a_number_of_tokens(served: Home) -> 
         served.request("POST", "/v1/rerank", {**body, "documents": [text]}).json["usage"]
         for text in ("the cat", "a a a")
     ]
-    assert cut["usage"]["prompt_tokens"] <= sum(each["prompt_tokens"] for each in alone)
+    assert cut["usage"]["prompt_tokens"] <= sum(usage["prompt_tokens"] for usage in alone)
 
 
-def test_documents_are_ranked_in_jinas_shape_and_in_tei_s(served: Home) -> None:
+def test_documents_are_ranked_in_the_shapes_of_jina_and_tei(served: Home) -> None:
     documents = ["hello world", "the cat", "x y z"]
-    asked = {"query": "cat", "documents": documents, "top_n": 2, "return_documents": True}
-    found = served.request("POST", "/v1/rerank", asked).json
-    assert (found["model"], found["object"]) == ("tiny-rank", "list")
-    assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 10
-    scores = [each["relevance_score"] for each in found["results"]]
+    body = {"query": "cat", "documents": documents, "top_n": 2, "return_documents": True}
+    ranking = served.request("POST", "/v1/rerank", body).json
+    assert (ranking["model"], ranking["object"]) == ("tiny-rank", "list")
+    assert ranking["usage"]["prompt_tokens"] == ranking["usage"]["total_tokens"] > 10
+    scores = [result["relevance_score"] for result in ranking["results"]]
     assert len(scores) == 2
     assert scores == sorted(scores, reverse=True)
-    assert all(each["document"] == {"text": documents[each["index"]]} for each in found["results"])
+    assert all(
+        result["document"] == {"text": documents[result["index"]]} for result in ranking["results"]
+    )
     for path in ("/rerank", "/reranking", "/v1/reranking"):
         tei = served.request("POST", path, {"query": "cat", "texts": documents}).json
-        assert [each["index"] for each in tei[:2]] == [each["index"] for each in found["results"]]
+        assert [item["index"] for item in tei[:2]] == [
+            result["index"] for result in ranking["results"]
+        ]
         assert list(tei[0]) == ["index", "score"]
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
+    ("path", "body", "status", "message"),
     [
         ("/v1/embeddings", {"input": ["x", "a " * 100]}, 400, "Input 2 has 102 tokens"),
         ("/v1/embeddings", {"input": []}, 400, "'input'"),
@@ -179,29 +193,29 @@ def test_documents_are_ranked_in_jinas_shape_and_in_tei_s(served: Home) -> None:
         ("/v1/embeddings", {"input": "x", "model": "tiny-rank"}, 400, "is a reranker"),
         ("/v1/rerank", {"query": "x", "documents": []}, 400, "'documents'"),
         ("/v1/rerank", {"query": "x", "documents": ["y"], "model": "tiny-embed"}, 400, "ranks no"),
-        ("/v1/chat/completions", {"messages": ASKED, "model": "tiny-embed"}, 400, "no text"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "model": "tiny-embed"}, 400, "no text"),
         ("/v1/completions", {"prompt": "x", "model": "tiny-rank"}, 400, "a reranker and writes no"),
         ("/api/embed", {"input": "a " * 100, "truncate": False}, 400, "at most 64"),
     ],
 )
-def test_what_cannot_be_had_is_refused_in_a_sentence(
-    served: Home, path: str, body: Any, status: int, said: str
+def test_invalid_requests_are_refused_with_a_message(
+    served: Home, path: str, body: Any, status: int, message: str
 ) -> None:
     answer = served.request("POST", path, body)
     assert answer.status == status, answer.body
     error = answer.error if isinstance(answer.error, str) else answer.error["message"]
-    assert said in error
+    assert message in error
 
 
-def test_what_was_embedded_and_ranked_is_counted(served: Home) -> None:
-    def told() -> list[int]:
+def test_embeddings_and_rankings_are_counted(served: Home) -> None:
+    def read_counts() -> list[int]:
         lines = served.request("GET", "/metrics").body.decode().splitlines()
         values = dict(line.split(" ") for line in lines if line.startswith("localspec_embed"))
         counts = served.status()["counts"]
-        found = [counts[each] for each in ("embeddings", "embedded_texts", "embedded_tokens")]
+        totals = [counts[key] for key in ("embeddings", "embedded_texts", "embedded_tokens")]
         names = ("embedding_requests", "embedded_texts", "embedded_tokens")
-        assert [int(values[f"localspec_{each}_total"]) for each in names] == found
-        return found
+        assert [int(values[f"localspec_{name}_total"]) for name in names] == totals
+        return totals
 
     def processed() -> int:
         lines = served.request("GET", "/metrics").body.decode().splitlines()
@@ -209,7 +223,7 @@ def test_what_was_embedded_and_ranked_is_counted(served: Home) -> None:
         return int(values["llamacpp:prompt_tokens_total"])
 
     prompts = processed()
-    before, requests = told(), served.status()["counts"]["requests"]
+    before, requests = read_counts(), served.status()["counts"]["requests"]
     body = {"model": "tiny-embed", "input": TEXTS}
     tokens = served.request("POST", "/v1/embeddings", body).json["usage"]["total_tokens"]
     body = {"model": "tiny-rank", "query": "cat", "documents": TEXTS[:2]}
@@ -217,54 +231,54 @@ def test_what_was_embedded_and_ranked_is_counted(served: Home) -> None:
     assert (
         served.request("POST", "/v1/embeddings", {"input": "x", "model": "builtin"}).status == 400
     )
-    assert [b - a for a, b in zip(before, told(), strict=True)] == [2, 5, tokens]
+    assert [b - a for a, b in zip(before, read_counts(), strict=True)] == [2, 5, tokens]
     assert processed() - prompts == tokens > 0
     assert served.status()["counts"]["requests"] == requests
     assert re.search(r"^embeddings +\d+ total, [\d,]+ texts, [\d,]+ tokens$",
                      served.run("status", "-v").stdout, re.MULTILINE)  # fmt: skip
 
 
-def test_a_chat_is_the_same_beside_200_texts(served: Home, client: openai.OpenAI) -> None:
-    quiet = served.chat(QUESTION, **CHAT).text
+def test_a_chat_is_unchanged_while_200_texts_are_embedded(
+    served: Home, client: openai.OpenAI
+) -> None:
+    expected_text = served.chat(QUESTION, **CHAT).text
     texts = [f"the cat {number}" for number in range(200)]
     with served.streaming(QUESTION, **CHAT) as stream:
         assert stream.readline()
-        found = client.embeddings.create(model="tiny-embed", input=texts)
+        response = client.embeddings.create(model="tiny-embed", input=texts)
         rest = stream.read().decode()
-    assert near(found.data[199].embedding, vector(texts[199]))
+    assert is_close(response.data[199].embedding, expected_vector(texts[199]))
     chunks = [json.loads(line[6:]) for line in rest.splitlines() if line.startswith("data: {")]
-    said = "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks)
-    assert quiet.endswith(said)
-    assert len(said) > len(quiet) - 20
+    streamed_text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+    assert expected_text.endswith(streamed_text)
+    assert len(streamed_text) > len(expected_text) - 20
 
 
-def test_the_commands_know_embedding_models(served: Home) -> None:
+def test_commands_work_with_embedding_models(served: Home) -> None:
     (served.root / "note.txt").write_text("the cat sat")
-    found = served.run("embed", "--json", str(served.root / "note.txt"), "-", stdin="x\n")
-    assert found.returncode == 0, found.stderr
-    lines = [json.loads(line) for line in found.stdout.splitlines()]
-    assert [each["file"] for each in lines] == [str(served.root / "note.txt"), "-"]
-    assert near(lines[0]["embedding"], vector("the cat sat"))
+    result = served.run("embed", "--json", str(served.root / "note.txt"), "-", stdin="x\n")
+    assert result.returncode == 0, result.stderr
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["file"] for line in lines] == [str(served.root / "note.txt"), "-"]
+    assert is_close(lines[0]["embedding"], expected_vector("the cat sat"))
     assert "128 numbers" in served.run("embed", stdin="x").stdout
     long = served.run("embed", stdin="a " * 100)
     assert long.returncode == 2
     assert "reads at most 64 at once; shorten it, or use --truncate" in long.stderr
-    shown = served.run("show", "tiny-embed").stdout
-    assert "embeddings of 128 numbers" in shown
-    assert "draft" not in shown
-    listed = {each["id"]: each for each in served.request("GET", "/v1/models").json["data"]}
+    description = served.run("show", "tiny-embed").stdout
+    assert "embeddings of 128 numbers" in description
+    assert "draft" not in description
+    listed = {item["id"]: item for item in served.request("GET", "/v1/models").json["data"]}
     assert listed["tiny-embed"]["capabilities"] == ["embedding"]
 
 
-def test_a_model_that_writes_embeds_where_a_person_has_chosen_how(
-    served: Home, client: openai.OpenAI
-) -> None:
+def test_a_text_model_can_embed_with_a_chosen_pooling(served: Home, client: openai.OpenAI) -> None:
     target = contextual_pair(served.root / "decoder").target
     added = served.run("add", "decoder", "--target", target, "--pooling", "last")
     assert "localspec embed -m decoder" in added.stdout, added.stderr
     words = [[5, 6, 7], [7, 6, 5]]
-    one, other = client.embeddings.create(model="decoder", input=words).data
-    assert not near(one.embedding, other.embedding, 1e-2)
+    first, second = client.embeddings.create(model="decoder", input=words).data
+    assert not is_close(first.embedding, second.embedding, 1e-2)
     unnamed = served.request("POST", "/v1/embeddings", {"input": "x"})
     assert unnamed.status == 404
     assert "decoder, tiny-embed. Name one" in unnamed.error["message"]
@@ -274,13 +288,13 @@ def test_a_model_that_writes_embeds_where_a_person_has_chosen_how(
     assert served.run("rm", "decoder").returncode == 0
 
 
-def test_a_client_that_leaves_ends_its_request_and_the_next_is_answered(served: Home) -> None:
+def test_a_disconnect_ends_an_embedding_request(served: Home) -> None:
     texts = ["the cat sat " * 15] * 2000
     data = json.dumps({"input": texts, "model": "tiny-embed"}).encode()
-    own = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
-    with httpx2.Client(transport=own) as http, pytest.raises(httpx2.ReadTimeout):
+    transport = httpx2.HTTPTransport(uds=str(served.socket), verify=False)
+    with httpx2.Client(transport=transport) as http, pytest.raises(httpx2.ReadTimeout):
         http.post("http://localhost/v1/embeddings", content=data, timeout=0.2)
     answer = served.request("POST", "/v1/embeddings", {"input": "x", "encoding_format": "base64"})
-    found = np.frombuffer(base64.b64decode(answer.json["data"][0]["embedding"]), "<f4")
-    assert near(found, vector("x"))
+    embedding = np.frombuffer(base64.b64decode(answer.json["data"][0]["embedding"]), "<f4")
+    assert is_close(embedding, expected_vector("x"))
     wait_for(lambda: not served.status()["running"], "the end of what was left")

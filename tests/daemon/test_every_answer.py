@@ -1,4 +1,4 @@
-"""Whatever is sent and whatever goes wrong, the answer is JSON of the published shape."""
+"""Answers to random and malformed requests, and to internal errors, have the published shape."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.daemons import PATIENCE, Home, RunningDaemon, UnixConnection,
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "BREW")
 DIGITS = "9" * 5000
-# In JSON as it is written, because Python cannot write all of it.
+# Values as JSON text, because Python cannot write all of them.
 VALUES = [
     *("null", "true", "0", "-1", "1", "2147483648", "9223372036854775808", "1e999", "-1e999"),
     *(DIGITS, f"-{DIGITS}", f"0.{DIGITS}", f"1e{DIGITS}", "NaN", "Infinity", "0.5", "1e-320"),
@@ -70,41 +70,45 @@ QUERIES = ["", "?limit=", "?context=", "?all=", "?search=", "?x=", "?limit=1&lim
 DESCRIPTION: dict[str, Any] = yaml.safe_load(openapi.FILE.read_text(encoding="utf-8"))
 
 
-def fields(method: str, path: str) -> list[str]:
-    """The names that a body of this endpoint may have, those of inner objects too."""
+def list_fields(method: str, path: str) -> list[str]:
+    """Return the field names that a body of this endpoint may have, inner objects included."""
     schemas = DESCRIPTION["components"]["schemas"]
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
 
     def walk(node: Any) -> None:
         if isinstance(node, list):
-            for each in node:
-                walk(each)
+            for child in node:
+                walk(child)
         elif isinstance(node, dict):
-            found.update(dict.fromkeys(node.get("properties", {})))
-            for name, each in node.items():
-                if name == "$ref" and each.startswith("#/components/schemas/"):
-                    name = each.rsplit("/", 1)[1]
-                    if name not in seen:
-                        seen.add(name)
+            names.update(dict.fromkeys(node.get("properties", {})))
+            for name, child in node.items():
+                if name == "$ref" and child.startswith("#/components/schemas/"):
+                    name = child.rsplit("/", 1)[1]
+                    if name not in visited_schemas:
+                        visited_schemas.add(name)
                         walk(schemas[name])
                 else:
-                    walk(each)
+                    walk(child)
 
-    seen: set[str] = set()
+    visited_schemas: set[str] = set()
     walk(DESCRIPTION["paths"][path].get(method.lower(), {}).get("requestBody", {}))
-    return list(found)
+    return list(names)
 
 
-def bodies(method: str, path: str) -> st.SearchStrategy[bytes]:
-    names = fields(method, path)
+def draw_bodies(method: str, path: str) -> st.SearchStrategy[bytes]:
+    names = list_fields(method, path)
     values = st.sampled_from(VALUES)
-    one = st.sampled_from([*names, "other"])
-    members = st.one_of([st.dictionaries(one, values, min_size=1, max_size=n) for n in (1, 1, 5)])
+    member_name = st.sampled_from([*names, "other"])
+    members = st.one_of(
+        [st.dictionaries(member_name, values, min_size=1, max_size=n) for n in (1, 1, 5)]
+    )
     usual = {"messages": '[{"role": "user", "content": "x"}]', "max_tokens": "9"}
     usual |= {"prompt": '"x"', "content": '"x"', "tokens": "[1]"}
-    whole = members.map(lambda made: {**{k: v for k, v in usual.items() if k in names}, **made})
-    objects = whole.map(
-        lambda made: "{" + ", ".join(f'"{name}": {value}' for name, value in made.items()) + "}"
+    with_required = members.map(
+        lambda drawn: {**{k: v for k, v in usual.items() if k in names}, **drawn}
+    )
+    objects = with_required.map(
+        lambda drawn: "{" + ", ".join(f'"{name}": {value}' for name, value in drawn.items()) + "}"
     )
     return st.one_of(objects, objects, objects, values).map(str.encode) | st.sampled_from(
         [b"", b"\xff", b"{", b'{"a":1,}', b"\0", b"\xef\xbb\xbf{}", b" ", b"[1", b'{"a": \xc3}']
@@ -112,7 +116,7 @@ def bodies(method: str, path: str) -> st.SearchStrategy[bytes]:
 
 
 def check_error(value: Any, target: str) -> None:
-    if target.startswith("/api/"):  # Ollama's, with no more than a sentence
+    if target.startswith("/api/"):  # an error of Ollama is one sentence
         assert list(value) == ["error"]
         assert isinstance(value["error"], str)
         return
@@ -122,38 +126,40 @@ def check_error(value: Any, target: str) -> None:
     assert value["error"]["code"] != "internal_error", value
 
 
-def assert_methods(allow: str) -> None:
-    taken = allow.split(", ")
-    assert {"OPTIONS"} < set(taken) <= set(METHODS), allow
+def check_methods(allow: str) -> None:
+    allowed = allow.split(", ")
+    assert {"OPTIONS"} < set(allowed) <= set(METHODS), allow
 
 
-def check(method: str, target: str, response: http.client.HTTPResponse, body: bytes) -> None:
-    said = f"{method} {target[:80]}: {response.status} {body[:300]!r}"
-    kind = response.headers.get("content-type", "")
+def check_response(
+    method: str, target: str, response: http.client.HTTPResponse, body: bytes
+) -> None:
+    summary = f"{method} {target[:80]}: {response.status} {body[:300]!r}"
+    content_type = response.headers.get("content-type", "")
     path = target.partition("?")[0]
-    told_in_text = path in ("/", "/openapi.yaml", "/metrics") and response.status == 200
+    plain_text = path in ("/", "/openapi.yaml", "/metrics") and response.status == 200
     if method == "HEAD":
         assert body == b""
-        assert kind != "text/plain; charset=utf-8" or told_in_text, said
-        assert response.status != 500, said
-    elif method == "OPTIONS":  # it tells a path's methods and no more
-        assert (response.status, body, kind) == (204, b"", ""), said
-        assert_methods(response.headers["allow"])
+        assert content_type != "text/plain; charset=utf-8" or plain_text, summary
+        assert response.status != 500, summary
+    elif method == "OPTIONS":  # the answer has only the methods of the path
+        assert (response.status, body, content_type) == (204, b"", ""), summary
+        check_methods(response.headers["allow"])
     elif response.status >= 400:
-        assert kind == "application/json", said
+        assert content_type == "application/json", summary
         check_error(json.loads(body), target)
-    elif kind.startswith("text/event-stream"):
+    elif content_type.startswith("text/event-stream"):
         for event in body.decode().split("\n\n"):
             if event and event != "data: [DONE]":
                 value = json.loads(event.split("\n")[-1].removeprefix("data: "))
                 if "error" in value:
                     check_error(value, target)
-    elif kind == "application/x-ndjson":
+    elif content_type == "application/x-ndjson":
         for value in map(json.loads, body.splitlines()):
             if "error" in value:
                 check_error(value, target)
-    elif not told_in_text:
-        assert kind == "application/json", said
+    elif not plain_text:
+        assert content_type == "application/json", summary
         json.loads(body)
 
 
@@ -168,20 +174,22 @@ def api() -> Iterator[Home]:
         daemon.stop()
 
 
-def request(home: Home, method: str, target: str, body: bytes | None) -> None:
+def send_request(home: Home, method: str, target: str, body: bytes | None) -> None:
     connection = UnixConnection(home.socket)
     try:
         connection.request(method, target, body)
         response = connection.getresponse()
-        check(method, target, response, response.read())
+        check_response(method, target, response, response.read())
     finally:
         connection.close()
 
 
 @pytest.mark.parametrize("path", dict.fromkeys(path for _, path, _, _ in ENDPOINTS))
-def test_whatever_is_asked_the_answer_has_the_published_shape(api: Home, path: str) -> None:
-    """Every path with every method, and names, queries and bodies that nobody foresaw."""
-    own = [method for method, route, _, header in ENDPOINTS if not header and route == path]
+def test_answers_to_random_requests_have_the_published_shape(api: Home, path: str) -> None:
+    """Try each path with all methods and with random names, queries and bodies."""
+    path_methods = [
+        method for method, route, _, header in ENDPOINTS if not header and route == path
+    ]
 
     @settings(
         max_examples=25,
@@ -191,18 +199,18 @@ def test_whatever_is_asked_the_answer_has_the_published_shape(api: Home, path: s
         suppress_health_check=list(HealthCheck),
     )
     @given(st.data())
-    def each(data: st.DataObject) -> None:
-        method = data.draw(st.sampled_from([*own * 8, *METHODS]))
-        if (method, path) == ("POST", "/localspec/shutdown"):  # or nobody answers the next one
+    def send_random_request(data: st.DataObject) -> None:
+        method = data.draw(st.sampled_from([*path_methods * 8, *METHODS]))
+        if (method, path) == ("POST", "/localspec/shutdown"):  # the daemon must keep running
             method = "GET"
         target = path.replace("{name}", quote(data.draw(st.sampled_from(NAMES)), safe=""))
         if query := data.draw(st.sampled_from(QUERIES)):
             target += query + quote(data.draw(st.sampled_from([*NAMES, "1", "0", "²", "-1"])))
         described = method.lower() in DESCRIPTION["paths"][path]
-        body = data.draw(bodies(method if described else own[0], path) | st.none())
-        request(api, method, target, body)
+        body = data.draw(draw_bodies(method if described else path_methods[0], path) | st.none())
+        send_request(api, method, target, body)
 
-    each()
+    send_random_request()
 
 
 PATHS = [
@@ -241,7 +249,7 @@ PATHS = [
         ("POST", "/tokenize", b'{"y": "\\ud800", "content": ' + DIGITS.encode() + b"}", {400}),
     ],
 )
-def test_what_once_was_a_mistake_of_ours_is_refused_or_served(
+def test_requests_that_once_failed_are_refused_or_served(
     api: Home, method: str, target: str, body: Any, status: set[int]
 ) -> None:
     answer = api.request(method, target, body)
@@ -283,17 +291,17 @@ RAW = [
 ]
 
 
-@pytest.mark.parametrize("sent", RAW, ids=range(len(RAW)))
-def test_what_is_hardly_http_is_answered_in_the_same_shape(api: Home, sent: bytes) -> None:
+@pytest.mark.parametrize("data", RAW, ids=range(len(RAW)))
+def test_malformed_http_is_answered_in_the_published_shape(api: Home, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as raw:
         raw.settimeout(PATIENCE)
         raw.connect(str(api.socket))
         with contextlib.suppress(BrokenPipeError):
-            raw.sendall(sent)
+            raw.sendall(data)
         response = http.client.HTTPResponse(raw)
         response.begin()
-        method = "OPTIONS" if sent.startswith(b"OPTIONS ") else "GET"
-        check(method, "raw", response, response.read())
+        method = "OPTIONS" if data.startswith(b"OPTIONS ") else "GET"
+        check_response(method, "raw", response, response.read())
 
 
 BUGGY = """
@@ -318,7 +326,7 @@ sys.exit(main())
 """
 
 
-def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home: Home) -> None:
+def test_internal_errors_have_the_published_shape(home: Home) -> None:
     home.use_fake(listen="127.0.0.1:0")
     daemon = RunningDaemon(home, program=BUGGY)
     expected = {
@@ -338,9 +346,9 @@ def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "say a b"}]}),
         ("/infill", {"prompt": "!say a b"}),
     ):
-        begun, *_, last = home.request("POST", target, {**body, "stream": True}).events
-        assert "error" not in json.loads(begun)
-        assert json.loads(last) == {"error": expected}
+        first, *_, final = home.request("POST", target, {**body, "stream": True}).events
+        assert "error" not in json.loads(first)
+        assert json.loads(final) == {"error": expected}
     [port] = [
         line.rsplit(" ", 1)[1] for line in home.log.read_text().splitlines() if "127.0" in line
     ]
@@ -355,7 +363,7 @@ def test_a_mistake_of_ours_is_said_in_the_same_shape_and_the_daemon_goes_on(home
     daemon.stop()
 
 
-def test_what_hangs_while_the_daemon_ends_is_told_so(home: Home) -> None:
+def test_a_hanging_request_gets_503_at_shutdown(home: Home) -> None:
     home.use_fake()
     hanging = """
 import asyncio, sys
@@ -379,7 +387,7 @@ sys.exit(main())
     connection.request("POST", "/localspec/unload")
     home.request("POST", "/localspec/shutdown")
     response = connection.getresponse()
-    check("POST", "/localspec/unload", response, response.read())
+    check_response("POST", "/localspec/unload", response, response.read())
     assert response.status == 503
     connection.close()
     daemon.stop()

@@ -1,5 +1,4 @@
-"""What may go wrong beside processes and HTTP: a lost GPU, absurd numbers, records without a hash,
-and what two clients could see of each other."""
+"""Faults beside processes and HTTP: a lost GPU, huge numbers, missing hashes, and prompt leaks."""
 
 from __future__ import annotations
 
@@ -21,16 +20,16 @@ LOST_GPU = ROOT / "tests" / "support" / "lost_gpu.py"
 
 
 @pytest.mark.parametrize(
-    ("how", "said"),
+    ("fault", "message"),
     [
         pytest.param("code -3", "llama_decode failed with code -3", id="an error code"),
         pytest.param("abort", "CUDA error", id="ggml aborts"),
     ],
 )
-def test_a_gpu_lost_after_suspend_is_said_and_the_next_request_gets_a_new_engine(
-    how: str, said: str, home: Home
+def test_a_lost_gpu_is_reported_and_the_worker_is_replaced(
+    fault: str, message: str, home: Home
 ) -> None:
-    """GPU lost after suspend: the worker is restarted, and the answer that it cost says why."""
+    """After a suspend the worker is restarted, and the answer that failed names the cause."""
     lost = home.root / "lost"
     home.environment["LOCALSPEC_ENGINE"] = shlex.join(
         [sys.executable, "-P", str(LOST_GPU), str(lost)]
@@ -38,29 +37,27 @@ def test_a_gpu_lost_after_suspend_is_said_and_the_next_request_gets_a_new_engine
     daemon = RunningDaemon(home)
     fields: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
     assert home.chat("x", **fields, max_tokens=2).status == 200
-    first = daemon.worker_pid()
-    for _ in range(10):  # a whole answer takes less than a busy machine may have this test wait
+    first_pid = daemon.worker_pid()
+    for _ in range(10):  # on a busy machine an answer may be complete before the GPU is lost
         with home.streaming("x", **fields) as stream:
             assert stream.readline().startswith(b"data: ")
-            lost.write_text(how)
-            last = stream.read().decode().strip().split("\n\n")[-1]
-        if not last.endswith("[DONE]"):
+            lost.write_text(fault)
+            last_event = stream.read().decode().strip().split("\n\n")[-1]
+        if not last_event.endswith("[DONE]"):
             break
         lost.unlink(missing_ok=True)
-    error = json.loads(last.removeprefix("data: "))["error"]
+    error = json.loads(last_event.removeprefix("data: "))["error"]
     assert error["code"] == "worker_died"
-    assert said in error["message"]
+    assert message in error["message"]
     assert home.chat("x", **fields, max_tokens=2).status == 200
     assert home.status()["counts"]["worker_deaths"] == 1
-    assert daemon.worker_pid() != first
+    assert daemon.worker_pid() != first_pid
     assert "worker" in Path(home.log).read_text()
     daemon.stop()
 
 
-def test_a_context_of_two_billion_tokens_is_refused_wherever_it_is_asked_for(
-    home: Home, daemon: RunningDaemon
-) -> None:
-    """A context of 2^31 tokens: 400 with the field's name, or it is left out and said."""
+def test_a_context_of_two_billion_tokens_is_refused(home: Home, daemon: RunningDaemon) -> None:
+    """A request gets a 400 with the field's name; an environment variable is ignored with a warning."""
     answer = home.request("GET", f"/localspec/pairs/builtin?context={2**31}")
     assert (answer.status, answer.error["param"]) == (400, "context")
     for target, body in (
@@ -74,38 +71,40 @@ def test_a_context_of_two_billion_tokens_is_refused_wherever_it_is_asked_for(
         assert str(2**31 - 1) in answer.error["message"]
     daemon.stop()
     home.environment["LOCALSPEC_CONTEXT"] = str(2**31)
-    left_out = home.run("ask", "say x")
-    assert (left_out.returncode, left_out.stdout) == (0, "x\n")
-    assert "LOCALSPEC_CONTEXT: 'context' must be 0 (auto) or between 256 and" in left_out.stderr
+    result = home.run("ask", "say x")
+    assert (result.returncode, result.stdout) == (0, "x\n")
+    assert "LOCALSPEC_CONTEXT: 'context' must be 0 (auto) or between 256 and" in result.stderr
 
 
 def test_a_record_without_a_hash_is_verified_before_the_pair_is_loaded(
     home: Home, daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    """A record without a hash, as an older release may have left it: the files are hashed again."""
+    """An older release may have left a record without a hash: the files are hashed again."""
     files = cycle_pair(tmp_path / "pair")
     body = {"name": "mine", "target": files.target, "draft": files.draft}
     added = home.request("POST", "/localspec/pairs", body)
     assert added.status == 201, added.body
     [record] = home.root.rglob("mine.json")
-    whole = json.loads(record.read_text())
-    for model in (whole["target"], whole["draft"]):
+    fields = json.loads(record.read_text())
+    for model in (fields["target"], fields["draft"]):
         for part in model["parts"]:
             part["sha256"], part["checked"] = "", 0
-    before = json.dumps(whole)
-    record.write_text(before)
+    original = json.dumps(fields)
+    record.write_text(original)
     assert home.chat("say x", model="mine").text == "x"
-    now = json.loads(record.read_text())
-    assert all(len(part["sha256"]) == 64 for part in now["target"]["parts"])
-    assert all(len(part["sha256"]) == 64 for part in now["draft"]["parts"])
+    updated = json.loads(record.read_text())
+    assert all(len(part["sha256"]) == 64 for part in updated["target"]["parts"])
+    assert all(len(part["sha256"]) == 64 for part in updated["draft"]["parts"])
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["the same", "another"])
-def test_a_chat_template_that_is_not_the_catalogues_is_said(known: bool, tmp_path: Path) -> None:
-    """A template whose hash differs from the catalogue's: said while pulling and kept with the pair."""
+@pytest.mark.parametrize("matches", [True, False], ids=["the same", "another"])
+def test_a_chat_template_that_differs_from_the_catalogue_is_noted(
+    matches: bool, tmp_path: Path
+) -> None:
+    """The difference is reported by the pull and stored with the pair."""
     with pulling_home(tmp_path) as home:
         template = hashlib.sha256(synthetic.CHAT_TEMPLATE.encode()).hexdigest()
-        line = f'template_sha256 = "{template if known else "0" * 64}"'
+        line = f'template_sha256 = "{template if matches else "0" * 64}"'
         text = home.catalogue.read_text()
         home.catalogue.write_text(
             text.replace('file = "target.gguf"', f'file = "target.gguf"\n{line}')
@@ -113,26 +112,26 @@ def test_a_chat_template_that_is_not_the_catalogues_is_said(known: bool, tmp_pat
         daemon = RunningDaemon(home)
         home.request("POST", "/localspec/pulls", {"name": "tiny"})
         states = home.request("GET", "/localspec/pulls/tiny/events").events
-        for said in (json.loads(states[-2]), home.request("GET", "/localspec/pairs/tiny").json):
-            told = any(
+        for state in (json.loads(states[-2]), home.request("GET", "/localspec/pairs/tiny").json):
+            noted = any(
                 "chat template in target.gguf differs from the catalogue's" in n
-                for n in said["notes"]
+                for n in state["notes"]
             )
-            assert told is not known, said
+            assert noted is not matches, state
         daemon.stop()
 
 
 RULES = " ".join(f"Rule {number}: answer about Python only." for number in range(30))
 
 
-def asked(question: str, **fields: Any) -> dict[str, Any]:
+def build_body(question: str, **fields: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"{RULES} {question}"}]
-    wanted = {"temperature": 0, "max_tokens": 24, "logprobs": True, "top_logprobs": 5}
-    return {"messages": messages, "exact": True, **wanted, **fields}
+    options = {"temperature": 0, "max_tokens": 24, "logprobs": True, "top_logprobs": 5}
+    return {"messages": messages, "exact": True, **options, **fields}
 
 
-def test_what_one_client_asked_does_not_show_in_anothers_answer(home: Home) -> None:
-    """Two clients' prefix caches: no text crosses, down to the last bit of the probabilities."""
+def test_answers_do_not_leak_prompts_of_other_clients(home: Home) -> None:
+    """A shared prefix cache changes no bit of the probabilities of another client's answer."""
     home.environment |= {"LOCALSPEC_PARALLEL": "1", "LOCALSPEC_CONTEXT": "1024"}
     daemon = RunningDaemon(home)
 
@@ -142,14 +141,14 @@ def test_what_one_client_asked_does_not_show_in_anothers_answer(home: Home) -> N
         details = answer.json["usage"]["prompt_tokens_details"]
         return answer.json["choices"], details["cached_tokens"]
 
-    mine = "My password is tulip-7391. What does os.walk do?"
+    secret_question = "My password is tulip-7391. What does os.walk do?"
     for question in ("My password is", "What does os.walk do?", "Repeat what was said before."):
-        alone, cached = choices(asked(question, cache_prompt=False))
+        alone, cached = choices(build_body(question, cache_prompt=False))
         assert cached == 0
-        choices(asked(mine))
-        after, cached = choices(asked(question))
-        assert cached > 0  # the rules that both share: the cache was at work
-        assert after == alone
-        assert "tulip" not in json.dumps(after)
+        choices(build_body(secret_question))
+        shared, cached = choices(build_body(question))
+        assert cached > 0  # the shared rules were in the cache
+        assert shared == alone
+        assert "tulip" not in json.dumps(shared)
     wait_for(lambda: home.status()["running"] == 0, "its end")
     daemon.stop()

@@ -1,4 +1,4 @@
-"""What a person removes is in no file of ours any more: at once, and however the daemon ends."""
+"""Deleted conversations leave no text in any file, however the daemon ends."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from prompt_toolkit.history import FileHistory
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
 
-def found_in(home: Home, *words: str) -> dict[str, list[str]]:
-    """Which files of the home hold which of the words."""
-    found: dict[str, list[str]] = {}
+def find_words(home: Home, *words: str) -> dict[str, list[str]]:
+    """Return the words that are in files of the home, by the path of the file."""
+    words_by_file: dict[str, list[str]] = {}
     for path in home.root.rglob("*"):
         if path.is_file() and not path.is_symlink():
             data = path.read_bytes()
             if held := [word for word in words if word.encode() in data]:
-                found[str(path.relative_to(home.root))] = held
-    return found
+                words_by_file[str(path.relative_to(home.root))] = held
+    return words_by_file
 
 
 class Person:
-    """Somebody who asks, goes on, takes back and removes; `kept` and `gone` are words."""
+    """A random user. `kept` has the words that must be in files, `gone` those that must not be."""
 
     def __init__(self, home: Home, seed: int) -> None:
         self.home = home
@@ -40,7 +40,7 @@ class Person:
         self._typed = FileHistory(str(home.root / "state" / "chat_history"))
 
     def _question(self) -> tuple[str, str]:
-        """A word and a text in which no page, and no piece of one, is without it."""
+        """Return a word and a question in which every part of a database page contains it."""
         word = f"{self.random.getrandbits(64):016x}"
         return word, f"say {' '.join([word] * self.random.choice([1, 3, 40, 300, 2000]))}"
 
@@ -89,17 +89,21 @@ class Person:
         self.kept.clear()
 
     def check(self) -> None:
-        """Nothing of what is gone, all of what is kept."""
-        assert not found_in(self.home, *self.gone)
+        """Check that no deleted word and every kept word is found."""
+        assert not find_words(self.home, *self.gone)
         for name, words in self.kept.items():
-            shown = self.home.request("GET", f"/localspec/conversations/{name}").json
-            said = [each["content"] for each in shown["messages"] if each["role"] == "assistant"]
-            assert len(said) == len(words)
-            assert all(word in text for word, text in zip(words, said, strict=True))
+            conversation = self.home.request("GET", f"/localspec/conversations/{name}").json
+            answers = [
+                message["content"]
+                for message in conversation["messages"]
+                if message["role"] == "assistant"
+            ]
+            assert len(answers) == len(words)
+            assert all(word in text for word, text in zip(words, answers, strict=True))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_is_removed_is_in_no_file_while_others_stay(home: Home, seed: int) -> None:
+def test_deleted_texts_are_in_no_file(home: Home, seed: int) -> None:
     home.use_fake(log_prompts="true")
     daemon = RunningDaemon(home)
     person = Person(home, seed)
@@ -113,19 +117,19 @@ def test_what_is_removed_is_in_no_file_while_others_stay(home: Home, seed: int) 
     person.check()
     daemon.process.send_signal(signal.SIGKILL)
     daemon.process.communicate()
-    assert not found_in(home, *person.gone)
+    assert not find_words(home, *person.gone)
     daemon = RunningDaemon(home)
     person.check()
     person.ask()
     person.remove_all()
-    assert not found_in(home, *person.gone)
+    assert not find_words(home, *person.gone)
     person.ask()
     person.check()
     daemon.stop()
-    assert not found_in(home, *person.gone)
+    assert not find_words(home, *person.gone)
 
 
-def test_typed_lines_of_others_stay(home: Home, daemon: RunningDaemon) -> None:
+def test_typed_lines_of_other_conversations_stay(home: Home, daemon: RunningDaemon) -> None:
     file = home.root / "state" / "chat_history"
     typed = FileHistory(str(file))
     file.touch(mode=0o600)
@@ -133,17 +137,17 @@ def test_typed_lines_of_others_stay(home: Home, daemon: RunningDaemon) -> None:
         typed.store_string(line)
     name = home.chat("say first", localspec={"conversation": "new"}).json["localspec"]
     home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
-    left = list(FileHistory(str(file)).load_history_strings())
-    assert left == ["/help", "say second", "/system be brief", "two\nlines"]
+    remaining = list(FileHistory(str(file)).load_history_strings())
+    assert remaining == ["/help", "say second", "/system be brief", "two\nlines"]
     assert file.stat().st_mode & 0o777 == 0o600
 
 
-def test_lines_and_states_that_somebody_keeps_elsewhere_are_removed_there(
+def test_lines_and_states_behind_symbolic_links_are_deleted(
     home: Home, daemon: RunningDaemon
 ) -> None:
-    for there, link in (("lines", "state/chat_history"), ("saved", "cache/conversations")):
+    for target, link in (("lines", "state/chat_history"), ("saved", "cache/conversations")):
         (home.root / link).parent.mkdir(exist_ok=True)
-        (home.root / link).symlink_to(home.root / there)
+        (home.root / link).symlink_to(home.root / target)
     (home.root / "saved/ab12").mkdir(parents=True)
     (home.root / "saved/ab12/x.state").write_text("sesame")
     (home.root / "lines").write_text("\n# now\n+say sesame\n+say more\n")
@@ -152,10 +156,10 @@ def test_lines_and_states_that_somebody_keeps_elsewhere_are_removed_there(
     assert (home.root / "lines").read_text() == ""
     (home.root / "lines").write_text("\n# now\n+say sesame\n")
     assert home.request("DELETE", "/localspec/conversations").status == 200
-    assert not found_in(home, "sesame")
+    assert not find_words(home, "sesame")
 
 
-def test_an_answer_that_is_being_written_does_not_bring_a_removed_conversation_back(
+def test_a_running_answer_does_not_restore_a_deleted_conversation(
     home: Home, daemon: RunningDaemon
 ) -> None:
     name = home.chat("say secret", localspec={"conversation": "new"}).json["localspec"]
@@ -164,10 +168,10 @@ def test_an_answer_that_is_being_written_does_not_bring_a_removed_conversation_b
         assert home.request("DELETE", f"/localspec/conversations/{name['conversation']}").json
         stream.read()
     assert home.request("GET", "/localspec/conversations").json["conversations"] == []
-    assert not found_in(home, "secret", "slow 20")
+    assert not find_words(home, "secret", "slow 20")
 
 
-def test_remains_in_a_file_of_an_earlier_version_go_when_it_is_opened(
+def test_remains_in_a_file_of_an_older_version_are_cleaned(
     home: Home, daemon: RunningDaemon
 ) -> None:
     home.chat("say hello", localspec={"conversation": "new"})
@@ -180,15 +184,15 @@ def test_remains_in_a_file_of_an_earlier_version_go_when_it_is_opened(
         db.execute("INSERT INTO scratch VALUES (?)", ("sesame " * 5000,))
         db.execute("DROP TABLE scratch")
     db.close()
-    assert found_in(home, "sesame")
+    assert find_words(home, "sesame")
     running = RunningDaemon(home)
     assert len(home.request("GET", "/localspec/conversations").json["conversations"]) == 1
-    assert not found_in(home, "sesame")
+    assert not find_words(home, "sesame")
     running.stop()
 
 
-def test_an_interrupted_removal_is_finished_by_the_next_run(home: Home) -> None:
-    """Killed between the deletion and the cleaning, which other threads then never come to."""
+def test_an_interrupted_deletion_is_finished_at_the_next_start(home: Home) -> None:
+    """The daemon exits between the deletion and the cleaning of the file."""
     program = (
         "import os, sys\n"
         "from localspec.daemon.history import database\n"
@@ -202,14 +206,14 @@ def test_an_interrupted_removal_is_finished_by_the_next_run(home: Home) -> None:
     with pytest.raises((OSError, ValueError, EOFError)):
         home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
     daemon.process.communicate()
-    assert found_in(home, "sesame")
+    assert find_words(home, "sesame")
     daemon = RunningDaemon(home)
     assert home.request("GET", "/localspec/conversations").json["conversations"] == []
-    assert not found_in(home, "sesame")
+    assert not find_words(home, "sesame")
     daemon.stop()
 
 
-# An engine whose saving takes its time: it says so by a file, and goes on when that is gone.
+# An engine that creates a file when it starts to save, and goes on once that file is removed.
 SLOW_SAVING = """
 import sys, time
 from pathlib import Path
@@ -227,9 +231,7 @@ main(int(sys.argv[-1]))
 
 
 @pytest.mark.parametrize("all_of_them", [False, True])
-def test_an_engine_that_is_ending_writes_nothing_of_what_is_removed(
-    home: Home, all_of_them: bool
-) -> None:
+def test_an_unloading_engine_saves_nothing_that_was_deleted(home: Home, all_of_them: bool) -> None:
     mark = home.root / "saving"
     command = [sys.executable, "-c", SLOW_SAVING.format(mark=str(mark))]
     home.environment["LOCALSPEC_ENGINE"] = shlex.join(command)
@@ -264,7 +266,7 @@ def test_an_engine_that_is_ending_writes_nothing_of_what_is_removed(
     assert not list(saved.glob("*/*"))
 
 
-def test_what_cannot_be_removed_is_told_and_all_else_is_removed(
+def test_what_cannot_be_deleted_is_reported(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
     start_daemon(log_prompts="true")
@@ -273,4 +275,4 @@ def test_what_cannot_be_removed_is_told_and_all_else_is_removed(
     answer = home.request("DELETE", f"/localspec/conversations/{name['conversation']}")
     assert answer.status >= 400
     assert "chat_history" in answer.error["message"]
-    assert not found_in(home, "sesame")
+    assert not find_words(home, "sesame")

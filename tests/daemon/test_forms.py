@@ -1,4 +1,4 @@
-"""Forms in which llama-server's clients write a request, with the scripted engine."""
+"""The forms of requests that clients of llama-server send, with the scripted engine."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
 CHAT = {"messages": [{"role": "user", "content": "echo"}]}
 
 
-def sent(api: Home, path: str = "/v1/chat/completions", **fields: Any) -> Any:
-    """What the engine is asked."""
+def read_frame(api: Home, path: str = "/v1/chat/completions", **fields: Any) -> Any:
+    """Send a request and return the frame that the scripted engine echoes."""
     body = {**CHAT, **fields} if "chat" in path else fields
     answer = api.request("POST", path, body)
     assert answer.status == 200, answer.body
@@ -23,7 +23,7 @@ def sent(api: Home, path: str = "/v1/chat/completions", **fields: Any) -> Any:
     return json.loads(answer.json["content"])
 
 
-def refused(api: Home, path: str, **fields: Any) -> tuple[str, str]:
+def read_refusal(api: Home, path: str, **fields: Any) -> tuple[str, str]:
     answer = api.request("POST", path, fields)
     assert answer.status == 400, answer.body
     return answer.error["param"], answer.error["message"]
@@ -36,22 +36,25 @@ BIASES: list[tuple[Any, dict[str, Any]]] = [
     ({" the ": -100, "9999999999": 2}, {"text_bias": {" the ": -100.0, "9999999999": 2.0}}),
     ([[" the ", 5], ["", 1]], {"text_bias": {" the ": 5.0, "": 1.0}}),
     ({"7": False, "the": False}, {"logit_bias": {"7": None}, "text_bias": {"the": None}}),
-    ([[7, False]], {"logit_bias": {"7": None}}),  # minus infinity, which JSON has not
+    (
+        [[7, False]],
+        {"logit_bias": {"7": None}},
+    ),  # stands for minus infinity, which JSON cannot express
     ([], {}),
     (None, {}),
 ]
 
 
-@pytest.mark.parametrize(("given", "expected"), BIASES)
-def test_a_bias_is_of_tokens_and_of_texts_in_every_form(
-    api: Home, given: Any, expected: dict[str, Any]
+@pytest.mark.parametrize(("logit_bias", "expected"), BIASES)
+def test_logit_bias_takes_tokens_and_texts_in_every_form(
+    api: Home, logit_bias: Any, expected: dict[str, Any]
 ) -> None:
-    found = sent(api, logit_bias=given).get("sampling", {})
-    assert {k: v for k, v in found.items() if k in ("logit_bias", "text_bias")} == expected
+    sampling = read_frame(api, logit_bias=logit_bias).get("sampling", {})
+    assert {k: v for k, v in sampling.items() if k in ("logit_bias", "text_bias")} == expected
 
 
 @pytest.mark.parametrize(
-    ("given", "param"),
+    ("logit_bias", "param"),
     [
         ({"x": True}, 'logit_bias["x"]'),
         ([[7, True]], "logit_bias[7]"),
@@ -63,10 +66,10 @@ def test_a_bias_is_of_tokens_and_of_texts_in_every_form(
         ("x", "logit_bias"),
     ],
 )
-def test_a_bias_that_is_none_is_named_by_its_key(api: Home, given: Any, param: str) -> None:
+def test_an_invalid_logit_bias_is_named_by_its_key(api: Home, logit_bias: Any, param: str) -> None:
     for path in ("/v1/chat/completions", "/completion"):
-        found, message = refused(api, path, **CHAT, prompt="x", logit_bias=given)
-        assert found == param
+        actual_param, message = read_refusal(api, path, **CHAT, prompt="x", logit_bias=logit_bias)
+        assert actual_param == param
         assert message.startswith(f"'{param}'")
 
 
@@ -84,11 +87,13 @@ PROMPTS: list[tuple[Any, list[str]]] = [
 def test_prompts_mix_texts_and_token_ids(
     api: Home, path: str, prompt: Any, answers: list[str]
 ) -> None:
-    got = api.request("POST", path, {"prompt": prompt}).json
-    if "choices" in got:
-        assert [choice["text"] for choice in got["choices"]] == answers
+    response = api.request("POST", path, {"prompt": prompt}).json
+    if "choices" in response:
+        assert [choice["text"] for choice in response["choices"]] == answers
     else:
-        assert [each["content"] for each in (got if isinstance(got, list) else [got])] == answers
+        assert [
+            answer["content"] for answer in (response if isinstance(response, list) else [response])
+        ] == answers
 
 
 @pytest.mark.parametrize(
@@ -105,33 +110,33 @@ def test_prompts_mix_texts_and_token_ids(
         ({}, "prompt.prompt_string"),
     ],
 )
-def test_a_prompt_that_is_none_is_named(api: Home, prompt: Any, param: str) -> None:
+def test_an_invalid_prompt_is_named(api: Home, prompt: Any, param: str) -> None:
     for path in ("/completion", "/v1/completions"):
-        found, message = refused(api, path, prompt=prompt)
-        assert found == param
+        actual_param, message = read_refusal(api, path, prompt=prompt)
+        assert actual_param == param
         assert message.startswith(f"'{param}'")
 
 
-def test_streamed_pieces_name_their_tokens_and_a_whole_answer_does_when_asked(api: Home) -> None:
+def test_tokens_are_in_streams_and_in_answers_on_request(api: Home) -> None:
     body = {"prompt": "say a b", "stream": True}
     events = [json.loads(event) for event in api.request("POST", "/completion", body).events]
     assert [event["tokens"] for event in events] == [[7], [7], []]
-    for asked, tokens in ((False, []), (True, [7, 7])):
-        body = {"prompt": "say a b", "return_tokens": asked}
+    for return_tokens, tokens in ((False, []), (True, [7, 7])):
+        body = {"prompt": "say a b", "return_tokens": return_tokens}
         assert api.request("POST", "/completion", body).json["tokens"] == tokens
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
-def test_every_piece_of_a_stream_tells_its_time_when_asked(api: Home, path: str) -> None:
+def test_timings_per_token_on_request(api: Home, path: str) -> None:
     words = {"prompt": "say a b c", "messages": [{"role": "user", "content": "say a b c"}]}
-    for asked in (False, True):
-        body = {**words, "stream": True, "timings_per_token": asked}
+    for timings_per_token in (False, True):
+        body = {**words, "stream": True, "timings_per_token": timings_per_token}
         events = [e for e in api.request("POST", path, body).events if e != "[DONE]"]
         timed = [e["timings"]["predicted_n"] for e in map(json.loads, events) if "timings" in e]
-        assert timed == ([1, 2, 3, 3] if asked else [3])
+        assert timed == ([1, 2, 3, 3] if timings_per_token else [3])
 
 
-def test_the_chunk_with_the_usage_tells_the_time_too(api: Home) -> None:
+def test_the_usage_chunk_has_timings(api: Home) -> None:
     events = api.chat("say a b", stream=True, stream_options={"include_usage": True}).events
     last = json.loads(events[-2])
     assert last["choices"] == []
@@ -143,16 +148,16 @@ def test_the_tokens_of_a_chat_are_counted(api: Home, path: str) -> None:
     for place in (path, f"/v1{path}"):
         body = {"messages": [{"role": "user", "content": "one two three"}]}
         assert api.request("POST", place, body).json == {"input_tokens": 3}
-        assert refused(api, place, messages=[])[0] == "messages"
+        assert read_refusal(api, place, messages=[])[0] == "messages"
 
 
-def test_generation_settings_say_what_was_done(api: Home) -> None:
+def test_generation_settings_are_returned(api: Home) -> None:
     body = {"prompt": "x", "temperature": 0.5, "n_predict": 3}
-    told = api.request("POST", "/completion", body).json["generation_settings"]
-    assert told["temperature"] == 0.5
-    assert told["max_tokens"] == told["n_predict"] == 3
-    assert told["logit_bias"] == []
-    assert told["mirostat"] == 0
+    settings = api.request("POST", "/completion", body).json["generation_settings"]
+    assert settings["temperature"] == 0.5
+    assert settings["max_tokens"] == settings["n_predict"] == 3
+    assert settings["logit_bias"] == []
+    assert settings["mirostat"] == 0
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_generation_settings_say_what_was_done(api: Home) -> None:
         ("/chat/completions/input_tokens", CHAT),
     ],
 )
-def test_small_requests_ask_the_pair_that_they_name(path: str, body: Any) -> None:
+def test_token_requests_use_the_named_pair(path: str, body: Any) -> None:
     with temporary_home() as home:
         home.use_fake()
         other = home.root / "other.gguf"
@@ -178,7 +183,7 @@ def test_small_requests_ask_the_pair_that_they_name(path: str, body: Any) -> Non
         daemon.stop()
 
 
-def test_slots_say_how_many_requests_run(api: Home) -> None:
+def test_slots_show_how_many_requests_run(api: Home) -> None:
     def busy() -> list[bool]:
         return [slot["is_processing"] for slot in api.request("GET", "/slots").json]
 
@@ -191,7 +196,7 @@ def test_slots_say_how_many_requests_run(api: Home) -> None:
     assert api.request("GET", "/props").json["total_slots"] == 4
 
 
-def test_what_is_done_with_a_slot_is_refused_in_words(api: Home) -> None:
+def test_slot_actions_are_refused(api: Home) -> None:
     for action in ("save", "restore", "erase"):
         answer = api.request("POST", f"/slots/0?action={action}", {"filename": "x"})
         assert answer.status == 501
@@ -209,16 +214,16 @@ def test_what_is_done_with_a_slot_is_refused_in_words(api: Home) -> None:
         ("lora", [{"id": 0, "scale": 1.0}], []),
     ],
 )
-def test_what_would_change_an_answer_and_is_not_to_be_had_is_refused_by_name(
+def test_unsupported_sampling_fields_are_refused_by_name(
     api: Home, path: str, field: str, value: Any, off: Any
 ) -> None:
-    param, message = refused(api, path, prompt="x", **{field: value})
+    param, message = read_refusal(api, path, prompt="x", **{field: value})
     assert param == field
     assert message == f"'{field}' is not supported; leave it out."
     assert api.request("POST", path, {"prompt": "!x", field: off}).status == 200
 
 
-def test_probabilities_of_the_draw_are_written_as_such(api: Home) -> None:
+def test_post_sampling_probabilities(api: Home) -> None:
     body = {"prompt": "say a", "n_probs": 2, "post_sampling_probs": True}
     [entry] = api.request("POST", "/completion", body).json["completion_probabilities"]
     assert entry["prob"] == pytest.approx(math.exp(-0.5))
@@ -226,7 +231,7 @@ def test_probabilities_of_the_draw_are_written_as_such(api: Home) -> None:
         [math.exp(-0.5), math.exp(-1.5)]
     )
     assert "logprob" not in entry
-    assert sent(api, post_sampling_probs=True, logprobs=True)["post_sampling"] is True
+    assert read_frame(api, post_sampling_probs=True, logprobs=True)["post_sampling"] is True
 
 
 SAMPLERS: dict[str, Any] = {
@@ -239,18 +244,20 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-def test_every_sampler_reaches_the_engine_and_is_off_where_samplers_leaves_it_out(
+def test_samplers_that_are_not_listed_are_off(
     api: Home,
 ) -> None:
-    assert SAMPLERS.items() <= sent(api, **SAMPLERS)["sampling"].items()
-    named = sent(api, "/completion", prompt="echo", samplers=["top_k"], **SAMPLERS)["sampling"]
-    assert named["top_n_sigma"] == -1.0
-    assert named["xtc_probability"] == named["dynatemp_range"] == 0.0
-    named = sent(api, "/completion", prompt="echo", samplers="sxt", **SAMPLERS)["sampling"]
-    assert SAMPLERS.items() <= named.items()
+    assert SAMPLERS.items() <= read_frame(api, **SAMPLERS)["sampling"].items()
+    sampling = read_frame(api, "/completion", prompt="echo", samplers=["top_k"], **SAMPLERS)[
+        "sampling"
+    ]
+    assert sampling["top_n_sigma"] == -1.0
+    assert sampling["xtc_probability"] == sampling["dynatemp_range"] == 0.0
+    sampling = read_frame(api, "/completion", prompt="echo", samplers="sxt", **SAMPLERS)["sampling"]
+    assert SAMPLERS.items() <= sampling.items()
 
 
-def test_a_pair_that_rests_is_described_without_being_woken() -> None:
+def test_props_do_not_load_an_unloaded_pair() -> None:
     with temporary_home() as home:
         home.use_fake()
         daemon = RunningDaemon(home)

@@ -20,19 +20,19 @@ CALL = 'raw <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def api() -> Iterator[Home]:
-    """A daemon whose model writes calls as Hermes does."""
+    """Run a daemon whose template marks the calls of Hermes."""
     with scripted_home("--template", "{% if tools %}<tool_call>{% endif %}") as home:
         yield home
 
 
-def translated(**fields: Any) -> ChatRequest:
+def translate(**fields: Any) -> ChatRequest:
     body = {"messages": [{"role": "user", "content": "x"}], **fields}
     request = decode(json.dumps(body).encode(), ChatRequest)
     convert_functions(request)
     return request
 
 
-def test_a_call_comes_back_in_the_form_it_was_asked_in(api: Home) -> None:
+def test_a_call_is_returned_in_the_form_of_the_request(api: Home) -> None:
     answer = api.chat(CALL, functions=[FUNCTION]).json["choices"][0]
     assert answer["finish_reason"] == "function_call"
     assert answer["message"]["function_call"]["name"] == "f"
@@ -45,26 +45,28 @@ def test_a_call_comes_back_in_the_form_it_was_asked_in(api: Home) -> None:
 
 def test_a_stream_has_the_older_form_too(api: Home) -> None:
     events = api.chat(CALL, functions=[FUNCTION], stream=True).events
-    choices = [json.loads(each)["choices"] for each in events if each != "[DONE]"]
-    deltas = [each[0]["delta"] for each in choices if each]
-    assert not any("tool_calls" in each for each in deltas)
-    calls = [each["function_call"] for each in deltas if "function_call" in each]
+    choices = [json.loads(event)["choices"] for event in events if event != "[DONE]"]
+    deltas = [choice[0]["delta"] for choice in choices if choice]
+    assert not any("tool_calls" in delta for delta in deltas)
+    calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
     assert calls[0]["name"] == "f"
-    assert json.loads("".join(each["arguments"] for each in calls)) == {"a": 1}
-    assert [each[0]["finish_reason"] for each in choices if each][-1] == "function_call"
+    assert json.loads("".join(call["arguments"] for call in calls)) == {"a": 1}
+    assert [choice[0]["finish_reason"] for choice in choices if choice][-1] == "function_call"
 
 
 @pytest.mark.parametrize(
-    ("choice", "wanted"), [(None, None), ("auto", None), ("none", "none"), ({"name": "f"}, "f")]
+    ("choice", "expected"), [(None, None), ("auto", None), ("none", "none"), ({"name": "f"}, "f")]
 )
-def test_the_choice_is_the_same(choice: Any, wanted: str | None) -> None:
-    request = translated(functions=[FUNCTION], function_call=choice)
-    found = request.tool_choice
-    assert (found.function.name if isinstance(found, ToolChoice) else found) == wanted
-    assert [each.function.name for each in request.tools or []] == ["f"]
+def test_function_call_becomes_tool_choice(choice: Any, expected: str | None) -> None:
+    request = translate(functions=[FUNCTION], function_call=choice)
+    tool_choice = request.tool_choice
+    assert (
+        tool_choice.function.name if isinstance(tool_choice, ToolChoice) else tool_choice
+    ) == expected
+    assert [tool.function.name for tool in request.tools or []] == ["f"]
 
 
-def test_a_history_of_the_older_form_is_read() -> None:
+def test_a_history_in_the_older_form_is_converted() -> None:
     history = [
         {"role": "user", "content": "x"},
         {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
@@ -72,14 +74,20 @@ def test_a_history_of_the_older_form_is_read() -> None:
         {"role": "assistant", "function_call": {"name": "g", "arguments": '{"a": 1}'}},
         {"role": "function", "name": "g", "content": "13"},
     ]
-    messages = translated(messages=history).messages
-    assert [each.role for each in messages] == ["user", "assistant", "tool", "assistant", "tool"]
-    calls = [each.tool_calls[0] for each in messages if each.tool_calls]
-    assert [each["function"]["name"] for each in calls] == ["f", "g"]
-    assert [each["id"] for each in calls] == [
-        each.tool_call_id for each in messages if each.role == "tool"
+    messages = translate(messages=history).messages
+    assert [message.role for message in messages] == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
     ]
-    assert all(len(each["id"]) == 9 for each in calls)
+    calls = [message.tool_calls[0] for message in messages if message.tool_calls]
+    assert [call["function"]["name"] for call in calls] == ["f", "g"]
+    assert [call["id"] for call in calls] == [
+        message.tool_call_id for message in messages if message.role == "tool"
+    ]
+    assert all(len(call["id"]) == 9 for call in calls)
 
 
 @pytest.mark.parametrize(
@@ -108,5 +116,5 @@ def test_a_history_of_the_older_form_is_read() -> None:
 )
 def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        translated(**fields)
+        translate(**fields)
     assert refused.value.param == param

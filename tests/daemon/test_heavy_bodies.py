@@ -1,4 +1,4 @@
-"""The worst JSON costs the request and not the daemon: memory is bounded, others are answered."""
+"""Expensive JSON fails its own request: the daemon's memory is bounded and others are answered."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from localspec.protocol import reading
 from localspec.protocol.reading import BodyComplexity, TooComplex
 from tests.support.daemons import PATIENCE, Home, RunningDaemon, temporary_home
 
-SENT = 64 << 20  # bytes
+SENT_BYTES = 64 << 20
 # Those that are told apart only on their way; the others are refused as soon in either length.
 SENT_TOO = ("empty lists", "one number", "a wide character", "JSON in a string", "not closed")
-TAKEN = 10_000_000  # what the daemon still reads whole
-GROWTH = 200 << 20  # bytes more than before that the daemon may have at any time
+MAX_ACCEPTED_BYTES = 10_000_000  # a body of this size is still read
+MAX_GROWTH_BYTES = 200 << 20  # peak growth of the daemon
 
 START, END = b'{"messages": [{"role": "user", "content": "x"}], ', b"}"
 # Name, what comes before, what is repeated, and what ends it: in fields that take anything.
@@ -68,9 +68,9 @@ WORST = {
 }
 
 
-def body(name: str, size: int) -> bytes:
-    before, again, after = WORST[name]
-    return before + again * ((size - len(before) - len(after)) // len(again)) + after
+def build_body(name: str, size: int) -> bytes:
+    start, repeated, end = WORST[name]
+    return start + repeated * ((size - len(start) - len(end)) // len(repeated)) + end
 
 
 @pytest.fixture(scope="module")
@@ -102,21 +102,21 @@ def post(home: Home, data: bytes) -> int:
                 connected.sendall(piece)
         response = http.client.HTTPResponse(connected)
         response.begin()
-        found = json.loads(response.read())
+        error_body = json.loads(response.read())
         if response.status != 200:
-            assert found["error"]["code"] != "internal_error", found
+            assert error_body["error"]["code"] != "internal_error", error_body
         return response.status
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory")
 @pytest.mark.parametrize(
     ("name", "size"),
-    [*((name, TAKEN) for name in WORST), *((name, SENT) for name in SENT_TOO)],
+    [*((name, MAX_ACCEPTED_BYTES) for name in WORST), *((name, SENT_BYTES) for name in SENT_TOO)],
 )
-def test_the_worst_json_there_is_costs_little_memory(api: Home, name: str, size: int) -> None:
-    """The daemon's own peak, from the kernel. How long others waited is printed: see pytest -s."""
+def test_the_most_expensive_json_costs_little_memory(api: Home, name: str, size: int) -> None:
+    """The kernel reports the daemon's peak. The waiting times of others are printed: see pytest -s."""
     pid = api.environment["PID"]
-    data = body(name, size)
+    data = build_body(name, size)
     Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak counts from now
     before = status_kib(pid, "VmRSS")
     statuses: list[int] = []
@@ -131,11 +131,11 @@ def test_the_worst_json_there_is_costs_little_memory(api: Home, name: str, size:
     grown = (status_kib(pid, "VmHWM") - before) << 10
     print(f"{name}: {statuses}, +{grown >> 20} MiB, /health at most {slowest * 1000:.0f} ms")
     assert statuses, "no answer"
-    assert statuses[0] in ((413,) if size == SENT else (200, 400, 413))
-    assert grown < GROWTH
+    assert statuses[0] in ((413,) if size == SENT_BYTES else (200, 400, 413))
+    assert grown < MAX_GROWTH_BYTES
 
 
-def test_a_million_token_ids_and_long_texts_are_taken(api: Home) -> None:
+def test_a_million_token_ids_and_long_texts_are_accepted(api: Home) -> None:
     ids = api.request("POST", "/detokenize", {"tokens": [151_643] * 1_000_000})
     assert len(ids.json["content"]) == 1_000_000
     for text in ('word, [list] {x: 1} "quoted" \\ \n' * 150_000, "日本語, 中文、" * 200_000):
@@ -156,21 +156,21 @@ JSON = st.recursive(
 )
 
 
-def parts(value: object) -> tuple[int, int]:
-    """Strings, lists and objects in `value`, and commas between its items."""
+def count_parts(value: object) -> tuple[int, int]:
+    """Return the number of strings, lists and objects in `value`, and of commas between items."""
     if isinstance(value, str):
         return 1, 0
     if not isinstance(value, list | dict):
         return 0, 0
     inner = [*value.values(), *value] if isinstance(value, dict) else value
-    counted = [parts(each) for each in inner]
-    return 1 + sum(n for n, _ in counted), max(len(value) - 1, 0) + sum(n for _, n in counted)
+    counts = [count_parts(item) for item in inner]
+    return 1 + sum(n for n, _ in counts), max(len(value) - 1, 0) + sum(n for _, n in counts)
 
 
 @given(JSON, st.booleans(), st.lists(st.integers(1, 12), min_size=1))
 @example("\r", True, [1])  # the text ends soon after an escape
 @example(["\0", "\n"], True, [2, 1])
-def test_structure_is_counted_as_it_is_however_the_text_is_cut(
+def test_counting_does_not_depend_on_how_the_text_is_split(
     value: object, ascii_only: bool, cuts: list[int]
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
@@ -179,11 +179,11 @@ def test_structure_is_counted_as_it_is_however_the_text_is_cut(
         for cut in cuts:
             counted.count_piece(text[at : at + cut])
             at += cut
-    assert (counted.parts, counted.items) == parts(value)
+    assert (counted.parts, counted.items) == count_parts(value)
     assert counted.nul == ("\0" in repr(value).replace("\\x00", "\0"))
 
 
-def test_too_much_is_noticed_on_the_way() -> None:
+def test_too_large_structures_are_noticed_early() -> None:
     for piece, most in (
         (b"[],", reading.MAX_BODY_PARTS),
         (b'"",', reading.MAX_BODY_PARTS),
@@ -196,29 +196,29 @@ def test_too_much_is_noticed_on_the_way() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the peak of memory")
-def test_the_tokens_of_a_long_text_are_given_or_refused_but_never_too_many(warm: Home) -> None:
-    """On the real engine: half a million words are a list, ten times as many are a refusal."""
+def test_the_number_of_tokens_in_an_answer_is_limited(warm: Home) -> None:
+    """With a real engine, half a million words are tokenized and ten times as many are refused."""
     text = "a b c d " * 60_000
-    given = warm.request("POST", "/tokenize", {"content": text})
-    assert given.status == 200
-    assert 100_000 < len(given.json["tokens"]) < 500_000
-    again = warm.request("POST", "/detokenize", given.json)
-    assert again.json["content"] == text
+    response = warm.request("POST", "/tokenize", {"content": text})
+    assert response.status == 200
+    assert 100_000 < len(response.json["tokens"]) < 500_000
+    detokenized = warm.request("POST", "/detokenize", response.json)
+    assert detokenized.json["content"] == text
     pid = str(warm.status()["pid"])
     Path(f"/proc/{pid}/clear_refs").write_text("5")
     before = status_kib(pid, "VmRSS")
     for times, more in ((1, {"with_pieces": True}), (5, {})):
         refused = warm.request("POST", "/tokenize", {"content": text * times, **more})
         assert (refused.status, refused.error["param"]) == (400, "content")
-    longest = max(given.json["tokens"])
+    longest = max(response.json["tokens"])
     pieces = warm.request("POST", "/detokenize", {"tokens": [longest] * 1_000_000})
     assert pieces.status in (200, 400)
-    assert (status_kib(pid, "VmHWM") - before) << 10 < GROWTH
+    assert (status_kib(pid, "VmHWM") - before) << 10 < MAX_GROWTH_BYTES
 
 
 @pytest.fixture
 def warm(home: Home) -> Iterator[Home]:
-    """A daemon with the shipped pair."""
+    """Run a daemon with the builtin pair."""
     daemon = RunningDaemon(home)
     yield home
     daemon.stop()

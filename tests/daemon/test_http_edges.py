@@ -1,4 +1,4 @@
-"""What clients send that is not quite what was expected, and is meant well."""
+"""Unusual but well-meant requests of clients."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def post(home: Home, target: str, body: bytes, **headers: str) -> Answer:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/chat/completions"])
-def test_a_byte_order_mark_is_passed_over(api: Home, path: str) -> None:
+def test_a_byte_order_mark_is_ignored(api: Home, path: str) -> None:
     answer = post(api, path, codecs.BOM_UTF8 + json.dumps(BODY).encode())
     assert (answer.status, answer.text) == (200, "yes")
     assert post(api, path, codecs.BOM_UTF8 * 2 + json.dumps(BODY).encode()).status == 400
@@ -46,7 +46,7 @@ def test_a_byte_order_mark_is_passed_over(api: Home, path: str) -> None:
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.sampled_from(PATHS), st.data())
-def test_slashes_too_many_mean_the_same_path(api: Home, path: str, data: st.DataObject) -> None:
+def test_repeated_slashes_mean_the_same_path(api: Home, path: str, data: st.DataObject) -> None:
     counts = data.draw(
         st.lists(st.integers(1, 3), min_size=path.count("/"), max_size=path.count("/"))
     )
@@ -84,6 +84,6 @@ def test_a_compressed_body_is_refused_with_the_reason(api: Home, encoding: str) 
 def test_every_answer_has_a_request_id_of_its_own(api: Home) -> None:
     answers = [api.request("GET", path) for path in ("/v1/models", "/nothing", "/v1/models")]
     answers += [api.chat("say a"), api.chat("say a", stream=True), api.chat("say a", n=0)]
-    ids = [each.headers["x-request-id"] for each in answers]
-    assert all(re.fullmatch(r"req_[0-9a-f]{24}", each) for each in ids)
+    ids = [answer.headers["x-request-id"] for answer in answers]
+    assert all(re.fullmatch(r"req_[0-9a-f]{24}", request_id) for request_id in ids)
     assert len(set(ids)) == len(ids)

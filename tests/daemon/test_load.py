@@ -1,4 +1,4 @@
-"""Many clients: in order, without a trace of those who left. `scripts/soak` does the same for longer."""
+"""Many clients are served in order, and those that leave leak nothing; `scripts/soak` runs longer."""
 
 from __future__ import annotations
 
@@ -34,30 +34,28 @@ def quiet(_text: str) -> None:
 
 @pytest.fixture(scope="module")
 def subject() -> Iterator[Subject]:
-    """A daemon with the shipped pair, as scripts/soak starts it."""
+    """Run a daemon with the builtin pair, like scripts/soak."""
     with soak_daemon.own_daemon() as running:
         assert running.ask("POST", "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
         yield running
 
 
-def finished(connection: UnixConnection) -> Answer:
+def read_answer(connection: UnixConnection) -> Answer:
     answer = Answer(connection.getresponse())
     connection.close()
     return answer
 
 
-def written(connection: UnixConnection) -> str:
-    """The text of a streamed chat, read to its end."""
-    events = finished(connection).events
+def read_text(connection: UnixConnection) -> str:
+    """Read a streamed chat to its end and return its text."""
+    events = read_answer(connection).events
     assert events[-1] == "[DONE]"
     chunks = [json.loads(event)["choices"][0]["delta"] for event in events[:-1]]
     return "".join(chunk.get("content", "") for chunk in chunks)
 
 
-def test_sixty_four_streaming_clients_at_once_finish_first_come_first_served(
-    home: Home, start_daemon: Start
-) -> None:
-    """64 streaming clients at once: all finish, and the engine got them in the order they came."""
+def test_64_streaming_clients_are_served_in_order(home: Home, start_daemon: Start) -> None:
+    """All clients finish, and the engine gets them in the order in which they came."""
     start_daemon(parallel=2)
     with home.streaming("forever") as first, home.streaming("forever") as second:
         first.readline(), second.readline()
@@ -67,20 +65,20 @@ def test_sixty_four_streaming_clients_at_once_finish_first_come_first_served(
             wait_for(lambda: home.status()["waiting"] > number, "its place")  # noqa: B023
         second.leave()
         first.leave()
-        order = [json.loads(written(client))["id"] for client in clients]
+        order = [json.loads(read_text(client))["id"] for client in clients]
     assert order == sorted(order)
     assert len(set(order)) == 64
 
 
 @dataclass(frozen=True)
-class Written:
-    """A streamed /completion: its tokens and its text."""
+class CompletionText:
+    """The tokens and the text of a streamed /completion."""
 
     tokens: list[int]
     text: str
 
     @classmethod
-    def of(cls, connection: UnixConnection) -> Written:
+    def of(cls, connection: UnixConnection) -> CompletionText:
         response = connection.getresponse()
         events = [json.loads(line[6:]) for line in response if line.startswith(b"data: ")]
         connection.close()
@@ -89,11 +87,13 @@ class Written:
         return cls(tokens, "".join(event["content"] for event in events))
 
 
-def order_of_beginning(connections: list[UnixConnection]) -> list[int]:
-    """Whose first event came when, as the system queued them: whenever this test had time to look."""
+def list_start_order(connections: list[UnixConnection]) -> list[int]:
+    """Return the order of the first events, as the system queued them."""
     order: list[int] = []
     with select.epoll() as arrivals:
-        numbers = {each.sock.fileno(): number for number, each in enumerate(connections)}
+        numbers = {
+            connection.sock.fileno(): number for number, connection in enumerate(connections)
+        }
         for place in numbers:
             arrivals.register(place, select.EPOLLIN | select.EPOLLET)
         while len(order) < len(connections):
@@ -105,11 +105,10 @@ def order_of_beginning(connections: list[UnixConnection]) -> list[int]:
     return order
 
 
-def test_sixty_four_clients_of_a_real_engine_each_get_the_answer_they_would_get_alone() -> None:
-    """In exact mode to the byte; else what the target alone would choose, but for rounding.
+def test_64_clients_of_a_real_engine_get_their_own_answers() -> None:
+    """Exact answers are equal to the byte; others are the target's own choice, near-ties aside.
 
-    They are served in the order they came: whoever is overtaken is so by those beside it in the
-    engine at most.
+    Clients are served in the order in which they came, except for those in the engine together.
     """
     places, clients = 4, 64
     model = Path(localspec.__file__).parent / "builtin" / "target.gguf"
@@ -131,26 +130,24 @@ def test_sixty_four_clients_of_a_real_engine_each_get_the_answer_they_would_get_
             connection.request("POST", "/completion", json.dumps(body))
             return connection
 
-        alone = [Written.of(open_one(number)) for number in range(clients)]
+        alone = [CompletionText.of(open_one(number)) for number in range(clients)]
         open_ones = [open_one(number) for number in range(clients)]
-        order = order_of_beginning(open_ones)
-        together = [Written.of(each) for each in open_ones]
+        order = list_start_order(open_ones)
+        together = [CompletionText.of(connection) for connection in open_ones]
         assert daemon.stop() == 0
-    for number, (one, other) in enumerate(zip(alone, together, strict=True)):
-        assert len(other.tokens) == 12
+    for number, (expected, actual) in enumerate(zip(alone, together, strict=True)):
+        assert len(actual.tokens) == 12
         if number % 8 == 7:
-            assert other.text == one.text
-        elif other.tokens != one.tokens:
-            assert worst_gap(str(model), prompts[number], other.tokens, ends) <= SHIPPED_NEAR_TIE
+            assert actual.text == expected.text
+        elif actual.tokens != expected.tokens:
+            assert worst_gap(str(model), prompts[number], actual.tokens, ends) <= SHIPPED_NEAR_TIE
     shared = [n for n in range(clients) if n % 8 != 7]  # exact ones have a place of their own
     order = [n for n in order if n in shared]
     assert max(abs(order.index(n) - place) for place, n in enumerate(shared)) < 4 * places
 
 
-def test_one_past_the_queue_is_refused_on_every_route_that_generates(
-    home: Home, start_daemon: Start
-) -> None:
-    """One past the queue: 503 with Retry-After, for editors too."""
+def test_a_full_queue_refuses_requests_on_every_route(home: Home, start_daemon: Start) -> None:
+    """The refusal is a 503 with Retry-After, for editors too."""
     start_daemon(parallel=1, queue=1)
     with home.streaming("forever") as chat:
         chat.readline()
@@ -171,52 +168,51 @@ def test_one_past_the_queue_is_refused_on_every_route_that_generates(
             assert int(answer.headers["retry-after"]) > 0
         editor.close()
         chat.leave()
-        assert finished(waiting).json["content"] == "x"
+        assert read_answer(waiting).json["content"] == "x"
 
 
-def test_clients_that_connect_and_go_leave_no_open_file(subject: Subject) -> None:
-    """Connect and close, many times: the daemon's number of open files stays as it was."""
+def test_disconnects_leave_no_open_files(subject: Subject) -> None:
+    """The daemon's number of open files does not change."""
     verdict = soak_daemon.connections(subject, 300, quiet)
     assert verdict.well, verdict
 
 
-def test_an_open_file_too_many_is_found(subject: Subject) -> None:
-    """The check above can fail: connections that stay open are counted."""
-    held: list[socket.socket] = []
+def test_leaked_open_files_are_detected(subject: Subject) -> None:
+    """This tests the check above: it counts connections that stay open."""
+    open_sockets: list[socket.socket] = []
 
     def hold(_text: str) -> None:
-        held.append(socket.socket(socket.AF_UNIX))
-        held[-1].connect(subject.path)
-        subject.ask("GET", "/health")  # who came before is seen before
+        open_sockets.append(socket.socket(socket.AF_UNIX))
+        open_sockets[-1].connect(subject.path)
+        subject.ask("GET", "/health")  # earlier connections are accepted by then
 
     verdict = soak_daemon.connections(subject, 10, hold)
-    for connection in held:
+    for connection in open_sockets:
         connection.close()
     assert not verdict.well, verdict
 
 
-def test_clients_that_leave_in_the_middle_free_their_places_within_a_second(
+def test_clients_that_leave_free_their_slots_within_a_second(
     subject: Subject,
 ) -> None:
-    """Clients that leave mid-stream, four at a time: each one's place is free within 1 s."""
+    """Four clients at a time leave in the middle of a stream."""
     verdict = soak_daemon.leavers(subject, 24, quiet)
     assert verdict.well, verdict
 
 
 @pytest.mark.slow
-def test_mixed_requests_are_all_answered_and_the_daemon_does_not_grow(subject: Subject) -> None:
-    """A soak, in short: every kind of request at once; the daemon's memory comes to rest.
+def test_mixed_requests_do_not_make_the_daemon_grow(subject: Subject) -> None:
+    """All kinds of requests run at once, and the daemon's memory stops growing.
 
-    Its allocator takes another piece once or twice in the first thousand requests, at any moment: a
-    leak takes one in every turn. The engine's caches fill for longer; its verdict needs the minutes
-    of scripts/soak.
+    The allocator takes another block once or twice in the first thousand requests, but a leak takes
+    one in every turn. The engine's caches fill more slowly, which only scripts/soak can check.
     """
-    found = []
+    results = []
     for _turn in range(5):
         requests, daemon, _engine = soak_daemon.mixed(subject, 2, quiet)
         assert requests.well, requests
-        found.append(daemon)
+        results.append(daemon)
         if daemon.well:
             break
-    assert found[-1].well, found
+    assert results[-1].well, results
     assert subject.status()["counts"]["worker_deaths"] == 0

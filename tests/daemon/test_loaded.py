@@ -1,4 +1,4 @@
-"""The states of a pair, and of several beside each other."""
+"""The states of one pair and of several: unloaded, loading, ready."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Scenario = Callable[[ResidentTable], Coroutine[None, None, None]]
 
 @pytest.fixture
 def play(tmp_path: Path) -> Callable[..., None]:
-    """Run a scenario with pairs that fake workers hold; the engines that it starts are counted."""
+    """Return a function that runs a scenario with fake workers and checks how many it starts."""
 
     def run(scenario: Scenario, *options: str, starts: int) -> None:
-        async def played() -> None:
+        async def run_scenario() -> None:
             residents = ResidentTable(
                 Config(),
                 Paths(*[tmp_path] * 5),
@@ -40,10 +40,10 @@ def play(tmp_path: Path) -> Callable[..., None]:
                 await scenario(residents)
             finally:
                 await residents.close()
-            assert {type(each.state) for each in residents.all} == {Unloaded}
+            assert {type(resident.state) for resident in residents.all} == {Unloaded}
             assert residents.counts.worker_starts == starts
 
-        asyncio.run(asyncio.wait_for(played(), 30))
+        asyncio.run(asyncio.wait_for(run_scenario(), 30))
 
     return run
 
@@ -53,7 +53,7 @@ def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -
         loaded = residents.get("one")
         assert loaded.state == Unloaded()
         assert loaded.status().state == "unloaded"
-        asked = [asyncio.create_task(loaded.ready(ONE)) for _ in range(3)]
+        tasks = [asyncio.create_task(loaded.ready(ONE)) for _ in range(3)]
         await asyncio.sleep(0)
         assert isinstance(loaded.state, LoadingPair)
         assert (
@@ -61,8 +61,8 @@ def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -
             residents.loaded_files("one"),
             loaded.busy,
         ) == (True, None, True)
-        first, *others = await asyncio.gather(*asked)
-        assert [each is first for each in others] == [True, True]
+        first, *others = await asyncio.gather(*tasks)
+        assert [ready is first for ready in others] == [True, True]
         assert loaded.state is first
         assert (loaded.info, residents.loaded_files("one"), loaded.busy) == (first.info, ONE, False)
         assert residents.most_recent() is loaded
@@ -74,20 +74,20 @@ def test_a_pair_is_unloaded_then_loading_then_ready(play: Callable[..., None]) -
 
 def test_another_pair_is_loaded_beside_the_first(play: Callable[..., None]) -> None:
     async def scenario(residents: ResidentTable) -> None:
-        asked = asyncio.create_task(residents.get("one").ready(ONE))
+        task = asyncio.create_task(residents.get("one").ready(ONE))
         while not isinstance(residents.get("one").state, Ready):
             await asyncio.sleep(0)
         other = await residents.get("other").ready(OTHER)
-        assert [each.name for each in residents.loaded] == ["other", "one"]
-        assert other.engine.worker.pid != (await asked).engine.worker.pid
-        assert sorted(residents.pids) == sorted(each.pid or 0 for each in residents.statuses())
+        assert [pair.name for pair in residents.loaded] == ["other", "one"]
+        assert other.engine.worker.pid != (await task).engine.worker.pid
+        assert sorted(residents.pids) == sorted(status.pid or 0 for status in residents.statuses())
         assert await residents.unload({"one"}) == ["one"]
-        assert [each.name for each in residents.loaded] == ["other"]
+        assert [pair.name for pair in residents.loaded] == ["other"]
 
     play(scenario, starts=2)
 
 
-def test_files_of_the_same_name_that_have_changed_replace_those_that_are_loaded(
+def test_changed_files_of_a_name_replace_the_loaded_ones(
     play: Callable[..., None],
 ) -> None:
     changed = PairFiles("one", "/another.gguf")
@@ -114,47 +114,47 @@ def test_a_load_that_fails_leaves_nothing(play: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "counted", "ends"),
+    ("memory_mib", "oom_recorded", "error"),
     [
         pytest.param(700, True, None, id="half the context fits"),
         pytest.param(400, True, WorkerOutOfMemory, id="not even half does"),
         pytest.param(700, False, WorkerDied, id="somebody else has killed it"),
     ],
 )
-def test_a_load_that_the_kernel_kills_for_memory_is_tried_once_more_with_half_the_context(
+def test_a_load_killed_for_memory_is_retried_with_half_the_context(
     play: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    most: int,
-    counted: bool,
-    ends: type[Exception] | None,
+    memory_mib: int,
+    oom_recorded: bool,
+    error: type[Exception] | None,
 ) -> None:
-    """Whoever waits for it is answered or told why not, and who waits for another pair gets that."""
+    """Every waiter gets the pair or the error, and a load of another pair is not affected."""
     counts = tmp_path / "counts"
     counts.write_text("oom_kill 3\n")
-    read = counts if counted else Path(shutil.copy(counts, tmp_path / "others"))
-    monkeypatch.setattr(ended, "_OOM_COUNTERS", (read,))
-    tries = 2 if counted else 1
-    killed = PairFiles("builtin", str(ROOT / "localspec" / "builtin" / "target.gguf"))
+    counter_file = counts if oom_recorded else Path(shutil.copy(counts, tmp_path / "others"))
+    monkeypatch.setattr(ended, "_OOM_COUNTERS", (counter_file,))
+    tries = 2 if oom_recorded else 1
+    builtin = PairFiles("builtin", str(ROOT / "localspec" / "builtin" / "target.gguf"))
 
     async def scenario(residents: ResidentTable) -> None:
-        counts_of, loaded = residents.counts, residents.get("builtin")
-        asked = [asyncio.create_task(loaded.ready(killed)) for _ in range(2)]
+        totals, loaded = residents.counts, residents.get("builtin")
+        tasks = [asyncio.create_task(loaded.ready(builtin)) for _ in range(2)]
         await asyncio.sleep(0)
-        beside = asyncio.create_task(residents.get("other").ready(OTHER))
-        first, second = await asyncio.gather(*asked, return_exceptions=True)
-        if ends is None:
+        bystander = asyncio.create_task(residents.get("other").ready(OTHER))
+        first, second = await asyncio.gather(*tasks, return_exceptions=True)
+        if error is None:
             assert isinstance(first, Ready)
             assert second is first
             assert first.engine.planned.settings.n_ctx == 512
             assert "512 tokens: with 1024, memory ran out" in first.engine.planned.notes[-1]
         else:
-            assert type(first) is type(second) is ends
-            assert ("signal SIGKILL" in str(first)) == (not counted)
-        assert counts_of.worker_deaths == tries - (ends is None)
-        other = await beside
+            assert type(first) is type(second) is error
+            assert ("signal SIGKILL" in str(first)) == (not oom_recorded)
+        assert totals.worker_deaths == tries - (error is None)
+        other = await bystander
         assert (other.engine.pair, other.engine.planned.notes) == (OTHER, ())
-        assert counts_of.worker_starts == tries + 1
-        assert counts.read_text() == f"oom_kill {3 + tries - (ends is None)}\n"
+        assert totals.worker_starts == tries + 1
+        assert counts.read_text() == f"oom_kill {3 + tries - (error is None)}\n"
 
-    play(scenario, "--most", str(most), "--killed", str(counts), starts=tries + 1)
+    play(scenario, "--most", str(memory_mib), "--killed", str(counts), starts=tries + 1)

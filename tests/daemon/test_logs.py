@@ -1,4 +1,4 @@
-"""The log: rotated, private, without prompts, and no reason to stop serving when it cannot be written."""
+"""The log is rotated, private and without prompts, and a failure to write it stops nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def everything_logged(home: Home) -> str:
 
 
 def use_every_way_in(home: Home, text: str) -> None:
-    """Requests that carry `text`, well and badly."""
+    """Send valid and invalid requests that contain `text`."""
     messages = [{"role": "user", "content": f"say {text}"}]
     home.chat(f"say {text}", localspec={"conversation": "new"})
     home.chat(f"exit 7 {text}")
@@ -76,7 +76,7 @@ def test_the_log_is_rotated_and_for_its_owner_only(home: Home) -> None:
 
 
 def serve(home: Home) -> None:
-    """Answers come, whole and streamed, with a conversation to keep and after a death."""
+    """Check complete and streamed answers, a stored conversation, and an answer after a death."""
     assert home.chat("say hello", localspec={"conversation": "new"}).text == "hello"
     with home.streaming("say hello") as stream:
         assert stream.read().endswith(b"data: [DONE]\n\n")

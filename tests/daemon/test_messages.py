@@ -1,4 +1,4 @@
-"""Anthropic's Messages through the API, with its official client: text, thoughts, tools, errors."""
+"""Anthropic's Messages API with the official client: text, thoughts, tools and errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ THINK: Any = {"type": "enabled", "budget_tokens": 1024}
 PIXEL: Any = {"type": "base64", "media_type": "image/png", "data": "aGk="}
 
 
-def asked(text: Any, **fields: Any) -> dict[str, Any]:
+def build_body(text: Any, **fields: Any) -> dict[str, Any]:
     messages = text if isinstance(text, list) else [{"role": "user", "content": text}]
     return {"model": "", "max_tokens": 2000, "messages": messages, **fields}
 
@@ -53,30 +53,30 @@ def client(api: Home) -> Iterator[anthropic.Anthropic]:
         httpx2.Client(transport=transport) as http,
         anthropic.Anthropic(
             api_key="none", base_url="http://localspec", http_client=http, max_retries=0
-        ) as made,
+        ) as anthropic_client,
     ):
-        yield made
+        yield anthropic_client
 
 
-# ------------------------------------------------------------------ their request into ours
+# ------------------------------------------------------------------ translation of requests
 
 
-def translated(text: Any = "", **fields: Any) -> tuple[Any, list[str]]:
-    body = decode(json.dumps({**asked(text), **fields}).encode(), MessagesRequest)
+def translate(text: Any = "", **fields: Any) -> tuple[Any, list[str]]:
+    body = decode(json.dumps({**build_body(text), **fields}).encode(), MessagesRequest)
     request, ignored, _ = chat_request(body)
     return request, ignored
 
 
-def plain(request: Any) -> list[dict[str, Any]]:
-    found = msgspec.to_builtins(request.messages)
-    return [{k: v for k, v in each.items() if v is not None} for each in found]
+def to_plain_messages(request: Any) -> list[dict[str, Any]]:
+    messages = msgspec.to_builtins(request.messages)
+    return [{k: v for k, v in message.items() if v is not None} for message in messages]
 
 
 def test_blocks_become_the_messages_that_templates_know() -> None:
     cached = {"type": "ephemeral"}
     use = {"type": "tool_use", "id": "toolu_abc", "name": "weather", "input": {"city": "Paris"}}
     result = {"type": "tool_result", "tool_use_id": "toolu_abc", "is_error": True}
-    request, ignored = translated(
+    request, ignored = translate(
         [
             {
                 "role": "user",
@@ -114,7 +114,7 @@ def test_blocks_become_the_messages_that_templates_know() -> None:
         "type": "function",
         "function": {"name": "weather", "arguments": {"city": "Paris"}},
     }
-    assert plain(request) == [
+    assert to_plain_messages(request) == [
         {"role": "system", "content": "Be\nbrief."},
         {"role": "user", "content": "a\nb"},
         {
@@ -134,11 +134,11 @@ def test_blocks_become_the_messages_that_templates_know() -> None:
     ]
 
 
-def test_thoughts_of_earlier_turns_are_dropped_or_kept_as_the_template_has_it() -> None:
-    """This one keeps those since the last question."""
+def test_the_template_decides_which_earlier_thoughts_are_kept() -> None:
+    """This template keeps the thoughts since the last question."""
     use = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {}}
     thinking = {"type": "thinking", "signature": "x"}
-    request, _ = translated(
+    request, _ = translate(
         [
             {"role": "user", "content": "What time is it?"},
             {"role": "assistant", "content": [{**thinking, "thinking": "early"},
@@ -158,15 +158,15 @@ def test_thoughts_of_earlier_turns_are_dropped_or_kept_as_the_template_has_it() 
     assert "early" not in text
 
 
-def test_tools_of_kinds_that_are_not_known_are_passed_over_and_named() -> None:
+def test_tools_of_unknown_types_are_ignored_and_named() -> None:
     tools = [
         {"type": "web_search_20250305", "name": "web_search"},
         WEATHER,
         {"type": "bash_20250124", "name": "bash"},
         {**NOW, "type": "custom", "strict": True},
     ]
-    request, ignored = translated("hi", tools=tools, mcp_servers=[{"name": "x"}], unknown=1)
-    assert [each.template_object()["function"] for each in request.tools] == [
+    request, ignored = translate("hi", tools=tools, mcp_servers=[{"name": "x"}], unknown=1)
+    assert [tool.template_object()["function"] for tool in request.tools] == [
         {"name": "weather", "description": "Tells the weather.", "parameters": SCHEMA},
         {"name": "now", "parameters": {"type": "object"}},
     ]
@@ -186,8 +186,8 @@ def test_tools_of_kinds_that_are_not_known_are_passed_over_and_named() -> None:
         ({"type": "tool", "name": "now"}, {"function": {"name": "now"}, "type": "function"}),
     ],
 )
-def test_a_choice_of_tools_is_ours(choice: Any, expected: Any) -> None:
-    request, _ = translated("hi", tools=[WEATHER, NOW], tool_choice=choice)
+def test_tool_choice_is_translated(choice: Any, expected: Any) -> None:
+    request, _ = translate("hi", tools=[WEATHER, NOW], tool_choice=choice)
     assert msgspec.to_builtins(request.tool_choice) == expected
     parallel = False if "disable_parallel_tool_use" in choice else None
     assert request.parallel_tool_calls == parallel
@@ -203,8 +203,8 @@ def test_a_choice_of_tools_is_ours(choice: Any, expected: Any) -> None:
         ({"type": "of_next_year"}, -1),
     ],
 )
-def test_thinking_is_a_budget_and_none_where_nobody_asks(thinking: Any, budget: int) -> None:
-    request, _ = translated("hi", thinking=thinking)
+def test_thinking_becomes_a_token_budget(thinking: Any, budget: int) -> None:
+    request, _ = translate("hi", thinking=thinking)
     assert request.reasoning_budget_tokens == budget
 
 
@@ -229,41 +229,45 @@ def test_thinking_is_a_budget_and_none_where_nobody_asks(thinking: Any, budget: 
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_is_refused_by_its_path(fields: Any, param: str) -> None:
-    with pytest.raises((BadBody, InvalidRequest)) as refused:
-        translated("hi", **fields)
-    assert getattr(refused.value, "param", None) == param
-    assert str(refused.value).startswith(f"'{param}'")
+def test_invalid_blocks_are_refused_by_path(fields: Any, param: str) -> None:
+    with pytest.raises((BadBody, InvalidRequest)) as caught:
+        translate("hi", **fields)
+    assert getattr(caught.value, "param", None) == param
+    assert str(caught.value).startswith(f"'{param}'")
 
 
-# ------------------------------------------------------------------ our answer into theirs
+# ------------------------------------------------------------------ answers
 
 
-def first(answer: Any) -> Any:
+def first_block(answer: Any) -> Any:
     return answer.content[0]
 
 
-def types(answer: anthropic.types.Message) -> list[str]:
+def block_types(answer: anthropic.types.Message) -> list[str]:
     return [block.type for block in answer.content]
 
 
-def test_text_is_answered_whole_and_streamed_alike(client: anthropic.Anthropic) -> None:
-    whole = client.messages.create(**asked("say one two three"))
-    assert whole.id.startswith("msg_")
-    assert str(whole._request_id).startswith("req_")
-    assert (whole.role, whole.stop_reason, whole.stop_sequence) == ("assistant", "end_turn", None)
-    assert first(whole).text == "one two three"
-    usage = whole.usage
+def test_text_is_the_same_with_and_without_streaming(client: anthropic.Anthropic) -> None:
+    complete = client.messages.create(**build_body("say one two three"))
+    assert complete.id.startswith("msg_")
+    assert str(complete._request_id).startswith("req_")
+    assert (complete.role, complete.stop_reason, complete.stop_sequence) == (
+        "assistant",
+        "end_turn",
+        None,
+    )
+    assert first_block(complete).text == "one two three"
+    usage = complete.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (3, 1, 3)
-    with client.messages.stream(**asked("say one two three")) as stream:
+    with client.messages.stream(**build_body("say one two three")) as stream:
         assert "".join(stream.text_stream) == "one two three"
-        last = stream.get_final_message()
-    assert first(last).text == "one two three"
-    assert (last.usage.input_tokens, last.usage.cache_read_input_tokens) == (3, 1)
-    assert last.usage.output_tokens == usage.output_tokens
+        final = stream.get_final_message()
+    assert first_block(final).text == "one two three"
+    assert (final.usage.input_tokens, final.usage.cache_read_input_tokens) == (3, 1)
+    assert final.usage.output_tokens == usage.output_tokens
 
 
-def test_the_client_for_asyncio_reads_the_same(api: Home) -> None:
+def test_the_asynchronous_client(api: Home) -> None:
     async def use() -> tuple[Any, Any]:
         transport = httpx2.AsyncHTTPTransport(uds=str(api.socket))
         async with (
@@ -272,19 +276,21 @@ def test_the_client_for_asyncio_reads_the_same(api: Home) -> None:
                 api_key="none", base_url="http://localspec", http_client=http
             ) as client,
         ):
-            whole = await client.messages.create(**asked("say one two"))
-            async with client.messages.stream(**asked(f"raw {CALL}", tools=[WEATHER])) as stream:
-                return whole, await stream.get_final_message()
+            complete = await client.messages.create(**build_body("say one two"))
+            async with client.messages.stream(
+                **build_body(f"raw {CALL}", tools=[WEATHER])
+            ) as stream:
+                return complete, await stream.get_final_message()
 
-    whole, streamed = asyncio.run(use())
-    assert first(whole).text == "one two"
-    assert first(streamed).input == {"city": "Paris"}
+    complete, streamed = asyncio.run(use())
+    assert first_block(complete).text == "one two"
+    assert first_block(streamed).input == {"city": "Paris"}
     assert streamed.stop_reason == "tool_use"
 
 
-def test_every_event_comes_in_the_published_order(api: Home) -> None:
-    two = f"raw <think>hm, let me see</think>Well, both.\n{CALL}\n{CALL}"
-    body = asked(two, tools=[WEATHER], thinking=THINK, stream=True)
+def test_events_come_in_the_published_order(api: Home) -> None:
+    text = f"raw <think>hm, let me see</think>Well, both.\n{CALL}\n{CALL}"
+    body = build_body(text, tools=[WEATHER], thinking=THINK, stream=True)
     answer = api.request("POST", "/v1/messages", body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = []
@@ -292,14 +298,14 @@ def test_every_event_comes_in_the_published_order(api: Home) -> None:
         name, data = event.split("\n")
         events.append(json.loads(data.removeprefix("data: ")))
         assert name == f"event: {events[-1]['type']}"
-    told = [
-        " ".join([each["type"], *[each[k]["type"] for k in ("content_block", "delta")
-                                  if "type" in each.get(k, {})]])
-        for each in events
+    descriptions = [
+        " ".join([event["type"], *[event[k]["type"] for k in ("content_block", "delta")
+                                  if "type" in event.get(k, {})]])
+        for event in events
     ]  # fmt: skip
     call = ["content_block_start tool_use", "content_block_delta input_json_delta",
             "content_block_stop"]  # fmt: skip
-    assert [name for name, _ in groupby(told)] == [
+    assert [name for name, _ in groupby(descriptions)] == [
         "message_start",
         "content_block_start thinking",
         "ping",
@@ -314,45 +320,45 @@ def test_every_event_comes_in_the_published_order(api: Home) -> None:
         "message_delta",
         "message_stop",
     ]
-    starts = [each["index"] for each in events if each["type"] == "content_block_start"]
-    assert starts == [each["index"] for each in events if each["type"] == "content_block_stop"]
+    starts = [event["index"] for event in events if event["type"] == "content_block_start"]
+    assert starts == [event["index"] for event in events if event["type"] == "content_block_stop"]
     assert starts == [0, 1, 2, 3]
-    pieces = [each["delta"]["partial_json"] for each in events
-              if each.get("delta", {}).get("partial_json")]  # fmt: skip
-    assert len(pieces) > 4  # as they come
+    pieces = [event["delta"]["partial_json"] for event in events
+              if event.get("delta", {}).get("partial_json")]  # fmt: skip
+    assert len(pieces) > 4  # arguments are streamed in pieces
     start = events[0]["message"]
     assert (start["content"], start["stop_reason"]) == ([], None)
     assert events[-2]["delta"] == {"stop_reason": "tool_use", "stop_sequence": None}
     assert events[-2]["localspec"]["speculation"]["drafted"] == 4
 
 
-def test_thoughts_are_a_block_and_may_be_left_out(client: anthropic.Anthropic) -> None:
+def test_thoughts_are_a_block_that_can_be_omitted(client: anthropic.Anthropic) -> None:
     text = "raw <think>hm</think>So."
     for display, thoughts in ((None, "hm"), ("omitted", "")):
         thinking: Any = {**THINK, "display": display}
-        body = asked(text, thinking=thinking)
-        whole = client.messages.create(**body)
+        body = build_body(text, thinking=thinking)
+        complete = client.messages.create(**body)
         with client.messages.stream(**body) as stream:
             streamed = stream.get_final_message()
-        for answer in (whole, streamed):
-            assert types(answer) == ["thinking", "text"]
-            thought, said = cast(list[Any], answer.content)
+        for answer in (complete, streamed):
+            assert block_types(answer) == ["thinking", "text"]
+            thought, text_block = cast(list[Any], answer.content)
             assert thought.thinking == thoughts
             assert thought.signature
-            assert said.text == "So."
+            assert text_block.text == "So."
 
 
-def test_a_budget_reaches_the_engine_and_a_switch_the_template(client: anthropic.Anthropic) -> None:
+def test_thinking_reaches_the_engine_and_the_template(client: anthropic.Anthropic) -> None:
     def frame(**fields: Any) -> frames.Generate:
-        answer = client.messages.create(**asked("echo", **fields))
-        return msgspec.json.decode(first(answer).text, type=frames.Generate)
+        answer = client.messages.create(**build_body("echo", **fields))
+        return msgspec.json.decode(first_block(answer).text, type=frames.Generate)
 
     for fields, tokens in (({}, 0), ({"thinking": THINK}, 1024)):
-        sent = frame(**fields)
-        assert sent.thinking is not None
-        assert sent.thinking.tokens == tokens
-        assert isinstance(sent.prompt, frames.ChatPrompt)
-        assert sent.prompt.template_kwargs["enable_thinking"] == bool(tokens)
+        echoed = frame(**fields)
+        assert echoed.thinking is not None
+        assert echoed.thinking.tokens == tokens
+        assert isinstance(echoed.prompt, frames.ChatPrompt)
+        assert echoed.prompt.template_kwargs["enable_thinking"] == bool(tokens)
     adaptive = frame(thinking={"type": "adaptive"}, output_config={"effort": "low"})
     assert adaptive.thinking is None
     assert isinstance(adaptive.prompt, frames.ChatPrompt)
@@ -360,42 +366,42 @@ def test_a_budget_reaches_the_engine_and_a_switch_the_template(client: anthropic
 
 
 def test_a_tool_loop_of_five_turns(client: anthropic.Anthropic) -> None:
-    """Each result is what the scripted model writes next."""
+    """Each tool result is what the scripted model writes next."""
     messages: list[Any] = [{"role": "user", "content": f"raw Turn 0.\n{CALL}"}]
     for turn in range(1, 6):
-        with client.messages.stream(**asked(messages, tools=[WEATHER, NOW])) as stream:
+        with client.messages.stream(**build_body(messages, tools=[WEATHER, NOW])) as stream:
             answer = stream.get_final_message()
         assert answer.stop_reason == "tool_use"
         text, call = cast(list[Any], answer.content)
         assert text.text == f"Turn {turn - 1}."
         assert call.type == "tool_use"
         assert (call.name, call.input) == ("weather", {"city": "Paris"})
-        says = f"raw Turn {turn}.\n{CALL}" if turn < 5 else "raw Sunny."
-        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": says}
+        content = f"raw Turn {turn}.\n{CALL}" if turn < 5 else "raw Sunny."
+        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": content}
         messages += [{"role": "assistant", "content": answer.content},
                      {"role": "user", "content": [result]}]  # fmt: skip
-    answer = client.messages.create(**asked(messages, tools=[WEATHER, NOW]))
-    assert (answer.stop_reason, types(answer)) == ("end_turn", ["text"])
+    answer = client.messages.create(**build_body(messages, tools=[WEATHER, NOW]))
+    assert (answer.stop_reason, block_types(answer)) == ("end_turn", ["text"])
 
 
-def test_why_an_answer_ended_is_said_in_their_words(client: anthropic.Anthropic) -> None:
-    assert client.messages.create(**asked("slow 9", max_tokens=3)).stop_reason == "max_tokens"
-    full = client.messages.create(**asked("full"))
+def test_stop_reasons(client: anthropic.Anthropic) -> None:
+    assert client.messages.create(**build_body("slow 9", max_tokens=3)).stop_reason == "max_tokens"
+    full = client.messages.create(**build_body("full"))
     assert full.stop_reason == "model_context_window_exceeded"
     cut = client.messages.create(
-        **asked('raw <tool_call>\n{"name": "weather", "arg', tools=[WEATHER])
+        **build_body('raw <tool_call>\n{"name": "weather", "arg', tools=[WEATHER])
     )
-    assert types(cut) == ["tool_use"]
-    assert first(cut).input == {}
+    assert block_types(cut) == ["tool_use"]
+    assert first_block(cut).input == {}
 
 
-def test_what_was_ignored_is_told(client: anthropic.Anthropic) -> None:
+def test_ignored_tools_are_reported(client: anthropic.Anthropic) -> None:
     tools: Any = [{"type": "web_search_20250305", "name": "web_search"}]
     expected = ["tools[0] (web_search_20250305)"]
-    whole = client.messages.create(**asked("say so", tools=tools))
-    assert whole.model_extra is not None
-    assert whole.model_extra["localspec"]["ignored"] == expected
-    for event in client.messages.create(**asked("say so", tools=tools), stream=True):
+    complete = client.messages.create(**build_body("say so", tools=tools))
+    assert complete.model_extra is not None
+    assert complete.model_extra["localspec"]["ignored"] == expected
+    for event in client.messages.create(**build_body("say so", tools=tools), stream=True):
         if event.type == "message_start":
             assert event.message.model_extra is not None
             assert event.message.model_extra["localspec"]["ignored"] == expected
@@ -410,7 +416,7 @@ def test_tokens_are_counted_without_an_answer(client: anthropic.Anthropic) -> No
 
 
 def test_closing_a_stream_frees_the_engine(client: anthropic.Anthropic, api: Home) -> None:
-    with client.messages.create(**asked("forever"), stream=True) as stream:
+    with client.messages.create(**build_body("forever"), stream=True) as stream:
         next(event for event in stream if event.type == "content_block_delta")
         assert api.status()["running"] == 1
     wait_for(lambda: api.status()["running"] == 0, "the request's end")
@@ -421,7 +427,7 @@ def test_closing_a_stream_frees_the_engine(client: anthropic.Anthropic, api: Hom
 
 
 @pytest.mark.parametrize(
-    ("fields", "status", "kind", "says"),
+    ("fields", "status", "kind", "message"),
     [
         ({"max_tokens": -1}, 400, "invalid_request_error", "'max_tokens' must be at least 0"),
         ({"model": "claude-x"}, 404, "not_found_error", "claude-x"),
@@ -434,20 +440,20 @@ def test_closing_a_stream_frees_the_engine(client: anthropic.Anthropic, api: Hom
         ({"messages": [{"role": "user", "content": "die SIGKILL"}]}, 500, "api_error", ""),
     ],
 )  # fmt: skip
-def test_an_error_has_their_shape(
-    client: anthropic.Anthropic, fields: Any, status: int, kind: str, says: str
+def test_errors_have_the_shape_of_anthropic(
+    client: anthropic.Anthropic, fields: Any, status: int, kind: str, message: str
 ) -> None:
-    with pytest.raises(anthropic.APIStatusError) as refused:
-        client.messages.create(**{**asked("hi"), **fields})
-    error: Any = refused.value.body
-    assert refused.value.status_code == status
+    with pytest.raises(anthropic.APIStatusError) as caught:
+        client.messages.create(**{**build_body("hi"), **fields})
+    error: Any = caught.value.body
+    assert caught.value.status_code == status
     assert (error["type"], error["error"]["type"]) == ("error", kind)
-    assert says in error["error"]["message"]
-    assert error["request_id"] == refused.value.request_id
+    assert message in error["error"]["message"]
+    assert error["request_id"] == caught.value.request_id
     assert error["request_id"].startswith("req_")
 
 
-def test_an_error_of_http_itself_has_it_too(api: Home) -> None:
+def test_http_errors_have_the_shape_of_anthropic(api: Home) -> None:
     for method, target, body, status in (
         ("GET", "/v1/messages", None, 405),
         ("POST", "/v1/messages/batches", {}, 404),
@@ -463,20 +469,20 @@ def test_an_error_of_http_itself_has_it_too(api: Home) -> None:
 
 def test_an_error_in_a_stream_is_an_event(client: anthropic.Anthropic) -> None:
     with (
-        client.messages.create(**asked("die SIGKILL"), stream=True) as stream,
-        pytest.raises(anthropic.APIStatusError) as broken,
+        client.messages.create(**build_body("die SIGKILL"), stream=True) as stream,
+        pytest.raises(anthropic.APIStatusError) as caught,
     ):
         list(stream)
-    error: Any = broken.value.body
+    error: Any = caught.value.body
     assert (error["type"], error["error"]["type"]) == ("error", "api_error")
 
 
-def test_models_are_listed_for_these_clients_in_their_shape(client: anthropic.Anthropic) -> None:
+def test_models_have_the_shape_of_anthropic(client: anthropic.Anthropic) -> None:
     assert client.models.retrieve("builtin").id == "builtin"
     with pytest.raises(anthropic.NotFoundError) as missing:
         client.models.retrieve("no-such-pair")
     assert cast(Any, missing.value.body)["error"]["type"] == "not_found_error"
     listed = client.models.list(limit=20)
     assert listed.data[0].id == listed.first_id
-    assert "builtin" in [each.id for each in listed]  # one page
+    assert "builtin" in [model.id for model in listed]  # all models are on one page
     assert listed.data[0].created_at.year > 2000

@@ -1,4 +1,4 @@
-"""/metrics and the figures of `status`, against runs whose numbers are known."""
+"""The metrics page and the figures of `status` after runs with known numbers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.support.pairs import cycle_pair
 SAMPLE = re.compile(r'(?:localspec_|llamacpp:)(\w+)(?:\{(\w+)="([^"]+)"\})? (-?[0-9.e+-]+)')
 
 
-def parsed(text: str, prefix: str = "localspec_") -> dict[str, dict[str, float]]:
-    """Each metric's values by label (or ""), every line understood and announced by its TYPE."""
-    found: dict[str, dict[str, float]] = {}
+def parse_metrics(text: str, prefix: str = "localspec_") -> dict[str, dict[str, float]]:
+    """Return each metric's values by label (or ""), and check that every line has a TYPE."""
+    metrics: dict[str, dict[str, float]] = {}
     announced: dict[str, str] = {}
-    other = {"localspec_": "llamacpp:", "llamacpp:": "localspec_"}[prefix]
+    other_prefix = {"localspec_": "llamacpp:", "llamacpp:": "localspec_"}[prefix]
     for line in text.splitlines():
-        if line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith(other):
+        if line.removeprefix("# HELP ").removeprefix("# TYPE ").startswith(other_prefix):
             continue
         if line.startswith(f"# TYPE {prefix}"):
             name, kind = line.removeprefix(f"# TYPE {prefix}").split(" ")
@@ -38,32 +38,32 @@ def parsed(text: str, prefix: str = "localspec_") -> dict[str, dict[str, float]]
             assert name in announced or announced[family] == "histogram", line
             counts = announced.get(name) == "counter" and name != "n_tokens_max"  # llama-server's
             assert name.endswith("_total") == counts
-            values = found.setdefault(name, {})
+            values = metrics.setdefault(name, {})
             assert (label or "") not in values
             values[label or ""] = float(value)
-    return found
+    return metrics
 
 
-def done(depths: list[int], accepts: list[int], speed_up: float | None = None) -> frames.Done:
+def make_done(depths: list[int], accepts: list[int], speed_up: float | None = None) -> frames.Done:
     timings = frames.Timings(predicted_ms=500.0)
     speculation = frames.Speculation(rounds=sum(depths), speed_up=speed_up)
     return frames.Done(1, "stop", 9, 9, timings, speculation, depths=depths, accepts=accepts)
 
 
 @pytest.mark.parametrize("cache", frames.CACHE_SOURCES)
-def test_wherever_a_prompt_was_found_it_is_counted(cache: frames.CacheSource) -> None:
+def test_cached_prompts_are_counted_by_source(cache: frames.CacheSource) -> None:
     metrics = Metrics()
     with metrics.watch() as watch:
         assert watch.count_event(frames.Started(1, 10, 8, cache=cache))
     assert metrics.figures().cache_hits == dict.fromkeys(frames.CACHE_SOURCES, 0) | {cache: 1}
 
 
-def test_positions_and_depths_add_up() -> None:
+def test_acceptance_is_counted_by_position_and_depth() -> None:
     metrics = Metrics()
     with metrics.watch() as watch:
         assert watch.count_event(frames.Started(1, 10, 8, cache="memory"))
         # 2 passes without drafts, 1 with one, 4 with three of which 3, 2, 2 and 0 were accepted.
-        assert watch.count_event(done([2, 1, 0, 4], [4, 0, 2, 1], 2.0))
+        assert watch.count_event(make_done([2, 1, 0, 4], [4, 0, 2, 1], 2.0))
     assert metrics.drafted == {1: 5, 2: 4, 3: 4}
     assert metrics.accepted == {1: 3, 2: 3, 3: 1}
     assert metrics.depths.count == 7
@@ -74,16 +74,16 @@ def test_positions_and_depths_add_up() -> None:
     assert figures.cache_hits == dict.fromkeys(frames.CACHE_SOURCES, 0) | {"memory": 1}
     assert figures.speed_up == 2.0
     with metrics.watch() as watch:
-        watch.count_event(done([3], [3], 1.0))
+        watch.count_event(make_done([3], [3], 1.0))
     assert metrics.figures().speed_up == 1.5
 
 
-def test_a_generation_is_counted_once_however_it_ends() -> None:
+def test_every_generation_is_counted_once() -> None:
     metrics = Metrics()
     with metrics.watch() as watch:
         assert watch.count_event(frames.Started(1, 10, 8))
         assert not watch.count_event(frames.Started(2, 10, 8))  # of the worker that was tried next
-        watch.count_event(done([2], [2]))
+        watch.count_event(make_done([2], [2]))
     with metrics.watch():
         pass  # its client left
     with pytest.raises(WorkerDied), metrics.watch():
@@ -93,10 +93,10 @@ def test_a_generation_is_counted_once_however_it_ends() -> None:
     assert (counts.tokens, metrics.figures().prompt_tokens) == (9, 10)
 
 
-def test_a_prompt_counts_whose_length_comes_with_its_end() -> None:
-    """As of another server."""
+def test_a_prompt_length_that_comes_with_the_end_is_counted() -> None:
+    """Answers of another server report the length of the prompt only at their end."""
     metrics = Metrics()
-    ended = done([2], [2])
+    ended = make_done([2], [2])
     ended.prompt_tokens, ended.timings.cache_n = 30, 12
     with metrics.watch() as watch:
         watch.count_event(frames.Started(1, 0, 0))
@@ -105,12 +105,12 @@ def test_a_prompt_counts_whose_length_comes_with_its_end() -> None:
     assert (figures.prompt_tokens, figures.cached_tokens) == (30, 12)
 
 
-def test_a_counter_of_many_seconds_goes_on() -> None:
+def test_a_large_counter_keeps_its_precision() -> None:
     lines = [*control._speculation_lines(Metrics(taken_seconds=1234567.25))]
     assert "localspec_generating_seconds_total 1234567.25" in lines
 
 
-def test_a_daemon_that_answered_nothing_has_no_figures() -> None:
+def test_there_are_no_figures_without_answers() -> None:
     figures = Metrics().figures()
     assert (figures.first_text_ms, figures.mean_depth, figures.speed_up) == (None, None, None)
     assert figures.accepted_at == []
@@ -128,26 +128,26 @@ def test_the_median_lies_within_its_bucket(values: list[float], median: float) -
     assert histogram.median() == median
 
 
-def check_llama_servers(home: Home, found: dict[str, dict[str, float]]) -> None:
-    """The known run by llama-server's names."""
+def check_llama_server_metrics(home: Home, metrics: dict[str, dict[str, float]]) -> None:
+    """Check the known run under the metric names of llama-server."""
     expected = {"prompt_tokens_total": 21, "prompt_tokens_cached_total": 19}
     expected |= {"tokens_predicted_total": 82, "n_tokens_max": 61, "requests_processing": 0}
     expected |= {"requests_deferred": 0, "n_busy_slots_per_decode": 1}
     expected |= {"spec_decode_num_draft_tokens_total": 60, "spec_decode_num_drafts_total": 20}
     expected["spec_decode_num_accepted_tokens_total"] = 60
-    assert {name: found[name][""] for name in expected} == expected
-    assert found["spec_decode_num_accepted_tokens_per_pos_total"] == {"0": 20, "1": 20, "2": 20}
-    assert found["n_decode_total"][""] >= 21
+    assert {name: metrics[name][""] for name in expected} == expected
+    assert metrics["spec_decode_num_accepted_tokens_per_pos_total"] == {"0": 20, "1": 20, "2": 20}
+    assert metrics["n_decode_total"][""] >= 21
     rates = ["prompt_tokens_seconds", "predicted_tokens_seconds"]
     for name in (*rates, "prompt_seconds_total", "tokens_predicted_seconds_total"):
-        assert found[name][""] > 0
-    again = parsed(home.request("GET", "/metrics").body.decode(), "llamacpp:")
-    assert [again[name][""] for name in rates] == [0, 0]  # since the page was read last
-    assert again["n_decode_total"] == found["n_decode_total"]
+        assert metrics[name][""] > 0
+    repeated = parse_metrics(home.request("GET", "/metrics").body.decode(), "llamacpp:")
+    assert [repeated[name][""] for name in rates] == [0, 0]  # rates count from the previous reading
+    assert repeated["n_decode_total"] == metrics["n_decode_total"]
 
 
-def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
-    """Every draft is right, and always three are asked for: 4 tokens a pass."""
+def test_the_metrics_of_a_known_run(home: Home, tmp_path: Path) -> None:
+    """All drafts are accepted, three in each pass, so that a pass gives 4 tokens."""
     files = cycle_pair(tmp_path / "pair", 1.0)
     home.environment["LOCALSPEC_PAIR"] = f"{files.target},{files.draft}"
     home.environment["LOCALSPEC_DEPTH"] = "3"
@@ -158,37 +158,37 @@ def test_the_numbers_of_a_known_run(home: Home, tmp_path: Path) -> None:
         assert answer.status == 200, answer.body
     spec = answer.json["localspec"]["speculation"]
     page = home.request("GET", "/metrics")
-    found = parsed(page.body.decode())
-    check_llama_servers(home, parsed(page.body.decode(), "llamacpp:"))
+    metrics = parse_metrics(page.body.decode())
+    check_llama_server_metrics(home, parse_metrics(page.body.decode(), "llamacpp:"))
     assert abs(int(page.headers["process-start-time-unix"]) - time.time()) < 600
-    assert found["requests_total"] == {"": 2}
-    assert found["requests_waiting"] == found["requests_running"] == {"": 0}
-    assert found["prompt_tokens_total"] == {"": 40}
-    assert found["cached_tokens_total"] == {"": 19}
-    assert found["cache_hits_total"] == dict.fromkeys(frames.CACHE_SOURCES, 0) | {"slot": 1}
-    assert found["generated_tokens_total"] == {"": 82}
-    assert found["worker_starts_total"] == {"": 1}
-    assert found["worker_deaths_total"] == {"": 0}
+    assert metrics["requests_total"] == {"": 2}
+    assert metrics["requests_waiting"] == metrics["requests_running"] == {"": 0}
+    assert metrics["prompt_tokens_total"] == {"": 40}
+    assert metrics["cached_tokens_total"] == {"": 19}
+    assert metrics["cache_hits_total"] == dict.fromkeys(frames.CACHE_SOURCES, 0) | {"slot": 1}
+    assert metrics["generated_tokens_total"] == {"": 82}
+    assert metrics["worker_starts_total"] == {"": 1}
+    assert metrics["worker_deaths_total"] == {"": 0}
     # The first answer's first token comes with the prompt: 40 tokens are left, 4 a pass. The second
     # reads one token only, so that all of its passes draft.
-    drafted, accepted = found["drafted_at_total"], found["accepted_at_total"]
+    drafted, accepted = metrics["drafted_at_total"], metrics["accepted_at_total"]
     assert drafted == accepted == {"1": 20, "2": 20, "3": 20}
-    assert sum(drafted.values()) == found["drafted_tokens_total"][""]
-    buckets = found["draft_depth_bucket"]
+    assert sum(drafted.values()) == metrics["drafted_tokens_total"][""]
+    buckets = metrics["draft_depth_bucket"]
     assert buckets["3"] - buckets["2"] == 20
-    assert buckets["+Inf"] == found["draft_depth_count"][""] == spec["rounds"] + 10
-    assert found["draft_depth_sum"][""] == sum(drafted.values())
-    assert found["time_to_first_text_seconds_count"] == {"": 2}
-    assert found["speed_up"][""] == pytest.approx(spec["speed_up"], rel=1e-4)
+    assert buckets["+Inf"] == metrics["draft_depth_count"][""] == spec["rounds"] + 10
+    assert metrics["draft_depth_sum"][""] == sum(drafted.values())
+    assert metrics["time_to_first_text_seconds_count"] == {"": 2}
+    assert metrics["speed_up"][""] == pytest.approx(spec["speed_up"], rel=1e-4)
 
     figures = home.status()["figures"]
     assert figures["accepted_at"] == [1.0, 1.0, 1.0]
     assert figures["cached_tokens"] == 19
     assert figures["measured_tokens"] == 82
-    shown = home.run("status", "-v").stdout
-    assert "accepted by position: 100% 100% 100%" in shown
-    assert "48% of prompt tokens cached (1 from slot)" in shown
-    assert "speed-up" not in shown, "82 tokens say nothing of it"
+    output = home.run("status", "-v").stdout
+    assert "accepted by position: 100% 100% 100%" in output
+    assert "48% of prompt tokens cached (1 from slot)" in output
+    assert "speed-up" not in output, "82 tokens say nothing of it"
     for _ in range(4):
         home.request("POST", "/v1/completions", body)
     assert re.search(r"^speed-up +\d\.\d\d×$", home.run("status").stdout, re.MULTILINE)

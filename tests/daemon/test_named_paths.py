@@ -1,4 +1,4 @@
-"""Models that a request names by their paths: checked as `add` checks, and telling TCP nothing."""
+"""Models that a request names by path are checked like those of `add`, without leaks over TCP."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SHIPPED = Path(localspec.__file__).parent / "builtin"
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """A daemon with the real engine, which must never be started here, and TCP."""
+    """Run a daemon with TCP and the real engine, which no test here may start."""
     with temporary_home() as home:
         home.environment["LOCALSPEC_LISTEN"] = "127.0.0.1:0"
         daemon = RunningDaemon(home)
@@ -31,7 +31,7 @@ def home() -> Iterator[Home]:
         daemon.stop()
 
 
-def over_tcp(home: Home, method: str, target: str, body: Any) -> Answer:
+def request_over_tcp(home: Home, method: str, target: str, body: Any) -> Answer:
     status = home.status()
     host, _, port = status["listen"].removeprefix("http://").rpartition(":")
     token = Path(status["token_file"]).read_text().strip()
@@ -44,8 +44,8 @@ def over_tcp(home: Home, method: str, target: str, body: Any) -> Answer:
         connection.close()
 
 
-def unusable(folder: Path) -> dict[str, str]:
-    """What cannot be used, by what is wrong with it; each named as a request names it."""
+def create_unusable_paths(folder: Path) -> dict[str, str]:
+    """Create unusable files; return the names that a request would use, by their problem."""
     (folder / "folder.gguf").mkdir()
     (folder / "empty.gguf").touch()
     (folder / "text.gguf").write_text("this is no model, and it says: sesame")
@@ -58,20 +58,20 @@ def unusable(folder: Path) -> dict[str, str]:
     shutil.copy(SHIPPED / "target.gguf", folder / "good.gguf")
     model(layers=1).token(17, "seventeen").write(folder / "other.gguf")
     names = ["folder", "empty", "text", "loop", "dangling", "pipe", "cut", "zeros", "missing"]
-    found = {name: str(folder / f"{name}.gguf") for name in names}
-    found["unmatched"] = f"{folder}/good.gguf,{folder}/other.gguf"
-    found["no draft"] = f"{folder}/good.gguf,{folder}/missing.gguf"
-    found["three"] = ",".join([f"{folder}/good.gguf"] * 3)
-    found["relative"] = "good.gguf"
-    found["nobody's"] = "~nobody-of-that-name/good.gguf"
-    found["long"] = f"/{'x' * 5000}.gguf"
-    found["of nobody's ollama"] = "nothing-of-that-name:7b"
-    found["of ollama, one missing"] = f"nothing-of-that-name:7b,{folder}/good.gguf"
-    found["missing, one of ollama"] = f"{folder}/missing.gguf,nothing-of-that-name:7b"
-    found["good, one of ollama"] = f"{folder}/good.gguf,nothing-of-that-name:7b"
-    found["a blob"] = f"{folder}/sha256-missing"
-    found["of the system"] = "/proc/self/environ.gguf"
-    return found
+    paths = {name: str(folder / f"{name}.gguf") for name in names}
+    paths["unmatched"] = f"{folder}/good.gguf,{folder}/other.gguf"
+    paths["no draft"] = f"{folder}/good.gguf,{folder}/missing.gguf"
+    paths["three"] = ",".join([f"{folder}/good.gguf"] * 3)
+    paths["relative"] = "good.gguf"
+    paths["nobody's"] = "~nobody-of-that-name/good.gguf"
+    paths["long"] = f"/{'x' * 5000}.gguf"
+    paths["of nobody's ollama"] = "nothing-of-that-name:7b"
+    paths["of ollama, one missing"] = f"nothing-of-that-name:7b,{folder}/good.gguf"
+    paths["missing, one of ollama"] = f"{folder}/missing.gguf,nothing-of-that-name:7b"
+    paths["good, one of ollama"] = f"{folder}/good.gguf,nothing-of-that-name:7b"
+    paths["a blob"] = f"{folder}/sha256-missing"
+    paths["of the system"] = "/proc/self/environ.gguf"
+    return paths
 
 
 REQUESTS: list[tuple[str, dict[str, Any], str]] = [
@@ -82,32 +82,32 @@ REQUESTS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-def test_they_are_refused_as_add_refuses_them(home: Home, tmp_path: Path) -> None:
-    for what, name in unusable(tmp_path).items():
+def test_paths_are_refused_like_those_of_add(home: Home, tmp_path: Path) -> None:
+    for problem, name in create_unusable_paths(tmp_path).items():
         target, _, draft = name.partition(",")
         added = {"name": "mine", "target": target, **({"draft": draft} if draft else {})}
         refused = home.request("POST", "/localspec/pairs", added)
-        assert 400 <= refused.status < 500, what
+        assert 400 <= refused.status < 500, problem
         for path, body, field in REQUESTS:
             answer = home.request("POST", path, {**body, field: name})
-            assert 400 <= answer.status < 500, (what, path, answer.body)
-            if what in ("empty", "text", "cut", "zeros", "unmatched"):
+            assert 400 <= answer.status < 500, (problem, path, answer.body)
+            if problem in ("empty", "text", "cut", "zeros", "unmatched"):
                 assert answer.error["message"] == refused.error["message"]
 
 
-def test_over_tcp_all_that_cannot_be_used_is_one_answer(home: Home, tmp_path: Path) -> None:
-    names = unusable(tmp_path)
+def test_over_tcp_all_unusable_paths_get_the_same_answer(home: Home, tmp_path: Path) -> None:
+    names = create_unusable_paths(tmp_path)
     for path, body, field in [*REQUESTS, ("/localspec/pairs", {"name": "mine"}, "target")]:
         answers = set()
-        for what, name in names.items():
-            if path.endswith("/pairs") and what in ("relative", "nobody's", "three"):
-                continue  # refused before anything is looked at
-            if path.startswith("/localspec/") and what == "long":
+        for problem, name in names.items():
+            if path.endswith("/pairs") and problem in ("relative", "nobody's", "three"):
+                continue  # refused before any file is read
+            if path.startswith("/localspec/") and problem == "long":
                 continue
-            asked = {**body, field: name.partition(",")[0] if path.endswith("pairs") else name}
+            fields = {**body, field: name.partition(",")[0] if path.endswith("pairs") else name}
             if path.endswith("/pairs") and "," in name:
-                asked["draft"] = name.partition(",")[2]
-            answer = over_tcp(home, "POST", path, asked)
+                fields["draft"] = name.partition(",")[2]
+            answer = request_over_tcp(home, "POST", path, fields)
             answers.add((answer.status, answer.body))
         assert len(answers) == 1, (path, answers)
         ((status, text),) = answers
@@ -115,44 +115,42 @@ def test_over_tcp_all_that_cannot_be_used_is_one_answer(home: Home, tmp_path: Pa
         assert b"no usable model at that path" in text
 
 
-def test_over_tcp_to_show_or_verify_it_tells_as_little(home: Home, tmp_path: Path) -> None:
+def test_over_tcp_show_and_verify_get_the_same_answer(home: Home, tmp_path: Path) -> None:
     answers = set()
-    for what, name in unusable(tmp_path).items():
-        if what != "long":
+    for problem, name in create_unusable_paths(tmp_path).items():
+        if problem != "long":
             path = f"/localspec/pairs/{quote(name, safe='')}"
             for method, target in (("GET", path), ("POST", f"{path}/verify")):
-                answer = over_tcp(home, method, target, None)
+                answer = request_over_tcp(home, method, target, None)
                 answers.add((answer.status, answer.body))
     ((status, text),) = answers
     assert (status, b"no usable model at that path" in text) == (404, True)
 
 
-def test_over_tcp_no_path_is_told_by_what_stands_in_for_unknown_names(
-    home: Home, tmp_path: Path
-) -> None:
-    names = unusable(tmp_path)
-    del names["of nobody's ollama"]  # what the configured pair answers for
+def test_over_tcp_the_default_for_unknown_names_reveals_no_path(home: Home, tmp_path: Path) -> None:
+    names = create_unusable_paths(tmp_path)
+    del names["of nobody's ollama"]  # the configured pair answers for it
     home.run("config", "set", "any_model", "true")
     try:
         body = {"messages": [{"role": "user", "content": "hi"}]}
-        found = {
-            what: over_tcp(home, "POST", "/v1/chat/completions", {**body, "model": name})
-            for what, name in names.items()
+        answers = {
+            problem: request_over_tcp(home, "POST", "/v1/chat/completions", {**body, "model": name})
+            for problem, name in names.items()
         }
     finally:
         home.run("config", "set", "any_model", "false")
-    assert len({(answer.status, answer.body) for answer in found.values()}) == 1, found
-    assert found["missing"].status == 404
+    assert len({(answer.status, answer.body) for answer in answers.values()}) == 1, answers
+    assert answers["missing"].status == 404
 
 
-def test_over_tcp_no_folder_is_looked_through(home: Home) -> None:
+def test_over_tcp_no_folder_is_searched(home: Home) -> None:
     body = {"target": "builtin", "folders": ["/"]}
     for path in ("/localspec/drafts", "/localspec/disk"):
-        answer = over_tcp(home, "POST", path, body)
+        answer = request_over_tcp(home, "POST", path, body)
         assert (answer.status, answer.error["code"]) == (403, "forbidden")
 
 
-def test_a_good_one_is_found_right_once_and_again_when_it_changes(tmp_path: Path) -> None:
+def test_a_usable_path_is_checked_once_until_it_changes(tmp_path: Path) -> None:
     from localspec.daemon.pairs.registry import Registry
     from localspec.errors import RegistryError
     from localspec.paths import Paths

@@ -1,4 +1,4 @@
-"""llama-server's own endpoints, as editors' plug-ins use them, with the scripted engine."""
+"""The native endpoints of llama-server that editor plug-ins use, with the scripted engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.test_two_editors import HURRIED
+from tests.daemon.test_two_editors import SHORT_TIMEOUT_DAEMON
 from tests.support.daemons import (
     Home,
     RunningDaemon,
@@ -33,13 +33,13 @@ def infill(home: Home, command: str = "say x", **fields: Any) -> Any:
     return answer.json
 
 
-def sent(home: Home, **fields: Any) -> Any:
-    """The frame that the engine gets for an /infill."""
+def read_frame(home: Home, **fields: Any) -> Any:
+    """Return the frame that the engine gets for an /infill."""
     return json.loads(infill(home, "echo", **fields)["content"])
 
 
-def at(answer: Any, path: str) -> Any:
-    """The value where a plug-in looks for it: under a flat key, or nested."""
+def get_field(answer: Any, path: str) -> Any:
+    """Return a value from the place where a plug-in reads it: a flat key, or nested."""
     if path in answer:
         return answer[path]
     for name in path.split("."):
@@ -54,13 +54,15 @@ def test_recorded_requests_get_the_fields_that_the_plugin_reads(
     answer = api.request("POST", "/infill", case["request"])
     assert answer.status == 200, answer.body
     for path in case["reads"]:
-        assert isinstance(at(answer.json, path), str if path == "content" else (int, float)), path
+        assert isinstance(
+            get_field(answer.json, path), str if path == "content" else (int, float)
+        ), path
     if case["request"].get("response_fields"):
         assert sorted(answer.json) == sorted(case["reads"])
 
 
-def test_an_infill_reaches_the_engine_whole(api: Home) -> None:
-    frame = sent(
+def test_infill_fields_reach_the_engine(api: Home) -> None:
+    frame = read_frame(
         api,
         input_prefix="above",
         input_suffix="below",
@@ -97,23 +99,23 @@ def test_an_infill_reaches_the_engine_whole(api: Home) -> None:
         (None, {"temperature": 0.7, "top_k": 40}),
     ],
 )
-def test_samplers_that_are_not_named_are_switched_off(
+def test_samplers_that_are_not_listed_are_off(
     api: Home, samplers: Any, expected: dict[str, float]
 ) -> None:
     fields = {} if samplers is None else {"samplers": samplers}
-    frame = sent(api, temperature=0.7, top_k=40, top_p=0.9 if samplers else 1.0, **fields)
+    frame = read_frame(api, temperature=0.7, top_k=40, top_p=0.9 if samplers else 1.0, **fields)
     assert expected.items() <= frame["sampling"].items()
     assert frame["sampling"].get("infill", False) == ("infill" in (samplers or ()))
 
 
-def test_response_fields_are_found_by_path_and_the_rest_is_silent(api: Home) -> None:
-    wanted = ["content", "timings/predicted_ms", "timings", "no/such", "content/below"]
-    answer = infill(api, "say a b", response_fields=wanted)
+def test_response_fields_select_by_path(api: Home) -> None:
+    response_fields = ["content", "timings/predicted_ms", "timings", "no/such", "content/below"]
+    answer = infill(api, "say a b", response_fields=response_fields)
     assert list(answer) == ["content", "timings/predicted_ms", "timings"]
     assert answer["timings"]["predicted_ms"] == answer["timings/predicted_ms"]
 
 
-def test_a_stream_ends_with_a_last_event_and_no_done(api: Home) -> None:
+def test_a_stream_ends_without_a_done_event(api: Home) -> None:
     body = {"prompt": "say a b", "stream": True, "n_predict": 5}
     events = [json.loads(e) for e in api.request("POST", "/completion", body).events]
     assert [event["stop"] for event in events] == [False, False, True]
@@ -129,7 +131,7 @@ def test_completion_has_llama_servers_fields(api: Home) -> None:
     assert answer["stop_type"] == "limit"
     assert answer["tokens"] == [7, 7]
     assert (answer["tokens_evaluated"], answer["tokens_predicted"]) == (4, 2)
-    assert answer["tokens_cached"] == 4 + 2 - 1  # the last one was drawn and not read
+    assert answer["tokens_cached"] == 4 + 2 - 1  # the last token was sampled, but not decoded
     assert answer["prompt"] == "say a b c"
     assert answer["completion_probabilities"][0]["top_logprobs"][0]["logprob"] == -0.5
 
@@ -137,7 +139,7 @@ def test_completion_has_llama_servers_fields(api: Home) -> None:
 def test_several_prompts_get_a_list_of_answers(api: Home) -> None:
     body = {"prompt": ["say a", "say b"]}
     answer = api.request("POST", "/completion", body).json
-    assert [each["content"] for each in answer] == ["a", "b"]
+    assert [item["content"] for item in answer] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_a_bad_field_is_named(api: Home, fields: Any, param: str) -> None:
 
 
 class Pending:
-    """An /infill that runs until somebody ends it, asked for by this process."""
+    """An /infill that runs until it is cancelled."""
 
     def __init__(self, home: Home, **fields: Any) -> None:
         self._connection = UnixConnection(home.socket)
@@ -182,16 +184,16 @@ def running(home: Home) -> int:
 
 
 @pytest.fixture
-def hurried(home: Home) -> Iterator[RunningDaemon]:
-    """A daemon that does not leave the older completion the time in which it would be read."""
+def short_timeout_daemon(home: Home) -> Iterator[RunningDaemon]:
+    """Run a daemon that cancels an older completion after a short time."""
     home.use_fake()
-    daemon = RunningDaemon(home, program=HURRIED)
+    daemon = RunningDaemon(home, program=SHORT_TIMEOUT_DAEMON)
     yield daemon
     daemon.stop()
 
 
-def test_a_newer_completion_takes_over_from_the_older_one(
-    home: Home, hurried: RunningDaemon
+def test_a_newer_completion_cancels_the_older_one(
+    home: Home, short_timeout_daemon: RunningDaemon
 ) -> None:
     older = Pending(home)
     wait_for(lambda: running(home) == 1, "the older completion")
@@ -206,7 +208,7 @@ def test_a_newer_completion_takes_over_from_the_older_one(
     [{"input_prefix": "elsewhere"}, {"id_slot": 1}, {"user": "me"}, {"n_predict": 0}],
     ids=["another place", "another slot", "another user", "a warm-up"],
 )
-def test_it_takes_over_from_nobody_else(
+def test_a_newer_completion_cancels_no_other_request(
     home: Home, daemon: RunningDaemon, other: dict[str, Any]
 ) -> None:
     older = Pending(home, input_prefix="p")
@@ -217,7 +219,7 @@ def test_it_takes_over_from_nobody_else(
     wait_for(lambda: running(home) == 0, "its end")
 
 
-def test_an_editor_that_leaves_frees_its_place_at_once(home: Home, start_daemon: Start) -> None:
+def test_a_disconnect_frees_its_slot_at_once(home: Home, start_daemon: Start) -> None:
     start_daemon(parallel=1)
     older = Pending(home)
     wait_for(lambda: running(home) == 1, "the completion")
@@ -225,7 +227,9 @@ def test_an_editor_that_leaves_frees_its_place_at_once(home: Home, start_daemon:
     assert infill(home, "running")["content"] == "0"
 
 
-def test_a_stream_that_is_taken_over_ends_with_an_error(home: Home, hurried: RunningDaemon) -> None:
+def test_a_cancelled_stream_ends_with_an_error(
+    home: Home, short_timeout_daemon: RunningDaemon
+) -> None:
     older = Pending(home, stream=True, id_slot=0)
     wait_for(lambda: running(home) == 1, "the older completion")
     with ThreadPoolExecutor(1) as pool:
@@ -236,9 +240,7 @@ def test_a_stream_that_is_taken_over_ends_with_an_error(home: Home, hurried: Run
     assert events[-1]["error"]["code"] == "cancelled"
 
 
-def test_an_editor_does_not_wait_while_chats_take_every_place(
-    home: Home, start_daemon: Start
-) -> None:
+def test_an_editor_does_not_wait_for_chats(home: Home, start_daemon: Start) -> None:
     start_daemon(parallel=1)
     with home.streaming("forever") as chat, ThreadPoolExecutor(1) as pool:
         chat.readline()

@@ -1,4 +1,4 @@
-"""Ollama's API: through its official client, and as it looks on the wire."""
+"""Ollama's API, through its official client and as raw requests."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def client(served: Home) -> Iterator[ollama.Client]:
         yield client
 
 
-def asking(text: str) -> list[dict[str, Any]]:
+def user_message(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
-def sent(client: ollama.Client, **fields: Any) -> Any:
-    """What the engine is asked, which the scripted one answers with."""
-    answer = client.chat("default", fields.pop("messages", asking("echo")), **fields)
+def read_frame(client: ollama.Client, **fields: Any) -> Any:
+    """Send a chat and return the frame that the scripted engine echoes."""
+    answer = client.chat("default", fields.pop("messages", user_message("echo")), **fields)
     return json.loads(answer.message.content or "")
 
 
-def lines(served: Home, path: str, body: dict[str, Any]) -> list[Any]:
+def read_lines(served: Home, path: str, body: dict[str, Any]) -> list[Any]:
     answer = served.request("POST", path, body)
     assert answer.status == 200
     assert answer.headers["content-type"] == "application/x-ndjson"
@@ -56,126 +56,140 @@ def lines(served: Home, path: str, body: dict[str, Any]) -> list[Any]:
 # ------------------------------------------------------------------ answers
 
 
-def test_a_chat_is_answered_whole_and_in_lines(client: ollama.Client) -> None:
-    whole = client.chat("default", asking("say one two"))
-    assert (whole.message.role, whole.message.content) == ("assistant", "one two")
-    assert (whole.model, whole.done, whole.done_reason) == ("default", True, "stop")
-    *parts, last = client.chat("default", asking("say one two"), stream=True)
-    assert "".join(each.message.content or "" for each in parts) == "one two"
-    assert not any(each.done for each in parts)
-    assert (last.message.content, last.done, last.done_reason) == ("", True, "stop")
-    for end in (whole, last):
-        assert (end.prompt_eval_count, end.eval_count) == (3, 2)
-        assert end.total_duration is not None
-        assert end.total_duration >= (end.load_duration or 0) >= 0
-        assert end.created_at is not None
+def test_a_chat_is_answered_with_and_without_streaming(client: ollama.Client) -> None:
+    complete = client.chat("default", user_message("say one two"))
+    assert (complete.message.role, complete.message.content) == ("assistant", "one two")
+    assert (complete.model, complete.done, complete.done_reason) == ("default", True, "stop")
+    *parts, final_part = client.chat("default", user_message("say one two"), stream=True)
+    assert "".join(part.message.content or "" for part in parts) == "one two"
+    assert not any(part.done for part in parts)
+    assert (final_part.message.content, final_part.done, final_part.done_reason) == (
+        "",
+        True,
+        "stop",
+    )
+    for response in (complete, final_part):
+        assert (response.prompt_eval_count, response.eval_count) == (3, 2)
+        assert response.total_duration is not None
+        assert response.total_duration >= (response.load_duration or 0) >= 0
+        assert response.created_at is not None
 
 
-def test_the_client_for_asyncio_is_answered_alike(served: Home) -> None:
-    async def asked() -> tuple[str, str]:
+def test_the_asynchronous_client(served: Home) -> None:
+    async def run_chats() -> tuple[str, str]:
         transport = httpx.AsyncHTTPTransport(uds=str(served.socket), verify=False)
         async with ollama.AsyncClient("http://localspec", transport=transport) as client:
-            whole = await client.chat("default", asking("say one two"))
-            stream = await client.chat("default", asking("say one two"), stream=True)
-            parts = [each.message.content or "" async for each in stream]
-        return whole.message.content or "", "".join(parts)
+            complete = await client.chat("default", user_message("say one two"))
+            stream = await client.chat("default", user_message("say one two"), stream=True)
+            parts = [part.message.content or "" async for part in stream]
+        return complete.message.content or "", "".join(parts)
 
-    assert asyncio.run(asked()) == ("one two", "one two")
+    assert asyncio.run(run_chats()) == ("one two", "one two")
 
 
-def test_a_stream_is_the_default_and_its_last_line_says_what_was_done(served: Home) -> None:
-    body = {"messages": asking("say x"), "options": {"num_gpu": 1, "num_ctx": 1 << 20}}
-    *_, last = lines(served, "/api/chat", body)
+def test_streaming_is_the_default_and_ends_with_statistics(served: Home) -> None:
+    body = {"messages": user_message("say x"), "options": {"num_gpu": 1, "num_ctx": 1 << 20}}
+    *_, last = read_lines(served, "/api/chat", body)
     assert last["message"] == {"role": "assistant", "content": ""}
     assert last["localspec"]["ignored"] == ["options.num_gpu", "options.num_ctx"]
     assert isinstance(last["eval_duration"], int)
 
 
-def test_an_answer_that_is_cut_says_so(client: ollama.Client) -> None:
-    assert client.chat("default", asking("full")).done_reason == "length"
+def test_a_full_context_is_reported_as_length(client: ollama.Client) -> None:
+    assert client.chat("default", user_message("full")).done_reason == "length"
 
 
-def test_thoughts_stand_apart(client: ollama.Client) -> None:
-    asked = asking("raw <think>hm</think>yes")
-    message = client.chat("default", asked, think=True).message
+def test_thoughts_are_a_separate_field(client: ollama.Client) -> None:
+    messages = user_message("raw <think>hm</think>yes")
+    message = client.chat("default", messages, think=True).message
     assert (message.thinking, message.content) == ("hm", "yes")
-    parts = [each.message for each in client.chat("default", asked, stream=True)]
-    assert "".join(each.thinking or "" for each in parts) == "hm"
-    assert "".join(each.content or "" for each in parts) == "yes"
+    parts = [chunk.message for chunk in client.chat("default", messages, stream=True)]
+    assert "".join(part.thinking or "" for part in parts) == "hm"
+    assert "".join(part.content or "" for part in parts) == "yes"
     answer = client.generate("default", "raw <think>hm</think>yes")
     assert (answer.thinking, answer.response) == ("hm", "yes")
 
 
-def test_whether_it_thinks_and_how_much_is_told_to_the_template(client: ollama.Client) -> None:
-    told = {
-        think: sent(client, think=think)["prompt"].get("template_kwargs", {})
+def test_think_is_passed_to_the_template(client: ollama.Client) -> None:
+    template_kwargs = {
+        think: read_frame(client, think=think)["prompt"].get("template_kwargs", {})
         for think in (None, False, True, "high")
     }
-    assert "enable_thinking" not in told[None]
-    assert [told[each]["enable_thinking"] for each in (False, True, "high")] == [False, True, True]
-    assert told["high"]["reasoning_effort"] == "high"
+    assert "enable_thinking" not in template_kwargs[None]
+    assert [template_kwargs[think]["enable_thinking"] for think in (False, True, "high")] == [
+        False,
+        True,
+        True,
+    ]
+    assert template_kwargs["high"]["reasoning_effort"] == "high"
 
 
-def test_a_call_is_told_whole_with_its_arguments_as_an_object(client: ollama.Client) -> None:
-    asked = asking(f"raw Let me see.{CALL}{CALL}")
-    whole = client.chat("default", asked, tools=[WEATHER])
+def test_arguments_of_a_tool_call_are_an_object(client: ollama.Client) -> None:
+    messages = user_message(f"raw Let me see.{CALL}{CALL}")
+    complete = client.chat("default", messages, tools=[WEATHER])
     for calls in (
-        whole.message.tool_calls or [],
+        complete.message.tool_calls or [],
         [
             call
-            for each in client.chat("default", asked, tools=[WEATHER], stream=True)
-            for call in each.message.tool_calls or []
+            for chunk in client.chat("default", messages, tools=[WEATHER], stream=True)
+            for call in chunk.message.tool_calls or []
         ],
     ):
-        named = [(each.function.name, each.function.arguments) for each in calls]
-        assert named == [("weather", {"city": "Paris"})] * 2
-    assert (whole.message.content, whole.done_reason) == ("Let me see.", "stop")
+        functions = [(call.function.name, call.function.arguments) for call in calls]
+        assert functions == [("weather", {"city": "Paris"})] * 2
+    assert (complete.message.content, complete.done_reason) == ("Let me see.", "stop")
 
 
-def test_a_call_that_was_cut_off_is_text_and_no_call(client: ollama.Client) -> None:
+def test_a_tool_call_that_was_cut_off_is_text(client: ollama.Client) -> None:
     half = CALL.partition("Par")[0]
-    message = client.chat("default", asking(f"raw {half}"), tools=[WEATHER]).message
+    message = client.chat("default", user_message(f"raw {half}"), tools=[WEATHER]).message
     assert not message.tool_calls
     assert message.content
     assert '"city"' in message.content
 
 
-def test_calls_and_their_results_find_each_other_without_ids(client: ollama.Client) -> None:
+def test_tool_results_are_matched_to_calls_without_ids(client: ollama.Client) -> None:
     calls = [{"function": {"name": name, "arguments": {"at": 1}}} for name in ("a", "b", "a")]
-    told = [
-        *asking("hi"),
+    history = [
+        *user_message("hi"),
         {"role": "assistant", "tool_calls": calls},
         {"role": "tool", "tool_name": "b", "content": "two"},
         {"role": "tool", "content": "one"},
         {"role": "tool", "tool_name": "a", "content": "echo"},
     ]
-    messages = sent(client, messages=told)["prompt"]["messages"]
+    messages = read_frame(client, messages=history)["prompt"]["messages"]
     ids = [call["id"] for call in messages[1]["extra"]["tool_calls"]]
     assert len(set(ids)) == 3
-    assert [each["extra"]["tool_call_id"] for each in messages[2:]] == [ids[1], ids[0], ids[2]]
+    assert [message["extra"]["tool_call_id"] for message in messages[2:]] == [
+        ids[1],
+        ids[0],
+        ids[2],
+    ]
     assert messages[1]["extra"]["tool_calls"][0]["function"]["arguments"] == {"at": 1}
 
 
-def test_options_are_those_of_the_engine(client: ollama.Client) -> None:
+def test_options_are_passed_to_the_engine(client: ollama.Client) -> None:
     options = {"temperature": 0.5, "top_k": 7, "top_p": 0.9, "min_p": 0.1, "repeat_penalty": 1.2}
-    frame = sent(client, options={**options, "seed": 3, "num_predict": 9, "stop": ["x"]})
+    frame = read_frame(client, options={**options, "seed": 3, "num_predict": 9, "stop": ["x"]})
     assert frame["sampling"] == {**options, "seed": 3}
     assert (frame["max_tokens"], frame["stop"]) == (9, ["x"])
-    assert "max_tokens" not in sent(client, options={"num_predict": -1})
-    whole = sent(client, options={"num_predict": 9.0, "top_k": 7.0, "seed": 3.0, "temperature": 1})
-    assert (whole["max_tokens"], whole["sampling"]["top_k"]) == (9, 7)
+    assert "max_tokens" not in read_frame(client, options={"num_predict": -1})
+    frame_of_floats = read_frame(
+        client, options={"num_predict": 9.0, "top_k": 7.0, "seed": 3.0, "temperature": 1}
+    )
+    assert (frame_of_floats["max_tokens"], frame_of_floats["sampling"]["top_k"]) == (9, 7)
 
 
 def test_a_format_is_json_or_a_schema(client: ollama.Client) -> None:
-    assert sent(client, format="json")["constraint"]["kind"] == "json_object"
-    constraint = sent(client, format=SCHEMA)["constraint"]
+    assert read_frame(client, format="json")["constraint"]["kind"] == "json_object"
+    constraint = read_frame(client, format=SCHEMA)["constraint"]
     assert (constraint["kind"], json.loads(constraint["source"])) == ("json_schema", SCHEMA)
-    assert "constraint" not in sent(client, format="")
+    assert "constraint" not in read_frame(client, format="")
 
 
-def test_a_text_is_a_question_or_goes_on_as_it_is(client: ollama.Client) -> None:
+def test_generate_takes_a_question_a_raw_prompt_or_a_suffix(client: ollama.Client) -> None:
     frame = json.loads(client.generate("default", "echo", system="Be brief.").response or "")
-    assert [each["role"] for each in frame["prompt"]["messages"]] == ["system", "user"]
+    assert [message["role"] for message in frame["prompt"]["messages"]] == ["system", "user"]
     frame = json.loads(client.generate("default", "echo", raw=True).response or "")
     assert frame["prompt"] == {"type": "text", "text": "echo"}
     assert client.generate("default", "def", suffix="end").response == "def|end"
@@ -185,15 +199,15 @@ def test_a_text_is_a_question_or_goes_on_as_it_is(client: ollama.Client) -> None
 
 def test_a_model_is_loaded_and_unloaded_without_a_question(client: ollama.Client) -> None:
     for load in (
-        lambda **how: client.chat("default", **how),
-        lambda **how: client.generate("default", **how),
+        lambda **options: client.chat("default", **options),
+        lambda **options: client.generate("default", **options),
     ):
         assert load(keep_alive=0).done_reason == "unload"
         assert client.ps().models == []
         assert load().done_reason == "load"
         [running] = client.ps().models
         assert running.context_length == 4096
-    assert client.chat("default", asking("say x"), keep_alive="0s").message.content == "x"
+    assert client.chat("default", user_message("say x"), keep_alive="0s").message.content == "x"
     assert client.ps().models == []
 
 
@@ -201,24 +215,24 @@ def test_a_model_is_loaded_and_unloaded_without_a_question(client: ollama.Client
 
 
 def test_models_are_listed_and_shown_under_names_with_a_tag(client: ollama.Client) -> None:
-    [name] = [each.model for each in client.list().models if "builtin" in (each.model or "")]
+    [name] = [model.model for model in client.list().models if "builtin" in (model.model or "")]
     assert name == "builtin:latest"
-    for each in (name, "builtin"):
-        shown = client.show(each)
-        assert shown.details is not None
-        assert shown.modelinfo is not None
-        family = shown.details.family
-        assert shown.modelinfo["general.architecture"] == family
-        assert shown.modelinfo[f"{family}.context_length"] > 0
-        assert "num_ctx" in (shown.parameters or "")
-        assert "completion" in (shown.capabilities or [])
-    assert client.chat(name, asking("say x")).message.content == "x"
-    told = dict(line.split() for line in (client.show(name).parameters or "").splitlines())
-    assert told["num_ctx"] == "4096"  # as it is loaded
-    assert float(told["temperature"]) == pytest.approx(0.8)
+    for listed_name in (name, "builtin"):
+        details = client.show(listed_name)
+        assert details.details is not None
+        assert details.modelinfo is not None
+        family = details.details.family
+        assert details.modelinfo["general.architecture"] == family
+        assert details.modelinfo[f"{family}.context_length"] > 0
+        assert "num_ctx" in (details.parameters or "")
+        assert "completion" in (details.capabilities or [])
+    assert client.chat(name, user_message("say x")).message.content == "x"
+    parameters = dict(line.split() for line in (client.show(name).parameters or "").splitlines())
+    assert parameters["num_ctx"] == "4096"  # the context size of the loaded model
+    assert float(parameters["temperature"]) == pytest.approx(0.8)
 
 
-def test_somebody_is_there(served: Home) -> None:
+def test_the_root_and_the_version_are_answered(served: Home) -> None:
     assert served.request("GET", "/").body == b"localspec is running"
     assert served.request("HEAD", "/").status == 200
     assert served.request("GET", "/api/version").json["version"] > "0.1"
@@ -228,9 +242,9 @@ def test_somebody_is_there(served: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ask", "status", "said"),
+    ("send", "status", "message"),
     [
-        (lambda c: c.chat("llama3", asking("hi")), 404, "no pair 'llama3'"),
+        (lambda c: c.chat("llama3", user_message("hi")), 404, "no pair 'llama3'"),
         (lambda c: c.show("qwen2.5:7b"), 404, "Ollama has no model"),
         (
             lambda c: c.chat("default", [{"role": "user", "images": [b"x"]}]),
@@ -240,9 +254,13 @@ def test_somebody_is_there(served: Home) -> None:
         (lambda c: c.generate("default", "hi", images=[b"x"]), 400, "images"),
         (lambda c: c.generate("default", "hi", template="{{ .Prompt }}"), 400, "'template'"),
         (lambda c: c.generate("default", "hi", context=[1]), 400, "/api/chat"),
-        (lambda c: c.chat("default", asking("hi"), options={"top_p": 2}), 400, "'options.top_p'"),
         (
-            lambda c: c.chat("default", asking("hi"), options={"seed": 7.5}),
+            lambda c: c.chat("default", user_message("hi"), options={"top_p": 2}),
+            400,
+            "'options.top_p'",
+        ),
+        (
+            lambda c: c.chat("default", user_message("hi"), options={"seed": 7.5}),
             400,
             "'options.seed'",
         ),
@@ -253,19 +271,25 @@ def test_somebody_is_there(served: Home) -> None:
         (lambda c: c.copy("builtin", "mine"), 501, "localspec add"),
         (lambda c: c.push("builtin"), 501, "stay on this machine"),
         (lambda c: c.create("mine", from_="builtin"), 501, "localspec add"),
-        (lambda c: c.chat("default", asking("refuse context_length_exceeded")), 400, ""),
-        (lambda c: list(c.chat("default", asking("die SIGKILL"), stream=True)), -1, "SIGKILL"),
+        (lambda c: c.chat("default", user_message("refuse context_length_exceeded")), 400, ""),
+        (
+            lambda c: list(c.chat("default", user_message("die SIGKILL"), stream=True)),
+            -1,
+            "SIGKILL",
+        ),
     ],
 )
-def test_a_refusal_is_one_sentence(client: ollama.Client, ask: Any, status: int, said: str) -> None:
-    with pytest.raises(ollama.ResponseError) as refused:
-        ask(client)
-    assert refused.value.status_code == status
-    assert said in refused.value.error
-    assert not refused.value.error.startswith("{")
+def test_a_refusal_is_one_sentence(
+    client: ollama.Client, send: Any, status: int, message: str
+) -> None:
+    with pytest.raises(ollama.ResponseError) as caught:
+        send(client)
+    assert caught.value.status_code == status
+    assert message in caught.value.error
+    assert not caught.value.error.startswith("{")
 
 
-def test_errors_have_ollamas_shape_whatever_is_wrong(served: Home) -> None:
+def test_errors_have_the_shape_of_ollama(served: Home) -> None:
     for method, path, status in [("POST", "/api/nothing", 404), ("PUT", "/api/chat", 405)]:
         answer = served.request(method, path)
         assert answer.status == status

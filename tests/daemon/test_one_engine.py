@@ -1,4 +1,4 @@
-"""A pair never has more than one engine: a load waits for the end of the engine before it."""
+"""A pair never has more than one engine: a load waits for the end of the previous one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, alive, wait_for
 
-# The daemon, with less patience for an engine that does not end.
+# A daemon with a shorter timeout for an engine that does not end.
 IMPATIENT = """
 import sys
 from localspec.daemon.worker import process as worker
@@ -24,17 +24,17 @@ sys.exit(main())
 Start = Callable[..., RunningDaemon]
 
 
-def two(home: Home) -> bool:
-    """Whether two engines of a pair were alive at once."""
+def has_two_engines(home: Home) -> bool:
+    """Return whether two engines of a pair were alive at once."""
     return (home.root / "engine.two").exists()
 
 
-def alone(home: Home) -> list[str]:
+def list_engines(home: Home) -> list[str]:
     return ["--alone", str(home.root / "engine")]
 
 
-def stopped_while_unloading(home: Home, daemon: RunningDaemon, pool: ThreadPoolExecutor) -> int:
-    """Stop the engine in its tracks and unload it; its process."""
+def stop_and_unload(home: Home, daemon: RunningDaemon, pool: ThreadPoolExecutor) -> int:
+    """Suspend the engine, unload its pair and return its process id."""
     assert home.chat("say x").text == "x"
     old = daemon.worker_pid()
     os.kill(old, signal.SIGSTOP)
@@ -44,15 +44,15 @@ def stopped_while_unloading(home: Home, daemon: RunningDaemon, pool: ThreadPoolE
 
 
 def test_an_engine_that_does_not_end_is_ended_before_the_next_one_starts(home: Home) -> None:
-    home.use_fake(*alone(home))
+    home.use_fake(*list_engines(home))
     daemon = RunningDaemon(home, program=IMPATIENT)
     with ThreadPoolExecutor(8) as pool:
-        old = stopped_while_unloading(home, daemon, pool)
+        old = stop_and_unload(home, daemon, pool)
         answers = [pool.submit(home.chat, f"say {n}") for n in range(4)]
         wait_for(lambda: home.status()["pair"]["state"] == "loading", "the load that waits")
-        assert [each.result().text for each in answers] == ["0", "1", "2", "3"]
+        assert [answer.result().text for answer in answers] == ["0", "1", "2", "3"]
     assert not alive(old)
-    assert not two(home)
+    assert not has_two_engines(home)
     assert home.status()["counts"]["worker_starts"] == 2
     assert home.status()["counts"]["worker_deaths"] == 0
     daemon.stop()
@@ -61,23 +61,23 @@ def test_an_engine_that_does_not_end_is_ended_before_the_next_one_starts(home: H
 def test_an_engine_that_still_saves_after_an_idle_time_is_waited_for(
     home: Home, start_daemon: Start
 ) -> None:
-    start_daemon(*alone(home), "--end-delay", "0.7", idle_unload=0.1)
+    start_daemon(*list_engines(home), "--end-delay", "0.7", idle_unload=0.1)
     assert home.chat("say a").text == "a"
     old = int((home.root / "engine.fake").read_text())
     wait_for(lambda: home.status()["worker_pid"] is None, "the idle time")
     assert home.chat("say b").text == "b"
     assert not alive(old)
-    assert not two(home)
+    assert not has_two_engines(home)
 
 
 @pytest.mark.parametrize("how", ["the client leaves", "the daemon is told to end"])
 def test_a_load_that_waits_holds_up_neither_those_who_leave_nor_the_end(
     how: str, home: Home
 ) -> None:
-    home.use_fake(*alone(home))
+    home.use_fake(*list_engines(home))
     daemon = RunningDaemon(home, program=IMPATIENT)
     with ThreadPoolExecutor(4) as pool:
-        old = stopped_while_unloading(home, daemon, pool)
+        old = stop_and_unload(home, daemon, pool)
         connection = UnixConnection(home.socket)
         connection.request("POST", "/localspec/load", "{}")
         wait_for(lambda: home.status()["pair"]["state"] == "loading", "the load that waits")
@@ -90,7 +90,7 @@ def test_a_load_that_waits_holds_up_neither_those_who_leave_nor_the_end(
             connection.close()
             assert new.result() == 0
     assert not alive(old)
-    assert not two(home)
+    assert not has_two_engines(home)
     daemon.stop()
 
 
@@ -99,7 +99,7 @@ def test_loads_unloads_and_deaths_in_any_order_leave_one_engine_for_each_pair(
 ) -> None:
     other = home.root / "other.gguf"
     other.touch()
-    start_daemon(*alone(home), "--end-delay", "0.03")
+    start_daemon(*list_engines(home), "--end-delay", "0.03")
     chosen = random.Random(1)
 
     def ask(number: int) -> int:
@@ -116,4 +116,4 @@ def test_loads_unloads_and_deaths_in_any_order_leave_one_engine_for_each_pair(
     assert statuses <= {200, 409, 500, 503}
     home.request("POST", "/localspec/reset", {})  # it may have died too often
     assert home.chat("say y").text == "y"
-    assert not two(home)
+    assert not has_two_engines(home)

@@ -1,4 +1,4 @@
-"""The shipped openapi.yaml: it names every endpoint, and a running daemon keeps to it."""
+"""The shipped openapi.yaml describes every endpoint, and the daemon's answers match it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def client(api: Home) -> Iterator[httpx2.Client]:
         yield client
 
 
-def test_every_route_is_described_and_every_description_has_its_route() -> None:
+def test_routes_and_descriptions_match() -> None:
     described = {
         (method.upper(), path)
         for path, item in DESCRIPTION["paths"].items()
@@ -64,7 +64,7 @@ def test_every_route_is_described_and_every_description_has_its_route() -> None:
     assert described == {(method, path) for method, path, _, _ in ENDPOINTS}
 
 
-def test_the_schemas_are_those_of_the_structs() -> None:
+def test_schemas_match_the_structs() -> None:
     assert openapi.FILE.read_text(encoding="utf-8") == openapi.text(), "run scripts/openapi.py"
 
 
@@ -78,31 +78,31 @@ def validator(schema: dict[str, Any]) -> Any:
     return jsonschema_rs.validator_for({**schema, "components": DESCRIPTION["components"]})
 
 
-def error_of(operation: dict[str, Any]) -> Any:
-    """An error is in a stream what it is without one."""
+def get_error_schema(operation: dict[str, Any]) -> Any:
+    """Return the validator for an error, which is the same in a stream."""
     response = operation["responses"]["400"]["$ref"].rsplit("/", 1)[1]
     content = DESCRIPTION["components"]["responses"][response]["content"]
     return validator(content["application/json"]["schema"])
 
 
 def check_events(operation: dict[str, Any], text: str) -> None:
-    """Every event of a stream is what `x-event` describes, or an error's body."""
+    """Check that every event of a stream matches `x-event` or is an error."""
     response = operation["responses"]["200"]
     if "$ref" in response:
         response = DESCRIPTION["components"]["responses"][response["$ref"].rsplit("/", 1)[1]]
     event = validator(response["content"]["text/event-stream"]["x-event"])
     assert text.endswith("\n\n")
-    for each in text.split("\n\n")[:-1]:
-        name, _, line = each.rpartition("\n")
+    for event_text in text.split("\n\n")[:-1]:
+        name, _, line = event_text.rpartition("\n")
         assert line.startswith("data: "), line
         assert not name or name == f"event: {json.loads(line[6:])['type']}"
         if (data := line.removeprefix("data: ")) != "[DONE]":
             value = json.loads(data)
-            (event if "error" not in value else error_of(operation)).validate(value)
+            (event if "error" not in value else get_error_schema(operation)).validate(value)
 
 
 def check_lines(operation: dict[str, Any], text: str) -> None:
-    """As events: every line is what `x-line` describes, or an error's body."""
+    """Check that every line matches `x-line` or is an error."""
     content = operation["responses"]["200"]["content"]
     line = validator(content["application/x-ndjson"]["x-line"])
     for value in map(json.loads, text.splitlines()):
@@ -111,7 +111,7 @@ def check_lines(operation: dict[str, Any], text: str) -> None:
 
 
 def send(client: httpx2.Client, case: Any) -> httpx2.Response:
-    """The case as httpx2 sends it; schemathesis itself has no way into a Unix socket."""
+    """Send a case with httpx2, because schemathesis cannot use a Unix socket."""
     request = case.as_transport_kwargs(base_url="http://localhost")
     request.pop("cookies", None)
     if "data" in request:
@@ -119,8 +119,8 @@ def send(client: httpx2.Client, case: Any) -> httpx2.Response:
     return client.request(**request)
 
 
-def cases() -> Iterator[object]:
-    """Each operation with requests that fit its description, and with others if it can have any."""
+def list_cases() -> Iterator[object]:
+    """Yield each operation with valid requests, and with invalid ones if it can have any."""
     for operation in OPERATIONS:
         for mode in GenerationMode:
             if mode.is_positive or "requestBody" in operation.definition.raw:
@@ -128,11 +128,11 @@ def cases() -> Iterator[object]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("operation", "mode"), list(cases()))
-def test_requests_of_all_kinds_get_the_answers_that_are_described(
+@pytest.mark.parametrize(("operation", "mode"), list(list_cases()))
+def test_answers_to_random_requests_match_the_description(
     client: httpx2.Client, operation: Any, mode: GenerationMode
 ) -> None:
-    """Random requests, the same in every run: no 500, no status or body that is not described."""
+    """The random requests are the same in every run."""
 
     @settings(
         max_examples=EXAMPLES,
@@ -142,7 +142,7 @@ def test_requests_of_all_kinds_get_the_answers_that_are_described(
         suppress_health_check=list(HealthCheck),
     )
     @given(case=operation.as_strategy(generation_mode=mode))
-    def each(case: Any) -> None:
+    def check_case(case: Any) -> None:
         answer = send(client, case)
         assert answer.status_code != 500, answer.text
         case.validate_response(answer, checks=CHECKED)
@@ -151,4 +151,4 @@ def test_requests_of_all_kinds_get_the_answers_that_are_described(
         if answer.headers.get("content-type", "").startswith("text/event-stream"):
             check_events(cast(dict[str, Any], operation.definition.raw), answer.text)
 
-    each()
+    check_case()

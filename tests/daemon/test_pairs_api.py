@@ -1,4 +1,4 @@
-"""/localspec/pairs, /pulls, /gc and /drafts as a program meets them."""
+"""The endpoints /localspec/pairs, /pulls, /gc and /drafts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.pulling import PullingHome, pulling_home
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[PullingHome]:
-    """A daemon with the scripted engine, and a hub."""
+    """Run a daemon with the scripted engine, and a hub."""
     with pulling_home(tmp_path) as home:
         home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
         daemon = RunningDaemon(home)
@@ -28,15 +28,15 @@ def home(tmp_path: Path) -> Iterator[PullingHome]:
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
-    """The same for tests that leave nothing behind."""
+def shared_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
+    """Run one daemon for all tests that leave nothing behind."""
     with pulling_home(tmp_path_factory.mktemp("pair")) as home:
         daemon = RunningDaemon(home)
         yield home
         daemon.stop()
 
 
-def events(home: PullingHome, method: str, target: str, body: Any = None) -> list[Any]:
+def read_events(home: PullingHome, method: str, target: str, body: Any = None) -> list[Any]:
     answer = home.request(method, target, body)
     assert answer.status == 200, answer.body
     assert answer.headers["content-type"].startswith("text/event-stream")
@@ -46,18 +46,20 @@ def events(home: PullingHome, method: str, target: str, body: Any = None) -> lis
 
 def pull(home: PullingHome) -> list[Any]:
     assert home.request("POST", "/localspec/pulls", {"name": "tiny"}).status == 202
-    return events(home, "GET", "/localspec/pulls/tiny/events")
+    return read_events(home, "GET", "/localspec/pulls/tiny/events")
 
 
-def test_a_pull_is_accepted_watched_by_many_and_transferred_once(home: PullingHome) -> None:
+def test_a_pull_with_many_watchers_is_transferred_once(home: PullingHome) -> None:
     home.hub.rate = 800_000
     first = home.request("POST", "/localspec/pulls", {"name": "tiny"})
     assert (first.status, first.json["state"], first.json["name"]) == (202, "checking", "tiny")
     assert home.request("POST", "/localspec/pulls", {"name": "LITTLE"}).status == 202
-    seen: list[list[Any]] = []
+    states_by_watcher: list[list[Any]] = []
     watchers = [
         threading.Thread(
-            target=lambda: seen.append(events(home, "GET", "/localspec/pulls/tiny/events"))
+            target=lambda: states_by_watcher.append(
+                read_events(home, "GET", "/localspec/pulls/tiny/events")
+            )
         )
         for _ in range(3)
     ]
@@ -65,8 +67,8 @@ def test_a_pull_is_accepted_watched_by_many_and_transferred_once(home: PullingHo
         watcher.start()
     for watcher in watchers:
         watcher.join()
-    assert len(seen) == 3
-    for states in seen:
+    assert len(states_by_watcher) == 3
+    for states in states_by_watcher:
         assert [state["state"] for state in states][-1] == "done"
         assert [state["done"] for state in states] == sorted(state["done"] for state in states)
         assert {file["file"] for file in states[-1]["files"]} == {"target.gguf", "draft.gguf"}
@@ -75,7 +77,7 @@ def test_a_pull_is_accepted_watched_by_many_and_transferred_once(home: PullingHo
     assert listed["state"] == "done"
 
 
-# The daemon, which hashes half of a file and goes on when the file "go" appears.
+# A daemon that hashes half of a file and goes on once the file "go" exists.
 HALF = """
 import os, sys, time
 from localspec.registry.store import files
@@ -95,7 +97,7 @@ sys.exit(main())
 """
 
 
-def test_how_far_the_hashing_is_can_be_seen(tmp_path: Path) -> None:
+def test_the_progress_of_hashing_is_reported(tmp_path: Path) -> None:
     with pulling_home(tmp_path) as home:
         daemon = RunningDaemon(home, program=HALF)
         half = sum(file.stat().st_size // 2 for file in home.files)
@@ -111,13 +113,13 @@ def test_how_far_the_hashing_is_can_be_seen(tmp_path: Path) -> None:
             assert (state["state"], state["done"]) == ("verifying", state["size"]), again
             assert re.search(r"verifying +50%", home.run("pulls").stdout)
             (home.root / "go").touch()
-            last = events(home, "GET", "/localspec/pulls/tiny/events")[-1]
+            last = read_events(home, "GET", "/localspec/pulls/tiny/events")[-1]
             assert (last["state"], last["hashed"]) == ("done", last["size"])
             (home.root / "go").unlink()
         daemon.stop()
 
 
-def test_who_pulls_and_who_verifies_sees_how_far_the_hashing_is(tmp_path: Path) -> None:
+def test_pull_and_verify_show_the_progress_of_hashing(tmp_path: Path) -> None:
     with pulling_home(tmp_path) as home:
         daemon = RunningDaemon(home, program=HALF)
         for command, doing in (("pull", "verifying"), ("verify", "hashing")):
@@ -130,8 +132,10 @@ def test_who_pulls_and_who_verifies_sees_how_far_the_hashing_is(tmp_path: Path) 
             ) as run:
                 assert run.stderr
                 # Of `verify` half of the first file, which is not all.
-                shown = next(line for line in run.stderr if f"tiny  {doing}  " in line)
-                assert re.match(rf"tiny  {doing}  [1-9]\d?%  \d.* of \d", shown), shown
+                progress_line = next(line for line in run.stderr if f"tiny  {doing}  " in line)
+                assert re.match(rf"tiny  {doing}  [1-9]\d?%  \d.* of \d", progress_line), (
+                    progress_line
+                )
                 (home.root / "go").touch()
                 assert run.wait(30) == 0
             (home.root / "go").unlink()
@@ -151,7 +155,7 @@ def test_a_watcher_that_leaves_does_not_stop_the_pull(home: PullingHome) -> None
     )
 
 
-def test_the_end_of_the_daemon_ends_the_stream_with_a_state(tmp_path: Path) -> None:
+def test_a_shutdown_ends_the_stream_with_a_state(tmp_path: Path) -> None:
     with pulling_home(tmp_path) as home:
         daemon = RunningDaemon(home)
         home.hub.rate = 100_000  # it is not done for a while, however busy the machine is
@@ -235,15 +239,15 @@ def test_the_end_of_the_daemon_ends_the_stream_with_a_state(tmp_path: Path) -> N
     ],
 )
 def test_refusals(
-    quiet: PullingHome, method: str, target: str, body: Any, status: int, code: str, says: str
+    shared_home: PullingHome, method: str, target: str, body: Any, status: int, code: str, says: str
 ) -> None:
-    answer = quiet.request(method, target, body)
+    answer = shared_home.request(method, target, body)
     assert (answer.status, answer.error["code"]) == (status, code), answer.body
     assert says in answer.error["message"]
-    assert not quiet.hub.requests
+    assert not shared_home.hub.requests
 
 
-def test_a_pair_in_use_is_kept_and_a_free_one_goes(home: PullingHome) -> None:
+def test_only_a_pair_that_is_not_in_use_is_removed(home: PullingHome) -> None:
     assert pull(home)[-1]["state"] == "done"
     with home.streaming("forever", model="tiny") as stream:
         stream.readline()
@@ -258,7 +262,7 @@ def test_a_pair_in_use_is_kept_and_a_free_one_goes(home: PullingHome) -> None:
         lambda: (
             (answer := home.request("DELETE", "/localspec/pairs/tiny")).status == 200 and answer
         ),
-        "the removal",  # the engine hears that nobody reads the answer any more
+        "the removal",  # after the engine has noticed the disconnect
     )
     removed = gone.json
     assert home.status()["pair"]["state"] == "unloaded"
@@ -289,7 +293,7 @@ def test_a_pair_that_is_loaded_and_idle_can_be_replaced(home: PullingHome) -> No
 
 def test_verification_reports_progress_and_each_file(home: PullingHome) -> None:
     pull(home)
-    states = events(home, "POST", "/localspec/pairs/tiny/verify")
+    states = read_events(home, "POST", "/localspec/pairs/tiny/verify")
     assert states[0]["files"] is None
     assert states[-1]["done"] == states[-1]["size"]
     assert [(file["role"], file["problem"]) for file in states[-1]["files"]] == [

@@ -1,4 +1,4 @@
-"""What the daemon asks of the engine, by the memory that is free, on systems that are not this one."""
+"""Plans for the engine by the free memory, also on simulated systems."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ASKED = EngineSettings(n_ctx=8192)
 
 
 def weights(pair: PairFiles, context: int = 8192, built: str = "cpu") -> tuple[int, int]:
-    """Bytes each model needs in all with so much context."""
+    """Return the bytes that each model needs in all with this context."""
     assert pair.draft
     load = replace(memory_load(ASKED, built), context=context)
-    target, draft = (read_local_model(Path(each)) for each in (pair.target, pair.draft))
+    target, draft = (read_local_model(Path(path)) for path in (pair.target, pair.draft))
     return fit.need_of_target(target, load).total, fit.need_of_draft(draft, load).total
 
 
-def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
+def test_both_models_are_on_the_gpu_if_they_fit(pair: PairFiles) -> None:
     planned = plan_load(pair, EngineSettings(), fit.FreeMemory(PLENTY, PLENTY), "cuda")
     assert (planned.settings.n_gpu_layers, planned.settings.draft_gpu_layers) == (-1, -1)
     assert planned.pair == pair
@@ -46,7 +46,7 @@ def test_both_on_the_gpu_when_they_fit(pair: PairFiles) -> None:
 
 
 def test_a_load_says_whether_cudas_kernels_compute() -> None:
-    """Of the builds, and of layers that a person keeps on the processor."""
+    """It depends on the build and on the layers that a setting keeps on the CPU."""
     assert memory_load(ASKED, "cuda").cuda
     assert not any(memory_load(ASKED, built).cuda for built in (None, "cpu", "metal", "vulkan"))
     assert not memory_load(EngineSettings(n_gpu_layers=0), "cuda").cuda
@@ -74,18 +74,16 @@ def test_layers_are_left_alone(pair: PairFiles, built: str, settings: EngineSett
     assert planned.settings.draft_gpu_layers == -1
 
 
-def test_with_little_memory_the_context_gives_and_then_the_draft(pair: PairFiles) -> None:
-    both = sum(weights(pair)) + fit.RUNTIME_BYTES
-    planned = plan_load(pair, ASKED, fit.FreeMemory(both - MIB, 0), "cpu")
-    assert planned.settings.n_ctx == 7168
-    assert planned.pair.draft == pair.draft
-    assert "7168 tokens of context instead of 8192" in planned.notes[0]
+def test_with_little_memory_the_context_shrinks_before_the_draft(pair: PairFiles) -> None:
+    needed_bytes = sum(weights(pair)) + fit.RUNTIME_BYTES
+    plan = plan_load(pair, ASKED, fit.FreeMemory(needed_bytes - MIB, 0), "cpu")
+    assert plan.settings.n_ctx == 7168
+    assert plan.pair.draft == pair.draft
+    assert "7168 tokens of context instead of 8192" in plan.notes[0]
     least = weights(pair, 2048)[0] + fit.RUNTIME_BYTES
-    planned = plan_load(pair, ASKED, fit.FreeMemory(least, 0), "cpu")
-    assert planned.pair.draft is None
-    assert (
-        "There is not enough memory for the draft model; decoding will be plain." in planned.notes
-    )
+    plan = plan_load(pair, ASKED, fit.FreeMemory(least, 0), "cpu")
+    assert plan.pair.draft is None
+    assert "There is not enough memory for the draft model; decoding will be plain." in plan.notes
 
 
 def test_without_a_number_the_context_is_what_the_target_was_trained_for(pair: PairFiles) -> None:
@@ -113,10 +111,10 @@ def test_exact_mode_of_one_request_is_refused_where_memory_does_not_hold_its_cac
     enough = sum(weights(pair)) + fit.RUNTIME_BYTES + MIB
     assert lacks(PLENTY) == 0
     assert lacks(enough) > MIB
-    assert lacks(enough, exact=True) == 0  # what was asked for gives way
+    assert lacks(enough, exact=True) == 0  # the requested context shrinks
 
 
-def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
+def test_unreadable_or_too_large_files_are_left_to_the_engine(
     pair: PairFiles, tmp_path: Path
 ) -> None:
     nothing = PairFiles(name="n", target=str(tmp_path / "no.gguf"), draft=None)
@@ -131,7 +129,7 @@ def test_what_cannot_be_read_or_seems_too_large_is_left_to_the_engine(
 
 
 def host(files: dict[str, str], gpu: dict[str, str] | None = None, system: str = "Linux") -> Host:
-    """`gpu`: what nvidia-smi answers to each query."""
+    """Return a simulated host; `gpu` has the answers of nvidia-smi by query."""
 
     def run(argv: Sequence[str]) -> CommandResult:
         assert gpu is not None
@@ -157,7 +155,7 @@ def test_without_a_gpu() -> None:
 
 
 def test_in_a_container_its_limit_counts() -> None:
-    """Both versions of control groups, and of nested ones the tightest; unread files do not count."""
+    """Both versions of control groups count, the tightest of nested ones, and unreadable files do not."""
     container = {
         "/proc/self/cgroup": "0::/\n",
         "/sys/fs/cgroup/memory.max": f"{4 * GIB}\n",
@@ -185,11 +183,11 @@ def test_in_a_container_its_limit_counts() -> None:
 
 
 def test_gpus_are_added_up() -> None:
-    found = free_memory(host(MEMINFO, {"--query-gpu=memory.free": "8192\n16384\n"}))
-    assert found.vram == 24 * GIB
+    memory = free_memory(host(MEMINFO, {"--query-gpu=memory.free": "8192\n16384\n"}))
+    assert memory.vram == 24 * GIB
 
 
-def test_what_our_worker_holds_counts_as_free() -> None:
+def test_the_memory_of_our_worker_counts_as_free() -> None:
     files = {**MEMINFO, "/proc/42/status": "VmRSS: 9999999 kB\nRssAnon:  1048576 kB\n"}
     gpu = {
         "--query-gpu=memory.free": "1024\n",
@@ -198,12 +196,12 @@ def test_what_our_worker_holds_counts_as_free() -> None:
     assert free_memory(host(files, gpu), workers=[42]) == fit.FreeMemory(17 * GIB, 5 * GIB)
 
 
-def test_a_driver_that_does_not_answer_is_no_gpu() -> None:
+def test_an_unresponsive_driver_counts_as_no_gpu() -> None:
     assert free_memory(host(MEMINFO, {})).vram == 0
     assert free_memory(host(MEMINFO, {"--query-gpu=memory.free": "[N/A]\n"})).vram == 0
 
 
 def test_a_mac_shares_its_memory() -> None:
-    found = free_memory(host({}, system="Darwin"))
-    assert found.ram > 0
-    assert found.vram == 0
+    memory = free_memory(host({}, system="Darwin"))
+    assert memory.ram > 0
+    assert memory.vram == 0

@@ -1,4 +1,4 @@
-"""Calls as plain JSON, in a fenced block or alone; and calls that are cut off before they have a name."""
+"""Calls as plain JSON, in a fenced block or alone, and calls that are cut off before their name."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def parser(form: CallFormat = HERMES, **options: Any) -> AnswerParser:
     return AnswerParser(form, TOOLS, plain_calls=tuple(TOOLS), constrained=True, **options)
 
 
-def collected(pieces: list[Piece]) -> Read:
+def collect(pieces: list[Piece]) -> Read:
     """Return the content and the calls with their arguments' text."""
     content, calls = "", list[tuple[str, str]]()
     for piece in pieces:
@@ -57,7 +57,7 @@ def collected(pieces: list[Piece]) -> Read:
 
 def read(reader: AnswerParser, text: str, size: int = 1000) -> Read:
     pieces = [p for at in range(0, len(text), size) for p in reader.feed(text[at : at + size])]
-    return collected([*pieces, *reader.finish()])
+    return collect([*pieces, *reader.finish()])
 
 
 LED = '{"name": "led_on", "arguments": {}}'
@@ -89,7 +89,7 @@ def test_plain_json_of_a_known_tool_is_a_call(answer: str, expected: Read, size:
     assert read(parser(EXPLAINED), answer, size) == expected
 
 
-def test_what_may_be_anything_else_stays_text_to_the_letter(
+def test_json_that_is_not_a_call_stays_text(
     subtests: pytest.Subtests,
 ) -> None:
     for size in SIZES:
@@ -130,20 +130,20 @@ def test_what_may_be_anything_else_stays_text_to_the_letter(
         ('```json\n{"name": {"first": "x"', '{"first'),
     ],
 )
-def test_other_blocks_flow_on_as_soon_as_they_differ(answer: str, at: str) -> None:
+def test_other_blocks_are_streamed_as_soon_as_they_differ(answer: str, at: str) -> None:
     reader = parser()
     head = answer[: answer.index(at) + len(at)]
-    shown = collected([piece for char in head for piece in reader.feed(char)])[0]
-    assert shown == head
+    content = collect([piece for char in head for piece in reader.feed(char)])[0]
+    assert content == head
 
 
-def test_what_is_held_back_is_bounded() -> None:
+def test_the_held_back_text_is_bounded() -> None:
     reader = parser()
     reader.feed('```json\n{"name": "weather", "arguments": {"city": "')
-    shown = 0
+    streamed_length = 0
     for _ in range(300):
-        shown += len(collected(reader.feed("x" * 1000))[0])
-    assert shown >= 299_000 - (1 << 17)
+        streamed_length += len(collect(reader.feed("x" * 1000))[0])
+    assert streamed_length >= 299_000 - (1 << 17)
 
 
 TEXTS = st.lists(
@@ -157,7 +157,7 @@ TEXTS = st.lists(
 
 @settings(max_examples=600, deadline=None)
 @given(TEXTS, st.integers(1, 9), st.sampled_from([HERMES, LLAMA, GRANITE, EXPLAINED]))
-def test_streamed_or_whole_an_answer_is_the_same(text: str, size: int, form: CallFormat) -> None:
+def test_parsing_does_not_depend_on_the_pieces(text: str, size: int, form: CallFormat) -> None:
     assert read(parser(form), text, size) == read(parser(form), text)
 
 
@@ -169,27 +169,27 @@ def test_without_a_call_no_character_is_lost(text: str, size: int) -> None:
         assert content == text or text.isspace()
 
 
-def asked(**fields: Any) -> AnswerParser:
-    """Return what reads the answer to a chat request with a tool."""
+def make_parser(**fields: Any) -> AnswerParser:
+    """Return the parser for the answer to a chat request with a tool."""
     tool = {"type": "function", "function": {"name": "led_on"}}
     body = {"messages": [{"role": "user", "content": "on"}], "tools": [tool], **fields}
     request = decode(json.dumps(body).encode(), ChatRequest)
     return chat_frames(request, HERMES)[1]()
 
 
-def test_who_must_not_call_gets_text() -> None:
+def test_without_tool_calls_json_stays_text() -> None:
     answer = f"```json\n{LED}\n```"
-    assert read(asked(tool_choice="none"), answer) == (answer, [])
-    assert read(asked(response_format={"type": "json_object"}), answer) == (answer, [])
-    assert read(asked(), answer) == ("", [CALLED_LED])
+    assert read(make_parser(tool_choice="none"), answer) == (answer, [])
+    assert read(make_parser(response_format={"type": "json_object"}), answer) == (answer, [])
+    assert read(make_parser(), answer) == ("", [CALLED_LED])
 
 
 @pytest.mark.parametrize("fields", [{"tool_choice": "required"}, {"tool_choice": "auto"}])
-def test_a_request_says_whether_a_marker_is_text(fields: dict[str, str]) -> None:
+def test_tool_choice_decides_whether_a_marker_is_text(fields: dict[str, str]) -> None:
     for end in range(1, len("<tool_call>\n")):
-        content, _ = read(asked(**fields), "<tool_call>\n"[:end])
-        whole = fields["tool_choice"] == "required" or end >= len("<tool_call>")
-        assert content == ("" if whole else "<tool_call>"[:end])
+        content, _ = read(make_parser(**fields), "<tool_call>\n"[:end])
+        held_back = fields["tool_choice"] == "required" or end >= len("<tool_call>")
+        assert content == ("" if held_back else "<tool_call>"[:end])
 
 
 # ------------------------------------------------------------------ calls that are cut off
@@ -212,26 +212,27 @@ SEEN_KEYS = CallFormat(
 )
 
 
-def joined(opening: str, between: str, close: str, *calls: str) -> str:
+def join_calls(opening: str, between: str, close: str, *calls: str) -> str:
     return opening + between.join(calls) + close
 
 
 NOTATIONS = {
-    "hermes": (HERMES, joined("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
+    "hermes": (HERMES,
+               join_calls("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
     "told": (EXPLAINED,
-             joined("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
+             join_calls("<tool_call>\n", "\n</tool_call>\n<tool_call>\n", "\n</tool_call>", LED, CITY)),
     "tags": (TAGS, "<tool_call>\n<function=led_on>\n</function>\n</tool_call>\n<tool_call>\n"
              "<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n</tool_call>"),
     "llama": (LLAMA, '{"name": "led_on", "parameters": {}}; '
               '{"name": "weather", "parameters": {"city": "P"}}'),
     "llama, marked": (LLAMA, f"<|python_tag|>{LED}; {CITY}"),
-    "granite": (GRANITE, joined("<|tool_call|>[", ", ", "]", LED, CITY)),
-    "mistral": (MISTRAL, joined("[TOOL_CALLS][", ", ", "]", LED, CITY)),
+    "granite": (GRANITE, join_calls("<|tool_call|>[", ", ", "]", LED, CITY)),
+    "mistral": (MISTRAL, join_calls("[TOOL_CALLS][", ", ", "]", LED, CITY)),
     "mistral, newer": (MISTRAL_ARGS, '[TOOL_CALLS]led_on[ARGS]{}[TOOL_CALLS]weather[ARGS]{"city": "P"}'),
     "gemma": (GEMMA, "<|tool_call>call:led_on{}<tool_call|>"
               '<|tool_call>call:weather{city:<|"|>P<|"|>}<tool_call|>'),
     "functionary": (FUNCTIONARY, '<function=led_on>{}</function><function=weather>{"city": "P"}</function>'),
-    "nemotron": (NEMOTRON, joined("<TOOLCALL>[", ", ", "]</TOOLCALL>", LED, CITY)),
+    "nemotron": (NEMOTRON, join_calls("<TOOLCALL>[", ", ", "]</TOOLCALL>", LED, CITY)),
     "seen JSON": (SEEN_JSON, '<|calls|>[\n{"id": "a1", "called": "led_on", "with": {}},\n'
                   '{"id": "a2", "called": "weather", "with": {"city": "P"}}\n]<|end_calls|>'),
     "seen keys": (SEEN_KEYS, "<tool_call>led_on\n</tool_call>\n<tool_call>weather\n<key>city</key>\n"
@@ -240,7 +241,7 @@ NOTATIONS = {
 
 
 @pytest.mark.parametrize("name", NOTATIONS)
-def test_the_notations_are_those_of_two_calls(name: str) -> None:
+def test_two_calls_are_joined_in_every_notation(name: str) -> None:
     form, text = NOTATIONS[name]
     content, calls = read(parser(form, required=True), text)
     assert (content.strip(), [call for call, _ in calls]) == ("", ["led_on", "weather"])
@@ -252,14 +253,14 @@ def test_a_required_call_that_is_cut_off_leaves_no_markup(name: str, before: str
     form, text = NOTATIONS[name]
     text = before + text
     for end in range(len(text) + 1):
-        whole = read(parser(form, required=True), text[:end])
-        assert whole[0].strip() == "", text[:end]
+        result = read(parser(form, required=True), text[:end])
+        assert result[0].strip() == "", text[:end]
         for size in SIZES[:4]:
-            assert read(parser(form, required=True), text[:end], size) == whole
+            assert read(parser(form, required=True), text[:end], size) == result
 
 
 @pytest.mark.parametrize("name", NOTATIONS)
-def test_an_unfinished_call_is_no_text_where_only_a_call_can_follow(name: str) -> None:
+def test_an_unfinished_required_call_is_not_text(name: str) -> None:
     form, text = NOTATIONS[name]
     second = re.search("led_on", text)
     assert second is not None
@@ -271,5 +272,5 @@ def test_an_unfinished_call_is_no_text_where_only_a_call_can_follow(name: str) -
                 assert not markup.search(content), text[:end]
 
 
-def test_text_that_only_begins_like_a_marker_stays_without_a_required_call() -> None:
+def test_a_partial_marker_stays_text_without_a_required_call() -> None:
     assert read(parser(), "a < b and <tool")[0] == "a < b and <tool"

@@ -1,4 +1,4 @@
-"""What happens when processes die: the worker's, the daemon's."""
+"""The end of the worker and of the daemon: crashes, signals, locks and sockets."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ from tests.support.daemons import Home, RunningDaemon, alive, wait_for
 Start = Callable[..., RunningDaemon]
 
 
-def test_a_worker_killed_mid_stream_ends_the_answer_with_an_error_and_the_next_one_works(
-    home: Home, daemon: RunningDaemon
-) -> None:
+def test_a_killed_worker_ends_its_answer_with_an_error(home: Home, daemon: RunningDaemon) -> None:
     with home.streaming("forever") as response:
         assert response.readline().startswith(b"data: ")
         os.kill(daemon.worker_pid(), signal.SIGKILL)
@@ -38,22 +36,22 @@ def test_a_worker_killed_mid_stream_ends_the_answer_with_an_error_and_the_next_o
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("tunables", "expected"),
     [
         ("", "glibc.malloc.hugetlb=1"),
         ("glibc.malloc.arena_max=4", "glibc.malloc.arena_max=4:glibc.malloc.hugetlb=1"),
         ("glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"),
     ],
 )
-def test_an_engine_is_asked_to_use_huge_pages_unless_somebody_has_said_otherwise(
-    home: Home, start_daemon: Start, said: str, found: str
+def test_an_engine_uses_huge_pages_unless_tunables_are_set(
+    home: Home, start_daemon: Start, tunables: str, expected: str
 ) -> None:
-    home.environment["GLIBC_TUNABLES"] = said
+    home.environment["GLIBC_TUNABLES"] = tunables
     daemon = start_daemon()
     home.chat("say hello")
     environment = Path(f"/proc/{daemon.worker_pid()}/environ").read_bytes()
     environment = environment.replace(b"\0", b":")  # glibc cuts the values apart where they stand
-    assert f":GLIBC_TUNABLES={found}:".encode() in b":" + environment
+    assert f":GLIBC_TUNABLES={expected}:".encode() in b":" + environment
 
 
 def test_a_death_is_explained_with_the_workers_last_words(
@@ -75,7 +73,7 @@ def test_a_stopped_worker_is_ended_by_the_watchdog(home: Home, start_daemon: Sta
     assert home.chat("say again").text == "again"
 
 
-def test_a_killed_daemon_takes_its_worker_along_and_the_next_takes_the_socket(
+def test_a_killed_daemon_ends_its_worker_and_frees_the_socket(
     home: Home, start_daemon: Start
 ) -> None:
     first = start_daemon()
@@ -85,7 +83,7 @@ def test_a_killed_daemon_takes_its_worker_along_and_the_next_takes_the_socket(
         first.process.kill()
         first.process.communicate()
     wait_for(lambda: not alive(worker), "the worker's end")
-    assert home.socket.exists()  # stale, and replaced by the next daemon
+    assert home.socket.exists()  # a stale socket, which the next daemon replaces
     start_daemon()
     assert home.chat("say hello").text == "hello"
 
@@ -120,7 +118,7 @@ asyncio.run(run())
 """
 
 
-def test_an_answer_that_takes_longer_than_the_grace_time_ends_with_an_error(home: Home) -> None:
+def test_an_answer_beyond_the_grace_time_ends_with_an_error(home: Home) -> None:
     home.use_fake()
     process = subprocess.Popen([sys.executable, "-c", IMPATIENT], env=home.environment)
     wait_for(lambda: autostart.listens(str(home.socket)), "the daemon")
@@ -156,9 +154,7 @@ def test_a_pair_that_crashed_three_times_is_set_aside_until_reset(
     assert home.chat("say hello").text == "hello"
 
 
-def test_a_pair_that_was_set_aside_is_tried_at_once_when_its_file_is_another(
-    home: Home, daemon: RunningDaemon
-) -> None:
+def test_a_changed_file_clears_a_pair_that_was_set_aside(home: Home, daemon: RunningDaemon) -> None:
     for _ in range(3):
         assert home.chat("die SIGABRT").status == 500
     assert home.chat("say hello").error["code"] == "pair_set_aside"
@@ -166,10 +162,10 @@ def test_a_pair_that_was_set_aside_is_tried_at_once_when_its_file_is_another(
     assert home.status()["pair"]["state"] == "unloaded"
     assert home.chat("say hello").text == "hello"
     home.model.write_bytes(b"")
-    assert home.chat("say hello").text == "hello"  # a file's time is another even so
+    assert home.chat("say hello").text == "hello"  # only the time of the file has changed
 
 
-def test_no_memory_is_said_and_not_tried_again(home: Home, daemon: RunningDaemon) -> None:
+def test_out_of_memory_is_reported_and_not_retried(home: Home, daemon: RunningDaemon) -> None:
     answer = home.chat("starve")
     assert answer.status == 500
     assert answer.error["code"] == "out_of_memory"
@@ -179,7 +175,7 @@ def test_no_memory_is_said_and_not_tried_again(home: Home, daemon: RunningDaemon
     assert home.status()["counts"]["worker_starts"] == 2
 
 
-def test_a_second_daemon_says_that_one_is_running(home: Home, daemon: RunningDaemon) -> None:
+def test_a_second_daemon_reports_the_running_one(home: Home, daemon: RunningDaemon) -> None:
     second = home.spawn_daemon()
     output, _ = second.communicate(timeout=30)
     assert second.returncode == 1
@@ -195,9 +191,7 @@ def test_a_stale_socket_is_replaced(home: Home, start_daemon: Start) -> None:
     assert home.chat("say hello").status == 200
 
 
-def test_a_lock_file_with_the_pid_of_a_living_process_stops_nobody(
-    home: Home, start_daemon: Start
-) -> None:
+def test_a_stale_lock_file_with_a_living_pid_is_ignored(home: Home, start_daemon: Start) -> None:
     home.socket.parent.mkdir(mode=0o700)
     (home.socket.parent / "daemon.lock").write_text(f"{os.getpid()}\n")
     start_daemon()
@@ -230,12 +224,12 @@ def test_a_worker_that_dies_at_its_first_decode_is_tried_again_in_safe_mode(
     first.stop()
     assert "SIG" in (home.root / "state" / "safe-mode.json").read_text()
 
-    start_daemon("--first-decode", name)  # remembered: no death this time
+    start_daemon("--first-decode", name)  # safe mode is remembered, so there is no death
     assert home.chat("say hello").text == "hello"
     assert home.status()["counts"]["worker_deaths"] == 0
 
 
-def test_streamed_the_second_try_is_not_seen(home: Home, start_daemon: Start) -> None:
+def test_a_retry_in_safe_mode_is_invisible_in_a_stream(home: Home, start_daemon: Start) -> None:
     start_daemon("--first-decode", "SIGSEGV")
     with home.streaming("say a b") as response:
         lines = response.read().splitlines()
@@ -245,9 +239,7 @@ def test_streamed_the_second_try_is_not_seen(home: Home, start_daemon: Start) ->
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "a b"
 
 
-def test_safe_mode_that_does_not_help_is_tried_once_and_not_remembered(
-    home: Home, start_daemon: Start
-) -> None:
+def test_safe_mode_that_does_not_help_is_not_remembered(home: Home, start_daemon: Start) -> None:
     start_daemon("--always", "SIGSEGV")
     answer = home.chat("say hello")
     assert answer.status == 500
@@ -321,7 +313,7 @@ def test_a_runtime_folder_open_to_others_is_refused(home: Home) -> None:
 
 
 @pytest.mark.parametrize("signal_name", ["SIGSEGV", "SIGABRT"])
-def test_a_text_that_ends_the_engine_fails_its_own_request_alone_and_is_not_read_again(
+def test_a_text_that_crashes_the_engine_fails_only_its_request(
     home: Home, start_daemon: Start, signal_name: str
 ) -> None:
     start_daemon(parallel=4)
@@ -340,23 +332,19 @@ def test_a_text_that_ends_the_engine_fails_its_own_request_alone_and_is_not_read
     assert home.chat("say again").text == "again"
 
 
-def test_whoever_has_seen_nothing_yet_is_answered_after_a_text_ended_the_engine(
-    home: Home, start_daemon: Start
-) -> None:
+def test_requests_without_output_are_retried_after_a_crash(home: Home, start_daemon: Start) -> None:
     start_daemon("--first-delay", "0.6", parallel=4)
     with ThreadPoolExecutor() as pool:
         patient = [pool.submit(home.chat, f"say word {number}") for number in range(2)]
         wait_for(lambda: home.status()["counts"]["requests"] == 2, "both requests")
         wait_for(lambda: home.status()["pair"]["state"] == "ready", "the load")
         assert home.chat("deadly SIGSEGV").status == 400
-    assert [each.result().text for each in patient] == ["word 0", "word 1"]
+    assert [future.result().text for future in patient] == ["word 0", "word 1"]
     assert home.status()["pair"]["state"] == "ready"
 
 
-def test_a_death_after_a_file_was_changed_is_said_to_be_of_that(
-    home: Home, daemon: RunningDaemon
-) -> None:
-    for number in range(4):  # more often than a pair that is at fault may
+def test_a_death_after_a_file_changed_names_the_file(home: Home, daemon: RunningDaemon) -> None:
+    for number in range(4):  # more often than a faulty pair may die
         assert home.chat("say warm").text == "warm"
         home.model.write_bytes(b"cut" * (number + 1))
         answer = home.chat("die SIGBUS")

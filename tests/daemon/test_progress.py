@@ -1,4 +1,4 @@
-"""A stream says what its answer waits for, where that was asked for: the queue, another pair, a load."""
+"""Progress in a stream on request: the queue, another pair, a load, and the prompt."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ import pytest
 from tests.support.daemons import Home, RunningDaemon, Stream, wait_for
 
 
-def told(stream: Stream, most: int = 9) -> list[tuple[str, str]]:
-    """What was said before the answer began: states and pairs, in their order, `most` of them."""
-    found: list[tuple[str, str]] = []
-    while len(found) < most and (line := stream.readline()):
+def read_progress(stream: Stream, limit: int = 9) -> list[tuple[str, str]]:
+    """Return up to `limit` distinct states and pairs from before the answer began."""
+    states: list[tuple[str, str]] = []
+    while len(states) < limit and (line := stream.readline()):
         if not line.startswith(b"data: {"):
             continue
         chunk = json.loads(line.removeprefix(b"data: "))
         if chunk.get("choices"):
-            return found
-        now = chunk["localspec"]["progress"]
-        if (now["state"], now["pair"]) not in found:
-            found.append((now["state"], now["pair"]))
-    return found
+            return states
+        progress = chunk["localspec"]["progress"]
+        if (progress["state"], progress["pair"]) not in states:
+            states.append((progress["state"], progress["pair"]))
+    return states
 
 
-def asking(home: Home, text: str, model: str = "", **ours: Any) -> Any:
-    return home.streaming(text, model=model, localspec={"progress": True, **ours})
+def stream_chat(home: Home, text: str, model: str = "", **options: Any) -> Any:
+    return home.streaming(text, model=model, localspec={"progress": True, **options})
 
 
-def busy(home: Home, count: int) -> Any:
+def is_busy(home: Home, count: int) -> Any:
     status = home.request("GET", "/localspec/status").json
     return status["running"] == count and status["pair"]["state"] == "ready"
 
 
-def test_a_load_names_the_pair_that_loads_and_not_the_one_before(
+def test_progress_of_a_load_names_the_pair_that_loads(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
     start_daemon("--load-delay", "0.7")
     other = home.root / "other.gguf"
     other.touch()
-    with asking(home, "say one") as stream:
-        assert ("loading", str(home.model)) in told(stream)
+    with stream_chat(home, "say one") as stream:
+        assert ("loading", str(home.model)) in read_progress(stream)
         stream.read()
-    with asking(home, "say two", str(other)) as stream:
-        states = told(stream)
+    with stream_chat(home, "say two", str(other)) as stream:
+        states = read_progress(stream)
     assert ("loading", str(other)) in states
     assert ("loading", str(home.model)) not in states
 
@@ -58,35 +58,35 @@ def test_status_names_the_pair_that_loads(
     daemon = start_daemon("--load-delay", "2")
     other = home.root / "other.gguf"
     other.touch()
-    with asking(home, "say one", str(other)):  # which is loading when its first event comes
+    with stream_chat(home, "say one", str(other)):  # still loading at its first event
         pair = home.request("GET", "/localspec/status").json["pair"]
         assert (pair["state"], pair["name"]) == ("loading", str(other))
-    os.kill(daemon.worker_pid(), signal.SIGKILL)  # it would load to its end
+    os.kill(daemon.worker_pid(), signal.SIGKILL)  # otherwise it would finish loading
 
 
-def test_an_answer_that_waits_for_others_says_so(
+def test_progress_shows_a_queued_request(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
     start_daemon(parallel=1)
     with home.streaming("slow 100"):
-        wait_for(lambda: busy(home, 1), "the first answer")
-        with asking(home, "say queued") as stream:
-            assert told(stream, 1) == [("queued", str(home.model))]
+        wait_for(lambda: is_busy(home, 1), "the first answer")
+        with stream_chat(home, "say queued") as stream:
+            assert read_progress(stream, 1) == [("queued", str(home.model))]
 
 
-def test_an_answer_that_waits_for_another_pair_names_it(
+def test_progress_names_the_pair_that_is_waited_for(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
     start_daemon(memory=200)  # MiB, which hold one scripted engine
     other = home.root / "other.gguf"
     other.touch()
     with home.streaming("slow 100"):
-        wait_for(lambda: busy(home, 1), "the first answer")
-        with asking(home, "say two", str(other)) as stream:
-            assert told(stream, 1) == [("waiting", str(home.model))]
+        wait_for(lambda: is_busy(home, 1), "the first answer")
+        with stream_chat(home, "say two", str(other)) as stream:
+            assert read_progress(stream, 1) == [("waiting", str(home.model))]
 
 
-def test_nothing_is_said_where_nobody_asked(
+def test_progress_is_sent_only_on_request(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
     start_daemon("--load-delay", "0.5")
@@ -94,11 +94,11 @@ def test_nothing_is_said_where_nobody_asked(
         assert b"progress" not in stream.read()
 
 
-def test_what_fails_meanwhile_comes_in_the_stream(
+def test_a_failed_load_is_an_error_in_the_stream(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
     start_daemon("--load-delay", "0.5", "--load-error")
-    with asking(home, "say one") as stream:
+    with stream_chat(home, "say one") as stream:
         text = stream.read()
     assert b'"error"' in text
 
@@ -106,26 +106,26 @@ def test_what_fails_meanwhile_comes_in_the_stream(
 # ------------------------------------------------------------------------ llama-server's progress
 
 
-def reading(home: Home, target: str, body: dict[str, Any]) -> list[Any]:
-    """The chunks of a stream."""
+def read_chunks(home: Home, target: str, body: dict[str, Any]) -> list[Any]:
+    """Return the chunks of a stream with prompt progress."""
     answer = home.request("POST", target, {**body, "stream": True, "return_progress": True})
     return [json.loads(event) for event in answer.events if event != "[DONE]"]
 
 
 @pytest.mark.parametrize("target", ["/v1/chat/completions", "/v1/completions", "/completion"])
-def test_a_stream_says_how_much_of_its_prompt_is_read(
+def test_prompt_progress_in_a_stream(
     home: Home, start_daemon: Callable[..., RunningDaemon], target: str
 ) -> None:
     start_daemon()
     chat = target.endswith("chat/completions")
-    asked = {"messages": [{"role": "user", "content": "read 3"}]} if chat else {"prompt": "read 3"}
-    chunks = reading(home, target, asked)
-    told = [chunk for chunk in chunks if "prompt_progress" in chunk]
-    assert [each["prompt_progress"] for each in told] == [
-        {"total": 100, "cache": 1, "processed": read, "time_ms": ms}
-        for read, ms in ((1, 0), (33, 50), (66, 100), (100, 150))
+    body = {"messages": [{"role": "user", "content": "read 3"}]} if chat else {"prompt": "read 3"}
+    chunks = read_chunks(home, target, body)
+    progress_chunks = [chunk for chunk in chunks if "prompt_progress" in chunk]
+    assert [chunk["prompt_progress"] for chunk in progress_chunks] == [
+        {"total": 100, "cache": 1, "processed": processed, "time_ms": ms}
+        for processed, ms in ((1, 0), (33, 50), (66, 100), (100, 150))
     ]
-    for each in told:
+    for each in progress_chunks:
         if chat:
             delta = {"role": "assistant", "content": None}
             (choice,) = each["choices"]
@@ -138,25 +138,23 @@ def test_a_stream_says_how_much_of_its_prompt_is_read(
             assert each["choices"] == [
                 {"index": 0, "text": "", "finish_reason": None, "logprobs": None}
             ]
-    assert "read" in json.dumps(chunks[chunks.index(told[-1]) + 1 :])
-    assert not any("timings" in each for each in told)
-    timed = reading(home, target, {**asked, "timings_per_token": True})
-    times = [each["timings"] for each in timed if "prompt_progress" in each]
-    assert [(each["prompt_n"], each["prompt_ms"]) for each in times] == [
+    assert "read" in json.dumps(chunks[chunks.index(progress_chunks[-1]) + 1 :])
+    assert not any("timings" in each for each in progress_chunks)
+    chunks_with_timings = read_chunks(home, target, {**body, "timings_per_token": True})
+    timings = [each["timings"] for each in chunks_with_timings if "prompt_progress" in each]
+    assert [(each["prompt_n"], each["prompt_ms"]) for each in timings] == [
         (0, 0.0),
         (32, 50.0),
         (65, 100.0),
         (99, 150.0),
     ]
-    assert all(each["cache_n"] == 1 and each["predicted_n"] == 0 for each in times)
-    assert all(each["cache_exact_n"] == 1 for each in times)  # a number from the first event on
-    plain = home.request("POST", target, {**asked, "stream": True})
-    assert b"prompt_progress" not in plain.body
+    assert all(each["cache_n"] == 1 and each["predicted_n"] == 0 for each in timings)
+    assert all(each["cache_exact_n"] == 1 for each in timings)  # already in the first event
+    plain_response = home.request("POST", target, {**body, "stream": True})
+    assert b"prompt_progress" not in plain_response.body
 
 
-def test_a_stream_that_is_silent_gets_a_comment_now_and_then(
-    home: Home, start_daemon: Callable[..., RunningDaemon]
-) -> None:
+def test_a_silent_stream_gets_pings(home: Home, start_daemon: Callable[..., RunningDaemon]) -> None:
     start_daemon()
     with (
         home.streaming("late 1.5", sse_ping_interval=1) as stream,

@@ -1,4 +1,4 @@
-"""What agents change at the top of their instructions must not be the beginning of the prompt."""
+"""Headers that agents change in each request must not be at the beginning of the prompt."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def texts(*messages: Message) -> list[str | None]:
 
 
 @pytest.mark.parametrize("checksum", ["fa690", "00000", "1c8b4"])
-def test_a_bill_is_left_out_wherever_the_instructions_begin(checksum: str) -> None:
+def test_a_billing_header_is_removed(checksum: str) -> None:
     bill = BILL.format(checksum)
-    one = Message("system", f"{bill}\n{RULES}")
-    assert texts(one, ASKED) == [RULES, ASKED.content]
+    instructions = Message("system", f"{bill}\n{RULES}")
+    assert texts(instructions, ASKED) == [RULES, ASKED.content]
     apart = [Message("system", bill), Message("developer", RULES), ASKED]
     assert texts(*apart) == [RULES, ASKED.content]
     assert texts(apart[0]) == [bill]  # there is nothing else to read
@@ -37,11 +37,11 @@ def test_a_bill_is_left_out_wherever_the_instructions_begin(checksum: str) -> No
         "today is 22 November 2026",
     ],
 )
-def test_the_day_and_the_hour_come_behind_the_instructions(clock: str) -> None:
+def test_date_and_time_move_behind_the_instructions(clock: str) -> None:
     settled = f"{RULES.rstrip()}\n\n{clock}"
     assert texts(Message("system", f"{clock}\n{RULES}"), ASKED) == [settled, ASKED.content]
-    both = f"{BILL.format(1)}\n{clock}\n{RULES}"
-    assert texts(Message("system", both), ASKED) == [settled, ASKED.content]
+    text = f"{BILL.format(1)}\n{clock}\n{RULES}"
+    assert texts(Message("system", text), ASKED) == [settled, ASKED.content]
     assert texts(Message("system", clock), ASKED) == [clock, ASKED.content]
 
 
@@ -56,7 +56,7 @@ def test_the_day_and_the_hour_come_behind_the_instructions(clock: str) -> None:
         "You are here.\nToday's date is 2026-11-22.",
     ],
 )
-def test_what_says_more_stays_where_it_is(text: str) -> None:
+def test_lines_with_more_text_stay_in_place(text: str) -> None:
     assert texts(Message("system", text), ASKED) == [text, ASKED.content]
 
 
@@ -67,13 +67,17 @@ contents = st.none() | st.lists(
 
 
 @given(st.lists(st.builds(Message, roles, contents), max_size=5))
-def test_it_is_settled_at_once_and_touches_instructions_only(messages: list[Message]) -> None:
-    before = [str(each) for each in messages]
+def test_stabilizing_is_idempotent_and_changes_only_instructions(messages: list[Message]) -> None:
+    before = [str(message) for message in messages]
     once = stabilize_instructions(messages)
     assert stabilize_instructions(once) == once
-    assert [str(each) for each in messages] == before
+    assert [str(message) for message in messages] == before
     first = next(
-        (at for at, each in enumerate(messages) if each.role not in ("system", "developer")),
+        (
+            index
+            for index, message in enumerate(messages)
+            if message.role not in ("system", "developer")
+        ),
         len(messages),
     )
     spoken = messages[first:]

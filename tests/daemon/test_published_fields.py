@@ -357,7 +357,7 @@ VALUES: dict[str, Any] = {
     "xtc_threshold": 0.25,
 }  # fmt: skip
 
-# What a field needs beside it to mean anything.
+# Other fields that a field needs to have an effect.
 BESIDE: dict[str, dict[str, Any]] = {
     "tool_choice": {"tools": [TOOL]},
     "parallel_tool_calls": {"tools": [TOOL]},
@@ -397,7 +397,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "return_progress": {"stream": True},
     "timings_per_token": {"stream": True},
 }  # fmt: skip
-# Without them the request means nothing, or has another mistake.
+# Fields without which the request is invalid.
 LEFT_OUT = {
     "/v1/rerank texts": "documents",
     "/v1/rerank return_text": "documents",
@@ -443,7 +443,7 @@ def scripted() -> Iterator[Home]:
 
 @pytest.fixture(scope="module")
 def vectors() -> Iterator[Home]:
-    """Random models for embeddings and ranks."""
+    """Run a daemon with random models for embeddings and ranks."""
     with temporary_home() as home:
         daemon = RunningDaemon(home)
         for name, pooling in (("tiny-embed", "mean"), ("tiny-rank", "rank")):
@@ -454,7 +454,7 @@ def vectors() -> Iterator[Home]:
         daemon.stop()
 
 
-def found(table: dict[str, Any], endpoint: str, field: str) -> Any:
+def lookup(table: dict[str, Any], endpoint: str, field: str) -> Any:
     own = table.get(f"{endpoint} {field}")
     if own is not None:
         return own
@@ -469,8 +469,8 @@ def with_field(body: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
     return {**body, name: {**body.get(name, {}), inner: value}}
 
 
-def comparable(answer: Answer) -> str:
-    """The answer without what differs from one answer to the next."""
+def normalize_answer(answer: Answer) -> str:
+    """Return the answer without the parts that differ from one answer to the next."""
     text = answer.body.decode()
     text = re.sub(r'\\*"(id|item_id|response_id)\\*": ?\\*"?[\w-]+\\*"?', "", text)
     text = re.sub(r'"(created_at|modified_at)": ?"[^"]+"', "", text)
@@ -478,15 +478,15 @@ def comparable(answer: Answer) -> str:
     return re.sub(r'"\w*(_ms|_duration|per_second|per_token)": ?[\d.e+-]+', "", text)
 
 
-def ignored(answer: Answer) -> list[str]:
-    """What the answer names as ignored, whatever its shape."""
-    text, found = answer.body.decode(), []
+def list_ignored(answer: Answer) -> list[str]:
+    """Return the fields that an answer of any shape names as ignored."""
+    text, notes = answer.body.decode(), []
     for match in re.finditer(r'"ignored": ?(?=\[)', text):
-        found += json.JSONDecoder().raw_decode(text, match.end())[0]
-    return found
+        notes += json.JSONDecoder().raw_decode(text, match.end())[0]
+    return notes
 
 
-def names(entries: list[str], field: str) -> bool:
+def names_field(entries: list[str], field: str) -> bool:
     return any(entry == field or entry.startswith(f"'{field}'") for entry in entries)
 
 
@@ -499,24 +499,28 @@ def test_a_published_field_is_served_refused_or_named(
 
 
 def check_field(home: Home, endpoint: str, field: str) -> None:
-    value = found(VALUES, endpoint, field)
+    value = lookup(VALUES, endpoint, field)
     assert value is not None, f"give {field} a value"
-    base = {**BASE[endpoint], **(found(BESIDE, endpoint, field) or {})}
+    base = {**BASE[endpoint], **(lookup(BESIDE, endpoint, field) or {})}
     base.pop(LEFT_OUT.get(f"{endpoint} {field}", ""), None)
     if field == "model":
         value = base.get("model", "")
     answer = home.request("POST", endpoint, with_field(base, field, value))
     if answer.status == 400:
-        said = json.loads(answer.body)["error"]
-        said = said if isinstance(said, str) else said["message"]
-        assert said.startswith(f"'{field}"), said
-        assert re.search("not supported|leave it out|greater than 'n'|there is no|text only", said)
+        message = json.loads(answer.body)["error"]
+        message = message if isinstance(message, str) else message["message"]
+        assert message.startswith(f"'{field}"), message
+        assert re.search(
+            "not supported|leave it out|greater than 'n'|there is no|text only", message
+        )
         return
     assert answer.status == 200, answer.body
-    entries = ignored(answer)
-    if names(entries, field) or (field == "options" and names(entries, "options.num_gpu")):
+    entries = list_ignored(answer)
+    if names_field(entries, field) or (
+        field == "options" and names_field(entries, "options.num_gpu")
+    ):
         return
-    changed = comparable(answer) != without_it(home, endpoint, base)
+    changed = normalize_answer(answer) != answer_without_field(home, endpoint, base)
     served = {field, f"{endpoint} {field}"} & SERVED.keys() or endpoint in COUNTS
     assert changed or served, "neither served, refused nor named"
 
@@ -524,11 +528,11 @@ def check_field(home: Home, endpoint: str, field: str) -> None:
 _WITHOUT: dict[str, str] = {}
 
 
-def without_it(home: Home, endpoint: str, body: dict[str, Any]) -> str:
-    """What the same request is answered without the field, be it that the field is missing."""
+def answer_without_field(home: Home, endpoint: str, body: dict[str, Any]) -> str:
+    """Return the answer to the same request without the field, even if that is an error."""
     key = f"{endpoint} {json.dumps(body)}"
     if key not in _WITHOUT:
-        _WITHOUT[key] = comparable(home.request("POST", endpoint, body))
+        _WITHOUT[key] = normalize_answer(home.request("POST", endpoint, body))
     return _WITHOUT[key]
 
 
@@ -543,12 +547,12 @@ def test_an_unknown_field_is_named_in_every_protocol(
                 home = vectors if endpoint in VECTORS else scripted
                 answer = home.request("POST", endpoint, {**BASE[endpoint], "nonsense_field": value})
                 assert answer.status == 200
-                assert ignored(answer) == ["nonsense_field"]
+                assert list_ignored(answer) == ["nonsense_field"]
                 if "stream" not in BASE[endpoint]:
                     again = home.request(
                         "POST", endpoint, {**BASE[endpoint], "nonsense_field": None}
                     )
-                    assert ignored(again) == []
+                    assert list_ignored(again) == []
 
 
 @pytest.mark.parametrize(
@@ -557,14 +561,14 @@ def test_an_unknown_field_is_named_in_every_protocol(
 )
 def test_a_stream_names_an_unknown_field_too(scripted: Home, endpoint: str) -> None:
     body = {**BASE[endpoint], "stream": True, "nonsense_field": 1}
-    assert set(ignored(scripted.request("POST", endpoint, body))) == {"nonsense_field"}
+    assert set(list_ignored(scripted.request("POST", endpoint, body))) == {"nonsense_field"}
 
 
 @pytest.mark.parametrize(
     ("method", "path"),
     [("POST", "/localspec/load"), ("POST", "/localspec/gc"), ("DELETE", "/api/delete")],
 )
-def test_what_changes_this_machine_refuses_unknown_fields(
+def test_administrative_requests_refuse_unknown_fields(
     scripted: Home, method: str, path: str
 ) -> None:
     answer = scripted.request(method, path, {"model": "builtin", "nonsense": 1})

@@ -1,4 +1,4 @@
-"""The whole path with llama.cpp at its end: the shipped pair, and synthetic ones with evil templates."""
+"""Requests to a daemon with llama.cpp: the builtin pair, and synthetic pairs with hostile templates."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ GREEDY = {"temperature": 0, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Home]:
-    """One daemon with the shipped pair for all tests that leave nothing behind."""
+    """Run one daemon with the builtin pair for all tests that leave nothing behind."""
     with temporary_home() as home:
-        home.environment["LOCALSPEC_CONTEXT"] = "256"  # soon full
+        home.environment["LOCALSPEC_CONTEXT"] = "256"  # filled quickly
         daemon = RunningDaemon(home)
         yield home
         daemon.stop()
@@ -44,12 +44,12 @@ def real_daemon(home: Home) -> Iterator[RunningDaemon]:
     daemon.stop()
 
 
-def long_stream(home: Home, **fields: object) -> dict[str, object]:
-    """Fields that keep the engine busy for long enough to interfere."""
+def long_answer_fields(home: Home, **fields: object) -> dict[str, object]:
+    """Return fields that keep the engine busy for long enough to interfere."""
     return {"temperature": 0, "ignore_eos": True, "max_tokens": 900, **fields}
 
 
-def test_an_answer_comes_through_with_statistics(real: Home) -> None:
+def test_ask_prints_an_answer_and_statistics(real: Home) -> None:
     run = real.run("ask", "-u", "--draft", "3", "--temperature", "0", "-n", "24", QUESTION)
     assert run.returncode == 0, run.stderr
     assert run.stdout.strip()
@@ -57,21 +57,21 @@ def test_an_answer_comes_through_with_statistics(real: Home) -> None:
 
 
 def test_drafts_are_made_and_accepted(real: Home) -> None:
-    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 100, "ignore_eos": True}
-    # Left to itself it drafts where that pays, which is the machine's to say.
-    body = real.chat(QUESTION, **asked, speculative={"depth": 3}).json
+    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 100, "ignore_eos": True}
+    # Without a depth, it depends on the machine whether drafts pay.
+    body = real.chat(QUESTION, **fields, speculative={"depth": 3}).json
     assert body["usage"]["completion_tokens"] == 100
     assert body["timings"]["draft_n"] > 0
     assert body["localspec"]["speculation"]["accepted"] > 0
 
 
-def test_a_stream_says_the_same_as_a_whole_answer(real: Home) -> None:
-    whole = real.chat(QUESTION, **GREEDY, exact=True)
+def test_a_stream_has_the_same_text_as_a_complete_answer(real: Home) -> None:
+    complete = real.chat(QUESTION, **GREEDY, exact=True)
     streamed = real.chat(QUESTION, **GREEDY, exact=True, stream=True)
     assert streamed.events[-1] == "[DONE]"
     chunks = [json.loads(event) for event in streamed.events[:-1]]
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
-    assert text == whole.text
+    assert text == complete.text
 
 
 def test_a_system_message_reaches_a_model_without_that_role(real: Home) -> None:
@@ -104,7 +104,7 @@ def test_a_last_message_of_the_assistant_is_continued(real: Home) -> None:
     assert answer.text.startswith(" directory tree")
 
 
-def test_a_response_says_what_a_chat_does_and_goes_on_where_it_ended(real: Home) -> None:
+def test_responses_match_chats_and_can_be_continued(real: Home) -> None:
     def respond(**fields: Any) -> Any:
         limits = {"temperature": 0, "max_output_tokens": 24, "exact": True}
         return real.request("POST", "/v1/responses", {**limits, **fields}).json
@@ -112,14 +112,18 @@ def test_a_response_says_what_a_chat_does_and_goes_on_where_it_ended(real: Home)
     first = respond(input=QUESTION)
     text = first["output"][0]["content"][0]["text"]
     assert text == real.chat(QUESTION, **GREEDY, exact=True).text
-    counted = real.request("POST", "/v1/responses/input_tokens", {"input": QUESTION}).json
-    assert counted["input_tokens"] == first["usage"]["input_tokens"]
-    then = respond(input="And rmtree?", previous_response_id=first["id"])["usage"]["input_tokens"]
-    assert then > counted["input_tokens"] + first["usage"]["output_tokens"]
+    count = real.request("POST", "/v1/responses/input_tokens", {"input": QUESTION}).json
+    assert count["input_tokens"] == first["usage"]["input_tokens"]
+    second_tokens = respond(input="And rmtree?", previous_response_id=first["id"])["usage"][
+        "input_tokens"
+    ]
+    assert second_tokens > count["input_tokens"] + first["usage"]["output_tokens"]
     schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"]}
     form = {"type": "json_schema", "name": "n", "schema": schema}
-    made = respond(input=QUESTION, text={"format": form})["output"][0]["content"][0]["text"]
-    assert json.loads(made)["n"] in (1, 2)
+    text_of_schema = respond(input=QUESTION, text={"format": form})["output"][0]["content"][0][
+        "text"
+    ]
+    assert json.loads(text_of_schema)["n"] in (1, 2)
     tool = {"type": "function", "name": "pick", "parameters": schema}
     [call] = respond(input=QUESTION, tools=[tool], tool_choice="required", max_output_tokens=60)[
         "output"
@@ -127,9 +131,9 @@ def test_a_response_says_what_a_chat_does_and_goes_on_where_it_ended(real: Home)
     assert json.loads(call["arguments"])["n"] in (1, 2)
 
 
-def test_a_client_that_leaves_frees_the_slot(real: Home) -> None:
+def test_a_disconnect_frees_the_slot(real: Home) -> None:
     before = real.status()["counts"]["cancelled"]
-    with real.streaming(QUESTION, **long_stream(real)) as stream:
+    with real.streaming(QUESTION, **long_answer_fields(real)) as stream:
         stream.readline()
     wait_for(lambda: real.status()["counts"]["cancelled"] > before, "the cancellation")
     answer = real.chat(QUESTION, **GREEDY)
@@ -183,7 +187,7 @@ def test_a_hostile_grammar_is_refused_or_obeyed(real: Home, fields: dict[str, ob
     assert real.chat(QUESTION, **GREEDY).status == 200
 
 
-def test_tokens_make_the_way_there_and_back(real: Home) -> None:
+def test_tokenize_and_detokenize_are_inverse(real: Home) -> None:
     tokens = real.request("POST", "/tokenize", {"content": "def f(x):"}).json["tokens"]
     assert real.request("POST", "/detokenize", {"tokens": tokens}).json["content"] == "def f(x):"
 
@@ -198,7 +202,7 @@ def test_logprobs_belong_to_the_tokens_of_the_text(real: Home) -> None:
 
 
 def test_a_killed_engine_is_explained_and_replaced(home: Home, real_daemon: RunningDaemon) -> None:
-    with home.streaming(QUESTION, **long_stream(home)) as stream:
+    with home.streaming(QUESTION, **long_answer_fields(home)) as stream:
         stream.readline()
         os.kill(real_daemon.worker_pid(), signal.SIGKILL)
         assert b'"worker_died"' in stream.read()
@@ -206,29 +210,30 @@ def test_a_killed_engine_is_explained_and_replaced(home: Home, real_daemon: Runn
     assert answer.status == 200, answer.body
 
 
-def test_room_for_prompts_that_is_empty_goes_to_other_pairs_and_comes_back(home: Home) -> None:
+def test_unused_prefix_memory_moves_between_pairs(home: Home) -> None:
     budget = 900  # MiB, of which the first pair keeps nearly half for prompts
     home.environment["LOCALSPEC_MEMORY"] = str(budget)
     daemon = RunningDaemon(home)
-    shipped = Path(localspec.__file__).parent / "builtin"
+    builtin = Path(localspec.__file__).parent / "builtin"
     names = ["builtin"]
     for number in range(3):
         files = [home.root / f"{number}-{name}.gguf" for name in ("target", "draft")]
         for file in files:
-            shutil.copy(shipped / file.name.partition("-")[2], file)
+            shutil.copy(builtin / file.name.partition("-")[2], file)
         names.append(",".join(map(str, files)))
-    room = []
+    prefix_bytes = []
     for name in names:
         assert home.chat(QUESTION, model=name, **GREEDY).status == 200
-        told = {each["name"]: each for each in home.status()["pairs"]}
-        assert [*told] == names[len(told) - 1 :: -1]  # nobody has left
-        assert sum(each["memory"] for each in told.values()) <= budget << 20
-        room.append(told["builtin"]["plan"]["prefixes"])
-    assert room[-1] < room[0]
+        pairs = {pair["name"]: pair for pair in home.status()["pairs"]}
+        assert [*pairs] == names[len(pairs) - 1 :: -1]  # no pair was evicted
+        assert sum(pair["memory"] for pair in pairs.values()) <= budget << 20
+        prefix_bytes.append(pairs["builtin"]["plan"]["prefixes"])
+    assert prefix_bytes[-1] < prefix_bytes[0]
     for name in names[1:]:
         home.request("POST", "/localspec/unload", {"model": name})
     wait_for(
-        lambda: home.status()["pair"]["plan"]["prefixes"] == room[0], "what was given up to be back"
+        lambda: home.status()["pair"]["plan"]["prefixes"] == prefix_bytes[0],
+        "the return of the memory",
     )
     daemon.stop()
 
@@ -236,68 +241,68 @@ def test_room_for_prompts_that_is_empty_goes_to_other_pairs_and_comes_back(home:
 MOMENTS = ("loading", "reading", "drafting", "sampling", "saving", "idle")
 
 
-def test_a_worker_that_is_killed_at_any_moment_changes_nothing_of_anothers_answer(
-    real: Home, tmp_path: Path
-) -> None:
+def test_killing_a_worker_does_not_change_answers_of_another(real: Home, tmp_path: Path) -> None:
     files = contextual_pair(tmp_path / "victim")
-    name, chosen = f"{files.target},{files.draft}", random.Random(1)
-    asked = {"temperature": 0, "max_tokens": 80, "ignore_eos": True, "exact": True}
-    quiet = real.chat(QUESTION, **asked)
-    own = pid_of(real, "builtin")
-    deaths, over = real.status()["counts"]["worker_deaths"], threading.Event()
+    name, rng = f"{files.target},{files.draft}", random.Random(1)
+    options = {"temperature": 0, "max_tokens": 80, "ignore_eos": True, "exact": True}
+    expected = real.chat(QUESTION, **options)
+    builtin_pid = find_pid(real, "builtin")
+    deaths, stopped = real.status()["counts"]["worker_deaths"], threading.Event()
 
-    def others() -> list[str]:
-        found = [real.chat(QUESTION, **asked).text]
-        while not over.is_set():
-            found.append(real.chat(QUESTION, **asked).text)
-        return found
+    def repeat_question() -> list[str]:
+        texts = [real.chat(QUESTION, **options).text]
+        while not stopped.is_set():
+            texts.append(real.chat(QUESTION, **options).text)
+        return texts
 
     def body(moment: str) -> dict[str, Any]:
-        text = "".join(chosen.choices("abc def\n", k=150 if moment == "reading" else 9))
-        heat = 1.0 if moment == "sampling" else 0.0
-        fields = {"ignore_eos": True, "speculative": {"depth": 3}, "temperature": heat}
+        text = "".join(rng.choices("abc def\n", k=150 if moment == "reading" else 9))
+        temperature = 1.0 if moment == "sampling" else 0.0
+        fields = {"ignore_eos": True, "speculative": {"depth": 3}, "temperature": temperature}
         return {"model": name, "prompt": text, "max_tokens": 90, **fields}
 
     def kill(moment: str) -> None:
         real.request("POST", "/localspec/reset", {})
         if moment != "loading":
             real.request("POST", "/v1/completions", {**body(moment), "max_tokens": 1})
-        asking = None if moment in ("saving", "idle") else pool.submit(ask, body(moment))
+        completion = None if moment in ("saving", "idle") else pool.submit(ask, body(moment))
         unload = {"model": name}
-        ending = pool.submit(ask, unload, "/localspec/unload") if moment == "saving" else None
+        unload_request = (
+            pool.submit(ask, unload, "/localspec/unload") if moment == "saving" else None
+        )
         if moment == "loading":
-            wait_for(lambda: pid_of(real, name), "a worker that loads")
-        time.sleep(chosen.uniform(0, 0.04))
-        if victim := pid_of(real, name):
+            wait_for(lambda: find_pid(real, name), "a worker that loads")
+        time.sleep(rng.uniform(0, 0.04))
+        if victim := find_pid(real, name):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(victim, signal.SIGKILL)
-        for each in filter(None, (asking, ending)):
-            each.result()
+        for request in filter(None, (completion, unload_request)):
+            request.result()
 
     def ask(body: dict[str, Any], path: str = "/v1/completions") -> int:
         return real.request("POST", path, body).status
 
     with ThreadPoolExecutor(3) as pool:
-        undisturbed = pool.submit(others)
+        undisturbed = pool.submit(repeat_question)
         try:
-            for moment in chosen.sample(MOMENTS, len(MOMENTS)):
+            for moment in rng.sample(MOMENTS, len(MOMENTS)):
                 kill(moment)
         finally:
-            over.set()
-        assert set(undisturbed.result()) == {quiet.text}
-    assert pid_of(real, "builtin") == own
+            stopped.set()
+        assert set(undisturbed.result()) == {expected.text}
+    assert find_pid(real, "builtin") == builtin_pid
     assert real.status()["counts"]["worker_deaths"] > deaths
     real.request("POST", "/localspec/reset", {})
     assert ask(body("idle")) == 200
 
 
-def pid_of(home: Home, name: str) -> int | None:
-    return next((each["pid"] for each in home.status()["pairs"] if each["name"] == name), None)
+def find_pid(home: Home, name: str) -> int | None:
+    return next((pair["pid"] for pair in home.status()["pairs"] if pair["name"] == name), None)
 
 
-def test_a_killed_daemon_takes_the_engine_along(home: Home) -> None:
+def test_a_killed_daemon_ends_its_engine(home: Home) -> None:
     daemon = RunningDaemon(home)
-    with home.streaming(QUESTION, **long_stream(home)) as stream:
+    with home.streaming(QUESTION, **long_answer_fields(home)) as stream:
         stream.readline()
         worker = daemon.worker_pid()
         daemon.process.kill()
@@ -328,7 +333,7 @@ def test_a_drained_daemon_finishes_its_answer(home: Home, real_daemon: RunningDa
         pytest.param("{% if %}", "line 1", id="syntax-error"),
     ],
 )
-def test_a_template_that_misbehaves_is_a_bad_request_and_completions_work(
+def test_a_hostile_template_fails_only_chats(
     template: str, reason: str, home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(synthetic, "CHAT_TEMPLATE", template)
@@ -345,7 +350,7 @@ def test_a_template_that_misbehaves_is_a_bad_request_and_completions_work(
     daemon.stop()
 
 
-def test_a_required_call_is_one_whatever_the_model_would_say(real: Home) -> None:
+def test_a_required_tool_call_is_enforced(real: Home) -> None:
     schema = {
         "type": "object",
         "properties": {"city": {"enum": ["Paris", "Rome"]}},
@@ -372,7 +377,7 @@ def test_an_editors_completion_ends_with_its_indentation(real: Home) -> None:
     free = real.request("POST", "/infill", body).json["content"]
     assert any(line[:1].strip() for line in free.split("\n")[1:]), "the function never ended"
     body |= {"n_indent": 4}
-    for _ in range(2):  # the prompt read anew, and from the cache: not always the same text
+    for _ in range(2):  # once prefilled and once from the cache, which may differ in the text
         answer = real.request("POST", "/infill", body).json
         lines = answer["content"].split("\n")
         assert lines[0].strip()
@@ -380,22 +385,22 @@ def test_an_editors_completion_ends_with_its_indentation(real: Home) -> None:
     assert answer["timings"]["cache_n"] == answer["tokens_evaluated"] - 1
 
 
-def test_a_file_that_is_cut_while_it_is_mapped_harms_no_daemon(home: Home) -> None:
+def test_truncating_a_mapped_file_does_not_harm_the_daemon(home: Home) -> None:
     builtin = Path(__file__).resolve().parents[2] / "localspec" / "builtin"
-    whole = (builtin / "target.gguf").read_bytes()
+    original = (builtin / "target.gguf").read_bytes()
     file = home.root / "cut.gguf"
-    file.write_bytes(whole)
+    file.write_bytes(original)
     home.environment["LOCALSPEC_PAIR"] = str(file)
     daemon = RunningDaemon(home)
     try:
         before = home.chat(QUESTION, **GREEDY)
         assert before.status == 200, before.body
         os.truncate(file, 1 << 20)
-        # where the kernels have copies of the weights, it is answered all the same
+        # Kernels that have copies of the weights answer all the same.
         answer = home.chat("Something else, so that it is read.", **GREEDY)
         if answer.status != 200:
             assert f"{file} was changed" in answer.error["message"]
-        file.write_bytes(whole)
+        file.write_bytes(original)
         home.run("unload")
         after = home.chat(QUESTION, **GREEDY)
         assert (after.status, after.text) == (200, before.text)
@@ -404,8 +409,8 @@ def test_a_file_that_is_cut_while_it_is_mapped_harms_no_daemon(home: Home) -> No
         daemon.stop()
 
 
-def test_a_template_and_defaults_of_ones_own_go_before_the_files(home: Home) -> None:
-    """An edit counts from the next question."""
+def test_a_custom_template_and_defaults_override_the_file(home: Home) -> None:
+    """An edit takes effect with the next question."""
     folder = home.root / "config"
     folder.mkdir()
     (folder / "mine.jinja").write_text(
@@ -418,8 +423,10 @@ def test_a_template_and_defaults_of_ones_own_go_before_the_files(home: Home) -> 
 
     def prompt() -> str:
         messages = [{"role": "user", "content": "What?"}]
-        found: str = home.request("POST", "/apply-template", {"messages": messages}).json["prompt"]
-        return found
+        rendered: str = home.request("POST", "/apply-template", {"messages": messages}).json[
+            "prompt"
+        ]
+        return rendered
 
     assert prompt() == "|What?"
     props = home.request("GET", "/props").json
@@ -427,17 +434,22 @@ def test_a_template_and_defaults_of_ones_own_go_before_the_files(home: Home) -> 
     assert props["default_generation_settings"]["params"]["top_k"] == 1
     texts = {home.chat(QUESTION, max_tokens=8, seed=seed).text for seed in range(4)}
     assert len(texts) == 1
-    shown = home.run("show", "builtin").stdout
-    assert "chat template is the one that models.toml names" in shown
-    assert "as seen in the template: <do>NAME {…}</do>" in shown
+    description = home.run("show", "builtin").stdout
+    assert "chat template is the one that models.toml names" in description
+    assert "as seen in the template: <do>NAME {…}</do>" in description
     schema = {"type": "object", "properties": {"n": {"enum": [7, 8]}}, "required": ["n"]}
     tool = {"type": "function", "function": {"name": "look", "parameters": schema}}
-    asked = {"temperature": 0, "max_tokens": 80, "tools": [tool], "tool_choice": "required"}
-    called = home.chat(QUESTION, **asked).json
-    (call,) = called["choices"][0]["message"]["tool_calls"]
+    request_fields = {
+        "temperature": 0,
+        "max_tokens": 80,
+        "tools": [tool],
+        "tool_choice": "required",
+    }
+    answer = home.chat(QUESTION, **request_fields).json
+    (call,) = answer["choices"][0]["message"]["tool_calls"]
     assert call["function"]["name"] == "look"
     assert json.loads(call["function"]["arguments"])["n"] in (7, 8)
-    assert "note" not in called["localspec"]
+    assert "note" not in answer["localspec"]
     models.write_text("")
-    wait_for(lambda: prompt() != "|What?", "the edit to be seen")
+    wait_for(lambda: prompt() != "|What?", "the effect of the edit")
     daemon.stop()

@@ -1,4 +1,4 @@
-"""Raw answers taken apart: thoughts, text and calls, however the stream is cut."""
+"""Parsing of raw answers into thoughts, text and calls, in pieces of any size."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ TOOLS = {
 SIZES = (1, 2, 3, 7, 1000)
 
 
-def read(parser: AnswerParser, text: str, size: int) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Content, reasoning and calls of an answer that comes in pieces of `size` characters."""
+def parse_answer(
+    parser: AnswerParser, text: str, size: int
+) -> tuple[str, str, list[tuple[str, Any]]]:
+    """Return content, reasoning and calls of an answer that arrives in pieces of `size` characters."""
     content, reasoning = "", ""
     calls: list[list[str]] = []
     pieces = [p for at in range(0, len(text), size) for p in parser.feed(text[at : at + size])]
@@ -75,8 +77,8 @@ TYPED = {
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_tagged_argument_is_what_its_schema_says(size: int) -> None:
-    """Python's True and None as well, which templates write; text where nothing else can be made of it."""
+def test_tagged_arguments_are_converted_by_their_schema(size: int) -> None:
+    """Python's True and None are accepted, because templates write them; other values stay text."""
     values = {
         "on": "True",
         "none": "None",
@@ -88,7 +90,11 @@ def test_a_tagged_argument_is_what_its_schema_says(size: int) -> None:
     tags = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
     answer = f"<tool_call>\n<function=typed>\n{tags}</function>\n</tool_call>"
     expected = {"on": True, "none": None, "list": [1, 2], "text": "3", "odd": "many", "new": "4"}
-    assert read(AnswerParser(HERMES, TYPED), answer, size) == ("", "", [("typed", expected)])
+    assert parse_answer(AnswerParser(HERMES, TYPED), answer, size) == (
+        "",
+        "",
+        [("typed", expected)],
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -101,11 +107,11 @@ def test_a_tagged_argument_is_what_its_schema_says(size: int) -> None:
         ("call: now {}", {}),
     ],
 )
-def test_gemmas_notation_is_read(inside: str, expected: Any, size: int) -> None:
+def test_calls_of_gemma_are_parsed(inside: str, expected: Any, size: int) -> None:
     if expected is None:
         expected = {"a": [1, [], {}], "b": {"c": None}, "d": "é"}
-    found = read(AnswerParser(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size)
-    assert found == ("", "", [("now", expected)])
+    result = parse_answer(AnswerParser(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size)
+    assert result == ("", "", [("now", expected)])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -122,8 +128,10 @@ def test_gemmas_notation_is_read(inside: str, expected: Any, size: int) -> None:
         "call:now{" + "a:{" * 3000,
     ],
 )
-def test_what_is_no_notation_of_gemma_stays_text(inside: str, size: int) -> None:
-    content, _, calls = read(AnswerParser(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size)
+def test_invalid_calls_of_gemma_stay_text(inside: str, size: int) -> None:
+    content, _, calls = parse_answer(
+        AnswerParser(GEMMA, TOOLS), f"<|tool_call>{inside}<tool_call|>", size
+    )
     assert calls == []
     assert inside in content
 
@@ -225,10 +233,10 @@ def test_calls_of_every_family(
     form: CallFormat, answer: str, expected: list[tuple[str, Any]], size: int
 ) -> None:
     parser = AnswerParser(form, TOOLS)
-    assert read(parser, answer, size) == ("", "", expected)
+    assert parse_answer(parser, answer, size) == ("", "", expected)
     parser = AnswerParser(form, TOOLS)
     if not form.bare:
-        content, _, calls = read(parser, f"Let me see.\n\n{answer}\n", size)
+        content, _, calls = parse_answer(parser, f"Let me see.\n\n{answer}\n", size)
         assert (content, calls) == ("Let me see.", expected)
 
 
@@ -249,8 +257,8 @@ def test_calls_of_every_family(
         (NO_TOOLS, "text ends <thi"),
     ],
 )
-def test_what_is_no_call_stays_text(form: CallFormat, answer: str, size: int) -> None:
-    content, reasoning, calls = read(AnswerParser(form, TOOLS), answer, size)
+def test_text_that_is_not_a_call_stays_text(form: CallFormat, answer: str, size: int) -> None:
+    content, reasoning, calls = parse_answer(AnswerParser(form, TOOLS), answer, size)
     assert (content.replace(" ", ""), reasoning, calls) == (answer.replace(" ", ""), "", [])
 
 
@@ -273,29 +281,29 @@ def test_what_is_no_call_stays_text(form: CallFormat, answer: str, size: int) ->
         ("", "<think>a</think><think>b</think>", ("<think>b</think>", "a")),
     ],
 )
-def test_thoughts_are_set_apart(
+def test_thoughts_are_separated_from_the_text(
     tail: str, answer: str, expected: tuple[str, str], size: int
 ) -> None:
     parser = AnswerParser()
     parser.begin(tail)
-    assert read(parser, answer, size)[:2] == expected
+    assert parse_answer(parser, answer, size)[:2] == expected
 
 
-MARKED = 'a </parameter> b </function> c </tool_call> <tool_call|> {"'
+TEXT_WITH_MARKERS = 'a </parameter> b </function> c </tool_call> <tool_call|> {"'
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("form", [TAGS, GEMMA, HERMES])
-def test_json_may_hold_the_markers_that_end_it(form: CallFormat, size: int) -> None:
-    value = {"note": [MARKED]}
+def test_arguments_can_contain_the_end_markers(form: CallFormat, size: int) -> None:
+    value = {"note": [TEXT_WITH_MARKERS]}
     call = json.dumps({"name": "keep", "arguments": {"what": value}})
     if form is TAGS:
-        written = f"\n<parameter=what>\n{json.dumps(value)}\n</parameter>\n"
-        text = f"\n<parameter=text>\n1 </function>\n</parameter>{written}"
+        parameter = f"\n<parameter=what>\n{json.dumps(value)}\n</parameter>\n"
+        text = f"\n<parameter=text>\n1 </function>\n</parameter>{parameter}"
         call = f"<function=keep>{text}</function>"
     tools = {"keep": {"properties": {"what": {"type": "object"}, "text": {"type": "string"}}}}
     parser = AnswerParser(form, tools)
-    _, _, [(name, arguments)] = read(parser, f"{form.opens[0]}{call}{form.close}", size)
+    _, _, [(name, arguments)] = parse_answer(parser, f"{form.opens[0]}{call}{form.close}", size)
     assert (name, arguments["what"]) == ("keep", value)
 
 
@@ -310,34 +318,36 @@ def test_tags_are_streamed_parameter_by_parameter() -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_thoughts_come_before_calls(size: int) -> None:
     answer = f"<think>\nI should look.\n</think>\n\nOne moment.\n{HERMES_CALL}"
-    found = read(AnswerParser(HERMES, TOOLS), answer, size)
-    assert found == ("One moment.", "I should look.", [PARIS])
+    result = parse_answer(AnswerParser(HERMES, TOOLS), answer, size)
+    assert result == ("One moment.", "I should look.", [PARIS])
     answer = '<think>hm</think>{"name": "now", "parameters": {}}'
-    assert read(AnswerParser(LLAMA, TOOLS), answer, size) == ("", "hm", [("now", {})])
+    assert parse_answer(AnswerParser(LLAMA, TOOLS), answer, size) == ("", "hm", [("now", {})])
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_messages_in_channels_are_thoughts_text_and_calls(size: int) -> None:
-    """As gpt-oss writes them."""
+def test_channel_messages_are_thoughts_text_and_calls(size: int) -> None:
+    """The answers are in the notation of gpt-oss."""
     thoughts = "<|channel|>analysis<|message|>a < b, <|hm<|end|>"
-    said = "<|start|>assistant<|channel|>final<|message|>yes <b>"
-    assert read(AnswerParser(), thoughts + said, size) == ("yes <b>", "a < b, <|hm", [])
-    called = (
+    final = "<|start|>assistant<|channel|>final<|message|>yes <b>"
+    assert parse_answer(AnswerParser(), thoughts + final, size) == ("yes <b>", "a < b, <|hm", [])
+    call = (
         "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
         '{"city": "Paris", "days": 2}'
     )
-    before = "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
-    found = read(AnswerParser(UNKNOWN_FORMAT, TOOLS), thoughts + before + called, size)
-    assert found == ("One moment.", "a < b, <|hm", [PARIS])
-    cut = read(AnswerParser(UNKNOWN_FORMAT, TOOLS), "<|channel|>analysis<|message|>I thi", size)
+    preamble = "<|start|>assistant<|channel|>commentary<|message|>One moment.<|end|>"
+    result = parse_answer(AnswerParser(UNKNOWN_FORMAT, TOOLS), thoughts + preamble + call, size)
+    assert result == ("One moment.", "a < b, <|hm", [PARIS])
+    cut = parse_answer(
+        AnswerParser(UNKNOWN_FORMAT, TOOLS), "<|channel|>analysis<|message|>I thi", size
+    )
     assert cut == ("", "I thi", [])
-    assert read(AnswerParser(), "<|chan is text", size)[0] == "<|chan is text"
+    assert parse_answer(AnswerParser(), "<|chan is text", size)[0] == "<|chan is text"
 
 
 def test_thoughts_stay_in_the_text_on_request() -> None:
     parser = AnswerParser(reasoning=False)
     parser.begin("<think>")
-    assert read(parser, "<think>a</think>b", 3)[0] == "<think>a</think>b"
+    assert parse_answer(parser, "<think>a</think>b", 3)[0] == "<think>a</think>b"
 
 
 def test_arguments_are_streamed_as_they_come() -> None:
@@ -348,12 +358,12 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert parser.feed('ty": "P') == [Arguments('ty": "P')]
 
 
-def test_without_parallel_calls_only_the_first_is_given() -> None:
+def test_without_parallel_calls_only_the_first_is_returned() -> None:
     parser = AnswerParser(HERMES, TOOLS, parallel=False)
-    assert read(parser, HERMES_CALL * 3, 4)[2] == [PARIS]
+    assert parse_answer(parser, HERMES_CALL * 3, 4)[2] == [PARIS]
 
 
-def test_a_call_that_is_cut_off_keeps_what_came() -> None:
+def test_a_call_that_is_cut_off_keeps_its_partial_arguments() -> None:
     parser = AnswerParser(HERMES, TOOLS)
     pieces = parser.feed('<tool_call>{"name": "weather", "arguments": {"city": "Pa')
     pieces += parser.finish()
@@ -373,28 +383,34 @@ def test_a_call_that_is_cut_off_is_a_call_or_text_and_never_both(
         parser = AnswerParser(form, TOOLS)
         pieces = parser.feed(f"{opens}{call[:end]}{form.close if closed else ''}")
         pieces += parser.finish()
-        begun = [piece for piece in pieces if isinstance(piece, Call)]
-        assert len(begun) + any(isinstance(piece, Text) for piece in pieces) <= 1
+        calls = [piece for piece in pieces if isinstance(piece, Call)]
+        assert len(calls) + any(isinstance(piece, Text) for piece in pieces) <= 1
 
 
-def mangled(chosen: random.Random) -> str:
-    """A call or several as JSON, some with a character too many, too few or another."""
+def draw_damaged_calls(rng: random.Random) -> str:
+    """Return calls as JSON, some with a wrong, missing or additional character."""
     call = {
-        "name": chosen.choice(["weather", "now", 'a"b\\']),
-        "arguments": chosen.choice([{"city": "Pa\\ris", "at": [1, {}]}, "{}", None, {"q": 'a"}'}]),
-        "id": chosen.choice([1, "x", ["name"], {"arguments": 2}]),
+        "name": rng.choice(["weather", "now", 'a"b\\']),
+        "arguments": rng.choice([{"city": "Pa\\ris", "at": [1, {}]}, "{}", None, {"q": 'a"}'}]),
+        "id": rng.choice([1, "x", ["name"], {"arguments": 2}]),
     }
-    items = chosen.sample(list(call.items()), chosen.randint(1, 3))
-    text = json.dumps(dict(items), indent=chosen.choice([None, 1]))
-    text = chosen.choice([text, f"[{text}, {text}]", f"{text} and more"])
-    for _ in range(chosen.choice([0, 0, 1, 3])):
-        at = chosen.randrange(len(text))
-        text = text[:at] + chosen.choice(["", "{", "]", '"', ":", "\\", " x"]) + text[at + 1 :]
+    items = rng.sample(list(call.items()), rng.randint(1, 3))
+    text = json.dumps(dict(items), indent=rng.choice([None, 1]))
+    text = rng.choice([text, f"[{text}, {text}]", f"{text} and more"])
+    for _ in range(rng.choice([0, 0, 1, 3])):
+        position = rng.randrange(len(text))
+        text = (
+            text[:position]
+            + rng.choice(["", "{", "]", '"', ":", "\\", " x"])
+            + text[position + 1 :]
+        )
     return text
 
 
 def test_gemmas_json_is_a_call_or_text_and_never_both() -> None:
-    objects = [text for seed in range(300) if (text := mangled(random.Random(seed)))[:1] == "{"]
+    objects = [
+        text for seed in range(300) if (text := draw_damaged_calls(random.Random(seed)))[:1] == "{"
+    ]
     assert len(objects) > 150
     for inside in objects:
         plain = JsonCalls()
@@ -406,16 +422,16 @@ def test_gemmas_json_is_a_call_or_text_and_never_both() -> None:
         assert is_text or not plain.is_broken, inside
 
 
-def as_it_came(text: str, size: int, forced: bool) -> tuple[Any, ...]:
-    """What a reader makes of a text in pieces of `size` characters, and what it leaves of it."""
+def read_in_pieces(text: str, size: int, forced: bool) -> tuple[Any, ...]:
+    """Return the calls of a text read in pieces of `size` characters, and the reader's final state."""
     reader = JsonCalls(call=Call("x" * 9, "now") if forced else None)
-    names, arguments, left = [], "", text
+    names, arguments, remaining = [], "", text
     pieces: list[Any] = []
-    while left and not (reader.is_finished or reader.is_broken):
-        found, rest = reader.feed(left[:size])
+    while remaining and not (reader.is_finished or reader.is_broken):
+        new_pieces, rest = reader.feed(remaining[:size])
         assert not rest or reader.is_finished or reader.is_broken
-        pieces, left = [*pieces, *found], rest + left[size:]
-    state = reader.is_finished, reader.is_broken, reader.raw, left
+        pieces, remaining = [*pieces, *new_pieces], rest + remaining[size:]
+    state = reader.is_finished, reader.is_broken, reader.raw, remaining
     for piece in [*pieces, *reader.end()]:
         if isinstance(piece, Call):
             names.append(piece.name)
@@ -425,10 +441,10 @@ def as_it_came(text: str, size: int, forced: bool) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("forced", [False, True])
-def test_calls_are_read_the_same_however_they_come(forced: bool) -> None:
-    chosen = random.Random(5)
+def test_parsing_calls_does_not_depend_on_the_pieces(forced: bool) -> None:
+    rng = random.Random(5)
     for _ in range(400):
-        text = mangled(chosen)
-        whole = as_it_came(text, len(text), forced)
-        assert whole[-2] + whole[-1] == text  # nothing is lost
-        assert [as_it_came(text, size, forced) for size in (1, 2, 5)] == [whole] * 3
+        text = draw_damaged_calls(rng)
+        expected = read_in_pieces(text, len(text), forced)
+        assert expected[-2] + expected[-1] == text  # no character is lost
+        assert [read_in_pieces(text, size, forced) for size in (1, 2, 5)] == [expected] * 3

@@ -1,4 +1,4 @@
-"""Several pairs in memory: beside each other, one after the other, and each with deaths of its own."""
+"""Several pairs in memory: concurrent answers, eviction, deaths, queues, roles and idle times."""
 
 from __future__ import annotations
 
@@ -34,155 +34,155 @@ from localspec.registry.header.fit import FreeMemory
 from tests.support.daemons import FAKE_WORKER, Home, RunningDaemon, scripted_home, wait_for
 
 Start = Callable[..., RunningDaemon]
-TWO = 300  # MiB, which hold two scripted engines
+MEMORY_FOR_TWO_MIB = 300  # MiB, which hold two scripted engines
 
 
-def pairs(home: Home, *names: str) -> list[str]:
-    """Names that mean files which are there."""
+def create_pairs(home: Home, *names: str) -> list[str]:
+    """Create files for pairs and return their paths, which are names of pairs."""
     files = [home.root / f"{name}.gguf" for name in names]
     for file in files:
         file.touch()
     return [str(file) for file in files]
 
 
-def loaded(home: Home) -> list[str]:
-    """What is in memory, the one that was asked last ahead."""
-    return [each["name"] for each in home.status()["pairs"]]
+def list_loaded(home: Home) -> list[str]:
+    """Return the names of the pairs in memory, the most recently used first."""
+    return [pair["name"] for pair in home.status()["pairs"]]
 
 
-def of(home: Home, pair: str) -> Any:
-    return next((each for each in home.status()["pairs"] if each["name"] == pair), None)
+def get_status(home: Home, pair: str) -> Any:
+    return next((entry for entry in home.status()["pairs"] if entry["name"] == pair), None)
 
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Home]:
-    """One daemon for the tests that leave nothing behind; it has room for all."""
+    """Run one daemon, with room for all pairs, for the tests that leave nothing behind."""
     with scripted_home("--load-delay", "0.02") as home:
         yield home
 
 
 @pytest.fixture
-def home_of_all(shared: Home) -> Iterator[Home]:
+def unloaded_home(shared: Home) -> Iterator[Home]:
     wait_for(lambda: shared.request("POST", "/localspec/unload", {}).status == 200, "nothing")
     yield shared
     shared.request("POST", "/localspec/reset", {})
 
 
-def test_two_pairs_answer_at_once_and_nothing_is_loaded_in_between(home_of_all: Home) -> None:
-    home = home_of_all
-    one, two = pairs(home, "one", "two")
+def test_two_pairs_answer_concurrently_without_reloads(unloaded_home: Home) -> None:
+    home = unloaded_home
+    one, two = create_pairs(home, "one", "two")
     before = home.status()["counts"]["worker_starts"]
     with home.streaming("slow 40", model=one) as stream:
         stream.readline()
         for turn in range(10):
             assert home.chat(f"say {turn}", model=two).text == str(turn)
-        assert {each["name"]: each["running"] for each in home.status()["pairs"]} == {
+        assert {pair["name"]: pair["running"] for pair in home.status()["pairs"]} == {
             one: 1,
             two: 0,
         }
         assert b'"39 "' in stream.read()
     assert home.status()["counts"]["worker_starts"] == before + 2
-    assert loaded(home) == [one, two]
-    first, second = (of(home, each) for each in (one, two))
+    assert list_loaded(home) == [one, two]
+    first, second = (get_status(home, pair) for pair in (one, two))
     assert first["pid"] != second["pid"]
     assert before <= first["since"] <= second["since"] <= time.time()
 
 
-def test_a_pair_is_unloaded_by_its_name_and_all_without_one(home_of_all: Home) -> None:
-    home = home_of_all
-    one, two, three = pairs(home, "one", "two", "three")
-    for each in (one, two, three):
-        assert home.chat("say x", model=each).text == "x"
-    asked = home.request("POST", "/localspec/unload", {"model": two})
-    assert asked.json == {"unloaded": True, "pairs": [two]}
+def test_unload_takes_one_pair_by_name_or_all(unloaded_home: Home) -> None:
+    home = unloaded_home
+    one, two, three = create_pairs(home, "one", "two", "three")
+    for pair in (one, two, three):
+        assert home.chat("say x", model=pair).text == "x"
+    unloaded = home.request("POST", "/localspec/unload", {"model": two})
+    assert unloaded.json == {"unloaded": True, "pairs": [two]}
     assert home.request("POST", "/localspec/unload", {"model": two}).json["unloaded"] is False
-    assert loaded(home) == [three, one]
+    assert list_loaded(home) == [three, one]
     with home.streaming("forever", model=one) as stream:
         stream.readline()
         busy = home.request("POST", "/localspec/unload", {})
         assert (busy.status, busy.error["code"]) == (409, "conflict")
         assert f"The pair {one} is busy" in busy.error["message"]
-        assert loaded(home) == [one]
-        with home.streaming("forever", model=two) as other:
-            other.readline()
+        assert list_loaded(home) == [one]
+        with home.streaming("forever", model=two) as second_stream:
+            second_stream.readline()
             busy = home.request("POST", "/localspec/unload", {})
             assert f"These pairs are busy: {one}, {two};" in busy.error["message"]
     wait_for(lambda: home.status()["running"] == 0, "the end of the answer")
     assert home.request("POST", "/localspec/unload").json == {"unloaded": True, "pairs": [one, two]}
 
 
-def test_what_is_in_memory_is_told_everywhere(home_of_all: Home) -> None:
-    home = home_of_all
-    one, two = pairs(home, "one", "two")
-    for each in (one, two):
-        home.chat("say x", model=each)
-    told = {each["id"]: each["status"] for each in home.request("GET", "/v1/models").json["data"]}
-    assert [told[each]["value"] for each in (one, two, "builtin")] == [
+def test_loaded_pairs_are_listed_in_models_and_metrics(unloaded_home: Home) -> None:
+    home = unloaded_home
+    one, two = create_pairs(home, "one", "two")
+    for pair in (one, two):
+        home.chat("say x", model=pair)
+    statuses = {
+        item["id"]: item["status"] for item in home.request("GET", "/v1/models").json["data"]
+    }
+    assert [statuses[name]["value"] for name in (one, two, "builtin")] == [
         "loaded",
         "loaded",
         "unloaded",
     ]
-    assert told[one]["since"] <= told[two]["since"]
+    assert statuses[one]["since"] <= statuses[two]["since"]
     metrics = home.request("GET", "/metrics").body.decode()
     assert "localspec_pairs_loaded 2" in metrics
     assert f'localspec_pair_requests_running{{pair="{one}"}} 0' in metrics
 
 
 @pytest.mark.parametrize("prompt", ["die SIGKILL", "deadly SIGSEGV"])
-def test_a_death_is_nothing_to_other_pairs(prompt: str, home_of_all: Home) -> None:
-    home = home_of_all
-    one, two = pairs(home, "one", "two")
+def test_a_worker_death_does_not_affect_other_pairs(prompt: str, unloaded_home: Home) -> None:
+    home = unloaded_home
+    one, two = create_pairs(home, "one", "two")
     with home.streaming("slow 20", model=one) as stream:
         stream.readline()
-        pid = of(home, one)["pid"]
+        pid = get_status(home, one)["pid"]
         assert home.chat(prompt, model=two).status >= 400
         assert home.chat("say back", model=two).text == "back"
         assert b'"19 "' in stream.read()
-    assert of(home, one)["pid"] == pid
+    assert get_status(home, one)["pid"] == pid
 
 
-def test_engines_that_are_killed_at_any_moment_leave_the_others_answers_as_they_are(
-    home_of_all: Home,
+def test_killing_one_engine_at_random_does_not_affect_the_others(
+    unloaded_home: Home,
 ) -> None:
-    home = home_of_all
-    names = pairs(home, "one", "two", "three")
-    chosen = random.Random(7)
-    whole = " ".join(map(str, range(20)))
+    home = unloaded_home
+    names = create_pairs(home, "one", "two", "three")
+    rng = random.Random(7)
+    expected = " ".join(map(str, range(20)))
 
     def follow(pair: str) -> list[str]:
         return [home.chat("slow 20", model=pair).text.strip() for _ in range(3)]
 
-    for each in names:
-        home.chat("say x", model=each)
+    for name in names:
+        home.chat("say x", model=name)
     with ThreadPoolExecutor(2) as pool:
-        undisturbed = [pool.submit(follow, each) for each in names[:2]]
-        while not all(each.done() for each in undisturbed):
+        followers = [pool.submit(follow, name) for name in names[:2]]
+        while not all(follower.done() for follower in followers):
             home.request("POST", "/localspec/reset", {})
-            asked = home.open("/v1/chat/completions", "slow 100", model=names[2])
-            time.sleep(chosen.uniform(0, 0.15))
-            asked.close()
-            if victim := (of(home, names[2]) or {}).get("pid"):
+            connection = home.open("/v1/chat/completions", "slow 100", model=names[2])
+            time.sleep(rng.uniform(0, 0.15))
+            connection.close()
+            if victim := (get_status(home, names[2]) or {}).get("pid"):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(victim, signal.SIGKILL)
-        assert [each.result() for each in undisturbed] == [[whole] * 3] * 2
+        assert [follower.result() for follower in followers] == [[expected] * 3] * 2
 
 
-# ------------------------------------------------------------------------ where memory is short
+# ------------------------------------------------------------------------ eviction
 
 
-def test_of_three_pairs_with_room_for_two_the_one_asked_least_recently_leaves(
-    home: Home, start_daemon: Start
-) -> None:
-    start_daemon(memory=TWO)
-    names = pairs(home, "one", "two", "three")
-    chosen = random.Random(3)
-    expected: list[str] = []  # the one that was asked last ahead
+def test_the_least_recently_used_of_three_pairs_is_evicted(home: Home, start_daemon: Start) -> None:
+    start_daemon(memory=MEMORY_FOR_TWO_MIB)
+    names = create_pairs(home, "one", "two", "three")
+    rng = random.Random(3)
+    expected: list[str] = []  # the most recently used first
     starts = 0
     for turn in range(24):
-        pair = chosen.choice(names)
+        pair = rng.choice(names)
         starts += pair not in expected
-        expected = [pair, *(each for each in expected if each != pair)][:2]
-        kind = chosen.randrange(3)
+        expected = [pair, *(name for name in expected if name != pair)][:2]
+        kind = rng.randrange(3)
         if kind == 0:
             body = {"prompt": f"!say {turn}", "model": pair}
             assert home.request("POST", "/infill", body).json["content"] == str(turn)
@@ -191,92 +191,90 @@ def test_of_three_pairs_with_room_for_two_the_one_asked_least_recently_leaves(
             assert home.request("POST", "/tokenize", body).json["tokens"] == [97]
         else:
             assert home.chat(f"say {turn}", model=pair).text == str(turn)
-        assert loaded(home) == expected
+        assert list_loaded(home) == expected
     counts = home.status()["counts"]
     assert (counts["worker_starts"], counts["worker_deaths"]) == (starts, 0)
 
 
-def test_no_request_is_lost_where_pairs_come_and_go(home: Home, start_daemon: Start) -> None:
-    start_daemon("--load-delay", "0.01", memory=TWO, queue=1000)
-    names = pairs(home, "one", "two", "three", "four")
-    most = 0
+def test_no_request_is_lost_while_pairs_are_swapped(home: Home, start_daemon: Start) -> None:
+    start_daemon("--load-delay", "0.01", memory=MEMORY_FOR_TWO_MIB, queue=1000)
+    names = create_pairs(home, "one", "two", "three", "four")
+    max_loaded = 0
 
     def ask(number: int) -> str:
-        chosen = random.Random(number)
-        pair = names[min(int(chosen.expovariate(1.2)), 3)]
-        if chosen.random() < 0.1:  # who leaves, at whatever moment
+        rng = random.Random(number)
+        pair = names[min(int(rng.expovariate(1.2)), 3)]
+        if rng.random() < 0.1:  # a client that disconnects at a random moment
             connection = home.open("/v1/chat/completions", f"slow {number % 9}", model=pair)
-            time.sleep(chosen.uniform(0, 0.05))
+            time.sleep(rng.uniform(0, 0.05))
             connection.close()
             return "left"
         answer = home.chat(f"say {number}", model=pair)
         return "right" if answer.status == 200 and answer.text == str(number) else str(answer.body)
 
     with ThreadPoolExecutor(12) as pool:
-        asked = pool.map(ask, range(150))
+        outcomes = pool.map(ask, range(150))
         for _ in range(20):
-            most = max(most, len([each for each in home.status()["pairs"] if each["pid"]]))
-        told = Counter(asked)
-    assert set(told) == {"right", "left"}
-    assert most <= 2
+            max_loaded = max(
+                max_loaded, len([pair for pair in home.status()["pairs"] if pair["pid"]])
+            )
+        counts = Counter(outcomes)
+    assert set(counts) == {"right", "left"}
+    assert max_loaded <= 2
     wait_for(lambda: home.status()["running"] == 0, "the end of all")
     assert home.status()["counts"]["worker_deaths"] == 0
 
 
-def test_a_newcomer_takes_the_place_of_whoever_is_quiet_first(
-    home: Home, start_daemon: Start
-) -> None:
-    start_daemon(memory=TWO)
-    one, two, three = pairs(home, "one", "two", "three")
-    with home.streaming("forever", model=one) as endless, ThreadPoolExecutor(1) as pool:
-        endless.readline()
+def test_a_new_pair_replaces_the_first_pair_that_is_idle(home: Home, start_daemon: Start) -> None:
+    start_daemon(memory=MEMORY_FOR_TWO_MIB)
+    one, two, three = create_pairs(home, "one", "two", "three")
+    with home.streaming("forever", model=one) as endless_stream, ThreadPoolExecutor(1) as pool:
+        endless_stream.readline()
         with home.streaming("slow 30", model=two) as stream:
             stream.readline()
-            new = pool.submit(home.chat, "say new", model=three)
+            future = pool.submit(home.chat, "say new", model=three)
             assert b'"29 "' in stream.read()
-        assert new.result().text == "new"
-        assert loaded(home) == [three, one]
-        endless.readline()
+        assert future.result().text == "new"
+        assert list_loaded(home) == [three, one]
+        endless_stream.readline()
 
 
-def test_those_who_wait_for_room_and_leave_hold_nobody_up(home: Home, start_daemon: Start) -> None:
-    start_daemon(memory=TWO)
-    one, two, three = pairs(home, "one", "two", "three")
-    with home.streaming("forever", model=one) as first:
-        first.readline()
-        with home.streaming("forever", model=two) as second:
-            second.readline()
-            new = home.open("/v1/chat/completions", "say new", model=three)
-            wait_for(lambda: of(home, three), "the request for the third")
-            assert of(home, three)["stage"] == "waiting"
-            new.close()
-            wait_for(lambda: not of(home, three), "its end")
+def test_a_waiting_client_that_leaves_blocks_nobody(home: Home, start_daemon: Start) -> None:
+    start_daemon(memory=MEMORY_FOR_TWO_MIB)
+    one, two, three = create_pairs(home, "one", "two", "three")
+    with home.streaming("forever", model=one) as first_stream:
+        first_stream.readline()
+        with home.streaming("forever", model=two) as second_stream:
+            second_stream.readline()
+            connection = home.open("/v1/chat/completions", "say new", model=three)
+            wait_for(lambda: get_status(home, three), "the request for the third")
+            assert get_status(home, three)["stage"] == "waiting"
+            connection.close()
+            wait_for(lambda: not get_status(home, three), "its end")
             assert home.chat("say a", model=one).text == "a"
             assert home.chat("say b", model=two).text == "b"
     assert home.status()["counts"]["worker_starts"] == 2
 
 
-def test_a_smaller_budget_and_another_setting_count_at_once(
-    home: Home, start_daemon: Start
-) -> None:
+def test_config_changes_apply_to_loaded_pairs(home: Home, start_daemon: Start) -> None:
     start_daemon()
-    one, two = pairs(home, "one", "two")
-    for each in (one, two):
-        home.chat("say x", model=each)
+    one, two = create_pairs(home, "one", "two")
+    for pair in (one, two):
+        home.chat("say x", model=pair)
     config = home.root / "config" / "config.toml"
     config.parent.mkdir(exist_ok=True)
     config.write_text("memory = 200\n")
     assert home.request("POST", "/localspec/config", {}).status == 200
-    wait_for(lambda: loaded(home) == [two], "the first to leave")
-    pid = of(home, two)["pid"]
+    wait_for(lambda: list_loaded(home) == [two], "the first to leave")
+    pid = get_status(home, two)["pid"]
     config.write_text("depth = 2\n")
     home.request("POST", "/localspec/config", {})
     assert home.chat("say y", model=two).text == "y"
-    assert of(home, two)["pid"] != pid
+    assert get_status(home, two)["pid"] != pid
     assert home.status()["counts"]["worker_deaths"] == 0
 
 
-def test_a_smaller_budget_counts_for_those_that_answer_once_they_are_done(tmp_path: Path) -> None:
+def test_a_smaller_budget_evicts_a_busy_pair_after_its_answer(tmp_path: Path) -> None:
     async def scenario() -> None:
         residents = ResidentTable(
             Config(),
@@ -292,63 +290,61 @@ def test_a_smaller_budget_counts_for_those_that_answer_once_they_are_done(tmp_pa
             with second.running(Tokenize(0, "a")):
                 with first.running(Tokenize(0, "a")):
                     residents.configure(Config(memory=200))
-                    assert [each.name for each in residents.loaded] == ["two", "one"]
-                assert [each.name for each in residents.loaded] == ["two"]
-            assert [each.name for each in residents.loaded] == ["two"]
+                    assert [pair.name for pair in residents.loaded] == ["two", "one"]
+                assert [pair.name for pair in residents.loaded] == ["two"]
+            assert [pair.name for pair in residents.loaded] == ["two"]
         finally:
             await residents.close()
 
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_room_is_given_back_to_the_others_though_a_pair_ends_meanwhile(
+def test_freed_memory_goes_to_the_remaining_pairs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, paths = Config(), Paths(*[tmp_path] * 5)
     residents = ResidentTable(config, paths, Counts(), worker_command=())
     plenty = FreeMemory(1 << 36)
-    planned = eviction.plan_load(
+    plan = eviction.plan_load(
         builtin_files(), eviction.engine_settings(config, paths), plenty, "cpu"
     )
-    told = list[tuple[str, int]]()
+    limits = list[tuple[str, int]]()
 
-    class Told:
-        """A worker that is only told how much room it has."""
+    class RecordingWorker:
+        """A worker that only records how much memory it gets for caches."""
 
         busy, pid = False, 0
 
         def __init__(self, name: str) -> None:
             self.name = name
 
-        async def limit_cache(self, most: int) -> int:
-            told.append((self.name, most))
-            return most
+        async def limit_cache(self, limit: int) -> int:
+            limits.append((self.name, limit))
+            return limit
 
-    def looked(_: object) -> MemorySnapshot:
+    def measure(_: object) -> MemorySnapshot:
         residents.get("one").state = Unloaded()
         return MemorySnapshot(plenty)
 
     async def scenario() -> None:
         for name in ("one", "two"):
-            worker: Any = Told(name)
-            engine = LoadedEngine(
-                worker, planned.pair, config, MappedFiles(planned.pair), planned, 0.0
-            )
+            worker: Any = RecordingWorker(name)
+            engine = LoadedEngine(worker, plan.pair, config, MappedFiles(plan.pair), plan, 0.0)
             info = Loaded(name, "fake", None, 1, 1, None, "", "")
             residents.get(name).state = Ready(engine.with_cache_bytes(0), info)
         residents.on_memory_freed()
-        while not told:
+        while not limits:
             await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(MemorySnapshot, "measure", looked)
+    monkeypatch.setattr(MemorySnapshot, "measure", measure)
     asyncio.run(asyncio.wait_for(scenario(), 10))
-    assert told == [("two", config.prefix_memory << 20)]
+    assert limits == [("two", config.prefix_memory << 20)]
 
 
-# ------------------------------------------------------------------------ one queue for all
+# ------------------------------------------------------------------------ queue limit
 
 
-def test_those_who_wait_for_any_pair_count_together(tmp_path: Path) -> None:
+def test_the_queue_limit_counts_all_pairs(tmp_path: Path) -> None:
     async def scenario() -> None:
         residents = ResidentTable(
             Config(parallel=1, queue=3),
@@ -362,75 +358,73 @@ def test_those_who_wait_for_any_pair_count_together(tmp_path: Path) -> None:
             async with residents.get(name).admission.place(Job()):
                 await over.wait()
 
-        held = [asyncio.create_task(hold(name)) for name in ("a", "a", "a", "b", "b")]
+        holders = [asyncio.create_task(hold(name)) for name in ("a", "a", "a", "b", "b")]
         await asyncio.sleep(0)
         assert (residents.running(), residents.waiting()) == (2, 3)
         assert residents.get("a").admission.ahead(Job()).position == 2
         with pytest.raises(QueueFull):
             await hold("b")
-        third = asyncio.create_task(hold("c"))  # one that has a place needs none in a queue
+        third = asyncio.create_task(hold("c"))  # runs at once, so the queue limit does not apply
         await asyncio.sleep(0)
         assert residents.running() == 3
         over.set()
-        await asyncio.gather(*held, third)
+        await asyncio.gather(*holders, third)
 
     asyncio.run(scenario())
 
 
-def test_an_idle_time_is_each_pairs_own(home: Home, start_daemon: Start) -> None:
+def test_the_idle_time_is_counted_for_each_pair(home: Home, start_daemon: Start) -> None:
     start_daemon(idle_unload=0.4)
-    one, two = pairs(home, "one", "two")
+    one, two = create_pairs(home, "one", "two")
     home.chat("say x", model=one)
     with home.streaming("forever", model=two) as stream:
         stream.readline()
-        assert 0 < of(home, one)["unloads_in"] <= 0.4
-        wait_for(lambda: loaded(home) == [two], "the first's idle time")
-        assert of(home, two)["running"] == 1
+        assert 0 < get_status(home, one)["unloads_in"] <= 0.4
+        wait_for(lambda: list_loaded(home) == [two], "the first's idle time")
+        assert get_status(home, two)["running"] == 1
 
 
-# ------------------------------------------------------------------------ roles, and who stays
+# ------------------------------------------------------------------------ roles and retention
 
 
-def test_an_editors_request_goes_to_the_pair_that_has_the_role(
-    home: Home, start_daemon: Start
-) -> None:
-    one, two = pairs(home, "one", "two")
+def test_infill_requests_go_to_the_pair_with_that_role(home: Home, start_daemon: Start) -> None:
+    one, two = create_pairs(home, "one", "two")
     start_daemon(pair=one, pair_fim=two)
     assert home.chat("say x").json["model"] == one
     assert home.request("POST", "/infill", {"prompt": "!say y"}).json["content"] == "y"
-    assert loaded(home) == [two, one]
+    assert list_loaded(home) == [two, one]
     body = {"prompt": "a", "suffix": "b"}
     assert home.request("POST", "/v1/completions", body).json["model"] == two
     assert home.request("POST", "/v1/completions", {"prompt": "say z"}).json["model"] == one
     assert home.request("POST", "/infill", {"prompt": "!say y", "model": one}).status == 200
-    assert loaded(home) == [one, two]
+    assert list_loaded(home) == [one, two]
 
 
-def test_a_pair_that_is_kept_leaves_for_nobody(tmp_path: Path) -> None:
-    kept = {"one"}
+def test_a_pair_that_is_kept_is_never_evicted(tmp_path: Path) -> None:
+    pinned = {"one"}
 
     async def scenario() -> None:
         residents = ResidentTable(
-            Config(memory=TWO),
+            Config(memory=MEMORY_FOR_TWO_MIB),
             Paths(*[tmp_path] * 5),
             Counts(),
             worker_command=(sys.executable, str(FAKE_WORKER)),
         )
         residents.retention_policy = lambda name: RetentionPolicy(
-            name in kept, 0.05 if name == "three" else None
+            name in pinned, 0.05 if name == "three" else None
         )
         try:
             for name in ("one", "two", "three"):
                 await residents.get(name).ready(PairFiles(name, f"/{name}.gguf"))
-            assert [each.name for each in residents.loaded] == ["three", "one"]
-            kept.add("three")
+            assert [pair.name for pair in residents.loaded] == ["three", "one"]
+            pinned.add("three")
             with pytest.raises(
                 LoadFailed, match=r"kept loaded: one \(128 MiB\), three \(128 MiB\)"
             ):
                 await residents.get("two").ready(PairFiles("two", "/two.gguf"))
-            assert [each.name for each in residents.loaded] == ["three", "one"]
+            assert [pair.name for pair in residents.loaded] == ["three", "one"]
             with residents.get("three").in_use():
-                kept.clear()
+                pinned.clear()
             while residents.info("three"):  # its own idle time
                 await asyncio.sleep(0.01)
             assert residents.info("one")
@@ -440,7 +434,7 @@ def test_a_pair_that_is_kept_leaves_for_nobody(tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_models_toml_says_how_long_a_pair_stays(tmp_path: Path) -> None:
+def test_models_toml_sets_how_long_a_pair_stays(tmp_path: Path) -> None:
     paths = Paths(*[tmp_path] * 5)
     registry = Registry(paths, lambda _: False, lambda: ())
     assert registry.retention_policy("coder-7b") == RetentionPolicy()

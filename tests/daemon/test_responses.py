@@ -1,4 +1,4 @@
-"""OpenAI's Responses through the official client: text, tools, thoughts, schemas, and what is kept."""
+"""OpenAI's Responses API through the official client: text, tools, thoughts, schemas and storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response as Published
 from openai.types.responses import ResponseItemList, ResponseStreamEvent
 
-from tests.daemon.test_forgetting import found_in
+from tests.daemon.test_forgetting import find_words
 from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
 
 BASE = "http://localspec/v1"
@@ -35,7 +35,7 @@ def call(name: str, arguments: dict[str, Any]) -> str:
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """A scripted engine whose template knows tools."""
+    """Run a daemon with the scripted engine and a template that supports tools."""
     with scripted_home("--template", "{% if tools %}<tool_call>{% endif %}") as home:
         yield home
 
@@ -50,51 +50,53 @@ def client(home: Home) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def streamed(home: Home, asked: str, /, **fields: Any) -> list[dict[str, Any]]:
-    """The events of a response as they are on the wire, each of them strictly of its published type."""
-    answer = home.request("POST", "/v1/responses", {"input": asked, "stream": True, **fields})
+def stream_events(home: Home, text: str, /, **fields: Any) -> list[dict[str, Any]]:
+    """Return the events of a streamed response, each validated against its published type."""
+    answer = home.request("POST", "/v1/responses", {"input": text, "stream": True, **fields})
     assert answer.status == 200, answer.body
-    found = []
+    events = []
     for event in answer.body.decode().removesuffix("\n\n").split("\n\n"):
         name, _, data = event.partition("\n")
         value = json.loads(data.removeprefix("data: "))
         assert name == f"event: {value['type']}"
         EVENT.validate_json(data.removeprefix("data: "))
-        found.append(value)
-    assert [each["sequence_number"] for each in found] == list(range(len(found)))
-    return found
+        events.append(value)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
 
 
-def told_apart(events: list[dict[str, Any]]) -> list[str]:
-    """The types of events, those that follow each other once."""
-    types = [each["type"].removeprefix("response.") for each in events]
-    return [each for at, each in enumerate(types) if types[at - 1 : at] != [each]]
+def collapse_types(events: list[dict[str, Any]]) -> list[str]:
+    """Return the types of events without consecutive repetitions."""
+    types = [event["type"].removeprefix("response.") for event in events]
+    return [kind for index, kind in enumerate(types) if types[index - 1 : index] != [kind]]
 
 
-def prompt(response: Any) -> Any:
-    """What an engine that echoes was asked."""
+def read_prompt(response: Any) -> Any:
+    """Return the prompt that the echoing engine received."""
     return json.loads(response.output_text)["prompt"]
 
 
 # ------------------------------------------------------------------------ shapes
 
 
-def test_a_whole_response_is_what_is_published(home: Home) -> None:
+def test_a_response_matches_the_published_schema(home: Home) -> None:
     body = {"input": "say hello there", "metadata": {"a": "b"}, "max_output_tokens": 40}
     answer = home.request("POST", "/v1/responses", body)
-    found = Published.model_validate_json(answer.body, strict=True)
-    assert (found.status, found.output_text) == ("completed", "hello there")
-    assert (found.metadata, found.max_output_tokens) == ({"a": "b"}, 40)
-    assert found.usage
-    assert found.usage.output_tokens == 2
-    assert (found.output[0].id or "").startswith("msg_")
+    response = Published.model_validate_json(answer.body, strict=True)
+    assert (response.status, response.output_text) == ("completed", "hello there")
+    assert (response.metadata, response.max_output_tokens) == ({"a": "b"}, 40)
+    assert response.usage
+    assert response.usage.output_tokens == 2
+    assert (response.output[0].id or "").startswith("msg_")
 
 
 def test_events_come_in_the_published_order(home: Home) -> None:
     text = "raw <think>so so</think>well: " + call("weather", {"city": "Oslo"})
-    events = streamed(home, text + call("apply_patch", {"input": "a\nb"}), tools=[WEATHER, PATCH])
+    events = stream_events(
+        home, text + call("apply_patch", {"input": "a\nb"}), tools=[WEATHER, PATCH]
+    )
     text_of_message = ["output_text.delta", "output_text.done", "content_part.done"]
-    assert told_apart(events) == [
+    assert collapse_types(events) == [
         "created",
         "in_progress",
         "output_item.added",
@@ -117,12 +119,12 @@ def test_events_come_in_the_published_order(home: Home) -> None:
         "output_item.done",
         "completed",
     ]
-    done = [each["item"] for each in events if each["type"] == "response.output_item.done"]
+    items = [event["item"] for event in events if event["type"] == "response.output_item.done"]
     response = events[-1]["response"]
-    assert response["output"] == done
-    thoughts, said, weather, patch = done
+    assert response["output"] == items
+    thoughts, message, weather, patch = items
     assert thoughts["content"] == [{"type": "reasoning_text", "text": "so so"}]
-    assert said["content"][0]["text"] == "well:"
+    assert message["content"][0]["text"] == "well:"
     assert (weather["name"], json.loads(weather["arguments"])) == ("weather", {"city": "Oslo"})
     assert (patch["type"], patch["name"], patch["input"]) == (
         "custom_tool_call",
@@ -130,15 +132,15 @@ def test_events_come_in_the_published_order(home: Home) -> None:
         "a\nb",
     )
     assert response["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
-    for item in done:
-        begun = next(each for each in events if each.get("item", {}).get("id") == item["id"])
-        assert begun["type"] == "response.output_item.added"
-        assert begun["item"]["status"] == "in_progress"
+    for item in items:
+        added = next(event for event in events if event.get("item", {}).get("id") == item["id"])
+        assert added["type"] == "response.output_item.added"
+        assert added["item"]["status"] == "in_progress"
 
 
-def test_a_summary_is_the_thoughts_themselves_and_that_is_said(home: Home) -> None:
-    events = streamed(home, "raw <think>so so</think>yes", reasoning={"summary": "auto"})
-    assert told_apart(events)[2:8] == [
+def test_a_summary_repeats_the_thoughts_and_a_note_says_so(home: Home) -> None:
+    events = stream_events(home, "raw <think>so so</think>yes", reasoning={"summary": "auto"})
+    assert collapse_types(events)[2:8] == [
         "output_item.added",
         "reasoning_summary_part.added",
         "reasoning_summary_text.delta",
@@ -148,7 +150,7 @@ def test_a_summary_is_the_thoughts_themselves_and_that_is_said(home: Home) -> No
     ]
     response = events[-1]["response"]
     assert response["output"][0]["summary"] == [{"type": "summary_text", "text": "so so"}]
-    assert any("'reasoning.summary'" in each for each in response["localspec"]["ignored"])
+    assert any("'reasoning.summary'" in note for note in response["localspec"]["ignored"])
 
 
 @pytest.mark.parametrize(
@@ -159,110 +161,116 @@ def test_a_summary_is_the_thoughts_themselves_and_that_is_said(home: Home) -> No
         ("full", {}, "incomplete"),
     ],
 )
-def test_streamed_and_whole_say_the_same(
+def test_streamed_and_complete_responses_agree(
     home: Home, client: openai.OpenAI, text: str, fields: dict[str, Any], status: str
 ) -> None:
-    whole = client.responses.create(input=text, model="", **fields)
-    last = streamed(home, text, **fields)[-1]
-    assert (whole.status, last["type"]) == (status, f"response.{status}")
-    response = Published.model_validate(last["response"])
-    assert response.output_text == whole.output_text
-    assert response.incomplete_details == whole.incomplete_details
-    first, same = response.output[0], whole.output[0]
-    assert first.status == same.status == status  # type: ignore[union-attr] # messages, or thoughts
+    complete = client.responses.create(input=text, model="", **fields)
+    final_event = stream_events(home, text, **fields)[-1]
+    assert (complete.status, final_event["type"]) == (status, f"response.{status}")
+    response = Published.model_validate(final_event["response"])
+    assert response.output_text == complete.output_text
+    assert response.incomplete_details == complete.incomplete_details
+    streamed_item, complete_item = response.output[0], complete.output[0]
+    assert streamed_item.status == complete_item.status == status  # type: ignore[union-attr] # messages, or thoughts
 
 
-def test_how_much_of_the_prompt_is_read_is_said_as_llama_server_does(home: Home) -> None:
-    events = streamed(home, "say x", return_progress=True)
-    told = [each for each in events if "prompt_progress" in each]
-    assert {each["type"] for each in told} == {"response.in_progress"}
-    assert told[-1]["prompt_progress"]["total"] > 0
-    assert [each["type"] for each in events if "timings" in each] == ["response.completed"]
+def test_prompt_progress_has_the_shape_of_llama_server(home: Home) -> None:
+    events = stream_events(home, "say x", return_progress=True)
+    progress_events = [event for event in events if "prompt_progress" in event]
+    assert {event["type"] for event in progress_events} == {"response.in_progress"}
+    assert progress_events[-1]["prompt_progress"]["total"] > 0
+    assert [event["type"] for event in events if "timings" in event] == ["response.completed"]
 
 
-def test_timings_come_with_each_token_as_llama_server_gives_them(home: Home) -> None:
+def test_timings_per_token_have_the_shape_of_llama_server(home: Home) -> None:
     fields = {"timings_per_token": True, "return_progress": True}
-    events = streamed(home, "say one two", **fields)
-    told = [each["timings"] for each in events if each["type"] == "response.output_text.delta"]
-    assert [each["predicted_n"] for each in told] == [1, 2]
-    assert all("timings" in each for each in events if "prompt_progress" in each)
+    events = stream_events(home, "say one two", **fields)
+    timings = [
+        event["timings"] for event in events if event["type"] == "response.output_text.delta"
+    ]
+    assert [timing["predicted_n"] for timing in timings] == [1, 2]
+    assert all("timings" in event for event in events if "prompt_progress" in event)
     assert events[-1]["timings"] == events[-1]["response"]["timings"]
 
 
-def test_an_engine_that_dies_fails_the_response_and_keeps_what_was_said(home: Home) -> None:
-    events = streamed(home, "die SIGKILL")
-    assert told_apart(events)[-2:] == ["error", "failed"]
+def test_an_engine_death_fails_the_response_and_keeps_its_text(home: Home) -> None:
+    events = stream_events(home, "die SIGKILL")
+    assert collapse_types(events)[-2:] == ["error", "failed"]
     response = events[-1]["response"]
     assert response["error"]["code"] == "server_error"
     assert response["output"][0]["content"][0]["text"] == "one two "
-    kept = home.request("GET", f"/v1/responses/{response['id']}").json
-    assert (kept["status"], kept["output"]) == ("failed", response["output"])
+    stored = home.request("GET", f"/v1/responses/{response['id']}").json
+    assert (stored["status"], stored["output"]) == ("failed", response["output"])
 
 
 def test_logprobs_are_those_of_the_text(client: openai.OpenAI) -> None:
-    found = client.responses.create(
+    response = client.responses.create(
         input="raw <think>so so</think>yes no", model="", top_logprobs=1, store=False
     )
-    part: Any = found.output[-1]
-    tokens = [each.token for each in part.content[0].logprobs]
+    part: Any = response.output[-1]
+    tokens = [logprob.token for logprob in part.content[0].logprobs]
     assert "yes no" in "".join(tokens)
     assert "so so" not in "".join(tokens)
     with client.responses.stream(
         input="say a b", model="", include=["message.output_text.logprobs"]
     ) as stream:
-        deltas = [each for each in stream if each.type == "response.output_text.delta"]
-    assert [each.logprobs[0].token for each in deltas] == ["a", " b"]
+        deltas = [event for event in stream if event.type == "response.output_text.delta"]
+    assert [delta.logprobs[0].token for delta in deltas] == ["a", " b"]
 
 
 # ------------------------------------------------------------------------ tools
 
 
-def test_five_turns_with_tools_also_without_anything_kept(client: openai.OpenAI) -> None:
+def test_five_turns_with_tools_without_stored_responses(client: openai.OpenAI) -> None:
     items: list[Any] = [{"role": "user", "content": "raw " + call("weather", {"city": "0"})}]
     for turn in range(1, 5):
-        found = client.responses.create(
+        response = client.responses.create(
             input=items, model="", tools=[WEATHER], store=False, instructions="Be brief."
         )
-        [made] = [each for each in found.output if each.type == "function_call"]
-        assert json.loads(made.arguments) == {"city": str(turn - 1)}
-        items += [each.to_dict() for each in found.output]
+        [tool_call] = [item for item in response.output if item.type == "function_call"]
+        assert json.loads(tool_call.arguments) == {"city": str(turn - 1)}
+        items += [item.to_dict() for item in response.output]
         result = "raw " + call("weather", {"city": str(turn)}) if turn < 4 else "echo"
-        items.append({"type": "function_call_output", "call_id": made.call_id, "output": result})
-    last = client.responses.create(
+        items.append(
+            {"type": "function_call_output", "call_id": tool_call.call_id, "output": result}
+        )
+    final = client.responses.create(
         input=items, model="", tools=[WEATHER], store=False, instructions="Be brief."
     )
-    asked = prompt(last)
-    roles = [each["role"] for each in asked["messages"]]
+    final_prompt = read_prompt(final)
+    roles = [message["role"] for message in final_prompt["messages"]]
     assert roles == ["system", "user", *["assistant", "tool"] * 4]
     cities = [
-        each["extra"]["tool_calls"][0]["function"]["arguments"]["city"]
-        for each in asked["messages"]
-        if each["role"] == "assistant"
+        message["extra"]["tool_calls"][0]["function"]["arguments"]["city"]
+        for message in final_prompt["messages"]
+        if message["role"] == "assistant"
     ]
     assert cities == ["0", "1", "2", "3"]
-    assert asked["tools"][0]["function"]["parameters"] == SCHEMA
+    assert final_prompt["tools"][0]["function"]["parameters"] == SCHEMA
 
 
-def test_five_turns_with_tools_that_go_on_from_each_other(client: openai.OpenAI) -> None:
+def test_five_turns_with_tools_by_previous_response_id(client: openai.OpenAI) -> None:
     previous: str | None = None
-    asked: Any = "raw " + call("weather", {"city": "0"})
+    turn_input: Any = "raw " + call("weather", {"city": "0"})
     for turn in range(1, 5):
-        found = client.responses.create(
-            input=asked, model="", tools=[WEATHER], previous_response_id=previous
+        response = client.responses.create(
+            input=turn_input, model="", tools=[WEATHER], previous_response_id=previous
         )
-        previous = found.id
-        [made] = [each for each in found.output if each.type == "function_call"]
+        previous = response.id
+        [tool_call] = [item for item in response.output if item.type == "function_call"]
         result = "raw " + call("weather", {"city": str(turn)}) if turn < 4 else "echo"
-        asked = [{"type": "function_call_output", "call_id": made.call_id, "output": result}]
-    last = client.responses.create(
-        input=asked, model="", tools=[WEATHER], previous_response_id=previous
+        turn_input = [
+            {"type": "function_call_output", "call_id": tool_call.call_id, "output": result}
+        ]
+    final = client.responses.create(
+        input=turn_input, model="", tools=[WEATHER], previous_response_id=previous
     )
-    roles = [each["role"] for each in prompt(last)["messages"]]
+    roles = [message["role"] for message in read_prompt(final)["messages"]]
     assert roles == ["user", *["assistant", "tool"] * 4]
 
 
-def test_several_calls_and_thoughts_are_one_turn_of_the_model(client: openai.OpenAI) -> None:
-    found = client.responses.create(
+def test_calls_and_thoughts_become_one_assistant_message(client: openai.OpenAI) -> None:
+    response = client.responses.create(
         model="",
         store=False,
         tools=[WEATHER, PATCH],
@@ -291,25 +299,25 @@ def test_several_calls_and_thoughts_are_one_turn_of_the_model(client: openai.Ope
             },
         ],
     )
-    system, user, turn, rain, last = prompt(found)["messages"]
+    system, user, turn, weather_output, patch_output = read_prompt(response)["messages"]
     assert (system["role"], user["content"]) == ("system", "Both, please.")
     assert (turn["content"], turn["extra"]["reasoning_content"]) == ("Both.", "hm")
-    arguments = [each["function"]["arguments"] for each in turn["extra"]["tool_calls"]]
+    arguments = [call["function"]["arguments"] for call in turn["extra"]["tool_calls"]]
     assert arguments == [{}, {"input": "x"}]
-    assert [rain["content"], last["content"]] == ["rain", "echo"]
+    assert [weather_output["content"], patch_output["content"]] == ["rain", "echo"]
 
 
-def test_thoughts_come_back_from_clients_that_keep_them_unread(client: openai.OpenAI) -> None:
+def test_encrypted_thoughts_are_restored_from_the_client(client: openai.OpenAI) -> None:
     text = "raw <think>so so</think>" + call("weather", {})
     first = client.responses.create(
         input=text, model="", tools=[WEATHER], store=False, include=["reasoning.encrypted_content"]
     )
-    thoughts, made = (each.to_dict() for each in first.output)
+    thoughts, tool_call = (item.to_dict() for item in first.output)
     thoughts["content"] = None
-    output = {"type": "function_call_output", "call_id": made["call_id"], "output": "echo"}
-    items: Any = [{"role": "user", "content": text}, thoughts, made, output]
+    output = {"type": "function_call_output", "call_id": tool_call["call_id"], "output": "echo"}
+    items: Any = [{"role": "user", "content": text}, thoughts, tool_call, output]
     second = client.responses.create(input=items, model="", tools=[WEATHER], store=False)
-    assert prompt(second)["messages"][1]["extra"]["reasoning_content"] == "so so"
+    assert read_prompt(second)["messages"][1]["extra"]["reasoning_content"] == "so so"
 
 
 @pytest.mark.parametrize(
@@ -331,27 +339,25 @@ def test_thoughts_come_back_from_clients_that_keep_them_unread(client: openai.Op
         ({"type": "web_search_preview"}, ["weather", "now"], False),
     ],
 )
-def test_choices_of_tools(
-    client: openai.OpenAI, choice: Any, names: list[str], forced: bool
-) -> None:
-    now: Any = {"type": "function", "name": "now", "parameters": None, "strict": False}
-    tools: Any = [WEATHER, now, {"type": "web_search"}]
-    found = client.responses.create(
+def test_tool_choice(client: openai.OpenAI, choice: Any, names: list[str], forced: bool) -> None:
+    now_tool: Any = {"type": "function", "name": "now", "parameters": None, "strict": False}
+    tools: Any = [WEATHER, now_tool, {"type": "web_search"}]
+    response = client.responses.create(
         input="echo", model="", tools=tools, tool_choice=choice, store=False
     )
-    asked = json.loads(found.output_text)
-    assert asked.get("tools", {}).get("required", False) == forced
-    shown = prompt(found).get("tools") or []
-    assert [each["function"]["name"] for each in shown] == names
-    extra: Any = found.model_extra
-    assert any("'tools[2]'" in each for each in extra["localspec"]["ignored"])
+    frame = json.loads(response.output_text)
+    assert frame.get("tools", {}).get("required", False) == forced
+    offered = read_prompt(response).get("tools") or []
+    assert [tool["function"]["name"] for tool in offered] == names
+    extra: Any = response.model_extra
+    assert any("'tools[2]'" in note for note in extra["localspec"]["ignored"])
 
 
-def test_an_agents_request_is_taken_whole(home: Home) -> None:
-    """What a command-line agent sends that speaks this protocol alone."""
+def test_a_request_of_a_coding_agent_is_accepted(home: Home) -> None:
+    """The body is that of a command-line agent that supports only this protocol."""
     shell = {"type": "object", "properties": {"command": {"type": "array"}}}
     shell_call = {"type": "local_shell_call", "call_id": "9", "status": "completed", "action": {}}
-    events = streamed(
+    events = stream_events(
         home,
         "",
         model="",
@@ -387,23 +393,25 @@ def test_an_agents_request_is_taken_whole(home: Home) -> None:
     )
     response = events[-1]["response"]
     assert response["output"][0]["content"][0]["text"] == "ok"
-    said = " ".join(response["localspec"]["ignored"])
-    for each in ("input[2]", "input[3]", "tools[2]", "tools[3]", "tools[1].format", "verbosity"):
-        assert f"'{each}'" in said or each in said
+    ignored = " ".join(response["localspec"]["ignored"])
+    for field in ("input[2]", "input[3]", "tools[2]", "tools[3]", "tools[1].format", "verbosity"):
+        assert f"'{field}'" in ignored or field in ignored
     assert home.request("GET", f"/v1/responses/{response['id']}").status == 404
 
 
-def test_a_tool_in_a_namespace_is_called_by_its_name_there(client: openai.OpenAI) -> None:
-    spaces: Any = [
-        {"type": "namespace", "name": each, "description": "", "tools": [WEATHER]} for each in "ab"
+def test_a_tool_in_a_namespace_is_called_by_its_name(client: openai.OpenAI) -> None:
+    namespaces: Any = [
+        {"type": "namespace", "name": namespace, "description": "", "tools": [WEATHER]}
+        for namespace in "ab"
     ]
     text = "raw " + call("weather", {}) + call("b.weather", {})
-    found = client.responses.create(input=text, model="", tools=spaces, store=False)
-    made: list[Any] = list(found.output)
-    assert [(each.name, each.namespace) for each in made] == [("weather", "a"), ("weather", "b")]
+    response = client.responses.create(input=text, model="", tools=namespaces, store=False)
+    tool_calls: list[Any] = list(response.output)
+    names = [(tool_call.name, tool_call.namespace) for tool_call in tool_calls]
+    assert names == [("weather", "a"), ("weather", "b")]
 
 
-# ------------------------------------------------------------------------ forms of the answer
+# ------------------------------------------------------------------------ schemas and effort
 
 
 class Place(pydantic.BaseModel):
@@ -411,8 +419,8 @@ class Place(pydantic.BaseModel):
 
 
 def test_a_schema_is_obeyed_and_parsed(client: openai.OpenAI) -> None:
-    found = client.responses.parse(input='raw {"city": "Oslo"}', model="", text_format=Place)
-    assert found.output_parsed == Place(city="Oslo")
+    response = client.responses.parse(input='raw {"city": "Oslo"}', model="", text_format=Place)
+    assert response.output_parsed == Place(city="Oslo")
     text: Any = {"format": {"type": "json_schema", "name": "place", "schema": SCHEMA}}
     echo = client.responses.create(input="echo", model="", text=text)
     assert json.loads(json.loads(echo.output_text)["constraint"]["source"]) == SCHEMA
@@ -422,14 +430,14 @@ def test_a_schema_is_obeyed_and_parsed(client: openai.OpenAI) -> None:
 def test_an_effort_limits_the_thoughts(
     client: openai.OpenAI, effort: Any, budget: int | None
 ) -> None:
-    found = client.responses.create(
+    response = client.responses.create(
         input="echo", model="", reasoning={"effort": effort}, store=False
     )
-    limit = json.loads(found.output_text).get("thinking")
+    limit = json.loads(response.output_text).get("thinking")
     assert (limit and limit.get("tokens", 0)) == budget
-    extra: Any = found.model_extra
-    said = extra["localspec"].get("ignored", [])
-    assert any("'reasoning.effort'" in each for each in said) == (budget is None)
+    extra: Any = response.model_extra
+    notes = extra["localspec"].get("ignored", [])
+    assert any("'reasoning.effort'" in note for note in notes) == (budget is None)
 
 
 def test_the_asynchronous_client(home: Home) -> None:
@@ -441,22 +449,24 @@ def test_the_asynchronous_client(home: Home) -> None:
                 api_key="none", base_url=BASE, http_client=http, max_retries=0
             ) as client,
         ):
-            whole = await client.responses.create(input="say so", model="")
+            response = await client.responses.create(input="say so", model="")
             async with client.responses.stream(input="say so", model="") as stream:
                 types = [event.type async for event in stream]
                 final = await stream.get_final_response()
             assert (await client.responses.retrieve(final.id)).output_text == "so"
-            return whole.output_text, final.output_text, types
+            return response.output_text, final.output_text, types
 
-    whole, final, types = asyncio.run(use())
-    assert whole == final == "so"
+    text, final_text, types = asyncio.run(use())
+    assert text == final_text == "so"
     assert types[-1] == "response.completed"
 
 
-# ------------------------------------------------------------------------ what is kept
+# ------------------------------------------------------------------------ storage
 
 
-def test_a_response_is_kept_shown_listed_and_deleted(home: Home, client: openai.OpenAI) -> None:
+def test_a_response_is_stored_retrieved_listed_and_deleted(
+    home: Home, client: openai.OpenAI
+) -> None:
     tools: Any = [WEATHER]
     text = "raw <think>so so</think>well: " + call("weather", {"city": "Oslo"})
     first = client.responses.create(
@@ -465,26 +475,26 @@ def test_a_response_is_kept_shown_listed_and_deleted(home: Home, client: openai.
     result: Any = {"type": "function_call_output", "output": "say rain"}
     result["call_id"] = first.output[-1].to_dict()["call_id"]
     second = client.responses.create(input=[result], model="", previous_response_id=first.id)
-    again = client.responses.retrieve(first.id)
-    assert again.to_dict().keys() >= {"instructions", "usage"}
-    assert [again.output, again.metadata, again.tools, again.usage] == [
+    retrieved = client.responses.retrieve(first.id)
+    assert retrieved.to_dict().keys() >= {"instructions", "usage"}
+    assert [retrieved.output, retrieved.metadata, retrieved.tools, retrieved.usage] == [
         *(first.output, {"a": "b"}, first.tools, first.usage)
     ]
     raw = home.request("GET", f"/v1/responses/{second.id}/input_items?order=asc")
     page = ResponseItemList.model_validate_json(raw.body, strict=True)
-    kinds = [each.type for each in page.data]
+    kinds = [item.type for item in page.data]
     assert kinds == [*("message", "reasoning", "message", "function_call", "function_call_output")]
-    assert [each.id for each in page.data[1:4]] == [each.id for each in first.output]
+    assert [item.id for item in page.data[1:4]] == [item.id for item in first.output]
     pages = [each.id for each in client.responses.input_items.list(second.id, limit=2)]
-    assert pages == [each.id for each in reversed(page.data)]
+    assert pages == [item.id for item in reversed(page.data)]
     client.responses.delete(second.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(second.id)
-    shown = home.request("GET", "/localspec/conversations/last").json
-    assert [each["role"] for each in shown["messages"]] == ["user", "assistant"]
+    conversation = home.request("GET", "/localspec/conversations/last").json
+    assert [message["role"] for message in conversation["messages"]] == ["user", "assistant"]
 
 
-def test_it_is_forgotten_with_its_conversation_and_taken_back_with_its_question(
+def test_a_response_is_deleted_with_its_conversation_or_question(
     home: Home, client: openai.OpenAI
 ) -> None:
     first = client.responses.create(input="say one", model="")
@@ -496,123 +506,125 @@ def test_it_is_forgotten_with_its_conversation_and_taken_back_with_its_question(
     home.request("DELETE", "/localspec/conversations/last")
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(first.id)
-    remains = (home.root / "data").rglob("*") if (home.root / "data").exists() else ()
-    assert not any(first.id.encode() in each.read_bytes() for each in remains if each.is_file())
+    paths = (home.root / "data").rglob("*") if (home.root / "data").exists() else ()
+    assert not any(first.id.encode() in path.read_bytes() for path in paths if path.is_file())
 
 
-def test_who_sends_everything_again_goes_on_in_one_conversation(
-    home: Home, client: openai.OpenAI
-) -> None:
+def test_a_resent_history_continues_its_conversation(home: Home, client: openai.OpenAI) -> None:
     before = home.request("GET", "/localspec/conversations").json["conversations"]
     items: list[Any] = [{"role": "user", "content": "raw " + call("weather", {"city": "x"})}]
     first = client.responses.create(input=items, model="", tools=[WEATHER])
     result: Any = {"type": "function_call_output", "output": "say so"}
     result["call_id"] = first.output[0].to_dict()["call_id"]
-    items += [*(each.to_dict() for each in first.output), result]
+    items += [*(item.to_dict() for item in first.output), result]
     second = client.responses.create(input=items, model="", tools=[WEATHER])
-    items += [*(each.to_dict() for each in second.output), {"role": "user", "content": "say z"}]
+    items += [*(item.to_dict() for item in second.output), {"role": "user", "content": "say z"}]
     client.responses.create(input=items, model="", tools=[WEATHER])
     newest, *others = home.request("GET", "/localspec/conversations").json["conversations"]
     assert (others, newest["messages"]) == (before, 6)
-    items[0]["content"] += " or another"  # is another conversation, whatever ids are in it
+    items[0]["content"] += " or another"  # makes it another conversation, whatever item ids it has
     client.responses.create(input=items, model="", tools=[WEATHER])
     after = home.request("GET", "/localspec/conversations").json["conversations"]
     assert len(after) == len(before) + 2
 
 
-def _other_question(items: list[Any]) -> None:
+def _change_question(items: list[Any]) -> None:
     items[0]["content"] += " or another"
 
 
-def _other_result(items: list[Any]) -> None:
+def _change_result(items: list[Any]) -> None:
     items[2]["output"] += " and more"
 
 
-def _other_answer(items: list[Any]) -> None:
+def _change_answer(items: list[Any]) -> None:
     items[3]["content"][0]["text"] += "!"
 
 
-def _other_call(items: list[Any]) -> None:
+def _change_call(items: list[Any]) -> None:
     items[1]["call_id"] = items[2]["call_id"] = "call_other"
 
 
-@pytest.mark.parametrize("change", [_other_question, _other_result, _other_answer, _other_call])
-def test_a_request_with_other_texts_is_not_filed_into_a_conversation_that_it_names(
+@pytest.mark.parametrize("change", [_change_question, _change_result, _change_answer, _change_call])
+def test_a_changed_history_starts_a_new_conversation(
     home: Home, client: openai.OpenAI, change: Callable[[list[Any]], None]
 ) -> None:
-    """Its items have ids of a kept response, but it says something else than that was asked for."""
+    """The item ids are those of a stored response, but the texts differ from the stored ones."""
     items: list[Any] = [{"role": "user", "content": "raw " + call("weather", {"city": "x"})}]
     first = client.responses.create(input=items, model="", tools=[WEATHER])
     result: Any = {"type": "function_call_output", "output": "say so"}
     result["call_id"] = first.output[0].to_dict()["call_id"]
-    items += [*(each.to_dict() for each in first.output), result]
+    items += [*(item.to_dict() for item in first.output), result]
     second = client.responses.create(input=items, model="", tools=[WEATHER])
-    items += [*(each.to_dict() for each in second.output), {"role": "user", "content": "say z"}]
+    items += [*(item.to_dict() for item in second.output), {"role": "user", "content": "say z"}]
     change(items)
     client.responses.create(input=items, model="", tools=[WEATHER])
     newest, older = home.request("GET", "/localspec/conversations").json["conversations"][:2]
     assert (newest["messages"], older["messages"]) == (6, 4)
-    shown = home.request("GET", f"/localspec/conversations/{newest['id']}").json["messages"]
-    question, called, result, answer, *_ = shown
+    messages = home.request("GET", f"/localspec/conversations/{newest['id']}").json["messages"]
+    question, called, result, answer, *_ = messages
     assert question["content"] == items[0]["content"]
     assert called["tool_calls"][0]["id"] == items[1]["call_id"] == result["tool_call_id"]
     assert result["content"] == items[2]["output"]
     assert answer["content"] == items[3]["content"][0]["text"]
 
 
-def test_two_that_go_on_from_one_do_not_read_each_other(client: openai.OpenAI) -> None:
-    one = client.responses.create(input="say one", model="", instructions="Once.")
-    client.responses.create(input="say two", model="", previous_response_id=one.id)
-    other = client.responses.create(input="echo", model="", previous_response_id=one.id)
-    assert [each["content"] for each in prompt(other)["messages"]] == ["say one", "one", "echo"]
-    last = client.responses.create(input="echo", model="", previous_response_id=other.id)
-    assert len(prompt(last)["messages"]) == 5
+def test_branches_of_a_response_do_not_mix(client: openai.OpenAI) -> None:
+    first = client.responses.create(input="say one", model="", instructions="Once.")
+    client.responses.create(input="say two", model="", previous_response_id=first.id)
+    branch = client.responses.create(input="echo", model="", previous_response_id=first.id)
+    assert [message["content"] for message in read_prompt(branch)["messages"]] == [
+        "say one",
+        "one",
+        "echo",
+    ]
+    final = client.responses.create(input="echo", model="", previous_response_id=branch.id)
+    assert len(read_prompt(final)["messages"]) == 5
 
 
-def test_two_that_go_on_from_one_at_once_do_not_read_each_other(
-    home: Home, client: openai.OpenAI
-) -> None:
-    one = client.responses.create(input="say one", model="")
-    with client.responses.stream(input="slow 20", model="", previous_response_id=one.id) as stream:
+def test_concurrent_branches_of_a_response_do_not_mix(home: Home, client: openai.OpenAI) -> None:
+    first = client.responses.create(input="say one", model="")
+    with client.responses.stream(
+        input="slow 20", model="", previous_response_id=first.id
+    ) as stream:
         next(iter(stream))
-        other = client.responses.create(input="say x", model="", previous_response_id=one.id)
+        quick = client.responses.create(input="say x", model="", previous_response_id=first.id)
         slow = stream.get_final_response()
-    for each in (slow, other):
-        last = client.responses.create(input="echo", model="", previous_response_id=each.id)
-        asked = [message["content"] for message in prompt(last)["messages"]]
-        assert asked[::2] == ["say one", "slow 20" if each is slow else "say x", "echo"]
-    days = home.request("GET", "/localspec/statistics").json
-    client.responses.create(input="say y", model="", previous_response_id=one.id)
+    for branch in (slow, quick):
+        echo = client.responses.create(input="echo", model="", previous_response_id=branch.id)
+        contents = [message["content"] for message in read_prompt(echo)["messages"]]
+        assert contents[::2] == ["say one", "slow 20" if branch is slow else "say x", "echo"]
+    before = home.request("GET", "/localspec/statistics").json
+    client.responses.create(input="say y", model="", previous_response_id=first.id)
     after = home.request("GET", "/localspec/statistics").json
-    assert after["total"]["answers"] == days["total"]["answers"] + 1
+    assert after["total"]["answers"] == before["total"]["answers"] + 1
 
 
-def test_items_are_meant_by_their_ids(client: openai.OpenAI) -> None:
+def test_item_references_are_resolved(client: openai.OpenAI) -> None:
     text = "raw <think>so so</think>well: " + call("weather", {"city": "Oslo"})
     first = client.responses.create(input=text, model="", tools=[WEATHER])
-    items: Any = [{"type": "item_reference", "id": each.id} for each in first.output]
+    items: Any = [{"type": "item_reference", "id": item.id} for item in first.output]
     output: Any = {"type": "function_call_output", "output": "echo"}
     output["call_id"] = first.output[-1].to_dict()["call_id"]
     second = client.responses.create(input=[*items, output], model="", tools=[WEATHER])
-    turn, _ = prompt(second)["messages"]
+    turn, _ = read_prompt(second)["messages"]
     assert (turn["content"], turn["extra"]["reasoning_content"]) == ("well:", "so so")
     assert turn["extra"]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
 
 
-def test_what_is_not_to_be_kept_is_not(home: Home, client: openai.OpenAI) -> None:
+def test_a_response_is_not_stored_without_store(home: Home, client: openai.OpenAI) -> None:
     before = home.request("GET", "/localspec/conversations").json
-    found = client.responses.create(input="say x", model="", store=False)
+    response = client.responses.create(input="say x", model="", store=False)
     assert home.request("GET", "/localspec/conversations").json == before
     with pytest.raises(openai.BadRequestError) as caught:
-        client.responses.create(input="say y", model="", previous_response_id=found.id)
+        client.responses.create(input="say y", model="", previous_response_id=response.id)
     assert caught.value.param == "previous_response_id"
     home.run("config", "set", "keep_responses", "false")
-    unsaid = client.responses.create(input="say x", model="")
-    assert unsaid.model_dump()["store"] is False
+    default = client.responses.create(input="say x", model="")
+    assert default.model_dump()["store"] is False
     assert home.request("GET", "/localspec/conversations").json == before
-    asked = client.responses.create(input="say x", model="", store=True)
+    requested = client.responses.create(input="say x", model="", store=True)
     home.run("config", "unset", "keep_responses")
-    assert client.responses.retrieve(asked.id).id == asked.id
+    assert client.responses.retrieve(requested.id).id == requested.id
 
 
 def test_input_tokens(client: openai.OpenAI) -> None:
@@ -622,14 +634,12 @@ def test_input_tokens(client: openai.OpenAI) -> None:
     assert 0 < short < long
 
 
-# ------------------------------------------------------------------------ its end
+# ------------------------------------------------------------------------ disconnects and refusals
 
 
-def test_a_client_that_leaves_frees_the_engine_and_nobody_else(
-    home: Home, client: openai.OpenAI
-) -> None:
-    with home.streaming("slow 100") as beside:
-        beside.readline()
+def test_a_disconnect_ends_only_that_request(home: Home, client: openai.OpenAI) -> None:
+    with home.streaming("slow 100") as bystander:
+        bystander.readline()
         stream = client.responses.create(input="forever", model="", stream=True)
         for event in stream:
             if event.type == "response.created":
@@ -638,19 +648,19 @@ def test_a_client_that_leaves_frees_the_engine_and_nobody_else(
                 break
         stream.close()
         wait_for(lambda: home.status()["running"] == 1, "the engine to be free of it")
-        assert b'"content":"99 "' in beside.read()
-    kept = wait_for(
+        assert b'"content":"99 "' in bystander.read()
+    stored = wait_for(
         lambda: next(
             (
-                each
-                for each in [home.request("GET", f"/v1/responses/{name}").json]
-                if each.get("status") == "cancelled"
+                response
+                for response in [home.request("GET", f"/v1/responses/{name}").json]
+                if response.get("status") == "cancelled"
             ),
             None,
         ),
         "what it got to be kept",
     )
-    assert kept["output"][0]["content"][0]["text"].startswith("0 ")
+    assert stored["output"][0]["content"][0]["text"].startswith("0 ")
 
 
 def test_a_response_is_cancelled_by_its_id(client: openai.OpenAI) -> None:
@@ -665,9 +675,9 @@ def test_a_response_is_cancelled_by_its_id(client: openai.OpenAI) -> None:
             assert client.responses.cancel(name).status == "cancelled"
     assert types[-1] == "response.incomplete"
     assert client.responses.cancel(name).status == "cancelled"
-    over = client.responses.create(input="say x", model="")
+    finished = client.responses.create(input="say x", model="")
     with pytest.raises(openai.BadRequestError):
-        client.responses.cancel(over.id)
+        client.responses.cancel(finished.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.cancel("resp_0")
 
@@ -703,7 +713,7 @@ IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
         ({"metadata": {"a": 1}}, "metadata"),
     ],
 )
-def test_a_refusal_names_the_field_as_the_client_knows_it(
+def test_a_refusal_names_the_field_of_the_client(
     home: Home, fields: dict[str, Any], param: str
 ) -> None:
     answer = home.request("POST", "/v1/responses", {"input": "say x", **fields})
@@ -713,7 +723,7 @@ def test_a_refusal_names_the_field_as_the_client_knows_it(
     assert answer.error["type"] == "invalid_request_error"
 
 
-def test_null_is_what_is_left_out(home: Home) -> None:
+def test_null_fields_count_as_absent(home: Home) -> None:
     fields = [
         *("instructions", "previous_response_id", "store", "background", "conversation", "prompt"),
         *("metadata", "max_output_tokens", "tools", "tool_choice", "reasoning", "text", "include"),
@@ -723,7 +733,7 @@ def test_null_is_what_is_left_out(home: Home) -> None:
     assert answer.status == 200, answer.body
 
 
-def test_a_branch_is_removed_with_all_that_was_written_of_it() -> None:
+def test_a_deleted_branch_leaves_no_text_on_disk() -> None:
     with temporary_home() as home:
         home.use_fake(log_prompts="true")
         daemon = RunningDaemon(home)
@@ -736,8 +746,8 @@ def test_a_branch_is_removed_with_all_that_was_written_of_it() -> None:
         first = respond("say one")
         respond("say two", previous_response_id=first)
         branch = respond("say secret", previous_response_id=first)
-        assert found_in(home, "secret", branch)
+        assert find_words(home, "secret", branch)
         home.request("DELETE", "/localspec/conversations/last")
-        assert not found_in(home, "secret", branch)
+        assert not find_words(home, "secret", branch)
         assert home.request("GET", f"/v1/responses/{first}").status == 200
         daemon.stop()

@@ -1,4 +1,4 @@
-"""A pair with layers on another machine, through the daemon: it answers, loses the machine, and goes on."""
+"""A pair with layers on another machine, through the daemon, and the RPC worker's safeguards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.daemons import RunningDaemon, temporary_home, wait_for
 from tests.support.rpc import HELLO, free_port, rpc_worker
 from tests.support.users import NOBODY, visit
 
-# Prints its words, answers one connection at its end of the tunnel with what it gets, and ends.
+# A fake ssh: it prints its arguments, echoes one connection to its end of the tunnel, and exits.
 SSH = """
 import json, os, socket, sys
 words = sys.argv[1:]
@@ -34,7 +34,7 @@ QUESTION = "What does shutil.copytree do?"
 
 
 @pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
-def test_a_lost_machine_is_an_error_and_the_next_answer_comes_without_it() -> None:
+def test_a_lost_machine_fails_one_answer_and_is_left_out_then() -> None:
     with temporary_home() as home, rpc_worker() as (endpoint, worker):
         home.environment["LOCALSPEC_CONTEXT"] = "512"
         table = home.root / "config" / "models.toml"
@@ -46,8 +46,8 @@ def test_a_lost_machine_is_an_error_and_the_next_answer_comes_without_it() -> No
             "temperature": 0,
             "max_tokens": 16,
         }
-        there = home.request("POST", "/v1/chat/completions", body)
-        assert there.status == 200, there.body
+        remote_answer = home.request("POST", "/v1/chat/completions", body)
+        assert remote_answer.status == 200, remote_answer.body
         assert endpoint in home.run("show", "builtin").stdout
         assert home.status()["pair"]["backend"] == f"cpu + {endpoint}"
         worker.kill()
@@ -55,18 +55,18 @@ def test_a_lost_machine_is_an_error_and_the_next_answer_comes_without_it() -> No
         lost = home.request("POST", "/v1/chat/completions", {**body, "max_tokens": 8})
         assert lost.status == 500
         assert "is gone" in lost.error["message"]
-        here = home.request("POST", "/v1/chat/completions", body)
-        assert here.status == 200, here.body
-        assert here.text == there.text
+        local_answer = home.request("POST", "/v1/chat/completions", body)
+        assert local_answer.status == 200, local_answer.body
+        assert local_answer.text == remote_answer.text
         assert endpoint in home.status()["pair"]["note"]
         assert home.status()["pair"]["backend"] == "cpu"
         daemon.stop()
 
 
-def test_a_worker_listens_where_nobody_else_can_reach_it(tmp_path: Path) -> None:
+def test_a_tunnel_is_closed_to_other_users(tmp_path: Path) -> None:
     with temporary_home() as home:
-        for wrong in ("tower", "0.0.0.0:1", "::"):
-            refused = home.run("rpc-worker", "--listen-insecure", wrong)
+        for address in ("tower", "0.0.0.0:1", "::"):
+            refused = home.run("rpc-worker", "--listen-insecure", address)
             assert refused.returncode == 2
             assert "IPv4 address" in refused.stderr
         ssh = tmp_path / "ssh"
@@ -82,28 +82,28 @@ def test_a_worker_listens_where_nobody_else_can_reach_it(tmp_path: Path) -> None
             text=True,
         ) as tunnel:
             assert tunnel.stdout
-            *options, host, there = json.loads(tunnel.stdout.readline())
-            end = options[-1].removesuffix(f":127.0.0.1:{port}")
-            assert (options[-2], host, there) == (
+            *options, host, command_line = json.loads(tunnel.stdout.readline())
+            socket_path = options[-1].removesuffix(f":127.0.0.1:{port}")
+            assert (options[-2], host, command_line) == (
                 "-L",
                 "me@tower",
                 f"localspec rpc-worker --port {port}",
             )
             if sys.platform.startswith("linux"):
-                # ssh's own end is a socket that is closed to others, and the port is the relay's.
+                # ssh listens on a private Unix socket, and the relay listens on the port.
                 assert "StreamLocalBindMask=0177" in options
-                assert Path(end).parent == home.root / "run"
-                assert stat.S_IMODE(Path(end).parent.stat().st_mode) == 0o700
+                assert Path(socket_path).parent == home.root / "run"
+                assert stat.S_IMODE(Path(socket_path).parent.stat().st_mode) == 0o700
                 if os.getuid() == 0:
                     assert visit(port, NOBODY) == f"{NOBODY} b''"
                 assert visit(port, os.getuid()) == f"{os.getuid()} b'hello'"
-            assert tunnel.wait(20) == 7  # as ssh ends
+            assert tunnel.wait(20) == 7  # the exit code of ssh
         assert home.run("rpc-worker", "--ssh=-oProxyCommand=x").returncode == 2
 
 
 @pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
-def test_a_worker_on_the_loopback_answers_its_own_user_alone() -> None:
-    """Where the system does not let it keep the others out, it says so."""
+def test_a_worker_on_the_loopback_serves_only_its_user() -> None:
+    """It prints a warning where the system cannot keep other users out."""
     with temporary_home() as home:
         port = free_port()
         command = [sys.executable, "-m", "localspec", "rpc-worker", "--port", str(port)]
@@ -111,34 +111,38 @@ def test_a_worker_on_the_loopback_answers_its_own_user_alone() -> None:
             command, env=home.environment, stderr=subprocess.PIPE, text=True
         ) as worker:
             wait_for(lambda: not find_problem(f"127.0.0.1:{port}"), "a worker that answers")
-            kept = len(sockets_of(worker.pid, port)) if sys.platform.startswith("linux") else 0
-            other = visit(port, NOBODY, HELLO) if os.getuid() == 0 else ""
+            socket_count = (
+                len(list_sockets(worker.pid, port)) if sys.platform.startswith("linux") else 0
+            )
+            answer_to_other_user = visit(port, NOBODY, HELLO) if os.getuid() == 0 else ""
             worker.kill()
             assert worker.stderr
-            said = worker.stderr.read()
-        if "DANGER" in said:
-            assert f"every user of this machine can reach 127.0.0.1:{port}" in said
+            stderr = worker.stderr.read()
+        if "DANGER" in stderr:
+            assert f"every user of this machine can reach 127.0.0.1:{port}" in stderr
         else:
-            assert kept == 1  # the relay's; llama.cpp's own is on another loopback
-            assert other in ("", f"{NOBODY} b''")
+            assert (
+                socket_count == 1
+            )  # only the relay's; llama.cpp listens on another loopback address
+            assert answer_to_other_user in ("", f"{NOBODY} b''")
 
 
-def sockets_of(pid: int, port: int) -> list[str]:
+def list_sockets(pid: int, port: int) -> list[str]:
     """Return the lines of this machine's listening sockets at a port, if they are the process's."""
-    mine = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    own_sockets = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return [
         line
         for line in lines
         if line.split()[1].endswith(f":{port:04X}")
         and line.split()[3] == "0A"
-        and f"socket:[{line.split()[9]}]" in mine
+        and f"socket:[{line.split()[9]}]" in own_sockets
     ]
 
 
 @pytest.mark.skipif(not has_rpc_backend(), reason="this llama.cpp was built without GGML_RPC")
-def test_a_port_that_is_taken_is_said() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with rpc_worker() as (endpoint, _), temporary_home() as home:
-        taken = home.run("rpc-worker", "--port", endpoint.split(":")[1])
-        assert taken.returncode == 1
-        assert "cannot be served on" in taken.stderr
+        result = home.run("rpc-worker", "--port", endpoint.split(":")[1])
+        assert result.returncode == 1
+        assert "cannot be served on" in result.stderr

@@ -1,4 +1,4 @@
-"""Prompts of one kind of character, with a real engine whose text is cut by regular expressions."""
+"""Prompts of one kind of character, with a real engine that splits text by regular expressions."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def cut_by_expressions() -> Iterator[Home]:
         daemon.stop()
 
 
-def test_runs_of_every_kind_harm_nobody(cut_by_expressions: Home) -> None:
+def test_runs_of_one_kind_of_character_do_no_harm(cut_by_expressions: Home) -> None:
     home = cut_by_expressions
-    # exact, so that nothing of what runs beside can change a bit of it
+    # With `exact`, concurrent requests cannot change the answer.
     alone = home.chat(QUESTION, **GREEDY, exact=True)
     assert alone.status == 200, alone.body
 
@@ -44,18 +44,18 @@ def test_runs_of_every_kind_harm_nobody(cut_by_expressions: Home) -> None:
     def tokenized(row: str) -> Answer:
         return home.request("POST", "/tokenize", {"content": (row * LENGTH)[:LENGTH]})
 
-    with ThreadPoolExecutor(3) as others:
-        refused = [others.submit(run, row) for row in ROWS]
-        counted = [others.submit(tokenized, row) for row in ROWS]
+    with ThreadPoolExecutor(3) as pool:
+        futures = [pool.submit(run, row) for row in ROWS]
+        counted = [pool.submit(tokenized, row) for row in ROWS]
         beside = [home.chat(QUESTION, **GREEDY, exact=True) for _ in range(3)]
     for answer in beside:
         assert answer.status == 200, answer.body
         assert answer.text == alone.text
-    for each in refused:
-        # some become so few tokens that they fit
-        assert each.result().status in (200, 400), each.result().body
-        if each.result().status == 400:
-            assert each.result().error["code"] == "context_length_exceeded"
-    assert {each.result().status for each in counted} == {200}
+    for future in futures:
+        # Some rows have so few tokens that they fit.
+        assert future.result().status in (200, 400), future.result().body
+        if future.result().status == 400:
+            assert future.result().error["code"] == "context_length_exceeded"
+    assert {future.result().status for future in counted} == {200}
     counts = home.status()["counts"]
     assert (counts["worker_deaths"], counts["worker_starts"]) == (0, 1)

@@ -1,4 +1,4 @@
-"""What is remembered about machines whose fast kernels crash."""
+"""The memory of safe mode for machines whose fast kernels crash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def needed(mode: SafeMode, reason: str) -> None:
-    """Tried in a run, and it helped."""
+    """Record that safe mode was tried in a run and helped."""
     mode.recall()
     mode.begin(reason)
     assert mode.on
@@ -54,7 +54,7 @@ def test_what_does_not_help_is_not_remembered_nor_recalled_again_in_this_run(fil
 
 
 def test_what_a_gpus_driver_may_have_done_is_tried_and_not_remembered(file: Path) -> None:
-    """Not for its own build, and not where an earlier release has remembered it."""
+    """This holds for its own build, and where an earlier release has remembered it."""
     mode = SafeMode(file, "this", "vulkan")
     needed(mode, "SIGSEGV")
     assert "driver" in (mode.note() or "")

@@ -1,4 +1,4 @@
-"""Conversations that go on after the daemon was restarted: with the shipped pair, and by their files."""
+"""Saved states of conversations: reuse after a restart, deletion and failures to write."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def states(home: Home) -> list[Path]:
 
 
 def begin(home: Home) -> str:
-    """A conversation long enough to be saved, the daemon ended; its id."""
+    """Create a conversation that is long enough to be saved, stop the daemon and return the id."""
     with daemon(home):
         opened = turn(home, OPENING, "new")
     assert opened["usage"]["prompt_tokens"] > 400
@@ -44,7 +44,7 @@ def begin(home: Home) -> str:
     return identity
 
 
-def test_a_second_turn_after_a_restart_reads_what_is_new_only(home: Home) -> None:
+def test_a_turn_after_a_restart_prefills_only_new_text(home: Home) -> None:
     begin(home)
     [saved] = states(home)
     assert stat.S_IMODE(saved.stat().st_mode) == 0o600
@@ -53,9 +53,9 @@ def test_a_second_turn_after_a_restart_reads_what_is_new_only(home: Home) -> Non
         second = turn(home, FOLLOWING, "last")
     total, cached = second["timings"]["prompt_n"], second["timings"]["cache_n"]
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] == cached > 300
-    assert total < 200  # the question, the answer before, and the rest of an exact chunk
+    assert total < 200  # the question, the previous answer, and the rest of an exact chunk
 
-    # The same turn by a daemon that finds nothing: the same text, by reading all of it.
+    # A daemon without a saved state prefills everything and writes the same text.
     with daemon(home):
         home.request("POST", "/localspec/conversations/last/undo")
     saved.write_bytes(content[:-1])
@@ -66,10 +66,10 @@ def test_a_second_turn_after_a_restart_reads_what_is_new_only(home: Home) -> Non
     assert "is not used: it is damaged" in home.log.read_text()
 
 
-def test_what_is_forgotten_is_not_on_the_disk_either(home: Home) -> None:
+def test_deleting_a_conversation_deletes_its_state(home: Home) -> None:
     identity = begin(home)
     with daemon(home):
-        turn(home, OPENING, "new")  # in the engine's memory, and not on the disk yet
+        turn(home, OPENING, "new")  # not on the disk yet
         home.request("DELETE", f"/localspec/conversations/{identity}")
         assert not states(home)
         home.request("DELETE", "/localspec/conversations")
@@ -77,7 +77,7 @@ def test_what_is_forgotten_is_not_on_the_disk_either(home: Home) -> None:
 
 
 def test_a_deleted_response_leaves_no_state(home: Home) -> None:
-    """Neither on the disk, nor in the memory of an engine that saves it at its end."""
+    """No state is on the disk, and the engine does not save one when it ends."""
     body = {"model": "", "input": OPENING, "temperature": 0, "max_output_tokens": 24}
     with daemon(home):
         saved = home.request("POST", "/v1/responses", body).json["id"]
@@ -86,24 +86,24 @@ def test_a_deleted_response_leaves_no_state(home: Home) -> None:
         assert home.request("DELETE", f"/v1/responses/{saved}").status == 200
         assert not states(home)
     with daemon(home):
-        kept = home.request("POST", "/v1/responses", body).json["id"]
-        assert home.request("DELETE", f"/v1/responses/{kept}").status == 200
+        response_id = home.request("POST", "/v1/responses", body).json["id"]
+        assert home.request("DELETE", f"/v1/responses/{response_id}").status == 200
     assert not states(home)
 
 
 def test_gc_deletes_the_states_of_conversations_that_are_gone(home: Home) -> None:
     home.use_fake()
     with daemon(home):
-        known = home.chat("say hello", localspec={"conversation": "new"}).json["localspec"]
-        for name in (known["conversation"], "0badcafe"):
+        existing = home.chat("say hello", localspec={"conversation": "new"}).json["localspec"]
+        for name in (existing["conversation"], "0badcafe"):
             folder = home.root / "cache" / "conversations" / name
             folder.mkdir(parents=True)
             (folder / "pair.state").write_bytes(bytes(1000))
-        found = json.loads(home.run("gc", "--dry-run", "--json").stdout)
-        assert (found["files"], found["freed"]) == (["0badcafe/pair.state"], 1000)
+        result = json.loads(home.run("gc", "--dry-run", "--json").stdout)
+        assert (result["files"], result["freed"]) == (["0badcafe/pair.state"], 1000)
         assert len(states(home)) == 2
         home.run("gc")
-    assert [path.parent.name for path in states(home)] == [known["conversation"]]
+    assert [path.parent.name for path in states(home)] == [existing["conversation"]]
 
 
 def test_saving_can_be_switched_off(home: Home) -> None:
@@ -112,7 +112,7 @@ def test_saving_can_be_switched_off(home: Home) -> None:
     assert not states(home)
 
 
-def test_a_disk_that_cannot_be_written_stops_no_answer(home: Home) -> None:
+def test_a_read_only_disk_does_not_prevent_answers(home: Home) -> None:
     (home.root / "cache").mkdir()
     (home.root / "cache" / "conversations").write_text("in the way")
     begin(home)

@@ -1,4 +1,4 @@
-"""How calls are written is seen in what a template makes of some, where no family here is known."""
+"""The notation of tool calls is learned from what a template renders, if its family is unknown."""
 
 from __future__ import annotations
 
@@ -30,49 +30,49 @@ def template(calls: str) -> str:
     return _TURNS.replace("CALLS", calls).replace("ROLE", bot)
 
 
-EACH = "{% for c in m.tool_calls %}"
+LOOP = "{% for c in m.tool_calls %}"
 TAGS = "{% for k, v in c.function.arguments.items() %}"
 VALUE = "{{ v if v is string else v | tojson }}"
-WRITTEN = {  # as GLM, DeepSeek, Cohere, Kimi, Apertus, MiniCPM and Functionary have them, or nearly
-    "keys": f"{EACH}\n<tool_call>{{{{ c.function.name }}}}\n{TAGS}<arg_key>{{{{ k }}}}</arg_key>\n"
+LEARNABLE = {  # as GLM, DeepSeek, Cohere, Kimi, Apertus, MiniCPM and Functionary have them, or nearly
+    "keys": f"{LOOP}\n<tool_call>{{{{ c.function.name }}}}\n{TAGS}<arg_key>{{{{ k }}}}</arg_key>\n"
     f"<arg_value>{VALUE}</arg_value>\n{{% endfor %}}</tool_call>{{% endfor %}}<|end|>",
-    "kinds": f'\n\n<｜X｜calls>\n{EACH}<｜X｜invoke name="{{{{ c.function.name }}}}">\n{TAGS}'
+    "kinds": f'\n\n<｜X｜calls>\n{LOOP}<｜X｜invoke name="{{{{ c.function.name }}}}">\n{TAGS}'
     "<｜X｜parameter name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">"
     f"{VALUE}</｜X｜parameter>\n{{% endfor %}}</｜X｜invoke>\n{{% endfor %}}</｜X｜calls><|end|>",
-    "counted": f'<|START_ACTION|>[{EACH}\n    {{"tool_call_id": "{{{{ loop.index0 }}}}", "tool_name": '
+    "counted": f'<|START_ACTION|>[{LOOP}\n    {{"tool_call_id": "{{{{ loop.index0 }}}}", "tool_name": '
     '"{{ c.function.name }}", "parameters": {{ c.function.arguments | tojson }}}'
     "{% if not loop.last %},{% endif %}{% endfor %}\n]<|END_ACTION|><|end|>",
-    "ids": f"<|section|>{EACH}<|call|>{{{{ c.id }}}}<|args|>{{{{ c.function.arguments | tojson }}}}"
+    "ids": f"<|section|>{LOOP}<|call|>{{{{ c.id }}}}<|args|>{{{{ c.function.arguments | tojson }}}}"
     "<|call_end|>{% endfor %}<|section_end|><|end|>",
-    "list": f'<|tools|>[{EACH}{{"{{{{ c.function.name }}}}": {{{{ c.function.arguments | tojson }}}}}}'
+    "list": f'<|tools|>[{LOOP}{{"{{{{ c.function.name }}}}": {{{{ c.function.arguments | tojson }}}}}}'
     "{% if not loop.last %}, {% endif %}{% endfor %}]<|/tools|><|end|>",
-    "no tojson": f'{EACH}<function name="{{{{ c.function.name }}}}">{TAGS}<param name="{{{{ k }}}}">'
+    "no tojson": f'{LOOP}<function name="{{{{ c.function.name }}}}">{TAGS}<param name="{{{{ k }}}}">'
     "{{ v }}</param>{% endfor %}</function>{% endfor %}<|end|>",
-    "quoted as in XML": f'{EACH}<function name="{{{{ c.function.name }}}}">{TAGS}<param name="{{{{ k }}}}">'
+    "quoted as in XML": f'{LOOP}<function name="{{{{ c.function.name }}}}">{TAGS}<param name="{{{{ k }}}}">'
     "{% if v is string and '<' in v %}<![CDATA[{{ v }}]]>{% else %}"
     f"{VALUE}{{% endif %}}</param>{{% endfor %}}</function>\n{{% endfor %}}<|end|>",
-    "JSON in text": f"{EACH}<act>{{{{ c.function.name }}}}\n{{{{ c.function.arguments + '' }}}}</act>"
+    "JSON in text": f"{LOOP}<act>{{{{ c.function.name }}}}\n{{{{ c.function.arguments + '' }}}}</act>"
     "{% endfor %}<|end|>",
 }
-# What is said of these instead: no marker of their own, keys as markers, Python's calls, no calls at all.
-UNSEEN = {
-    "bare": f"{EACH}{{{{ c.function.name }}}} {{{{ c.function.arguments | tojson }}}}{{% endfor %}}<|end|>",
-    "keys as tags": f"{EACH}<call>{{{{ c.function.name }}}}{TAGS}<{{{{ k }}}}>{VALUE}</{{{{ k }}}}>"
+# These cannot be learned: calls without markers, keys as markers, Python's calls, or no calls at all.
+UNLEARNABLE = {
+    "bare": f"{LOOP}{{{{ c.function.name }}}} {{{{ c.function.arguments | tojson }}}}{{% endfor %}}<|end|>",
+    "keys as tags": f"{LOOP}<call>{{{{ c.function.name }}}}{TAGS}<{{{{ k }}}}>{VALUE}</{{{{ k }}}}>"
     "{% endfor %}</call>{% endfor %}<|end|>",
-    "escaped": f"{EACH}<call>{{{{ c.function.name }}}}{TAGS}<k>{{{{ k }}}}</k><v>{{{{ v | e }}}}</v>"
+    "escaped": f"{LOOP}<call>{{{{ c.function.name }}}}{TAGS}<k>{{{{ k }}}}</k><v>{{{{ v | e }}}}</v>"
     "{% endfor %}</call>{% endfor %}<|end|>",
-    "python": f"<|calls|>[{EACH}{{{{ c.function.name }}}}({TAGS}{{{{ k }}}}='{VALUE}', {{% endfor %}})"
+    "python": f"<|calls|>[{LOOP}{{{{ c.function.name }}}}({TAGS}{{{{ k }}}}='{VALUE}', {{% endfor %}})"
     "{% endfor %}]<|end|>",
-    "marked like text": f"<|bot|>{EACH}<|bot|>{{{{ c.function.name }}}}{{{{ c.function.arguments | tojson "
+    "marked like text": f"<|bot|>{LOOP}<|bot|>{{{{ c.function.name }}}}{{{{ c.function.arguments | tojson "
     "}}<|end|>{% endfor %}",
     "nothing": "<|end|>",
     "failing": "{{ raise_exception('no calls') }}",
 }
 ALL = {
-    **{name: template(text) for name, text in (WRITTEN | UNSEEN).items()},
+    **{name: template(text) for name, text in (LEARNABLE | UNLEARNABLE).items()},
     **{name: file.read_text("utf-8") for name, file in templates.files().items()},
 }
-SAID = {*UNSEEN, "channels", "openai-gpt-oss-120b"}
+NOT_LEARNED = {*UNLEARNABLE, "channels", "openai-gpt-oss-120b"}
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("weather", {"city": 'Pa </p> "ris"\n \'s', "days": 2, "more": {"a": [True, 7, "x"]}}),
     ("now", {}),
@@ -85,7 +85,7 @@ ENVIRONMENT = environment()
 
 
 @cache
-def notation(text: str) -> CallFormat:
+def learn_notation(text: str) -> CallFormat:
     process = TemplateProcess()
     try:
         return learn_calls(text, partial(process.render, text))
@@ -93,8 +93,8 @@ def notation(text: str) -> CallFormat:
         process.close()
 
 
-def written(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) -> str:
-    """What a template makes of these calls, from behind the question on."""
+def render_calls(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) -> str:
+    """Return what a template renders for these calls, after the question."""
     as_text = name == "JSON in text"
     answer = {
         "role": "assistant",
@@ -109,11 +109,11 @@ def written(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) -> st
         ],
     }
     functions = [
-        {"name": each, "description": "d", "parameters": schema} for each, schema in SCHEMAS.items()
+        {"name": tool, "description": "d", "parameters": schema} for tool, schema in SCHEMAS.items()
     ]
     variables: dict[str, Any] = {
         "messages": [{"role": "user", "content": "zqplace"}, answer],
-        "tools": [{"type": "function", "function": each} for each in functions],
+        "tools": [{"type": "function", "function": function} for function in functions],
         "bos_token": "",
         "eos_token": "",
         "documents": None,
@@ -122,92 +122,92 @@ def written(text: str, calls: list[tuple[str, dict[str, Any]]], name: str) -> st
     return render(ENVIRONMENT, text, variables).rpartition("zqplace")[2]
 
 
-def taken_apart(parser: AnswerParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
-    """The text and the calls of an answer that comes in pieces of `size` characters."""
-    said, calls = "", list[tuple[str, str]]()
+def parse_pieces(parser: AnswerParser, text: str, size: int) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text and the calls of an answer that arrives in pieces of `size` characters."""
+    content, calls = "", list[tuple[str, str]]()
     pieces = [p for at in range(0, len(text), size) for p in parser.feed(text[at : at + size])]
     for piece in [*pieces, *parser.finish()]:
         match piece:
             case Call():
                 calls.append((piece.name, ""))
             case Arguments():
-                name, given = calls[piece.index]
-                calls[piece.index] = name, given + piece.text
+                name, arguments = calls[piece.index]
+                calls[piece.index] = name, arguments + piece.text
             case Text():
-                said += piece.text
-    return said.strip(), calls
+                content += piece.text
+    return content.strip(), calls
 
 
-def read(parser: AnswerParser, text: str, size: int) -> list[tuple[str, Any]]:
-    _, calls = taken_apart(parser, text, size)
-    return [(name, json.loads(given)) for name, given in calls]
+def parse_calls(parser: AnswerParser, text: str, size: int) -> list[tuple[str, Any]]:
+    _, calls = parse_pieces(parser, text, size)
+    return [(name, json.loads(arguments)) for name, arguments in calls]
 
 
 @pytest.mark.parametrize("name", ["keys", "kinds", "counted", "list", "quoted as in XML"])
-def test_however_an_answer_is_cut_the_same_is_read_of_it(name: str) -> None:
-    """Of one that is mangled, too."""
-    form, chosen = notation(ALL[name]), random.Random(name)
+def test_parsing_does_not_depend_on_how_an_answer_is_split(name: str) -> None:
+    """Damaged answers are parsed alike in pieces of any size, too."""
+    form, rng = learn_notation(ALL[name]), random.Random(name)
     for _ in range(40):
-        text = written(ALL[name], chosen.choice([CALLS, CALLS[:1]]), name)
-        for _ in range(chosen.choice([0, 1, 1, 3])):
-            at, gone = chosen.randrange(len(text)), chosen.choice([0, 1, 5])
-            more = chosen.choice(["", "<", ">", '"', "{", "}", "\n", "</", " x"])
-            text = text[:at] + chosen.choice([more + text[at + gone :], "x"])
-        found = [taken_apart(AnswerParser(form, SCHEMAS), text, size) for size in (1, 4, 10_000)]
-        assert found[0] == found[1] == found[2], text
+        text = render_calls(ALL[name], rng.choice([CALLS, CALLS[:1]]), name)
+        for _ in range(rng.choice([0, 1, 1, 3])):
+            position, removed = rng.randrange(len(text)), rng.choice([0, 1, 5])
+            inserted = rng.choice(["", "<", ">", '"', "{", "}", "\n", "</", " x"])
+            text = text[:position] + rng.choice([inserted + text[position + removed :], "x"])
+        results = [parse_pieces(AnswerParser(form, SCHEMAS), text, size) for size in (1, 4, 10_000)]
+        assert results[0] == results[1] == results[2], text
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_a_template_writes_of_calls_is_read_again_or_said(name: str) -> None:
-    form = notation(ALL[name])
-    assert form.guessed == (name in SAID), form
+def test_calls_that_a_template_renders_are_parsed_or_reported(name: str) -> None:
+    form = learn_notation(ALL[name])
+    assert form.guessed == (name in NOT_LEARNED), form
     if form.guessed:
         assert "not known" in describe_format(form)
         return
     if form.told:
         return
-    calls = [(each, {**given}) for each, given in CALLS]
+    calls = [(tool, {**arguments}) for tool, arguments in CALLS]
     if name in ("Qwen3-Coder", "chatml_xml_calls", "no tojson"):
-        calls[0][1].pop("more")  # Python's own writing of objects has no quotes inside
+        calls[0][1].pop("more")  # Python's notation of objects is not JSON
     if name == "quoted as in XML":
         calls[0][1]["city"] = "Pa </param> & ]]> or </p>"
-    for some in ([calls[0]], [calls[1]], calls):
+    for subset in ([calls[0]], [calls[1]], calls):
         try:
-            text = written(ALL[name], some, name)
+            text = render_calls(ALL[name], subset, name)
         except TemplateRaised:
-            if len(some) == 1:
+            if len(subset) == 1:
                 raise
-            continue  # it takes one call at a time, as Llama's
-        if len(some) > 1 and text.count("weather") + text.count("now") < len(some):
+            continue  # the template allows one call at a time, like Llama's
+        if len(subset) > 1 and text.count("weather") + text.count("now") < len(subset):
             continue
         if form.bare:
             text = text[text.index("{") :]
         for size in (1, 2, 3, 7, 10_000):
-            assert read(AnswerParser(form, SCHEMAS), text, size) == some, (form, text)
+            assert parse_calls(AnswerParser(form, SCHEMAS), text, size) == subset, (form, text)
 
 
-def test_a_template_that_takes_too_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_template_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_process, "TIME_LIMIT_S", 0.3)
     loop = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template, process = "{{ tools }}{# thinking #}" + loop, TemplateProcess()
     rendered: list[dict[str, Any]] = []
 
-    def stopped(variables: dict[str, Any]) -> str:
+    def render_slowly(variables: dict[str, Any]) -> str:
         rendered.append(variables)
         return process.render(template, variables)
 
-    assert learn_dialect(template, stopped) == Dialect()
-    assert len(rendered) == 2  # one for calls, and one for everything else
+    assert learn_dialect(template, render_slowly) == Dialect()
+    assert len(rendered) == 2  # once for the calls and once for everything else
 
 
-def test_of_a_found_notation_a_person_sees_an_example() -> None:
-    shown = describe_format(notation(ALL["keys"]))
-    assert shown.endswith(
+def test_a_learned_notation_is_described_by_an_example() -> None:
+    description = describe_format(learn_notation(ALL["keys"]))
+    assert description.endswith(
         "<tool_call>NAME <arg_key>KEY</arg_key> <arg_value>VALUE</arg_value> …</tool_call>"
     )
-    assert describe_format(notation(ALL["chatml"])) == "in the notation of Hermes"
+    assert describe_format(learn_notation(ALL["chatml"])) == "in the notation of Hermes"
 
 
-def test_a_family_is_not_taken_for_another_that_has_a_key_in_common() -> None:
+def test_families_with_a_common_key_are_distinguished() -> None:
     assert read_family(ALL["counted"]) == UNKNOWN_FORMAT
-    assert notation(ALL["counted"]).opens == ("<|START_ACTION|>",)
+    assert learn_notation(ALL["counted"]).opens == ("<|START_ACTION|>",)

@@ -1,4 +1,4 @@
-"""A slow engine is left alone, and one that hangs is ended, in a pass too."""
+"""A slow engine is not ended, but a hanging one is, even within a pass."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def use_slow(home: Home, seconds: float) -> Path:
     return hang
 
 
-def test_a_prompt_that_takes_longer_than_the_watchdog_waits_is_answered(home: Home) -> None:
-    """360 rows of 5 ms: in one pass nothing would be heard of it for 1.8 s."""
+def test_a_prompt_slower_than_the_watchdog_is_answered(home: Home) -> None:
+    """The prompt has 360 rows of 5 ms, so that one pass would be silent for 1.8 s."""
     use_slow(home, 0.005)
     daemon = RunningDaemon(home)
     assert home.chat("x", **WISH).status == 200
@@ -35,7 +35,7 @@ def test_a_prompt_that_takes_longer_than_the_watchdog_waits_is_answered(home: Ho
     daemon.stop()
 
 
-def test_a_pass_that_never_ends_is_ended_with_its_engine(home: Home) -> None:
+def test_a_hanging_pass_ends_its_engine(home: Home) -> None:
     hang = use_slow(home, 0.0)
     daemon = RunningDaemon(home)
     assert home.chat("x", **WISH).status == 200

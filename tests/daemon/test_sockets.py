@@ -14,7 +14,7 @@ from localspec.errors import AlreadyRunning, UnsafePath
 from tests.support.daemons import Home, RunningDaemon
 
 
-def test_the_socket_is_0600_whatever_the_umask_and_the_umask_stays(home: Home) -> None:
+def test_the_socket_is_private_for_any_umask(home: Home) -> None:
     before = os.umask(0)
     try:
         with sockets.bind(home.root / "s"):
@@ -24,7 +24,7 @@ def test_the_socket_is_0600_whatever_the_umask_and_the_umask_stays(home: Home) -
         os.umask(before)
 
 
-def test_what_is_no_socket_is_never_removed(home: Home) -> None:
+def test_other_files_are_never_removed(home: Home) -> None:
     (home.root / "file").write_text("precious")
     (home.root / "link").symlink_to(home.root / "file")
     for name in ("file", "link"):
@@ -33,7 +33,7 @@ def test_what_is_no_socket_is_never_removed(home: Home) -> None:
     assert (home.root / "file").read_text() == "precious"
 
 
-def test_a_socket_that_somebody_answers_on_is_not_taken(home: Home) -> None:
+def test_a_socket_in_use_is_not_replaced(home: Home) -> None:
     path = home.root / "s"
     with sockets.bind(path) as first:
         first.listen()
@@ -57,15 +57,15 @@ sys.exit(main())
 """
 
 
-def test_who_comes_while_the_daemon_begins_waits(home: Home) -> None:
-    """From the first moment on the kernel keeps more connections than come at once."""
+def test_clients_wait_while_the_daemon_starts(home: Home) -> None:
+    """The kernel queues connections from the first moment on."""
     home.use_fake()
     busy = home.root / "busy"
     busy.touch()
     daemon = RunningDaemon(home, program=BUSY_AT_FIRST)
     with ThreadPoolExecutor(100) as pool:
-        asked = [pool.submit(home.request, "GET", "/health") for _ in range(100)]
+        futures = [pool.submit(home.request, "GET", "/health") for _ in range(100)]
         time.sleep(0.5)
         busy.unlink()
-        assert {each.result().status for each in asked} == {200}
+        assert {future.result().status for future in futures} == {200}
     daemon.stop()

@@ -1,4 +1,4 @@
-"""Kept answers added up: by day, by pair, by kind of work; and what is in no sum."""
+"""Statistics of stored answers by day, pair and purpose."""
 
 from __future__ import annotations
 
@@ -19,26 +19,24 @@ NOW = time.time()
 DAY = 86_400.0
 
 
-def found(home: Home, query: str = "") -> Any:
+def get_statistics(home: Home, query: str = "") -> Any:
     answer = home.request("GET", f"/localspec/statistics{query}")
     assert answer.status == 200, answer.body
     return answer.json
 
 
-def by(groups: list[dict[str, Any]]) -> dict[str, int]:
-    return {each["name"]: each["answers"] for each in groups}
+def count_by_name(groups: list[dict[str, Any]]) -> dict[str, int]:
+    return {group["name"]: group["answers"] for group in groups}
 
 
-def test_nothing_kept_is_nothing_found(home: Home, daemon: RunningDaemon) -> None:
-    empty = found(home)
+def test_there_are_no_statistics_without_answers(home: Home, daemon: RunningDaemon) -> None:
+    empty = get_statistics(home)
     assert (empty["total"]["answers"], empty["by_day"], empty["days"]) == (0, [], 30)
     assert empty["total"]["speed_up"] is None
     assert not (home.root / "data" / "conversations.sqlite").exists()
 
 
-def test_an_answer_counts_under_its_pair_its_day_and_what_it_was_for(
-    home: Home, daemon: RunningDaemon
-) -> None:
+def test_answers_count_by_pair_day_and_purpose(home: Home, daemon: RunningDaemon) -> None:
     schema = {"type": "object"}
     for ours, more in (
         ({"conversation": "new", "kind": "ask"}, {}),
@@ -46,45 +44,51 @@ def test_an_answer_counts_under_its_pair_its_day_and_what_it_was_for(
         ({"conversation": "new", "kind": "ask"}, {"json_schema": schema}),
         ({"conversation": "new"}, {"prediction": {"type": "content", "content": "a"}}),
         ({"kind": "commit"}, {}),
-        ({}, {}),  # asks for nothing to be kept
+        ({}, {}),  # not stored
     ):
         assert home.chat("say one two", localspec=ours, **more).status == 200
     infill = {"prompt": "!say three", "localspec": {"kind": "complete"}}
     assert home.request("POST", "/infill", infill).status == 200
     assert home.request("POST", "/infill", {"prompt": "!say four"}).status == 200
-    sums = found(home)
+    sums = get_statistics(home)
     kinds = {"ask": 1, "chat": 1, "json": 1, "edit": 1, "commit": 1, "complete": 1}
-    assert by(sums["by_kind"]) == kinds
-    assert by(sums["by_pair"]) == {str(home.model): 6}
-    assert by(sums["by_day"]) == {datetime.datetime.now().astimezone().date().isoformat(): 6}
+    assert count_by_name(sums["by_kind"]) == kinds
+    assert count_by_name(sums["by_pair"]) == {str(home.model): 6}
+    assert count_by_name(sums["by_day"]) == {
+        datetime.datetime.now().astimezone().date().isoformat(): 6
+    }
     total = sums["total"]
     assert (total["answers"], total["drafted"], total["accepted"]) == (6, 24, 18)
     assert total["acceptance"] == pytest.approx(0.75)
     assert total["speed_up"] == pytest.approx(1.8)
     assert total["saved_seconds"] == pytest.approx(0.8 * total["seconds"])
-    assert found(home, f"?pair={home.model}")["total"] == total
-    assert found(home, "?pair=other")["total"]["answers"] == 0
+    assert get_statistics(home, f"?pair={home.model}")["total"] == total
+    assert get_statistics(home, "?pair=other")["total"]["answers"] == 0
 
 
-def test_what_is_removed_is_in_no_sum(home: Home, daemon: RunningDaemon) -> None:
+def test_deleted_answers_are_not_counted(home: Home, daemon: RunningDaemon) -> None:
     home.chat("say one", localspec={"conversation": "new", "kind": "ask"})
     home.chat("say two", localspec={"kind": "cmd"})
-    assert by(found(home)["by_kind"]) == {"ask": 1, "cmd": 1}
+    assert count_by_name(get_statistics(home)["by_kind"]) == {"ask": 1, "cmd": 1}
     home.request("DELETE", "/localspec/conversations/last")
-    assert by(found(home)["by_kind"]) == {"cmd": 1}
+    assert count_by_name(get_statistics(home)["by_kind"]) == {"cmd": 1}
     home.request("DELETE", "/localspec/conversations")
-    assert found(home)["total"]["answers"] == 0
+    assert get_statistics(home)["total"]["answers"] == 0
 
 
-def test_an_answer_that_was_cut_off_is_counted_apart(home: Home, daemon: RunningDaemon) -> None:
+def test_answers_that_were_cut_off_are_counted_separately(
+    home: Home, daemon: RunningDaemon
+) -> None:
     with home.streaming("forever", localspec={"conversation": "new", "kind": "ask"}) as stream:
         for _ in range(5):
             stream.readline()
-    sums = wait_for(lambda: (s := found(home))["unfinished"] and s, "the interrupted answer")
+    sums = wait_for(
+        lambda: (s := get_statistics(home))["unfinished"] and s, "the interrupted answer"
+    )
     assert (sums["total"]["answers"], sums["unfinished"]) == (0, 1)
 
 
-def test_what_it_is_asked_for_is_checked(api: Home) -> None:
+def test_invalid_queries_are_refused(api: Home) -> None:
     for query in ("?days=0", "?days=10001", "?days=x", "?days=1e3"):
         refused = api.request("GET", f"/localspec/statistics{query}")
         assert (refused.status, refused.error["param"]) == (400, "days")
@@ -92,16 +96,14 @@ def test_what_it_is_asked_for_is_checked(api: Home) -> None:
     assert (wrong.status, wrong.error["param"]) == (400, "localspec.kind")
 
 
-def test_a_file_of_the_version_before_is_read_and_says_that_it_knew_no_kinds(
-    home: Home, daemon: RunningDaemon
-) -> None:
+def test_a_file_of_the_previous_version_has_no_purposes(home: Home, daemon: RunningDaemon) -> None:
     file = home.root / "data" / "conversations.sqlite"
     file.parent.mkdir(exist_ok=True)
     with sqlite3.connect(file) as db:
         db.executescript(VERSION_2.replace("NOW", str(NOW)))
     db.close()
-    sums = found(home)
-    assert by(sums["by_kind"]) == {"unknown": 1}
+    sums = get_statistics(home)
+    assert count_by_name(sums["by_kind"]) == {"unknown": 1}
     assert sums["total"]["seconds"] == pytest.approx(2.0)
     assert sums["total"]["tokens_per_second"] == pytest.approx(10.0)
 
@@ -144,7 +146,7 @@ ANSWERS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(answers=ANSWERS, days=st.integers(1, 45), pair=st.sampled_from(["", "a"]))
-def test_every_answer_of_the_time_is_in_each_sum_once(
+def test_every_answer_of_the_period_is_in_each_sum_once(
     answers: list[Any], days: int, pair: str
 ) -> None:
     db = sqlite3.connect(":memory:")
@@ -158,30 +160,30 @@ def test_every_answer_of_the_time_is_in_each_sum_once(
         db.execute("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
     sums = statistics(db, days, pair)
     db.close()
-    first = datetime.date.fromisoformat(sums.since)
-    within = [
-        each
-        for each in answers
-        if datetime.datetime.fromtimestamp(NOW - each[0] * DAY).date() >= first
-        and pair in ("", each[1])
+    first_day = datetime.date.fromisoformat(sums.since)
+    counted = [
+        answer
+        for answer in answers
+        if datetime.datetime.fromtimestamp(NOW - answer[0] * DAY).date() >= first_day
+        and pair in ("", answer[1])
     ]
     for groups in ([sums.total], sums.by_day, sums.by_pair, sums.by_kind):
-        assert sum(each.answers for each in groups) == len(within)
-        assert sum(each.tokens for each in groups) == sum(each[3] for each in within)
-        assert sum(each.seconds for each in groups) == pytest.approx(sum(e[4] for e in within))
-    measured = [(each[4], each[6]) for each in within if each[6] and each[4]]
-    saved = sum(taken * speed_up - taken for taken, speed_up in measured)
+        assert sum(group.answers for group in groups) == len(counted)
+        assert sum(group.tokens for group in groups) == sum(answer[3] for answer in counted)
+        assert sum(group.seconds for group in groups) == pytest.approx(sum(e[4] for e in counted))
+    measured = [(answer[4], answer[6]) for answer in counted if answer[6] and answer[4]]
+    saved = sum(duration_s * speed_up - duration_s for duration_s, speed_up in measured)
     assert (sums.total.saved_seconds is None) == (not measured)
     assert sums.total.saved_seconds is None or sums.total.saved_seconds == pytest.approx(saved)
-    names = [each.name for each in sums.by_day]
+    names = [day.name for day in sums.by_day]
     assert names == sorted(names)
     assert not names or names[-1] == sums.until
     assert len(names) <= days
 
 
-def test_the_sums_hold_no_text(home: Home, daemon: RunningDaemon) -> None:
+def test_statistics_contain_no_text(home: Home, daemon: RunningDaemon) -> None:
     home.chat("say a-secret", localspec={"kind": "cmd"})
-    assert found(home)["total"]["answers"] == 1
+    assert get_statistics(home)["total"]["answers"] == 1
     daemon.stop()
     for file in Path(home.root / "data").rglob("*"):
         assert not file.is_file() or b"a-secret" not in file.read_bytes()

@@ -1,4 +1,4 @@
-"""Structured answers of the shipped pair to requests as the instructor client sends them."""
+"""Structured answers of the builtin pair to requests like those of the instructor client."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def real() -> Iterator[Home]:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.5, "seed": 7}])
-def test_the_answer_is_an_object_of_the_schema_and_of_no_other_keys(
+def test_the_answer_has_only_keys_of_the_schema(
     real: Home, way: str, sampling: dict[str, Any]
 ) -> None:
     body = {"messages": MESSAGES, "max_tokens": 400, **WAYS[way], **sampling}
@@ -83,7 +83,7 @@ def test_the_answer_is_an_object_of_the_schema_and_of_no_other_keys(
     assert set(value.get("home") or {}) <= {"floor", "kind"}
 
 
-def test_a_plain_completion_takes_the_schema_too(real: Home) -> None:
+def test_a_completion_accepts_a_schema(real: Home) -> None:
     body = {"prompt": "A cat:", "json_schema": PET, "temperature": 0, "n_predict": 300}
     value = json.loads(real.request("POST", "/completion", body).json["content"])
     jsonschema_rs.validate(PET, value)
@@ -105,14 +105,14 @@ def test_beside_tools_the_answer_is_a_call_or_an_object_of_the_schema(real: Home
         jsonschema_rs.validate(PET, json.loads(text))
 
 
-def test_a_schema_that_cannot_be_held_to_is_said_and_with_strict_refused(real: Home) -> None:
+def test_an_unsupported_schema_is_noted_or_refused_if_strict(real: Home) -> None:
     odd = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}
     function: dict[str, Any] = {"name": "odd", "parameters": odd}
     body: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 4}
     body["tools"] = [{"type": "function", "function": function}]
-    said = real.request("POST", "/v1/chat/completions", body)
-    assert said.status == 200
-    assert "'odd'" in said.json["localspec"]["note"]
+    response = real.request("POST", "/v1/chat/completions", body)
+    assert response.status == 200
+    assert "'odd'" in response.json["localspec"]["note"]
     function["strict"] = True
     refused = real.request("POST", "/v1/chat/completions", body)
     assert refused.status == 400

@@ -1,4 +1,4 @@
-"""Loading, unloading and changing pairs while answers are being written, where memory holds one."""
+"""Loading, unloading and swapping pairs during answers, with memory for one pair."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 from tests.support.daemons import Home, RunningDaemon, UnixConnection, wait_for
 
 Start = Callable[..., RunningDaemon]
-ONE = 200  # MiB, which hold one scripted engine
+MEMORY_FOR_ONE_MIB = 200  # enough for one scripted engine
 
 
-def load(home: Home, model: str = "") -> list[Any]:
+def read_load_events(home: Home, model: str = "") -> list[Any]:
     answer = home.request("POST", "/localspec/load", {"model": model})
     assert answer.status == 200, answer.body
     assert answer.events[-1] == "[DONE]"
     return [json.loads(event) for event in answer.events[:-1]]
 
 
-def other_pair(home: Home) -> str:
+def create_other_pair(home: Home) -> str:
     path = home.root / "other.gguf"
     path.touch()
     return str(path)
@@ -30,15 +30,15 @@ def other_pair(home: Home) -> str:
 
 def test_a_load_reports_its_progress(home: Home, start_daemon: Start) -> None:
     start_daemon("--load-delay", "0.3")
-    events = load(home)
+    events = read_load_events(home)
     assert [event["state"] for event in events][-2:] == ["loading", "ready"]
     assert ("target", 0.5) in [(event["stage"], event["progress"]) for event in events]
-    assert [event["state"] for event in load(home)] == ["ready"]
+    assert [event["state"] for event in read_load_events(home)] == ["ready"]
 
 
 @pytest.mark.parametrize("how", ["the engine refuses", "there is no engine"])
 def test_a_load_that_fails_says_why(how: str, home: Home) -> None:
-    """In an event, after one of how far it was: however soon it fails, the answer has begun."""
+    """The error is an event after one of progress, because the answer has begun by then."""
     home.use_fake("--load-error")
     if how == "there is no engine":
         home.environment["LOCALSPEC_ENGINE"] = str(home.root / "nowhere")
@@ -64,14 +64,14 @@ def test_a_load_that_is_refused_before_it_begins_has_a_status(
     assert (aside.status, aside.error["code"]) == (503, "pair_set_aside")
 
 
-def test_a_load_that_waits_for_another_pairs_answer_says_so_at_once(
-    home: Home, start_daemon: Start
-) -> None:
-    start_daemon(memory=ONE)
+def test_a_load_reports_that_it_waits_for_another_pair(home: Home, start_daemon: Start) -> None:
+    start_daemon(memory=MEMORY_FOR_ONE_MIB)
     with home.streaming("forever") as stream, ThreadPoolExecutor(1) as pool:
         stream.readline()
         connection = UnixConnection(home.socket)
-        connection.request("POST", "/localspec/load", json.dumps({"model": other_pair(home)}))
+        connection.request(
+            "POST", "/localspec/load", json.dumps({"model": create_other_pair(home)})
+        )
         response = connection.getresponse()
         first = json.loads(response.readline().removeprefix(b"data: "))
         assert (first["state"], first["stage"]) == ("loading", "waiting")
@@ -81,51 +81,47 @@ def test_a_load_that_waits_for_another_pairs_answer_says_so_at_once(
         connection.close()
 
 
-def test_a_stream_finishes_on_the_old_pair_and_the_next_answer_comes_from_the_new(
-    home: Home, start_daemon: Start
-) -> None:
-    daemon = start_daemon(memory=ONE)
-    other = other_pair(home)
+def test_a_stream_finishes_before_its_pair_is_swapped(home: Home, start_daemon: Start) -> None:
+    daemon = start_daemon(memory=MEMORY_FOR_ONE_MIB)
+    other_model = create_other_pair(home)
     with home.streaming("slow 30") as stream, ThreadPoolExecutor(2) as pool:
         stream.readline()
         first = daemon.worker_pid()
-        new = pool.submit(home.chat, "say new", model=other)
+        new = pool.submit(home.chat, "say new", model=other_model)
         wait_for(lambda: home.status()["running"] == 2, "the request for the new pair")
         old = pool.submit(home.chat, "say old")  # comes later, so it waits for the swap
         body = stream.read()
         assert body.endswith(b"data: [DONE]\n\n")
         assert b'"29 "' in body
         assert (new.result().status, new.result().text) == (200, "new")
-        assert new.result().json["model"] == other
+        assert new.result().json["model"] == other_model
         assert old.result().text == "old"
     assert home.status()["counts"]["worker_deaths"] == 0
     assert daemon.worker_pid() != first
 
 
-def test_whoever_waits_for_a_swap_and_leaves_holds_nobody_up(
-    home: Home, start_daemon: Start
-) -> None:
-    start_daemon(memory=ONE)
-    other = other_pair(home)
+def test_leaving_while_waiting_for_a_swap_blocks_nobody(home: Home, start_daemon: Start) -> None:
+    start_daemon(memory=MEMORY_FOR_ONE_MIB)
+    other_model = create_other_pair(home)
     with home.streaming("forever") as stream:
         stream.readline()
-        connection = home.open("/v1/chat/completions", "say new", model=other)
+        connection = home.open("/v1/chat/completions", "say new", model=other_model)
         wait_for(lambda: home.status()["running"] == 2, "the request for the new pair")
         connection.close()
         wait_for(lambda: home.status()["running"] == 1, "its end")
         assert home.chat("say still here").text == "still here"
 
 
-def test_loads_and_unloads_at_once_leave_a_daemon_that_answers(
+def test_concurrent_loads_and_unloads_leave_a_working_daemon(
     home: Home, start_daemon: Start
 ) -> None:
-    start_daemon("--load-delay", "0.02", memory=ONE)
-    other = other_pair(home)
+    start_daemon("--load-delay", "0.02", memory=MEMORY_FOR_ONE_MIB)
+    other_model = create_other_pair(home)
 
     def ask(number: int) -> int:
         if number % 3 == 0:
             return home.request("POST", "/localspec/unload", {}).status
-        return home.chat("say x", model=other if number % 3 == 1 else "").status
+        return home.chat("say x", model=other_model if number % 3 == 1 else "").status
 
     with ThreadPoolExecutor(6) as pool:
         statuses = set(pool.map(ask, range(24)))

@@ -1,4 +1,4 @@
-"""A socket that was handed over is served and left behind, and the service manager is told."""
+"""Socket activation: an inherited socket is served and kept, and the service manager is notified."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from localspec.daemon.http import sockets
 from tests.support.daemons import PATIENCE, Home, RunningDaemon
 
-# What systemd does between fork and exec: the socket becomes descriptor 3.
+# Like systemd between fork and exec, this makes the socket descriptor 3.
 HAND_OVER = """
 import os, sys
 os.dup2(int(sys.argv[1]), 3)
@@ -25,7 +25,7 @@ os.execv(sys.executable, [sys.executable, "-m", "localspec.daemon"])
 
 
 class Manager:
-    """A service manager: holds the daemon's socket and hears what it says."""
+    """A service manager that holds the daemon's socket and receives its notifications."""
 
     def __init__(self, home: Home, notify: str) -> None:
         self.home = home
@@ -65,12 +65,12 @@ def manager(request: pytest.FixtureRequest, home: Home) -> Iterator[Manager]:
         notify = str(home.root / "n2")  # only Linux has those names
     else:
         notify = f"@{home.root}" if request.param == "abstract" else str(home.root / "notify")
-    made = Manager(home, notify)
-    yield made
-    made.close()
+    service_manager = Manager(home, notify)
+    yield service_manager
+    service_manager.close()
 
 
-def test_a_request_that_came_before_the_daemon_is_answered(home: Home, manager: Manager) -> None:
+def test_a_request_before_the_start_is_answered(home: Home, manager: Manager) -> None:
     with socket.socket(socket.AF_UNIX) as early:
         early.connect(str(home.socket))
         early.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
@@ -83,12 +83,12 @@ def test_a_request_that_came_before_the_daemon_is_answered(home: Home, manager: 
     with home.streaming("slow 20") as stream:
         stream.readline()
         process.send_signal(signal.SIGTERM)
-        told = manager.told()
-        assert told == ["STOPPING=1", "STATUS=Stopping; finishing 1 answers"]
+        messages = manager.told()
+        assert messages == ["STOPPING=1", "STATUS=Stopping; finishing 1 answers"]
         assert stream.read().endswith(b"data: [DONE]\n\n")
     assert process.communicate(timeout=PATIENCE)[0] == ""
     assert process.returncode == 0
-    assert home.socket.exists()  # the manager's, which starts the next daemon with it
+    assert home.socket.exists()  # the manager keeps it for the next daemon
 
     second = manager.start()
     assert manager.told()[0] == "READY=1"
@@ -98,21 +98,21 @@ def test_a_request_that_came_before_the_daemon_is_answered(home: Home, manager: 
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows another process's files")
-def test_the_engine_is_handed_nothing(home: Home, manager: Manager) -> None:
+def test_the_engine_inherits_no_descriptors(home: Home, manager: Manager) -> None:
     process = manager.start()
     manager.told()
     home.chat("say hello")
     worker = home.status()["worker_pid"]
     environment = Path(f"/proc/{worker}/environ").read_bytes().decode()
     assert "LISTEN_" not in environment
-    kept = [file.readlink() for file in Path(f"/proc/{worker}/fd").iterdir()]
+    open_files = [file.readlink() for file in Path(f"/proc/{worker}/fd").iterdir()]
     number = manager.listening.fileno()
-    assert Path(f"/proc/self/fd/{number}").readlink() not in kept
+    assert Path(f"/proc/self/fd/{number}").readlink() not in open_files
     process.terminate()
     process.communicate()
 
 
-def test_stop_ends_it_and_says_who_starts_it_again(home: Home, manager: Manager) -> None:
+def test_stop_names_the_service_manager(home: Home, manager: Manager) -> None:
     process = manager.start()
     manager.told()
     run = home.run("stop")
@@ -122,18 +122,18 @@ def test_stop_ends_it_and_says_who_starts_it_again(home: Home, manager: Manager)
     process.communicate()
 
 
-def test_what_is_no_listening_socket_is_refused(home: Home, manager: Manager) -> None:
+def test_a_socket_that_does_not_listen_is_refused(home: Home, manager: Manager) -> None:
     with socket.create_server(("127.0.0.1", 0)) as tcp:
         process = manager.start(tcp)
-        said, _ = process.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    assert said == (
+    assert output == (
         "localspec: File descriptor 3, passed by the service manager, is not a listening Unix "
         "stream socket; for TCP, set `listen` in config.toml.\n"
     )
 
 
-def test_what_was_meant_for_another_process_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_for_another_process_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LISTEN_FDS", "1")
     monkeypatch.setenv("LISTEN_PID", str(os.getppid()))
     assert not sockets.has_inherited_sockets()
@@ -141,7 +141,7 @@ def test_what_was_meant_for_another_process_is_left_alone(monkeypatch: pytest.Mo
     assert "LISTEN_FDS" not in os.environ
 
 
-def test_a_manager_that_is_gone_is_no_error(home: Home) -> None:
+def test_a_missing_manager_is_no_error(home: Home) -> None:
     home.use_fake()
     home.environment["NOTIFY_SOCKET"] = str(home.root / "nobody")
     daemon = RunningDaemon(home)

@@ -1,4 +1,4 @@
-"""TCP: off until asked for, for this machine's own names, with the token, and never to web pages."""
+"""TCP: off by default, with a token, for local host names, and closed to web pages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.daemons import (
 
 
 @dataclass
-class Served:
+class TcpHome:
     """A daemon that also serves TCP."""
 
     home: Home
@@ -37,14 +37,14 @@ class Served:
     token: str
 
     def get(self, path: str, method: str = "GET", **headers: str) -> Answer:
-        """`headers` with _ for -; a token unless `authorization` is given, "" for none."""
+        """Send a request; `headers` have _ for -, and the token unless `authorization` is given."""
         host, _, port = self.url.removeprefix("http://").rpartition(":")
-        sent = {"host": f"{host}:{port}", "authorization": f"Bearer {self.token}"}
-        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        all_headers = {"host": f"{host}:{port}", "authorization": f"Bearer {self.token}"}
+        all_headers |= {name.replace("_", "-"): value for name, value in headers.items()}
         connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=PATIENCE)
         try:
             connection.putrequest(method, path, skip_host=True)
-            for name, value in sent.items():
+            for name, value in all_headers.items():
                 if value:
                     connection.putheader(name, value)
             connection.endheaders()
@@ -53,13 +53,13 @@ class Served:
             connection.close()
 
 
-def served(home: Home) -> Served:
+def served(home: Home) -> TcpHome:
     status = home.status()
-    return Served(home, status["listen"], Path(status["token_file"]).read_text().strip())
+    return TcpHome(home, status["listen"], Path(status["token_file"]).read_text().strip())
 
 
 @pytest.fixture(scope="module")
-def api() -> Iterator[Served]:
+def api() -> Iterator[TcpHome]:
     with temporary_home() as home:
         home.use_fake(listen="127.0.0.1:0")
         daemon = RunningDaemon(home)
@@ -67,7 +67,7 @@ def api() -> Iterator[Served]:
         daemon.stop()
 
 
-def test_the_official_client_works_with_the_token(api: Served) -> None:
+def test_the_official_client_works_with_the_token(api: TcpHome) -> None:
     messages = [{"role": "user", "content": "say hello there"}]
     with openai.OpenAI(api_key=api.token, base_url=f"{api.url}/v1", max_retries=0) as client:
         answer = client.chat.completions.create(model="", messages=messages)  # type: ignore[arg-type]
@@ -84,7 +84,7 @@ def test_the_official_client_works_with_the_token(api: Served) -> None:
     "authorization",
     ["", "Bearer", "Bearer ", "Bearer x", "Basic {}", "{}", "Bearer {}x", "Bearer ü"],
 )
-def test_without_the_token_there_is_401(api: Served, authorization: str) -> None:
+def test_without_the_token_there_is_401(api: TcpHome, authorization: str) -> None:
     answer = api.get("/v1/models", authorization=authorization.format(api.token))
     assert answer.status == 401
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -92,11 +92,11 @@ def test_without_the_token_there_is_401(api: Served, authorization: str) -> None
     assert api.token not in answer.body.decode()
 
 
-def test_the_scheme_is_read_as_the_standard_has_it(api: Served) -> None:
+def test_the_scheme_is_read_as_the_standard_has_it(api: TcpHome) -> None:
     assert api.get("/v1/models", authorization=f"bearer  {api.token}").status == 200
 
 
-def test_health_is_open_and_no_more(api: Served) -> None:
+def test_only_health_needs_no_token(api: TcpHome) -> None:
     assert api.get("/health", authorization="").json == {"status": "ok"}
     for path in ("/health/", "//health", "/health?x", "/v1/health", "/metrics", "/nothing"):
         expected = 200 if path == "/health?x" else 401
@@ -116,7 +116,7 @@ def test_health_is_open_and_no_more(api: Served) -> None:
         "0x7f000001:{port}",
     ],
 )
-def test_a_foreign_host_is_refused_even_with_the_token(api: Served, host: str) -> None:
+def test_a_foreign_host_is_refused_even_with_the_token(api: TcpHome, host: str) -> None:
     port = api.url.rpartition(":")[2]
     for path in ("/v1/models", "/health"):
         answer = api.get(path, host=host.format(port=port))
@@ -124,7 +124,7 @@ def test_a_foreign_host_is_refused_even_with_the_token(api: Served, host: str) -
 
 
 @pytest.mark.parametrize("host", ["localhost:{port}", "LOCALHOST", "127.0.0.1:9", "[::1]:{port}"])
-def test_the_names_of_this_machine_are_welcome(api: Served, host: str) -> None:
+def test_local_host_names_are_accepted(api: TcpHome, host: str) -> None:
     port = api.url.rpartition(":")[2]
     assert api.get("/v1/models", host=host.format(port=port)).status == 200
 
@@ -132,32 +132,32 @@ def test_the_names_of_this_machine_are_welcome(api: Served, host: str) -> None:
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "http://localhost:1", "https://{host}", "vscode://x"]
 )
-def test_a_foreign_origin_is_refused_even_with_the_token(api: Served, origin: str) -> None:
+def test_a_foreign_origin_is_refused_even_with_the_token(api: TcpHome, origin: str) -> None:
     host = api.url.removeprefix("http://")
     answer = api.get("/v1/models", origin=origin.format(host=host))
     assert (answer.status, answer.error["code"]) == (403, "forbidden")
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_its_own_origin_is_none(api: Served) -> None:
+def test_its_own_origin_is_accepted(api: TcpHome) -> None:
     answer = api.get("/v1/models", origin=api.url)
     assert answer.status == 200
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_the_unix_socket_goes_on_without_a_token(api: Served) -> None:
+def test_the_unix_socket_goes_on_without_a_token(api: TcpHome) -> None:
     assert api.home.chat("say hello").text == "hello"
 
 
-def test_status_names_address_and_token_for_a_person(api: Served) -> None:
-    shown = api.home.run("status").stdout
-    assert api.url in shown
-    assert str(api.home.root / "state" / "token") in shown
-    assert api.token not in shown
+def test_status_names_address_and_token_for_a_person(api: TcpHome) -> None:
+    output = api.home.run("status").stdout
+    assert api.url in output
+    assert str(api.home.root / "state" / "token") in output
+    assert api.token not in output
     assert api.token not in api.home.log.read_text()
 
 
-def test_nothing_is_listened_on_unless_asked_for(home: Home) -> None:
+def test_tcp_is_off_by_default(home: Home) -> None:
     home.use_fake()
     daemon = RunningDaemon(home)
     assert home.status()["listen"] is None
@@ -186,7 +186,7 @@ def test_ipv6_and_a_token_that_is_kept(home: Home) -> None:
     assert second.url.startswith("http://127.0.0.1:")
 
 
-def test_other_machines_are_let_in_only_on_demand(home: Home) -> None:
+def test_other_machines_are_accepted_only_on_request(home: Home) -> None:
     home.use_fake()
     refused = home.run("start", "--listen", "0.0.0.0:0")
     assert refused.returncode == 2
@@ -202,8 +202,8 @@ def test_other_machines_are_let_in_only_on_demand(home: Home) -> None:
 
 def test_a_port_in_use_is_said_in_one_sentence(home: Home) -> None:
     home.use_fake()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         run = home.run("start", "--listen", f"127.0.0.1:{port}")
     assert run.returncode == 3
     assert run.stderr == (
@@ -214,7 +214,7 @@ def test_a_port_in_use_is_said_in_one_sentence(home: Home) -> None:
 
 
 @pytest.mark.parametrize("listen", ["8080", ":8080", "example.org:80", "::1:80", "127.0.0.1:70000"])
-def test_an_address_that_is_none_is_told_before_anything_starts(home: Home, listen: str) -> None:
+def test_an_invalid_address_is_reported_before_the_start(home: Home, listen: str) -> None:
     run = home.run("start", "--listen", listen)
     assert run.returncode == 2
     assert "must be an address and a port, such as 127.0.0.1:8080" in run.stderr
@@ -261,7 +261,7 @@ def test_a_token_that_others_could_read_is_not_used(tmp_path: Path) -> None:
     ],
 )
 def test_only_http_1_0_needs_no_host(
-    api: Served, request_line: str, more: str, status: int
+    api: TcpHome, request_line: str, more: str, status: int
 ) -> None:
     host, port = api.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), PATIENCE) as raw:
@@ -273,12 +273,12 @@ def test_only_http_1_0_needs_no_host(
     assert received.count(b"\r\n\r\n") == 1, "one answer, and the connection ends"
 
 
-def test_a_key_may_come_as_azures_clients_send_it(api: Served) -> None:
+def test_a_key_may_come_as_azures_clients_send_it(api: TcpHome) -> None:
     assert api.get("/v1/models", authorization="", api_key=api.token).status == 200
     assert api.get("/v1/models", authorization="", api_key="x" + api.token).status == 401
 
 
-def test_httpx_over_tcp_reads_a_stream(api: Served) -> None:
+def test_httpx_over_tcp_reads_a_stream(api: TcpHome) -> None:
     body = {"messages": [{"role": "user", "content": "slow 3"}], "stream": True}
     headers = {"authorization": f"Bearer {api.token}"}
     with httpx2.stream(
@@ -291,7 +291,7 @@ def test_httpx_over_tcp_reads_a_stream(api: Served) -> None:
 
 
 @pytest.fixture(scope="module")
-def allowing() -> Iterator[Served]:
+def allowing() -> Iterator[TcpHome]:
     with temporary_home() as home:
         home.use_fake(
             listen="127.0.0.1:0",
@@ -303,7 +303,7 @@ def allowing() -> Iterator[Served]:
         daemon.stop()
 
 
-def test_a_key_may_come_as_anthropics_clients_send_it(api: Served) -> None:
+def test_a_key_may_come_as_anthropics_clients_send_it(api: TcpHome) -> None:
     assert api.get("/v1/models", authorization="", x_api_key=api.token).status == 200
     # A client may send both, and one of them may be a placeholder.
     assert api.get("/v1/models", authorization="Bearer none", x_api_key=api.token).status == 200
@@ -313,19 +313,19 @@ def test_a_key_may_come_as_anthropics_clients_send_it(api: Served) -> None:
 
 
 @pytest.mark.parametrize("host", ["host.docker.internal:8012", "BOX.lan", "box.lan:1"])
-def test_a_container_may_use_a_name_that_was_allowed(allowing: Served, host: str) -> None:
+def test_a_container_may_use_a_name_that_was_allowed(allowing: TcpHome, host: str) -> None:
     assert allowing.get("/v1/models", host=host).status == 200
     assert allowing.get("/v1/models", host=host, authorization="").status == 401
 
 
 @pytest.mark.parametrize("host", ["lan", "x.box.lan", "box.lan.evil.example", "box.lan:x"])
-def test_only_whole_names_are_allowed(allowing: Served, host: str) -> None:
+def test_only_complete_host_names_match(allowing: TcpHome, host: str) -> None:
     answer = allowing.get("/v1/models", host=host)
     assert answer.status == 403
     assert "`allow_hosts`" in answer.error["message"]
 
 
-def preflight(api: Served, origin: str, method: str = "POST") -> Answer:
+def preflight(api: TcpHome, origin: str, method: str = "POST") -> Answer:
     return api.get(
         "/v1/chat/completions",
         "OPTIONS",
@@ -338,14 +338,14 @@ def preflight(api: Served, origin: str, method: str = "POST") -> Answer:
 
 
 @pytest.mark.parametrize("origin", ["http://localhost:3000", "chrome-extension://abcdefgh"])
-def test_a_page_that_was_allowed_may_ask_and_see_the_answer(allowing: Served, origin: str) -> None:
-    asked = preflight(allowing, origin)
-    assert asked.status == 200
-    assert asked.headers["access-control-allow-origin"] == origin
-    assert "POST" in asked.headers["access-control-allow-methods"]
-    assert asked.headers["access-control-allow-headers"].endswith("x-stainless-os")
-    assert asked.headers["access-control-allow-private-network"] == "true"
-    assert asked.headers["vary"].startswith("Origin")
+def test_an_allowed_origin_gets_cors_headers(allowing: TcpHome, origin: str) -> None:
+    response = preflight(allowing, origin)
+    assert response.status == 200
+    assert response.headers["access-control-allow-origin"] == origin
+    assert "POST" in response.headers["access-control-allow-methods"]
+    assert response.headers["access-control-allow-headers"].endswith("x-stainless-os")
+    assert response.headers["access-control-allow-private-network"] == "true"
+    assert response.headers["vary"].startswith("Origin")
     for authorization, status in ((f"Bearer {allowing.token}", 200), ("", 401)):
         answer = allowing.get("/v1/models", origin=origin, authorization=authorization)
         assert answer.status == status
@@ -359,7 +359,7 @@ def test_a_page_that_was_allowed_may_ask_and_see_the_answer(allowing: Served, or
     ("method", "status"), [("GET", 200), ("HEAD", 200), ("DELETE", 200), ("PUT", 400)]
 )
 def test_a_page_may_use_the_methods_that_there_are(
-    allowing: Served, method: str, status: int
+    allowing: TcpHome, method: str, status: int
 ) -> None:
     assert preflight(allowing, "http://localhost:3000", method).status == status
 
@@ -367,14 +367,14 @@ def test_a_page_may_use_the_methods_that_there_are(
 @pytest.mark.parametrize(
     "origin", ["http://localhost:3001", "https://localhost:3000", "null", "moz-extension://a"]
 )
-def test_other_pages_may_not(allowing: Served, origin: str) -> None:
+def test_other_origins_get_no_cors_headers(allowing: TcpHome, origin: str) -> None:
     answer = preflight(allowing, origin)
     assert answer.status == 403
     assert "`allow_origins`" in answer.error["message"]
     assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
-def test_what_is_allowed_counts_at_once(home: Home) -> None:
+def test_allowed_origins_take_effect_at_once(home: Home) -> None:
     home.use_fake(listen="127.0.0.1:0")
     daemon = RunningDaemon(home)
     api = served(home)
@@ -388,7 +388,7 @@ def test_what_is_allowed_counts_at_once(home: Home) -> None:
     daemon.stop()
 
 
-def test_options_says_what_a_path_takes(api: Served) -> None:
+def test_options_lists_the_methods_of_a_path(api: TcpHome) -> None:
     for path, allowed in (
         ("/v1/models", "GET, HEAD, OPTIONS"),
         ("/localspec/pulls", "GET, HEAD, OPTIONS, POST"),
@@ -404,7 +404,7 @@ def test_options_says_what_a_path_takes(api: Served) -> None:
     assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD, OPTIONS, POST")
 
 
-def test_the_token_is_printed_and_said_where_it_lies(api: Served, home: Home) -> None:
+def test_the_token_command_prints_the_token_and_its_file(api: TcpHome, home: Home) -> None:
     assert api.home.run("token").stdout == f"{api.token}\n"
     assert json.loads(api.home.run("token", "--json").stdout) == {
         "token": api.token,
@@ -419,8 +419,8 @@ def test_the_token_is_printed_and_said_where_it_lies(api: Served, home: Home) ->
 # ---------------------------------------------------------------- clients that close their own side
 
 
-def said(api: Served, data: str, *, unix: bool, leaves: bool = False) -> bytes:
-    """What comes back to a client that closes its side as soon as it has said `data`."""
+def exchange(api: TcpHome, data: str, *, unix: bool, leaves: bool = False) -> bytes:
+    """Return the response to a client that closes its side after it has sent `data`."""
     if unix:
         raw = socket.socket(socket.AF_UNIX)
         raw.settimeout(PATIENCE)
@@ -439,7 +439,7 @@ def said(api: Served, data: str, *, unix: bool, leaves: bool = False) -> bytes:
     return received
 
 
-def request(api: Served, text: str, *, stream: bool, version: str = "1.1") -> str:
+def request(api: TcpHome, text: str, *, stream: bool, version: str = "1.1") -> str:
     body = json.dumps({"messages": [{"role": "user", "content": text}], "stream": stream})
     host = api.url.removeprefix("http://")
     return (
@@ -451,20 +451,20 @@ def request(api: Served, text: str, *, stream: bool, version: str = "1.1") -> st
 @pytest.mark.parametrize("unix", [True, False])
 @pytest.mark.parametrize(("stream", "version"), [(True, "1.1"), (False, "1.1"), (False, "1.0")])
 def test_a_client_that_closes_its_side_gets_its_answer(
-    api: Served, unix: bool, stream: bool, version: str
+    api: TcpHome, unix: bool, stream: bool, version: str
 ) -> None:
-    """Its request's target is a whole address, as proxies are sent it."""
-    answer = said(api, request(api, "slow 4", stream=stream, version=version), unix=unix)
+    """The target of the request is an absolute URL, like in a request to a proxy."""
+    answer = exchange(api, request(api, "slow 4", stream=stream, version=version), unix=unix)
     assert b"HTTP/1.1 200 OK" in answer
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
-    two = said(api, 2 * request(api, "say both", stream=False), unix=unix)
+    two = exchange(api, 2 * request(api, "say both", stream=False), unix=unix)
     assert two.count(b"HTTP/1.1 200 OK") == 2
 
 
 @pytest.mark.parametrize("unix", [True, False])
-def test_a_client_that_leaves_is_seen_to(api: Served, unix: bool) -> None:
+def test_a_disconnect_cancels_the_request(api: TcpHome, unix: bool) -> None:
     before = api.home.status()["counts"]["cancelled"]
-    said(api, request(api, "late 30", stream=True), unix=unix, leaves=True)
+    exchange(api, request(api, "late 30", stream=True), unix=unix, leaves=True)
 
     def cancelled() -> bool:
         status = api.home.status()
@@ -473,7 +473,7 @@ def test_a_client_that_leaves_is_seen_to(api: Served, unix: bool) -> None:
     wait_for(cancelled, "the request of a client that left to be cancelled")
 
 
-def test_the_host_of_a_whole_address_is_the_one_that_counts(api: Served) -> None:
+def test_the_host_of_a_whole_address_is_the_one_that_counts(api: TcpHome) -> None:
     host = api.url.removeprefix("http://")
     for target, named, status in (
         (f"http://{host}/health", "evil.example", b"200"),
@@ -481,7 +481,7 @@ def test_the_host_of_a_whole_address_is_the_one_that_counts(api: Served) -> None
         (f"HTTP://{host}", host, b"401"),
     ):
         head = f"GET {target} HTTP/1.1\r\nHost: {named}\r\nConnection: close\r\n\r\n"
-        assert said(api, head, unix=False).startswith(b"HTTP/1.1 " + status)
+        assert exchange(api, head, unix=False).startswith(b"HTTP/1.1 " + status)
 
 
 def test_a_name_that_no_pair_has_is_answered_where_that_is_allowed(home: Home) -> None:
@@ -518,8 +518,10 @@ NETWORK = [
 
 
 @pytest.mark.parametrize("chosen", NETWORK)
-def test_whom_a_pull_asks_is_not_chosen_over_tcp(api: Served, chosen: dict[str, object]) -> None:
-    """Else the token would let its holder have the daemon read a file and send it to any address."""
+def test_the_endpoint_of_a_pull_cannot_be_chosen_over_tcp(
+    api: TcpHome, chosen: dict[str, object]
+) -> None:
+    """Otherwise a holder of the token could make the daemon send a file to any address."""
     host, _, port = api.url.removeprefix("http://").rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=PATIENCE)
     head = {"authorization": f"Bearer {api.token}", "content-type": "application/json"}

@@ -18,7 +18,7 @@ from anthropic import beta_tool
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.daemon.test_forgetting import found_in
+from tests.daemon.test_forgetting import find_words
 from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home, wait_for
 from tests.support.upstreams import scripted_server
 
@@ -69,7 +69,7 @@ class Wire:
 
 
 @contextmanager
-def connected(home: Home) -> Iterator[Wire]:
+def connect_wire(home: Home) -> Iterator[Wire]:
     wire = Wire(home)
     try:
         yield wire
@@ -79,7 +79,7 @@ def connected(home: Home) -> Iterator[Wire]:
 
 @pytest.fixture
 def wire(home: Home) -> Iterator[Wire]:
-    with connected(home) as wire:
+    with connect_wire(home) as wire:
         yield wire
 
 
@@ -98,11 +98,11 @@ def create(home: Home, messages: Any, **fields: Any) -> Any:
     return answer.json
 
 
-def after(name: str) -> dict[str, str]:
+def continue_from(name: str) -> dict[str, str]:
     return {"type": "continue", "previous_message_id": name}
 
 
-def echoed(message: Any) -> Any:
+def read_frame(message: Any) -> Any:
     """Return the frame that the engine echoed into an answer of the official client."""
     return json.loads(text_of(message.to_dict()))
 
@@ -113,31 +113,31 @@ def text_of(message: Any) -> str:
 
 def prompt_after(home: Home, name: str, **fields: Any) -> Any:
     """Return the frame that the engine gets for the next question of a thread."""
-    answer = post(home, "echo", after(name), **fields)
+    answer = post(home, "echo", continue_from(name), **fields)
     assert answer.status == 200, answer.body
     return json.loads(text_of(answer.json))
 
 
-def contents(frame: Any) -> list[str]:
+def read_contents(frame: Any) -> list[str]:
     return [message["content"] for message in frame["prompt"]["messages"]]
 
 
 def code_of(answer: Any) -> str:
-    """Return what the client's thread helper acts on."""
+    """Return the error code that the client's thread helper acts on."""
     code: str = answer.error["details"]["error_code"]
     return code
 
 
-def conversations(home: Home) -> list[Any]:
-    found: list[Any] = home.request("GET", "/localspec/conversations").json["conversations"]
-    return found
+def list_conversations(home: Home) -> list[Any]:
+    listed: list[Any] = home.request("GET", "/localspec/conversations").json["conversations"]
+    return listed
 
 
 # ------------------------------------------------------------------------ the official client
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_thread_remembers_what_was_said(wire: Wire, streamed: bool) -> None:
+def test_a_thread_remembers_earlier_messages(wire: Wire, streamed: bool) -> None:
     thread = wire.client.beta.messages.thread(model="", max_tokens=2000, system="Be brief.")
 
     def send(text: str) -> Any:
@@ -148,8 +148,8 @@ def test_a_thread_remembers_what_was_said(wire: Wire, streamed: bool) -> None:
 
     send("say My name is Ada and my dog is called Rex.")
     send("say You have a dog.")
-    frame = echoed(send("echo"))
-    assert contents(frame) == [
+    frame = read_frame(send("echo"))
+    assert read_contents(frame) == [
         "Be brief.",
         "say My name is Ada and my dog is called Rex.",
         "My name is Ada and my dog is called Rex.",
@@ -163,8 +163,8 @@ def test_a_thread_remembers_what_was_said(wire: Wire, streamed: bool) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_the_tool_runner_keeps_its_question_and_its_tools(wire: Wire, streamed: bool) -> None:
-    """Each result is what the scripted model writes next."""
+def test_the_tool_runner_sends_its_tools_once(wire: Wire, streamed: bool) -> None:
+    """Each tool result is what the scripted model writes next."""
     script = [f"raw One more.\n{call('get_weather', location='Oslo')}", "echo"]
 
     @beta_tool
@@ -186,11 +186,11 @@ def test_the_tool_runner_keeps_its_question_and_its_tools(wire: Wire, streamed: 
         messages=[{"role": "user", "content": f"raw {call('get_weather', location='Paris')}"}],
         stream=streamed,
     )
-    *_, last = [each.get_final_message() if streamed else each for each in runner]
-    frame = echoed(last)
+    *_, final = [step.get_final_message() if streamed else step for step in runner]
+    frame = read_frame(final)
     roles = [message["role"] for message in frame["prompt"]["messages"]]
     assert roles == ["system", "user", "assistant", "tool", "assistant", "tool"]
-    assert [each["function"]["name"] for each in frame["prompt"]["tools"]] == ["get_weather"]
+    assert [tool["function"]["name"] for tool in frame["prompt"]["tools"]] == ["get_weather"]
     assert wire.threads == ["create", "continue", "continue"]
     assert ["tools" in body for body in wire.sent] == [True, False, False]
     cities = [
@@ -201,18 +201,18 @@ def test_the_tool_runner_keeps_its_question_and_its_tools(wire: Wire, streamed: 
     assert cities == ["Paris", "Oslo"]
 
 
-def test_a_required_tool_is_required_in_later_turns_too(home: Home) -> None:
-    asked = f"raw {call('weather', city='Paris')}"
-    first = create(home, asked, tools=[WEATHER], tool_choice={"type": "any"})
+def test_a_tool_can_be_required_in_later_turns(home: Home) -> None:
+    question = f"raw {call('weather', city='Paris')}"
+    first = create(home, question, tools=[WEATHER], tool_choice={"type": "any"})
     use = first["content"][0]
     result = {"type": "tool_result", "tool_use_id": use["id"], "content": "echo"}
     messages = [{"role": "user", "content": [result]}]
-    answer = post(home, messages, after(first["id"]), tool_choice={"type": "any"})
+    answer = post(home, messages, continue_from(first["id"]), tool_choice={"type": "any"})
     assert answer.status == 200, answer.body
     assert json.loads(text_of(answer.json))["tools"]["required"] is True
 
 
-def test_the_asynchronous_client_remembers_too(home: Home) -> None:
+def test_the_asynchronous_client_continues_a_thread(home: Home) -> None:
     async def use() -> Any:
         transport = httpx2.AsyncHTTPTransport(uds=str(home.socket), verify=False)
         async with (
@@ -226,30 +226,28 @@ def test_the_asynchronous_client_remembers_too(home: Home) -> None:
             async with thread.stream({"role": "user", "content": "echo"}) as stream:
                 return await stream.get_final_message()
 
-    frame = echoed(asyncio.run(use()))
-    assert contents(frame) == ["say one", "one", "echo"]
+    frame = read_frame(asyncio.run(use()))
+    assert read_contents(frame) == ["say one", "one", "echo"]
 
 
-def test_the_client_replays_a_thread_that_was_deleted(home: Home, wire: Wire) -> None:
+def test_the_client_resends_a_deleted_thread(home: Home, wire: Wire) -> None:
     thread = wire.client.beta.messages.thread(model="", max_tokens=2000, system="Be brief.")
     thread.send({"role": "user", "content": "say one"})
     home.request("DELETE", "/localspec/conversations/last")
-    frame = echoed(thread.send({"role": "user", "content": "echo"}))
-    assert contents(frame) == ["Be brief.", "say one", "one", "echo"]
+    frame = read_frame(thread.send({"role": "user", "content": "echo"}))
+    assert read_contents(frame) == ["Be brief.", "say one", "one", "echo"]
     assert wire.threads == ["create", "continue", "create"]
     thread.send({"role": "user", "content": "say two"})
     assert wire.threads[-1] == "continue"
 
 
-def test_the_tool_runner_goes_on_without_threads_where_nothing_is_kept(
-    home: Home, wire: Wire
-) -> None:
+def test_the_tool_runner_works_without_stored_threads(home: Home, wire: Wire) -> None:
     @beta_tool
     def get_weather(location: str) -> str:
         """Tell the weather."""
         return f"echo {location}"
 
-    before = conversations(home)
+    before = list_conversations(home)
     home.run("config", "set", "keep_responses", "false")
     try:
         runner = wire.client.beta.messages.tool_runner(
@@ -258,24 +256,24 @@ def test_the_tool_runner_goes_on_without_threads_where_nothing_is_kept(
             tools=[get_weather],
             messages=[{"role": "user", "content": f"raw {call('get_weather', location='Paris')}"}],
         )
-        frame = echoed(runner.until_done())
+        frame = read_frame(runner.until_done())
         refused = post(home, "say x", {"type": "create"})
     finally:
         home.run("config", "unset", "keep_responses")
     roles = [message["role"] for message in frame["prompt"]["messages"]]
     assert roles == ["user", "assistant", "tool"]
     assert wire.threads == ["create", None, None]
-    assert conversations(home) == before
+    assert list_conversations(home) == before
     assert (refused.status, code_of(refused)) == (400, "thread_unsupported_request")
     assert refused.error["details"]["unsupported"] == ["thread"]
     assert "keep_responses" in refused.error["message"]
 
 
-# ------------------------------------------------------------------------ as if all were sent
+# ------------------------------------------------------------------------ same prompts as without threads
 
 
 class Node:
-    """A state of a conversation: the answer to continue from, and all that a client knows of it."""
+    """A state of a conversation: the answer to continue from, and the history that a client has."""
 
     def __init__(self, name: str, history: list[Any], shared: dict[str, Any]) -> None:
         self.name = name
@@ -284,7 +282,7 @@ class Node:
 
 
 class Player:
-    """Random turns and branches of threads; `nodes` are the answers from which one can go on."""
+    """Random turns and branches of threads; `nodes` are the answers that can be continued."""
 
     def __init__(self, home: Home, client: anthropic.Anthropic, chance: random.Random) -> None:
         self.home = home
@@ -313,11 +311,11 @@ class Player:
         blocks: list[Any] = [
             {
                 "type": "tool_result",
-                "tool_use_id": each,
+                "tool_use_id": call_id,
                 "content": self.chance.choice([[{"type": "text", "text": script}], script]),
                 **self.chance.choice([{}, {"is_error": False}]),
             }
-            for each in results
+            for call_id in results
         ]
         if not results or self.chance.random() < 0.3:
             blocks += [{"type": "text", "text": script}]
@@ -329,10 +327,10 @@ class Player:
         """Return what all turns of a thread share, and what a client imports from elsewhere."""
         shared: dict[str, Any] = {}
         system = [{"type": "text", "text": self._words()}, {"type": "text", "text": self._words()}]
-        if wanted := self.chance.choice([None, "Be brief.", system]):
-            shared["system"] = wanted
-        if wanted := self.chance.choice([None, [WEATHER, NOW], [NOW, SEARCH, WEATHER]]):
-            shared["tools"] = wanted
+        if value := self.chance.choice([None, "Be brief.", system]):
+            shared["system"] = value
+        if value := self.chance.choice([None, [WEATHER, NOW], [NOW, SEARCH, WEATHER]]):
+            shared["tools"] = value
         use = {"type": "tool_use", "id": "toolu_1", "name": "now", "input": {"b": [1], "a": None}}
         thoughts = {"type": "thinking", "thinking": self._words(), "signature": "x"}
         imported: list[Any] = [
@@ -347,7 +345,7 @@ class Player:
         """Return the messages of the next turn."""
         last = history[-1]["content"] if history else ""
         results = (
-            [each["id"] for each in last if each["type"] == "tool_use"]
+            [block["id"] for block in last if block["type"] == "tool_use"]
             if isinstance(last, list)
             else []
         )
@@ -360,43 +358,48 @@ class Player:
         if not self.nodes or self.chance.random() < 0.15:
             shared, history = self._begin()
             thread: Any = {"type": "create"}
-            sent: dict[str, Any] = dict(shared)
+            initial: dict[str, Any] = dict(shared)
             added = self._added(history)
             messages = [*history, *added]
         else:
             node = self.chance.choice([*self.nodes, self.nodes[-1]])
-            shared, history, thread, sent = node.shared, node.history, after(node.name), {}
+            shared, history, thread, initial = (
+                node.shared,
+                node.history,
+                continue_from(node.name),
+                {},
+            )
             added = messages = self._added(history)
         thinking = self.chance.choice([{}, {"thinking": {"type": "adaptive"}}])
         body: dict[str, Any] = {"model": "", "max_tokens": 1000, "messages": messages}
-        body |= {**sent, **thinking, "extra_body": {"thread": thread}}
+        body |= {**initial, **thinking, "extra_body": {"thread": thread}}
         if self.chance.random() < 0.5:
             with self.client.messages.stream(**body) as stream:
                 answer = stream.get_final_message()
         else:
             answer = self.client.messages.create(**body)
-        reply = {"role": "assistant", "content": [each.to_dict() for each in answer.content]}
+        reply = {"role": "assistant", "content": [block.to_dict() for block in answer.content]}
         self.nodes.append(Node(answer.id, [*history, *added, reply], shared))
 
     def check(self, node: Node) -> None:
-        """The model reads of a thread what it would read if the client sent everything."""
+        """Check that a thread and a resent history give the model the same prompt."""
         last = node.history[-1]["content"]
-        results = [each["id"] for each in last if each["type"] == "tool_use"]
-        asked = [self._user(results, "echo")]
-        threaded = post(self.home, asked, after(node.name))
-        whole = post(self.home, [*node.history, *asked], **node.shared)
-        assert (threaded.status, whole.status) == (200, 200), (threaded.body, whole.body)
-        frames = [json.loads(text_of(each.json)) for each in (threaded, whole)]
+        results = [block["id"] for block in last if block["type"] == "tool_use"]
+        question = [self._user(results, "echo")]
+        threaded = post(self.home, question, continue_from(node.name))
+        complete = post(self.home, [*node.history, *question], **node.shared)
+        assert (threaded.status, complete.status) == (200, 200), (threaded.body, complete.body)
+        frames = [json.loads(text_of(answer.json)) for answer in (threaded, complete)]
         for frame in frames:
             frame.pop("id", None)
             frame.pop("conversation", None)
             frame["sampling"].pop("seed", None)
         assert frames[0] == frames[1]
-        ignored = [each.json["localspec"].get("ignored", []) for each in (threaded, whole)]
-        assert all(each in ignored[1] for each in ignored[0])
+        ignored = [answer.json["localspec"].get("ignored", []) for answer in (threaded, complete)]
+        assert all(note in ignored[1] for note in ignored[0])
 
 
-# A failing game is not made shorter: that would take minutes, and its requests are short already.
+# A failing example is not shrunk: that would take minutes, and its requests are short already.
 @settings(
     max_examples=12,
     deadline=None,
@@ -404,7 +407,7 @@ class Player:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(chance=st.randoms(use_true_random=False))
-def test_a_model_reads_of_a_thread_what_it_would_read_of_the_whole(
+def test_a_thread_gives_the_same_prompt_as_the_whole_history(
     home: Home, wire: Wire, chance: random.Random
 ) -> None:
     player = Player(home, wire.client, chance)
@@ -414,14 +417,14 @@ def test_a_model_reads_of_a_thread_what_it_would_read_of_the_whole(
         player.check(node)
 
 
-def test_tokens_of_a_thread_are_counted_as_those_of_the_whole() -> None:
-    """The shipped pair counts, so that every message is in the count."""
+def test_token_counts_of_a_thread_include_its_history() -> None:
+    """The builtin pair counts the tokens, so that every message is in the count."""
     tools = [WEATHER, NOW]
     with temporary_home() as home:
         daemon = RunningDaemon(home)
         fields: dict[str, Any] = {"system": "Be brief.", "tools": tools}
         first = create(home, "One?", max_tokens=5, **fields)
-        second = post(home, "And two?", after(first["id"]), max_tokens=5).json
+        second = post(home, "And two?", continue_from(first["id"]), max_tokens=5).json
         history = [
             {"role": "user", "content": "One?"},
             {"role": "assistant", "content": first["content"]},
@@ -430,49 +433,55 @@ def test_tokens_of_a_thread_are_counted_as_those_of_the_whole() -> None:
         ]
 
         def count(messages: list[Any], **more: Any) -> int:
-            asked = [*messages, {"role": "user", "content": "And three?"}]
-            body = {"model": "", "messages": asked, **more}
+            turns = [*messages, {"role": "user", "content": "And three?"}]
+            body = {"model": "", "messages": turns, **more}
             answer = home.request("POST", "/v1/messages/count_tokens?beta=true", body)
             assert answer.status == 200, answer.body
             tokens: int = answer.json["input_tokens"]
             return tokens
 
         whole = count(history, **fields)
-        assert count([], thread=after(second["id"])) == whole
-        assert count([], thread=after(first["id"])) == count(history[:2], **fields) < whole
+        assert count([], thread=continue_from(second["id"])) == whole
+        assert count([], thread=continue_from(first["id"])) == count(history[:2], **fields) < whole
         assert count(history, thread={"type": "create"}, **fields) == whole
-        asked = {"model": "", "messages": history[:1], "thread": after(UNKNOWN_ID)}
+        asked = {"model": "", "messages": history[:1], "thread": continue_from(UNKNOWN_ID)}
         unknown = home.request("POST", "/v1/messages/count_tokens", asked)
         assert (unknown.status, code_of(unknown)) == (404, "thread_not_found")
         daemon.stop()
 
 
-def test_a_beginning_of_the_answer_and_the_rest_are_one_text(home: Home) -> None:
-    begun = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "say The answer"}]
-    first = create(home, begun)
-    [_, turn, _] = contents(prompt_after(home, first["id"]))
+def test_a_prefilled_answer_and_its_rest_are_one_message(home: Home) -> None:
+    messages = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": "say The answer"},
+    ]
+    first = create(home, messages)
+    [_, turn, _] = read_contents(prompt_after(home, first["id"]))
     assert turn == "say The answer" + text_of(first)
-    again = post(home, begun, after(first["id"])).json
-    assert contents(prompt_after(home, again["id"])) == ["?", turn, "?", turn, "echo"]
+    repeated = post(home, messages, continue_from(first["id"])).json
+    assert read_contents(prompt_after(home, repeated["id"])) == ["?", turn, "?", turn, "echo"]
 
 
-def test_an_answer_that_its_limit_cut_is_continued(home: Home) -> None:
+def test_an_answer_cut_by_its_limit_is_continued(home: Home) -> None:
     first = create(home, "say one two three", max_tokens=2)
     assert first["stop_reason"] == "max_tokens"
-    assert contents(prompt_after(home, first["id"]))[1] == text_of(first) == "one two"
+    assert read_contents(prompt_after(home, first["id"]))[1] == text_of(first) == "one two"
 
 
-def test_a_call_that_was_cut_off_is_a_call_without_input(home: Home) -> None:
-    """As the client has it, so that the result finds its call."""
+def test_a_call_that_was_cut_off_has_no_input(home: Home) -> None:
+    """The client has it in the same form, so that the result finds its call."""
     text = 'raw <tool_call>\n{"name": "weather", "arguments": {"city": "Par'
     first = create(home, text, tools=[WEATHER])
     [use] = first["content"]
     result = {"type": "tool_result", "tool_use_id": use["id"], "content": "echo"}
     messages = [{"role": "user", "content": [result]}]
-    frame = json.loads(text_of(post(home, messages, after(first["id"])).json))
+    frame = json.loads(text_of(post(home, messages, continue_from(first["id"])).json))
     [_, turn, tool] = frame["prompt"]["messages"]
-    [made] = turn["extra"]["tool_calls"]
-    assert (made["function"]["arguments"], made["id"]) == ({}, tool["extra"]["tool_call_id"])
+    [tool_call] = turn["extra"]["tool_calls"]
+    assert (tool_call["function"]["arguments"], tool_call["id"]) == (
+        {},
+        tool["extra"]["tool_call_id"],
+    )
 
 
 # ------------------------------------------------------------------------ what can be continued
@@ -481,24 +490,24 @@ def test_a_call_that_was_cut_off_is_a_call_without_input(home: Home) -> None:
 @pytest.mark.parametrize("name", [UNKNOWN_ID, "", "msg_x", "msg_", "resp_" + "0" * 24, "x" * 9999])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_unknown_message_is_not_found(home: Home, name: str, stream: bool) -> None:
-    answer = post(home, "say x", after(name), stream=stream)
+    answer = post(home, "say x", continue_from(name), stream=stream)
     assert (answer.status, answer.error["type"]) == (404, "not_found_error")
     assert code_of(answer) == "thread_not_found"
     assert answer.error["param"] == "thread.previous_message_id"
     assert len(answer.error["message"]) < 400
 
 
-def test_a_message_that_asked_for_no_thread_is_not_stored(home: Home) -> None:
-    before = conversations(home)
+def test_a_message_without_a_thread_is_not_stored(home: Home) -> None:
+    before = list_conversations(home)
     threads: list[dict[str, Any]] = [{}, {"thread": None}]
     for thread in threads:
-        asked = {"model": "", "max_tokens": 9, "messages": [{"role": "user", "content": "say x"}]}
-        answer = home.request("POST", "/v1/messages", asked | thread)
-        assert code_of(post(home, "say y", after(answer.json["id"]))) == "thread_not_found"
-    assert conversations(home) == before
+        body = {"model": "", "max_tokens": 9, "messages": [{"role": "user", "content": "say x"}]}
+        answer = home.request("POST", "/v1/messages", body | thread)
+        assert code_of(post(home, "say y", continue_from(answer.json["id"]))) == "thread_not_found"
+    assert list_conversations(home) == before
 
 
-def test_responses_and_messages_are_not_each_other(home: Home) -> None:
+def test_ids_of_responses_and_messages_are_not_interchangeable(home: Home) -> None:
     message = create(home, "say one")["id"]
     asked = {"input": "say one", "tools": [], "metadata": {}}
     response = home.request("POST", "/v1/responses", asked).json
@@ -508,8 +517,8 @@ def test_responses_and_messages_are_not_each_other(home: Home) -> None:
     asked = {"input": "say two", "previous_response_id": message}
     assert home.request("POST", "/v1/responses", asked).status == 400
     for name in (response["id"], response["output"][0]["id"]):
-        assert code_of(post(home, "say two", after(name))) == "thread_not_found"
-    assert contents(prompt_after(home, message)) == ["say one", "one", "echo"]
+        assert code_of(post(home, "say two", continue_from(name))) == "thread_not_found"
+    assert read_contents(prompt_after(home, message)) == ["say one", "one", "echo"]
 
 
 @pytest.mark.parametrize(
@@ -523,7 +532,7 @@ def test_responses_and_messages_are_not_each_other(home: Home) -> None:
         (True, "thread"),
     ],
 )
-def test_what_is_no_thread_is_refused_by_name(home: Home, thread: Any, param: str) -> None:
+def test_an_invalid_thread_is_refused_by_name(home: Home, thread: Any, param: str) -> None:
     answer = post(home, "say x", thread)
     assert answer.status == 400, answer.body
     assert answer.error["param"].startswith(param)
@@ -538,70 +547,76 @@ def test_what_is_no_thread_is_refused_by_name(home: Home, thread: Any, param: st
         ({"system": "Be long.", "tools": [NOW]}, ["'system'", "'tools'"]),
     ],
 )
-def test_what_a_thread_was_created_with_cannot_change(
+def test_system_and_tools_of_a_thread_cannot_change(
     home: Home, fields: Any, names: list[str]
 ) -> None:
     first = create(home, "say one", system="Be brief.", tools=[WEATHER])
-    answer = post(home, "say two", after(first["id"]), **fields)
+    answer = post(home, "say two", continue_from(first["id"]), **fields)
     assert (answer.status, code_of(answer)) == (400, "thread_fingerprint_mismatch")
     assert all(name in answer.error["message"] for name in names)
     same = {"system": [{"type": "text", "text": "Be brief."}], "tools": [WEATHER]}
-    assert contents(prompt_after(home, first["id"], **same))[0] == "Be brief."
+    assert read_contents(prompt_after(home, first["id"], **same))[0] == "Be brief."
 
 
-def test_an_older_message_is_continued_as_a_branch(home: Home) -> None:
+def test_continuing_an_older_message_makes_a_branch(home: Home) -> None:
     first = create(home, "say one", system="Be brief.")["id"]
-    second = post(home, "say two", after(first)).json["id"]
-    other = post(home, "say three", after(first)).json["id"]
-    assert contents(prompt_after(home, second))[1:] == ["say one", "one", "say two", "two", "echo"]
-    assert contents(prompt_after(home, other)) == [
+    second = post(home, "say two", continue_from(first)).json["id"]
+    other = post(home, "say three", continue_from(first)).json["id"]
+    assert read_contents(prompt_after(home, second))[1:] == [
+        "say one",
+        "one",
+        "say two",
+        "two",
+        "echo",
+    ]
+    assert read_contents(prompt_after(home, other)) == [
         *("Be brief.", "say one", "one", "say three", "three", "echo")
     ]
 
 
-def test_two_that_continue_one_message_at_once_do_not_read_each_other(home: Home) -> None:
+def test_concurrent_branches_of_a_thread_do_not_mix(home: Home) -> None:
     first = create(home, "say one")["id"]
     texts = [f"slow {number}" for number in range(5, 9)]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda text: post(home, text, after(first)).json, texts))
-    for text, message in zip(texts, found, strict=True):
-        said = contents(prompt_after(home, message["id"]))
-        assert said == ["say one", "one", text, text_of(message), "echo"]
+        answers = list(pool.map(lambda text: post(home, text, continue_from(first)).json, texts))
+    for text, message in zip(texts, answers, strict=True):
+        turns = read_contents(prompt_after(home, message["id"]))
+        assert turns == ["say one", "one", text, text_of(message), "echo"]
 
 
-def test_an_answer_is_continued_as_soon_as_its_client_has_it(wire: Wire, home: Home) -> None:
-    """Storing goes on in a thread of its own, and nobody has to wait between two requests."""
+def test_an_answer_can_be_continued_at_once(wire: Wire, home: Home) -> None:
+    """Answers are stored in a thread of their own, and no client has to wait for that."""
     name = create(home, "say 0")["id"]
     for number in range(1, 20):
-        name = post(home, f"say {number}", after(name)).json["id"]
-    assert len(contents(prompt_after(home, name))) == 41
+        name = post(home, f"say {number}", continue_from(name)).json["id"]
+    assert len(read_contents(prompt_after(home, name))) == 41
 
 
-def test_an_answer_whose_client_left_is_not_continued(home: Home, wire: Wire) -> None:
-    """The client has another part of it than was stored. It sends what it has as a new thread."""
+def test_an_interrupted_answer_cannot_be_continued(home: Home, wire: Wire) -> None:
+    """The client has another part of it than was stored, and sends its own as a new thread."""
     thread = wire.client.beta.messages.thread(model="", max_tokens=10**6)
     with thread.stream({"role": "user", "content": "forever"}) as stream:
         next(event for event in stream if event.type == "text")
         name = stream.current_message_snapshot.id
-    answer = post(home, "say x", after(name))
+    answer = post(home, "say x", continue_from(name))
     assert code_of(answer) == "thread_not_found"
     assert "cut off" in answer.error["message"]
-    frame = echoed(thread.send({"role": "user", "content": "echo"}, max_tokens=5000))
-    asked, cut, echo = contents(frame)
-    assert (asked, echo, cut[:2]) == ("forever", "echo", "0 ")
+    frame = read_frame(thread.send({"role": "user", "content": "echo"}, max_tokens=5000))
+    question, partial, echo = read_contents(frame)
+    assert (question, echo, partial[:2]) == ("forever", "echo", "0 ")
     assert wire.threads == ["create", "create"]
     wait_for(lambda: home.status()["running"] == 0, "the engine to be free")
 
 
-def test_an_answer_that_failed_is_not_continued(home: Home) -> None:
+def test_a_failed_answer_cannot_be_continued(home: Home) -> None:
     answer = post(home, "die SIGKILL", {"type": "create"}, stream=True)
-    begun, *_, last = [json.loads(event) for event in answer.events]
-    assert (begun["type"], last["type"]) == ("message_start", "error")
-    assert code_of(post(home, "say x", after(begun["message"]["id"]))) == "thread_not_found"
+    start, *_, final = [json.loads(event) for event in answer.events]
+    assert (start["type"], final["type"]) == ("message_start", "error")
+    assert code_of(post(home, "say x", continue_from(start["message"]["id"]))) == "thread_not_found"
 
 
-def test_another_pair_and_another_server_go_on_with_a_thread() -> None:
-    """Also a pair that stands in for a server that is gone."""
+def test_another_pair_can_continue_a_thread() -> None:
+    """That includes the fallback of a server that has gone."""
     with temporary_home() as home:
         home.use_fake("--template", KNOWS_TOOLS)
         daemon = RunningDaemon(home)
@@ -611,26 +626,28 @@ def test_another_pair_and_another_server_go_on_with_a_thread() -> None:
             assert added.returncode == 0, added.stderr
             first = create(home, "hi", model="big", system="Be brief.", tools=[WEATHER])["id"]
             frame = prompt_after(home, first, model="builtin")
-            said = ["Be brief.", "hi", "hello there"]
-            assert contents(frame) == [*said, "echo"]
-            assert [each["function"]["name"] for each in frame["prompt"]["tools"]] == ["weather"]
-            second = post(home, "more", after(first), model="big").json["id"]
-            seen = server.seen[-1].body
-            assert [each["content"] for each in seen["messages"]] == [*said, "more"]
-            assert [each["function"]["name"] for each in seen["tools"]] == ["weather"]
-        said += ["more", "hello there"]
-        stood_in = contents(prompt_after(home, second, model="big"))
-        assert stood_in[1].endswith("hi")  # tools are described there for a server's pair
-        assert stood_in[2:] == [*said[2:], "echo"]
-        # Without a model it is the pair that the thread was answered by.
-        assert post(home, "say x", after(second)).json["model"] == "big"
-        unknown = post(home, "say x", after(first), model="no-such-pair")
+            turns = ["Be brief.", "hi", "hello there"]
+            assert read_contents(frame) == [*turns, "echo"]
+            assert [tool["function"]["name"] for tool in frame["prompt"]["tools"]] == ["weather"]
+            second = post(home, "more", continue_from(first), model="big").json["id"]
+            body = server.seen[-1].body
+            assert [message["content"] for message in body["messages"]] == [*turns, "more"]
+            assert [tool["function"]["name"] for tool in body["tools"]] == ["weather"]
+        turns += ["more", "hello there"]
+        fallback_turns = read_contents(prompt_after(home, second, model="big"))
+        assert fallback_turns[1].endswith(
+            "hi"
+        )  # the fallback's prompt describes the tools in the text
+        assert fallback_turns[2:] == [*turns[2:], "echo"]
+        # Without a model the thread's last pair answers.
+        assert post(home, "say x", continue_from(second)).json["model"] == "big"
+        unknown = post(home, "say x", continue_from(first), model="no-such-pair")
         assert (unknown.status, unknown.error["type"]) == (404, "not_found_error")
         assert "details" not in unknown.error
         daemon.stop()
 
 
-# ------------------------------------------------------------------------ its end
+# ------------------------------------------------------------------------ restarts and deletion
 
 
 def test_a_thread_survives_a_restart_and_a_crash() -> None:
@@ -643,14 +660,14 @@ def test_a_thread_survives_a_restart_and_a_crash() -> None:
             daemon.process.communicate()
             daemon = RunningDaemon(home)
             frame = prompt_after(home, name)
-            assert contents(frame) == ["Be brief.", "say one", "one", "echo"]
-            assert [each["function"]["name"] for each in frame["prompt"]["tools"]] == ["weather"]
+            assert read_contents(frame) == ["Be brief.", "say one", "one", "echo"]
+            assert [tool["function"]["name"] for tool in frame["prompt"]["tools"]] == ["weather"]
         daemon.stop()
 
 
 @contextmanager
 def logging_home() -> Iterator[Home]:
-    """A daemon that also logs prompts, another place where texts are."""
+    """Run a daemon that also logs prompts, because the log holds texts as well."""
     with temporary_home() as home:
         home.use_fake("--template", KNOWS_TOOLS, log_prompts="true")
         daemon = RunningDaemon(home)
@@ -674,80 +691,88 @@ def remove(home: Home, name: str) -> None:
 def test_a_deleted_thread_leaves_nothing(way: Callable[[Home, str], None]) -> None:
     tool = {**WEATHER, "description": "secret-tool"}
     with logging_home() as home:
-        other = create(home, "say one")["id"]
+        unrelated = create(home, "say one")["id"]
         first = create(home, "say secret-1", system="secret-system", tools=[tool])["id"]
-        second = post(home, "say secret-2", after(first)).json["id"]
-        assert found_in(home, "secret-system", "secret-tool", "secret-2", second)
-        [thread] = [each for each in conversations(home) if "secret" in each["title"]]
+        second = post(home, "say secret-2", continue_from(first)).json["id"]
+        assert find_words(home, "secret-system", "secret-tool", "secret-2", second)
+        [thread] = [
+            conversation
+            for conversation in list_conversations(home)
+            if "secret" in conversation["title"]
+        ]
         way(home, thread["id"])
-        assert code_of(post(home, "say x", after(first))) == "thread_not_found"
-        assert code_of(post(home, "say x", after(second))) == "thread_not_found"
+        assert code_of(post(home, "say x", continue_from(first))) == "thread_not_found"
+        assert code_of(post(home, "say x", continue_from(second))) == "thread_not_found"
         words = ("secret-system", "secret-tool", "secret-1", "secret-2", first, second)
-        assert not found_in(home, *words)
-        assert contents(prompt_after(home, other))[0] == "say one"
+        assert not find_words(home, *words)
+        assert read_contents(prompt_after(home, unrelated))[0] == "say one"
 
 
-def test_a_question_that_is_taken_back_takes_its_message_along() -> None:
+def test_undo_removes_the_message_of_the_question() -> None:
     with logging_home() as home:
         first = create(home, "say one", system="Be brief.")["id"]
-        second = post(home, "say two", after(first)).json["id"]
+        second = post(home, "say two", continue_from(first)).json["id"]
         undo(home, "last")
-        assert code_of(post(home, "say x", after(second))) == "thread_not_found"
-        again = post(home, "say three", after(first)).json["id"]
-        assert contents(prompt_after(home, again))[1:] == [
+        assert code_of(post(home, "say x", continue_from(second))) == "thread_not_found"
+        replacement = post(home, "say three", continue_from(first)).json["id"]
+        assert read_contents(prompt_after(home, replacement))[1:] == [
             "say one",
             "one",
             "say three",
             "three",
             "echo",
         ]
-        [thread] = conversations(home)
+        [thread] = list_conversations(home)
         assert thread["messages"] == 6
 
 
-def test_branches_are_removed_with_all_that_was_written_of_them() -> None:
-    """Also of those that were answered at once, before it was known that they would be branches."""
+def test_deleted_branches_leave_no_text_on_disk() -> None:
+    """Some branches are answered concurrently, before the daemon knows that they are branches."""
     with logging_home() as home:
         first = create(home, "say one")["id"]
-        post(home, "say two", after(first))
+        post(home, "say two", continue_from(first))
         texts = [f"slow {number} secret-{number}" for number in range(20, 24)]
         with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda text: post(home, text, after(first)).json, texts))
-        newest = post(home, "say one more", after(found[0]["id"])).json["id"]
-        racing = [post(home, text, after(newest)).json for text in texts]
-        assert len({each["id"] for each in racing}) == 4
-        for each in conversations(home):
-            shown = home.request("GET", f"/localspec/conversations/{each['id']}").json["messages"]
-            if any("secret" in message["content"] for message in shown):
-                delete(home, each["id"])
-        assert not found_in(home, *(f"secret-{number}" for number in range(20, 24)))
-        assert contents(prompt_after(home, first)) == ["say one", "one", "echo"]
+            branches = list(
+                pool.map(lambda text: post(home, text, continue_from(first)).json, texts)
+            )
+        newest = post(home, "say one more", continue_from(branches[0]["id"])).json["id"]
+        racing = [post(home, text, continue_from(newest)).json for text in texts]
+        assert len({message["id"] for message in racing}) == 4
+        for conversation in list_conversations(home):
+            messages = home.request("GET", f"/localspec/conversations/{conversation['id']}").json[
+                "messages"
+            ]
+            if any("secret" in message["content"] for message in messages):
+                delete(home, conversation["id"])
+        assert not find_words(home, *(f"secret-{number}" for number in range(20, 24)))
+        assert read_contents(prompt_after(home, first)) == ["say one", "one", "echo"]
 
 
-def test_a_thread_that_is_removed_while_it_is_answered_does_not_come_back() -> None:
+def test_a_thread_deleted_during_an_answer_stays_deleted() -> None:
     with logging_home() as home:
         first = create(home, "say one")["id"]
-        with connected(home) as wire:
+        with connect_wire(home) as wire:
             body: Any = {"model": "", "max_tokens": 100}
             body["messages"] = [{"role": "user", "content": "slow 30 secret"}]
-            body["extra_body"] = {"thread": after(first)}
+            body["extra_body"] = {"thread": continue_from(first)}
             with wire.client.messages.stream(**body) as stream:
                 next(event for event in stream if event.type == "text")
                 delete(home, "last")
-                last = stream.get_final_message()
-        assert code_of(post(home, "say x", after(last.id))) == "thread_not_found"
-        assert conversations(home) == []
-        assert not found_in(home, "secret")
+                final = stream.get_final_message()
+        assert code_of(post(home, "say x", continue_from(final.id))) == "thread_not_found"
+        assert list_conversations(home) == []
+        assert not find_words(home, "secret")
 
 
-def test_a_thread_is_a_conversation_of_the_history(home: Home) -> None:
+def test_a_thread_appears_in_the_history(home: Home) -> None:
     first = create(
         home, f"raw {call('weather', city='Paris')}", tools=[WEATHER], system="Be brief."
     )
     result = {"type": "tool_result", "tool_use_id": first["content"][0]["id"], "content": "say so"}
-    post(home, [{"role": "user", "content": [result]}], after(first["id"]))
-    shown = home.request("GET", "/localspec/conversations/last").json["messages"]
-    roles = [each["role"] for each in shown]
+    post(home, [{"role": "user", "content": [result]}], continue_from(first["id"]))
+    messages = home.request("GET", "/localspec/conversations/last").json["messages"]
+    roles = [message["role"] for message in messages]
     assert roles == ["system", "user", "assistant", "tool", "assistant"]
     body = {
         "messages": [{"role": "user", "content": "echo"}],
@@ -758,8 +783,8 @@ def test_a_thread_is_a_conversation_of_the_history(home: Home) -> None:
     assert home.run("history", "show", "last").stdout.count("weather(") == 1
 
 
-def test_what_cannot_be_stored_is_told_and_not_found_later() -> None:
-    """The client then sends the whole conversation itself."""
+def test_a_failure_to_store_is_reported() -> None:
+    """The client then has to send the whole conversation itself."""
     with temporary_home() as home:
         home.use_fake()
         daemon = RunningDaemon(home)
@@ -770,6 +795,6 @@ def test_what_cannot_be_stored_is_told_and_not_found_later() -> None:
         daemon = RunningDaemon(home)
         answer = create(home, "say two")
         assert "cannot be used" in answer["localspec"]["not_kept"]
-        missing = post(home, "say x", after(answer["id"]))
+        missing = post(home, "say x", continue_from(answer["id"]))
         assert (missing.status, code_of(missing)) == (404, "thread_not_found")
         daemon.stop()

@@ -1,4 +1,4 @@
-"""Log-probabilities, token ids and stop strings through every protocol, from the shipped pair."""
+"""Log-probabilities, token ids and stop strings through every protocol, from the builtin pair."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ Tokens = list[tuple[str, float]]
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Home]:
-    """One daemon with the shipped pair."""
+    """Run one daemon with the builtin pair."""
     with temporary_home() as home:
         daemon = RunningDaemon(home)
         yield home
         daemon.stop()
 
 
-def events(home: Home, path: str, body: dict[str, Any]) -> list[Any]:
-    found = home.request("POST", path, {**body, "stream": True})
-    assert found.status == 200, found.body
-    return [json.loads(each) for each in found.events if each != "[DONE]"]
+def read_events(home: Home, path: str, body: dict[str, Any]) -> list[Any]:
+    response = home.request("POST", path, {**body, "stream": True})
+    assert response.status == 200, response.body
+    return [json.loads(event) for event in response.events if event != "[DONE]"]
 
 
-def chat(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
+def chat(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
     path, messages = "/v1/chat/completions", [{"role": "user", "content": QUESTION}]
-    body = {"messages": messages, "logprobs": True, **asked}
+    body = {"messages": messages, "logprobs": True, **fields}
     if stream:
-        choices = [c for each in events(home, path, body) for c in each["choices"]]
+        choices = [c for event in read_events(home, path, body) for c in event["choices"]]
         text = "".join(choice["delta"].get("content") or "" for choice in choices)
         parts = [choice["logprobs"]["content"] for choice in choices if choice.get("logprobs")]
         entries = [entry for part in parts for entry in part]
@@ -44,11 +44,11 @@ def chat(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
     return text, [(entry["token"], entry["logprob"]) for entry in entries]
 
 
-def completions(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
+def completions(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
     path, prompt = "/v1/completions", "import os\nfor root, dirs, files in os.walk("
-    body = {"prompt": prompt, "logprobs": 1, **asked}
+    body = {"prompt": prompt, "logprobs": 1, **fields}
     if stream:
-        choices = [c for each in events(home, path, body) for c in each["choices"]]
+        choices = [c for event in read_events(home, path, body) for c in event["choices"]]
     else:
         choices = home.request("POST", path, body).json["choices"]
     text = "".join(choice["text"] for choice in choices)
@@ -62,9 +62,9 @@ def completions(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
     return text, list(zip(tokens, values, strict=True))
 
 
-def completion(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
-    path, body = "/completion", {"prompt": QUESTION, "n_probs": 1, "return_tokens": True, **asked}
-    parts = events(home, path, body) if stream else [home.request("POST", path, body).json]
+def completion(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
+    path, body = "/completion", {"prompt": QUESTION, "n_probs": 1, "return_tokens": True, **fields}
+    parts = read_events(home, path, body) if stream else [home.request("POST", path, body).json]
     text = "".join(part["content"] for part in parts)
     ids = [token for part in parts for token in part["tokens"]]
     assert len(ids) == parts[-1]["tokens_predicted"]  # all of them, also of a stop string
@@ -73,14 +73,16 @@ def completion(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
     return text, [(entry["token"], entry["logprob"]) for entry in entries]
 
 
-def responses(home: Home, stream: bool, **asked: Any) -> tuple[str, Tokens]:
+def responses(home: Home, stream: bool, **fields: Any) -> tuple[str, Tokens]:
     path = "/v1/responses"
-    limit = asked.pop("max_tokens")
+    limit = fields.pop("max_tokens")
     include = ["message.output_text.logprobs"]
     body = {"input": QUESTION, "include": include, "store": False, "max_output_tokens": limit}
-    body |= asked
+    body |= fields
     if stream:
-        deltas = [e for e in events(home, path, body) if e["type"] == "response.output_text.delta"]
+        deltas = [
+            e for e in read_events(home, path, body) if e["type"] == "response.output_text.delta"
+        ]
         text = "".join(delta["delta"] for delta in deltas)
         entries = [entry for delta in deltas for entry in delta["logprobs"]]
     else:
@@ -93,53 +95,49 @@ PROTOCOLS = [chat, completions, completion, responses]
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_tokens_told_are_the_same_with_any_drafts_streamed_or_whole(
-    real: Home, protocol: Any
-) -> None:
+def test_reported_tokens_do_not_depend_on_drafts_or_streaming(real: Home, protocol: Any) -> None:
     shared = {"temperature": 0, "max_tokens": 24, "exact": True}
     text, _ = protocol(real, False, **shared)
     for stops in ([], [text[9:14]], [text[15:17], text[22:30]], [text[-3:]]):
-        told = [
+        results = [
             protocol(real, stream, **shared, stop=stops, speculative={"depth": depth})
             for depth in DEPTHS
             for stream in (False, True)
         ]
         end = min((text.find(stop) for stop in stops), default=len(text))
-        assert told[0][0] == text[:end]
-        assert all(each == told[0] for each in told)
-        assert "".join(token for token, _ in told[0][1]).startswith(text[:end])
+        assert results[0][0] == text[:end]
+        assert all(result == results[0] for result in results)
+        assert "".join(token for token, _ in results[0][1]).startswith(text[:end])
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_without_exact_too_the_tokens_told_are_those_that_begin_in_the_text(
-    real: Home, protocol: Any
-) -> None:
+def test_reported_tokens_match_the_text_without_exact(real: Home, protocol: Any) -> None:
     for depth in DEPTHS:
-        asked = {"temperature": 0, "max_tokens": 24, "speculative": {"depth": depth}}
-        text, tokens = protocol(real, False, **asked)
+        fields = {"temperature": 0, "max_tokens": 24, "speculative": {"depth": depth}}
+        text, tokens = protocol(real, False, **fields)
         assert "".join(token for token, _ in tokens) == text
-        cut, tokens = protocol(real, False, **asked, stop=[text[9:14]])
+        cut, tokens = protocol(real, False, **fields, stop=[text[9:14]])
         assert cut == text[: text.find(text[9:14])]
         joined = "".join(token for token, _ in tokens)
         assert joined.startswith(cut)
         assert len("".join(token for token, _ in tokens[:-1])) < max(len(cut), 1)
 
 
-def test_ollama_tells_the_same_tokens_streamed_and_whole(real: Home) -> None:
-    for path, said in (
+def test_ollama_reports_the_same_tokens_with_and_without_streaming(real: Home) -> None:
+    for path, fields in (
         ("/api/chat", {"messages": [{"role": "user", "content": QUESTION}]}),
         ("/api/generate", {"prompt": QUESTION}),
     ):
-        body: dict[str, Any] = {"model": "builtin", "logprobs": True, "stream": False, **said}
+        body: dict[str, Any] = {"model": "builtin", "logprobs": True, "stream": False, **fields}
         body["options"] = {"temperature": 0, "num_predict": 24}
-        whole = real.request("POST", path, body).json
-        text = whole.get("response") or whole["message"]["content"]
+        complete = real.request("POST", path, body).json
+        text = complete.get("response") or complete["message"]["content"]
         body["options"]["stop"] = [text[9:14]]
-        whole = real.request("POST", path, body).json
+        complete = real.request("POST", path, body).json
         lines = real.request("POST", path, {**body, "stream": True}).body.decode().splitlines()
         streamed = [e for line in lines for e in json.loads(line).get("logprobs") or []]
-        assert [e["token"] for e in streamed] == [e["token"] for e in whole["logprobs"]]
-        cut = whole.get("response") or whole["message"]["content"]
+        assert [e["token"] for e in streamed] == [e["token"] for e in complete["logprobs"]]
+        cut = complete.get("response") or complete["message"]["content"]
         assert "".join(e["token"] for e in streamed).startswith(cut)
 
 
@@ -157,7 +155,7 @@ LED = {
 
 
 @pytest.mark.parametrize("stop", ["led", '"', "{", "kitchen", "name", "<tool_call>", "_"])
-def test_a_stop_string_in_a_call_ends_nothing(real: Home, stop: str) -> None:
+def test_a_stop_string_inside_a_tool_call_is_ignored(real: Home, stop: str) -> None:
     messages = [{"role": "user", "content": "Switch on the LED."}]
     shared = {"messages": messages, "temperature": 0, "max_tokens": 120}
     tool = {"type": "function", "function": LED}
@@ -169,7 +167,7 @@ def test_a_stop_string_in_a_call_ends_nothing(real: Home, stop: str) -> None:
         assert call["function"]["name"] == "led_on"
         assert json.loads(call["function"]["arguments"]) == {"room": "kitchen"}
         assert choice["finish_reason"] == "tool_calls"
-        chunks = events(real, "/v1/chat/completions", body)
+        chunks = read_events(real, "/v1/chat/completions", body)
         parts = [part for c in chunks for part in c["choices"][0]["delta"].get("tool_calls", [])]
         arguments = "".join(part["function"]["arguments"] for part in parts)
         assert json.loads(arguments) == {"room": "kitchen"}
@@ -190,7 +188,7 @@ THINKING_TEMPLATE = (
 
 @pytest.fixture
 def thinking(home: Home) -> Iterator[Home]:
-    """The shipped pair with a template that opens its thoughts."""
+    """Run a daemon with the builtin pair and a template that opens the thoughts."""
     folder = home.root / "config"
     folder.mkdir()
     (folder / "think.jinja").write_text(THINKING_TEMPLATE)
@@ -200,25 +198,25 @@ def thinking(home: Home) -> Iterator[Home]:
     daemon.stop()
 
 
-def test_a_stop_string_in_thoughts_ends_nothing(thinking: Home) -> None:
+def test_a_stop_string_inside_thoughts_is_ignored(thinking: Home) -> None:
     path = "/v1/chat/completions"
     shared: dict[str, Any] = {"messages": [{"role": "user", "content": QUESTION}], "exact": True}
     shared |= {"temperature": 0, "max_tokens": 48, "reasoning_budget_tokens": 16}
 
     def ask(**more: Any) -> tuple[str, str]:
-        said = thinking.request("POST", path, {**shared, **more}).json["choices"][0]["message"]
-        deltas = [c["choices"][0]["delta"] for c in events(thinking, path, {**shared, **more})]
+        message = thinking.request("POST", path, {**shared, **more}).json["choices"][0]["message"]
+        deltas = [c["choices"][0]["delta"] for c in read_events(thinking, path, {**shared, **more})]
         for key in ("content", "reasoning_content"):
             streamed = "".join(delta.get(key) or "" for delta in deltas)
-            assert streamed == (said.get(key) or "")
-        return said.get("reasoning_content") or "", said.get("content") or ""
+            assert streamed == (message.get(key) or "")
+        return message.get("reasoning_content") or "", message.get("content") or ""
 
     thoughts, content = ask()
     assert len(thoughts) > 12 < len(content)
     for depth in (0, 4):
         drafts = {"speculative": {"depth": depth}}
-        for at in range(0, len(thoughts) - 3, 5):  # wherever it is in the thoughts
-            stop = thoughts[at : at + 3]
+        for start in range(0, len(thoughts) - 3, 5):
+            stop = thoughts[start : start + 3]
             end = content.find(stop)
             expected = content if end < 0 else content[:end]
             assert ask(**drafts, stop=[stop]) == (thoughts, expected)
@@ -232,9 +230,10 @@ def test_a_stop_string_in_thoughts_ends_nothing(thinking: Home) -> None:
     answer = thinking.request("POST", "/v1/messages", body).json
     assert answer["content"][0]["type"] == "thinking"
     assert answer["content"][0]["thinking"].strip() == thoughts.strip()
-    kept = {**shared, "reasoning_format": "none", "stop": [thoughts[3:6]]}
-    said = thinking.request("POST", path, kept).json["choices"][0]["message"]["content"]
-    assert thoughts[3:6] not in said  # there they are text like any other
+    # With this format the thoughts are part of the text, so that the stop string counts.
+    body = {**shared, "reasoning_format": "none", "stop": [thoughts[3:6]]}
+    text = thinking.request("POST", path, body).json["choices"][0]["message"]["content"]
+    assert thoughts[3:6] not in text
 
 
 # ------------------------------------------------------------------------ prompts that are scored
@@ -243,14 +242,14 @@ CONTEXT = "Question: What does shutil.copytree do?\nAnswer:"
 CHOICES = [" It copies a folder.", " banana", " äöü ☃", " It"]
 
 
-def tokens_of(home: Home, text: str, *, first: bool = True) -> list[int]:
+def tokenize(home: Home, text: str, *, first: bool = True) -> list[int]:
     body = {"content": text, "add_special": first}
-    found: list[int] = home.request("POST", "/tokenize", body).json["tokens"]
-    return found
+    tokens: list[int] = home.request("POST", "/tokenize", body).json["tokens"]
+    return tokens
 
 
-def evaluation(home: Home, prompts: list[list[int]], **more: Any) -> Any:
-    """lm-eval's request for the log-likelihood of continuations (`local-completions`)."""
+def request_loglikelihoods(home: Home, prompts: list[list[int]], **more: Any) -> Any:
+    """Send lm-eval's request for the log-likelihood of continuations (`local-completions`)."""
     body = {"model": "", "prompt": prompts, "temperature": 0, "max_tokens": 1, "logprobs": 1}
     answer = home.request("POST", "/v1/completions", {**body, "seed": 1234, "echo": True, **more})
     assert answer.status == 200, answer.body
@@ -258,45 +257,48 @@ def evaluation(home: Home, prompts: list[list[int]], **more: Any) -> Any:
 
 
 def parse_logprobs(out: Any, ctxlens: list[int]) -> list[tuple[float, bool]]:
-    """As lm-eval's openai_completions.py reads the answer."""
-    found = []
+    """Parse the answer like lm-eval's openai_completions.py."""
+    results = []
     choices = sorted(out["choices"], key=lambda choice: choice["index"])
     for choice, ctxlen in zip(choices, ctxlens, strict=True):
         tokens_logprobs = choice["logprobs"]["token_logprobs"][ctxlen:-1]
         top_logprobs = choice["logprobs"]["top_logprobs"][ctxlen:-1]
         pairs = zip(tokens_logprobs, top_logprobs, strict=True)
         is_greedy = all(value == max(top.values()) for value, top in pairs)
-        found.append((sum(tokens_logprobs), is_greedy))
-    return found
+        results.append((sum(tokens_logprobs), is_greedy))
+    return results
 
 
-def test_lm_evals_multiple_choice_runs(real: Home) -> None:
-    context = tokens_of(real, CONTEXT)
-    asked = [context + tokens_of(real, choice, first=False) for choice in CHOICES]
-    together = evaluation(real, asked, exact=True)
-    alone = [evaluation(real, [each], exact=True)["choices"][0] for each in asked]
-    for at, (choice, other, tokens) in enumerate(
-        zip(together["choices"], alone, asked, strict=True)
+def test_lm_eval_multiple_choice(real: Home) -> None:
+    context = tokenize(real, CONTEXT)
+    prompts = [context + tokenize(real, choice, first=False) for choice in CHOICES]
+    together = request_loglikelihoods(real, prompts, exact=True)
+    alone = [request_loglikelihoods(real, [prompt], exact=True)["choices"][0] for prompt in prompts]
+    for index, (choice, single, tokens) in enumerate(
+        zip(together["choices"], alone, prompts, strict=True)
     ):
-        assert choice["index"] == at
-        for told in (choice["logprobs"], other["logprobs"]):
-            assert len(told["tokens"]) == len(tokens) + 1
-            assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-            assert all(len(top) == 1 for top in told["top_logprobs"][1:])
-        assert choice["logprobs"] == other["logprobs"]
-    likelihoods = parse_logprobs(together, [len(context)] * len(asked))
+        assert choice["index"] == index
+        for logprobs in (choice["logprobs"], single["logprobs"]):
+            assert len(logprobs["tokens"]) == len(tokens) + 1
+            assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+            assert all(len(top) == 1 for top in logprobs["top_logprobs"][1:])
+        assert choice["logprobs"] == single["logprobs"]
+    likelihoods = parse_logprobs(together, [len(context)] * len(prompts))
     assert all(-1000 < likelihood < 0 for likelihood, _ in likelihoods)
     # The context's own values are the same before every choice.
-    scored = [each["logprobs"]["token_logprobs"][1 : len(context)] for each in together["choices"]]
-    assert all(each == pytest.approx(scored[0], abs=0.4) for each in scored)  # other widths
+    scored = [
+        choice["logprobs"]["token_logprobs"][1 : len(context)] for choice in together["choices"]
+    ]
+    # Batches of other widths round differently.
+    assert all(values == pytest.approx(scored[0], abs=0.4) for values in scored)
 
 
-def test_what_the_model_writes_itself_is_greedy_for_lm_eval(real: Home) -> None:
-    context = tokens_of(real, CONTEXT)
+def test_generated_tokens_are_greedy_for_lm_eval(real: Home) -> None:
+    context = tokenize(real, CONTEXT)
     body = {"prompt": context, "n_predict": 6, "temperature": 0, "return_tokens": True}
-    written = real.request("POST", "/completion", body).json["tokens"]
-    told = evaluation(real, [context + written[:1], [*context, written[0] + 1]])
-    likelihoods = parse_logprobs(told, [len(context)] * 2)
+    generated = real.request("POST", "/completion", body).json["tokens"]
+    response = request_loglikelihoods(real, [context + generated[:1], [*context, generated[0] + 1]])
+    likelihoods = parse_logprobs(response, [len(context)] * 2)
     assert likelihoods[0][1]
     assert not likelihoods[1][1]
     assert likelihoods[0][0] > likelihoods[1][0]
@@ -308,32 +310,34 @@ def test_an_echoed_prompt_and_its_completion_are_one_text(
     real: Home, text: str, limit: int
 ) -> None:
     body = {"prompt": text, "echo": True, "logprobs": 2, "temperature": 0, "max_tokens": limit}
-    whole = real.request("POST", "/v1/completions", body).json["choices"][0]
-    assert whole["text"].startswith(text)
-    told = whole["logprobs"]
-    assert len(told["tokens"]) == len(told["text_offset"]) == len(told["token_logprobs"])
-    assert told["text_offset"] == sorted(told["text_offset"])
-    for token, offset in zip(told["tokens"], told["text_offset"], strict=True):
-        assert "\ufffd" in token or whole["text"].startswith(token, offset) or offset == 0
-    chunks = [c for each in events(real, "/v1/completions", body) for c in each["choices"]]
-    assert "".join(chunk["text"] for chunk in chunks) == whole["text"]
+    choice = real.request("POST", "/v1/completions", body).json["choices"][0]
+    assert choice["text"].startswith(text)
+    logprobs = choice["logprobs"]
+    assert (
+        len(logprobs["tokens"]) == len(logprobs["text_offset"]) == len(logprobs["token_logprobs"])
+    )
+    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+    for token, offset in zip(logprobs["tokens"], logprobs["text_offset"], strict=True):
+        assert "\ufffd" in token or choice["text"].startswith(token, offset) or offset == 0
+    chunks = [c for event in read_events(real, "/v1/completions", body) for c in event["choices"]]
+    assert "".join(chunk["text"] for chunk in chunks) == choice["text"]
     for key in ("tokens", "text_offset"):
         parts = [chunk["logprobs"][key] for chunk in chunks if chunk["logprobs"]]
-        assert [each for part in parts for each in part] == told[key]
+        assert [item for part in parts for item in part] == logprobs[key]
 
 
-def test_a_prompts_log_probabilities_in_vllms_field(real: Home) -> None:
-    tokens = tokens_of(real, CONTEXT)
+def test_prompt_logprobs_have_the_shape_of_vllm(real: Home) -> None:
+    tokens = tokenize(real, CONTEXT)
     body = {"prompt": [tokens, tokens[:3]], "prompt_logprobs": 2, "max_tokens": 1, "temperature": 0}
     choices = real.request("POST", "/v1/completions", body).json["choices"]
     for choice, prompt in zip(choices, (tokens, tokens[:3]), strict=True):
-        first, *others = choice["prompt_logprobs"]
+        first, *entries = choice["prompt_logprobs"]
         assert first is None
         assert choice["logprobs"] is None
-        for entry, token in zip(others, prompt[1:], strict=True):
+        for entry, token in zip(entries, prompt[1:], strict=True):
             assert 2 <= len(entry) <= 3
-            ranked = sorted(entry.values(), key=lambda each: each["rank"])
-            assert [each["logprob"] for each in ranked] == sorted(
+            ranked = sorted(entry.values(), key=lambda logprob: logprob["rank"])
+            assert [logprob["logprob"] for logprob in ranked] == sorted(
                 (each["logprob"] for each in ranked), reverse=True
             )
             assert str(token) in entry
@@ -342,16 +346,16 @@ def test_a_prompts_log_probabilities_in_vllms_field(real: Home) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
-def test_every_time_in_a_stream_is_a_number_from_its_first_event_on(real: Home, path: str) -> None:
+def test_timings_in_a_stream_are_numbers_from_the_first_event(real: Home, path: str) -> None:
     body: dict[str, Any] = {"return_progress": True, "timings_per_token": True, "max_tokens": 4}
     if "chat" in path:
         body["messages"] = [{"role": "user", "content": QUESTION}]
     else:
         body["prompt"] = QUESTION
-    times = [each["timings"] for each in events(real, path, body) if "timings" in each]
+    times = [event["timings"] for event in read_events(real, path, body) if "timings" in event]
     assert len(times) > 2
-    for told in times:
-        assert all(isinstance(value, int | float) for value in told.values())
-        assert "cache_exact_n" in told
-    both = real.request("POST", "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}).json
-    assert isinstance(both["timings"]["cache_exact_n"], int)
+    for timings in times:
+        assert all(isinstance(value, int | float) for value in timings.values())
+        assert "cache_exact_n" in timings
+    batch = real.request("POST", "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 2}).json
+    assert isinstance(batch["timings"]["cache_exact_n"], int)

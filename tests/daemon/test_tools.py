@@ -1,4 +1,4 @@
-"""Tools through the API: offered, forced, called, streamed; with the official client."""
+"""Tools through the API and the official client: offered, required, called and streamed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def request(**fields: Any) -> ChatRequest:
     return decode(json.dumps(body).encode(), ChatRequest)
 
 
-def sent(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Generate:
+def translate(template: str | None = KNOWS_TOOLS, **fields: Any) -> frames.Generate:
     [frame], _ = chat_frames(
         request(**fields), EXPLAINED if template is None else read_family(template)
     )
@@ -106,13 +106,13 @@ def test_a_conversation_with_calls_renders_in_every_template(name: str) -> None:
     renderer = TemplateRenderer(template, "<s>", "</s>")
     try:
         for conversation in (messages[:1], messages):
-            prompt = sent(template, messages=conversation).prompt
+            prompt = translate(template, messages=conversation).prompt
             assert isinstance(prompt, frames.ChatPrompt)
             text = renderer.render(prompt)
             assert "Tells the weather." in text
         assert "sunny" in text
         assert '\\"city\\"' not in text  # the arguments are an object, not text in text
-        plain = sent(template, tools=None, messages=messages[:1]).prompt
+        plain = translate(template, tools=None, messages=messages[:1]).prompt
         assert isinstance(plain, frames.ChatPrompt)
         assert "Tells" not in renderer.render(plain)
     finally:
@@ -139,14 +139,14 @@ def test_a_template_that_only_speaks_of_tools_knows_none(template: str) -> None:
 
 
 def test_tools_are_left_out_when_none_may_be_called() -> None:
-    prompt = sent(tool_choice="none").prompt
+    prompt = translate(tool_choice="none").prompt
     assert isinstance(prompt, frames.ChatPrompt)
     assert prompt.tools is None
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "now"}}])
 def test_a_required_call_is_one_of_the_tools(choice: Any) -> None:
-    calls = sent(tool_choice=choice).tools
+    calls = translate(tool_choice=choice).tools
     assert calls is not None
     assert calls.required
     assert not calls.parallel
@@ -154,19 +154,19 @@ def test_a_required_call_is_one_of_the_tools(choice: Any) -> None:
     nothing = {
         "type": "object",
         "properties": {},
-    }  # as OpenAI has it of a function without parameters
+    }  # OpenAI's default for a function without parameters
     assert calls.schemas == ({"weather": SCHEMA} if choice == "required" else {}) | {"now": nothing}
 
 
-def test_a_request_says_what_its_calls_may_be() -> None:
+def test_a_request_defines_the_allowed_calls() -> None:
     strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
-    calls = sent(tools=[strict, NOW], parallel_tool_calls=False).tools
+    calls = translate(tools=[strict, NOW], parallel_tool_calls=False).tools
     schemas = {"weather": SCHEMA, "now": {"type": "object", "properties": {}}}
     assert calls == ToolSet(HERMES, schemas, False, False, ["weather"])
-    several = sent(tool_choice="required", parallel_tool_calls=True).tools
+    several = translate(tool_choice="required", parallel_tool_calls=True).tools
     assert several is not None
     assert several.parallel
-    beside = sent(response_format={"type": "json_object"})
+    beside = translate(response_format={"type": "json_object"})
     assert beside.tools is not None
     assert beside.constraint is not None
 
@@ -181,10 +181,10 @@ def test_a_request_says_what_its_calls_may_be() -> None:
         ({"tool_choice": "required", "regex": "a"}, "tool_choice"),
     ],
 )
-def test_what_does_not_fit_together_is_named(fields: Any, param: str) -> None:
+def test_contradictory_tool_fields_are_named(fields: Any, param: str) -> None:
     def ask() -> None:
         tools.check_tools(request(**fields))
-        sent(**fields)
+        translate(**fields)
 
     with pytest.raises(InvalidRequest) as refused:
         ask()
@@ -209,19 +209,19 @@ def client(api: Home) -> Iterator[openai.OpenAI]:
         httpx2.Client(transport=httpx2.HTTPTransport(uds=str(api.socket))) as http,
         openai.OpenAI(
             api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
-        ) as made,
+        ) as openai_client,
     ):
-        yield made
+        yield openai_client
 
 
-def asked(text: str) -> dict[str, Any]:
+def build_chat(text: str) -> dict[str, Any]:
     return {"model": "", "messages": [{"role": "user", "content": text}], "tools": [WEATHER, NOW]}
 
 
 def test_the_official_client_gets_a_call(client: openai.OpenAI) -> None:
-    choice = client.chat.completions.create(**asked(f"raw <think>hm</think>Well.\n{CALL}")).choices[
-        0
-    ]
+    choice = client.chat.completions.create(
+        **build_chat(f"raw <think>hm</think>Well.\n{CALL}")
+    ).choices[0]
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content == "Well."
     assert choice.message.model_extra == {"reasoning_content": "hm"}
@@ -236,7 +236,7 @@ def test_the_official_client_gets_a_call(client: openai.OpenAI) -> None:
 def test_the_official_client_streams_calls(client: openai.OpenAI) -> None:
     names, arguments = ["", ""], ["", ""]
     reasons = set()
-    for chunk in client.chat.completions.create(**asked(f"raw {CALL}\n{CALL}"), stream=True):
+    for chunk in client.chat.completions.create(**build_chat(f"raw {CALL}\n{CALL}"), stream=True):
         choice = chunk.choices[0]
         reasons.add(choice.finish_reason)
         for call in choice.delta.tool_calls or []:
@@ -244,7 +244,7 @@ def test_the_official_client_streams_calls(client: openai.OpenAI) -> None:
             names[call.index] += call.function.name or ""
             arguments[call.index] += call.function.arguments or ""
     assert names == ["weather", "weather"]
-    assert [json.loads(each) for each in arguments] == [{"city": "Paris"}] * 2
+    assert [json.loads(argument) for argument in arguments] == [{"city": "Paris"}] * 2
     assert reasons == {None, "tool_calls"}
 
 
@@ -257,15 +257,15 @@ def test_the_official_client_works_asynchronously(api: Home) -> None:
                 api_key="none", base_url="http://localspec/v1", http_client=http, max_retries=0
             ) as client,
         ):
-            whole = await client.chat.completions.create(**asked(f"raw {CALL}"))
+            complete = await client.chat.completions.create(**build_chat(f"raw {CALL}"))
             stream = await client.chat.completions.create(
-                **asked("raw <think>hm</think>yes"), stream=True, n=2
+                **build_chat("raw <think>hm</think>yes"), stream=True, n=2
             )
             thoughts = ""
             async for chunk in stream:
                 for choice in chunk.choices:
                     thoughts += (choice.delta.model_extra or {}).get("reasoning_content", "")
-            [call] = whole.choices[0].message.tool_calls or []
+            [call] = complete.choices[0].message.tool_calls or []
             assert call.type == "function"
             return call.function.name, thoughts
 

@@ -1,4 +1,4 @@
-"""Editors of one program, which send the same headers and the same slot: none takes from another."""
+"""Several editors of one program with the same headers and slot do not disturb each other."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ import pytest
 
 from tests.support.daemons import PATIENCE, Answer, Home, RunningDaemon, temporary_home, wait_for
 
-# The daemon, with less time for those of whom it is not sure.
-HURRIED = """
+# A daemon with a shorter timeout for requests whose editor is not certain.
+SHORT_TIMEOUT_DAEMON = """
 import sys
 from localspec.daemon.completion import llama_server
 llama_server.UNSURE_TIMEOUT_S = 0.2
 from localspec.daemon.__main__ import main
 sys.exit(main())
 """
-Connect = Callable[[], "Asked"]
+Connect = Callable[[], "EditorRequest"]
 
 
-class Asked:
-    """A completion that was asked for over TCP as llama.vim does, each on its own connection."""
+class EditorRequest:
+    """A completion request like llama.vim's, over TCP and on a connection of its own."""
 
     def __init__(self, home: Home, **fields: Any) -> None:
         status = home.status()
@@ -55,11 +55,11 @@ class Asked:
         self._connection.close()
 
 
-class Slow(Asked):
-    """One of which only the head is sent at first."""
+class DelayedRequest(EditorRequest):
+    """A request of which only the head is sent at first."""
 
     def go(self) -> None:
-        """Not yet."""
+        """Send nothing yet."""
 
     def send(self) -> None:
         super().go()
@@ -74,59 +74,64 @@ def served() -> Iterator[Home]:
         daemon.stop()
 
 
-def typing(home: Home, seed: int, above: str) -> list[str]:
-    """One editor's keystrokes. Before some it waits for its answer, before others it hangs up.
+def type_text(home: Home, seed: int, above: str) -> list[str]:
+    """Type in one editor and return the wrong answers.
 
-    The scripted engine answers with the text around the cursor; what is wrong is returned.
+    The editor waits for some answers and hangs up on others. The scripted engine answers with the
+    text around the cursor.
     """
-    chosen = random.Random(seed)
-    wrong = []
+    rng = random.Random(seed)
+    failures = []
     for stroke in range(12):
-        below = f"below {stroke} " + " ".join(f"w{n}" for n in range(chosen.randrange(12)))
-        asked = Asked(home, input_prefix=above, input_suffix=below, prompt="def f" + "x" * stroke)
-        if chosen.random() < 0.3:
-            time.sleep(chosen.random() * 0.02)
-            asked.leave()
+        below = f"below {stroke} " + " ".join(f"w{n}" for n in range(rng.randrange(12)))
+        request = EditorRequest(
+            home, input_prefix=above, input_suffix=below, prompt="def f" + "x" * stroke
+        )
+        if rng.random() < 0.3:
+            time.sleep(rng.random() * 0.02)
+            request.leave()
             continue
-        answer = asked.read()
+        answer = request.read()
         if answer.status != 200 or answer.json.get("content") != f"{above}|{below}".strip():
-            wrong.append(f"{answer.status} {answer.body!r:.200}")
-    return wrong
+            failures.append(f"{answer.status} {answer.body!r:.200}")
+    return failures
 
 
 @pytest.mark.parametrize("documents", ["different", "the same"])
-def test_editors_of_one_program_all_get_their_own_answers(served: Home, documents: str) -> None:
+def test_editors_with_the_same_headers_get_their_own_answers(served: Home, documents: str) -> None:
     same = documents == "the same"
     with ThreadPoolExecutor(4) as pool:
         tasks = [
-            pool.submit(typing, served, 7 if same else seed, "a file" if same else f"file {seed}")
+            pool.submit(
+                type_text, served, 7 if same else seed, "a file" if same else f"file {seed}"
+            )
             for seed in range(4)
         ]
     assert [task.result() for task in tasks] == [[]] * 4
 
 
-def test_two_that_ask_for_the_very_same_are_both_answered(served: Home) -> None:
+def test_identical_requests_are_all_answered(served: Home) -> None:
     hole = {
         "input_prefix": "the file",
         "input_suffix": " ".join(map(str, range(30))),
         "prompt": "x",
     }
-    asked = [Asked(served, **hole) for _ in range(4)]
-    contents = [each.read().json["content"] for each in asked]
+    requests = [EditorRequest(served, **hole) for _ in range(4)]
+    contents = [request.read().json["content"] for request in requests]
     assert contents == [f"the file|{hole['input_suffix']}"] * 4
 
 
-def test_an_editors_own_older_completion_is_ended_soon_over_tcp_and_at_once_by_its_name(
+def test_a_newer_completion_cancels_the_older_one(
     home: Home,
 ) -> None:
     home.use_fake(listen="127.0.0.1:0")
-    for program, fields in ((HURRIED, {}), ("", {"user": "me"})):
+    for program, fields in ((SHORT_TIMEOUT_DAEMON, {}), ("", {"user": "me"})):
         daemon = RunningDaemon(home, program=program)
-        older = Asked(home, input_prefix="p", prompt="!forever", n_predict=-1, **fields)
+        older = EditorRequest(home, input_prefix="p", prompt="!forever", n_predict=-1, **fields)
         wait_for(lambda: home.status()["running"] == 1, "the older completion")
-        elsewhere = Asked(home, input_prefix="q", prompt="!forever", n_predict=-1)
+        elsewhere = EditorRequest(home, input_prefix="q", prompt="!forever", n_predict=-1)
         wait_for(lambda: home.status()["running"] == 2, "that of another editor")
-        newer = Asked(home, input_prefix="p", prompt="!say new", **fields).read()
+        newer = EditorRequest(home, input_prefix="p", prompt="!say new", **fields).read()
         assert (newer.status, newer.json["content"]) == (200, "new")
         ended = older.read()
         assert (ended.status, ended.error["code"]) == (499, "cancelled")
@@ -137,19 +142,17 @@ def test_an_editors_own_older_completion_is_ended_soon_over_tcp_and_at_once_by_i
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_request_that_came_last_is_answered_in_whatever_order_the_bodies_come(
-    served: Home, seed: int
-) -> None:
-    """An editor that types fast closes a request and sends the next: the daemon may read that one first."""
+def test_the_newest_request_wins_in_any_order_of_bodies(served: Home, seed: int) -> None:
+    """An editor may close a request and send the next one, and the daemon may read that one first."""
     hole = {"input_prefix": "p", "prompt": "!forever", "n_predict": -1, "user": "me"}
-    bystander = Asked(served, input_prefix="q", prompt="!forever", n_predict=-1, user="you")
-    asked = [Slow(served, **hole) for _ in range(5)]
-    for each in random.Random(seed).sample(asked, len(asked)):
-        each.send()
-    for older in asked[:-1]:
+    bystander = EditorRequest(served, input_prefix="q", prompt="!forever", n_predict=-1, user="you")
+    requests = [DelayedRequest(served, **hole) for _ in range(5)]
+    for request in random.Random(seed).sample(requests, len(requests)):
+        request.send()
+    for older in requests[:-1]:
         answer = older.read()
         assert (answer.status, answer.error["code"]) == (499, "cancelled")
     assert served.status()["running"] == 2
-    for left in (asked[-1], bystander):
-        left.leave()
+    for remaining in (requests[-1], bystander):
+        remaining.leave()
     wait_for(lambda: served.status()["running"] == 0, "the end of both")

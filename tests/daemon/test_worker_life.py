@@ -1,9 +1,9 @@
-"""Faults at every point of a real engine's life: what those beside it and those after it are promised.
+"""Faults at every point of a real engine's life, from loading to unloading.
 
-Whoever lost an answer is told so in a typed error, the next request is answered by a new engine, and a
-pair is set aside only after three deaths within ten minutes that may be its own fault.
+A lost answer gets a typed error, the next request is answered by a new engine, and a pair is set aside
+only after three deaths within ten minutes that may be its own fault.
 
-Every point is tried in one way in every run, and in every way with LOCALSPEC_TEST_FAULTS=all.
+Each run tries every point with one fault; LOCALSPEC_TEST_FAULTS=all tries every point with every fault.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ LOADING = (
 SERVING = ("read-prompt", "write", "draft", "sample")
 SUDDEN = ("SIGKILL", "SIGABRT", "exit")
 SIGNALS = (*SUDDEN, "SIGSEGV")
-LONG = [BOS, *range(1, 80)]
+LONG_PROMPT = [BOS, *range(1, 80)]
 
 
-def tried(points: Sequence[str], ways: Sequence[str]) -> list[tuple[str, str]]:
-    """Every point and every way, or each point once, the ways in turn."""
+def combine_faults(points: Sequence[str], ways: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each point with one of the ways in turn, or all combinations on request."""
     if os.environ.get("LOCALSPEC_TEST_FAULTS") == "all":
         return list(product(points, ways))
     return [(point, ways[number % len(ways)]) for number, point in enumerate(points)]
 
 
-class Life:
-    """A daemon whose engines have the fault that is asked for."""
+class EngineLife:
+    """A daemon whose engines fail on request."""
 
     def __init__(self, home: Home, folder: Path) -> None:
         self.home = home
@@ -55,22 +55,22 @@ class Life:
         }
         self.daemon = RunningDaemon(home)
 
-    def fault(self, point: str, how: str, *, always: bool = False) -> None:
+    def fault(self, point: str, way: str, *, always: bool = False) -> None:
         if point == "load-measure":
             for measured in self.home.root.rglob("profile-*.json"):
                 measured.unlink()
-        self._fault.write_text(f"{point} {how} {'always' if always else ''}")
+        self._fault.write_text(f"{point} {way} {'always' if always else ''}")
 
     @property
     def happened(self) -> bool:
         return not self._fault.exists()
 
-    def ask(self, prompt: list[int] | str = LONG, **fields: Any) -> Answer:
+    def ask(self, prompt: list[int] | str = LONG_PROMPT, **fields: Any) -> Answer:
         body = {"prompt": prompt, "max_tokens": 8, "temperature": 0, **fields}
         return self.home.request("POST", "/v1/completions", body)
 
     def is_well(self) -> None:
-        """A request is answered, and rightly."""
+        """Check that a request gets the right answer."""
         answer = self.home.request(
             "POST",
             "/completion",
@@ -83,54 +83,56 @@ class Life:
         count: int = self.home.status()["counts"]["worker_deaths"]
         return count
 
-    def again(self) -> None:
-        """As if nothing had happened: no deaths counted against the pair, and no engine."""
+    def reset(self) -> None:
+        """Reset the counted deaths and unload the engine."""
         self._fault.unlink(missing_ok=True)
         assert self.home.request("POST", "/localspec/reset").status == 200
         assert self.home.request("POST", "/localspec/unload").status == 200
 
 
 @pytest.fixture(scope="module")
-def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
+def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineLife]:
     with temporary_home() as home:
-        made = Life(home, tmp_path_factory.mktemp("pair"))
-        yield made
-        assert made.daemon.stop() == 0
+        engine_life = EngineLife(home, tmp_path_factory.mktemp("pair"))
+        yield engine_life
+        assert engine_life.daemon.stop() == 0
 
 
 @pytest.fixture(autouse=True)
-def fresh(life: Life) -> None:
-    life.again()
+def fresh(life: EngineLife) -> None:
+    life.reset()
 
 
-def error_of(events: bytes) -> Any:
-    """The error that ended a stream."""
+def read_error(events: bytes) -> Any:
+    """Return the error that ended a stream."""
     last = events.decode().strip().split("\n\n")[-1]
     return json.loads(last.removeprefix("data: "))["error"]
 
 
-@pytest.mark.parametrize(("point", "how"), tried(LOADING, SUDDEN))
-def test_who_waits_for_a_load_that_dies_is_told_and_the_next_load_works(
-    life: Life, point: str, how: str
+@pytest.mark.parametrize(("point", "way"), combine_faults(LOADING, SUDDEN))
+def test_a_load_that_dies_is_reported_and_the_next_one_works(
+    life: EngineLife, point: str, way: str
 ) -> None:
     before = life.deaths()
-    life.fault(point, how)
+    life.fault(point, way)
     with ThreadPoolExecutor(2) as pool:
         answers = list(pool.map(lambda _: life.ask(), range(2)))
     assert life.happened
-    told = {answer.status: answer.json for answer in answers}
-    assert set(told) <= {200, 500}  # one that came later has the next engine
-    assert told[500]["error"]["code"] == "worker_died"
+    answers_by_status = {answer.status: answer.json for answer in answers}
+    assert set(answers_by_status) <= {200, 500}  # a late request may get the next engine
+    assert answers_by_status[500]["error"]["code"] == "worker_died"
     assert life.deaths() == before + 1
     life.is_well()
 
 
-@pytest.mark.parametrize(("point", "how"), tried(["load-target", "load-measure"], ["SIGSEGV"]))
-def test_a_fault_of_the_processor_in_a_load_is_tried_again_in_safe_mode(
-    life: Life, point: str, how: str
+@pytest.mark.parametrize(
+    ("point", "way"), combine_faults(["load-target", "load-measure"], ["SIGSEGV"])
+)
+def test_a_processor_fault_in_a_load_is_retried_in_safe_mode(
+    life: EngineLife, point: str, way: str
 ) -> None:
     before = life.deaths()
-    life.fault(point, how)
+    life.fault(point, way)
     answer = life.ask()
     assert life.happened
     assert answer.status == 200, answer.body
@@ -139,20 +141,20 @@ def test_a_fault_of_the_processor_in_a_load_is_tried_again_in_safe_mode(
     life.is_well()
 
 
-@pytest.mark.parametrize(("point", "how"), tried(SERVING, SIGNALS))
-def test_who_is_in_an_engine_that_dies_is_told_and_the_next_request_works(
-    life: Life, point: str, how: str
+@pytest.mark.parametrize(("point", "way"), combine_faults(SERVING, SIGNALS))
+def test_an_engine_death_is_reported_and_the_next_request_works(
+    life: EngineLife, point: str, way: str
 ) -> None:
-    life.is_well()  # a death at the very first decode has a rule of its own
+    life.is_well()  # a death at the first decode is handled differently
     before = life.deaths()
-    drafts = {"kind": "draft", "depth": 3}  # whether they pay on this machine or not
+    drafts = {"kind": "draft", "depth": 3}  # fixed, even if drafts do not pay on this machine
     with life.home.streaming(
         "x", ignore_eos=True, max_tokens=1900, speculative=drafts
     ) as bystander:
         assert bystander.readline().startswith(b"data: ")
-        life.fault(point, how)
+        life.fault(point, way)
         life.ask()  # with a long prompt
-        error = error_of(bystander.read())
+        error = read_error(bystander.read())
     assert life.happened
     assert error["code"] == "worker_died"
     assert error["message"].startswith("The engine crashed")
@@ -160,43 +162,43 @@ def test_who_is_in_an_engine_that_dies_is_told_and_the_next_request_works(
     life.is_well()
 
 
-def test_texts_that_end_the_tokenizer_are_refused_and_the_pair_is_kept(life: Life) -> None:
-    """Three of them, which would set a pair aside whose fault it was."""
+def test_texts_that_crash_the_tokenizer_are_refused(life: EngineLife) -> None:
+    """Three such deaths do not count against the pair."""
     life.is_well()
     before = life.deaths()
-    for how in ("SIGSEGV", "SIGABRT", "SIGSEGV"):
-        life.fault("tokenize", how)
-        text = f"a text that ends it, {how}, {life.deaths()}"
+    for way in ("SIGSEGV", "SIGABRT", "SIGSEGV"):
+        life.fault("tokenize", way)
+        text = f"a text that ends it, {way}, {life.deaths()}"
         answer = life.ask(text)
         assert life.happened
         assert (answer.status, answer.error["code"]) == (400, "invalid_request")
-        again = life.ask(text)  # and it is not read by the next one, which is well
-        assert (again.status, again.error["code"]) == (400, "invalid_request")
+        repeated = life.ask(text)  # the next engine does not tokenize it again
+        assert (repeated.status, repeated.error["code"]) == (400, "invalid_request")
         life.is_well()
     assert life.deaths() == before + 3
 
 
-def test_one_that_hangs_is_ended_and_the_next_request_works(life: Life) -> None:
+def test_a_hanging_engine_is_ended_and_replaced(life: EngineLife) -> None:
     life.is_well()
     for point in ("write", "tokenize"):
         life.fault(point, "SIGSTOP")
-        answer = life.ask("some text" if point == "tokenize" else LONG)
+        answer = life.ask("some text" if point == "tokenize" else LONG_PROMPT)
         assert (answer.status, answer.error["code"]) == (504, "worker_timeout")
         life.is_well()
 
 
-def test_three_deaths_of_a_kind_set_the_pair_aside_until_reset(life: Life) -> None:
+def test_three_deaths_set_the_pair_aside_until_a_reset(life: EngineLife) -> None:
     life.is_well()
     life.fault("write", "SIGSEGV", always=True)
     for _ in range(3):
         assert life.ask().error["code"] == "worker_died"
     assert life.ask().error["code"] == "pair_set_aside"
-    life.again()
+    life.reset()
     life.is_well()
 
 
-def test_a_death_on_the_way_out_is_nobodys_trouble(life: Life) -> None:
-    """Three times, which would set a pair aside that dies so while it serves."""
+def test_a_death_during_unload_is_not_counted(life: EngineLife) -> None:
+    """Three such deaths do not set the pair aside."""
     before = life.deaths()
     for point in ("close", "closed", "close"):
         life.is_well()
@@ -207,15 +209,15 @@ def test_a_death_on_the_way_out_is_nobodys_trouble(life: Life) -> None:
     assert life.deaths() == before
 
 
-@pytest.mark.parametrize(("point", "how"), tried(["save"], SIGNALS))
-def test_a_death_while_a_conversation_is_saved_loses_no_more_than_that(
-    life: Life, point: str, how: str
+@pytest.mark.parametrize(("point", "way"), combine_faults(["save"], SIGNALS))
+def test_a_death_while_saving_loses_only_the_saved_state(
+    life: EngineLife, point: str, way: str
 ) -> None:
     options = {"localspec": {"conversation": "new"}, "temperature": 0, "max_tokens": 4}
-    told = life.home.chat("x " * 400, **options)
-    assert told.status == 200, told.body
+    answer = life.home.chat("x " * 400, **options)
+    assert answer.status == 200, answer.body
     before = life.deaths()
-    life.fault(point, how)
+    life.fault(point, way)
     assert life.home.request("POST", "/localspec/unload").status == 200
     assert life.happened
     assert life.deaths() == before
@@ -224,10 +226,10 @@ def test_a_death_while_a_conversation_is_saved_loses_no_more_than_that(
     life.is_well()
 
 
-def test_weights_cut_off_under_a_running_engine_end_it_and_nothing_else(life: Life) -> None:
-    """They are mapped: what is gone from the file is gone from memory, and touching it is SIGBUS."""
+def test_truncated_weights_end_only_the_engine(life: EngineLife) -> None:
+    """The weights are mapped, so that access to the missing part raises SIGBUS."""
     life.is_well()
-    whole = life.target.read_bytes()
+    original = life.target.read_bytes()
     os.truncate(life.target, 4096)
     try:
         answer = life.ask()
@@ -235,20 +237,20 @@ def test_weights_cut_off_under_a_running_engine_end_it_and_nothing_else(life: Li
         assert life.home.request("GET", "/health").status in (200, 503)
         assert life.ask().status >= 400
     finally:
-        life.target.write_bytes(whole)
-    life.again()
+        life.target.write_bytes(original)
+    life.reset()
     life.is_well()
 
 
-def test_a_load_that_memory_does_not_suffice_for_is_tried_once_more_with_half_the_context() -> None:
+def test_a_load_out_of_memory_is_retried_with_half_the_context() -> None:
     with temporary_home() as home:
-        for most, answers in ((700, True), (400, False)):
-            home.use_fake("--most", str(most), pair="builtin", context=0)
+        for memory_mib, fits in ((700, True), (400, False)):
+            home.use_fake("--most", str(memory_mib), pair="builtin", context=0)
             daemon = RunningDaemon(home)
             answer = home.chat("say x")
-            assert (answer.status == 200) == answers, answer.body
+            assert (answer.status == 200) == fits, answer.body
             status = home.status()
-            if answers:
+            if fits:
                 assert "memory ran out while the pair was loaded" in status["pair"]["note"]
                 assert "config set context" in status["pair"]["note"]
                 assert status["counts"]["worker_starts"] == 2

@@ -1,4 +1,4 @@
-"""Whatever a server sends, its answer ends: in bytes, in events, in tokens, and in headers."""
+"""Limits on what a server sends: bytes, events, tokens and headers."""
 
 from __future__ import annotations
 
@@ -45,41 +45,41 @@ CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 ROOT = Path(__file__).parents[3]
 
 
-def chunk(**delta: Any) -> bytes:
+def encode_delta(**delta: Any) -> bytes:
     return event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 
-class Sending:
-    """Answers with pieces for as long as the client stays; counts what it could send."""
+class EndlessAnswer:
+    """Send pieces until the client leaves, and count the bytes that were sent."""
 
     def __init__(self, head: bytes, pieces: Callable[[], Iterable[bytes]]) -> None:
-        self.sent = 0
+        self.sent_bytes = 0
         self.over = threading.Event()
         self._head = head
         self._pieces = pieces
 
-    def __call__(self, seen: Seen, connection: socket.socket) -> None:
+    def __call__(self, request: Seen, connection: socket.socket) -> None:
         try:
             connection.sendall(self._head)
             for piece in self._pieces():
                 connection.sendall(piece)
-                self.sent += len(piece)
+                self.sent_bytes += len(piece)
         finally:
             self.over.set()
 
 
-def answered(
-    there: ScriptedServer, kind: str = "vllm", **fields: Any
+def read_answer(
+    remote: ScriptedServer, kind: str = "vllm", **fields: Any
 ) -> tuple[str, UpstreamError | None]:
-    """The text of an answer as far as it came, and the error that ended it."""
-    upstream = Upstream(upstream=there.url, upstream_model="m", upstream_kind=kind)  # type: ignore[arg-type]
+    """Return the text of an answer up to the error that ended it, and that error."""
+    upstream = Upstream(upstream=remote.url, upstream_model="m", upstream_kind=kind)  # type: ignore[arg-type]
 
     async def main() -> tuple[str, UpstreamError | None]:
         server, text = UpstreamServer("big", upstream), ""
         try:
-            async for each in server.events(frames.Generate(0, CHAT, **fields)):
-                if isinstance(each, frames.Delta):
-                    text += each.text + each.thought + "".join(c.arguments for c in each.calls)
+            async for event in server.events(frames.Generate(0, CHAT, **fields)):
+                if isinstance(event, frames.Delta):
+                    text += event.text + event.thought + "".join(c.arguments for c in event.calls)
         except UpstreamError as error:
             return text, error
         finally:
@@ -90,13 +90,16 @@ def answered(
 
 
 KINDS_OF_PIECES: dict[str, Callable[[], bytes]] = {
-    "large texts": lambda: chunk(content="x" * (1 << 20)),
-    "small texts": lambda: chunk(content="x" * 1000) * 64,
-    "thoughts": lambda: chunk(reasoning_content="x" * 5000) * 16,
+    "large texts": lambda: encode_delta(content="x" * (1 << 20)),
+    "small texts": lambda: encode_delta(content="x" * 1000) * 64,
+    "thoughts": lambda: encode_delta(reasoning_content="x" * 5000) * 16,
     "arguments": lambda: (
-        chunk(tool_calls=[{"index": 0, "function": {"name": "look", "arguments": "x" * 9000}}]) * 8
+        encode_delta(
+            tool_calls=[{"index": 0, "function": {"name": "look", "arguments": "x" * 9000}}]
+        )
+        * 8
     ),
-    "nothing": lambda: chunk(content="") * 500,
+    "nothing": lambda: encode_delta(content="") * 500,
     "no choices": lambda: event({"choices": []}) * 1000,
     "comments": lambda: b": ping\n\n" * 5000,
     "empty lines": lambda: b"\n" * (1 << 16),
@@ -108,35 +111,35 @@ KINDS_OF_PIECES: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("pieces", KINDS_OF_PIECES)
 @pytest.mark.parametrize("max_tokens", [5, None])
-def test_an_answer_without_end_is_ended(
+def test_an_endless_answer_is_ended(
     monkeypatch: pytest.MonkeyPatch, pieces: str, max_tokens: int | None
 ) -> None:
     monkeypatch.setattr(requests, "MAX_LINE_BYTES", 1 << 20)
     if max_tokens is None:
         monkeypatch.setattr(requests, "MAX_ANSWER_BYTES", 2 << 20)
     piece = chunked(KINDS_OF_PIECES[pieces]())
-    sending = Sending(HEAD, lambda: itertools.repeat(piece))
-    with scripted_server(answer=sending) as there:
-        text, error = answered(there, max_tokens=max_tokens)
+    endless_answer = EndlessAnswer(HEAD, lambda: itertools.repeat(piece))
+    with scripted_server(answer=endless_answer) as remote:
+        text, error = read_answer(remote, max_tokens=max_tokens)
         assert error
         assert "'big'" in error.message
-        assert any(each in error.message for each in ("longer than", "more than"))
-        assert sending.over.wait(30)
-    assert sending.sent < 24 << 20  # with what the sockets hold
+        assert any(phrase in error.message for phrase in ("longer than", "more than"))
+        assert endless_answer.over.wait(30)
+    assert endless_answer.sent_bytes < 24 << 20  # includes what the socket buffers hold
     assert len(text) < (2 << 17 if max_tokens else 8 << 20)
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_an_answer_within_its_limits_comes_whole(seed: int) -> None:
-    """Even where each token is as long as the longest, and each has all its neighbours beside it."""
+def test_an_answer_within_its_limits_is_complete(seed: int) -> None:
+    """That includes answers with the longest tokens and all log-probabilities."""
     draw = random.Random(seed)
     tokens, tops = draw.randint(1, 300), draw.choice([0, 0, 5, 20])
     longest = draw.choice([1, 4, 128, 256])
     texts = ["é" * draw.randint(1, longest) for _ in range(tokens)]
 
     def entry(text: str) -> dict[str, Any]:
-        near = [{"token": text[:16], "bytes": [*text[:16].encode()], "logprob": -1.5}] * tops
-        return {"token": text[:16], "logprob": -0.5, "top_logprobs": near}
+        neighbours = [{"token": text[:16], "bytes": [*text[:16].encode()], "logprob": -1.5}] * tops
+        return {"token": text[:16], "logprob": -0.5, "top_logprobs": neighbours}
 
     body = b"".join(
         event(
@@ -158,8 +161,8 @@ def test_an_answer_within_its_limits_comes_whole(seed: int) -> None:
         )
         for text in texts
     )
-    with scripted_server(stream=body + said()) as there:
-        text, error = answered(there, max_tokens=tokens, top_logprobs=tops or None)
+    with scripted_server(stream=body + said()) as remote:
+        text, error = read_answer(remote, max_tokens=tokens, top_logprobs=tops or None)
     assert (text, error) == ("".join(texts), None)
 
 
@@ -169,17 +172,17 @@ def test_an_event_of_many_lines_is_one_object(parts: int) -> None:
     pieces += [",1"] * (parts - 2)
     pieces += ["]}"]
     lines = "".join(f"data: {piece}\n" for piece in pieces) + "\n"
-    with scripted_server(stream=lines.encode() + said(" two")) as there:
-        assert answered(there) == ("one two", None)
+    with scripted_server(stream=lines.encode() + said(" two")) as remote:
+        assert read_answer(remote) == ("one two", None)
 
 
 def test_an_event_of_endless_lines_is_ended() -> None:
     for line in (b"data: 1,\n", b"data:\n", b"data: " + b"x" * 60_000 + b"\n"):
         piece = chunked(line * (60_000 // len(line) + 1))
-        sending = Sending(HEAD, lambda piece=piece: itertools.repeat(piece))  # type: ignore[misc]
-        with scripted_server(answer=sending) as there:
-            text, error = answered(there, max_tokens=4096)
-            assert sending.over.wait(30)
+        endless_answer = EndlessAnswer(HEAD, lambda piece=piece: itertools.repeat(piece))  # type: ignore[misc]
+        with scripted_server(answer=endless_answer) as remote:
+            text, error = read_answer(remote, max_tokens=4096)
+            assert endless_answer.over.wait(30)
         assert not text
         assert error
         assert "an event has more than 4 MiB" in error.message
@@ -188,15 +191,15 @@ def test_an_event_of_endless_lines_is_ended() -> None:
 @pytest.mark.parametrize("value", ["[]", "{}", '{"a":[]}', "[[1]]"])
 def test_an_event_of_too_many_values_is_not_decoded(value: str) -> None:
     many = ",".join([value] * ((MAX_LINE_BYTES - 4096) // (len(value) + 1)))
-    with scripted_server(stream=event(f'{{"choices":[{many}]}}'.encode())) as there:
-        _, error = answered(there)
+    with scripted_server(stream=event(f'{{"choices":[{many}]}}'.encode())) as remote:
+        _, error = read_answer(remote)
     assert error
     assert "too many values" in error.message
     body = whole(None, plain=f'{{"tokens":[{many}]}}')
-    with scripted_server(answer=lambda seen, connection: connection.sendall(body)) as there:
+    with scripted_server(answer=lambda request, connection: connection.sendall(body)) as remote:
 
         async def main() -> None:
-            connection = UpstreamConnection("big", Upstream(upstream=there.url))
+            connection = UpstreamConnection("big", Upstream(upstream=remote.url))
             with pytest.raises(UpstreamError, match="too many values"):
                 await connection.post("/tokenize", {}, 30.0)
             await connection.close()
@@ -204,7 +207,7 @@ def test_an_event_of_too_many_values_is_not_decoded(value: str) -> None:
         asyncio.run(main())
 
 
-def informational(draw: random.Random) -> Iterator[bytes]:
+def draw_informational(draw: random.Random) -> Iterator[bytes]:
     while True:
         headers = "".join(
             f"x-{at}: {'y' * draw.randint(0, 200)}\r\n" for at in range(draw.randint(0, 5))
@@ -214,33 +217,33 @@ def informational(draw: random.Random) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_endless_informational_responses_are_ended(seed: int) -> None:
-    sending = Sending(b"", lambda: informational(random.Random(seed)))
-    with scripted_server(answer=sending) as there:
-        text, error = answered(there)
-        assert sending.over.wait(30)
+    endless_answer = EndlessAnswer(b"", lambda: draw_informational(random.Random(seed)))
+    with scripted_server(answer=endless_answer) as remote:
+        text, error = read_answer(remote)
+        assert endless_answer.over.wait(30)
     assert not text
     assert error
     assert "it has too many headers" in error.message
 
 
-def test_some_informational_responses_are_no_matter() -> None:
-    few = list(itertools.islice(informational(random.Random(4)), 100))
+def test_some_informational_responses_are_allowed() -> None:
+    few = list(itertools.islice(draw_informational(random.Random(4)), 100))
     assert 10_000 < sum(map(len, few)) < MAX_HEADER_BYTES
 
-    def answer(seen: Seen, connection: socket.socket) -> None:
+    def answer(request: Seen, connection: socket.socket) -> None:
         connection.sendall(b"".join(few) + streamed(said("hello")))
 
-    with scripted_server(answer=answer) as there:
-        assert answered(there) == ("hello", None)
+    with scripted_server(answer=answer) as remote:
+        assert read_answer(remote) == ("hello", None)
 
 
-def test_a_large_body_is_no_matter_for_the_limit_of_headers() -> None:
+def test_a_large_body_does_not_count_as_headers() -> None:
     text = "x" * (1 << 20)
-    with scripted_server(stream=said(*[text] * 4)) as there:
-        assert answered(there) == (text * 4, None)
+    with scripted_server(stream=said(*[text] * 4)) as remote:
+        assert read_answer(remote) == (text * 4, None)
 
 
-LAZY = """
+IMPORTS_OF_A_REQUEST = """
 import asyncio, sys
 from localspec.extras.upstream.connection import UpstreamConnection
 from localspec.protocol.settings import Upstream
@@ -259,35 +262,35 @@ asyncio.run(main())
 """
 
 
-def test_nothing_is_imported_while_the_clock_of_a_request_runs() -> None:
-    with scripted_server() as there:
-        command = [sys.executable, "-c", LAZY, there.url]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+def test_nothing_is_imported_during_a_request() -> None:
+    with scripted_server() as remote:
+        command = [sys.executable, "-c", IMPORTS_OF_A_REQUEST, remote.url]
+        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (result.stdout.strip(), result.stderr) == ("[]", "")
 
 
-@pytest.mark.parametrize("first", ["get", "ask", "streamed"])
-def test_our_own_imports_are_no_time_of_the_servers(
-    monkeypatch: pytest.MonkeyPatch, first: str
+@pytest.mark.parametrize("call", ["get", "ask", "streamed"])
+def test_imports_do_not_count_towards_the_timeout(
+    monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """The clock stands still until the client is there, however long its making takes."""
+    """The timeout starts only after the HTTP client was created, however long that takes."""
     from localspec.extras.upstream import connection as connections
 
-    now = [1000.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    made = connections.UpstreamConnection._create_client
+    clock = [1000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    create_client = connections.UpstreamConnection._create_client
 
-    def slowly(self: connections.UpstreamConnection) -> Any:
-        now[0] += 3600
-        return made(self)
+    def create_slowly(self: connections.UpstreamConnection) -> Any:
+        clock[0] += 3600
+        return create_client(self)
 
-    monkeypatch.setattr(connections.UpstreamConnection, "_create_client", slowly)
-    stated = Upstream(upstream="", upstream_model="m", upstream_kind="vllm")
+    monkeypatch.setattr(connections.UpstreamConnection, "_create_client", create_slowly)
+    settings = Upstream(upstream="", upstream_model="m", upstream_kind="vllm")
 
     async def main() -> None:
-        upstream = msgspec.structs.replace(stated, upstream=there.url)
+        upstream = msgspec.structs.replace(settings, upstream=remote.url)
         connection = connections.UpstreamConnection("big", upstream)
-        match first:
+        match call:
             case "get":
                 await connection.get("models", 10.0)
             case "ask":
@@ -298,19 +301,19 @@ def test_our_own_imports_are_no_time_of_the_servers(
                     pass
         await connection.close()
 
-    with scripted_server() as there:
+    with scripted_server() as remote:
         asyncio.run(main())
-        assert there.seen
+        assert remote.seen
 
 
-def test_an_answer_without_end_ends_for_whoever_asked() -> None:
-    """And whoever asks next is answered, by a daemon that has grown by little."""
-    piece = chunked(chunk(content="x" * (1 << 18)))
-    sending = Sending(HEAD, lambda: itertools.repeat(piece))
-    with temporary_home() as home, scripted_server(answer=sending) as there:
+def test_an_endless_answer_ends_for_its_client() -> None:
+    """The next client is answered as usual."""
+    piece = chunked(encode_delta(content="x" * (1 << 18)))
+    endless_answer = EndlessAnswer(HEAD, lambda: itertools.repeat(piece))
+    with temporary_home() as home, scripted_server(answer=endless_answer) as remote:
         home.use_fake()
         daemon = RunningDaemon(home)
-        body = {"name": "big", "upstream": there.url}
+        body = {"name": "big", "upstream": remote.url}
         assert home.request("POST", "/localspec/upstreams", body).status == 201
         answer = home.chat("flood", model="big", max_tokens=5)
         assert answer.status == 502

@@ -1,4 +1,4 @@
-"""Pairs that another server answers for, through the whole daemon: a real one there, or a scripted one."""
+"""Pairs on another server, through the whole daemon: a second localspec, or a scripted server."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
 
 
 @dataclass
-class Both:
-    """A daemon with the shipped pair, and one that has it as `big` and a scripted engine of its own."""
+class Hosts:
+    """A daemon with the builtin pair, and a local one that has it as `big` beside a scripted engine."""
 
-    there: Home
-    here: Home
+    remote: Home
+    local: Home
     key: str
 
-    def same(self, method: str, path: str, body: dict[str, Any]) -> tuple[Any, Any]:
-        """The answers to one request: asked there, and here of `big`."""
-        found = []
-        for home, model in ((self.there, "builtin"), (self.here, "big")):
+    def request_both(self, method: str, path: str, body: dict[str, Any]) -> tuple[Any, Any]:
+        """Return the answers of the remote daemon and of the local one to the same request."""
+        answers = []
+        for home, model in ((self.remote, "builtin"), (self.local, "big")):
             answer = home.request(method, path, {**body, "model": model})
             assert answer.status == 200, answer.body
-            found.append(answer.json)
-        return found[0], found[1]
+            answers.append(answer.json)
+        return answers[0], answers[1]
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[Both]:
-    with temporary_home() as there, temporary_home() as here:
-        there.environment |= {"LOCALSPEC_LISTEN": "127.0.0.1:0", "LOCALSPEC_CONTEXT": "512"}
-        here.use_fake()
-        daemons = [RunningDaemon(there), RunningDaemon(here)]
-        status = there.status()
+def hosts() -> Iterator[Hosts]:
+    with temporary_home() as remote, temporary_home() as local:
+        remote.environment |= {"LOCALSPEC_LISTEN": "127.0.0.1:0", "LOCALSPEC_CONTEXT": "512"}
+        local.use_fake()
+        daemons = [RunningDaemon(remote), RunningDaemon(local)]
+        status = remote.status()
         file = status["token_file"]
-        added = here.run(
+        added = local.run(
             *("add", "big", "--upstream", f"{status['listen']}/v1", "--key-file", file),
             *("--role", "chat", "--role", "fim", "--upstream-model", "builtin"),
         )
         assert added.returncode == 0, added.stderr
         assert "unencrypted" in added.stdout
-        yield Both(there, here, Path(file).read_text().strip())
+        yield Hosts(remote, local, Path(file).read_text().strip())
         for daemon in daemons:
             daemon.stop()
 
@@ -62,98 +62,109 @@ def chat(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": QUESTION}], **GREEDY, **fields}
 
 
-def test_a_pair_of_another_localspec_answers_as_it_does_itself(both: Both) -> None:
-    # Only what no rounding decides: two greedy answers of one daemon may part where two tokens are near.
-    theirs, ours = both.same("POST", "/v1/chat/completions", chat(logprobs=True, top_logprobs=2))
-    assert ours["usage"]["prompt_tokens"] == theirs["usage"]["prompt_tokens"]
-    (choice,) = ours["choices"]
+def test_a_remote_localspec_answers_like_a_local_one(hosts: Hosts) -> None:
+    # Texts are not compared: rounding may decide between two tokens that are nearly equally likely.
+    remote_answer, local_answer = hosts.request_both(
+        "POST", "/v1/chat/completions", chat(logprobs=True, top_logprobs=2)
+    )
+    assert local_answer["usage"]["prompt_tokens"] == remote_answer["usage"]["prompt_tokens"]
+    (choice,) = local_answer["choices"]
     tokens = choice["logprobs"]["content"]
-    assert "".join(each["token"] for each in tokens).strip() == choice["message"]["content"].strip()
-    assert len(tokens) == ours["usage"]["completion_tokens"] == ours["timings"]["predicted_n"]
-    assert {len(each["top_logprobs"]) for each in tokens} == {2}
-    assert ours["localspec"]["speculation"]["drafted"] == ours["timings"]["draft_n"]
-    assert ours["model"] == "big"
+    assert (
+        "".join(token["token"] for token in tokens).strip() == choice["message"]["content"].strip()
+    )
+    assert (
+        len(tokens)
+        == local_answer["usage"]["completion_tokens"]
+        == local_answer["timings"]["predicted_n"]
+    )
+    assert {len(token["top_logprobs"]) for token in tokens} == {2}
+    assert local_answer["localspec"]["speculation"]["drafted"] == local_answer["timings"]["draft_n"]
+    assert local_answer["model"] == "big"
 
-    written: list[tuple[str, dict[str, Any], str]] = [
+    generations: list[tuple[str, dict[str, Any], str]] = [
         ("/v1/completions", {"prompt": "import os\n", "n": 2, **GREEDY}, "choices"),
         ("/completion", {"prompt": "def main(", **GREEDY}, "content"),
         ("/infill", {"input_prefix": "import o", "input_suffix": "\n", **GREEDY}, "content"),
         ("/v1/messages", {**chat(), "max_tokens": 8}, "content"),
     ]  # fmt: skip
-    for path, body, key in written:
-        theirs, ours = both.same("POST", path, body)
-        assert (type(ours[key]), len(ours) > 2) == (type(theirs[key]), True), path
-    told: list[tuple[str, dict[str, Any], str]] = [
+    for path, body, key in generations:
+        remote_answer, local_answer = hosts.request_both("POST", path, body)
+        assert (type(local_answer[key]), len(local_answer) > 2) == (
+            type(remote_answer[key]),
+            True,
+        ), path
+    token_requests: list[tuple[str, dict[str, Any], str]] = [
         ("/tokenize", {"content": "import os", "with_pieces": True}, "tokens"),
         ("/detokenize", {"tokens": [40, 41, 42]}, "content"),
         ("/apply-template", {"messages": chat()["messages"]}, "prompt"),
         ("/v1/chat/completions/input_tokens", {"messages": chat()["messages"]}, "input_tokens"),
     ]  # fmt: skip
-    for path, body, key in told:
-        theirs, ours = both.same("POST", path, body)
-        assert ours[key] == theirs[key], path
+    for path, body, key in token_requests:
+        remote_answer, local_answer = hosts.request_both("POST", path, body)
+        assert local_answer[key] == remote_answer[key], path
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-    _, ours = both.same("POST", "/v1/chat/completions", chat(json_schema=schema))
-    assert ours["choices"][0]["message"]["content"].lstrip().startswith("{")
+    _, local_answer = hosts.request_both("POST", "/v1/chat/completions", chat(json_schema=schema))
+    assert local_answer["choices"][0]["message"]["content"].lstrip().startswith("{")
 
 
-def test_a_stream_comes_and_ends_as_others_do(both: Both) -> None:
+def test_a_remote_stream_ends_like_a_local_one(hosts: Hosts) -> None:
     streams = []
-    for home, model in ((both.there, "builtin"), (both.here, "big")):
+    for home, model in ((hosts.remote, "builtin"), (hosts.local, "big")):
         answer = home.request(
             "POST", "/v1/chat/completions", chat(stream=True, model=model, max_tokens=8)
         )
         assert answer.events[-1] == "[DONE]"
-        chunks = [json.loads(each) for each in answer.events[:-1]]
-        streams.append("".join(each["choices"][0]["delta"].get("content", "") for each in chunks))
+        chunks = [json.loads(event) for event in answer.events[:-1]]
+        streams.append("".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks))
         assert chunks[-1]["choices"][0]["finish_reason"] == "length"
     assert all(streams)
 
 
-def test_what_there_is_shows_the_pair_and_its_figures_and_never_its_key(both: Both) -> None:
-    here = both.here
-    assert here.request("POST", "/v1/chat/completions", chat(model="big")).status == 200
-    said_ = [
-        here.run(*words)
+def test_commands_show_the_pair_and_its_figures_but_not_its_key(hosts: Hosts) -> None:
+    local = hosts.local
+    assert local.request("POST", "/v1/chat/completions", chat(model="big")).status == 200
+    results = [
+        local.run(*words)
         for words in (
             ["list"], ["show", "big"], ["status"], ["ask", "-u", "-m", "big", "-n", "8", QUESTION],
             ["list", "--json"], ["show", "big", "--json"],
         )
     ]  # fmt: skip
-    assert "elsewhere" in said_[0].stdout
-    assert both.there.status()["listen"] in said_[1].stdout
-    template = here.run("show", "big", "--template")
+    assert "elsewhere" in results[0].stdout
+    assert hosts.remote.status()["listen"] in results[1].stdout
+    template = local.run("show", "big", "--template")
     assert (template.returncode, "'big' is on its server" in template.stderr) == (1, True)
-    (status,) = here.status()["upstreams"]
+    (status,) = local.status()["upstreams"]
     assert (status["name"], status["kind"], status["model"]) == ("big", "localspec", "builtin")
     assert status["requests"] > 0
     assert status["tokens"] > 0
-    assert "upstream" in said_[2].stdout
-    assert "big: localspec at http://127.0.0.1" in said_[2].stdout
-    metrics = here.request("GET", "/metrics").body.decode()
+    assert "upstream" in results[2].stdout
+    assert "big: localspec at http://127.0.0.1" in results[2].stdout
+    metrics = local.request("GET", "/metrics").body.decode()
     assert f'localspec_upstream_requests_total{{pair="big"}} {status["requests"]}' in metrics
-    models = {each["id"] for each in here.request("GET", "/v1/models").json["data"]}
+    models = {item["id"] for item in local.request("GET", "/v1/models").json["data"]}
     assert "big" in models
-    refused = here.request("POST", "/v1/embeddings", {"model": "big", "input": "x"})
+    refused = local.request("POST", "/v1/embeddings", {"model": "big", "input": "x"})
     assert refused.error["param"] == "model"
-    texts = [each.stdout + each.stderr for each in said_]
-    texts += [metrics, json.dumps(here.status()), refused.body.decode()]
+    texts = [result.stdout + result.stderr for result in results]
+    texts += [metrics, json.dumps(local.status()), refused.body.decode()]
     texts += [
-        each.read_text("utf-8", "replace")
-        for each in here.root.rglob("*")
-        if each.is_file() and each.stat().st_size < 1 << 20 and each.suffix != ".sqlite"
+        path.read_text("utf-8", "replace")
+        for path in local.root.rglob("*")
+        if path.is_file() and path.stat().st_size < 1 << 20 and path.suffix != ".sqlite"
     ]
-    assert not [each for each in texts if both.key in each]
-    assert here.run("rm", "nobody").returncode == 1
+    assert not [text for text in texts if hosts.key in text]
+    assert local.run("rm", "nobody").returncode == 1
 
 
-def test_servers_are_not_added_over_tcp(both: Both) -> None:
-    status = both.there.status()
+def test_servers_are_not_added_over_tcp(hosts: Hosts) -> None:
+    status = hosts.remote.status()
     host, _, port = status["listen"].removeprefix("http://").rpartition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=10)
     body = json.dumps({"name": "evil", "upstream": "http://x/v1", "key_file": "/etc/passwd"})
     connection.request(
-        "POST", "/localspec/upstreams", body, {"authorization": f"Bearer {both.key}"}
+        "POST", "/localspec/upstreams", body, {"authorization": f"Bearer {hosts.key}"}
     )
     assert connection.getresponse().status == 403
     connection.close()
@@ -163,7 +174,7 @@ def test_servers_are_not_added_over_tcp(both: Both) -> None:
 
 
 @pytest.fixture
-def here() -> Iterator[Home]:
+def local() -> Iterator[Home]:
     with temporary_home() as home:
         home.use_fake()
         daemon = RunningDaemon(home)
@@ -171,125 +182,130 @@ def here() -> Iterator[Home]:
         daemon.stop()
 
 
-def add(home: Home, server: ScriptedServer, **said_: Any) -> None:
-    body = {"name": "big", "upstream": server.url, **said_}
+def add_server(home: Home, server: ScriptedServer, **fields: Any) -> None:
+    body = {"name": "big", "upstream": server.url, **fields}
     answer = home.request("POST", "/localspec/upstreams", body)
     assert answer.status == 201, answer.body
 
 
-def test_adding_contacts_nobody_and_says_what_is_wrong(here: Home) -> None:
-    with scripted_server() as there:
-        add(here, there, upstream_model="tiny", key_env="NOT_SET")
-        assert here.run("list").returncode == 0
-        assert here.run("status").returncode == 0
-        assert not there.seen
-        again = here.run("add", "big", "--upstream", there.url)
-        assert (again.returncode, "--replace" in again.stderr) == (1, True)
+def test_adding_a_server_does_not_contact_it_and_checks_the_options(local: Home) -> None:
+    with scripted_server() as remote:
+        add_server(local, remote, upstream_model="tiny", key_env="NOT_SET")
+        assert local.run("list").returncode == 0
+        assert local.run("status").returncode == 0
+        assert not remote.seen
+        repeated = local.run("add", "big", "--upstream", remote.url)
+        assert (repeated.returncode, "--replace" in repeated.stderr) == (1, True)
         wrong = [
             (["--upstream", "http://user:word@x/v1"], "no user or password"),
             (["--upstream", "ftp://x"], "http://HOST:PORT"),
             (
-                ["--upstream", there.url, "--key-env", "sk-my key"],
+                ["--upstream", remote.url, "--key-env", "sk-my key"],
                 "name of an environment variable",
             ),
-            (["--upstream", there.url, "--fallback", "nobody"], "no pair 'nobody'"),
-            (["--upstream", there.url, "--target", "x.gguf"], "either --target or --upstream"),
+            (["--upstream", remote.url, "--fallback", "nobody"], "no pair 'nobody'"),
+            (["--upstream", remote.url, "--target", "x.gguf"], "either --target or --upstream"),
             (["--key-env", "X", "--target", "x.gguf"], "needs --upstream"),
         ]
-        for words, told in wrong:
-            run = here.run("add", "other", *words)
+        for words, message in wrong:
+            run = local.run("add", "other", *words)
             assert run.returncode, words
-            assert told in run.stderr, run.stderr
+            assert message in run.stderr, run.stderr
             assert "sk-my key" not in run.stderr
-        assert not there.seen
-        assert here.run("rm", "big").returncode == 0
-        assert "big" not in here.run("list").stdout
+        assert not remote.seen
+        assert local.run("rm", "big").returncode == 0
+        assert "big" not in local.run("list").stdout
 
 
-def test_drafts_of_another_server_are_not_measured_here(here: Home) -> None:
-    """They cannot be switched off there, and two answers with the same drafts compare nothing."""
-    with scripted_server() as there:
-        add(here, there)
+def test_bench_refuses_remote_pairs(local: Home) -> None:
+    """Drafts on a server cannot be switched off, so a benchmark would have nothing to compare."""
+    with scripted_server() as remote:
+        add_server(local, remote)
         for words in (("big",), ("big", "--drafts", "ngram")):
-            run = here.run("bench", *words, "--quick")
+            run = local.run("bench", *words, "--quick")
             assert run.returncode
             assert "'big' is served by" in run.stderr
-        assert not there.seen
+        assert not remote.seen
 
 
-def test_another_pair_answers_while_the_server_does_not_and_a_conversation_goes_on(
-    here: Home,
+def test_a_fallback_continues_the_conversation_while_the_server_is_down(
+    local: Home,
 ) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    with scripted_server(stream=said("from afar")) as there:
-        port = int(there.url.rpartition(":")[2].removesuffix("/v1"))
-        add(here, there, fallback=str(here.model))
-        first = here.chat("say one", model="big", localspec={"conversation": "new"})
+    with scripted_server(stream=said("from afar")) as remote:
+        port = int(remote.url.rpartition(":")[2].removesuffix("/v1"))
+        add_server(local, remote, fallback=str(local.model))
+        first = local.chat("say one", model="big", localspec={"conversation": "new"})
         assert first.text == "from afar"
         talk = {"conversation": first.json["localspec"]["conversation"]}
-        told = here.chat("say tools", model="big", tools=[tool])
-        assert there.seen[-1].body["tools"][0]["function"]["name"] == "look"
-        assert told.text == "from afar"
-    # What its last answers left open are closed with it.
-    answer = here.chat("say from here", model="big", localspec=talk)
+        answer_with_tools = local.chat("say tools", model="big", tools=[tool])
+        assert remote.seen[-1].body["tools"][0]["function"]["name"] == "look"
+        assert answer_with_tools.text == "from afar"
+    # The server's open connections were closed with it.
+    answer = local.chat("say from here", model="big", localspec=talk)
     assert answer.text == "from here"
     assert answer.json["localspec"]["news"].endswith("answers in its place.")
-    assert "answers in its place" in here.run("ask", "-m", "big", "say hi").stderr
-    assert (
-        here.chat("echo", model="big", tools=[tool]).status == 200
-    )  # told of tools in the question
-    assert here.status()["upstreams"][0]["away"]
-    with scripted_server(port, stream=said("back again")) as there:
-        wait_for(lambda: not here.status()["upstreams"][0]["away"], "it to be tried again")
-        answer = here.chat("say two", model="big", localspec=talk)
+    assert "answers in its place" in local.run("ask", "-m", "big", "say hi").stderr
+    # The fallback's prompt describes the tools in the question.
+    assert local.chat("echo", model="big", tools=[tool]).status == 200
+    assert local.status()["upstreams"][0]["away"]
+    with scripted_server(port, stream=said("back again")) as remote:
+        wait_for(lambda: not local.status()["upstreams"][0]["away"], "it to be tried again")
+        answer = local.chat("say two", model="big", localspec=talk)
         assert answer.text == "back again"
-        contents = [each["content"] for each in there.seen[-1].body["messages"]]
+        contents = [message["content"] for message in remote.seen[-1].body["messages"]]
         assert contents == ["say one", "from afar", "say from here", "from here", "say two"]
-    kept = here.request("GET", f"/localspec/conversations/{talk['conversation']}").json
-    wrote = [each["model"] for each in kept["messages"] if each["role"] == "assistant"]
-    assert wrote == ["big", here.status()["pair"]["name"], "big"]  # whose speed each figure is
+    conversation = local.request("GET", f"/localspec/conversations/{talk['conversation']}").json
+    models = [
+        message["model"] for message in conversation["messages"] if message["role"] == "assistant"
+    ]
+    assert models == [
+        "big",
+        local.status()["pair"]["name"],
+        "big",
+    ]  # the pair that each speed belongs to
 
 
-def test_a_server_that_has_just_answered_and_falls_silent_is_not_waited_for(here: Home) -> None:
-    with scripted_server(stream=said("from afar")) as there:
-        add(here, there, fallback=str(here.model))
-        assert here.chat("say one", model="big").text == "from afar"
-        there.silent = True
-        answer = here.chat("say from here", model="big")
+def test_the_fallback_answers_for_a_server_that_falls_silent(local: Home) -> None:
+    with scripted_server(stream=said("from afar")) as remote:
+        add_server(local, remote, fallback=str(local.model))
+        assert local.chat("say one", model="big").text == "from afar"
+        remote.silent = True
+        answer = local.chat("say from here", model="big")
         assert answer.text == "from here"
         assert answer.json["localspec"]["news"].endswith("answers in its place.")
-        there.silent = False
-        wait_for(lambda: not here.status()["upstreams"][0]["away"], "it to be tried again")
-        assert here.chat("say two", model="big").text == "from afar"
+        remote.silent = False
+        wait_for(lambda: not local.status()["upstreams"][0]["away"], "it to be tried again")
+        assert local.chat("say two", model="big").text == "from afar"
 
 
-def test_a_client_that_leaves_closes_the_servers_connection(here: Home) -> None:
+def test_a_disconnect_closes_the_connection_to_the_server(local: Home) -> None:
     from tests.support.upstreams import HEAD, Seen, chunked, event
 
     def answer(seen: Seen, connection: socket.socket) -> None:
         piece = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}
         connection.sendall(HEAD + chunked(event(piece)))
-        there.watch(seen, connection)
+        remote.watch(seen, connection)
 
-    with scripted_server(answer=answer) as there:
-        add(here, there)
-        with here.streaming("hi", model="big") as stream:
+    with scripted_server(answer=answer) as remote:
+        add_server(local, remote)
+        with local.streaming("hi", model="big") as stream:
             while b'"x"' not in stream.readline():
                 pass
-        wait_for(lambda: there.seen[-1].left, "the connection's end")
-        wait_for(lambda: not here.status()["running"], "the request's end")
+        wait_for(lambda: remote.seen[-1].left, "the connection's end")
+        wait_for(lambda: not local.status()["running"], "the request's end")
 
 
-# ------------------------------------------------------------------------ who answers in a place
+# ------------------------------------------------------------------------ fallbacks
 
 
-def chain(
-    start: str, fallbacks: dict[str, str], alive: set[str], gone: set[str]
+def follow_fallbacks(
+    start: str, fallbacks: dict[str, str], alive: set[str], missing: set[str]
 ) -> tuple[list[str], str]:
-    """Follow fallbacks by hand: the servers that do not answer, and who does, "" for nobody."""
+    """Return the servers that do not answer, and the pair that does ("" for none)."""
     dead: list[str] = []
     name = start
-    while name and name not in dead and name not in gone:
+    while name and name not in dead and name not in missing:
         if name in alive or name == "local":
             return dead, name
         dead.append(name)
@@ -298,79 +314,82 @@ def chain(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_chain_of_fallbacks_is_followed_to_who_answers(here: Home, seed: int) -> None:
-    """Whatever graph they make: chains, circles, pairs that are gone, and two that lead to one."""
+def test_a_chain_of_fallbacks_ends_at_the_first_that_answers(local: Home, seed: int) -> None:
+    """Random graphs have chains, cycles, missing pairs, and pairs with the same fallback."""
     draw = random.Random(seed)
     names = [f"p{at}" for at in range(7)]
-    table = here.root / "config" / "models.toml"
+    table = local.root / "config" / "models.toml"
     table.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        unreachable_url = f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
         closed.close()
-        alive = {each for each in names if draw.random() < 0.2}
+        alive = {name for name in names if draw.random() < 0.2}
         urls = {
-            each: stack.enter_context(scripted_server(stream=said(f"I am {each}"))).url
-            if each in alive
-            else nobody
-            for each in names
+            name: stack.enter_context(scripted_server(stream=said(f"I am {name}"))).url
+            if name in alive
+            else unreachable_url
+            for name in names
         }
         fallbacks = {
-            each: draw.choice([*(n for n in names if n != each), "local", "gone", ""])
-            for each in names
+            name: draw.choice([*(n for n in names if n != name), "local", "gone", ""])
+            for name in names
         }
         lines = []
-        for each in names:
-            name = {"local": str(here.model), "gone": "gone"}.get(fallbacks[each], fallbacks[each])
-            lines += [f"[pairs.{each}]", f'upstream = "{urls[each]}"', f'fallback = "{name}"']
+        for pair in names:
+            name = {"local": str(local.model), "gone": "gone"}.get(fallbacks[pair], fallbacks[pair])
+            lines += [f"[pairs.{pair}]", f'upstream = "{urls[pair]}"', f'fallback = "{name}"']
             lines += ['upstream_model = "tiny"', 'upstream_kind = "vllm"']
         table.write_text("\n".join(lines) + "\n")
-        wait_for(lambda: "p6" in here.run("list").stdout, "the pairs to be read")
-        for each in names:
-            dead, who = chain(each, fallbacks, alive, {"gone"})
-            answer = here.chat("say I am local", model=each)
-            if who:
-                assert answer.text == f"I am {who}", (fallbacks, alive)
+        wait_for(lambda: "p6" in local.run("list").stdout, "the pairs to be read")
+        for pair in names:
+            dead, responder = follow_fallbacks(pair, fallbacks, alive, {"gone"})
+            answer = local.chat("say I am local", model=pair)
+            if responder:
+                assert answer.text == f"I am {responder}", (fallbacks, alive)
                 news = answer.json["localspec"].get("news") or ""
                 assert bool(news) == bool(dead)
-                assert all(f"The server of '{one}'" in news for one in dead)
+                assert all(f"The server of '{server}'" in news for server in dead)
             else:
                 assert answer.status == 502, (fallbacks, alive, answer.body)
                 message = answer.error["message"]
-                assert f"The server of '{each}' ({nobody.removesuffix('/v1')}) does not" in message
-                assert all(f"The server of '{one}'" in message for one in dead)
+                assert (
+                    f"The server of '{pair}' ({unreachable_url.removesuffix('/v1')}) does not"
+                    in message
+                )
+                assert all(f"The server of '{server}'" in message for server in dead)
                 missing = "Its fallback 'gone' does not exist." in message
                 assert missing == (fallbacks[dead[-1]] == "gone")
 
 
-def test_a_key_that_others_can_read_is_refused(here: Home, tmp_path: Path) -> None:
+def test_a_key_file_open_to_other_users_is_refused(local: Home, tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-1")
-    with scripted_server() as there:
+    with scripted_server() as remote:
         for mode in (0o604, 0o640, 0o644, 0o602, 0o620, 0o666):
             file.chmod(mode)
-            body = {"name": "big", "upstream": there.url, "key_file": str(file)}
-            refused = here.request("POST", "/localspec/upstreams", body)
+            body = {"name": "big", "upstream": remote.url, "key_file": str(file)}
+            refused = local.request("POST", "/localspec/upstreams", body)
             assert (refused.status, refused.error["param"]) == (400, "key_file"), mode
             assert "open to other users" in refused.error["message"]
         file.chmod(0o600)
-        add(here, there, key_file=str(file))
-        assert here.chat("say hello", model="big").status == 200
-        file.chmod(0o640)  # since
-        count = len(there.seen)
-        refused = here.chat("say hello", model="big")
-        assert (refused.status, len(there.seen)) == (502, count)
+        add_server(local, remote, key_file=str(file))
+        assert local.chat("say hello", model="big").status == 200
+        file.chmod(0o640)  # opened to the group after the pair was added
+        count = len(remote.seen)
+        refused = local.chat("say hello", model="big")
+        assert (refused.status, len(remote.seen)) == (502, count)
         assert "open to other users" in refused.error["message"]
         assert str(file) not in refused.error["message"]
 
 
-def test_where_a_key_is_is_not_told_over_tcp(tmp_path: Path) -> None:
+def test_the_place_of_a_key_is_not_reported_over_tcp(tmp_path: Path) -> None:
     file = tmp_path / "zqkey"
     file.write_text("sk-1")
     file.chmod(0o600)
-    with temporary_home() as home, scripted_server() as there:
+    with temporary_home() as home, scripted_server() as remote:
         home.use_fake(listen="127.0.0.1:0")
         daemon = RunningDaemon(home)
-        add(home, there, key_file=str(file), ca="/zqca.pem")
+        add_server(home, remote, key_file=str(file), ca="/zqca.pem")
         assert "zqkey" in home.request("GET", "/localspec/pairs/big").body.decode()
         status = home.status()
         token = Path(status["token_file"]).read_text().strip()

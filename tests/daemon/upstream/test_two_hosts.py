@@ -1,4 +1,4 @@
-"""A server on another host, the daemon on this one, and between them a link that is cut without a word."""
+"""A daemon and a server on two hosts, with a link between them that can be slow or cut."""
 
 from __future__ import annotations
 
@@ -28,74 +28,74 @@ from tests.support.upstreams import (
 )
 
 DELAYS = pytest.mark.parametrize("delay", [0.0003, 0.005, 0.03], ids="{:g}".format)
-SOON = 0.8  # seconds of silence that are too many; no journey takes so long
+SILENCE_TIMEOUT_S = 0.8  # longer than any round trip over the link
 ANSWER = said("one", " two", " three")
 
 
 class Hosts:
     """The daemon's host, the other one, and the link between them."""
 
-    def __init__(self, here: Host, there: Host, link: Link, home: Home) -> None:
-        self.here, self.there, self.link, self.home = here, there, link, home
+    def __init__(self, local: Host, remote: Host, link: Link, home: Home) -> None:
+        self.local, self.remote, self.link, self.home = local, remote, link, home
 
     @contextmanager
     def server(self, address: str = THERE, **fields: Any) -> Iterator[ScriptedServer]:
-        listening = self.there.do(lambda: socket.create_server((address, 0)))
+        listening = self.remote.do(lambda: socket.create_server((address, 0)))
         with scripted_server(listening=listening, **fields) as server:
             yield server
         self.link.heal()
 
-    def add(self, url: str, **said_: Any) -> None:
-        """As the pair `big`; models.toml has more of it than a request may say."""
+    def add(self, url: str, **settings: Any) -> None:
+        """Add the pair `big` to models.toml, which has more settings than a request."""
         file = self.home.root / "config" / "models.toml"
         file.parent.mkdir(exist_ok=True)
-        fields = {"upstream": url, **said_}
+        fields = {"upstream": url, **settings}
         lines = [f"{key} = {json.dumps(value)}" for key, value in fields.items()]
         file.write_text("\n".join(["[pairs.big]", *lines, ""]))
         wait_for(lambda: url in self.home.request("GET", "/localspec/pairs").body.decode(), "big")
 
     def ask(self, prompt: str = "say from here", **fields: Any) -> tuple[str, str]:
-        """What was written, and the error that it ended with."""
+        """Return the text of an answer and the error that ended it."""
         answer = self.home.chat(prompt, model="big", stream=True, **fields)
         if answer.status != 200:
             return "", answer.error["message"]
-        found = [json.loads(each) for each in answer.events if each != "[DONE]"]
-        choices = [each["choices"][0]["delta"] for each in found if each.get("choices")]
-        errors = [each["error"]["message"] for each in found if "error" in each]
-        return "".join(each.get("content") or "" for each in choices), " ".join(errors)
+        events = [json.loads(event) for event in answer.events if event != "[DONE]"]
+        choices = [event["choices"][0]["delta"] for event in events if event.get("choices")]
+        errors = [event["error"]["message"] for event in events if "error" in event]
+        return "".join(choice.get("content") or "" for choice in choices), " ".join(errors)
 
 
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     with ExitStack() as stack:
         try:
-            here, there, link = stack.enter_context(two_hosts())
+            local, remote, link = stack.enter_context(two_hosts())
         except OSError as error:
             pytest.skip(f"this machine does not let us make two hosts: {error}")
         home = stack.enter_context(temporary_home())
         home.use_fake()
-        daemon = here.do(lambda: RunningDaemon(home))
-        yield Hosts(here, there, link, home)
+        daemon = local.do(lambda: RunningDaemon(home))
+        yield Hosts(local, remote, link, home)
         daemon.stop()
 
 
-def cut_after(hosts: Hosts, data: bytes, at: int) -> Callable[[Seen, socket.socket], None]:
-    """An answer of which so many bytes arrive, and then nothing ever."""
+def cut_after(hosts: Hosts, data: bytes, position: int) -> Callable[[Seen, socket.socket], None]:
+    """Return an answer of which `position` bytes arrive before the link is cut."""
 
-    def answer(seen: Seen, connection: socket.socket) -> None:
-        connection.sendall(data[:at])
+    def answer(request: Seen, connection: socket.socket) -> None:
+        connection.sendall(data[:position])
         hosts.link.cut()
-        connection.sendall(data[at:])
-        there_is_nothing_more(connection)
+        connection.sendall(data[position:])
+        read_to_the_end(connection)
 
-    def there_is_nothing_more(connection: socket.socket) -> None:
+    def read_to_the_end(connection: socket.socket) -> None:
         while connection.recv(1):
             pass
 
     return answer
 
 
-# Where in an answer, by what of it arrives.
+# The number of bytes that arrive, by the place of the cut.
 STAGES: dict[str, Callable[[bytes], int]] = {
     "before the head": lambda data: 0,
     "in the head": lambda data: len(HEAD) // 2,
@@ -109,17 +109,15 @@ STAGES: dict[str, Callable[[bytes], int]] = {
 
 @DELAYS
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_link_that_is_cut_in_a_stream_ends_that_answer_alone(
-    hosts: Hosts, delay: float, stage: str
-) -> None:
+def test_a_cut_link_ends_only_the_running_answer(hosts: Hosts, delay: float, stage: str) -> None:
     hosts.link.delay = delay
     data = streamed(ANSWER)
-    at = STAGES[stage](data)
-    with hosts.server() as there:
-        begun = "head" not in stage
-        times = {"silence_timeout" if begun else "first_token_timeout": SOON}
-        hosts.add(there.url, upstream_model="m", upstream_kind="vllm", **times)
-        there.answer = cut_after(hosts, data, at)
+    position = STAGES[stage](data)
+    with hosts.server() as remote:
+        streaming = "head" not in stage
+        timeouts = {"silence_timeout" if streaming else "first_token_timeout": SILENCE_TIMEOUT_S}
+        hosts.add(remote.url, upstream_model="m", upstream_kind="vllm", **timeouts)
+        remote.answer = cut_after(hosts, data, position)
         text, error = hosts.ask()
         if stage == "after the last":
             assert (text, error) == ("one two three", "")
@@ -130,49 +128,50 @@ def test_a_link_that_is_cut_in_a_stream_ends_that_answer_alone(
             assert "sent nothing for too long" in error
         assert not hosts.home.status()["running"]
         hosts.link.heal()
-        there.answer = None
+        remote.answer = None
         assert hosts.ask() == ("hello there", "")
 
 
 @DELAYS
-def test_another_pair_answers_at_once_while_the_link_is_cut_and_a_conversation_goes_on(
+def test_a_fallback_continues_the_conversation_while_the_link_is_cut(
     hosts: Hosts, delay: float
 ) -> None:
     hosts.link.delay = delay
     home = hosts.home
-    with hosts.server(stream=said("from afar")) as there:
-        hosts.add(there.url, fallback=str(home.model))
+    with hosts.server(stream=said("from afar")) as remote:
+        hosts.add(remote.url, fallback=str(home.model))
         first = home.chat("say one", model="big", localspec={"conversation": "new"})
         assert first.text == "from afar"
         talk = {"conversation": first.json["localspec"]["conversation"]}
-        for cut in (hosts.link.cut, lambda: None):  # just after an answer, and when it is known
+        for cut in (hosts.link.cut, lambda: None):  # a new cut, and a cut that is already noticed
             cut()
             began = time.monotonic()
             answer = home.chat("say from here", model="big", localspec=talk)
             assert answer.text == "from here"
             assert answer.json["localspec"]["news"].endswith("answers in its place.")
-            assert time.monotonic() - began < 10  # by far less than a time-out of the system's
+            assert time.monotonic() - began < 10  # much less than the system's own timeout
         hosts.link.heal()
         wait_for(lambda: not home.status()["upstreams"][0]["away"], "it to be tried again")
         assert home.chat("say two", model="big", localspec=talk).text == "from afar"
-        asked = [each.body for each in there.seen if each.body]  # others are for a sign of life
-    contents = [each["content"] for each in asked[-1]["messages"]]
+        # Requests without a body only check that the server is alive.
+        bodies = [request.body for request in remote.seen if request.body]
+    contents = [message["content"] for message in bodies[-1]["messages"]]
     assert contents == [
         *("say one", "from afar", "say from here", "from here", "say from here", "from here"),
         "say two",
     ]
 
 
-def test_one_that_is_slow_to_begin_is_waited_for(hosts: Hosts) -> None:
-    """It gives a sign of life meanwhile, so that nobody answers in its place."""
+def test_a_slow_server_that_is_alive_is_waited_for(hosts: Hosts) -> None:
+    """The server answers health checks meanwhile, so that no fallback is used."""
     hosts.link.delay = 0.03
 
-    def answer(seen: Seen, connection: socket.socket) -> None:
-        time.sleep(1.5)  # longer than one that gives none
+    def answer(request: Seen, connection: socket.socket) -> None:
+        time.sleep(1.5)  # longer than a server without health checks is waited for
         connection.sendall(streamed(ANSWER))
 
-    with hosts.server(answer=answer) as there:
-        hosts.add(there.url, fallback=str(hosts.home.model))
+    with hosts.server(answer=answer) as remote:
+        hosts.add(remote.url, fallback=str(hosts.home.model))
         assert hosts.ask() == ("one two three", "")
 
 
@@ -181,39 +180,39 @@ def test_a_redirect_to_another_host_is_not_followed(hosts: Hosts) -> None:
     key = hosts.home.root / "key"
     key.write_text("sk-of-this-host-alone")
     key.chmod(0o600)
-    with hosts.server(ELSEWHERE) as other, hosts.server() as there:
-        there.answer = lambda seen, connection: connection.sendall(
-            whole({}, "307 There", f"location: {other.url}/chat/completions\r\n")
+    with hosts.server(ELSEWHERE) as elsewhere, hosts.server() as remote:
+        remote.answer = lambda request, connection: connection.sendall(
+            whole({}, "307 There", f"location: {elsewhere.url}/chat/completions\r\n")
         )
-        hosts.add(there.url, upstream_model="m", upstream_kind="vllm", key_file=str(key))
+        hosts.add(remote.url, upstream_model="m", upstream_kind="vllm", key_file=str(key))
         text, error = hosts.ask()
         assert not text
         assert f"redirects to {ELSEWHERE}" in error
-        assert there.seen[-1].headers["authorization"] == "Bearer sk-of-this-host-alone"
-        assert not other.seen
-        assert not other.connections
+        assert remote.seen[-1].headers["authorization"] == "Bearer sk-of-this-host-alone"
+        assert not elsewhere.seen
+        assert not elsewhere.connections
 
 
 def test_a_certificate_of_another_host_is_not_trusted(hosts: Hosts, tmp_path: Path) -> None:
-    """The right one is, where it is named."""
+    """The certificate of the right host is trusted if it is named."""
     hosts.link.delay = 0.005
-    for address, good in ((ELSEWHERE, False), (THERE, True)):
+    for address, trusted in ((ELSEWHERE, False), (THERE, True)):
         context, certificate = certified(tmp_path, address)
-        with hosts.server(tls=context) as there:
-            hosts.add(there.url, upstream_model="m", upstream_kind="vllm", ca=str(certificate))
+        with hosts.server(tls=context) as remote:
+            hosts.add(remote.url, upstream_model="m", upstream_kind="vllm", ca=str(certificate))
             text, error = hosts.ask()
-            assert text == "hello there" * good
-            assert ("is not trusted" in error) != good
-            assert bool(there.seen) == good
+            assert text == "hello there" * trusted
+            assert ("is not trusted" in error) != trusted
+            assert bool(remote.seen) == trusted
 
 
 @pytest.fixture
-def another(hosts: Hosts) -> Iterator[tuple[Home, RunningDaemon]]:
-    """A localspec on the other host, as the pair `big` of this one; one of this host answers in its place."""
+def remote_daemon(hosts: Hosts) -> Iterator[tuple[Home, RunningDaemon]]:
+    """Run a localspec on the other host as the pair `big`, with a local pair as its fallback."""
     hosts.link.delay = 0.005
     with temporary_home() as home:
         home.use_fake(listen=f"{THERE}:0", listen_anywhere="true")
-        daemon = hosts.there.do(lambda: RunningDaemon(home))
+        daemon = hosts.remote.do(lambda: RunningDaemon(home))
         status = home.status()
         hosts.add(
             f"{status['listen']}/v1",
@@ -226,20 +225,20 @@ def another(hosts: Hosts) -> Iterator[tuple[Home, RunningDaemon]]:
             daemon.stop()
 
 
-def test_whoever_leaves_frees_the_other_host(
-    hosts: Hosts, another: tuple[Home, RunningDaemon]
+def test_a_disconnect_ends_the_request_on_the_other_host(
+    hosts: Hosts, remote_daemon: tuple[Home, RunningDaemon]
 ) -> None:
-    there, _ = another
+    remote, _ = remote_daemon
     with hosts.home.streaming("forever", model="big") as stream:
         stream.await_text()
-        assert there.status()["running"] == 1
-    wait_for(lambda: not there.status()["running"], "the request's end on the other host")
+        assert remote.status()["running"] == 1
+    wait_for(lambda: not remote.status()["running"], "the request's end on the other host")
 
 
-def test_a_server_that_is_killed_ends_its_answers_and_another_pair_gives_the_next(
-    hosts: Hosts, another: tuple[Home, RunningDaemon]
+def test_a_fallback_answers_after_a_server_is_killed(
+    hosts: Hosts, remote_daemon: tuple[Home, RunningDaemon]
 ) -> None:
-    _, daemon = another
+    _, daemon = remote_daemon
     with hosts.home.streaming("forever", model="big") as stream:
         stream.await_text()
         worker = daemon.worker_pid()

@@ -1,4 +1,4 @@
-"""vLLM, whose own words and defaults are not OpenAI's: what it is asked, and what it answers."""
+"""Requests to vLLM, whose field names and defaults differ from OpenAI's, and its answers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 def test_a_text_without_a_limit_may_fill_the_context(
     stated: dict[str, Any], prompt: frames.Prompt, tokens: int
 ) -> None:
-    """Where none is said it writes 16 tokens, and it refuses more than there is room for."""
+    """Without max_tokens vLLM writes 16 tokens, and it refuses more than the context has room for."""
 
     def answer(seen: Seen, connection: socket.socket) -> None:
         if seen.path == "/tokenize":
@@ -38,97 +38,102 @@ def test_a_text_without_a_limit_may_fill_the_context(
             connection.sendall(streamed(event({"choices": [choice]}) + event(b"[DONE]")))
 
     async def main() -> None:
-        server = UpstreamServer("big", Upstream(upstream=there.url, **stated))
-        [each async for each in server.events(frames.Generate(0, prompt))]
+        server = UpstreamServer("big", Upstream(upstream=remote.url, **stated))
+        [event async for event in server.events(frames.Generate(0, prompt))]
         await server.close()
 
-    with scripted_server(answer=answer, context=4096) as there:
+    with scripted_server(answer=answer, context=4096) as remote:
         asyncio.run(main())
-    sent = there.seen[-1].body
-    assert sent.get("max_tokens") == (4096 - tokens if tokens < 4096 else None)
+    request_body = remote.seen[-1].body
+    assert request_body.get("max_tokens") == (4096 - tokens if tokens < 4096 else None)
 
 
-def test_elsewhere_nobody_knows_where_a_text_without_a_limit_ends() -> None:
+def test_other_servers_note_that_a_text_without_a_limit_may_be_cut() -> None:
     for kind in ("openai", "sglang", "tensorrt-llm"):
-        sent = build_request(frames.Generate(0, TEXT), KINDS[kind], "m")
-        assert "max_tokens" not in sent.body
-        assert "'max_tokens'" in sent.note
+        request = build_request(frames.Generate(0, TEXT), KINDS[kind], "m")
+        assert "max_tokens" not in request.body
+        assert "'max_tokens'" in request.note
         assert not build_request(frames.Generate(0, TEXT, max_tokens=5), KINDS[kind], "m").note
         assert not build_request(frames.Generate(0, CHAT), KINDS[kind], "m").note
 
 
-def test_what_it_refuses_once_its_stream_has_begun_is_the_requests_fault() -> None:
-    """As vLLM 0.32 says it of a grammar."""
+def test_a_refusal_inside_the_stream_is_an_invalid_request() -> None:
+    """vLLM 0.32 reports an invalid grammar in this form."""
     error = {"message": "Invalid grammar", "type": "BadRequestError", "param": None, "code": 400}
 
     async def main() -> None:
-        server = UpstreamServer("big", Upstream(upstream=there.url))
+        server = UpstreamServer("big", Upstream(upstream=remote.url))
         try:
-            [each async for each in server.events(frames.Generate(0, CHAT))]
+            [event async for event in server.events(frames.Generate(0, CHAT))]
         finally:
             await server.close()
 
-    with scripted_server(stream=event({"error": error})) as there:
+    with scripted_server(stream=event({"error": error})) as remote:
         with pytest.raises(InvalidRequest, match=r"'big'.*Invalid grammar"):
             asyncio.run(main())
-        there.stream = event({"error": {**error, "code": 500}})
+        remote.stream = event({"error": {**error, "code": 500}})
         with pytest.raises(UpstreamError, match="failed: Invalid grammar"):
             asyncio.run(main())
 
 
 @pytest.mark.parametrize("prompt", [TEXT, CHAT])
-def test_it_names_the_tokens_of_a_text(prompt: frames.Prompt) -> None:
+def test_token_ids_are_returned(prompt: frames.Prompt) -> None:
     chunk = {"index": 0, "text": "a", "delta": {"content": "a"}, "token_ids": [7, 8]}
     stream = event({"choices": [chunk]}) + event(
         {"choices": [{**chunk, "text": "", "delta": {}, "token_ids": [], "finish_reason": "stop"}]}
     )
 
     async def main() -> list[int]:
-        server = UpstreamServer("big", Upstream(upstream=there.url))
+        server = UpstreamServer("big", Upstream(upstream=remote.url))
         request = frames.Generate(0, prompt, max_tokens=9, return_tokens=True)
-        events = [each async for each in server.events(request)]
+        events = [event async for event in server.events(request)]
         await server.close()
-        return [each for delta in events if isinstance(delta, frames.Delta) for each in delta.ids]
+        return [
+            token_id
+            for delta in events
+            if isinstance(delta, frames.Delta)
+            for token_id in delta.ids
+        ]
 
-    with scripted_server(stream=stream + event(b"[DONE]")) as there:
+    with scripted_server(stream=stream + event(b"[DONE]")) as remote:
         assert asyncio.run(main()) == [7, 8]
-        assert there.seen[-1].body["return_token_ids"] is True
+        assert remote.seen[-1].body["return_token_ids"] is True
 
 
-def told(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
-    """The answers to small requests, and what was sent for them."""
+def send_requests(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Send small requests; return the answers and the bodies that the server received."""
 
     def answer(seen: Seen, connection: socket.socket) -> None:
         body = {"tokens": [1, 2, 3], "prompt": "x", "count": 3}
         connection.sendall(whole(body, headers="connection: close\r\n"))
 
     async def main() -> list[dict[str, Any]]:
-        stated = Upstream(upstream=there.url, upstream_model="m", upstream_kind="vllm")
+        stated = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
         server = UpstreamServer("big", stated)
         try:
-            return [await server.ask(each) for each in requests]
+            return [await server.ask(request) for request in requests]
         finally:
             await server.close()
 
-    with scripted_server(answer=answer) as there:
-        found = asyncio.run(main())
-    assert {each.path for each in there.seen} <= {"/tokenize", "/detokenize"}
-    return found, [each.body for each in there.seen]
+    with scripted_server(answer=answer) as remote:
+        answers = asyncio.run(main())
+    assert {request.path for request in remote.seen} <= {"/tokenize", "/detokenize"}
+    return answers, [request.body for request in remote.seen]
 
 
-def test_it_counts_a_chat_with_its_tools() -> None:
+def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     prompt = frames.ChatPrompt(CHAT.messages, tools=[tool], template_kwargs={"a": 1})
-    found, sent = told(frames.CountTokens(0, prompt))
-    assert found == [{"tokens": 3}]
-    assert sent[0]["messages"] == [{"role": "user", "content": "hi"}]
-    assert (sent[0]["tools"], sent[0]["chat_template_kwargs"]) == ([tool], {"a": 1})
+    answers, bodies = send_requests(frames.CountTokens(0, prompt))
+    assert answers == [{"tokens": 3}]
+    assert bodies[0]["messages"] == [{"role": "user", "content": "hi"}]
+    assert (bodies[0]["tools"], bodies[0]["chat_template_kwargs"]) == ([tool], {"a": 1})
 
 
-def test_what_it_cannot_say_of_tokens_is_refused_by_its_name() -> None:
-    """Markers are tokens to it, and a token's text is as its tokenizer has it: "Ġadd" for " add"."""
-    found, _ = told(frames.Tokenize(0, "x", pieces=False))
-    assert found[0]["tokens"] == [1, 2, 3]
+def test_unsupported_token_requests_are_refused_by_name() -> None:
+    """vLLM always parses markers, and gives pieces as its tokenizer has them: "Ġadd" for " add"."""
+    answers, _ = send_requests(frames.Tokenize(0, "x", pieces=False))
+    assert answers[0]["tokens"] == [1, 2, 3]
     refused: list[tuple[str, Any]] = [
         ("parse_special", frames.Tokenize(0, "x", parse_special=False, pieces=False)),
         ("with_pieces", frames.Tokenize(0, "x")),
@@ -136,18 +141,18 @@ def test_what_it_cannot_say_of_tokens_is_refused_by_its_name() -> None:
     ]
     for name, request in refused:
         with pytest.raises(InvalidRequest) as caught:
-            told(request)
+            send_requests(request)
         assert caught.value.param == name
 
 
-def test_it_fills_in_with_its_models_markers_whatever_that_is_called_there() -> None:
-    """Also where all that it can be asked for is stated; it is looked for once."""
+def test_infill_uses_the_markers_of_the_model() -> None:
+    """The model's root is looked up once, even if the model and the kind are stated."""
 
     async def main(**stated: str) -> None:
-        server = UpstreamServer("big", Upstream(upstream=there.url, **stated))  # type: ignore[arg-type]
+        server = UpstreamServer("big", Upstream(upstream=remote.url, **stated))  # type: ignore[arg-type]
         for _ in range(2):
             request = frames.Generate(0, frames.InfillPrompt("before", "after"), max_tokens=4)
-            [each async for each in server.events(request)]
+            [event async for event in server.events(request)]
         await server.close()
 
     choice = {"index": 0, "text": "a", "finish_reason": "length"}
@@ -155,8 +160,8 @@ def test_it_fills_in_with_its_models_markers_whatever_that_is_called_there() -> 
     for stated in ({}, {"upstream_model": "coder", "upstream_kind": "vllm"}):
         with scripted_server(
             stream=stream, models=["coder"], root="/models/Qwen2.5-Coder-7B"
-        ) as there:
+        ) as remote:
             asyncio.run(main(**stated))
-        filled = [each.body["prompt"] for each in there.seen if each.body]
+        filled = [request.body["prompt"] for request in remote.seen if request.body]
         assert filled == ["<|fim_prefix|>before<|fim_suffix|>after<|fim_middle|>"] * 2
-        assert [each.path for each in there.seen].count("/v1/models") == 1
+        assert [request.path for request in remote.seen].count("/v1/models") == 1
