@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -110,12 +111,14 @@ def test_a_worker_on_the_loopback_serves_only_its_user() -> None:
         with subprocess.Popen(
             command, env=home.environment, stderr=subprocess.PIPE, text=True
         ) as worker:
-            wait_for(lambda: not find_problem(f"127.0.0.1:{port}"), "a worker that answers")
-            socket_count = (
-                len(list_sockets(worker.pid, port)) if sys.platform.startswith("linux") else 0
-            )
-            answer_to_other_user = visit(port, NOBODY, HELLO) if os.getuid() == 0 else ""
-            worker.kill()
+            try:
+                wait_for(lambda: not find_problem(f"127.0.0.1:{port}"), "a worker that answers")
+                socket_count = (
+                    len(list_sockets(worker.pid, port)) if sys.platform.startswith("linux") else 0
+                )
+                answer_to_other_user = visit(port, NOBODY, HELLO) if os.getuid() == 0 else ""
+            finally:
+                worker.kill()
             assert worker.stderr
             stderr = worker.stderr.read()
         if "DANGER" in stderr:
@@ -129,7 +132,10 @@ def test_a_worker_on_the_loopback_serves_only_its_user() -> None:
 
 def list_sockets(pid: int, port: int) -> list[str]:
     """Return the lines of this machine's listening sockets at a port, if they are the process's."""
-    own_sockets = {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()}
+    own_sockets = set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed since it was listed
+            own_sockets.add(str(link.readlink()))
     lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
     return [
         line
