@@ -32,9 +32,9 @@ MARKER = "    # From here on made by scripts/openapi.py.\n"
 
 def completion(name: str, kind: str, choice: type[msgspec.Struct]) -> type[msgspec.Struct]:
     """answers.Completion with one kind of choices: a schema can tell three apart by `object`."""
-    told = {"object": Literal[kind], "choices": list[choice]}  # type: ignore[valid-type] # a type made here
+    members = {"object": Literal[kind], "choices": list[choice]}  # type: ignore[valid-type] # a type made here
     fields = [
-        (field.name, told.get(field.name, field.type))
+        (field.name, members.get(field.name, field.type))
         if field.required
         else (field.name, field.type, field.default)
         for field in msgspec.structs.fields(answers.Completion)
@@ -120,11 +120,11 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
 def schemas() -> dict[str, Any]:
     """JSON Schema by the struct's name. An answer has the fields it declares and no others."""
     template = "#/components/schemas/{name}"
-    _, asked = msgspec.json.schema_components(REQUESTS, ref_template=template)
-    _, given = msgspec.json.schema_components(ANSWERS, ref_template=template)
-    for name in given.keys() - asked.keys():
-        given[name]["additionalProperties"] = False
-    every = {**given, **asked}
+    _, request_schemas = msgspec.json.schema_components(REQUESTS, ref_template=template)
+    _, answer_schemas = msgspec.json.schema_components(ANSWERS, ref_template=template)
+    for name in answer_schemas.keys() - request_schemas.keys():
+        answer_schemas[name]["additionalProperties"] = False
+    every = {**answer_schemas, **request_schemas}
     for schema in every.values():
         del schema["title"]  # it repeats the name
         if "description" in schema:
@@ -143,8 +143,8 @@ def outline(method: str, path: str, handler: routes.Handler) -> str:
     }
     if named := re.findall(r"{(\w+)}", path):
         operation["parameters"] = [
-            {"name": each, "in": "path", "required": True, "schema": {"type": "string"}}
-            for each in named
+            {"name": schema, "in": "path", "required": True, "schema": {"type": "string"}}
+            for schema in named
         ]
     answered = {"description": summary, "content": {"application/json": {"schema": {}}}}
     refused = {"$ref": "#/components/responses/Refused"}

@@ -35,7 +35,7 @@ def rendered(tokenizer: Any, template: str, body: dict[str, Any]) -> dict[str, s
     It leaves out what is null, and many templates then fail where a call has no text. So also the texts
     of its renderer alone: `null` with null kept, as older versions did, `empty` with "" for it.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     variables = dict(body.get("chat_template_kwargs", {}))
     more = {
         "tools": body.get("tools"),
@@ -45,9 +45,9 @@ def rendered(tokenizer: Any, template: str, body: dict[str, Any]) -> dict[str, s
         **variables,
     }
     try:
-        found["text"] = tokenizer.apply_chat_template(body["messages"], tokenize=False, **more)
+        texts["text"] = tokenizer.apply_chat_template(body["messages"], tokenize=False, **more)
     except Exception as error:  # a template fails in every way Python can
-        found["refused"] = f"{type(error).__name__}: {error}"[:200]
+        texts["refused"] = f"{type(error).__name__}: {error}"[:200]
     if any(message["content"] is None for message in body["messages"]):
         render = importlib.import_module(CHAT_TEMPLATES).render_jinja_template
         for name, content in (("null", None), ("empty", "")):
@@ -55,8 +55,8 @@ def rendered(tokenizer: Any, template: str, body: dict[str, Any]) -> dict[str, s
                 {**m, "content": content} if m["content"] is None else m for m in body["messages"]
             ]
             with contextlib.suppress(Exception):
-                found[name] = render([chat], **more, **tokenizer.special_tokens_map)[0][0]
-    return found
+                texts[name] = render([chat], **more, **tokenizer.special_tokens_map)[0][0]
+    return texts
 
 
 def recording(folder: Path) -> dict[str, Any]:

@@ -163,8 +163,8 @@ def use_hooks(root: Path) -> None:
 
 def find_compiler(host: Host) -> machine.Compiler:
     """The C++ compiler, or what to install to have one."""
-    if found := machine.find_compiler(host):
-        return found
+    if compiler := machine.find_compiler(host):
+        return compiler
     if named := host.env.get("CXX"):
         raise SetupError(f"CXX is `{named}`, and that makes no C++ program. Correct or unset CXX.")
     raise SetupError(

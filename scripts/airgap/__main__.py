@@ -35,10 +35,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--fast", action="store_true", help="leave the archive uncompressed, to try it out")
     options = parser.parse_args(argv)
     try:
-        here = machines.this_machine()
+        local_machine = machines.this_machine()
         options.machine = machines.Machine(
-            machines.SYSTEMS[options.platform] if options.platform else here.system,
-            machines.parse_python(options.python) if options.python else here.python,
+            machines.SYSTEMS[options.platform] if options.platform else local_machine.system,
+            machines.parse_python(options.python) if options.python else local_machine.python,
         )
     except ValueError as error:
         parser.error(f"{error}.")

@@ -102,8 +102,8 @@ def this_machine() -> Machine:
 
 def parse_python(text: str) -> tuple[int, int]:
     """ "3.12" as (3, 12). Raises ValueError."""
-    found = re.fullmatch(r"(\d)\.(\d+)", text)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.fullmatch(r"(\d)\.(\d+)", text)
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
     if version < OLDEST_PYTHON:
         raise ValueError(f"a Python version from 3.11 on, as in 3.12, not {text}")
     return version
@@ -111,7 +111,7 @@ def parse_python(text: str) -> tuple[int, int]:
 
 def oldest_glibc(wheels: Sequence[str]) -> str:
     """The oldest glibc on which all these wheels work, by their names; "" where none needs one."""
-    minors = [min(map(int, found)) for name in wheels if (found := _GLIBC.findall(name))]
+    minors = [min(map(int, versions)) for name in wheels if (versions := _GLIBC.findall(name))]
     return f"2.{max(minors)}" if minors else ""
 
 

@@ -47,13 +47,16 @@ def collect(root: Path, folder: Path, machine: Machine) -> list[str]:
         BundleError: pip found no wheel for that machine, or cannot reach its index.
     """
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
-    asked: list[str] = [*project["project"]["dependencies"], *project["build-system"]["requires"]]
-    (engine,) = (text for text in asked if text.startswith(f"{ENGINE}=="))
+    requirements: list[str] = [
+        *project["project"]["dependencies"],
+        *project["build-system"]["requires"],
+    ]
+    (engine,) = (text for text in requirements if text.startswith(f"{ENGINE}=="))
     sdist = _source(engine, folder)
-    wanted = [text for text in asked if text != engine]
-    wanted += [*BUILD_TOOLS, *_asked_by_source(sdist)]
-    _download(wanted, folder, machine)
-    _complete(wanted, folder, machine)
+    packages = [text for text in requirements if text != engine]
+    packages += [*BUILD_TOOLS, *_asked_by_source(sdist)]
+    _download(packages, folder, machine)
+    _complete(packages, folder, machine)
     trimmed = sdist.with_suffix(".trimmed")
     trim_sdist(sdist, trimmed, needed_to_build)
     trimmed.replace(sdist)
@@ -70,9 +73,9 @@ def _pip(*arguments: str) -> None:
     )
     if done.returncode:
         lines = [line for line in done.stdout.splitlines() if line.startswith("ERROR")]
-        told = "\n".join(lines or done.stdout.splitlines()[-5:])
+        message = "\n".join(lines or done.stdout.splitlines()[-5:])
         raise BundleError(
-            f"pip cannot get the packages:\n{told}\nCheck the network and its settings."
+            f"pip cannot get the packages:\n{message}\nCheck the network and its settings."
         )
 
 
@@ -101,41 +104,45 @@ def _download(requirements: Sequence[str], folder: Path, machine: Machine) -> No
     _pip(*machine.pip_options, f"--dest={folder}", f"--find-links={folder}", *requirements)
 
 
-def _complete(wanted: Sequence[str], folder: Path, machine: Machine) -> None:
+def _complete(requirements: Sequence[str], folder: Path, machine: Machine) -> None:
     """Fetch what is missing still: pip judges markers by the Python that runs it, not by the target."""
-    while missing := _missing(wanted, _requirements(folder), machine.markers):
+    while missing := _missing(requirements, _requirements(folder), machine.markers):
         _download(sorted(missing), folder, machine)
 
 
 def _requirements(folder: Path) -> dict[str, list[Requirement]]:
     """Canonical name of each wheel → what it requires."""
-    found = {}
+    requirements = {}
     for wheel in folder.glob("*.whl"):
         name = parse_wheel_filename(wheel.name)[0]
         with zipfile.ZipFile(wheel) as content:
-            (entry,) = (each for each in content.namelist() if each.endswith(".dist-info/METADATA"))
+            (entry,) = (text for text in content.namelist() if text.endswith(".dist-info/METADATA"))
             metadata = BytesParser().parsebytes(content.read(entry))
-        found[str(name)] = [Requirement(each) for each in metadata.get_all("Requires-Dist", [])]
-    return found
+        requirements[str(name)] = [
+            Requirement(text) for text in metadata.get_all("Requires-Dist", [])
+        ]
+    return requirements
 
 
 def _missing(
-    wanted: Sequence[str], have: Mapping[str, Sequence[Requirement]], markers: Mapping[str, str]
+    requirements: Sequence[str],
+    have: Mapping[str, Sequence[Requirement]],
+    markers: Mapping[str, str],
 ) -> set[str]:
     """Requirements that hold on the target machine and that no wheel here meets by its name."""
     missing: set[str] = set()
-    seen: set[tuple[str, str]] = set()
-    waiting = [(Requirement(each), "") for each in wanted]
+    visited: set[tuple[str, str]] = set()
+    waiting = [(Requirement(text), "") for text in requirements]
     while waiting:
-        asked, extra = waiting.pop()
-        if asked.marker and not asked.marker.evaluate({**markers, "extra": extra}):
+        requirement, extra = waiting.pop()
+        if requirement.marker and not requirement.marker.evaluate({**markers, "extra": extra}):
             continue
-        name = canonicalize_name(asked.name)
+        name = canonicalize_name(requirement.name)
         if name not in have:
-            missing.add(f"{asked.name}{asked.specifier}")
+            missing.add(f"{requirement.name}{requirement.specifier}")
             continue
-        for part in ("", *asked.extras):
-            if (name, part) not in seen:
-                seen.add((name, part))
+        for part in ("", *requirement.extras):
+            if (name, part) not in visited:
+                visited.add((name, part))
                 waiting += [(need, part) for need in have[name]]
     return missing

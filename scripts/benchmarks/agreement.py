@@ -44,7 +44,7 @@ def _compare(options: argparse.Namespace) -> int:
     from benchmarks.measuring.workloads import QUICK, build, workload
     from localspec.engine import llama
 
-    files = [each.absolute() for each in (options.target, options.draft) if each]
+    files = [path.absolute() for path in (options.target, options.draft) if path]
     if not files:
         built = build(default_paths().cache / "bench", QUICK, workload(options.acceptance), say)
         files = [built.target, built.draft]

@@ -53,14 +53,14 @@ def _own_kib(pid: int) -> int:
 
 
 def _mapped_kib(pid: int) -> Counter[str]:
-    found, file = Counter[str](), ""
+    sizes, file = Counter[str](), ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         if line.startswith("Rss:"):
-            found[file] += int(line.split()[1]) * bool(file)
+            sizes[file] += int(line.split()[1]) * bool(file)
         elif line[0] in "0123456789abcdef":
             mapped = _MAPPED.match(line)
             file = mapped[1] if mapped else ""
-    return found
+    return sizes
 
 
 class Watch:
@@ -83,7 +83,7 @@ class Watch:
     def _look(self) -> None:
         task = Path(f"/proc/{self._daemon.pid}/task")
         while not self._over.wait(LOOK):
-            pids = [int(each) for file in task.glob("*/children") for each in _words(file)]
+            pids = [int(pid) for file in task.glob("*/children") for pid in _words(file)]
             self.most = max(self.most, held_mib(pids))
 
 
@@ -150,7 +150,7 @@ def main(arguments: list[str]) -> int:
         Verdict("MiB of memory", watch.most, most, at_least=False),
     ]
     sys.stdout.writelines(map(verdict_line, verdicts))
-    return 0 if all(each.holds for each in verdicts) else 1
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
 def _copy(folder: Path, number: int) -> str:

@@ -129,7 +129,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     from benchmarks.measuring.workloads import WORKLOADS, workload
     from localspec.protocol.frames import EngineSettings
 
-    wanted: list[Workload] = [workload(text) for text in options.acceptance or ()]
+    workloads: list[Workload] = [workload(text) for text in options.acceptance or ()]
     depths = sorted({int(part) for part in options.depths.split(",")})
     if depths[0] < 1 or depths[-1] > 16:
         raise ValueError("--depths: from 1 to 16")
@@ -139,7 +139,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
     return Plan(
         work=(options.work or default_paths().cache / "bench").absolute(),
         sizes=sizes.with_heads(options.heads) if options.heads else sizes,
-        workloads=wanted or WORKLOADS,
+        workloads=workloads or WORKLOADS,
         depths=depths,
         prompt=options.prompt,
         tokens=options.tokens,
@@ -174,9 +174,9 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
     load_after = host.load_report()
     limits = report.Limits()
     settings = plan.engine_settings(None)
-    noise = max((run.others or 0.0 for each in measured for run in each.runs), default=0.0)
-    grown = max(each.rss_mb[1] - each.rss_mb[0] for each in measured)
-    largest = max(each.rss_mb[1] for each in measured)
+    noise = max((run.others or 0.0 for entry in measured for run in entry.runs), default=0.0)
+    grown = max(entry.rss_mb[1] - entry.rss_mb[0] for entry in measured)
+    largest = max(entry.rss_mb[1] for entry in measured)
     notes = [
         f"{platform.machine()}, {os.cpu_count()} cores, {settings.n_threads} threads; "
         f"llama-cpp-python {llama.llama_version()}; {llama.system_info()}",
@@ -198,7 +198,7 @@ def _measure(options: argparse.Namespace, plan: Plan) -> int:
     sys.stdout.write(report.markdown("Engine", notes, measured, limits))
     facts = {"notes": notes, "sizes": plan.sizes.name, "engine": settings, "seed": plan.seed}
     _write(options.json, report.as_json(facts, measured, limits))
-    return 0 if all(run.correct for each in measured for run in each.runs) else 1
+    return 0 if all(run.correct for entry in measured for run in entry.runs) else 1
 
 
 def _write(path: Path | None, content: object) -> None:
@@ -218,15 +218,15 @@ def _soak(options: argparse.Namespace, plan: Plan) -> int:
     llama.initialise()
     if not options.acceptance:
         plan = replace(plan, workloads=[workload("0.7")])
-    found = soak(plan, options.rounds, say)
-    rows = ([str(rounds), f"{mb:.1f}"] for rounds, mb in found.readings)
-    word = "flat" if found.flat else "it GROWS"
+    result = soak(plan, options.rounds, say)
+    rows = ([str(rounds), f"{mb:.1f}"] for rounds, mb in result.readings)
+    word = "flat" if result.flat else "it GROWS"
     sys.stdout.write(
         "# Memory over many rounds\n\n" + table(["rounds", "resident MB"], rows) + "\n"
-        f"- {found.growth_mb:+.1f} MB after the first tenth: {word}\n"
+        f"- {result.growth_mb:+.1f} MB after the first tenth: {word}\n"
     )
-    _write(options.json, {"readings": list(found.readings), "growth_mb": found.growth_mb})
-    return 0 if found.flat else 1
+    _write(options.json, {"readings": list(result.readings), "growth_mb": result.growth_mb})
+    return 0 if result.flat else 1
 
 
 def _record(options: argparse.Namespace, plan: Plan) -> int:
@@ -246,14 +246,14 @@ def _record(options: argparse.Namespace, plan: Plan) -> int:
         prompt, name = options.text.read_text(encoding="utf-8"), options.target.stem
         settings.n_ctx = options.context  # the prompt's length is not known yet
     else:
-        wanted = plan.workloads[0]
-        files = build(plan.work, plan.sizes, wanted, say)
-        each = text(files, plan.prompt, plan.tokens, random.Random(plan.seed))
-        target, draft, prompt = files.target, files.draft, each.prompt
-        name = f"{plan.sizes.name}, α = {wanted.name}"
-    found = record(target, draft, prompt, plan.tokens, settings, name)
-    found.save(options.record)
-    say(f"{len(found.target)} tokens, {sum(found.hits)} guessed right: {options.record}")
+        first_workload = plan.workloads[0]
+        files = build(plan.work, plan.sizes, first_workload, say)
+        sample = text(files, plan.prompt, plan.tokens, random.Random(plan.seed))
+        target, draft, prompt = files.target, files.draft, sample.prompt
+        name = f"{plan.sizes.name}, α = {first_workload.name}"
+    trace = record(target, draft, prompt, plan.tokens, settings, name)
+    trace.save(options.record)
+    say(f"{len(trace.target)} tokens, {sum(trace.hits)} guessed right: {options.record}")
     return 0
 
 
@@ -280,10 +280,10 @@ def _replay(options: argparse.Namespace) -> int:
         trace = Trace.load(options.trace)
         costs = trace.costs if options.costs == "trace" else EXAMPLE_COSTS[options.costs]
         depths = sorted({int(part) for part in options.depths.split(",")})
-        found = replay.regret(trace, cost_profile(costs), depths, options.passes)
+        regret = replay.regret(trace, cost_profile(costs), depths, options.passes)
     except ValueError as error:
         sys.stderr.write(f"localspec: {error}\n")
         return 2
-    sys.stdout.write(replay.markdown(trace, found))
-    _write(options.json, found)
+    sys.stdout.write(replay.markdown(trace, regret))
+    _write(options.json, regret)
     return 0

@@ -145,11 +145,11 @@ def _check(options: argparse.Namespace, plan: Plan) -> int:
     (options.out / "gpu_check.md").write_text(text, encoding="utf-8")
     (options.out / "gpu_check.json").write_text(content + "\n", encoding="utf-8")
     sys.stdout.write(text)
-    right = all(run.correct for each in measured for run in each.runs)
+    right = all(run.correct for entry in measured for run in entry.runs)
     same = details.exact is None or details.exact.differing == 0
     # How fast small passes are says nothing about the mission's machine.
-    speeds = report.verdicts([report.row(each) for each in measured], limits)
-    fast = plan.sizes.name != "gpu" or options.cpu or all(each.holds for each in speeds)
+    speeds = report.verdicts([report.row(entry) for entry in measured], limits)
+    fast = plan.sizes.name != "gpu" or options.cpu or all(entry.holds for entry in speeds)
     return 0 if right and same and fast and tests is not False else 1
 
 
@@ -187,7 +187,7 @@ def _details(options: argparse.Namespace, plan: Plan) -> Details:
 
 
 def _free_memory() -> list[int]:
-    return [each.free for each in machine.nvidia_memory(machine.Host.current())]
+    return [gpu.free for gpu in machine.nvidia_memory(machine.Host.current())]
 
 
 def _widths(runner: Runner) -> Widths:
@@ -215,18 +215,18 @@ def _exact(runner: Runner, texts: Sequence[Text]) -> tuple[Exact | None, str]:
         runner.pair.exact.lane()
     except InvalidRequest as error:
         return None, error.message
-    for number, each in enumerate(texts, start=1):
+    for number, text in enumerate(texts, start=1):
         answers = []
         for at, setting in enumerate((PLAIN, Setting(4))):
             start = time.monotonic()
-            answers.append(runner.exact(setting, each.prompt, len(each.expected)))
+            answers.append(runner.exact(setting, text.prompt, len(text.expected)))
             seconds[at] += time.monotonic() - start
         plain, drafted = ([(token.id, token.logprob) for token in answer] for answer in answers)
         differing += plain != drafted
         tokens += len(plain)
         if number % 10 == 0 or number == len(texts):
             say(f"exact mode: {number} of {len(texts)} texts, {differing} differ")
-    speeds = [tokens / each if each else 0.0 for each in seconds]
+    speeds = [tokens / text if text else 0.0 for text in seconds]
     return Exact(len(texts), tokens, differing, *speeds), ""
 
 

@@ -141,8 +141,8 @@ def leavers(subject: Subject, count: int, say: Say) -> Verdict:
         waits += [took] * len(opened)
         if len(waits) % max(count // 5 // PLACES * PLACES, PLACES) == 0:
             say(f"{len(waits)} clients have left, the slowest place was free in {max(waits):.3f} s")
-    found = f"places free in {statistics.median(waits):.3f} s (median), {max(waits):.3f} s (most)"
-    return Verdict(f"{count} clients that leave", found, max(waits) <= FREE_WITHIN)
+    summary = f"places free in {statistics.median(waits):.3f} s (median), {max(waits):.3f} s (most)"
+    return Verdict(f"{count} clients that leave", summary, max(waits) <= FREE_WITHIN)
 
 
 # ---------------------------------------------------------------------------- everything in turn
@@ -246,14 +246,14 @@ Reading = tuple[float, float, float]  # seconds since the start; MB of the daemo
 def _readings(
     subject: Subject, seconds: float, done: Callable[[], int], say: Say
 ) -> Iterator[Reading]:
-    began = said = time.monotonic()
+    began = last_report = time.monotonic()
     worker = subject.status()["worker_pid"]
     while (spent := time.monotonic() - began) < seconds:
         time.sleep(min(seconds / LOOKS, 5.0))
         now = (spent, resident_mb(subject.pid), resident_mb(worker))
         yield now
-        if time.monotonic() - said > 30:
-            said = time.monotonic()
+        if time.monotonic() - last_report > 30:
+            last_report = time.monotonic()
             say(
                 f"{spent / 60:.1f} min, {done()} requests: daemon {now[1]:.1f} MB, engine {now[2]:.1f} MB"
             )
@@ -262,11 +262,13 @@ def _readings(
 def _growth(what: str, readings: Sequence[Reading], column: int, most: float) -> Verdict:
     """By a line through the second half of the readings: in the first, caches fill."""
     late = readings[len(readings) // 2 :]
-    times, sizes = [each[0] for each in late], [each[column] for each in late]
+    times, sizes = [reading[0] for reading in late], [reading[column] for reading in late]
     slope = statistics.linear_regression(times, sizes).slope  # MB per second
     grown = slope * (times[-1] - times[0])
-    found = f"{sizes[-1]:.1f} MB, {grown:+.2f} MB in the last {(times[-1] - times[0]) / 60:.1f} min"
-    return Verdict(what, f"{found} ({slope * 3600:+.1f} MB per hour)", grown <= most)
+    summary = (
+        f"{sizes[-1]:.1f} MB, {grown:+.2f} MB in the last {(times[-1] - times[0]) / 60:.1f} min"
+    )
+    return Verdict(what, f"{summary} ({slope * 3600:+.1f} MB per hour)", grown <= most)
 
 
 def resident_mb(pid: int) -> float:

@@ -129,7 +129,7 @@ def two_texts(
     in text.
     """
     ids = {token: at for at, token in enumerate(tokens)}
-    specials = {ids[each] for each in (*_SPECIALS, *_FIM.values())}
+    specials = {ids[special] for special in (*_SPECIALS, *_FIM.values())}
     rng = np.random.default_rng(seed)
     marks = {ids[CODE_MARK], ids[TEXT_MARK]}
     order = rng.permutation([at for at in range(len(tokens)) if at not in specials | marks])

@@ -141,7 +141,7 @@ def _matrices(shape: Shape, architecture: Architecture, layer: int) -> Iterator[
 
 
 def _write_small(
-    whole: Callable[[str, Tensor], None],
+    add_tensor: Callable[[str, Tensor], None],
     rng: np.random.Generator,
     shape: Shape,
     architecture: Architecture,
@@ -149,31 +149,31 @@ def _write_small(
 ) -> None:
     """What is never quantized."""
     width, name = shape.n_embd, f"blk.{layer}"
-    whole(f"{name}.attn_norm.weight", np.ones(width))
-    whole(f"{name}.post_attention_norm.weight", np.ones(width))
+    add_tensor(f"{name}.attn_norm.weight", np.ones(width))
+    add_tensor(f"{name}.post_attention_norm.weight", np.ones(width))
     is_head = layer == shape.n_layer
     if architecture == "glm4moe":
         if is_head:
-            whole(f"{name}.ffn_gate_inp.weight", rng.standard_normal((_EXPERTS, width)))
-            whole(f"{name}.exp_probs_b.bias", np.zeros(_EXPERTS))
+            add_tensor(f"{name}.ffn_gate_inp.weight", rng.standard_normal((_EXPERTS, width)))
+            add_tensor(f"{name}.exp_probs_b.bias", np.zeros(_EXPERTS))
         return
     if layer % 2 or is_head:
         for part in ("q", "k"):
-            whole(f"{name}.attn_{part}_norm.weight", np.ones(width // shape.n_head))
+            add_tensor(f"{name}.attn_{part}_norm.weight", np.ones(width // shape.n_head))
         return
     channels = 2 * _STATE * _GROUPS + _STATE * _RANK
-    whole(f"{name}.ssm_conv1d.weight", rng.standard_normal((channels, _KERNEL)) / 2)
-    whole(f"{name}.ssm_dt.bias", np.zeros(_RANK))
+    add_tensor(f"{name}.ssm_conv1d.weight", rng.standard_normal((channels, _KERNEL)) / 2)
+    add_tensor(f"{name}.ssm_dt.bias", np.zeros(_RANK))
     # Rates of decay are negative: a state that grows would swamp everything.
-    whole(f"{name}.ssm_a", -np.abs(rng.standard_normal(_RANK)) - 0.1)
+    add_tensor(f"{name}.ssm_a", -np.abs(rng.standard_normal(_RANK)) - 0.1)
     for part in ("beta", "alpha"):
-        whole(f"{name}.ssm_{part}.weight", rng.standard_normal((_RANK, width)) * width**-0.5)
-    whole(f"{name}.ssm_norm.weight", np.ones(_STATE))
+        add_tensor(f"{name}.ssm_{part}.weight", rng.standard_normal((_RANK, width)) * width**-0.5)
+    add_tensor(f"{name}.ssm_norm.weight", np.ones(_STATE))
 
 
 def _write_head(
     put: Callable[[str, Tensor], None],
-    whole: Callable[[str, Tensor], None],
+    add_tensor: Callable[[str, Tensor], None],
     rng: np.random.Generator,
     shape: Shape,
     embedding: Tensor,
@@ -183,9 +183,9 @@ def _write_head(
     width, name = shape.n_embd, f"blk.{shape.n_layer}.nextn"
     heard = rng.standard_normal((width, width)) * width**-0.5 * listens
     halves = np.concatenate([np.eye(width), heard], axis=1)
-    whole(
+    add_tensor(
         f"{name}.eh_proj.weight", halves.astype(np.float32 if shape.quant == "f32" else np.float16)
     )
-    whole(f"{name}.enorm.weight", np.ones(width))
-    whole(f"{name}.hnorm.weight", np.ones(width))
+    add_tensor(f"{name}.enorm.weight", np.ones(width))
+    add_tensor(f"{name}.hnorm.weight", np.ones(width))
     put(f"{name}.shared_head_head.weight", output_rows(embedding, shape, cycle))

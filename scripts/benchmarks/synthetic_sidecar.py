@@ -69,10 +69,12 @@ def write_with_sidecar(
         file.whole("nextn.pre_projection.weight", np.concatenate([first, heard], axis=1))
         last = rng.standard_normal((target.n_embd, sidecar.n_embd)) * sidecar.n_embd**-0.5
         file.whole("nextn.post_projection.weight", last)
-        seen = _values(embedding, target) @ first.T
-        seen /= np.sqrt(np.mean(seen**2, axis=1, keepdims=True))
+        projected = _values(embedding, target) @ first.T
+        projected /= np.sqrt(np.mean(projected**2, axis=1, keepdims=True))
         guess = draft_cycle(cycle, acceptance, seed + 1)
-        file.whole("token_embd.weight", output_rows(seen, replace(sidecar, quant="f32"), guess))
+        file.whole(
+            "token_embd.weight", output_rows(projected, replace(sidecar, quant="f32"), guess)
+        )
         file.blocks(rng)
     return files
 

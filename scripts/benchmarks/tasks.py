@@ -94,8 +94,8 @@ def _tasks(options: argparse.Namespace) -> list[Task]:
 
     tasks = LEARNED_FROM if options.learned else TASKS
     named = tuple(options.only or ("",))
-    if found := [task for task in tasks if task.name.startswith(named)]:
-        return found
+    if matching := [task for task in tasks if task.name.startswith(named)]:
+        return matching
     raise ValueError(f"no task is called {' or '.join(named)}")
 
 
@@ -118,9 +118,9 @@ def _record(options: argparse.Namespace) -> int:
 
     if options.folder is None:
         raise ValueError("record where? Name a folder")
-    wanted = _tasks(options), options.tokens, options.folder, _settings(options)
-    for each in record(options.target, *wanted, say):
-        say(f"{each.name}: {len(each.prompt)} tokens read, {len(each.answer)} written")
+    arguments = _tasks(options), options.tokens, options.folder, _settings(options)
+    for answered in record(options.target, *arguments, say):
+        say(f"{answered.name}: {len(answered.prompt)} tokens read, {len(answered.answer)} written")
     return 0
 
 
@@ -138,9 +138,11 @@ def _history(options: argparse.Namespace) -> int:
         def tokens(text: str) -> list[int]:
             return vocab.tokenize(text, add_special=False, parse_special=False)
 
-        for each in (*edits(tokens, options.edits, options.seed), *pages(tokens)):
-            each.save(options.folder)
-            say(f"{each.name}: {len(each.prompt)} tokens before, {len(each.answer)} after")
+        for answered in (*edits(tokens, options.edits, options.seed), *pages(tokens)):
+            answered.save(options.folder)
+            say(
+                f"{answered.name}: {len(answered.prompt)} tokens before, {len(answered.answer)} after"
+            )
     finally:
         asker.close()
     return 0
@@ -155,7 +157,7 @@ def _replay(options: argparse.Namespace) -> int:
     if options.learn:
         sys.stdout.write(calibration(answers, options.seed))
         return 0
-    written = [(each, Replay().write(each)) for each in answers]
+    written = [(answered, Replay().write(answered)) for answered in answers]
     sys.stdout.write(markdown(written))
     return 0
 

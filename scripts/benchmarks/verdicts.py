@@ -36,47 +36,49 @@ def main(arguments: list[str]) -> int:
     add("--only", choices=["bad", "code"], help="this pair alone")
     options = parser.parse_args(arguments)
     work = default_paths().cache / "bench"
-    wanted = [f"-n{options.tokens}", f"--repetitions={options.repetitions}"]
-    found: list[Verdict] = []
+    bench_arguments = [f"-n{options.tokens}", f"--repetitions={options.repetitions}"]
+    verdicts: list[Verdict] = []
     if options.only != "code":
         files = build(work, QUICK, workload(_BAD), say)
-        found += _bad(_told([each for each in (files.target, files.draft) if each], wanted))
+        verdicts += _bad(
+            _told([path for path in (files.target, files.draft) if path], bench_arguments)
+        )
     if options.only != "bad":
         pair = synthetic.write_code_pair(work / "code", QUICK.target, QUICK.draft)
-        found += _code(_told(pair, wanted))
-    sys.stdout.writelines(map(verdict_line, found))
-    return 0 if all(each.holds for each in found) else 1
+        verdicts += _code(_told(pair, bench_arguments))
+    sys.stdout.writelines(map(verdict_line, verdicts))
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
-def _told(pair: Sequence[Path], wanted: Sequence[str]) -> dict[str, Any]:
+def _told(pair: Sequence[Path], arguments: Sequence[str]) -> dict[str, Any]:
     """The report of a bench in a home that has seen nothing before."""
     with tempfile.TemporaryDirectory(prefix="lsb-") as home:
         environment = {**os.environ, "LOCALSPEC_HOME": home}
         command = [sys.executable, "-m", "localspec"]
         try:
-            run = [*command, "bench", ",".join(map(str, pair)), "--json", *wanted]
+            run = [*command, "bench", ",".join(map(str, pair)), "--json", *arguments]
             done = subprocess.run(run, env=environment, stdout=subprocess.PIPE, check=True)
         finally:
             subprocess.run([*command, "stop"], env=environment, capture_output=True, check=False)
     report: dict[str, Any] = json.loads(done.stdout)
-    for each in report["workloads"]:
-        if each["speed_up"]:
-            ratio, low, high = (each["speed_up"][key] for key in ("value", "low", "high"))
+    for entry in report["workloads"]:
+        if entry["speed_up"]:
+            ratio, low, high = (entry["speed_up"][key] for key in ("value", "low", "high"))
             span = "" if low is None else f" ({low:.2f} to {high:.2f})"
-            name = f"{each['name']}, {each['sampling']}"
-            sys.stdout.write(f"  {name:26} {ratio:.2f}{span} {each['verdict']}\n")
+            name = f"{entry['name']}, {entry['sampling']}"
+            sys.stdout.write(f"  {name:26} {ratio:.2f}{span} {entry['verdict']}\n")
     sys.stdout.write("".join(f"{note}\n" for note in [*report["notes"], report["sentence"]]))
     return report
 
 
 def _ratio(report: dict[str, Any], about: str = "") -> float:
     """Of the work of that kind, the geometric mean of the speed-ups at temperature 0."""
-    some = [each for each in report["workloads"] if about in (each["about"], "")]
+    some = [entry for entry in report["workloads"] if about in (entry["about"], "")]
     return geometric_mean([e["speed_up"]["value"] for e in some if e["sampling"] == "greedy"])
 
 
 def _bad(report: dict[str, Any]) -> list[Verdict]:
-    faster = sum(each["verdict"] == "faster" for each in report["workloads"])
+    faster = sum(entry["verdict"] == "faster" for entry in report["workloads"])
     return [
         Verdict(f"acceptance {_BAD}: auto / plain", _ratio(report), LEAST),
         Verdict(f"acceptance {_BAD}: kinds of work called faster", faster, 0, at_least=False),
@@ -84,11 +86,11 @@ def _bad(report: dict[str, Any]) -> list[Verdict]:
 
 
 def _code(report: dict[str, Any]) -> list[Verdict]:
-    greedy = [each for each in report["workloads"] if each["sampling"] == "greedy"]
+    greedy = [entry for entry in report["workloads"] if entry["sampling"] == "greedy"]
     # An answer by schema is the grammar's text, and nobody's cycle.
-    code = [each for each in greedy if each["about"] == "code" and "schema" not in each["name"]]
-    wrong = sum(each["verdict"] != "faster" for each in code)
-    wrong += sum(each["verdict"] == "faster" for each in greedy if each["about"] == "text")
+    code = [entry for entry in greedy if entry["about"] == "code" and "schema" not in entry["name"]]
+    wrong = sum(entry["verdict"] != "faster" for entry in code)
+    wrong += sum(entry["verdict"] == "faster" for entry in greedy if entry["about"] == "text")
     return [
         Verdict("good for code alone: auto / plain of other text", _ratio(report, "text"), LEAST),
         Verdict("good for code alone: verdicts that say otherwise", wrong, 0, at_least=False),

@@ -67,7 +67,7 @@ def standard_library() -> Path:
 
 def read_sources(root: Path) -> list[SourceFile]:
     """Every Python file below `root` that people read, in a fixed order."""
-    found = []
+    sources = []
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if SKIPPED_FOLDERS.intersection(relative.parts[:-1]) or path.stat().st_size < 1500:
@@ -76,8 +76,8 @@ def read_sources(root: Path) -> list[SourceFile]:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        found.append(SourceFile(relative.as_posix(), tuple(text.splitlines(keepends=True))))
-    return found
+        sources.append(SourceFile(relative.as_posix(), tuple(text.splitlines(keepends=True))))
+    return sources
 
 
 def _is_well_known(name: str) -> bool:
@@ -115,12 +115,14 @@ class Code:
     """An endless, seeded source of code windows and holes."""
 
     def __init__(self, sources: Sequence[SourceFile]) -> None:
-        kept = [(s, rows) for s in sources if not is_held_out(s.name) and (rows := code_rows(s))]
-        self.files = [source for source, _ in kept]
-        self._rows = [rows for _, rows in kept]
+        training = [
+            (s, rows) for s in sources if not is_held_out(s.name) and (rows := code_rows(s))
+        ]
+        self.files = [source for source, _ in training]
+        self._rows = [rows for _, rows in training]
         self._weights = [
             len(rows) ** FILE_POWER * (WELL_KNOWN if _is_well_known(source.name) else 1.0)
-            for source, rows in kept
+            for source, rows in training
         ]
 
     def _place(self, rng: random.Random) -> tuple[tuple[str, ...], int]:

@@ -169,15 +169,15 @@ def _module_entry(page: Node, module: str) -> Iterator[Entry]:
 
 def entries_from_html(html: Path) -> list[Entry]:
     """All documented objects, modules and glossary terms below `html`; one entry per name."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for path in sorted((html / "library").glob("*.html")):
         page = parse_html(path.read_text(encoding="utf-8"))
         for entry in (*_module_entry(page, path.stem), *_objects(page, path.stem)):
-            found.setdefault(entry.name, entry)
+            entries.setdefault(entry.name, entry)
     glossary = parse_html((html / "glossary.html").read_text(encoding="utf-8"))
     for entry in _terms(glossary):
-        found.setdefault(entry.name, entry)
-    return list(found.values())
+        entries.setdefault(entry.name, entry)
+    return list(entries.values())
 
 
 def _terms(page: Node) -> Iterator[Entry]:
@@ -198,7 +198,7 @@ def _terms(page: Node) -> Iterator[Entry]:
 
 def entries_from_docstrings(modules: tuple[str, ...]) -> list[Entry]:
     """What `inspect` knows of the modules named; used where no documentation is installed."""
-    found: dict[str, Entry] = {}
+    entries: dict[str, Entry] = {}
     for module in modules:
         try:
             owner = importlib.import_module(module)
@@ -220,8 +220,8 @@ def entries_from_docstrings(modules: tuple[str, ...]) -> list[Entry]:
             name = attribute if module == "builtins" else f"{module}.{attribute}"
             kind = "class" if is_class else "function"
             page = "functions" if module == "builtins" else module
-            found.setdefault(name, Entry(name, kind, signature, page, paragraphs, ()))
-    return list(found.values())
+            entries.setdefault(name, Entry(name, kind, signature, page, paragraphs, ()))
+    return list(entries.values())
 
 
 def find_html() -> Path | None:

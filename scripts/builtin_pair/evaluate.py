@@ -143,10 +143,10 @@ class Pair:
 
     def _run(self, prompt: list[int], limit: int, agreement: Agreement) -> str:
         produced = self.target.complete(prompt, limit, frozenset({self._end}))
-        whole = [*prompt, *produced, self._end]
-        guesses = self.draft.next_tokens(whole)
+        tokens = [*prompt, *produced, self._end]
+        guesses = self.draft.next_tokens(tokens)
         first = len(prompt)
-        agreement.traces.append([guesses[i - 1] == whole[i] for i in range(first, len(whole))])
+        agreement.traces.append([guesses[i - 1] == tokens[i] for i in range(first, len(tokens))])
         return self.target.decode(produced)
 
     def ask(self, question: str, agreement: Agreement) -> str:

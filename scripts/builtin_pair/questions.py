@@ -307,15 +307,15 @@ class Questions:
         if facet < 0.12 and entry.signature and entry.kind != "term" and len(entry.signature) < 160:
             answer = f"The signature is `{entry.name}{entry.signature}`."
             return Exchange(rng.choice(PARAMETERS).format(name), answer)
-        if 0.12 <= facet < 0.2 and (found := sentence_with(entry, r"\b[Rr]eturn(s|ed|ing)?\b")):
-            return Exchange(rng.choice(RETURNS).format(name), statement(subject, found))
-        if 0.2 <= facet < 0.28 and (found := sentence_with(entry, r"\b[Rr]aise[sd]?\b")):
-            return Exchange(rng.choice(RAISES).format(name), statement(subject, found))
+        if 0.12 <= facet < 0.2 and (sentence := sentence_with(entry, r"\b[Rr]eturn(s|ed|ing)?\b")):
+            return Exchange(rng.choice(RETURNS).format(name), statement(subject, sentence))
+        if 0.2 <= facet < 0.28 and (sentence := sentence_with(entry, r"\b[Rr]aise[sd]?\b")):
+            return Exchange(rng.choice(RAISES).format(name), statement(subject, sentence))
         if 0.28 <= facet < 0.37 and (code := example(entry)):
             return Exchange(rng.choice(EXAMPLE).format(name), f"```python\n{code}\n```")
         which_until = 0.63 if entry.name in TASKS else 0.55
-        if 0.37 <= facet < which_until and (asked := task(entry, rng)):
-            return self._which(entry, asked, rng)
+        if 0.37 <= facet < which_until and (question := task(entry, rng)):
+            return self._which(entry, question, rng)
         if rng.random() < MISLEADING_SHARE and "." in entry.name and entry.kind != "term":
             return Exchange(misleading_frame(name, rng), self.summary(entry))
         return Exchange(rng.choice(WHAT).format(name), self.summary(entry))
@@ -333,14 +333,16 @@ class Questions:
             return statement(entry.name[0].upper() + entry.name[1:], text)
         return statement(subject_of(entry), text)
 
-    def _which(self, entry: Entry, asked: str, rng: random.Random) -> Exchange:
+    def _which(self, entry: Entry, question: str, rng: random.Random) -> Exchange:
         """An exchange that asks for what does `asked`, an imperative."""
         subject, summary = subject_of(entry), self.summary(entry)
-        told = summary.removeprefix(subject)
-        answer = f"Use {subject}{told if told.startswith(':') else ': it' + told}"
+        description = summary.removeprefix(subject)
+        answer = (
+            f"Use {subject}{description if description.startswith(':') else ': it' + description}"
+        )
         if rng.random() < 0.25:
-            words = asked.split(" ")
+            words = question.split(" ")
             at = 1 if words[0].endswith("ly") else 0
             words[at] = third_person(words[at])
             return Exchange(rng.choice(WHICH_THIRD).format(" ".join(words)), answer)
-        return Exchange(rng.choice(WHICH).format(asked), answer)
+        return Exchange(rng.choice(WHICH).format(question), answer)

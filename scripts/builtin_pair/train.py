@@ -251,8 +251,8 @@ class _StopRequest:
 
 def _loss(model: Llama, hidden: Hidden, batch: Batch, device: str, labels: Labels) -> Tensor:
     """Weighted cross-entropy."""
-    found = hidden(batch.tokens.to(device), batch.mask.to(device)).flatten(0, 1)
-    log_probs = model.logits(found[batch.where.to(device)]).float().log_softmax(-1)
+    states = hidden(batch.tokens.to(device), batch.mask.to(device)).flatten(0, 1)
+    log_probs = model.logits(states[batch.where.to(device)]).float().log_softmax(-1)
     losses = -(log_probs.gather(-1, labels.ids) * labels.shares).sum(-1)
     return (losses * batch.weights.to(device)).sum()
 

@@ -23,7 +23,7 @@ from localspec.extras.anthropic.wire import (
     BlockStart,
     BlockStop,
     Delta,
-    InputDelta,
+    InputJsonDelta,
     MessageDelta,
     MessagesAnswer,
     MessagesEvent,
@@ -38,7 +38,7 @@ from localspec.extras.anthropic.wire import (
     Stopped,
     StopReason,
     TextBlock,
-    TextDelta,
+    TextBlockDelta,
     ThinkingBlock,
     ThinkingDelta,
     ToolUseBlock,
@@ -106,7 +106,7 @@ class MessagesShape:
             match piece:
                 case Text("content"):
                     stream_events += self._open_block(TextBlock(""))
-                    stream_events.append(self._delta(TextDelta(piece.text)))
+                    stream_events.append(self._delta(TextBlockDelta(piece.text)))
                 case Text():
                     stream_events += self._open_block(ThinkingBlock("", ""))
                     if not self._hidden:
@@ -117,7 +117,7 @@ class MessagesShape:
                         ToolUseBlock(CALL_ID_PREFIX + piece.id, piece.name, {})
                     )
                 case Arguments():
-                    stream_events.append(self._delta(InputDelta(piece.text)))
+                    stream_events.append(self._delta(InputJsonDelta(piece.text)))
         return stream_events
 
     def _open_block(self, block: Block) -> list[MessagesEvent]:

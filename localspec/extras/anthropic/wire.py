@@ -230,7 +230,7 @@ class MessagesError(Struct):
 # ---------------------------------------------------------------------------- streams
 
 
-class TextDelta(Struct, tag="text_delta"):
+class TextBlockDelta(Struct, tag="text_delta"):
     text: str
 
 
@@ -242,13 +242,13 @@ class SignatureDelta(Struct, tag="signature_delta"):
     signature: str
 
 
-class InputDelta(Struct, tag="input_json_delta"):
+class InputJsonDelta(Struct, tag="input_json_delta"):
     """More JSON of a tool's input, as the model writes it."""
 
     partial_json: str
 
 
-Delta = TextDelta | ThinkingDelta | SignatureDelta | InputDelta
+Delta = TextBlockDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class MessageStart(Struct, tag="message_start"):

@@ -22,8 +22,8 @@ from localspec.extras.ollama.wire import (
     OllamaGenerateLine,
     OllamaLine,
     OllamaOutputFunction,
+    OllamaTokenLogprob,
     Said,
-    TokenLogprob,
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import Extra, ToolCall
@@ -172,7 +172,7 @@ def _logprobs(tokens: list[frames.TokenLogprob]) -> list[Logprob]:
             decode_piece(token.piece),
             token.logprob,
             list(token.piece),
-            [TokenLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
+            [OllamaTokenLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
             or UNSET,
         )
         for token in tokens

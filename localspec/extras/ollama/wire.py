@@ -183,14 +183,14 @@ class Said(Struct, omit_defaults=True):
     tool_calls: list[Called] = []
 
 
-class TokenLogprob(Struct):
+class OllamaTokenLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int]
 
 
-class Logprob(TokenLogprob):
-    top_logprobs: list[TokenLogprob] | UnsetType = UNSET
+class Logprob(OllamaTokenLogprob):
+    top_logprobs: list[OllamaTokenLogprob] | UnsetType = UNSET
 
 
 class OllamaLine(Struct, kw_only=True):

@@ -23,11 +23,11 @@ from localspec.extras.responses.wire import (
     Message,
     OutputItem,
     OutputText,
+    OutputTokenLogprob,
     Reasoning,
     ReasoningText,
     Status,
     SummaryText,
-    TokenLogprob,
 )
 from localspec.protocol.answers import ToolCall
 from localspec.protocol.call_readers import Arguments, Call
@@ -67,7 +67,7 @@ class _OpenItem(ABC):
         yield wire.ItemAdded(output_index=self.index, item=self.item("in_progress"))
 
     @abstractmethod
-    def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[wire.Event]: ...
+    def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]: ...
 
     def end(self, status: Status) -> Iterator[wire.Event]:
         yield wire.ItemDone(output_index=self.index, item=self.item(status))
@@ -76,7 +76,7 @@ class _OpenItem(ABC):
 class _OpenMessage(_OpenItem):
     def __init__(self, style: ItemStyle, index: int) -> None:
         super().__init__(style, index)
-        self.logprobs: list[TokenLogprob] = []
+        self.logprobs: list[OutputTokenLogprob] = []
 
     def item(self, status: Status) -> Message:
         parts = [] if status == "in_progress" else [OutputText(self.text, [], self.logprobs)]
@@ -86,10 +86,10 @@ class _OpenMessage(_OpenItem):
         yield from super().begin()
         yield wire.PartAdded(part=OutputText(""), **self.at)
 
-    def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[wire.Event]:
+    def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         self.text += text
         self.logprobs += logprobs
-        yield wire.TextDelta(delta=text, logprobs=logprobs, **self.at)
+        yield wire.OutputTextDelta(delta=text, logprobs=logprobs, **self.at)
 
     def end(self, status: Status) -> Iterator[wire.Event]:
         yield wire.TextDone(text=self.text, logprobs=self.logprobs, **self.at)
@@ -115,7 +115,7 @@ class _OpenReasoning(_OpenItem):
         else:
             yield wire.PartAdded(part=ReasoningText(""), **self.at)
 
-    def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[wire.Event]:
+    def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         self.text += text
         delta = wire.SummaryDelta if self.style.summary else wire.ReasoningDelta
         yield delta(delta=text, **self.at)
@@ -153,14 +153,14 @@ class _OpenCall(_OpenItem):
         value = arguments.get(INPUT) if isinstance(arguments, dict) else None
         return value if isinstance(value, str) else self.text
 
-    def add(self, text: str, logprobs: list[TokenLogprob]) -> Iterator[wire.Event]:
+    def add(self, text: str, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         self.text += text
         if not self.kind.custom:  # text inside of JSON can only be decoded when it is complete
             yield wire.ArgumentsDelta(delta=text, **self.at)
 
     def end(self, status: Status) -> Iterator[wire.Event]:
         if self.kind.custom:
-            yield wire.InputDelta(delta=self._input(), **self.at)
+            yield wire.CustomToolInputDelta(delta=self._input(), **self.at)
             yield wire.InputDone(input=self._input(), **self.at)
         else:
             name = self.kind.name
@@ -175,7 +175,7 @@ def build_items(
     calls: Sequence[ToolCall],
     *,
     cut: bool,
-    logprobs: Sequence[TokenLogprob] = (),
+    logprobs: Sequence[OutputTokenLogprob] = (),
 ) -> list[OutputItem]:
     """Return the items of a whole answer; `logprobs` are those of its text."""
     output = Output(style)
@@ -199,7 +199,7 @@ class Output:
     items: list[OutputItem] = field(default_factory=list)
     _open: _OpenItem | None = None
 
-    def take(self, piece: Piece, logprobs: list[TokenLogprob]) -> Iterator[wire.Event]:
+    def take(self, piece: Piece, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         """Add a piece of the answer."""
         match piece:
             case Text("content"):
@@ -214,7 +214,7 @@ class Output:
         if self._open is not None:
             yield from self._open.add(piece.text, logprobs)
 
-    def score(self, logprobs: list[TokenLogprob]) -> Iterator[wire.Event]:
+    def score(self, logprobs: list[OutputTokenLogprob]) -> Iterator[wire.Event]:
         """Add log-probabilities of text that was sent already."""
         if logprobs and isinstance(self._open, _OpenMessage):
             yield from self._open.add("", logprobs)

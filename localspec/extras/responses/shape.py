@@ -25,12 +25,12 @@ from localspec.extras.responses.wire import (
     Incomplete,
     InputDetails,
     OutputDetails,
+    OutputTokenLogprob,
     ResponseError,
     ResponseExtra,
     ResponseObject,
     ResponseUsage,
     Status,
-    TokenLogprob,
 )
 from localspec.protocol import frames
 from localspec.protocol.answers import PromptProgress, TopLogprob
@@ -76,7 +76,7 @@ class ResponsesShape:
             new_events[-1].timings = event.timings
         return self._number_events(new_events)
 
-    def _new_logprobs(self) -> list[TokenLogprob]:
+    def _new_logprobs(self) -> list[OutputTokenLogprob]:
         """Return the log-probabilities of text that were not sent yet."""
         tokens = self.answer.choices[0].content_logprobs[self._sent_logprobs :]
         self._sent_logprobs += len(tokens)
@@ -191,9 +191,9 @@ class ResponsesShape:
         return named
 
 
-def _logprob(token: frames.TokenLogprob) -> TokenLogprob:
+def _logprob(token: frames.TokenLogprob) -> OutputTokenLogprob:
     top = [TopLogprob(decode_piece(raw), value, list(raw)) for _, raw, value in token.top]
-    return TokenLogprob(decode_piece(token.piece), token.logprob, list(token.piece), top)
+    return OutputTokenLogprob(decode_piece(token.piece), token.logprob, list(token.piece), top)
 
 
 def _published_code(error: LocalspecError) -> str:

@@ -15,7 +15,7 @@ from localspec.protocol.requests import MAX_LOGPROBS, MAX_TOOLS, GenerationReque
 Status = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
-class TokenLogprob(Struct):
+class OutputTokenLogprob(Struct):
     token: str
     logprob: float
     bytes: list[int]
@@ -25,7 +25,7 @@ class TokenLogprob(Struct):
 class OutputText(Struct, tag_field="type", tag="output_text"):
     text: str
     annotations: list[Any] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    logprobs: list[OutputTokenLogprob] = field(default_factory=list)
 
 
 class InputText(Struct, tag_field="type", tag="input_text"):
@@ -286,14 +286,14 @@ class PartDone(PartEvent, tag="response.content_part.done"):
     pass
 
 
-class TextDelta(ContentEvent, tag="response.output_text.delta", kw_only=True):
+class OutputTextDelta(ContentEvent, tag="response.output_text.delta", kw_only=True):
     delta: str
-    logprobs: list[TokenLogprob]
+    logprobs: list[OutputTokenLogprob]
 
 
 class TextDone(ContentEvent, tag="response.output_text.done", kw_only=True):
     text: str
-    logprobs: list[TokenLogprob]
+    logprobs: list[OutputTokenLogprob]
 
 
 class ReasoningDelta(ContentEvent, tag="response.reasoning_text.delta", kw_only=True):
@@ -337,7 +337,9 @@ class ArgumentsDone(ItemContentEvent, tag="response.function_call_arguments.done
     arguments: str
 
 
-class InputDelta(ItemContentEvent, tag="response.custom_tool_call_input.delta", kw_only=True):
+class CustomToolInputDelta(
+    ItemContentEvent, tag="response.custom_tool_call_input.delta", kw_only=True
+):
     delta: str
 
 
@@ -356,7 +358,7 @@ AnyEvent = (
     | ItemDone
     | PartAdded
     | PartDone
-    | TextDelta
+    | OutputTextDelta
     | TextDone
     | ReasoningDelta
     | ReasoningDone
@@ -366,7 +368,7 @@ AnyEvent = (
     | SummaryDone
     | ArgumentsDelta
     | ArgumentsDone
-    | InputDelta
+    | CustomToolInputDelta
     | InputDone
 )
 

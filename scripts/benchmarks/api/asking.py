@@ -27,41 +27,41 @@ def same_text(one: str, other: str) -> bool:
     return one.rstrip(_BROKEN) == other.rstrip(_BROKEN)
 
 
-def dropped(asked: Daemon | Running, target: str, body: Mapping[str, Any], seconds: float) -> None:
+def dropped(server: Daemon | Running, target: str, body: Mapping[str, Any], seconds: float) -> None:
     """A streamed request whose answer nobody reads, and which is left after so many seconds."""
     content = json.dumps({**body, "stream": True}).encode()
     head = f"POST {target} HTTP/1.1\r\nHost: localspec\r\nContent-Type: application/json\r\n"
-    with asked.dial() as connection:
+    with server.dial() as connection:
         connection.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
         time.sleep(seconds)
 
 
-def together(asked: Sequence[Callable[[], Streamed]]) -> list[Streamed]:
+def together(requests: Sequence[Callable[[], Streamed]]) -> list[Streamed]:
     """All begin at once, each a client of its own; the answers of all.
 
     Raises:
         BenchError: one of them failed.
     """
-    answers: list[Streamed | Exception | None] = [None] * len(asked)
-    ready = threading.Barrier(len(asked))
+    answers: list[Streamed | Exception | None] = [None] * len(requests)
+    ready = threading.Barrier(len(requests))
 
     def ask(at: int) -> None:
         ready.wait()
         try:
-            answers[at] = asked[at]()
+            answers[at] = requests[at]()
         except Exception as error:  # raised again where it is read
             answers[at] = error
 
-    threads = [threading.Thread(target=ask, args=(at,)) for at in range(len(asked))]
+    threads = [threading.Thread(target=ask, args=(at,)) for at in range(len(requests))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found = [answer for answer in answers if isinstance(answer, Streamed)]
-    if len(found) < len(asked):
+    streamed = [answer for answer in answers if isinstance(answer, Streamed)]
+    if len(streamed) < len(requests):
         failed = next(answer for answer in answers if isinstance(answer, Exception))
-        raise BenchError(f"One of {len(asked)} clients failed: {failed}")
-    return found
+        raise BenchError(f"One of {len(requests)} clients failed: {failed}")
+    return streamed
 
 
 def joint_speed(clients: Sequence[Sequence[tuple[float, int]]]) -> float:

@@ -122,12 +122,14 @@ def _cell(bench: Bench, acceptance: str, clients: int) -> Cell:
     runs = []
     with ExitStack() as stack:
         servers = {
-            each.name: stack.enter_context(bench.server(models, room, each.depth or 0, clients))
-            for each in THEIRS
+            setting.name: stack.enter_context(
+                bench.server(models, room, setting.depth or 0, clients)
+            )
+            for setting in THEIRS
         }
-        running = {name: each for name, each in servers.items() if each is not None}
+        running = {name: setting for name, setting in servers.items() if setting is not None}
         daemon = stack.enter_context(bench.daemon(models, max(room * clients, 1024), clients))
-        kinds = [*OURS, *(each for each in THEIRS if each.name in running)]
+        kinds = [*OURS, *(setting for setting in THEIRS if setting.name in running)]
         rng = bench.rng(NAME, acceptance, clients)
         for kind in kinds:  # the first passes of every width are slow
             _write(daemon, running, kind, _texts(daemon, models.files, clients, WARM_TOKENS, rng))
@@ -151,13 +153,13 @@ class _Text:
 def _texts(
     daemon: Daemon, files: Files, count: int, tokens: int, rng: random.Random
 ) -> list[_Text]:
-    found = []
+    texts = []
     for _ in range(count):
         prompt = synthetic.follow(files.cycle, rng.randrange(len(files.cycle)), PROMPT)
         right = synthetic.follow(files.cycle, prompt[-1], tokens)
         text = str(daemon.post("/detokenize", {"tokens": right})["content"])
-        found.append(_Text(prompt, text, tokens))
-    return found
+        texts.append(_Text(prompt, text, tokens))
+    return texts
 
 
 def _write(
@@ -172,7 +174,9 @@ def _write(
     fields: dict[str, Any] = {}
     if not setting.server and setting.depth is not None:
         fields["speculative"] = {"depth": setting.depth} if setting.depth else {"enabled": False}
-    bodies = [{**COLD, **fields, "prompt": each.prompt, "n_predict": each.tokens} for each in texts]
+    bodies = [
+        {**COLD, **fields, "prompt": sample.prompt, "n_predict": sample.tokens} for sample in texts
+    ]
     answers = together([partial(server.stream, "/completion", body) for body in bodies])
     return Joint(
         setting.name,
@@ -191,10 +195,10 @@ def _write(
 
 def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
     """Of every goal the worst cell; and whether many clients get more than one."""
-    found = []
+    result = []
     for goal in GOALS:
         ratios = {cell.name: goal.of(cell) for cell in cells}
-        found += worst(goal.what, ratios, goal.limit, goal.at_least)
+        result += worst(goal.what, ratios, goal.limit, goal.at_least)
     alone = {cell.acceptance: cell.median(PLAIN) for cell in cells if cell.clients == 1}
     gains = {
         cell.name: several / one
@@ -203,14 +207,14 @@ def verdicts(cells: Sequence[Cell]) -> list[Verdict]:
         and (one := alone.get(cell.acceptance))
         and (several := cell.median(AUTO))
     }
-    return found + worst("all clients/one that decodes plainly", gains, MANY_LIMIT)
+    return result + worst("all clients/one that decodes plainly", gains, MANY_LIMIT)
 
 
 def _report(cells: Sequence[Cell]) -> str:
     names = [run.setting for cell in cells for run in cell.runs]
-    settings = [each for each in (*OURS, *THEIRS) if each.name in names]
+    settings = [setting for setting in (*OURS, *THEIRS) if setting.name in names]
     with_server = SERVER.name in names
-    header = ["α", "clients", *(each.name for each in settings), "auto/plain", "auto/best"]
+    header = ["α", "clients", *(setting.name for setting in settings), "auto/plain", "auto/best"]
     header += ["plain/server plain"] if with_server else []
     header += ["first ms"] + (["server's", "×"] if with_server else []) + ["drafted", "missed"]
     rows = (_row(cell, settings, with_server) for cell in cells)
@@ -223,7 +227,7 @@ def _report(cells: Sequence[Cell]) -> str:
 def _row(cell: Cell, settings: Sequence[Setting], with_server: bool) -> list[str]:
     missed = [goal.what for goal in GOALS if goal.missed(cell)]
     row = [cell.acceptance, str(cell.clients)]
-    row += [number(cell.median(each), ".1f") for each in settings]
+    row += [number(cell.median(setting), ".1f") for setting in settings]
     row += [number(goal.of(cell), ".3f") for goal in (GOALS[:3] if with_server else GOALS[:2])]
     row += [number(cell.median(AUTO, first), ".0f")]
     if with_server:

@@ -105,38 +105,42 @@ def _measure(options: argparse.Namespace) -> int:
     bench = Bench(options, sizes, options.threads or physical_cores(), work)
     before = host.load_report()
     say(before)
-    found = {name: part.measure(bench) for name, part in PARTS.items() if name in names}
+    sections = {name: part.measure(bench) for name, part in PARTS.items() if name in names}
     notes = [
         f"{platform.machine()}, {os.cpu_count()} cores, {bench.threads} threads; synthetic pair "
         f"{sizes.name}: target {sizes.target}, draft {sizes.draft}",
         f"before: {before}",
         f"after: {host.load_report()}",
     ]
-    sys.stdout.write(report(notes, found))
+    sys.stdout.write(report(notes, sections))
     if options.json is not None:
-        options.json.write_text(json.dumps(_facts(notes, found), indent=1) + "\n", encoding="utf-8")
-    return 1 if any(section.wrong for section in found.values()) else 0
+        options.json.write_text(
+            json.dumps(_facts(notes, sections), indent=1) + "\n", encoding="utf-8"
+        )
+    return 1 if any(section.wrong for section in sections.values()) else 0
 
 
-def report(notes: Sequence[str], found: Mapping[str, Section]) -> str:
+def report(notes: Sequence[str], sections: Mapping[str, Section]) -> str:
     """All of it as Markdown: what was found, what must hold, and how much was wrong."""
     parts = ["# API\n\n", *(f"- {note}\n" for note in notes)]
-    parts += [f"\n{section.text}" for section in found.values()]
+    parts += [f"\n{section.text}" for section in sections.values()]
     parts.append("\n")
-    parts += [verdict_line(each) for section in found.values() for each in section.verdicts]
-    wrong = sum(section.wrong for section in found.values())
+    parts += [
+        verdict_line(verdict) for section in sections.values() for verdict in section.verdicts
+    ]
+    wrong = sum(section.wrong for section in sections.values())
     parts.append(f"- outputs that left the right text: {wrong}\n")
     return "".join(parts)
 
 
-def _facts(notes: Sequence[str], found: Mapping[str, Section]) -> dict[str, object]:
+def _facts(notes: Sequence[str], sections: Mapping[str, Section]) -> dict[str, object]:
     return {
         "version": VERSION,
         "notes": notes,
         "verdicts": [
-            asdict(each) | {"holds": each.holds}
-            for section in found.values()
-            for each in section.verdicts
+            asdict(verdict) | {"holds": verdict.holds}
+            for section in sections.values()
+            for verdict in section.verdicts
         ],
-        **{name: section.facts for name, section in found.items()},
+        **{name: section.facts for name, section in sections.items()},
     }

@@ -56,16 +56,16 @@ def continue_conversation(
     daemon: Daemon,
     server: Running | None,
     files: Files,
-    wanted: Conversation,
+    conversation: Conversation,
     rng: random.Random,
 ) -> list[Turn]:
     """Time to first token of turn after turn, in an order shuffled for each."""
-    said = synthetic.follow(files.cycle, rng.randrange(len(files.cycle)), wanted.length)
-    found: list[Turn] = []
-    for index in range(wanted.turns + 1):
-        expected = synthetic.follow(files.cycle, said[-1], wanted.answer)
+    opening = synthetic.follow(files.cycle, rng.randrange(len(files.cycle)), conversation.length)
+    turns: list[Turn] = []
+    for index in range(conversation.turns + 1):
+        expected = synthetic.follow(files.cycle, opening[-1], conversation.answer)
         text = str(daemon.post("/detokenize", {"tokens": expected})["content"])
-        body = {"prompt": said, "n_predict": wanted.answer, **GREEDY}
+        body = {"prompt": opening, "n_predict": conversation.answer, **GREEDY}
         ours = theirs = None
         for mine in rng.sample((True, False), 2):
             if mine:
@@ -74,7 +74,7 @@ def continue_conversation(
                 theirs = server.stream("/completion", body)
         assert ours is not None
         turn = Turn(
-            len(said),
+            len(opening),
             int(ours.timings["prompt_n"]),
             ours.first_s * 1e3,
             float(ours.timings["prompt_ms"]),
@@ -84,10 +84,10 @@ def continue_conversation(
         other = "" if turn.theirs_ms is None else f", llama-server {turn.theirs_ms:.0f} ms"
         say(f"turn {index} of {turn.prompt} tokens: {turn.ours_ms:.0f} ms{other}")
         if index:  # the first reads everything; what is asked is what comes after it
-            found.append(turn)
-        new = synthetic.follow(files.cycle, rng.randrange(len(files.cycle)), wanted.new)
-        said = [*said, *expected, *new]
-    return found
+            turns.append(turn)
+        new = synthetic.follow(files.cycle, rng.randrange(len(files.cycle)), conversation.new)
+        opening = [*opening, *expected, *new]
+    return turns
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -100,10 +100,10 @@ def measure(bench: Bench) -> Section:
     options = bench.options
     models = bench.synthetic(options.acceptance[0])
     assert models.files is not None
-    wanted = Conversation(options.length, options.turns)
-    context = wanted.context
+    conversation = Conversation(options.length, options.turns)
+    context = conversation.context
     with bench.server(models, context) as server, bench.daemon(models, context) as daemon:
-        turns = continue_conversation(daemon, server, models.files, wanted, bench.rng(NAME))
+        turns = continue_conversation(daemon, server, models.files, conversation, bench.rng(NAME))
     wrong = sum(not turn.correct for turn in turns)
     return Section(_report(turns), verdicts(turns), wrong, [asdict(turn) for turn in turns])
 

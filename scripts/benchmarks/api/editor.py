@@ -89,12 +89,12 @@ def parting(tokens: Sequence[Mapping[str, Any]], text: str) -> float:
 
     tokens: the answer's `completion_probabilities`, with two candidates each.
     """
-    said = ""
-    for each in tokens:
-        said += each["token"]
-        best = [float(one["logprob"]) for one in each["top_logprobs"]]
-        ends = each is tokens[-1] and said != text
-        if (ends or not text.startswith(said)) and len(best) > 1:
+    written_text = ""
+    for token in tokens:
+        written_text += token["token"]
+        best = [float(one["logprob"]) for one in token["top_logprobs"]]
+        ends = token is tokens[-1] and written_text != text
+        if (ends or not text.startswith(written_text)) and len(best) > 1:
             return best[0] - best[1]
     return math.inf
 
@@ -175,13 +175,13 @@ class Replay:
         """Raises BenchError where ours does not answer; what llama-server refuses is counted."""
         if not ours and self._server is None:
             return
-        asked = self._daemon if ours or self._server is None else self._server
+        server = self._daemon if ours or self._server is None else self._server
         if step.kind == WARM_UP:
-            timings = asked.post("/infill", {**GREEDY, **step.fields})["timings"]
+            timings = server.post("/infill", {**GREEDY, **step.fields})["timings"]
             self._warm[ours] += int(timings["prompt_n"])
             return
         try:
-            answer = asked.stream("/infill", self._body(step), empty=True)
+            answer = server.stream("/infill", self._body(step), empty=True)
         except BenchError as error:
             if ours:
                 raise
@@ -236,7 +236,7 @@ class Replay:
 
 def verdicts(ours: Replayed, theirs: Replayed | None, same: Same) -> list[Verdict]:
     """Beside llama-server's, over all keys; and whether a cache that is exact shows in no answer."""
-    found = []
+    result = []
     if theirs is not None and theirs.of():
         answered = {key.step for key in theirs.keys}
         both = replace(ours, keys=[key for key in ours.keys if key.step in answered])
@@ -246,17 +246,17 @@ def verdicts(ours: Replayed, theirs: Replayed | None, same: Same) -> list[Verdic
             ("tokens read per key", both.mean_read, theirs.mean_read, READ_LIMIT),
         ):
             what = f"{what} of an editor / llama-server's"
-            found.append(Verdict(what, mine / other if other else 1.0, limit, at_least=False))
+            result.append(Verdict(what, mine / other if other else 1.0, limit, at_least=False))
     if same.exact:
         what = "answers that differ from a cold request's by more than a near tie, cache exact"
         parted = same.exact - same.exact_equal - same.exact_near
-        found.append(Verdict(what, parted, 0, at_least=False))
-    return found
+        result.append(Verdict(what, parted, 0, at_least=False))
+    return result
 
 
 def _report(target: Path, ours: Replayed, theirs: Replayed | None, same: Same) -> str:
     header = ["", "keys", "first ms p50", "p95", "read p50", "p95", "mean"]
-    header += [f"llama-server {each}" for each in header[1:]] if theirs is not None else []
+    header += [f"llama-server {title}" for title in header[1:]] if theirs is not None else []
     kinds = [None, *(kind for kind in KINDS if ours.of(kind))]
     rows = (
         [kind or "all", *_cells(ours, kind), *(_cells(theirs, kind) if theirs is not None else ())]

@@ -62,7 +62,7 @@ def measure(bench: Bench) -> Section:
     options = bench.options
     models = bench.models(options.acceptance[0])
     room = -(-(max(*options.arriving, options.stream) + PROMPT + NEWCOMER + 256) // 256) * 256
-    found: list[Gap] = []
+    measured: list[Gap] = []
     with (
         bench.server(models, room, parallel=2) as server,
         # Each place of llama-server holds the longest prompt; ours share what there is.
@@ -77,13 +77,15 @@ def measure(bench: Bench) -> Section:
                 stream = _Stream(
                     daemon, models, code, options.stream, rng.randrange(len(code) - PROMPT)
                 )
-                asked = daemon if ours or server is None else server
-                found.append(stream.met(asked, ours, code[start : start + length], repetition))
-                each = found[-1]
+                asked_server = daemon if ours or server is None else server
+                measured.append(
+                    stream.met(asked_server, ours, code[start : start + length], repetition)
+                )
+                gap = measured[-1]
                 say(f"{length} tokens arrive{'' if ours else ' at llama-server'}: longest gap "
-                    f"{each.longest:.0f} ms, first text after {each.newcomer:.0f} ms")  # fmt: skip
-    wrong = sum(not each.correct for each in found)
-    return Section(_report(found), verdicts(found), wrong, [asdict(each) for each in found])
+                    f"{gap.longest:.0f} ms, first text after {gap.newcomer:.0f} ms")  # fmt: skip
+    wrong = sum(not gap.correct for gap in measured)
+    return Section(_report(measured), verdicts(measured), wrong, [asdict(gap) for gap in measured])
 
 
 class _Stream:
@@ -100,7 +102,7 @@ class _Stream:
             self._expected = str(daemon.post("/detokenize", {"tokens": right})["content"])
 
     def met(
-        self, asked: Daemon | Running, ours: bool, newcomer: Sequence[int], repetition: int
+        self, server: Daemon | Running, ours: bool, newcomer: Sequence[int], repetition: int
     ) -> Gap:
         under_way = threading.Event()
 
@@ -112,11 +114,11 @@ class _Stream:
         late = {**COLD, "prompt": newcomer, "n_predict": NEWCOMER, "ignore_eos": True}
         pool = ThreadPoolExecutor(1)
         try:
-            writing = pool.submit(asked.stream, "/completion", body, heard=heard)
+            writing = pool.submit(server.stream, "/completion", body, heard=heard)
             writing.add_done_callback(lambda _: under_way.set())
             under_way.wait(ANSWER_S)
             sent = time.perf_counter()
-            second = asked.stream("/completion", late)
+            second = server.stream("/completion", late)
             first = writing.result()
         finally:
             pool.shutdown(wait=False)  # who is stopped meanwhile waits for no answer
@@ -152,20 +154,20 @@ def gaps(stamps: Stamps, sent: float, done: float) -> tuple[float, float]:
 # ------------------------------------------------------------------------------------- report
 
 
-def verdicts(found: Sequence[Gap]) -> list[Verdict]:
+def verdicts(measured: Sequence[Gap]) -> list[Verdict]:
     """Ours, the worst length."""
-    lengths = dict.fromkeys(each.length for each in found)
-    beyond = {f"{n} tokens arriving": _median(found, n, True, "beyond") for n in lengths}
+    lengths = dict.fromkeys(gap.length for gap in measured)
+    beyond = {f"{n} tokens arriving": _median(measured, n, True, "beyond") for n in lengths}
     what = "longest gap of a stream beyond an ordinary one, ms"
     return worst(what, beyond, LIMIT_MS, at_least=False)
 
 
-def _median(found: Sequence[Gap], length: int, ours: bool, name: str) -> float | None:
-    values = [getattr(each, name) for each in found if (each.ours, each.length) == (ours, length)]
+def _median(measured: Sequence[Gap], length: int, ours: bool, name: str) -> float | None:
+    values = [getattr(gap, name) for gap in measured if (gap.ours, gap.length) == (ours, length)]
     return statistics.median(values) if values else None
 
 
-def _report(found: Sequence[Gap]) -> str:
+def _report(measured: Sequence[Gap]) -> str:
     header = [
         "prompt of tokens",
         "gap alone ms",
@@ -179,12 +181,12 @@ def _report(found: Sequence[Gap]) -> str:
         [
             str(length),
             *(
-                number(_median(found, length, ours, n), ".0f")
+                number(_median(measured, length, ours, n), ".0f")
                 for ours in (True, False)
                 for n in names
             ),
         ]
-        for length in dict.fromkeys(each.length for each in found)
+        for length in dict.fromkeys(gap.length for gap in measured)
     )
     return (
         "A prompt arrives during a stream, milliseconds (left: the stream's tokens that were still to "

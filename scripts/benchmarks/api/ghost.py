@@ -135,14 +135,14 @@ def measure(bench: Bench) -> Section:
 
 def verdicts(ours: Sequence[Key], theirs: Sequence[Key]) -> list[Verdict]:
     """Beside llama-server's, over the keys after which a suggestion was asked for and came."""
-    found = []
+    result = []
     mine, other = _waited(ours), _waited(theirs)
     if mine and other:
         for name, share in (("p50", 0.5), ("p95", 0.95)):
             ratio = percentile(mine, share) / percentile(other, share)
             what = f"key to suggestion {name} in an editor / llama-server's"
-            found.append(Verdict(what, ratio, LIMIT, at_least=False))
-    return found
+            result.append(Verdict(what, ratio, LIMIT, at_least=False))
+    return result
 
 
 def _waited(keys: Sequence[Key]) -> list[float]:
@@ -182,10 +182,10 @@ class Editor:
         deadline = time.monotonic() + ANSWER_S
         while time.monotonic() < deadline and self._process.poll() is None:
             self.show(0.002)
-            told = self._told.read_text(encoding="utf-8").split("\n")[:-1]
-            if len(told) > self._seen:
-                self._seen = len(told)
-                key = Key(*json.loads(told[-1]))
+            lines = self._told.read_text(encoding="utf-8").split("\n")[:-1]
+            if len(lines) > self._seen:
+                self._seen = len(lines)
+                key = Key(*json.loads(lines[-1]))
                 if key.what not in (SHOWN, KEPT, NOTHING):
                     raise BenchError(f"The plug-in says: {key.what}")
                 return key
@@ -219,10 +219,10 @@ class Editor:
 def editing(program: str, folder: Path, socket: str, text: str) -> Iterator[Editor]:
     """An editor of nobody's settings; its file has a new line in its middle, and the cursor there."""
     folder.mkdir()
-    file, script, told = folder / "module.py", folder / "rc.vim", folder / "told"
+    file, script, log = folder / "module.py", folder / "rc.vim", folder / "told"
     file.write_text(text, encoding="utf-8")
     filled = _SCRIPT.format(
-        socket=socket, plugin=str(PLUGIN), told=str(told), item=str(folder / "item")
+        socket=socket, plugin=str(PLUGIN), told=str(log), item=str(folder / "item")
     )
     script.write_text(filled, encoding="utf-8")
     home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "LC_ALL": "C.UTF-8"}
@@ -240,7 +240,7 @@ def editing(program: str, folder: Path, socket: str, text: str) -> Iterator[Edit
     try:
         editor.send(f"{LINES // 2}Go")
         deadline = time.monotonic() + START_S
-        while not told.exists():
+        while not log.exists():
             editor.show(0.01)
             if time.monotonic() > deadline:
                 raise BenchError(f"{program} does not start.")

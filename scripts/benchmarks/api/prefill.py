@@ -60,7 +60,7 @@ def measure(bench: Bench) -> Section:
     lengths = bench.options.lengths
     models = bench.target()
     context = -(-(max(lengths) + 64) // 256) * 256
-    found: list[Read] = []
+    readings: list[Read] = []
     with bench.server(models, context) as server, bench.daemon(models, context, 1) as daemon:
         code = tokens_of_code(daemon, 2 * max(lengths))
         both = [True] if server is None else [True, False]
@@ -73,11 +73,11 @@ def measure(bench: Bench) -> Section:
                 client, own = _read(
                     daemon if ours or server is None else server, code[start : start + length]
                 )
-                found.append(Read(ours, length, repetition, client, own))
+                readings.append(Read(ours, length, repetition, client, own))
                 who = "" if ours else " (llama-server)"
                 say(f"{length} tokens: {client:.0f} tokens/s{who}")
-    rows = [_speeds(found, length) for length in lengths]
-    facts = {"target": str(models.target), "runs": [asdict(each) for each in found]}
+    rows = [_speeds(readings, length) for length in lengths]
+    facts = {"target": str(models.target), "runs": [asdict(reading) for reading in readings]}
     return Section(_report(models.target.name, rows), verdicts(rows), 0, facts)
 
 
@@ -88,15 +88,15 @@ def _read(server: Daemon | Running, prompt: Sequence[int]) -> tuple[float, float
     return len(prompt) / answer.first_s, float(answer.timings["prompt_per_second"])
 
 
-def _speeds(found: Sequence[Read], length: int) -> Speeds:
-    ours = [each for each in found if each.length == length and each.ours]
-    theirs = [each for each in found if each.length == length and not each.ours]
+def _speeds(readings: Sequence[Read], length: int) -> Speeds:
+    ours = [reading for reading in readings if reading.length == length and reading.ours]
+    theirs = [reading for reading in readings if reading.length == length and not reading.ours]
     return Speeds(
         length,
-        statistics.median(each.client for each in ours),
-        statistics.median(each.server for each in ours),
-        statistics.median(each.client for each in theirs) if theirs else None,
-        statistics.median(each.server for each in theirs) if theirs else None,
+        statistics.median(reading.client for reading in ours),
+        statistics.median(reading.server for reading in ours),
+        statistics.median(reading.client for reading in theirs) if theirs else None,
+        statistics.median(reading.server for reading in theirs) if theirs else None,
     )
 
 

@@ -85,9 +85,11 @@ class _Editor:
     def step(self, kind: str) -> Step:
         row, column = self._row, self._column
         line = self._lines[row]
-        below = "".join(each + "\n" for each in self._lines[row + 1 : row + 1 + BELOW])
+        below = "".join(text_line + "\n" for text_line in self._lines[row + 1 : row + 1 + BELOW])
         fields = {
-            "input_prefix": "".join(f"{each}\n" for each in self._lines[max(0, row - ABOVE) : row]),
+            "input_prefix": "".join(
+                f"{text_line}\n" for text_line in self._lines[max(0, row - ABOVE) : row]
+            ),
             "prompt": line[:column],
             "input_suffix": f"{line[column:]}\n{below}",
             "input_extra": self.extra(),

@@ -101,11 +101,11 @@ def measure(bench: Bench) -> Section:
                 servers[False, name] = Server(peer, {})
         sessions = _Sessions(bench, daemon, chat, servers)
         before = _loads(daemon)
-        found = [*sessions.all(list(editors))]
+        cells = [*sessions.all(list(editors))]
         loads = _loads(daemon) - before
-    wrong = sum(cell.wrong for cell in found)
-    facts = {"loads": loads, "cells": [asdict(cell) for cell in found]}
-    return Section(report(found, loads), verdicts(found, loads), wrong, facts)
+    wrong = sum(cell.wrong for cell in cells)
+    facts = {"loads": loads, "cells": [asdict(cell) for cell in cells]}
+    return Section(report(cells, loads), verdicts(cells, loads), wrong, facts)
 
 
 def _loads(daemon: Daemon) -> int:
@@ -163,7 +163,7 @@ class _Sessions:
 
     def _texts(self, rng: random.Random) -> list[tuple[dict[str, Any], str | None]]:
         """What the chat is asked, and the right answer where it is known."""
-        found: list[tuple[dict[str, Any], str | None]] = []
+        texts: list[tuple[dict[str, Any], str | None]] = []
         for _ in range(TEXTS):
             start, right = rng.randrange(len(self._code) - PROMPT), None
             prompt, tokens = self._code[start : start + PROMPT], self._options.answer
@@ -171,22 +171,22 @@ class _Sessions:
                 expected = synthetic.follow(self._models.files.cycle, prompt[-1], tokens)
                 right = str(self._daemon.post("/detokenize", {"tokens": expected})["content"])
             body = {**COLD, "prompt": prompt, "n_predict": tokens, "ignore_eos": True}
-            found.append((body, right))
-        return found
+            texts.append((body, right))
+        return texts
 
     def _type(self, ours: bool, editor: str, steps: Sequence[Step]) -> list[float]:
         """Milliseconds to the first token after each pause; what the other keys ask is dropped."""
-        asked, fields = self._servers[ours, editor]
+        server, fields = self._servers[ours, editor]
         fields = {**GREEDY, **fields, "n_predict": self._options.predict}
-        asked.post("/infill", {**fields, **steps[0].fields})
-        found = []
+        server.post("/infill", {**fields, **steps[0].fields})
+        keys = []
         for at, step in enumerate(steps[1:], 1):
             body = {**fields, **step.fields}
             if at % (self._options.burst + 1):
-                dropped(asked, "/infill", body, self._options.typing / 1e3)
+                dropped(server, "/infill", body, self._options.typing / 1e3)
             else:
-                found.append(asked.stream("/infill", body, empty=True).first_s * 1e3)
-        return found
+                keys.append(server.stream("/infill", body, empty=True).first_s * 1e3)
+        return keys
 
 
 class _Left(Exception):
@@ -197,10 +197,10 @@ class Chat:
     """`with Chat(…)`: text after text is written meanwhile."""
 
     def __init__(
-        self, asked: Daemon | Running, texts: Sequence[tuple[Mapping[str, Any], str | None]]
+        self, server: Daemon | Running, texts: Sequence[tuple[Mapping[str, Any], str | None]]
     ) -> None:
         self.wrong = 0
-        self._asked = asked
+        self._asked = server
         self._texts = itertools.cycle(texts)
         self._stamps: list[tuple[float, int]] = []
         self._under_way, self._leave = threading.Event(), threading.Event()
@@ -265,17 +265,17 @@ class Chat:
 
 def _told(cell: Cell) -> str:
     who = "ours" if cell.ours else "llama-server"
-    said = f"repetition {cell.repetition}, {who}:"
+    prefix = f"repetition {cell.repetition}, {who}:"
     if cell.editor:
         p50, p95 = (percentile(cell.first_ms, share) for share in (0.5, 0.95))
-        said += f" an editor on the {cell.editor}: first token {p50:.0f} ms, p95 {p95:.0f};"
+        prefix += f" an editor on the {cell.editor}: first token {p50:.0f} ms, p95 {p95:.0f};"
     if cell.speed is not None:
-        said += f" the chat {cell.speed:.1f} tokens/s"
-    return said
+        prefix += f" the chat {cell.speed:.1f} tokens/s"
+    return prefix
 
 
-def _of(found: Sequence[Cell], ours: bool, editor: str, chat: bool) -> list[Cell]:
-    return [c for c in found if (c.ours, c.editor, c.chat) == (ours, editor, chat)]
+def _of(cells: Sequence[Cell], ours: bool, editor: str, chat: bool) -> list[Cell]:
+    return [c for c in cells if (c.ours, c.editor, c.chat) == (ours, editor, chat)]
 
 
 def _first(cells: Sequence[Cell], share: float) -> float | None:
@@ -289,62 +289,62 @@ def _speed(cells: Sequence[Cell]) -> float | None:
     return statistics.median(speeds) if speeds else None
 
 
-def slower(found: Sequence[Cell], ours: bool, editor: str, share: float) -> float | None:
+def slower(cells: Sequence[Cell], ours: bool, editor: str, share: float) -> float | None:
     """An editor's first token beside the chat, but for one piece of that, over what it is alone.
 
     The median of the repetitions' ratios.
     """
-    gaps = [cell.gap_ms for cell in _of(found, ours, "", True) if cell.gap_ms is not None]
-    alone = {cell.repetition: cell for cell in _of(found, ours, editor, False)}
+    gaps = [cell.gap_ms for cell in _of(cells, ours, "", True) if cell.gap_ms is not None]
+    alone = {cell.repetition: cell for cell in _of(cells, ours, editor, False)}
     ratios = [
         (percentile(cell.first_ms, share) - statistics.median(gaps or [0.0]))
         / percentile(alone[cell.repetition].first_ms, share)
-        for cell in _of(found, ours, editor, True)
+        for cell in _of(cells, ours, editor, True)
     ]
     return statistics.median(ratios) if ratios else None
 
 
-def kept(found: Sequence[Cell], ours: bool, editor: str) -> float | None:
+def kept(cells: Sequence[Cell], ours: bool, editor: str) -> float | None:
     """The share of its speed that the chat keeps beside an editor, the median of the repetitions'."""
-    alone = {cell.repetition: cell.speed for cell in _of(found, ours, "", True)}
+    alone = {cell.repetition: cell.speed for cell in _of(cells, ours, "", True)}
     shares = [
         cell.speed / base
-        for cell in _of(found, ours, editor, True)
+        for cell in _of(cells, ours, editor, True)
         if cell.speed is not None and (base := alone[cell.repetition])
     ]
     return statistics.median(shares) if shares else None
 
 
-def verdicts(found: Sequence[Cell], loads: int) -> list[Verdict]:
+def verdicts(cells: Sequence[Cell], loads: int) -> list[Verdict]:
     """Of ours."""
     judged = []
-    for editor in dict.fromkeys(cell.editor for cell in found if cell.editor):
+    for editor in dict.fromkeys(cell.editor for cell in cells if cell.editor):
         for share in (0.5, 0.95):
-            ratio = slower(found, True, editor, share)
+            ratio = slower(cells, True, editor, share)
             if ratio is not None:
                 what = f"first token p{share * 100:.0f} on the {editor} beside a chat, less a pass / alone"
                 judged.append(Verdict(what, ratio, SHARE, at_least=False))
     return [*judged, Verdict("loads of pairs meanwhile", loads, 0, at_least=False)]
 
 
-def report(found: Sequence[Cell], loads: int) -> str:
+def report(all_cells: Sequence[Cell], loads: int) -> str:
     header = ["editor types with", "", "first token ms alone p50", "p95", "beside the chat p50"]
     header += ["p95", "less a pass ×", "p95 ×"]
     header += ["chat tokens/s alone", "beside the editor", "kept"]
     rows = []
-    for editor in dict.fromkeys(cell.editor for cell in found if cell.editor):
-        for ours in sorted({cell.ours for cell in found}, reverse=True):
-            alone, beside = (_of(found, ours, editor, chat) for chat in (False, True))
+    for editor in dict.fromkeys(cell.editor for cell in all_cells if cell.editor):
+        for ours in sorted({cell.ours for cell in all_cells}, reverse=True):
+            alone, beside = (_of(all_cells, ours, editor, chat) for chat in (False, True))
             firsts = [_first(cells, share) for cells in (alone, beside) for share in (0.5, 0.95)]
             rows.append(
                 [
                     editor,
                     "localspec" if ours else "llama-servers",
-                    *(number(each, ".1f") for each in firsts),
-                    *(number(slower(found, ours, editor, share)) for share in (0.5, 0.95)),
-                    number(_speed(_of(found, ours, "", True)), ".1f"),
+                    *(number(value, ".1f") for value in firsts),
+                    *(number(slower(all_cells, ours, editor, share)) for share in (0.5, 0.95)),
+                    number(_speed(_of(all_cells, ours, "", True)), ".1f"),
                     number(_speed(beside), ".1f"),
-                    number(kept(found, ours, editor)),
+                    number(kept(all_cells, ours, editor)),
                 ]
             )
     return (

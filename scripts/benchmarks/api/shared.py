@@ -163,7 +163,7 @@ def worst(
     known = {name: value for name, value in cells.items() if value is not None}
     if not known:
         return []
-    name = (min if at_least else max)(known, key=lambda each: known[each])
+    name = (min if at_least else max)(known, key=lambda key: known[key])
     return [Verdict(f"{what}, {name}", known[name], limit, at_least)]
 
 
@@ -180,12 +180,12 @@ def sources() -> tuple[str, ...]:
 
 def tokens_of_code(daemon: Daemon, count: int) -> list[int]:
     """At least `count` tokens of our own sources, repeated where they are not enough."""
-    found: list[int] = []
+    tokens: list[int] = []
     text = "".join(sources())
     step = max(2 * count, 4096)
     for start in range(0, len(text), step):
-        if len(found) >= count:
-            return found
+        if len(tokens) >= count:
+            return tokens
         body = {"content": text[start : start + step], "add_special": False}
-        found += daemon.post("/tokenize", body)["tokens"]
-    return found * -(-count // len(found))
+        tokens += daemon.post("/tokenize", body)["tokens"]
+    return tokens * -(-count // len(tokens))

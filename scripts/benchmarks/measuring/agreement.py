@@ -36,13 +36,13 @@ CLOSE = 0.05  # of each other
 
 def compare(files: Sequence[Path], tokens: int, repetitions: int, context: int) -> int:
     """Of a target, and its draft where it has one: print both; 1 where they do not agree."""
-    works = [replace(each, prompts=_chats(each)) for each in prompts.shipped_works()]
-    plan = BenchPlan([each for each in works if each.prompts], tokens, repetitions, probe=False)
+    works = [replace(work, prompts=_chats(work)) for work in prompts.shipped_works()]
+    plan = BenchPlan([work for work in works if work.prompts], tokens, repetitions, probe=False)
     settings = {"context": context, "parallel": 1}
     with Daemon(pair=",".join(map(str, files)), **settings) as daemon:
         ours = DaemonServer()
         ours.socket_path = daemon.socket
-        pids = [daemon.pid, *(each["pid"] for each in daemon.get("/localspec/status")["pairs"])]
+        pids = [daemon.pid, *(work["pid"] for work in daemon.get("/localspec/status")["pairs"])]
         stepped = Stepped(files, context)
         try:
             both = [
@@ -74,25 +74,25 @@ def _told(both: Sequence[Sequence[Run]], works: Sequence[Work]) -> int:
     """A line for each kind of work and each side, and what must hold of all together."""
     for work in works:
         own = [[run for run in runs if run.workload == work.name] for runs in both]
-        told = [f"{_rate(runs, 'plain'):7.1f} {_rate(runs, 'speculative'):7.1f}" for runs in own]
-        sys.stdout.write(f"  {work.name:20} bench {told[0]}   engine {told[1]}\n")
+        cells = [f"{_rate(runs, 'plain'):7.1f} {_rate(runs, 'speculative'):7.1f}" for runs in own]
+        sys.stdout.write(f"  {work.name:20} bench {cells[0]}   engine {cells[1]}\n")
     for runs, name in zip(both, ("bench", "engine"), strict=True):
-        tried, kept = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
+        tried, accepted = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
         spent = sum(run.total_ms - run.first_ms for run in runs) / sum(run.write_ms for run in runs)
         loud = sum((run.others or 0.0) > host.MAX_NOISE_CORES for run in runs)
         sys.stdout.write(
-            f"{name}: {sum(run.tokens for run in runs)} tokens, {tried} drafted, {kept} accepted; by the "
+            f"{name}: {sum(run.tokens for run in runs)} tokens, {tried} drafted, {accepted} accepted; by the "
             f"client's clock {spent:.3f} times as long; disturbed in {loud} of {len(runs)} answers\n"
         )
     plain, drafted = (_beside(both, mode) for mode in ("plain", "speculative"))
     gains = [drafted[at] / plain[at] for at in plain.keys() & drafted.keys()]
-    found = []
+    verdicts = []
     for what, values in (("plain", list(plain.values())), ("auto / plain", gains)):
         middle = median(values)
         text = f"{what}: the bench's by the engine's, median {middle:.3f} of {len(values)}: apart"
-        found.append(Verdict(text, abs(middle - 1), CLOSE, at_least=False))
-    sys.stdout.writelines(map(verdict_line, found))
-    return 0 if all(each.holds for each in found) else 1
+        verdicts.append(Verdict(text, abs(middle - 1), CLOSE, at_least=False))
+    sys.stdout.writelines(map(verdict_line, verdicts))
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
 def _rate(runs: Sequence[Run], mode: Mode) -> float:
@@ -122,13 +122,13 @@ class Stepped(Asker):
     def ask(self, prompt: Prompt, how: RequestOptions) -> TimedAnswer:
         """By the engine's clock and by that of whoever steps it."""
         self._asked += 1
-        asked: dict[str, Any] = how.speculative or {}
+        options: dict[str, Any] = how.speculative or {}
         request = Generate(
             self._asked,
             ChatPrompt([Message("user", prompt.question(how.room))]),
             Sampling(temperature=0.0),
             how.tokens,
-            speculative=SpeculationSettings(**asked),
+            speculative=SpeculationSettings(**options),
             exact=False,
             cache_prompt=False,
             private=True,
@@ -138,8 +138,8 @@ class Stepped(Asker):
         answer = self.submit(self._preparer.prepare(request))
         self.finish()
         total, done = time.perf_counter() - start, answer.done
-        said = done.speculation
-        counts = {"draft_n": said.drafted, "draft_n_accepted": said.accepted}
+        statistics = done.speculation
+        counts = {"draft_n": statistics.drafted, "draft_n_accepted": statistics.accepted}
         return TimedAnswer(
             answer.text,
             done.completion_tokens,
@@ -147,5 +147,9 @@ class Stepped(Asker):
             total,
             timings={"predicted_ms": done.timings.predicted_ms, **counts},
             usage={"prompt_tokens": done.prompt_tokens},
-            speculation={"rounds": said.rounds, "kind": said.kind, "reason": said.reason},
+            speculation={
+                "rounds": statistics.rounds,
+                "kind": statistics.kind,
+                "reason": statistics.reason,
+            },
         )

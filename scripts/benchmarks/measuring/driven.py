@@ -87,7 +87,12 @@ class Driven:
 
     def sequence(self, request: int) -> Sequence:
         """What runs for a request."""
-        return next(each for lane in self.pair.lanes for each in lane.active if each.id == request)
+        return next(
+            sequence
+            for lane in self.pair.lanes
+            for sequence in lane.active
+            if sequence.id == request
+        )
 
     def finish(self) -> None:
         """Step until nothing is left to do."""

@@ -100,33 +100,33 @@ def measure(plan: Plan, say: Say) -> list[Measured]:
     progress = _Progress(len(plan.workloads) * plan.repetitions * len(plan.settings), say)
     plan.work.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="state-", dir=plan.work) as state:
-        return [_workload(plan, wanted, Path(state), progress) for wanted in plan.workloads]
+        return [_workload(plan, workload, Path(state), progress) for workload in plan.workloads]
 
 
-def _workload(plan: Plan, wanted: Workload, state: Path, progress: _Progress) -> Measured:
-    files = build(plan.work, plan.sizes, wanted, progress.say)
-    rng = random.Random(f"{plan.seed} {wanted.name}")
+def _workload(plan: Plan, workload: Workload, state: Path, progress: _Progress) -> Measured:
+    files = build(plan.work, plan.sizes, workload, progress.say)
+    rng = random.Random(f"{plan.seed} {workload.name}")
     settings = plan.engine_settings(state)
     server = _server(plan, files, settings)
     texts = [text(files, plan.prompt, plan.tokens, rng) for _ in range(plan.repetitions)]
     runs: list[Run] = []
     first_mb = 0.0
-    progress.say(f"loading the pair of α = {wanted.name}")
+    progress.say(f"loading the pair of α = {workload.name}")
     with Runner(files.target, files.draft, settings, plan.rpc) as runner:
         warm = text(files, plan.prompt, plan.tokens, rng)
         runner.warm_up(warm)
-        for repetition, each in enumerate(texts):
+        for repetition, sample in enumerate(texts):
             for setting in rng.sample(plan.settings, len(plan.settings)):
                 if setting.server and server is not None:
-                    run = _run_server(server, setting, each, warm, repetition)
+                    run = _run_server(server, setting, sample, warm, repetition)
                 else:
-                    run = _run_ours(runner, setting, each, repetition, plan.skip)
+                    run = _run_ours(runner, setting, sample, repetition, plan.skip)
                 runs.append(run)
                 first_mb = first_mb or rss_mb()
-                progress.done(wanted, run)
+                progress.done(workload, run)
         costs, last_mb = runner.costs(), rss_mb()
-    acceptance = sum(each.acceptance for each in texts) / len(texts)
-    return Measured(wanted, acceptance, runs, costs, (first_mb, last_mb))
+    acceptance = sum(sample.acceptance for sample in texts) / len(texts)
+    return Measured(workload, acceptance, runs, costs, (first_mb, last_mb))
 
 
 def _server(plan: Plan, files: Files, settings: EngineSettings) -> Server | None:
@@ -145,17 +145,17 @@ def _server(plan: Plan, files: Files, settings: EngineSettings) -> Server | None
     )
 
 
-def _run_ours(runner: Runner, setting: Setting, each: Text, repetition: int, skip: int) -> Run:
+def _run_ours(runner: Runner, setting: Setting, sample: Text, repetition: int, skip: int) -> Run:
     others = OtherProcesses()
-    run = runner.run(setting, each, repetition, skip)
+    run = runner.run(setting, sample, repetition, skip)
     return replace(run, others=others.cores(()))
 
 
-def _run_server(server: Server, setting: Setting, each: Text, warm: Text, repetition: int) -> Run:
+def _run_server(server: Server, setting: Setting, sample: Text, warm: Text, repetition: int) -> Run:
     with Running(server, setting) as running:
         running.warm_up(warm)
         others = OtherProcesses()
-        run = running.run(each, repetition)
+        run = running.run(sample, repetition)
         return replace(run, others=others.cores((running.pid,)))
 
 
@@ -169,12 +169,12 @@ class _Progress:
         self._clock = clock
         self._start = clock()
 
-    def done(self, wanted: Workload, run: Run) -> None:
+    def done(self, workload: Workload, run: Run) -> None:
         self._count += 1
         left = (self._clock() - self._start) / self._count * (self._total - self._count)
         wrong = "" if run.correct else "  WRONG OUTPUT"
         self.say(
-            f"[{self._count}/{self._total}, {left / 60:.0f} min left] α = {wanted.name}, "
+            f"[{self._count}/{self._total}, {left / 60:.0f} min left] α = {workload.name}, "
             f"{run.setting}: {run.speed:.1f} tokens/s{wrong}"
         )
 

@@ -103,7 +103,7 @@ def row(measured: Measured) -> Row:
         for name in dict.fromkeys(run.setting for run in runs)
         if (value := median_of(runs, name, whole)) is not None
     }
-    found, later = best(runs, whole), best(runs, after)
+    whole_answers, later = best(runs, whole), best(runs, after)
     server = best(runs, whole, server=True)
     auto = [run for run in runs if run.setting == AUTO.name]
     drafted, rounds = sum(r.drafted for r in auto), sum(r.rounds for r in auto)
@@ -113,9 +113,9 @@ def row(measured: Measured) -> Row:
         measured.acceptance,
         measured.workload.mean,
         speeds,
-        found or PLAIN.name,
+        whole_answers or PLAIN.name,
         ratio(runs, AUTO.name, PLAIN.name, whole),
-        ratio(runs, AUTO.name, found, whole) if found else None,
+        ratio(runs, AUTO.name, whole_answers, whole) if whole_answers else None,
         later,
         ratio(runs, AUTO.name, PLAIN.name, after),
         ratio(runs, AUTO.name, later, after) if later else None,
@@ -149,12 +149,12 @@ class Verdict:
 
 def verdicts(rows: Sequence[Row], limits: Limits) -> list[Verdict]:
     """What must hold, as far as it was measured. After the first tokens, where that is known."""
-    found: list[Verdict] = []
+    result: list[Verdict] = []
 
     def least(what: str, values: Iterable[float | None], limit: float) -> None:
         known = [value for value in values if value is not None]
         if known:
-            found.append(Verdict(what, min(known), limit))
+            result.append(Verdict(what, min(known), limit))
 
     steady = [r for r in rows if r.workload != BURSTY.name]
     bursty = [r for r in rows if r.workload == BURSTY.name]
@@ -175,12 +175,12 @@ def verdicts(rows: Sequence[Row], limits: Limits) -> list[Verdict]:
     if good:
         mean = math.exp(statistics.fmean(math.log(value) for value in good))
         what = "auto / llama-server's best, geometric mean over α ≥ 0.4"
-        found.append(Verdict(what, mean, limits.auto_server_mean))
+        result.append(Verdict(what, mean, limits.auto_server_mean))
     least("auto / llama-server's best, least", (r.auto_server for r in rows), limits.auto_server)
     python = _largest(r.python_share for r in rows)
     if python is not None:
-        found.append(Verdict("Python's share of a round, largest", python, limits.python, False))
-    return found
+        result.append(Verdict("Python's share of a round, largest", python, limits.python, False))
+    return result
 
 
 def _first(*values: float | None) -> float | None:
@@ -202,7 +202,7 @@ def _number(value: float | None, form: str = ".2f") -> str:
 
 def markdown(title: str, notes: Sequence[str], measured: Sequence[Measured], limits: Limits) -> str:
     """The whole report."""
-    rows = [row(each) for each in measured]
+    rows = [row(entry) for entry in measured]
     parts = [f"# {title}\n\n", *(f"- {note}\n" for note in notes)]
     ours = [n for n in _names(rows) if not n.startswith("server")]
     parts += ["\nTokens per second (median), by drafted tokens:\n\n", _speeds(rows, ours)]
@@ -214,7 +214,7 @@ def markdown(title: str, notes: Sequence[str], measured: Sequence[Measured], lim
             _servers(rows, theirs),
         ]
     parts += ["\n", *(verdict_line(v) for v in verdicts(rows, limits))]
-    wrong = sum(not run.correct for each in measured for run in each.runs)
+    wrong = sum(not run.correct for entry in measured for run in entry.runs)
     parts.append(f"- outputs that left the right text: {wrong}\n")
     return "".join(parts)
 
@@ -228,7 +228,7 @@ def _names(rows: Sequence[Row]) -> list[str]:
             return name.startswith("server"), 0.0 if short == "plain" else math.inf
         return name.startswith("server"), float(short)
 
-    return sorted({name for each in rows for name in each.speeds}, key=key)
+    return sorted({name for entry in rows for name in entry.speeds}, key=key)
 
 
 def _speeds(rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -294,11 +294,11 @@ def as_json(
     notes: Mapping[str, Any], measured: Sequence[Measured], limits: Limits
 ) -> dict[str, Any]:
     """Everything, raw runs included: other figures can be had from them later."""
-    rows = [row(each) for each in measured]
+    rows = [row(entry) for entry in measured]
     return {
         "version": VERSION,
         **notes,
-        "rows": [asdict(each) for each in rows],
+        "rows": [asdict(entry) for entry in rows],
         "verdicts": [asdict(v) | {"holds": v.holds} for v in verdicts(rows, limits)],
-        "workloads": [asdict(each) for each in measured],
+        "workloads": [asdict(entry) for entry in measured],
     }

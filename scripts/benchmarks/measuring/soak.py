@@ -43,8 +43,8 @@ def soak(plan: Plan, rounds: int, say: Say) -> Soaked:
     Raises:
         BenchError: an answer was wrong.
     """
-    wanted: Workload = plan.workloads[0]
-    files = build(plan.work, plan.sizes, wanted, say)
+    workload: Workload = plan.workloads[0]
+    files = build(plan.work, plan.sizes, workload, say)
     rng = random.Random(plan.seed)
     settings: tuple[Setting, ...] = (PLAIN, Setting(3), AUTO)
     with Runner(files.target, files.draft, plan.engine_settings(None)) as runner:
@@ -57,8 +57,8 @@ def soak(plan: Plan, rounds: int, say: Say) -> Soaked:
         readings = [(0, rss_mb())]
         while runner.engine.rounds < rounds:
             for setting in settings:
-                each = text(files, plan.prompt, plan.tokens, rng)
-                if not runner.run(setting, each, 0, 0).correct:
+                sample = text(files, plan.prompt, plan.tokens, rng)
+                if not runner.run(setting, sample, 0, 0).correct:
                     raise BenchError(f"A wrong answer after {runner.engine.rounds} rounds.")
             if runner.engine.rounds - readings[-1][0] >= rounds / POINTS:
                 readings.append((runner.engine.rounds, rss_mb()))

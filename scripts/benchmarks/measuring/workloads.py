@@ -134,7 +134,7 @@ class Files:
     drafted: Cycle
 
 
-def build(work: Path, sizes: Sizes, wanted: Workload, say: Say) -> Files:
+def build(work: Path, sizes: Sizes, chosen_workload: Workload, say: Say) -> Files:
     """The pair of a workload, written where it is not there yet.
 
     Raises:
@@ -144,17 +144,23 @@ def build(work: Path, sizes: Sizes, wanted: Workload, say: Say) -> Files:
     folder = work / sizes.folder
     folder.mkdir(parents=True, exist_ok=True)
     cycle = synthetic.target_cycle(sizes.target.n_vocab, SEED, len(sizes.target.specials))
-    drafted = synthetic.draft_cycle(cycle, wanted.acceptance, SEED + 1)
-    rates = wanted.acceptance if isinstance(wanted.acceptance, tuple) else (wanted.acceptance,)
+    drafted = synthetic.draft_cycle(cycle, chosen_workload.acceptance, SEED + 1)
+    rates = (
+        chosen_workload.acceptance
+        if isinstance(chosen_workload.acceptance, tuple)
+        else (chosen_workload.acceptance,)
+    )
     label = "-".join(f"{rate:g}" for rate in rates)
     if sizes.heads:
-        return Files(*_with_heads(folder / label, sizes, wanted, say), cycle, drafted)
+        return Files(*_with_heads(folder / label, sizes, chosen_workload, say), cycle, drafted)
     target = _written(folder / "target.gguf", sizes.target, cycle, SEED, say)
     draft = _written(folder / f"draft-{label}.gguf", sizes.draft, drafted, SEED + 2, say)
     return Files(target, draft, cycle, drafted)
 
 
-def _with_heads(folder: Path, sizes: Sizes, wanted: Workload, say: Say) -> tuple[Path, Path | None]:
+def _with_heads(
+    folder: Path, sizes: Sizes, chosen_workload: Workload, say: Say
+) -> tuple[Path, Path | None]:
     """The target, and its heads where they have a file of their own."""
     if not folder.exists():
         say(f"writing {folder}")
@@ -164,10 +170,10 @@ def _with_heads(folder: Path, sizes: Sizes, wanted: Workload, say: Say) -> tuple
         if sizes.heads == "sidecar":
             target = sizes.target
             small = replace(target, n_layer=2, n_embd=target.n_embd // 4, n_ff=target.n_ff // 4)
-            write_with_sidecar(part, target, small, wanted.acceptance, seed=SEED)
+            write_with_sidecar(part, target, small, chosen_workload.acceptance, seed=SEED)
         elif sizes.heads:
             file = part / "target.gguf"
-            write_heads(file, sizes.target, wanted.acceptance, sizes.heads, seed=SEED)
+            write_heads(file, sizes.target, chosen_workload.acceptance, sizes.heads, seed=SEED)
         part.replace(folder)
     sidecar = folder / "mtp-target.gguf"
     return folder / "target.gguf", sidecar if sidecar.exists() else None

@@ -41,8 +41,8 @@ class Streamed:
 
     @property
     def timings(self) -> Mapping[str, Any]:
-        found = self.last.get("timings")
-        return found if isinstance(found, dict) else {}
+        timings = self.last.get("timings")
+        return timings if isinstance(timings, dict) else {}
 
 
 def timed(
@@ -57,8 +57,8 @@ def timed(
     """
     text, first, last = "", None, {}
     stamps: list[tuple[float, int]] = []
-    for each in data:
-        last = json.loads(each)
+    for event in data:
+        last = json.loads(event)
         if "error" in last:
             raise BenchError(f"The answer failed: {last['error'].get('message')}")
         if "tokens_predicted" in last:
@@ -153,8 +153,8 @@ class Daemon(Started):
         body = json.dumps({"model": pair}).encode()
         with contextlib.closing(Connection(self.socket, ANSWER_S)) as connection:
             response = connection.request("POST", "/localspec/load", body)
-            said = [each for each in events(response.chunks()) if each != "[DONE]"]
-        last = [json.loads(each) for each in said[-1:]]
+            states = [state for state in events(response.chunks()) if state != "[DONE]"]
+        last = [json.loads(state) for state in states[-1:]]
         if response.status != 200 or not last or last[0].get("state") != "ready":
             raise BenchError(f"The pair did not load: {last}")
 

@@ -69,15 +69,15 @@ class Server:
 
 def _environment() -> dict[str, str]:
     """Our environment without what we set for our own engine: llama-server keeps its defaults."""
-    kept = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if name not in environment.OPENMP_ENVIRONMENT
     }
-    tunables = kept.pop("GLIBC_TUNABLES", "").split(":")
-    if theirs := ":".join(each for each in tunables if each not in ("", HUGE_PAGES)):
-        kept["GLIBC_TUNABLES"] = theirs
-    return kept
+    tunables = variables.pop("GLIBC_TUNABLES", "").split(":")
+    if theirs := ":".join(tunable for tunable in tunables if tunable not in ("", HUGE_PAGES)):
+        variables["GLIBC_TUNABLES"] = theirs
+    return variables
 
 
 class Running(Started):

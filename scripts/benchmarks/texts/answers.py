@@ -46,8 +46,8 @@ def _place(folder: Path, name: str) -> Path:
 
 def saved(folder: Path) -> list[Answered]:
     """All that were recorded there, by name."""
-    found = sorted(folder.glob("*.json"))
-    return [Answered(**json.loads(path.read_text(encoding="utf-8"))) for path in found]
+    paths = sorted(folder.glob("*.json"))
+    return [Answered(**json.loads(path.read_text(encoding="utf-8"))) for path in paths]
 
 
 class Asker(Driven):
@@ -113,7 +113,7 @@ def record(
         LoadFailed: the model does not load; BenchError: a generation failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    there = {each.name: each for each in saved(folder)}
+    there = {answered.name: answered for answered in saved(folder)}
     asker: Asker | None = None
     try:
         for task in tasks:

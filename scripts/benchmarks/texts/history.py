@@ -25,7 +25,7 @@ def edits(tokens: Tokens, count: int, seed: int) -> Iterator[Answered]:
     """So many, each of one Python file, chosen at random."""
     rng = random.Random(seed)
     commits = _git("log", "--no-merges", "--format=%H", f"-n{COMMITS}").split()
-    found = 0
+    n_edits = 0
     for commit in rng.sample(commits, len(commits)):
         changed = _git(
             "diff-tree", "--no-commit-id", "--name-only", "--diff-filter=M", "-r", commit
@@ -40,10 +40,10 @@ def edits(tokens: Tokens, count: int, seed: int) -> Iterator[Answered]:
         message = _git("log", "-1", "--format=%s", commit)
         prompt = f"This is the file {file}:\n\n```\n{before}```\n\n{message}\n\n"
         yield Answered(
-            f"edit {found:02}", "refactoring", tokens(prompt), tokens(f"```\n{after}```")
+            f"edit {n_edits:02}", "refactoring", tokens(prompt), tokens(f"```\n{after}```")
         )
-        found += 1
-        if found == count:
+        n_edits += 1
+        if n_edits == count:
             return
 
 

@@ -94,8 +94,8 @@ class _Session:
         """One answer. Raises BenchError."""
         others = OtherProcesses()
         if (server := self._servers.get(setting)) is None:
-            found = self._run_ours(setting, task)
-            return Timed(task, setting, *found, others.cores(()) or 0.0)
+            measured = self._run_ours(setting, task)
+            return Timed(task, setting, *measured, others.cores(()) or 0.0)
         prompt = self._ours.request(task, 1, SpeculationSettings(False)).tokens
         run = server.run(Text(prompt, [0] * self._plan.tokens, 0.0), 0)
         busy = others.cores([server.pid]) or 0.0

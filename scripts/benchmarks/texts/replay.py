@@ -179,13 +179,13 @@ def markdown(written: Sequence[tuple[Answered, Written]]) -> str:
     """By answer and by kind of task: tokens per pass, and how much faster than without drafts."""
     text = "| answer | tokens | per pass | accepted | × plain |\n| --- | --: | --: | --: | --: |\n"
     gains = dict[str, list[float]]()
-    for answered, found in written:
-        gain = found.speed * (COSTS[1] + OVERHEAD_MS) / 1e3
+    for answered, replayed in written:
+        gain = replayed.speed * (COSTS[1] + OVERHEAD_MS) / 1e3
         gains.setdefault(answered.kind, []).append(gain)
-        text += f"| {answered.name} | {found.tokens} | {found.per_pass:.2f} | "
-        text += f"{found.accepted} of {found.drafted} | {gain:.2f} |\n"
-    for kind, each in gains.items():
-        text += f"| **{kind}** | | | | **{geometric_mean(each):.2f}** |\n"
+        text += f"| {answered.name} | {replayed.tokens} | {replayed.per_pass:.2f} | "
+        text += f"{replayed.accepted} of {replayed.drafted} | {gain:.2f} |\n"
+    for kind, factors in gains.items():
+        text += f"| **{kind}** | | | | **{geometric_mean(factors):.2f}** |\n"
     return text
 
 
@@ -197,16 +197,16 @@ def calibration(answers: Sequence[Answered], seed: int) -> str:
     rng, replay = random.Random(seed), Replay()
     states = []
     for _ in range(PASSES):
-        for each in rng.sample(answers, len(answers)):
+        for answered in rng.sample(answers, len(answers)):
             replay.pair.memory.forget(None)  # else it would only repeat itself
-            replay.write(each)
+            replay.write(answered)
             states.append(replay.calibration.as_dict())
     late = states[len(answers) :]
-    found = {name: np.mean([state[name] for state in late], axis=0) for name in late[0]}
-    found["count"] = np.minimum(found["count"], WORTH)
+    averages = {name: np.mean([state[name] for state in late], axis=0) for name in late[0]}
+    averages["count"] = np.minimum(averages["count"], WORTH)
     lines = "".join(
-        f'    "{name}": [{", ".join(f"{each:.4g}" for each in values)}],\n'
-        for name, values in found.items()
+        f'    "{name}": [{", ".join(f"{answered:.4g}" for answered in values)}],\n'
+        for name, values in averages.items()
     )
     return f"{_MODULE}LEARNED = {{\n{lines}}}\n"
 

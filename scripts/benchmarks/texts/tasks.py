@@ -34,8 +34,8 @@ class Task:
 
 
 def _copy(name: str, file: str, change: str) -> Task:
-    asked = f"Write this file out again. {change} Leave all the rest as it is. {_WHOLE}"
-    return Task(name, "copy", file, asked)
+    question = f"Write this file out again. {change} Leave all the rest as it is. {_WHOLE}"
+    return Task(name, "copy", file, question)
 
 
 def _rename(name: str, file: str, old: str, new: str) -> Task:

@@ -208,25 +208,23 @@ def regret(trace: Trace, profile: CostProfile, depths: Sequence[int], passes: in
     )
 
 
-def markdown(trace: Trace, found: Regret) -> str:
+def markdown(trace: Trace, result: Regret) -> str:
     """The comparison as text."""
     count = len(trace.target)
     rate = sum(trace.hits) / max(count, 1)
 
     def line(name: str, ms: float) -> str:
-        versus = (
-            f"{found.best_fixed / ms:.3f} | {found.clairvoyant / ms:.3f} | {found.plain / ms:.2f}"
-        )
+        versus = f"{result.best_fixed / ms:.3f} | {result.clairvoyant / ms:.3f} | {result.plain / ms:.2f}"
         return f"| {name} | {ms:.0f} | {1e3 * count / ms:.1f} | {versus} |\n"
 
     head = f"# Replay of {trace.name}\n\n- {count} tokens, the draft is right about {rate:.2f} of them\n"
     head += (
-        f"- auto verified {np.mean(found.depths):.2f} drafts per pass on average, and looked in "
+        f"- auto verified {np.mean(result.depths):.2f} drafts per pass on average, and looked in "
     )
-    head += f"{found.looks} times while they did not pay\n\n"
+    head += f"{result.looks} times while they did not pay\n\n"
     head += "| | ms | tokens/s | × best fixed | × clairvoyant | × plain |\n"
     head += "| --- | --: | --: | --: | --: | --: |\n"
-    rows = [line("plain", found.plain)]
-    rows += [line(f"fixed {depth}", ms) for depth, ms in sorted(found.fixed.items())]
-    rows += [line("auto, nothing learned", found.auto_first), line("auto", found.auto)]
-    return head + "".join(rows) + line("clairvoyant", found.clairvoyant)
+    rows = [line("plain", result.plain)]
+    rows += [line(f"fixed {depth}", ms) for depth, ms in sorted(result.fixed.items())]
+    rows += [line("auto, nothing learned", result.auto_first), line("auto", result.auto)]
+    return head + "".join(rows) + line("clairvoyant", result.clairvoyant)

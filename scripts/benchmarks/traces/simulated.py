@@ -156,10 +156,10 @@ class SimulatedContext(Context):
 
     def logits(self, row: int) -> Logits:
         token, probability = self._says.after(self._read[row])
-        said: Logits = np.full(self.n_vocab, _NEVER, np.float32)
-        said[-_OTHERS:] = np.log((1 - probability) / _OTHERS)
-        said[token] = np.log(probability)
-        return said
+        logits: Logits = np.full(self.n_vocab, _NEVER, np.float32)
+        logits[-_OTHERS:] = np.log((1 - probability) / _OTHERS)
+        logits[token] = np.log(probability)
+        return logits
 
     def choose_on_device(self, sequence: int, on: bool) -> bool:
         return False
@@ -209,13 +209,15 @@ class SimulatedPair(LoadedPair):
             t if hit else t + len(right) + 1 for t, hit in zip(right, trace.hits, strict=True)
         ]
         sure = [confidence(at) for at in trace.buckets]
-        said = Said(right, [0.99] * len(right))
-        target = SimulatedContext(clock, costs.target, said, sequences, dearer, change)
+        script = Said(right, [0.99] * len(right))
+        target = SimulatedContext(clock, costs.target, script, sequences, dearer, change)
         draft = SimulatedContext(
             clock, costs.draft, Said(guessed, sure), sequences + 1, change=change
         )
         # Tables of its own, since the rounds correct them.
-        table, steps = (_measured(each, change) for each in (costs.target, costs.draft))
+        table, steps = (
+            _measured(table_costs, change) for table_costs in (costs.target, costs.draft)
+        )
         settings, opened, n_ctx = EngineSettings(), ExitStack(), target.n_ctx
         models = PairModels(
             target.model, draft.model, None, settings, n_ctx, sequences, 1, _N_BATCH, opened

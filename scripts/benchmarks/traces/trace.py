@@ -49,11 +49,11 @@ class Trace:
         Raises:
             OSError: no such file; ValueError: it is not a trace.
         """
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or found.pop("version", None) != VERSION:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(fields, dict) or fields.pop("version", None) != VERSION:
             raise ValueError(f"{path} is not a trace of version {VERSION}")
         try:
-            trace = cls(**found)
+            trace = cls(**fields)
         except TypeError as error:
             raise ValueError(f"{path} is not a trace: {error}") from error
         same = len(trace.target) == len(trace.draft) == len(trace.buckets)
