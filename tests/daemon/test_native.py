@@ -235,7 +235,7 @@ def test_a_cancelled_stream_ends_with_an_error(
     with ThreadPoolExecutor(1) as pool:
         body = pool.submit(older.read)
         infill(home, "say new", id_slot=0)
-        events = [json.loads(e[6:]) for e in body.result()[1].split("\n\n") if e]
+        events = [json.loads(e[6:]) for e in body.result()[1].split("\n\n") if e[:5] == "data:"]
     assert events[0]["content"] == "0 "
     assert events[-1]["error"]["code"] == "cancelled"
 
