@@ -583,7 +583,9 @@ class NgramIndex:
             answer = list(tokens[len(tokens) - generated :])
             if answer == self._prediction[:generated]:
                 self._trail = Trail(self._prediction, generated, MAX_MATCH_TOKENS, self._changes)
-        followed = self._look_up(tokens)
+        followed: set[int] = set()
+        if self._trail is None or self._trail.strength < MAX_MATCH_TOKENS:  # no match is longer
+            followed = self._look_up(tokens)
         if self._trail is None:
             return NO_TOKENS
         expected = self._trail.predict(limit)
@@ -634,7 +636,7 @@ class NgramIndex:
             ):
                 best, is_foreign = remembered, True
         if best is not None and not (trail and trail.is_at(best[0], best[1])):
-            found = Trail(*best, self._changes, is_current=best[0] is tokens, elsewhere=is_foreign)
-            if trail is None or found.strength >= trail.strength:
-                self._trail = found
+            match = Trail(*best, self._changes, is_current=best[0] is tokens, elsewhere=is_foreign)
+            if trail is None or match.strength >= trail.strength:
+                self._trail = match
         return {tokens[place] for place in own_places}
