@@ -325,8 +325,8 @@ class Scheduler:
         rows, outputs = 0, _max_prompt_outputs(lane)
         order = _prefill_order(lane, prompts)
         for n_remaining, sequence in zip(range(len(prompts), 0, -1), prompts, strict=True):
-            in_turn = order is PrefillOrder.IN_TURN
-            takes_all = in_turn or sequence.request.priority == "editor"
+            is_editor = sequence.request.priority == "editor"
+            takes_all = is_editor or order is PrefillOrder.IN_TURN
             # The first one must not wait long for the others.
             if scheduled and order is not PrefillOrder.TOGETHER:
                 budget = min(budget, budget_beside)

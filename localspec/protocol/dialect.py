@@ -1,4 +1,4 @@
-"""What is learnt from a chat template when its pair is loaded: the dialect of the model."""
+"""The dialect of a model, which is learnt from its chat template when its pair is loaded."""
 
 from __future__ import annotations
 

@@ -41,16 +41,16 @@ def main(arguments: list[str]) -> int:
     if options.only != "code":
         files = build(work, QUICK, workload(_BAD), say)
         verdicts += _bad(
-            _told([path for path in (files.target, files.draft) if path], bench_arguments)
+            _run_bench([path for path in (files.target, files.draft) if path], bench_arguments)
         )
     if options.only != "bad":
         pair = synthetic.write_code_pair(work / "code", QUICK.target, QUICK.draft)
-        verdicts += _code(_told(pair, bench_arguments))
+        verdicts += _code(_run_bench(pair, bench_arguments))
     sys.stdout.writelines(map(verdict_line, verdicts))
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
-def _told(pair: Sequence[Path], arguments: Sequence[str]) -> dict[str, Any]:
+def _run_bench(pair: Sequence[Path], arguments: Sequence[str]) -> dict[str, Any]:
     """The report of a bench in a home that has seen nothing before."""
     with tempfile.TemporaryDirectory(prefix="lsb-") as home:
         environment = {**os.environ, "LOCALSPEC_HOME": home}

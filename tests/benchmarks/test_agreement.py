@@ -38,7 +38,7 @@ def test_they_agree_as_far_as_their_rates_do_however_the_machine_drifts(
     capsys: pytest.CaptureFixture[str], plain: float, drafted: float, drift: list[float]
 ) -> None:
     both = runs(100 * plain, 150 * plain * drafted, drift), runs(100, 150, drift)
-    code = agreement._told(both, [WORK])
+    code = agreement._report_agreement(both, [WORK])
     apart = max(abs(plain - 1), abs(drafted - 1))
     if abs(apart - agreement.CLOSE) > 1e-6:
         assert code == (apart > agreement.CLOSE)

@@ -116,7 +116,7 @@ def test_an_editor_may_wait_a_little_longer_and_a_pass_beside_a_chat() -> None:
         what.format(95): (1.4, False),
         "loads of pairs meanwhile": (1, False),
     }
-    assert several.kept(found, True, "second pair") == 0.75
+    assert several.kept_speed_share(found, True, "second pair") == 0.75
 
 
 def turn(ours: float, theirs: float | None) -> Turn:

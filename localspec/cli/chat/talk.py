@@ -86,8 +86,7 @@ class Conversation:
     @property
     def system(self) -> str | None:
         """The system message for the next questions."""
-        system: str | None = self.options.system
-        return system
+        return self.options.system
 
     @system.setter
     def system(self, text: str | None) -> None:
@@ -96,7 +95,7 @@ class Conversation:
     @property
     def is_unsaved(self) -> bool:
         """Whether the daemon saves nothing, so that every request has to carry all messages."""
-        return bool(self.options.no_log) or self._saving_failed
+        return self.options.no_log or self._saving_failed
 
     @property
     def questions(self) -> list[str]:
@@ -129,7 +128,7 @@ class Conversation:
                 self.client,
                 self._build_request(question),
                 printer,
-                hide_reasoning=bool(self.options.hide_reasoning),
+                hide_reasoning=self.options.hide_reasoning,
                 result=self.last,
             )
         except KeyboardInterrupt:

@@ -28,7 +28,7 @@ from localspec.engine.llama import Context
 
 @dataclass(frozen=True)
 class SlotRequest:
-    """What a request needs of a slot.
+    """The needs of a request that asks for a slot.
 
     reuse: whether anything cached may be used. align: reuse ends at a multiple of this many tokens. saved: a
     prefix that may be restored, besides those in the store. min_move: fewest tokens of a chunk that may be

@@ -90,7 +90,7 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class LoadJob:
-    """What stays the same in all attempts of one load; see `load_pair`."""
+    """The arguments that all attempts of one load share; see `load_pair`."""
 
     files: PairFiles
     progress: Progress
@@ -120,7 +120,7 @@ class DraftContext(NamedTuple):
 
 
 class DrafterAndCosts(NamedTuple):
-    """What drafts and what its steps cost, or why nothing does, as a clause."""
+    """The drafter and the costs of its steps, or the reason why there is none, as a clause."""
 
     drafter: DraftModel | None
     costs: Costs | None
@@ -128,7 +128,7 @@ class DrafterAndCosts(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """What an earlier load left, and the share of the processors that other programs use now."""
+    """The profile of an earlier load, and the share of the processors that other programs use now."""
 
     stored: StoredProfile
     contention: float

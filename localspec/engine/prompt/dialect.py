@@ -56,7 +56,7 @@ Render = Callable[[dict[str, Any]], str]
 class _Prober:
     """Renders probes until the template was stopped once, or the time is up.
 
-    A template that does not end must not delay the load by TIME_LIMIT for every probe.
+    A template that does not end must not delay the load by the time limit of every probe.
     """
 
     def __init__(self, render: Render, bos: str = "", eos: str = "") -> None:
@@ -77,7 +77,7 @@ class _Prober:
             raise
 
     def writes_mark(self, messages: Messages) -> bool:
-        """Return whether the template renders the text MARK. Raises TemplateFailed."""
+        """Return whether the template renders PLACEHOLDER. Raises TemplateFailed."""
         try:
             return PLACEHOLDER in self.render(messages)
         except TemplateRaised:

@@ -209,8 +209,8 @@ class Preparer:
             return ""
         dialect = self._renderer.dialect
         request.thoughts = list(dialect.thoughts)
-        markers = (part for markers in request.thoughts for part in pieces(markers))
-        request.shown = [*request.shown, *markers]
+        parts = (part for markers in request.thoughts for part in pieces(markers))
+        request.shown = [*request.shown, *parts]
         return _UNKNOWN_MARKS if dialect.has_unknown_thoughts else ""
 
     def _thought_limit(self, request: Generate) -> Guide | None:

@@ -52,7 +52,7 @@ class TemplateRenderer:
 
     @cached_property
     def dialect(self) -> Dialect:
-        """What is learnt from the template, when this is first read."""
+        """The dialect of the model, which is learnt when this property is first read."""
         return learn_dialect(self._template, self._rendered, self._bos, self._eos)
 
     def watch(self, spellings: Sequence[str]) -> None:

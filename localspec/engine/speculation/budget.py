@@ -86,7 +86,7 @@ def longest_search_rest(search_cost: float) -> int:
 
 
 class ProbeFund:
-    """What is saved for probes of one draft model, in milliseconds; None before the first round."""
+    """The savings for probes of one draft model, in milliseconds; none before the first round."""
 
     def __init__(self) -> None:
         self._saved_ms: float | None = None
@@ -111,7 +111,7 @@ class ProbeFund:
 
 
 class Purse:
-    """What drafts of one kind may still lose an answer, in milliseconds."""
+    """The milliseconds that drafts of one kind may still lose an answer."""
 
     def __init__(self, initial_rounds: float, refill_rounds: float) -> None:
         self._initial_rounds, self._refill_rounds = initial_rounds, refill_rounds
@@ -124,7 +124,7 @@ class Purse:
 
     @property
     def balance_ms(self) -> float:
-        """What may still be lost."""
+        """The milliseconds that may still be lost."""
         return self._balance_ms or 0.0
 
     def affords(self, cost_ms: npt.NDArray[np.float64]) -> int:
@@ -154,7 +154,7 @@ class Purse:
 
 
 class Budget:
-    """What drafts may lose one answer, and its rests.
+    """The limits of what drafts may lose one answer, and its rests.
 
     known: for tokens that are known at once. model: for drafts and probes of the draft model.
     searches: rests between searches for drafts. decisions: rests of deciding whether the draft model

@@ -138,7 +138,7 @@ class _Sessions:
         rng = self._bench.rng(NAME)
         for repetition, kind in in_turns(kinds, self._options.repetitions, rng):
             cell = self._session(repetition, *kind, pauses=self._options.pauses)
-            say(_told(cell))
+            say(_describe_cell(cell))
             yield cell
 
     def _session(
@@ -263,7 +263,7 @@ class Chat:
 # ------------------------------------------------------------------------------------- report
 
 
-def _told(cell: Cell) -> str:
+def _describe_cell(cell: Cell) -> str:
     who = "ours" if cell.ours else "llama-server"
     prefix = f"repetition {cell.repetition}, {who}:"
     if cell.editor:
@@ -304,7 +304,7 @@ def slower(cells: Sequence[Cell], ours: bool, editor: str, share: float) -> floa
     return statistics.median(ratios) if ratios else None
 
 
-def kept(cells: Sequence[Cell], ours: bool, editor: str) -> float | None:
+def kept_speed_share(cells: Sequence[Cell], ours: bool, editor: str) -> float | None:
     """The share of its speed that the chat keeps beside an editor, the median of the repetitions'."""
     alone = {cell.repetition: cell.speed for cell in _of(cells, ours, "", True)}
     shares = [
@@ -344,7 +344,7 @@ def report(all_cells: Sequence[Cell], loads: int) -> str:
                     *(number(slower(all_cells, ours, editor, share)) for share in (0.5, 0.95)),
                     number(_speed(_of(all_cells, ours, "", True)), ".1f"),
                     number(_speed(beside), ".1f"),
-                    number(kept(all_cells, ours, editor)),
+                    number(kept_speed_share(all_cells, ours, editor)),
                 ]
             )
     return (

@@ -52,7 +52,7 @@ def compare(files: Sequence[Path], tokens: int, repetitions: int, context: int) 
             _measure(both, plan)
         finally:
             stepped.close()
-    return _told([bench.answers.runs for bench in both], plan.works)
+    return _report_agreement([bench.answers.runs for bench in both], plan.works)
 
 
 def _chats(work: Work) -> list[Prompt]:
@@ -70,7 +70,7 @@ def _measure(both: Sequence[Bench], plan: BenchPlan) -> None:
                 bench._ask_and_record(turn, mode)
 
 
-def _told(both: Sequence[Sequence[Run]], works: Sequence[Work]) -> int:
+def _report_agreement(both: Sequence[Sequence[Run]], works: Sequence[Work]) -> int:
     """A line for each kind of work and each side, and what must hold of all together."""
     for work in works:
         own = [[run for run in runs if run.workload == work.name] for runs in both]
