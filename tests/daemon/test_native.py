@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -167,10 +168,17 @@ class Pending:
         self._connection = UnixConnection(home.socket)
         body = {"input_prefix": "p", "input_suffix": "s", "prompt": "!forever", **fields}
         self._connection.request("POST", "/infill", json.dumps(body))
+        self._response: http.client.HTTPResponse | None = None
+        self._beginning = b""
+
+    def await_text(self) -> None:
+        """Wait for the first line of a stream. Before it, a cancellation is an answer without a stream."""
+        self._response = self._connection.getresponse()
+        self._beginning = self._response.readline()
 
     def read(self) -> tuple[int, str]:
-        response = self._connection.getresponse()
-        text = response.read().decode()
+        response = self._response or self._connection.getresponse()
+        text = (self._beginning + response.read()).decode()
         self.leave()
         return response.status, text
 
@@ -231,11 +239,12 @@ def test_a_cancelled_stream_ends_with_an_error(
     home: Home, short_timeout_daemon: RunningDaemon
 ) -> None:
     older = Pending(home, stream=True, id_slot=0)
-    wait_for(lambda: running(home) == 1, "the older completion")
+    older.await_text()
+    assert running(home) == 1
     with ThreadPoolExecutor(1) as pool:
         body = pool.submit(older.read)
         infill(home, "say new", id_slot=0)
-        events = [json.loads(e[6:]) for e in body.result()[1].split("\n\n") if e[:5] == "data:"]
+        events = [json.loads(e[6:]) for e in body.result()[1].split("\n\n") if e]
     assert events[0]["content"] == "0 "
     assert events[-1]["error"]["code"] == "cancelled"
 
