@@ -157,12 +157,10 @@ class Budget:
     """The limits of what drafts may lose one answer, and its rests.
 
     known: for tokens that are known at once. model: for drafts and probes of the draft model.
-    searches: rests between searches for drafts. decisions: rests of deciding whether the draft model
-    pays.
+    searches: rests between searches for drafts.
     """
 
     def __init__(self) -> None:
         self.known = Purse(KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS)
         self.model = Purse(MODEL_ROUNDS, MODEL_REFILL_ROUNDS)
         self.searches = Rest(SEARCH_RESTS)
-        self.decisions = Rest(DECISION_RESTS)

@@ -14,6 +14,7 @@ import numpy as np
 from localspec.engine.llama import DecodeFatal
 from localspec.engine.speculation.acceptance import Floats
 from localspec.engine.speculation.budget import (
+    DECISION_RESTS,
     WIDE_PASS_RESTS,
     Rest,
     longest_search_rest,
@@ -50,6 +51,7 @@ class Controller:
             0.0  # time of a sequence's search for drafts after which nothing is drafted
         )
         self._sequences = 1  # sequences of the present pass
+        self._decisions = Rest(DECISION_RESTS)  # between decisions whether costly drafts pay
         self._wide_passes = Rest(WIDE_PASS_RESTS)  # before a pass is wider than seems to pay
         self._wide_passes.begin()
 
@@ -69,29 +71,30 @@ class Controller:
         rows = sum(len(step.read) for step in steps)
         if len(steps) != self._sequences:
             self._sequences = len(steps)
-            for step in steps:
-                step.drafting.budget.decisions.end()
+            self._decisions.end()
+        rests = self._decisions.take()
         decoding = sum(len(step.read) == 1 for step in steps)
         drafting = []
         # Of equal steps, the one whose sequence has generated least comes first.
         for step in sorted(open_steps, key=lambda step: step.drafts.generated):
             step.looked = True
             try:
-                if self._choose_drafter(step, passes, rows):
+                if self._choose_drafter(step, passes, rows, rests):
                     drafting.append(step)
             except Exception as error:
                 # Its own lookup or grammar failed: the other sequences go on.
                 step.error = error
-        costly = [step for step in drafting if _is_costly(step)]
+        costly_offered = any(_is_costly(step) for step in drafting)
         drafting = _pick_explorer(drafting)
         if not drafting:
             self._time_vain_search(start, len(open_steps))
             return
         if not self._decide_and_propose(drafting, passes, rows, decoding):
             self._time_vain_search(start, len(open_steps))
-        for step in costly:  # deciding takes time as well, and the next round knows nothing new
-            rest = step.drafting.budget.decisions
-            rest.end() if _is_costly(step) else rest.begin()
+        if any(_is_costly(step) for step in drafting):
+            self._decisions.end()
+        elif costly_offered:  # deciding takes time as well, and the next round knows nothing new
+            self._decisions.begin()
         for step in drafting:
             _cut_to_grammar(step)
         self._charge(drafting, passes, rows)
@@ -122,10 +125,14 @@ class Controller:
 
     # ------------------------------------------------------------------------ which kind
 
-    def _choose_drafter(self, step: SequenceStep, passes: PassCosts, rows: int) -> bool:
-        """Set the step's drafter and candidate to the best offer. Return False if there is none."""
+    def _choose_drafter(
+        self, step: SequenceStep, passes: PassCosts, rows: int, rests: bool
+    ) -> bool:
+        """Set the step's drafter and candidate to the best offer. Return False if there is none.
+
+        rests: costly drafts are left out, unless their depth is fixed.
+        """
         fixed, budget, offers = step.drafting.policy.fixed, step.drafting.budget, []
-        rests = budget.decisions.take()
         for drafter in step.drafting.drafters:
             if drafter.costly and rests and not fixed:
                 continue
@@ -183,9 +190,7 @@ class Controller:
             ]
             depths, rate = [d.depths[0] for d in decisions], max(d.rate for d in decisions)
         else:
-            for step, candidate in zip(steps, candidates, strict=True):
-                if not candidate.tokens:
-                    _limit_to_budget(step, candidate, costs, other_rows + len(steps), len(steps))
+            _limit_to_budget(steps, costs, other_rows + len(steps))
             decision = steps[0].drafting.policy.decide(candidates, costs, other_rows, n_others)
             rate, depths = decision.rate, decision.depths
             depths = self._limit_known_tokens(steps, passes, depths, other_rows, n_others, rate)
@@ -310,7 +315,7 @@ class Controller:
         row_ms = float(pass_ms[after] - pass_ms[before]) / max(sum(counts), 1)
         for step, count in zip(steps, counts, strict=True):
             if step.candidate and _is_charged(step) and (count or step.drafted):
-                step.cost_ms = row_ms * count + step.drafted * step.candidate.step_ms
+                step.cost_ms = row_ms * count + _drafting_ms(step, steps)
 
     # ------------------------------------------------------------------------ after the pass
 
@@ -358,7 +363,7 @@ class Controller:
             try:
                 probed |= drafter.probe(slot, remaining)
                 if probed:
-                    step.drafting.budget.decisions.wake()
+                    self._decisions.wake()
             except DecodeFatal:
                 raise
             except Exception as error:  # the answer goes on without this kind of drafts
@@ -376,18 +381,30 @@ def _is_charged(step: SequenceStep) -> bool:
     return not step.drafting.policy.fixed and not (step.drafter and step.drafter.predicted)
 
 
-def _limit_to_budget(
-    step: SequenceStep, candidate: Candidate, costs: RoundCosts, base_rows: int, n_steps: int
-) -> None:
-    """Limit the drafts of a model to as many as the step's budget could pay for if all failed.
+def _drafting_ms(step: SequenceStep, steps: list[SequenceStep]) -> float:
+    """Return a step's share of the time in which all of `steps` were drafted, token by token.
 
-    The step pays a share of the pass, in which `n_steps` sequences are taken to have equally many drafts.
+    The deeper, the fewer sequences may draft a token together, and the dearer it is for each.
     """
-    counts = np.arange(candidate.limit + 1)
-    rows = costs.alike * (1 + counts) if costs.alike else base_rows + n_steps * counts
-    pass_ms = costs.pass_ms[np.minimum(rows, len(costs.pass_ms) - 1)]
-    extra_ms = (pass_ms - pass_ms[0]) / n_steps + counts * candidate.step_ms
-    candidate.limit = step.purse.affords(extra_ms)
+    if step.candidate is None or (table := step.candidate.steps) is None:
+        return step.drafted * step.candidate.step_ms if step.candidate else 0.0
+    together = (sum(other.drafted > depth for other in steps) for depth in range(step.drafted))
+    return sum(table.ms(count) / count for count in together)
+
+
+def _limit_to_budget(steps: list[SequenceStep], costs: RoundCosts, base_rows: int) -> None:
+    """Limit the drafts of models to as many as each step's budget could pay for if all failed.
+
+    A step pays a share of the pass, in which all of `steps` are taken to have equally many drafts.
+    """
+    for step in steps:
+        if (candidate := step.candidate) is None or candidate.tokens:
+            continue
+        counts = np.arange(candidate.limit + 1)
+        rows = costs.alike * (1 + counts) if costs.alike else base_rows + len(steps) * counts
+        pass_ms = costs.pass_ms[np.minimum(rows, len(costs.pass_ms) - 1)]
+        extra_ms = (pass_ms - pass_ms[0]) / len(steps) + counts * candidate.step_ms
+        candidate.limit = step.purse.affords(extra_ms)
 
 
 def _cut_to_grammar(step: SequenceStep) -> None:
