@@ -441,10 +441,12 @@ def test_drafts_are_ranked_by_their_acceptance(home: PullingHome, tmp_path: Path
         wrong = draft_cycle(cycle, rate)
         write_model(tmp_path / f"{name}.gguf", Shape(1, 64, 64, 4, 1024), wrong, seed=2)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
-        run = home.run(
-            "drafts", str(tmp_path / "target.gguf"), str(tmp_path), "--measure", "--json"
-        )
-        neighbour.kill()
+        try:
+            run = home.run(
+                "drafts", str(tmp_path / "target.gguf"), str(tmp_path), "--measure", "--json"
+            )
+        finally:
+            neighbour.kill()
     ranked = [each for each in json.loads(run.stdout)["drafts"] if each["gain"]]
     assert [each["name"] for each in ranked] == ["b.gguf", "c.gguf", "a.gguf"]
     for each, rate in zip(ranked, (0.95, 0.6, 0.0), strict=True):
