@@ -162,7 +162,7 @@ def test_pieces_of_an_answer_do_not_change_its_visibility(
     answers(),
     st.lists(st.sampled_from(["STOP", "\n", "\n\n", "{", "xSTOP", "a.", "P\n"]), max_size=2),
 )
-def test_a_stop_string_ends_an_answer_where_it_is_visible_and_nowhere_else(
+def test_stop_string_ends_an_answer_only_where_it_is_visible(
     given_answer: tuple[CallFormat | None, str, str], stops: list[str]
 ) -> None:
     call_format, tail, answer = given_answer
