@@ -267,7 +267,7 @@ BEGINNINGS = ["", "Let me see.\n", "<think>a <tool_call> or</think>\n", "1 < 2 <
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_call_that_is_opened_obeys_its_schema(caller: Running, name: str, seed: int) -> None:
+def test_every_call_obeys_the_schema_of_its_tool(caller: Running, name: str, seed: int) -> None:
     rng, vocab, call_format = random.Random(f"{name}{seed}"), caller.pair.vocab, FORMATS[name]
     tool_set = ToolSet(call_format, draw_tools(rng), parallel=rng.random() < 0.7)
     beginning = (

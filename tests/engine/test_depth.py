@@ -202,10 +202,7 @@ def test_first_count_maximises_the_value_of_two_rounds(
 ) -> None:
     belief, costs = make_belief(weights), pass_ms()[1 : most + 2]
     # The last bucket predicts best what follows it.
-    extended = [
-        *buckets,
-        *buckets[-1:] * (2 * most),
-    ]
+    extended = [*buckets, *buckets[-1:] * (2 * most)]
 
     def next_round(accepted: int, drafts: int) -> float:
         """Return the value of a round that follows `after` accepted tokens."""
@@ -418,7 +415,7 @@ def test_a_depth_outside_the_limits_is_refused(depth: int) -> None:
         FixedDepth(depth)
 
 
-def test_a_fixed_depth_is_kept_whatever_it_costs() -> None:
+def test_fixed_depth_ignores_costs() -> None:
     policy = FixedDepth(5)
     candidate = Candidate(make_certain_belief(0.01), 9, 1e6)
     assert policy.decide(

@@ -298,7 +298,7 @@ def test_a_stop_string_across_tokens_ends_the_answer_before_it(cycle: Running, d
 def test_after_a_stop_the_cache_goes_on_with_the_right_text(
     contextual: Running, depth: int
 ) -> None:
-    """What was drafted past the end must not stay in the cache."""
+    """Tokens drafted past the end must not remain in the cache."""
     complete = ask_fresh(contextual, PROMPT, 40)
     stop = complete.text[len(complete.text) // 2 :][:2]
     stopped = ask_fresh(contextual, PROMPT, 40, speculative=drafting(depth), stop=[stop])
@@ -462,7 +462,7 @@ def test_sampled_drafts_keep_the_targets_distribution(contextual: Running, rule:
 def test_tokens_that_the_file_suppresses_are_never_generated(
     contextual_files: PairFiles, contextual: Running, tmp_path: Path, load: Load
 ) -> None:
-    """As in llama.cpp's own chain, where a bias of minus infinity comes before everything else."""
+    """llama.cpp's own chain applies a bias of minus infinity before everything else."""
     suppressed = set(ask_fresh(contextual, PROMPT, 24).tokens)
     key, key_value = "tokenizer.ggml.suppress_tokens", (I32, [*suppressed, -1, N_VOCAB])
     data = with_key(Path(contextual_files.target).read_bytes(), key, ARRAY, key_value)
@@ -516,7 +516,7 @@ def test_logprobs_are_the_same_with_and_without_drafts(
         assert_same_logprobs(answer.logprobs, recomputed)
 
 
-def test_logprobs_are_the_targets_own_whatever_was_penalised(contextual: Running) -> None:
+def test_logprobs_are_those_of_the_target_before_penalties(contextual: Running) -> None:
     pushed = Sampling(temperature=0.0, logit_bias={9: 100.0})
     entry = ask_fresh(contextual, PROMPT, 1, pushed, top_logprobs=N_VOCAB).logprobs[0]
     assert entry.id == 9
@@ -609,7 +609,7 @@ def test_thousands_of_rounds_take_no_memory(cycle: Running) -> None:
     assert read_rss() - rss_before < 4_000_000
 
 
-def test_timings_count_no_token_whose_time_they_leave_out(contextual: Running) -> None:
+def test_timings_exclude_the_first_token(contextual: Running) -> None:
     """As in llama-server, they run from the first token to the last; one pass brings them all here."""
     plain = ask_fresh(contextual, PROMPT, 4)
     assert plain.done.timings.predicted_n == 4

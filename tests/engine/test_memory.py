@@ -125,7 +125,7 @@ def test_gpu_without_a_kernel_for_the_heads_computes_scores(
 
 
 @pytest.mark.parametrize("architecture", ["glm4moe", "qwen35", "deepseek2", "step35"])
-def test_the_cache_and_buffers_of_heads(
+def test_cache_and_buffers_of_heads(
     architecture: str, tmp_path: Path, log_lines: list[str]
 ) -> None:
     if architecture in get_args(Architecture):
@@ -171,7 +171,7 @@ def test_heads_in_a_separate_file_need_buffers_only(tmp_path: Path, log_lines: l
 @pytest.mark.parametrize(
     "kv_types", [*zip(fit.KV_BYTES, fit.KV_BYTES, strict=True), ("q8_0", "q4_0"), ("f16", "q5_1")]
 )
-def test_types_of_cache(
+def test_size_of_each_cache_type(
     kv_types: tuple[KvType, KvType], tmp_path: Path, log_lines: list[str]
 ) -> None:
     target, _ = write_pair(tmp_path, Shape(2, 64, 128, 2, 512), Shape(1, 64, 128, 2, 512))

@@ -592,7 +592,7 @@ def test_text_is_copied_in_wide_passes_only_when_alone(
         return decode(timed, sequences)
 
     monkeypatch.setattr(lane, "max_prompt_rows", lambda decoding: 20)
-    # Whatever it costs today.
+    # The width must not depend on measured costs.
     monkeypatch.setattr(lane, "choose_width", lambda rows, sequences=1: rows)
     monkeypatch.setattr(lane, "decode", counting_decode)
     for _ in range(bystanders):

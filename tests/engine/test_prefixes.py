@@ -102,7 +102,7 @@ rows = st.lists(st.integers(1, 400), min_size=1, max_size=60)
 
 
 @given(rows, st.integers(1, 5000), st.floats(0.01, 2.0), st.floats(1e-6, 1e-3))
-def test_an_idle_text_costs_at_most_twice_what_the_better_choice_would_have(
+def test_idle_text_costs_at_most_twice_the_better_choice(
     requests: list[int], cells: int, ms_per_mib: float, cell_ms: float
 ) -> None:
     """The choices are to leave it in its cells all the time, and to copy it to memory at once."""
@@ -272,7 +272,7 @@ def test_without_a_limit_in_bytes_nothing_is_kept(
     assert len(engine.pair.prefixes) == 0
 
 
-def test_a_full_context_gives_its_oldest_text_to_the_store_and_takes_it_back(
+def test_full_context_moves_its_oldest_text_to_the_store_and_back(
     load: Callable[..., Running], contextual: Running, contextual_files: PairFiles
 ) -> None:
     """There are two slots, but cells for only one of the texts."""
@@ -288,7 +288,7 @@ def test_a_full_context_gives_its_oldest_text_to_the_store_and_takes_it_back(
 
 
 @pytest.mark.parametrize("dear", [True, False])
-def test_idle_texts_leave_their_cells_where_those_cost_more_than_copies(
+def test_idle_texts_leave_cells_that_cost_more_than_copies(
     load: Callable[..., Running], contextual: Running, contextual_files: PairFiles, dear: bool
 ) -> None:
     """All of them are still reused later, also beside a running request."""
@@ -391,18 +391,18 @@ def test_exact_answers_stay_exact_after_a_prefix_came_back(
 
 
 @pytest.mark.parametrize("pair", [lfm2_pair, mamba_pair])
-def test_a_state_that_cannot_be_cut_comes_back_whole_or_not_at_all(
+def test_uncuttable_state_is_restored_whole_or_not_at_all(
     pair: Callable[..., PairFiles], load: Callable[..., Running], models: Any
 ) -> None:
     engine = load_single_slot(load, pair(models / pair.__name__))
     first = make_conversation(1, 100)
     opening = engine.ask(first, 8, speculative=PLAIN)
     engine.ask(make_conversation(2, 100), 4)
-    for prompt, whole in (([*opening.all_tokens, 4, 5], True), ([*first[:70], 4, 5], False)):
+    for prompt, is_restored in (([*opening.all_tokens, 4, 5], True), ([*first[:70], 4, 5], False)):
         engine.ask(make_conversation(3, 100), 4)
         answer = engine.ask(prompt, 12)
-        assert (answer.started is not None and answer.started.cache == "memory") == whole
-        assert (answer.done.timings.cache_n > 90) == whole
+        assert (answer.started is not None and answer.started.cache == "memory") == is_restored
+        assert (answer.done.timings.cache_n > 90) == is_restored
         anew = engine.ask(prompt, 12, cache_prompt=False).tokens
         assert_alike(engine.pair.files.target, prompt, answer.tokens, anew)
 

@@ -183,7 +183,7 @@ def test_top_k_with_fewer_possible_tokens_than_k_keeps_those() -> None:
 
 
 @given(logits, truncations)
-def test_greedy_is_the_highest_logit_whatever_else_is_set(
+def test_greedy_is_the_highest_logit_with_any_other_settings(
     values: list[float], chosen: Mapping[str, Any]
 ) -> None:
     sampler = Sampler(replace(OFF, **{**chosen, "temperature": 0.0}))
@@ -466,7 +466,7 @@ def test_pick_is_the_place_in_the_cumulative_probabilities(
     st.permutations(range(6)),
     st.permutations(range(6)),
 )
-def test_the_residual_is_what_the_target_has_more_of(
+def test_residual_is_the_excess_of_the_target(
     p: list[int], q: list[int], target_order: list[int], draft_order: list[int]
 ) -> None:
     """Candidates come in any order, and those of probability zero may be left out."""

@@ -387,7 +387,7 @@ def test_forgotten_conversation_is_gone_from_memory_and_disk(
 def test_anonymous_prompt_is_not_read_again_after_a_restart(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:
-    """Nor is the next prompt that begins like it.
+    """A second prompt with the same beginning is not read again either.
 
     Private requests, those of editors and those without a cache leave nothing on disk.
     """

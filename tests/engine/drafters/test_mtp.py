@@ -396,7 +396,7 @@ def test_a_sidecar_drafts_once_the_target_has_read_a_token(
 
 
 @pytest.mark.parametrize("flash_attention", ["auto", "off"])
-def test_a_sidecar_computes_on_every_device_what_its_files_say(
+def test_sidecar_computes_the_logits_of_its_files_on_every_device(
     models: Path, load: Load, monkeypatch: pytest.MonkeyPatch, flash_attention: str
 ) -> None:
     """Every logit and every state of the sidecar is compared, after each token, in both lanes.
