@@ -1,11 +1,11 @@
-"""Loaded pairs for the engine's tests, each made once per run."""
+"""Loaded pairs for the engine's tests, each created once per run."""
 
 from __future__ import annotations
 
 import os
 
-# Other processes want these cores too: threads that spin at a barrier would starve. Read by the
-# OpenMP library when llama_cpp loads it.
+# Other processes use these cores too, so threads must not spin at a barrier. The OpenMP library reads
+# this when llama_cpp loads it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ from tests.support.pairs import contextual_pair, cycle_pair
 from tests.support.running import Running, running
 
 llama.initialise()
-# A round waits as long as it takes for a grammar, however busy the machine is: what is drafted depends on it.
+# A round waits for its grammar however busy the machine is, since the drafts depend on it.
 guide.ROUND_WAIT_S = 60.0
-# Real passes on a busy machine have no deadline, and a failure is printed with its example.
+# Real passes on a busy machine have no deadline, and the example database is off.
 settings.register_profile(
     "engine",
     max_examples=50,
@@ -38,39 +38,39 @@ settings.load_profile("engine")
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all synthetic models of this run."""
+    """Return the folder of all synthetic models of this run."""
     return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="session")
 def cycle_files(models: Path) -> PairFiles:
-    """A pair whose text is known; three of four drafts are right."""
+    """Write a pair whose text is known, with three of four drafts right."""
     return cycle_pair(models / "cycle", 0.75)
 
 
 @pytest.fixture(scope="session")
 def contextual_files(models: Path) -> PairFiles:
-    """A pair whose text depends on every token before."""
+    """Write a pair whose text depends on every token before."""
     return contextual_pair(models / "contextual")
 
 
 @pytest.fixture(scope="session")
 def cycle(cycle_files: PairFiles) -> Iterator[Running]:
-    """One engine for every test that leaves nothing behind but cached prefixes."""
+    """Share one engine between all tests that leave nothing behind but cached prefixes."""
     with running(cycle_files) as engine:
         yield engine
 
 
 @pytest.fixture(scope="session")
 def contextual(contextual_files: PairFiles) -> Iterator[Running]:
-    """As `cycle`, of the pair whose text depends on its context."""
+    """Share one engine with the pair whose text depends on its context."""
     with running(contextual_files) as engine:
         yield engine
 
 
 @pytest.fixture
 def load() -> Iterator[Callable[..., Running]]:
-    """Load a pair with settings of one's own; closed after the test."""
+    """Load pairs with the settings of a test, and close them after it."""
     with ExitStack() as stack:
 
         def make(files: PairFiles, **settings: Any) -> Running:

@@ -1,4 +1,4 @@
-"""What is learned of the cost of the text before a pass, on machines of every kind."""
+"""The learned cost of attention to earlier text, on machines of every kind."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ WIDTHS = {1: 14.0, 2: 15.0, 4: 17.0, 8: 24.0, 16: 40.0, 32: 75.0}
     seed=st.integers(0, 10**6),
     shares=st.booleans(),
 )
-def test_passes_deep_in_a_text_teach_what_a_row_costs_there_and_leave_the_widths_alone(
+def test_deep_passes_teach_the_attention_cost_and_keep_the_widths(
     a: float, c: float, guess: float, seed: int, shares: bool
 ) -> None:
-    """a, c: of a machine; guess: times c. A quarter of the passes is near a text's beginning."""
-    dice, table, attention = (
+    """`a` and `c` are costs of the machine, and `guess` a factor of `c`; a quarter of passes are shallow."""
+    rng, table, attention = (
         random.Random(seed),
         CostTable(WIDTHS),
         AttentionCost(lambda: guess * c, shares=shares),
     )
     for _ in range(300):
-        rows, sequences = dice.choice([(1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (4, 4), (8, 4)])
-        depth = dice.choice([dice.randrange(20, 300), *(dice.randrange(8_000, 40_000),) * 3])
+        rows, sequences = rng.choice([(1, 1), (1, 1), (2, 1), (4, 1), (8, 1), (4, 4), (8, 4)])
+        depth = rng.choice([rng.randrange(20, 300), *(rng.randrange(8_000, 40_000),) * 3])
         ms = WIDTHS[rows] + depth * (a * sequences + c * rows)
-        ms *= dice.uniform(0.97, 1.03)
+        ms *= rng.uniform(0.97, 1.03)
         table.observe(rows, attention.observe(rows, sequences, depth, ms, table.ms(rows)))
     for rows, sequences in ((1, 1), (2, 1), (4, 1), (8, 1), (4, 4)):
         for depth in (100, 30_000):
             truth = WIDTHS[rows] + depth * (a * sequences + c * rows)
-            found = table.ms(rows) + attention.ms(float(rows), sequences, depth)
-            assert found == pytest.approx(truth, rel=0.3)
+            estimate = table.ms(rows) + attention.ms(float(rows), sequences, depth)
+            assert estimate == pytest.approx(truth, rel=0.3)
 
 
 @given(
@@ -54,46 +54,46 @@ def test_passes_deep_in_a_text_teach_what_a_row_costs_there_and_leave_the_widths
     ),
     st.floats(0, 1),
 )
-def test_no_pass_makes_a_cost_that_cannot_be(
+def test_attention_costs_never_become_negative(
     passes: list[tuple[int, int, float, float]], guess: float
 ) -> None:
     attention = AttentionCost(lambda: guess)
     for rows, sequences, depth, ms in passes:
-        own = attention.observe(rows, sequences, depth, ms, 10.0)
-        assert own >= 0
+        width_ms = attention.observe(rows, sequences, depth, ms, 10.0)
+        assert width_ms >= 0
         assert min(attention.costs) >= 0
-    again = parse_attention_costs(list(attention.costs))
-    assert again == attention.costs or max(attention.costs) >= 1e3
+    restored = parse_attention_costs(list(attention.costs))
+    assert restored == attention.costs or max(attention.costs) >= 1e3
 
 
 @pytest.mark.parametrize("stored", [None, [], [1], [1, "2"], [-1, 0], [0, 1e9], {"a": 1}, [[], 1]])
-def test_what_is_stored_and_cannot_be_is_forgotten(stored: object) -> None:
+def test_invalid_stored_costs_are_ignored(stored: object) -> None:
     assert parse_attention_costs(stored) is None
 
 
-def test_deep_in_a_text_where_rows_are_dear_drafts_that_are_often_wrong_are_left_out(
+def test_poor_drafts_are_skipped_deep_in_a_text(
     cycle_files: PairFiles, load: Callable[..., Running]
 ) -> None:
-    """Of one pair on one machine: at a text's beginning rows are nearly free, at its end they are not."""
+    """At the beginning of a text rows are nearly free, and at its end they are not."""
     engine = load(cycle_files, n_ctx=2048)
-    lane, taken, table = engine.pair.shared, [0.0], CostTable(WIDTHS)
+    lane, elapsed, table = engine.pair.shared, [0.0], CostTable(WIDTHS)
     for timed in (lane, engine.engine, engine.pair.drafter):
-        timed._clock = lambda: taken[0]  # type: ignore[union-attr]
+        timed._clock = lambda: elapsed[0]  # type: ignore[union-attr]
     lane.costs = engine.pair.learned.costs.target = CostTable(WIDTHS)
     assert engine.pair.drafter is not None
     engine.pair.drafter.steps = CostTable({1: 0.5})
     decode = lane.context.decode
 
-    def slowly(batch: Batch) -> None:
-        taken[0] += (table.ms(batch.rows) + 0.03 * batch.rows * batch.mean_position) / 1e3
+    def slow_decode(batch: Batch) -> None:
+        elapsed[0] += (table.ms(batch.rows) + 0.03 * batch.rows * batch.mean_position) / 1e3
         decode(batch)
 
-    lane.context.decode = slowly  # type: ignore[method-assign]
+    lane.context.decode = slow_decode  # type: ignore[method-assign]
 
-    def drafted(length: int) -> int:
+    def count_drafted(length: int) -> int:
         prompt = [BOS, *expected(BOS, length)]
         return engine.ask(prompt, 60, GREEDY, drafting(None)).done.speculation.drafted
 
-    drafted(5)
-    assert drafted(1500) < 20 < drafted(5)
-    assert drafted(1500) < 20 < drafted(5)
+    count_drafted(5)
+    assert count_drafted(1500) < 20 < count_drafted(5)
+    assert count_drafted(1500) < 20 < count_drafted(5)

@@ -1,8 +1,8 @@
-"""What we make of a chat is what transformers makes of it, or there is a reason with a name.
+"""Prompts agree with those of transformers, or differ for a known reason.
 
-`recorded_*.json.gz` hold the texts of transformers' own apply_chat_template (scripts/record_templates.py):
-`kinds` of the templates beside this file, each with something of its own, `families` of those written as
-models' are, `models` of real models' own, as far as they are here.
+`recorded_*.json.gz` hold the texts of transformers' apply_chat_template (scripts/record_templates.py).
+`kinds` has the templates beside this file, each with a special feature; `families` has templates written
+like those of models; `models` has those of real models, as far as they are on this machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.support.chats import CHATS
 
 HERE = Path(__file__).resolve().parent
 FOLDERS = {"kinds": HERE / "templates", "families": templates.FAMILIES, "models": templates.REAL}
-NOW = datetime(2026, 3, 1, 12, 30)  # the recording's too
+NOW = datetime(2026, 3, 1, 12, 30)  # the time of the recording
 
 
 class Renderer(TemplateRenderer):
-    """In this process, and at a time that stands still."""
+    """A renderer that runs in this process, at a fixed time."""
 
     def __init__(self, template: str) -> None:
         super().__init__(None, "<s>", "</s>")
@@ -45,7 +45,7 @@ class Renderer(TemplateRenderer):
         self._env.globals["strftime_now"] = NOW.strftime
 
     def _today(self) -> dict[str, str]:
-        return {}  # transformers gives no date but by strftime_now
+        return {}  # transformers provides dates by strftime_now only
 
     def _rendered(self, variables: Mapping[str, Any]) -> str:
         request = json.dumps({"template": self._template, "variables": variables})
@@ -56,29 +56,31 @@ class Renderer(TemplateRenderer):
         return text
 
 
-def ours(renderer: TemplateRenderer, body: dict[str, Any]) -> str:
-    """The whole way: a client's body, the daemon's frame, the engine's prompt."""
-    sent = json.loads(json.dumps(body))
-    for message in sent["messages"]:
-        for call in message.get("tool_calls", []):  # clients send them as JSON
+def render_body(renderer: TemplateRenderer, body: dict[str, Any]) -> str:
+    """Render a client's body through the daemon's frame to the engine's prompt."""
+    body_copy = json.loads(json.dumps(body))
+    for message in body_copy["messages"]:
+        for call in message.get("tool_calls", []):  # clients send arguments as JSON
             call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    prompt = chat_prompt(decode(json.dumps(sent).encode(), TemplateRequest))
+    prompt = chat_prompt(decode(json.dumps(body_copy).encode(), TemplateRequest))
     packed = msgspec.msgpack.encode(prompt)
     return renderer.render(msgspec.msgpack.decode(packed, type=ChatPrompt))
 
 
 @cache
-def recorded(kind: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(
+def load_recorded(kind: str) -> dict[str, Any]:
+    recording: dict[str, Any] = json.loads(
         gzip.decompress((HERE / f"recorded_{kind}.json.gz").read_bytes())
     )
-    templates: dict[str, Any] = found["templates"]
+    templates: dict[str, Any] = recording["templates"]
     return templates
 
 
-def wanted(by: Mapping[str, str]) -> str | None:
-    """apply_chat_template's text; where null, left out, fails: with null, which is to be told from
-    an empty text if that is possible, else with the empty text."""
+def get_expected(by: Mapping[str, str]) -> str | None:
+    """Return the recorded text of apply_chat_template.
+
+    If a missing content failed, it is the text with null content, or with an empty one if null is printed.
+    """
     if "text" in by:
         return by["text"]
     null, empty = by.get("null"), by.get("empty")
@@ -87,57 +89,59 @@ def wanted(by: Mapping[str, str]) -> str | None:
     return null
 
 
-def lost(body: dict[str, Any], text: str) -> list[str]:
-    """What was said, called or offered, and is not in `text`, in the order of the chat."""
-    at, found = 0, []
+def find_missing(body: dict[str, Any], text: str) -> list[str]:
+    """Return the contents, calls and tools of a chat that are missing in `text`, in their order."""
+    at, missing = 0, []
     for message in body["messages"]:
-        said = (message["content"] or "").strip()
-        place = text.find(said, at)
+        content = (message["content"] or "").strip()
+        place = text.find(content, at)
         if place < 0:
-            found.append(said)
+            missing.append(content)
         at = max(at, place)
         for call in message.get("tool_calls", []):
             function = call["function"]
-            texts = [each for each in function["arguments"].values() if isinstance(each, str)]
+            texts = [value for value in function["arguments"].values() if isinstance(value, str)]
             words = (function["name"], *function["arguments"], *texts)
-            found += [word for word in words if word not in text]
+            missing += [word for word in words if word not in text]
     for tool in body.get("tools", []):
         function = tool["function"]
         words = (function["name"], function["description"].split()[-1])
-        found += [word for word in words if word not in text]
-    return found
+        missing += [word for word in words if word not in text]
+    return missing
 
 
-def cases() -> list[Any]:
-    found = []
+def list_cases() -> list[Any]:
+    parameters = []
     for kind, folder in FOLDERS.items():
-        for name in recorded(kind):
+        for name in load_recorded(kind):
             if kind != "models" or (folder / f"{name}.jinja").exists():
-                found.append(pytest.param(kind, name, id=f"{kind}-{name}"))
-    return found
+                parameters.append(pytest.param(kind, name, id=f"{kind}-{name}"))
+    return parameters
 
 
-@pytest.mark.parametrize(("kind", "name"), cases())
+@pytest.mark.parametrize(("kind", "name"), list_cases())
 def test_prompts_are_those_of_transformers(kind: str, name: str) -> None:
     file = FOLDERS[kind] / f"{name}.jinja"
-    template, known = file.read_text(encoding="utf-8"), recorded(kind)[name]
-    if hashlib.sha256(template.encode()).hexdigest() != known["sha256"]:
+    template, recording = file.read_text(encoding="utf-8"), load_recorded(kind)[name]
+    if hashlib.sha256(template.encode()).hexdigest() != recording["sha256"]:
         assert kind == "models", "it was changed: record it again"
         pytest.skip(f"{file.name} is another version than the recorded one")
     renderer = Renderer(template)
     different = []
     for chat, body in CHATS.items():
-        expected = wanted(known["chats"][chat])
+        expected = get_expected(recording["chats"][chat])
         try:
-            text = ours(renderer, body)
+            text = render_body(renderer, body)
         except (InvalidRequest, TemplateFailed) as error:
             text, refused = None, error.message
         if text == expected:
             continue
         if expected is None:
-            assert text is None or not lost(body, text)  # transformers refuses it, and we need not
-        elif not lost(body, expected):
+            # Transformers refuses the chat, which we need not.
+            assert text is None or not find_missing(body, text)
+        elif not find_missing(body, expected):
             different.append((chat, expected, text or refused))
         elif text is not None:
-            assert not lost(body, text)  # transformers loses some of it, and we do not
+            # Transformers loses some of the chat, which we must not.
+            assert not find_missing(body, text)
     assert different == []

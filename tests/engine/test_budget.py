@@ -25,7 +25,7 @@ from localspec.engine.speculation.budget import (
 from localspec.engine.speculation.cost import CostProfile, CostTable
 
 WIDTHS = (1, 2, 3, 4, 5, 8, 12, 16, 32, 64)
-TOKENS = 96  # of each sequence
+TOKENS = 96  # for each sequence
 
 
 def random_costs(rng: random.Random, scale: float, steepness: float) -> dict[int, float]:
@@ -37,8 +37,8 @@ def random_costs(rng: random.Random, scale: float, steepness: float) -> dict[int
     return costs
 
 
-def hits_of(rng: random.Random, kind: str, count: int) -> list[bool]:
-    """Return which guesses are right: at random, never, or a lure that breaks off once it is believed."""
+def draw_hits(rng: random.Random, kind: str, count: int) -> list[bool]:
+    """Return which guesses are right: at random, never, or a lure that fails once it is believed."""
     if kind == "never":
         return [False] * count
     if kind == "random":
@@ -50,56 +50,54 @@ def hits_of(rng: random.Random, kind: str, count: int) -> list[bool]:
     return hits[:count]
 
 
-def reading_of(replay: Replay, costs: CostTable, sequences: int) -> list[float]:
+def record_reading_ms(replay: Replay, costs: CostTable, sequences: int) -> list[float]:
     """Note the milliseconds in which the draft model reads texts, beyond its drafts and its probes."""
     assert replay.pair.drafter is not None
     context, spent_ms = replay.pair.drafter.context, [0.0]
     decode = context.decode
 
-    def noting(batch: Batch) -> None:
+    def recording_decode(batch: Batch) -> None:
         rows = batch.struct
         drafts = sum(bool(rows.logits[row]) for row in range(batch.rows))
         if sequences not in {rows.seq_id[row][0] for row in range(batch.rows)}:  # no probe
             spent_ms[0] += costs.ms(batch.rows) - (costs.ms(drafts) if drafts else 0.0)
         decode(batch)
 
-    context.decode = noting  # type: ignore[method-assign]
+    context.decode = recording_decode  # type: ignore[method-assign]
     return spent_ms
 
 
 @pytest.mark.parametrize("sequences", [1, 2, 4])
 @pytest.mark.parametrize("kind", ["never", "random", "lure"])
 @pytest.mark.parametrize("seed", range(16))
-def test_no_text_and_no_costs_make_drafts_lose_more_than_the_bound(
-    seed: int, kind: str, sequences: int
-) -> None:
-    """A new pair with hopeful drafts, whose confidence says nothing or misleads."""
+def test_drafts_never_lose_more_than_the_bound(seed: int, kind: str, sequences: int) -> None:
+    """The pair is new, and the confidence of its hopeful drafts is random or misleading."""
     rng = random.Random(f"{seed} {kind} {sequences}")
     target = CostTable(random_costs(rng, 40.0, rng.uniform(0.1, 1.0)))
     draft = CostTable(random_costs(rng, rng.uniform(0.4, 20.0), 0.1))
     confident = rng.random()
     profile, count = CostProfile(target, draft, 1.0), TOKENS * sequences
-    hits = hits_of(rng, kind, count)
+    hits = draw_hits(rng, kind, count)
     guesses = [place if hit else place + 1_000_000 for place, hit in enumerate(hits)]
     buckets = [9 if rng.random() < confident else rng.randrange(10) for _ in range(count)]
     trace = Trace("any", list(range(count)), guesses, buckets, profile.as_dict())
     replay = Replay(trace, profile, Calibration(0.9), None, sequences)
-    reading_ms = reading_of(replay, draft, sequences)
+    reading_ms = record_reading_ms(replay, draft, sequences)
     replay.run()
-    # Until the first answer ends, because a pass of fewer sequences is another matter.
+    # Only the time until the first answer ends counts, since later passes have fewer sequences.
     answers = replay.answers.values()
     end = min(answer.stamps[-1] for answer in answers)
-    written = sum(
+    generated = sum(
         max((d.tokens for d, at in zip(a.deltas, a.stamps, strict=True) if at <= end), default=0)
         for a in answers
     )
     round_ms = target.ms(sequences) + profile.overhead_ms
     bound_ms = (MODEL_ROUNDS + MODEL_REFILL_ROUNDS * TOKENS) * round_ms
-    assert 1e3 * end <= (written / sequences) * round_ms + bound_ms + reading_ms[0]
+    assert 1e3 * end <= (generated / sequences) * round_ms + bound_ms + reading_ms[0]
 
 
 @given(st.lists(st.tuples(st.floats(0, 20), st.integers(0, 5)), max_size=60))
-def test_what_is_afforded_never_overdraws_a_balance(rounds: list[tuple[float, int]]) -> None:
+def test_affordable_costs_never_overdraw_a_balance(rounds: list[tuple[float, int]]) -> None:
     purse, lost = Budget().known, 0.0
     purse.open(10.0)
     for cost_ms, gained in rounds:

@@ -1,4 +1,4 @@
-"""Tool calls obey their tools' schemas, wherever in an answer and however cut into tokens they are opened."""
+"""Tool calls obey the schemas of their tools, wherever they begin and however they are tokenized."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FORMATS = {
         parameter=('<arg name="', '" text="yes">', '" text="no">', "</arg>\n"),
     ),
 }
-# What may stand in one token with the end of a marker, or its beginning, in GPT-2's spelling.
+# Tokens that hold the end or the beginning of a marker, in GPT-2's spelling.
 WORDS = [
     "<tool_call>", "</tool_call>", "<tool", "_call>", "_call>Ċ", "_call>x", '_call>{"', "</think>",
     "think>Ċ", "think>y", '{"', '{"name', '":', '","', '"}', '}}', "}ĊĊ", ">Ċ", "><", "<function=",
@@ -96,14 +96,14 @@ WORDS = [
 ]  # fmt: skip
 
 
-def spelled() -> list[str]:
-    usual = vocabulary(N_VOCAB)
-    return [*usual[:256], *WORDS, *usual[256 + len(WORDS) :]]
+def build_vocabulary() -> list[str]:
+    tokens = vocabulary(N_VOCAB)
+    return [*tokens[:256], *WORDS, *tokens[256 + len(WORDS) :]]
 
 
 @pytest.fixture(scope="module")
 def caller_files(models: Path) -> PairFiles:
-    return contextual_pair(models / "caller", tokens=spelled())
+    return contextual_pair(models / "caller", tokens=build_vocabulary())
 
 
 @pytest.fixture(scope="module")
@@ -112,97 +112,97 @@ def caller(caller_files: PairFiles) -> Iterator[Running]:
         yield engine
 
 
-# ------------------------------------------------------------------ schemas by chance
+# ------------------------------------------------------------------ random schemas
 
 
-def schema(chosen: random.Random, depth: int = 0) -> dict[str, Any]:
+def draw_schema(rng: random.Random, depth: int = 0) -> dict[str, Any]:
     text: list[dict[str, Any]] = [
-        {"type": "string", "maxLength": chosen.randint(0, 6)},
-        {"type": "string", "enum": chosen.sample(["a", "b c", "</tool>", '"', "é\n", "5"], 2)},
+        {"type": "string", "maxLength": rng.randint(0, 6)},
+        {"type": "string", "enum": rng.sample(["a", "b c", "</tool>", '"', "é\n", "5"], 2)},
         {
             "type": "string",
-            "pattern": chosen.choice(["^[a-c]{1,3}$", "^x", "^\\d{2}-[^/]$"]),
+            "pattern": rng.choice(["^[a-c]{1,3}$", "^x", "^\\d{2}-[^/]$"]),
             "maxLength": 5,
         },
     ]
     plain: list[dict[str, Any]] = [
-        {"type": "integer", "minimum": 3, "maximum": chosen.randint(3, 700)},
+        {"type": "integer", "minimum": 3, "maximum": rng.randint(3, 700)},
         {"type": "boolean"},
         {"type": "number", "minimum": 0, "maximum": 9},
         {"type": ["integer", "null"]},
         {"type": ["string", "null"], "maxLength": 4},
         {"anyOf": [{"type": "string", "maxLength": 3}, {"type": "number"}]},
         {"enum": [1, "1", None, "two"]},
-        {"const": chosen.choice([7, "seven", False])},
+        {"const": rng.choice([7, "seven", False])},
         {"$ref": "#/$defs/Part"},
     ]
     deep = (
         [
-            {"type": "array", "items": schema(chosen, depth + 1), "minItems": 1, "maxItems": 2},
-            _object(chosen, depth + 1),
+            {"type": "array", "items": draw_schema(rng, depth + 1), "minItems": 1, "maxItems": 2},
+            _draw_object(rng, depth + 1),
         ]
         if depth < 2
         else []
     )
-    return chosen.choice(chosen.choice([text, plain, deep or plain]))
+    return rng.choice(rng.choice([text, plain, deep or plain]))
 
 
-def _object(chosen: random.Random, depth: int) -> dict[str, Any]:
-    keys = chosen.sample(
-        ["a", "b", "name", "arguments", "x_1", "odd key", "Straße"][: 5 + depth], 3
-    )
-    made: dict[str, Any] = {
+def _draw_object(rng: random.Random, depth: int) -> dict[str, Any]:
+    keys = rng.sample(["a", "b", "name", "arguments", "x_1", "odd key", "Straße"][: 5 + depth], 3)
+    schema: dict[str, Any] = {
         "type": "object",
-        "properties": {key: schema(chosen, depth) for key in keys},
-        "required": chosen.sample(keys, chosen.randint(0, 3)),
+        "properties": {key: draw_schema(rng, depth) for key in keys},
+        "required": rng.sample(keys, rng.randint(0, 3)),
     }
-    if chosen.random() < 0.3:
-        made["additionalProperties"] = chosen.choice([False, True])
-    return made
+    if rng.random() < 0.3:
+        schema["additionalProperties"] = rng.choice([False, True])
+    return schema
 
 
-def tool(chosen: random.Random) -> dict[str, Any]:
+def draw_tool(rng: random.Random) -> dict[str, Any]:
     part = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99, "minimum": 0}}}
-    return {**_object(chosen, 0), "$defs": {"Part": part}}
+    return {**_draw_object(rng, 0), "$defs": {"Part": part}}
 
 
-def tools(chosen: random.Random) -> dict[str, Any]:
-    made = {name: tool(chosen) for name in ("get", "get_all")}
-    return {**made, "now": {"type": "object", "properties": {}}}
+def draw_tools(rng: random.Random) -> dict[str, Any]:
+    schemas = {name: draw_tool(rng) for name in ("get", "get_all")}
+    return {**schemas, "now": {"type": "object", "properties": {}}}
 
 
-def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """As ours are, where they do not say otherwise; nothing else of them changed."""
-    made = {k: closed(v) if isinstance(v, dict) else v for k, v in schema.items()}
+def close_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema whose objects are closed by default, as the product closes them."""
+    closed = {k: close_schema(v) if isinstance(v, dict) else v for k, v in schema.items()}
     if isinstance(schema.get("properties"), dict) and "type" in schema:
-        made.setdefault("additionalProperties", False)
-    return made
+        closed.setdefault("additionalProperties", False)
+    return closed
 
 
-# ------------------------------------------------------------------ a model by chance
+# ------------------------------------------------------------------ a random model
 
 
-def matcher_of(
-    vocab: Vocab, offered: ToolSet | None, constraint: Any = None, tail: str = ""
+def make_matcher(
+    vocab: Vocab, tool_set: ToolSet | None, constraint: Any = None, tail: str = ""
 ) -> Guide:
     request = Generate(
-        1, TextPrompt("x"), tools=offered, constraint=constraint, thoughts=list(REASONING_MARKERS)
+        1, TextPrompt("x"), tools=tool_set, constraint=constraint, thoughts=list(REASONING_MARKERS)
     )
-    found, note = GRAMMARS.setdefault(id(vocab), Grammars(vocab)).answer(request, tail, frozenset())
-    assert found is not None
+    matcher, note = GRAMMARS.setdefault(id(vocab), Grammars(vocab)).answer(
+        request, tail, frozenset()
+    )
+    assert matcher is not None
     assert not note
-    return found
+    return matcher
 
 
 GRAMMARS: dict[int, Grammars] = {}
 
 
-def write(
-    vocab: Vocab, matcher: Guide, chosen: random.Random, begun: str = "", most: int = 1500
+def write_answer(
+    vocab: Vocab, matcher: Guide, rng: random.Random, beginning: str = "", most: int = 1500
 ) -> tuple[str, bool]:
-    """What a model without any sense writes, that ends whatever it can; and whether it came to an end.
+    """Return the text of a random model that ends what it can, and whether it ended.
 
-    begun: spelled in any tokens that it can be spelled in, and the grammar lets in.
+    The text begins with `begun`, spelled in any tokens that the grammar accepts.
     """
     text = b""
     pieces = [vocab.piece(token) for token in range(vocab.size)]
@@ -211,22 +211,20 @@ def write(
         allowed = (
             list(range(vocab.size)) if mask is None else [int(t) for t in np.flatnonzero(mask)]
         )
-        rest = begun.encode()[len(text) :]
+        rest = beginning.encode()[len(text) :]
         if rest:
             allowed = [t for t in allowed if _begins(pieces[t], rest)]
-        elif mask is None or (
-            any(vocab.is_eog(token) for token in allowed) and chosen.random() < 0.6
-        ):
+        elif mask is None or (any(vocab.is_eog(token) for token in allowed) and rng.random() < 0.6):
             break
         ending = [t for t in allowed if pieces[t][:1] in (b'"', b"}", b"]", b"<", b"\n", b",")]
-        token = chosen.choice(ending if ending and chosen.random() < 0.3 else allowed)
+        token = rng.choice(ending if ending and rng.random() < 0.3 else allowed)
         if vocab.is_eog(token):
             break
-        if chosen.random() < 0.2:  # a round that is taken back
+        if rng.random() < 0.2:  # a round that is rolled back
             forced = [*matcher.forced_tokens()[:2], token]
             count = matcher.count_valid(forced)
-            for each in forced[:count]:
-                matcher.consume(each)
+            for forced_token in forced[:count]:
+                matcher.consume(forced_token)
             matcher.take_back(count)
         matcher.consume(token)
         text += pieces[token]
@@ -237,9 +235,9 @@ def _begins(piece: bytes, rest: bytes) -> bool:
     return bool(piece) and (rest.startswith(piece) or piece.startswith(rest))
 
 
-def read(offered: ToolSet, text: str, tail: str = "") -> tuple[list[tuple[str, str]], str]:
-    """The calls in an answer, and its text."""
-    parser = AnswerParser(offered.format, offered.schemas, parallel=offered.parallel)
+def read_calls(tool_set: ToolSet, text: str, tail: str = "") -> tuple[list[tuple[str, str]], str]:
+    """Return the calls in an answer, and its text."""
+    parser = AnswerParser(tool_set.format, tool_set.schemas, parallel=tool_set.parallel)
     parser.begin(tail)
     pieces = parser.feed(text[: len(text) // 2])
     pieces += parser.feed(text[len(text) // 2 :])
@@ -258,43 +256,45 @@ def parse_finite(text: str) -> float:
     return max(min(float(text), 1e300), -1e300)
 
 
-def check(offered: ToolSet, calls: Sequence[tuple[str, str]]) -> None:
+def validate_calls(tool_set: ToolSet, calls: Sequence[tuple[str, str]]) -> None:
     for name, arguments in calls:
-        value = json.loads(arguments, parse_float=parse_finite)  # JSON's numbers have no end
-        jsonschema_rs.validate(closed(offered.schemas[name]), value)
+        value = json.loads(arguments, parse_float=parse_finite)  # numbers in JSON are unbounded
+        jsonschema_rs.validate(close_schema(tool_set.schemas[name]), value)
 
 
-BEGUN = ["", "Let me see.\n", "<think>a <tool_call> or</think>\n", "1 < 2 <tool ", "<<tool<"]
+BEGINNINGS = ["", "Let me see.\n", "<think>a <tool_call> or</think>\n", "1 < 2 <tool ", "<<tool<"]
 
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_call_that_is_opened_obeys_its_schema(caller: Running, name: str, seed: int) -> None:
-    chosen, vocab, form = random.Random(f"{name}{seed}"), caller.pair.vocab, FORMATS[name]
-    offered = ToolSet(form, tools(chosen), parallel=chosen.random() < 0.7)
-    begun = chosen.choice(BEGUN if form is HERMES else BEGUN[:2]) + form.opens[0]
+def test_every_call_obeys_the_schema_of_its_tool(caller: Running, name: str, seed: int) -> None:
+    rng, vocab, call_format = random.Random(f"{name}{seed}"), caller.pair.vocab, FORMATS[name]
+    tool_set = ToolSet(call_format, draw_tools(rng), parallel=rng.random() < 0.7)
+    beginning = (
+        rng.choice(BEGINNINGS if call_format is HERMES else BEGINNINGS[:2]) + call_format.opens[0]
+    )
     for _ in range(3):
-        text, ended = write(vocab, matcher_of(vocab, offered), chosen, begun)
-        calls, _ = read(offered, text)
+        text, ended = write_answer(vocab, make_matcher(vocab, tool_set), rng, beginning)
+        calls, _ = read_calls(tool_set, text)
         if ended:
             assert calls, text
-            check(offered, calls)
+            validate_calls(tool_set, calls)
         else:
-            check(offered, calls[:-1])
+            validate_calls(tool_set, calls[:-1])
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_required_call_is_nothing_but_calls(caller: Running, name: str, seed: int) -> None:
-    chosen, vocab = random.Random(f"{name}{seed}"), caller.pair.vocab
-    offered = ToolSet(FORMATS[name], tools(chosen), required=True, parallel=seed > 0)
+def test_required_call_gives_an_answer_of_calls_only(caller: Running, name: str, seed: int) -> None:
+    rng, vocab = random.Random(f"{name}{seed}"), caller.pair.vocab
+    tool_set = ToolSet(FORMATS[name], draw_tools(rng), required=True, parallel=seed > 0)
     for tail in ("", "<think>\n"):
-        begun = "so</think>\n" if tail else ""
-        text, ended = write(vocab, matcher_of(vocab, offered, tail=tail), chosen, begun)
-        calls, content = read(offered, text, tail)
+        beginning = "so</think>\n" if tail else ""
+        text, ended = write_answer(vocab, make_matcher(vocab, tool_set, tail=tail), rng, beginning)
+        calls, content = read_calls(tool_set, text, tail)
         assert not ended or not content.strip()
-        check(offered, calls if ended else calls[:-1])
-        if not offered.parallel:
+        validate_calls(tool_set, calls if ended else calls[:-1])
+        if not tool_set.parallel:
             assert len(calls) == 1
         for call, arguments in calls:
             value = json.loads(arguments) if ended else {}
@@ -304,38 +304,42 @@ def test_a_required_call_is_nothing_but_calls(caller: Running, name: str, seed: 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_beside_a_response_format_an_answer_is_one_or_the_other(caller: Running, name: str) -> None:
-    chosen, vocab = random.Random(name), caller.pair.vocab
-    wanted = {"type": "object", "properties": {"z": {"type": "integer"}}, "required": ["z"]}
-    constraint = Constraint("json_schema", json.dumps(wanted))
-    seen = set()
+def test_answer_is_a_call_or_follows_the_response_format(caller: Running, name: str) -> None:
+    rng, vocab = random.Random(name), caller.pair.vocab
+    response_schema = {
+        "type": "object",
+        "properties": {"z": {"type": "integer"}},
+        "required": ["z"],
+    }
+    constraint = Constraint("json_schema", json.dumps(response_schema))
+    outcomes = set()
     for at in range(12):
-        offered = ToolSet(FORMATS[name], tools(chosen))
-        begun = ['{"z', ""][at % 2]
-        text, ended = write(vocab, matcher_of(vocab, offered, constraint), chosen, begun)
+        tool_set = ToolSet(FORMATS[name], draw_tools(rng))
+        beginning = ['{"z', ""][at % 2]
+        text, ended = write_answer(vocab, make_matcher(vocab, tool_set, constraint), rng, beginning)
         if not ended:
             continue
-        calls, content = read(offered, text)
-        seen.add(bool(calls))
-        check(offered, calls)
+        calls, content = read_calls(tool_set, text)
+        outcomes.add(bool(calls))
+        validate_calls(tool_set, calls)
         if calls:
             assert not content.strip()
         else:
-            jsonschema_rs.validate(closed(wanted), json.loads(content))
-    assert seen == {True, False}
+            jsonschema_rs.validate(close_schema(response_schema), json.loads(content))
+    assert outcomes == {True, False}
 
 
 def test_structured_output_follows_thoughts_that_the_prompt_has_opened(caller: Running) -> None:
-    chosen, vocab = random.Random(1), caller.pair.vocab
-    matcher = matcher_of(vocab, None, Constraint("regex", "[ab]{3}"), "assistant\n<think>\n")
-    text, ended = write(vocab, matcher, chosen, "I think, <b>ab</think>\n")
+    rng, vocab = random.Random(1), caller.pair.vocab
+    matcher = make_matcher(vocab, None, Constraint("regex", "[ab]{3}"), "assistant\n<think>\n")
+    text, ended = write_answer(vocab, matcher, rng, "I think, <b>ab</think>\n")
     assert ended
     assert text.rpartition("</think>")[2].strip("\n") in [
         a + b + c for a in "ab" for b in "ab" for c in "ab"
     ]
 
 
-WRITTEN = {
+TEMPLATE_CALLS = {
     "seen JSON": '<|calls|>[\n{"id": "0", "called": "note", "with": {"text": "a b", "n": 7}},\n'
     '{"id": "1", "called": "note", "with": {"text": "", "n": 8}}\n]<|end_calls|>',
     "seen keys": "<tool_call>note\n<key>text</key>\n<value>a b</value>\n<key>n</key>\n<value>7</value>\n"
@@ -347,37 +351,39 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize("name", WRITTEN)
-def test_what_a_template_writes_is_what_a_found_notation_lets_in(
-    caller: Running, name: str
-) -> None:
+@pytest.mark.parametrize("name", TEMPLATE_CALLS)
+def test_detected_format_accepts_what_its_template_writes(caller: Running, name: str) -> None:
     parameters = {"text": {"type": "string"}, "n": {"type": "integer", "maximum": 8}}
     note = {"type": "object", "properties": parameters, "required": ["text", "n"]}
-    offered, text, vocab = ToolSet(FORMATS[name], {"note": note}), WRITTEN[name], caller.pair.vocab
+    tool_set, text, vocab = (
+        ToolSet(FORMATS[name], {"note": note}),
+        TEMPLATE_CALLS[name],
+        caller.pair.vocab,
+    )
 
-    def accepted(text: str) -> int:
+    def count_rejected(text: str) -> int:
         tokens = vocab.tokenize(text, add_special=False, parse_special=False)
-        return len(tokens) - matcher_of(vocab, offered).count_valid(tokens)
+        return len(tokens) - make_matcher(vocab, tool_set).count_valid(tokens)
 
-    assert accepted(text) == 0
-    assert accepted(text.replace("7", "9")) > 0
-    assert accepted(text.replace("text", "tex", 1)) > 0
-    assert [json.loads(given) for _, given in read(offered, text)[0]] == [
+    assert count_rejected(text) == 0
+    assert count_rejected(text.replace("7", "9")) > 0
+    assert count_rejected(text.replace("text", "tex", 1)) > 0
+    assert [json.loads(arguments) for _, arguments in read_calls(tool_set, text)[0]] == [
         {"text": "a b", "n": 7},
         {"text": "", "n": 8},
     ]
 
 
-def test_what_ends_an_answer_is_in_no_grammar_of_its_calls() -> None:
+def test_end_token_is_left_out_of_the_call_grammar() -> None:
     special = GrammarTokens({"<|call|>": 0, "<|calls|>": 1}, ends=frozenset([1]))
     assert special.lark_expression("}<|call|>\n<|calls|>") == '"}" <[0]> "\\n"'
 
 
-def test_what_a_schema_asks_in_vain_is_said_or_refused(caller: Running) -> None:
+def test_unsupported_schema_is_reported_or_refused(caller: Running) -> None:
     odd = {"type": "object", "properties": {"x": {"type": "string", "pattern": "(?<=a)b"}}}
     fine = {"type": "object", "properties": {"y": {"const": 1}}, "required": ["y"]}
-    offered = ToolSet(HERMES, {"odd": odd, "fine": fine})
-    request = Generate(1, TextPrompt("x"), tools=offered)
+    tool_set = ToolSet(HERMES, {"odd": odd, "fine": fine})
+    request = Generate(1, TextPrompt("x"), tools=tool_set)
     matcher, note = Grammars(caller.pair.vocab).answer(request, "", frozenset())
     assert matcher is not None
     assert "'odd'" in note
@@ -400,8 +406,8 @@ SMALL = {
 OFFERED = ToolSet(HERMES, SMALL)
 
 
-def opening(vocab: Vocab, temperature: float = 1.0, **more: Any) -> Sampling:
-    """A wish that makes markers and ends of text likely."""
+def make_sampling(vocab: Vocab, temperature: float = 1.0, **more: Any) -> Sampling:
+    """Return sampling settings that make markers and ends of text likely."""
     likely = ["<tool_call>", "_call>", "<tool", "_call>Ċ", "_call>x", '_call>{"']
     bias = {256 + WORDS.index(word): 9.0 for word in likely}
     quote = vocab.tokenize('"', add_special=False, parse_special=False)[0]
@@ -409,64 +415,66 @@ def opening(vocab: Vocab, temperature: float = 1.0, **more: Any) -> Sampling:
     return Sampling(temperature=temperature, logit_bias=bias | {quote: 9.0}, **options)
 
 
-WISHES: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 3}, {}]
+SAMPLING_OPTIONS: list[dict[str, Any]] = [{"temperature": 0.0}, {"seed": 3}, {}]
 
 
-@pytest.mark.parametrize("wish", WISHES)
+@pytest.mark.parametrize("options", SAMPLING_OPTIONS)
 @pytest.mark.parametrize(
     "speculative", [PLAIN, drafting(4, verification="rejection"), drafting(None, "auto")]
 )
 def test_calls_of_an_answer_obey_with_drafts_and_without(
-    caller: Running, wish: Any, speculative: Any
+    caller: Running, options: Any, speculative: Any
 ) -> None:
-    wanted = opening(caller.pair.vocab, **wish)
+    sampling = make_sampling(caller.pair.vocab, **options)
     requests = [
         caller.start(
-            f"p{at}", 120, wanted, speculative, tools=OFFERED, thoughts=list(REASONING_MARKERS)
+            f"p{at}", 120, sampling, speculative, tools=OFFERED, thoughts=list(REASONING_MARKERS)
         )
         for at in range(6)
     ]
     caller.finish()
-    found = 0
+    call_count = 0
     for request in requests:
         answer = caller.answers[request]
-        calls, _ = read(OFFERED, answer.text)
-        if answer.text.rfind("<tool_call>") > answer.text.rfind("</tool_call>"):  # it was cut off
+        calls, _ = read_calls(OFFERED, answer.text)
+        if answer.text.rfind("<tool_call>") > answer.text.rfind(
+            "</tool_call>"
+        ):  # the call was cut off
             calls = calls[:-1]
-        check(OFFERED, calls)
-        found += len(calls)
-    assert found
+        validate_calls(OFFERED, calls)
+        call_count += len(calls)
+    assert call_count
 
 
-@pytest.mark.parametrize("wish", WISHES[:2])
-def test_drafts_do_not_change_an_answer_with_calls(caller: Running, wish: Any) -> None:
-    pair, wanted = caller.pair, opening(caller.pair.vocab, **wish)
+@pytest.mark.parametrize("options", SAMPLING_OPTIONS[:2])
+def test_drafts_do_not_change_an_answer_with_calls(caller: Running, options: Any) -> None:
+    pair, sampling = caller.pair, make_sampling(caller.pair.vocab, **options)
     prompt = pair.vocab.tokenize("a", add_special=True, parse_special=True)
     more: dict[str, Any] = {"tools": OFFERED, "thoughts": list(REASONING_MARKERS)}
     caller.forget()
-    plain = caller.ask("a", 80, wanted, **more)
-    assert read(OFFERED, plain.text)[0]
+    plain = caller.ask("a", 80, sampling, **more)
+    assert read_calls(OFFERED, plain.text)[0]
     for depth in (1, 3, 8, None):
         caller.forget()
-        drafted = caller.ask("a", 80, wanted, drafting(depth, "auto"), **more)
+        drafted = caller.ask("a", 80, sampling, drafting(depth, "auto"), **more)
         assert_alike(
             pair.files.target,
             prompt,
             drafted.tokens,
             plain.tokens,
-            Sampler(resolve_settings(wanted, pair.defaults)),
-            lambda: matcher_of(pair.vocab, OFFERED),
+            Sampler(resolve_settings(sampling, pair.defaults)),
+            lambda: make_matcher(pair.vocab, OFFERED),
         )
 
 
-def test_who_calls_no_tool_answers_as_ever(caller: Running) -> None:
+def test_request_without_tools_is_unaffected(caller: Running) -> None:
     caller.forget()
     alone = caller.ask("bystander", 40).tokens
     caller.forget()
-    wanted = opening(caller.pair.vocab)
-    caller.start("p", 60, wanted, drafting(4, "auto"), tools=OFFERED)
+    sampling = make_sampling(caller.pair.vocab)
+    caller.start("p", 60, sampling, drafting(4, "auto"), tools=OFFERED)
     request = caller.start("bystander", 40)
-    caller.start("q", 60, wanted, drafting(4, verification="rejection"), tools=OFFERED)
+    caller.start("q", 60, sampling, drafting(4, verification="rejection"), tools=OFFERED)
     caller.finish()
     tokens = caller.answers[request].tokens
     prompt = caller.pair.vocab.tokenize("bystander", add_special=True, parse_special=True)
@@ -474,26 +482,26 @@ def test_who_calls_no_tool_answers_as_ever(caller: Running) -> None:
         assert worst_gap(caller.pair.files.target, prompt, tokens) < NEAR_TIE
 
 
-def test_what_a_call_must_have_is_drafted_without_a_model(caller: Running) -> None:
+def test_forced_parts_of_a_call_are_drafted_by_the_grammar(caller: Running) -> None:
     long = {"a_rather_long_key_that_costs_many_tokens": {"const": "and a value as long as that"}}
     schema = {"type": "object", "properties": long, "required": list(long)}
-    offered = ToolSet(HERMES, {"only": schema}, required=True, parallel=False)
-    answer = caller.ask("x", 200, GREEDY, drafting(8), tools=offered)
-    told = answer.done.speculation
-    assert read(offered, answer.text)[0][0][0] == "only"
+    tool_set = ToolSet(HERMES, {"only": schema}, required=True, parallel=False)
+    answer = caller.ask("x", 200, GREEDY, drafting(8), tools=tool_set)
+    speculation = answer.done.speculation
+    assert read_calls(tool_set, answer.text)[0][0][0] == "only"
     assert answer.done.finish_reason == "stop"
-    assert told.kind == "grammar"
-    assert told.accepted == told.drafted > 60
-    assert told.rounds < 40
+    assert speculation.kind == "grammar"
+    assert speculation.accepted == speculation.drafted > 60
+    assert speculation.rounds < 40
 
 
-# What follows the prompt, and then a "b", in the target's opinion and in the draft's: tokens and odds.
+# Probabilities of the first token, and of the token after a "b", by the target and by the draft.
 TARGET = {"b": 0.9, "c": 0.1}, {"c": 0.45, "d": 0.25, "e": 0.1, "f": 0.2}
 DRAFT = {"b": 0.9, "f": 0.1}, {"c": 0.05, "d": 0.15, "e": 0.4, "f": 0.4}
 
 
-class Table:
-    """Stands for a context whose last pass has these rows."""
+class FakeContext:
+    """A stand-in for a context whose last pass has these rows."""
 
     def __init__(self, rows: Sequence[Logits]) -> None:
         self._rows = rows
@@ -502,56 +510,59 @@ class Table:
         return self._rows[row]
 
 
-def excess_behind_a_marker(vocab: Vocab, dropped: bool) -> float:
-    """How far tokens behind a "b", where "f" is forbidden, are from what the target says of the others.
+def measure_excess_behind_marker(vocab: Vocab, dropped: bool) -> float:
+    """Return how far tokens after a "b", where "f" is forbidden, are from the target's distribution.
 
-    Both were drafted in one run. dropped: forbidden drafts are left out, and not rejected.
+    Both tokens are drafted in one round. If `dropped`, forbidden drafts are left out instead of rejected.
     """
     token = {x: vocab.tokenize(x, add_special=False, parse_special=False)[0] for x in "bcdef"}
 
-    def row(odds: dict[str, float]) -> Logits:
-        found: Logits = np.full(vocab.size, -np.inf, dtype=np.float32)
+    def make_row(odds: dict[str, float]) -> Logits:
+        row_logits: Logits = np.full(vocab.size, -np.inf, dtype=np.float32)
         for text, odd in odds.items():
-            found[token[text]] = np.log(odd)
-        return found
+            row_logits[token[text]] = np.log(odd)
+        return row_logits
 
     sampler = Sampler(Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5))
     any_object: dict[str, Any] = {"type": "object"}
-    offered = ToolSet(CallFormat("named", ("b",), middle="g"), dict.fromkeys("cde", any_object))
-    target, after_draft = Table([*map(row, TARGET), row({"b": 1.0})]), list(map(row, DRAFT))
+    tool_set = ToolSet(CallFormat("named", ("b",), middle="g"), dict.fromkeys("cde", any_object))
+    target, after_draft = (
+        FakeContext([*map(make_row, TARGET), make_row({"b": 1.0})]),
+        list(map(make_row, DRAFT)),
+    )
     drawn = []
     for _ in range(2500):
-        probs = [sampler.distribution(each) for each in after_draft]
-        tokens = [each.pick(sampler.uniform()) for each in probs]
-        matcher = matcher_of(vocab, offered)
+        probs = [sampler.distribution(logits) for logits in after_draft]
+        tokens = [distribution.pick(sampler.uniform()) for distribution in probs]
+        matcher = make_matcher(vocab, tool_set)
         drafts = DraftRequest(cast(Slot, None), 2, tokens=tokens, buckets=[0, 0], probs=probs)
         if dropped:
             drafts.cut(matcher.count_valid(tokens))
         verifier = Verifier(sampler, matcher, reject=True)
-        kept = verifier.verify(cast(Context, target), 0, [0], drafts)
-        if kept[0] == token["b"] and len(kept) > 1:
-            drawn.append(kept[1])
+        accepted = verifier.verify(cast(Context, target), 0, [0], drafts)
+        if accepted[0] == token["b"] and len(accepted) > 1:
+            drawn.append(accepted[1])
     total = sum(odd for text, odd in TARGET[1].items() if text != "f")
-    wanted = {token[text]: odd / total for text, odd in TARGET[1].items() if text != "f"}
-    return chi_square_z((drawn, wanted))
+    probabilities = {token[text]: odd / total for text, odd in TARGET[1].items() if text != "f"}
+    return chi_square_z((drawn, probabilities))
 
 
 def test_rejection_keeps_the_distribution_behind_a_marker_that_a_draft_completes(
     caller: Running,
 ) -> None:
-    assert excess_behind_a_marker(caller.pair.vocab, dropped=False) < 4.5
+    assert measure_excess_behind_marker(caller.pair.vocab, dropped=False) < 4.5
 
 
 @pytest.mark.parametrize("mistake", ["no residual", "dropped"])
-def test_that_test_of_the_distribution_finds_a_wrong_rule(
+def test_distribution_test_finds_a_wrong_rule(
     caller: Running, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mistake == "no residual":
         monkeypatch.setattr(verification, "residual", lambda target, draft: target)
-    assert excess_behind_a_marker(caller.pair.vocab, dropped=mistake == "dropped") > 8
+    assert measure_excess_behind_marker(caller.pair.vocab, dropped=mistake == "dropped") > 8
 
 
-def test_calls_of_a_template_that_is_not_understood_are_free_and_that_is_said(
+def test_unknown_call_format_is_unconstrained_with_a_note(
     caller: Running,
 ) -> None:
     grammars = Grammars(caller.pair.vocab)
@@ -563,37 +574,37 @@ def test_calls_of_a_template_that_is_not_understood_are_free_and_that_is_said(
     assert grammars.answer(request, "", frozenset())[0] is not None
 
 
-def test_thoughts_that_end_at_their_limit_are_followed_by_the_call_that_is_required(
+def test_required_call_follows_thoughts_that_reach_their_limit(
     caller: Running,
 ) -> None:
-    chosen, vocab = random.Random(5), caller.pair.vocab
-    offered = ToolSet(HERMES, SMALL, required=True, parallel=False)
+    rng, vocab = random.Random(5), caller.pair.vocab
+    tool_set = ToolSet(HERMES, SMALL, required=True, parallel=False)
     tail = "assistant\n<think>\n"
     closing = vocab.tokenize("</think>", add_special=False, parse_special=True)
     marker = ThoughtMarker(b"<think>", b"</think>", closing)
     for limit in (0, 3, 20):
         thoughts = ThoughtLimit(limit, [marker], tail, vocab.piece, vocab.size)
-        guide = CombinedGuide(thoughts, matcher_of(vocab, offered, tail=tail))
-        written = b""
+        guide = CombinedGuide(thoughts, make_matcher(vocab, tool_set, tail=tail))
+        output = b""
         for _ in range(400):
             mask = guide.mask()
             forced = guide.forced_tokens()
             allowed = range(vocab.size - 8) if mask is None else np.flatnonzero(mask).tolist()
             assert not forced or forced[0] in allowed
             assert guide.count_valid(forced) == len(forced)
-            token = forced[0] if forced else chosen.choice(list(allowed))
+            token = forced[0] if forced else rng.choice(list(allowed))
             if vocab.is_eog(token):
                 break
             guide.consume(token)
-            written += vocab.piece(token)
-        text = written.decode("utf-8", "replace")
+            output += vocab.piece(token)
+        text = output.decode("utf-8", "replace")
         thought, _, rest = text.partition("</think>")
         assert rest
         assert len(thought) < 40 * (limit + 9)
-        calls, content = read(offered, text, tail)
+        calls, content = read_calls(tool_set, text, tail)
         assert not content.strip()
         assert len(calls) == 1
-        check(offered, calls)
+        validate_calls(tool_set, calls)
 
 
 KEYWORDS = st.sampled_from(
@@ -608,13 +619,15 @@ JSON = st.recursive(
 
 @settings(max_examples=60)
 @given(st.dictionaries(KEYWORDS, JSON, max_size=4), st.sampled_from(sorted(FORMATS)))
-def test_a_schema_of_any_shape_is_held_to_or_said(
+def test_schema_of_any_shape_compiles_or_is_reported(
     caller: Running, schema: dict[str, Any], name: str
 ) -> None:
-    offered = ToolSet(FORMATS[name], {"odd": schema, "fine": SMALL["get"]})
-    request = Generate(1, TextPrompt("x"), tools=offered)
+    tool_set = ToolSet(FORMATS[name], {"odd": schema, "fine": SMALL["get"]})
+    request = Generate(1, TextPrompt("x"), tools=tool_set)
     grammars = GRAMMARS.setdefault(id(caller.pair.vocab), Grammars(caller.pair.vocab))
     matcher, note = grammars.answer(request, "", frozenset())
     assert matcher is not None
     assert "'fine'" not in note
-    read(offered, f"{offered.format.opens[0]}<function=odd><parameter=a>1</parameter></function>")
+    read_calls(
+        tool_set, f"{tool_set.format.opens[0]}<function=odd><parameter=a>1</parameter></function>"
+    )

@@ -1,4 +1,4 @@
-"""Bias, penalties, DRY, truncations and temperature together, held against llama.cpp's own chain."""
+"""Bias, penalties, DRY, truncations and temperature together agree with llama.cpp's own chain."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SETTINGS = st.fixed_dictionaries(
         ),
     }
 )
-# A token's weight is 0 in float32 beside the one with a bias, and its probability is 0.02 even so.
+# The weight of a token is 0 in float32 beside the one with a bias, although its probability is 0.02.
 EVERYTHING = {
     "temperature": 100.0,
     "top_k": -1,
@@ -53,28 +53,30 @@ EVERYTHING = {
 }
 
 
-def theirs(row: Logits, history: Sequence[int], asked: Settings) -> dict[int, float]:
-    """The probabilities that llama.cpp would draw from."""
+def run_llama_cpp_chain(row: Logits, history: Sequence[int], options: Settings) -> dict[int, float]:
+    """Return the probabilities that llama.cpp would draw from."""
     chain = C.llama_sampler_chain_init(C.llama_sampler_chain_default_params())
 
     def look_back(count: int) -> int:
         return count if count >= 0 else len(history) + 1
 
-    bias = [C.llama_logit_bias(token, value) for token, value in asked.logit_bias.items()]
-    penalties = asked.repeat_penalty, asked.frequency_penalty, asked.presence_penalty
-    dry = asked.dry_multiplier, asked.dry_base, asked.dry_allowed_length
+    bias = [C.llama_logit_bias(token, value) for token, value in options.logit_bias.items()]
+    penalties = options.repeat_penalty, options.frequency_penalty, options.presence_penalty
+    dry = options.dry_multiplier, options.dry_base, options.dry_allowed_length
     for sampler in (
         C.llama_sampler_init_logit_bias(N, len(bias), (C.llama_logit_bias * len(bias))(*bias)),
-        C.llama_sampler_init_penalties(N, look_back(asked.repeat_last_n), *penalties),
-        C.llama_sampler_init_dry(None, *dry, look_back(asked.dry_penalty_last_n), None, 0),
-        C.llama_sampler_init_top_n_sigma(asked.top_n_sigma),
-        C.llama_sampler_init_top_k(asked.top_k),
-        C.llama_sampler_init_typical(asked.typical_p, asked.min_keep),
-        C.llama_sampler_init_top_p(asked.top_p, asked.min_keep),
-        C.llama_sampler_init_min_p(asked.min_p, asked.min_keep),
-        C.llama_sampler_init_xtc(asked.xtc_probability, asked.xtc_threshold, asked.min_keep, 1),
+        C.llama_sampler_init_penalties(N, look_back(options.repeat_last_n), *penalties),
+        C.llama_sampler_init_dry(None, *dry, look_back(options.dry_penalty_last_n), None, 0),
+        C.llama_sampler_init_top_n_sigma(options.top_n_sigma),
+        C.llama_sampler_init_top_k(options.top_k),
+        C.llama_sampler_init_typical(options.typical_p, options.min_keep),
+        C.llama_sampler_init_top_p(options.top_p, options.min_keep),
+        C.llama_sampler_init_min_p(options.min_p, options.min_keep),
+        C.llama_sampler_init_xtc(
+            options.xtc_probability, options.xtc_threshold, options.min_keep, 1
+        ),
         C.llama_sampler_init_temp_ext(
-            asked.temperature, asked.dynatemp_range, asked.dynatemp_exponent
+            options.temperature, options.dynatemp_range, options.dynatemp_exponent
         ),
         C.llama_sampler_init_dist(1),
     ):
@@ -90,7 +92,7 @@ def theirs(row: Logits, history: Sequence[int], asked: Settings) -> dict[int, fl
     return {int(array.data[at].id): array.data[at].p for at in range(array.size)}
 
 
-# A cut within rounding of an edge may fall otherwise, and many settings have no answer of llama.cpp's.
+# A cut near an edge may be rounded differently, and llama.cpp gives no result for many settings.
 @settings(max_examples=400, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.integers(0, 2**32), st.lists(st.integers(0, 8), max_size=30), SETTINGS)
 @example(0, [0], {**EVERYTHING, "top_p": 0.0, "min_keep": 3})
@@ -100,24 +102,24 @@ def theirs(row: Logits, history: Sequence[int], asked: Settings) -> dict[int, fl
     [0],
     {**EVERYTHING, "xtc_probability": 1.0, "xtc_threshold": 0.0, "top_k": 5, "temperature": 1.0},
 )
-def test_the_distribution_is_that_of_llama_cpps_chain(
+def test_distribution_is_that_of_llama_cpps_chain(
     seed: int, history: list[int], chosen: dict[str, Any]
 ) -> None:
-    asked = Settings(**chosen)
-    far = max([abs(value) for value in asked.logit_bias.values()], default=0.0) >= 100.0
-    far = far or asked.dry_multiplier > 0.0 or asked.repeat_penalty in (0.001, 100.0)
-    # llama.cpp's entropy is no number where a probability is 0 in float32.
-    assume(asked.typical_p == 1.0 or not far)
-    # It counts what top-n-sigma has put out as a candidate still: in an entropy, to be kept, and as
-    # likely enough for XTC where anything is.
-    plain = asked.typical_p == 1.0 and not asked.min_keep and not asked.dynatemp_range
-    plain = plain and not (asked.excludes and asked.xtc_threshold == 0.0)
-    assume(asked.top_n_sigma < 0.0 or plain)
+    options = Settings(**chosen)
+    far = max([abs(value) for value in options.logit_bias.values()], default=0.0) >= 100.0
+    far = far or options.dry_multiplier > 0.0 or options.repeat_penalty in (0.001, 100.0)
+    # llama.cpp's entropy is NaN if a probability is 0 in float32.
+    assume(options.typical_p == 1.0 or not far)
+    # It still counts tokens removed by top-n-sigma as candidates: in an entropy, for `min_keep`, and
+    # for XTC with a threshold of 0.
+    plain = options.typical_p == 1.0 and not options.min_keep and not options.dynatemp_range
+    plain = plain and not (options.excludes and options.xtc_threshold == 0.0)
+    assume(options.top_n_sigma < 0.0 or plain)
     row = np.random.default_rng(seed).normal(0, 3, N).astype(np.float32)
-    sampler = Sampler(asked)
-    found = sampler.distribution(sampler.adjusted(row, history))
-    wanted = theirs(row, history, asked)
-    # Nor is the root of its entropy one where rounding has that below 0.
-    assume(not any(map(math.isnan, wanted.values())))
-    for token in set(found.ids.tolist()) | set(wanted):
-        assert abs(found.probability_of(token) - wanted.get(token, 0.0)) < 2e-3
+    sampler = Sampler(options)
+    distribution = sampler.distribution(sampler.adjusted(row, history))
+    expected = run_llama_cpp_chain(row, history, options)
+    # The root of its entropy is NaN if rounding makes the entropy negative.
+    assume(not any(map(math.isnan, expected.values())))
+    for token in set(distribution.ids.tolist()) | set(expected):
+        assert abs(distribution.probability_of(token) - expected.get(token, 0.0)) < 2e-3

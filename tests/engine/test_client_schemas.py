@@ -1,8 +1,8 @@
-"""The schemas that client libraries write for their usual types: each is held to, and says what it means.
+"""The schemas that client libraries generate for their usual types are enforced.
 
-`client_schemas.json` was written by the libraries themselves: per line one schema, with its library, version
-and type, values that are valid, values that are not, and the keywords that cannot be enforced. Run this file
-to print the table.
+`client_schemas.json` was written by the libraries themselves. Each line has a schema, its library, version
+and type, valid and invalid values, and the keywords that cannot be enforced. Run this file to print the
+table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENTRIES: list[dict[str, Any]] = json.loads(
 LIBRARIES = sorted({entry["library"] for entry in ENTRIES})
 
 
-def constraint(schema: Any, *, strict: bool = False) -> Constraint:
+def make_constraint(schema: Any, *, strict: bool = False) -> Constraint:
     return Constraint("json_schema", json.dumps(schema), param="response_format", strict=strict)
 
 
@@ -39,11 +39,11 @@ def accepts(matcher: LLMatcher, value: Any) -> bool:
     return bool(walk.is_accepting())
 
 
-def outcome(entry: dict[str, Any]) -> str:
-    """Return what becomes of a schema: "ok", what it is held to without, or what is wrong."""
+def check_entry(entry: dict[str, Any]) -> str:
+    """Return "ok", the keywords without which a schema is enforced, or what is wrong."""
     try:
         matcher = LLMatcher(
-            tokenizer(), constraint_source(constraint(entry["schema"])), log_level=0
+            tokenizer(), constraint_source(make_constraint(entry["schema"])), log_level=0
         )
     except GrammarRejected as error:
         return f"400: {error.message}"
@@ -53,32 +53,32 @@ def outcome(entry: dict[str, Any]) -> str:
     wrong += [f"accepts {v}" for v in entry["invalid"] if accepts(matcher, v)]
     if wrong:
         return ", ".join(wrong)
-    note = note_of(constraint(entry["schema"]))
+    note = note_of(make_constraint(entry["schema"]))
     return f"ok, without {note.partition(': ')[2].rstrip('.')}" if note else "ok"
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_what_a_library_writes_for_its_types_is_held_to(library: str) -> None:
+def test_schemas_of_a_library_are_enforced(library: str) -> None:
     entries = [entry for entry in ENTRIES if entry["library"] == library]
-    found = {entry["type"]: outcome(entry) for entry in entries}
-    assert found == {
+    outcomes = {entry["type"]: check_entry(entry) for entry in entries}
+    assert outcomes == {
         entry["type"]: f"ok, without {entry['without']}" if entry.get("without") else "ok"
         for entry in entries
     }
 
 
-def refusal(schema: Any) -> str:
-    """Return why a schema is refused with `strict`; "": it is not."""
+def get_refusal(schema: Any) -> str:
+    """Return why a schema is refused with `strict`, or an empty text."""
     try:
-        constraint_source(constraint(schema, strict=True))
+        constraint_source(make_constraint(schema, strict=True))
     except GrammarRejected as error:
         return error.message
     return ""
 
 
-def test_only_what_cannot_be_enforced_is_refused_with_strict() -> None:
+def test_strict_refuses_only_unenforceable_schemas() -> None:
     for entry in ENTRIES:
-        message = refusal(entry["schema"])
+        message = get_refusal(entry["schema"])
         assert bool(message) == bool(entry.get("without")), entry["type"]
         assert entry.get("without", "") in message
         assert "coerce" not in message
@@ -92,5 +92,5 @@ def test_every_library_has_values_of_both_kinds() -> None:
 
 
 if __name__ == "__main__":
-    for each in ENTRIES:
-        print(each["library"], each["version"], each["type"], outcome(each), sep=" | ")
+    for row in ENTRIES:
+        print(row["library"], row["version"], row["type"], check_entry(row), sep=" | ")

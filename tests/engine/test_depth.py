@@ -1,4 +1,4 @@
-"""The depth policy as tables, as properties, and replayed on traces with measured costs."""
+"""The depth policy, by tables, by properties, and by replaying traces with measured costs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from tests.support.replay import (
 
 _POLICY = MeasuredDepth()
 decide, keep_drafting = _POLICY.decide, _POLICY.keep_drafting
-worth_verifying, at_first = _POLICY.worth_verifying, _POLICY.choose_first_count
+worth_verifying, choose_first_count = _POLICY.worth_verifying, _POLICY.choose_first_count
 STEP_MS = DRAFT_MS[1]
 
 
@@ -60,12 +60,12 @@ def pass_ms(rows: int = MAX_DEPTH + 1) -> Floats:
     return CostTable(TARGET_MS).padded_ms(rows)
 
 
-def round_of(passes: Floats) -> RoundCosts:
+def make_round_costs(passes: Floats) -> RoundCosts:
     return RoundCosts(passes, OVERHEAD_MS, OVERHEAD_MS)
 
 
-def certain(acceptance: float) -> Belief:
-    """A belief that the acceptance rate is this one, whatever the confidence."""
+def make_certain_belief(acceptance: float) -> Belief:
+    """Return the belief that the acceptance rate is this one at every confidence."""
     calibration = Calibration()
     belief = Belief(calibration)
     belief.weights = np.zeros(len(GRID))
@@ -73,8 +73,8 @@ def certain(acceptance: float) -> Belief:
     return belief
 
 
-def rate(belief: Belief, depth: int) -> float:
-    """Expected tokens per millisecond of a round at a fixed depth: the formula, spelt out."""
+def compute_rate(belief: Belief, depth: int) -> float:
+    """Return the expected tokens per millisecond of a round at a fixed depth, by the formula."""
     alive = belief.survival((), depth)
     cost = depth * STEP_MS + float(pass_ms()[depth + 1]) + OVERHEAD_MS
     return float(alive.sum()) / cost
@@ -85,7 +85,7 @@ beliefs = st.lists(st.floats(0, 1), min_size=len(GRID), max_size=len(GRID)).filt
 )
 
 
-def belief_of(weights: list[float]) -> Belief:
+def make_belief(weights: list[float]) -> Belief:
     belief = Belief(Calibration())
     belief.weights = np.array(weights) / sum(weights)
     return belief
@@ -97,14 +97,14 @@ def belief_of(weights: list[float]) -> Belief:
 @pytest.mark.parametrize(("alpha", "depth"), list(product([0.2, 0.5, 0.8, 0.94], [0, 1, 3, 7])))
 def test_expected_tokens_are_the_geometric_sum(alpha: float, depth: int) -> None:
     expected = (1 - alpha ** (depth + 1)) / (1 - alpha)
-    assert certain(alpha).survival((), depth).sum() == pytest.approx(expected)
+    assert make_certain_belief(alpha).survival((), depth).sum() == pytest.approx(expected)
 
 
 @given(beliefs, st.lists(st.integers(0, N_BUCKETS - 1), max_size=8), st.integers(0, 12))
 def test_survival_begins_at_one_and_never_rises(
-    weights: list[float], known: list[int], depth: int
+    weights: list[float], buckets: list[int], depth: int
 ) -> None:
-    alive = belief_of(weights).survival(known, depth)
+    alive = make_belief(weights).survival(buckets, depth)
     assert alive.shape == (depth + 1,)
     assert alive[0] == 1.0
     assert np.all(np.diff(alive) <= 1e-12)
@@ -113,9 +113,9 @@ def test_survival_begins_at_one_and_never_rises(
 
 @given(beliefs)
 def test_the_decision_is_the_best_of_all_depths(weights: list[float]) -> None:
-    belief = belief_of(weights)
-    decision = decide([Candidate(belief, MAX_DEPTH, STEP_MS)], round_of(pass_ms()))
-    rates = [rate(belief, depth) for depth in range(MAX_DEPTH + 1)]
+    belief = make_belief(weights)
+    decision = decide([Candidate(belief, MAX_DEPTH, STEP_MS)], make_round_costs(pass_ms()))
+    rates = [compute_rate(belief, depth) for depth in range(MAX_DEPTH + 1)]
     assert rates[decision.depths[0]] == pytest.approx(max(rates), rel=1e-3)
     assert decision.rate == pytest.approx(max(rates), rel=1e-3)
 
@@ -124,9 +124,9 @@ def test_the_decision_is_the_best_of_all_depths(weights: list[float]) -> None:
 def test_no_decision_is_expected_to_be_slower_than_plain(
     weights: list[float], entry_ms: float, step_ms: float, limit: int
 ) -> None:
-    belief = belief_of(weights)
+    belief = make_belief(weights)
     candidate = Candidate(belief, limit, step_ms, entry_ms)
-    depth = decide([candidate], round_of(pass_ms())).depths[0]
+    depth = decide([candidate], make_round_costs(pass_ms())).depths[0]
     assert 0 <= depth <= limit
     gain = belief.survival((), depth).sum()
     cost = depth * step_ms + (entry_ms if depth else 0) + pass_ms()[depth + 1] + OVERHEAD_MS
@@ -134,21 +134,23 @@ def test_no_decision_is_expected_to_be_slower_than_plain(
 
 
 def test_nothing_is_drafted_when_drafts_are_never_right() -> None:
-    candidate = Candidate(certain(0.01), MAX_DEPTH, STEP_MS)
-    assert decide([candidate], round_of(pass_ms())).depths == [0]
+    candidate = Candidate(make_certain_belief(0.01), MAX_DEPTH, STEP_MS)
+    assert decide([candidate], make_round_costs(pass_ms())).depths == [0]
 
 
 def test_padding_makes_three_drafts_cheaper_than_two() -> None:
-    """Width 4 costs 87 ms and width 3 117 ms: three rows are padded to four, or all four used."""
+    """Width 4 costs 87 ms and width 3 costs 117 ms, so three rows are padded to four."""
     assert pass_ms()[3] == pass_ms()[4] == TARGET_MS[4]
-    depth = decide([Candidate(certain(0.7), MAX_DEPTH, STEP_MS)], round_of(pass_ms())).depths[0]
+    depth = decide(
+        [Candidate(make_certain_belief(0.7), MAX_DEPTH, STEP_MS)], make_round_costs(pass_ms())
+    ).depths[0]
     assert depth == 3
 
 
 @pytest.mark.parametrize(("alpha", "least"), [(0.98, 7), (0.88, 3), (0.5, 1)])
 def test_better_drafts_are_drafted_deeper(alpha: float, least: int) -> None:
-    candidate = Candidate(certain(alpha), MAX_DEPTH, STEP_MS)
-    assert decide([candidate], round_of(pass_ms())).depths[0] >= least
+    candidate = Candidate(make_certain_belief(alpha), MAX_DEPTH, STEP_MS)
+    assert decide([candidate], make_round_costs(pass_ms())).depths[0] >= least
 
 
 def test_drafting_stops_when_the_draft_turns_doubtful() -> None:
@@ -156,36 +158,36 @@ def test_drafting_stops_when_the_draft_turns_doubtful() -> None:
     calibration.offset[:] = np.linspace(-4, 3, N_BUCKETS)
     calibration._refresh()
     candidate = Candidate(Belief(calibration), MAX_DEPTH, STEP_MS)
-    found = decide([candidate], round_of(pass_ms())).rate
+    rate = decide([candidate], make_round_costs(pass_ms())).rate
     costs = pass_ms()[1:] - pass_ms()[1]
     candidate.known = [9, 9]
-    assert keep_drafting(candidate, costs, found)
+    assert keep_drafting(candidate, costs, rate)
     candidate.known = [9, 9, 0, 0]
-    assert not keep_drafting(candidate, costs, found)
-    assert worth_verifying(candidate, costs, found) <= 3
+    assert not keep_drafting(candidate, costs, rate)
+    assert worth_verifying(candidate, costs, rate) <= 3
 
 
 @given(beliefs, st.lists(st.integers(0, N_BUCKETS - 1), max_size=MAX_DEPTH), st.floats(0, 0.1))
-def test_one_more_is_drafted_and_as_many_verified_as_the_formula_says(
-    weights: list[float], known: list[int], at_rate: float
+def test_draft_and_verify_counts_follow_the_formula(
+    weights: list[float], buckets: list[int], at_rate: float
 ) -> None:
-    entry_ms = 0.0 if known else 5.0
-    candidate = Candidate(belief_of(weights), MAX_DEPTH, STEP_MS, entry_ms, known)
+    entry_ms = 0.0 if buckets else 5.0
+    candidate = Candidate(make_belief(weights), MAX_DEPTH, STEP_MS, entry_ms, buckets)
     costs = pass_ms()[1:] - pass_ms()[1]
-    alive = candidate.belief.survival(known, MAX_DEPTH)
+    alive = candidate.belief.survival(buckets, MAX_DEPTH)
 
     def value(depth: int) -> float:
-        steps = max(depth - len(known), 0) * STEP_MS + entry_ms * (depth > 0)
+        steps = max(depth - len(buckets), 0) * STEP_MS + entry_ms * (depth > 0)
         return float(alive[: depth + 1].sum()) - at_rate * (float(costs[depth]) + steps)
 
     values = [value(depth) for depth in range(MAX_DEPTH + 1)]
-    drafted = len(known)
+    drafted = len(buckets)
     assert best_value(candidate, costs, at_rate) == pytest.approx(max(values))
     verified = worth_verifying(candidate, costs, at_rate)
     assert 0 <= verified <= drafted
     assert values[verified] == pytest.approx(max(values[: drafted + 1]))
     gain = max(values[drafted + 1 :], default=values[drafted]) - values[drafted]
-    if known and abs(gain) > 1e-9:
+    if buckets and abs(gain) > 1e-9:
         assert keep_drafting(candidate, costs, at_rate) == (gain > 0)
 
 
@@ -195,49 +197,52 @@ def test_one_more_is_drafted_and_as_many_verified_as_the_formula_says(
     st.integers(1, MAX_DEPTH),
     st.floats(0, 0.1),
 )
-def test_as_many_known_tokens_are_verified_at_first_as_two_rounds_gain_most_with(
-    weights: list[float], known: list[int], most: int, at_rate: float
+def test_first_count_maximises_the_value_of_two_rounds(
+    weights: list[float], buckets: list[int], most: int, at_rate: float
 ) -> None:
-    belief, costs = belief_of(weights), pass_ms()[1 : most + 2]
-    sure = [*known, *known[-1:] * (2 * most)]  # of what comes after them the last one says most
+    belief, costs = make_belief(weights), pass_ms()[1 : most + 2]
+    # The last bucket predicts best what follows it.
+    extended = [*buckets, *buckets[-1:] * (2 * most)]
 
-    def next_round(after: int, drafts: int) -> float:
-        """What it gains if so many tokens have come: one after another, as its rows turn out."""
-        gain, came = 0.0, belief.survival(sure[:after], after)[-1]
-        for each in range(drafts + 1):
-            gain += float(belief.survival(sure[: after + each], after + each)[-1] / came)
+    def next_round(accepted: int, drafts: int) -> float:
+        """Return the value of a round that follows `after` accepted tokens."""
+        gain, reached = 0.0, belief.survival(extended[:accepted], accepted)[-1]
+        for row in range(drafts + 1):
+            gain += float(belief.survival(extended[: accepted + row], accepted + row)[-1] / reached)
         return gain - at_rate * float(costs[drafts])
 
-    def two_rounds(first: int) -> float:
-        came = belief.survival(sure[: first + 1], first + 1)
-        later = max(next_round(first + 1, drafts) for drafts in range(most + 1))
-        return float(came[:-1].sum() - at_rate * costs[first] + came[-1] * max(later, 0.0))
+    def two_rounds(count: int) -> float:
+        reached = belief.survival(extended[: count + 1], count + 1)
+        later = max(next_round(count + 1, drafts) for drafts in range(most + 1))
+        return float(reached[:-1].sum() - at_rate * costs[count] + reached[-1] * max(later, 0.0))
 
-    values = [two_rounds(first) for first in range(most + 1)]
-    found = at_first(Candidate(belief, len(known), 0.0, 0.0, known, known), costs, at_rate)
-    assert values[found] == pytest.approx(max(values))
+    values = [two_rounds(count) for count in range(most + 1)]
+    first_count = choose_first_count(
+        Candidate(belief, len(buckets), 0.0, 0.0, buckets, buckets), costs, at_rate
+    )
+    assert values[first_count] == pytest.approx(max(values))
     assert FixedDepth(3).choose_first_count(Candidate(belief, 9, 0.0), costs, at_rate) == most
 
 
-def test_a_passage_that_shows_early_whether_it_is_repeated_is_tried_with_few_tokens() -> None:
-    """Seven of ten are, and then to their end: a wide pass pays, a narrow one before it pays more."""
+def test_uncertain_passage_is_tried_with_few_tokens_first() -> None:
+    """Seven of ten passages are repeated to their end, so a narrow pass before a wide one pays."""
     belief = Belief(Calibration())
     belief.calibration.offset[:] = 0
     belief.calibration._refresh()
     belief.weights = np.where(GRID[-1] == GRID, 0.7, np.where(GRID[0] == GRID, 0.3, 0.0))
     candidate = Candidate(belief, MAX_DEPTH, 0.0, 0.0, [5] * MAX_DEPTH, range(MAX_DEPTH))
-    found = decide([candidate], round_of(pass_ms()))
-    assert found.depths[0] > 8
-    assert at_first(candidate, pass_ms()[1 : found.depths[0] + 2], found.rate) <= 3
+    decision = decide([candidate], make_round_costs(pass_ms()))
+    assert decision.depths[0] > 8
+    assert choose_first_count(candidate, pass_ms()[1 : decision.depths[0] + 2], decision.rate) <= 3
     belief.weights = np.where(GRID[-1] == GRID, 1.0, 0.0)
-    found = decide([candidate], round_of(pass_ms()))
-    assert at_first(candidate, pass_ms()[1 : found.depths[0] + 2], found.rate) > 8
+    decision = decide([candidate], make_round_costs(pass_ms()))
+    assert choose_first_count(candidate, pass_ms()[1 : decision.depths[0] + 2], decision.rate) > 8
 
 
-def test_text_the_draft_has_not_read_is_a_reason_not_to_draft() -> None:
-    belief = certain(0.7)
-    near = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 0.0)], round_of(pass_ms()))
-    far = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 5000.0)], round_of(pass_ms()))
+def test_unread_draft_text_is_a_reason_not_to_draft() -> None:
+    belief = make_certain_belief(0.7)
+    near = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 0.0)], make_round_costs(pass_ms()))
+    far = decide([Candidate(belief, MAX_DEPTH, STEP_MS, 5000.0)], make_round_costs(pass_ms()))
     assert near.depths[0] > 0
     assert far.depths == [0]
 
@@ -245,32 +250,32 @@ def test_text_the_draft_has_not_read_is_a_reason_not_to_draft() -> None:
 # ---------------------------------------------------------------------------- several sequences
 
 
-def test_each_drafts_less_as_more_share_the_pass() -> None:
-    """Rows beyond the narrow widths are dear, and together they get there sooner."""
+def test_each_sequence_drafts_less_as_more_share_the_pass() -> None:
+    """Rows beyond the narrow widths are expensive, and several sequences reach them sooner."""
     costs = CostTable({1: 78.0, 2: 95, 4: 110, 8: 161, 16: 320, 32: 700, 64: 1500})
     depths = []
     for count in (1, 2, 4, 8):
-        candidates = [Candidate(certain(0.8), MAX_DEPTH, STEP_MS) for _ in range(count)]
+        candidates = [Candidate(make_certain_belief(0.8), MAX_DEPTH, STEP_MS) for _ in range(count)]
         table = costs.padded_ms(count * (MAX_DEPTH + 1))
-        depths.append(sum(decide(candidates, round_of(table)).depths) / count)
+        depths.append(sum(decide(candidates, make_round_costs(table)).depths) / count)
     assert depths == sorted(depths, reverse=True)
     assert depths[0] > depths[-1]
 
 
 def test_the_sequence_with_the_better_drafts_gets_more_of_the_pass() -> None:
-    candidates = [Candidate(certain(a), MAX_DEPTH, STEP_MS) for a in (0.94, 0.3)]
-    depths = decide(candidates, round_of(pass_ms(2 * MAX_DEPTH + 2))).depths
+    candidates = [Candidate(make_certain_belief(a), MAX_DEPTH, STEP_MS) for a in (0.94, 0.3)]
+    depths = decide(candidates, make_round_costs(pass_ms(2 * MAX_DEPTH + 2))).depths
     assert depths[0] > depths[1]
 
 
 @given(st.lists(beliefs, min_size=1, max_size=4), st.integers(0, 64))
-def test_together_no_decision_is_slower_than_plain_together(
+def test_joint_decision_is_never_slower_than_plain(
     several: list[list[float]], prompt_rows: int
 ) -> None:
-    candidates = [Candidate(belief_of(weights), MAX_DEPTH, STEP_MS) for weights in several]
+    candidates = [Candidate(make_belief(weights), MAX_DEPTH, STEP_MS) for weights in several]
     base = len(candidates) + prompt_rows
     table = pass_ms(base + len(candidates) * MAX_DEPTH)
-    decision = decide(candidates, round_of(table), prompt_rows)
+    decision = decide(candidates, make_round_costs(table), prompt_rows)
     gain = sum(
         c.belief.survival((), d).sum() for c, d in zip(candidates, decision.depths, strict=True)
     )
@@ -281,27 +286,27 @@ def test_together_no_decision_is_slower_than_plain_together(
     assert decision.rate >= plain - 1e-12
 
 
-# ---------------------------------------------------------------------------- what is believed
+# ---------------------------------------------------------------------------- beliefs
 
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(beliefs, st.integers(0, 4)), min_size=2, max_size=3), st.integers(0, 1))
-def test_where_all_have_as_many_rows_the_decision_is_near_the_best_of_all(
-    sequences: list[tuple[list[float], int]], others: int
+def test_decision_with_equal_rows_is_near_the_best_of_all(
+    sequences: list[tuple[list[float], int]], plain_count: int
 ) -> None:
-    """Whatever one drafts, each has its rows: as many as there are, others that draft nothing too."""
-    candidates = [Candidate(belief_of(w), limit, STEP_MS) for w, limit in sequences]
-    count = len(candidates) + others
+    """Every sequence has as many rows as the deepest draft needs, including those without drafts."""
+    candidates = [Candidate(make_belief(w), limit, STEP_MS) for w, limit in sequences]
+    count = len(candidates) + plain_count
     passes = pass_ms(5 * count)
 
     def rate_of(depths: Sequence[int]) -> float:
         pairs = zip(candidates, depths, strict=True)
-        gain = others + sum(float(c.belief.survival((), d).sum()) for c, d in pairs)
+        gain = plain_count + sum(float(c.belief.survival((), d).sum()) for c, d in pairs)
         cost = sum(depths) * STEP_MS + float(passes[count * (1 + max(depths))]) + OVERHEAD_MS
         return gain / cost
 
     costs = RoundCosts(passes, OVERHEAD_MS, OVERHEAD_MS, alike=count)
-    decision = decide(candidates, costs, others, others)
+    decision = decide(candidates, costs, plain_count, plain_count)
     assert decision.rate == pytest.approx(rate_of(decision.depths))
     best = max(map(rate_of, product(*(range(limit + 1) for _, limit in sequences))))
     assert decision.rate > 0.97 * best
@@ -321,9 +326,9 @@ def test_belief_follows_a_burst_within_a_few_tokens() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, N_BUCKETS - 1), st.booleans()), max_size=80))
-def test_a_belief_stays_a_distribution(seen: list[tuple[int, bool]]) -> None:
+def test_a_belief_stays_a_distribution(observations: list[tuple[int, bool]]) -> None:
     belief = Belief(Calibration())
-    for at, hit in seen:
+    for at, hit in observations:
         belief.observe(at, hit)
         belief.fade(3)
     for weights in (belief.weights, belief.calibration.prior, belief.calibration.share):
@@ -331,7 +336,7 @@ def test_a_belief_stays_a_distribution(seen: list[tuple[int, bool]]) -> None:
         assert weights.min() >= 0
 
 
-def test_what_is_not_observed_fades_to_the_prior() -> None:
+def test_unobserved_belief_fades_to_the_prior() -> None:
     belief = Belief(Calibration())
     for _ in range(50):
         belief.observe(9, False)
@@ -339,7 +344,7 @@ def test_what_is_not_observed_fades_to_the_prior() -> None:
     assert belief.weights == pytest.approx(belief.calibration.prior)
 
 
-def test_calibration_learns_which_confidence_is_worth_what() -> None:
+def test_calibration_learns_the_value_of_each_confidence() -> None:
     rng = np.random.default_rng(0)
     calibration = Calibration()
     for _ in range(20):
@@ -367,11 +372,11 @@ def test_a_calibration_survives_being_stored() -> None:
     belief = Belief(calibration)
     for at in range(30):
         belief.observe(at % N_BUCKETS, at % 3 == 0)
-    again = Calibration.from_dict(calibration.as_dict())
+    restored = Calibration.from_dict(calibration.as_dict())
     calibration._refresh()
-    assert again.prior == pytest.approx(calibration.prior)
-    assert again.rates == pytest.approx(calibration.rates)
-    assert again.unseen == pytest.approx(calibration.unseen)
+    assert restored.prior == pytest.approx(calibration.prior)
+    assert restored.rates == pytest.approx(calibration.rates)
+    assert restored.unseen == pytest.approx(calibration.unseen)
 
 
 @pytest.mark.parametrize(
@@ -397,8 +402,8 @@ def test_a_damaged_calibration_is_replaced_by_a_fresh_one(damage: object) -> Non
     stored: object = damage
     if isinstance(damage, dict) and damage:
         stored = {**Calibration(0.4).as_dict(), **damage}
-    found = Calibration.from_dict(stored, 0.4)
-    assert found.as_dict() == Calibration(0.4).as_dict()
+    calibration = Calibration.from_dict(stored, 0.4)
+    assert calibration.as_dict() == Calibration(0.4).as_dict()
 
 
 # ---------------------------------------------------------------------------- fixed depths
@@ -410,11 +415,11 @@ def test_a_depth_outside_the_limits_is_refused(depth: int) -> None:
         FixedDepth(depth)
 
 
-def test_a_fixed_depth_is_kept_whatever_it_costs() -> None:
+def test_fixed_depth_ignores_costs() -> None:
     policy = FixedDepth(5)
-    candidate = Candidate(certain(0.01), 9, 1e6)
+    candidate = Candidate(make_certain_belief(0.01), 9, 1e6)
     assert policy.decide(
-        [candidate, Candidate(certain(0.9), 2, 1.0)], round_of(pass_ms())
+        [candidate, Candidate(make_certain_belief(0.9), 2, 1.0)], make_round_costs(pass_ms())
     ).depths == [5, 2]
     candidate.known = [0] * 4
     assert policy.keep_drafting(candidate, pass_ms(), 1.0)
@@ -432,44 +437,44 @@ TRACES = [
     bursty(0.95, 0.1, 200, LENGTH),
     telling(LENGTH),
 ]
-each_trace = pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.name)
+all_traces = pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.name)
 
 
 @functools.cache
-def twice(name: str) -> tuple[Replay, Replay]:
-    """`auto` on a trace with a pair nobody knows, then again with what it learned."""
-    trace = next(each for each in TRACES if each.name == name)
+def replay_twice(name: str) -> tuple[Replay, Replay]:
+    """Replay a trace in `auto` with a new pair, and again with what it has learned."""
+    trace = next(trace for trace in TRACES if trace.name == name)
     calibration = Calibration()
     return auto(trace, calibration), auto(trace, calibration)
 
 
-@each_trace
+@all_traces
 def test_auto_is_never_slower_than_plain(trace: Trace) -> None:
-    """In the very first answer with a pair, at every acceptance rate, once it has begun."""
-    first, _ = twice(trace.name)
+    """This holds for the first answer of a pair, at every acceptance rate, after 64 tokens."""
+    first_run, _ = replay_twice(trace.name)
     begun = 64
-    spent = first.spent_ms[-1] - first.spent_ms[begun]
+    spent = first_run.spent_ms[-1] - first_run.spent_ms[begun]
     assert plain_ms(trace) * (1 - begun / LENGTH) / spent >= 0.97
 
 
-@each_trace
+@all_traces
 def test_auto_with_a_known_pair_is_never_slower_than_plain(trace: Trace) -> None:
-    assert plain_ms(trace) / twice(trace.name)[1].spent_ms[-1] >= 0.97
+    assert plain_ms(trace) / replay_twice(trace.name)[1].spent_ms[-1] >= 0.97
 
 
-@each_trace
+@all_traces
 def test_auto_is_near_the_best_fixed_depth_found_afterwards(trace: Trace) -> None:
-    assert best_fixed_ms(trace) / twice(trace.name)[1].spent_ms[-1] >= 0.95
+    assert best_fixed_ms(trace) / replay_twice(trace.name)[1].spent_ms[-1] >= 0.95
 
 
 @pytest.mark.parametrize("trace", TRACES[-3:], ids=lambda trace: trace.name)
 def test_auto_is_no_worse_than_any_fixed_depth_where_the_text_changes(trace: Trace) -> None:
-    assert best_fixed_ms(trace) / twice(trace.name)[1].spent_ms[-1] >= 1.0
+    assert best_fixed_ms(trace) / replay_twice(trace.name)[1].spent_ms[-1] >= 1.0
 
 
 @pytest.mark.parametrize("bad", [200, 500, 1500])
 def test_drafts_that_become_good_after_a_long_bad_stretch_are_noticed(bad: int) -> None:
-    """However much text the draft model has to read first."""
+    """They are noticed however much text the draft model has to read first."""
     trace = bursty(0.0, 0.95, bad, 2 * bad)
     calibration = Calibration()
     auto(steady(0.0, 1000), calibration)
@@ -480,7 +485,7 @@ def test_drafts_that_become_good_after_a_long_bad_stretch_are_noticed(bad: int) 
 def test_looking_for_drafts_costs_little_where_none_are_found(
     share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However much of a pass a look takes; and where it takes next to none every round looks."""
+    """This holds whatever a search costs; where it costs almost nothing, every round searches."""
     looks, wrong = [0], steady(0.0, 600)
 
     def offer(drafter: ModelDrafter, request: DraftRequest) -> None:
@@ -496,8 +501,8 @@ def test_looking_for_drafts_costs_little_where_none_are_found(
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.95])
-def test_the_first_attempt_in_a_text_is_a_small_one_however_good_others_were(alpha: float) -> None:
-    """Where a row costs next to nothing fifteen drafts would be tried at once, and be lost in bad texts."""
+def test_first_attempt_in_a_text_is_small(alpha: float) -> None:
+    """Where rows are cheap, fifteen drafts would otherwise be tried at once, and lost in bad texts."""
     costs = CostProfile(CostTable({1: 20.0, 16: 24.0}), CostTable({1: 0.5, 16: 1.0}), 1.0)
     calibration = Calibration()
     for seed in range(4):
@@ -515,11 +520,11 @@ def test_the_first_attempt_in_a_text_is_a_small_one_however_good_others_were(alp
     assert max(fixed.depths) == 6
 
 
-def test_what_was_found_is_looked_for_again_at_once() -> None:
+def test_successful_search_is_repeated_at_once() -> None:
     drafting = Drafting([], MeasuredDepth())
     rests = []
-    for found in (False, False, False, False, False, True, False, False):
-        drafting.end_search(found, max_rest=7)
+    for success in (False, False, False, False, False, True, False, False):
+        drafting.end_search(success, max_rest=7)
         rests.append(drafting.budget.searches.left)
         while not drafting.begin_search():
             pass
@@ -529,8 +534,8 @@ def test_what_was_found_is_looked_for_again_at_once() -> None:
     assert fixed.begin_search()
 
 
-def test_the_costs_replayed_are_those_measured() -> None:
-    """The replay at the two ends that can be computed by hand."""
+def test_replayed_costs_are_the_measured_ones() -> None:
+    """The two extremes of a replay can be computed by hand."""
     everything = steady(1.0, 400)
     assert plain_ms(everything) == pytest.approx(400 * (TARGET_MS[1] + OVERHEAD_MS))
     always = fixed_ms(everything.hits, COSTS, 3)
@@ -544,7 +549,7 @@ def test_the_costs_replayed_are_those_measured() -> None:
     ("clients", "alpha"), [(2, 0.4), (2, 0.95), (4, 0.0), (4, 0.8), (4, 0.95), (8, 0.4), (8, 0.95)]
 )
 def test_several_clients_are_never_slower_than_without_drafts(clients: int, alpha: float) -> None:
-    """In sum, from a new pair's first texts on, where rows of several texts are dearer than one's."""
+    """This holds in total from the first texts of a pair, where rows of several texts cost more."""
     dearer = 0.02
     calibration = Calibration()
     for number, least in enumerate((0.95, 0.97, 0.97)):
@@ -554,8 +559,8 @@ def test_several_clients_are_never_slower_than_without_drafts(clients: int, alph
 
 
 @pytest.mark.parametrize("clients", [2, 4])
-def test_several_clients_have_most_of_what_the_best_depth_would_bring(clients: int) -> None:
-    """In sum, once the pair is known."""
+def test_several_clients_get_most_of_the_best_fixed_depth(clients: int) -> None:
+    """This holds in total, once the pair has learned."""
     calibration = Calibration()
     ratios = []
     for number in range(6):

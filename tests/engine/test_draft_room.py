@@ -49,8 +49,8 @@ def test_running_answers_that_fill_the_drafts_context_go_on_without_it(
         truth = alone.ask(prompts[exact], 200, endless, exact=exact)
         if exact:
             assert answer.text == truth.text
-        never = Settings(temperature=0.0, logit_bias=dict.fromkeys(engine.pair.vocab.ends, -inf))
+        settings = Settings(temperature=0.0, logit_bias=dict.fromkeys(engine.pair.vocab.ends, -inf))
         target = contextual_files.target
-        assert_alike(target, prompts[exact], answer.tokens, truth.tokens, Sampler(never))
+        assert_alike(target, prompts[exact], answer.tokens, truth.tokens, Sampler(settings))
     drafted = [engine.answers[request].done.speculation.drafted for request in requests.values()]
-    assert min(drafted) < 3 * 200 / 4 * 0.9  # one of them had to stop drafting on the way
+    assert min(drafted) < 3 * 200 / 4 * 0.9  # one request had to stop drafting midway

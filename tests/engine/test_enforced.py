@@ -1,4 +1,4 @@
-"""What of a schema is enforced, what is left out and named, and that every number, time and address ends."""
+"""Schema keywords are enforced, or dropped and named, and every number, time and address ends."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from localspec.engine.sampling.grammars.sources import constraint_source, enforc
 from localspec.errors import GrammarRejected
 from localspec.protocol.calls import CallFormat, ToolSet
 from localspec.protocol.frames import Constraint
-from tests.engine.test_schemas import accepts, completed, tokenizer
+from tests.engine.test_schemas import accepts, add_object_types, tokenizer
 
 TEXT = {"type": "string"}
 
 
-def constraint(schema: Any, *, strict: bool = False) -> Constraint:
+def make_constraint(schema: Any, *, strict: bool = False) -> Constraint:
     return Constraint("json_schema", json.dumps(schema), param="response_format", strict=strict)
 
 
-# ------------------------------------------------------------------ what asks nothing
+# ------------------------------------------------------------------ keywords without effect
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def constraint(schema: Any, *, strict: bool = False) -> Constraint:
         {"enum": None, "pattern": None, "required": None},
     ],
 )
-def test_what_asks_nothing_is_passed_over(more: dict[str, Any]) -> None:
+def test_keywords_without_effect_are_ignored(more: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": {**TEXT, **more}}, **more}
-    assert note_of(constraint(schema)) == ""
-    constraint_source(constraint(schema, strict=True))
+    assert note_of(make_constraint(schema)) == ""
+    constraint_source(make_constraint(schema, strict=True))
     assert accepts(schema, {"a": "x"})
     assert not accepts(schema, {"a": 1})
 
@@ -67,14 +67,14 @@ def test_what_asks_nothing_is_passed_over(more: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "name", ["path", "uuid4", "int32", "binary", "password", "uri-reference", "x", "regex", ""]
 )
-def test_formats_that_are_not_known_are_passed_over(name: str) -> None:
+def test_unknown_formats_are_ignored(name: str) -> None:
     for schema in ({**TEXT, "format": name}, {"type": "integer", "format": name}):
-        constraint_source(constraint(schema, strict=True))
-        assert note_of(constraint(schema)) == ""
+        constraint_source(make_constraint(schema, strict=True))
+        assert note_of(make_constraint(schema)) == ""
         assert accepts(schema, "x" if schema["type"] == "string" else 3)
 
 
-# ------------------------------------------------------------------ what cannot be enforced
+# ------------------------------------------------------------------ unsupported keywords
 
 UNSUPPORTED: dict[str, Any] = {
     "uniqueItems": True,
@@ -94,7 +94,7 @@ UNSUPPORTED: dict[str, Any] = {
 }
 
 
-def with_unsupported(keyword: str) -> dict[str, Any]:
+def make_unsupported_schema(keyword: str) -> dict[str, Any]:
     schema: dict[str, Any] = {keyword: UNSUPPORTED[keyword]}
     if keyword == "if":
         schema["then"] = {"required": ["b"]}
@@ -117,37 +117,37 @@ WRAPPINGS: dict[str, Any] = {
 @pytest.mark.parametrize("keyword", UNSUPPORTED)
 @given(path=st.lists(st.sampled_from(list(WRAPPINGS)), max_size=4))
 @settings(max_examples=15, deadline=None)
-def test_a_keyword_is_left_out_alone_and_named_with_its_path(keyword: str, path: list[str]) -> None:
-    schema = with_unsupported(keyword)
+def test_unsupported_keyword_is_dropped_alone_and_named(keyword: str, path: list[str]) -> None:
+    schema = make_unsupported_schema(keyword)
     for step in reversed(path):
         schema = WRAPPINGS[step](schema)
     place = "#" + "".join(path)
     schema = {"type": "object", "properties": {"o": schema, "n": {"const": 1}}, "required": ["n"]}
     place = f"'{keyword}' at #/properties/o{place[1:]}"
-    note = note_of(constraint(schema))
+    note = note_of(make_constraint(schema))
     assert place in note
     assert accepts(schema, {"n": 1})
     assert not accepts(schema, {"n": 2})
     with pytest.raises(GrammarRejected, match="strict") as refused:
-        constraint_source(constraint(schema, strict=True))
+        constraint_source(make_constraint(schema, strict=True))
     assert place in refused.value.message
     assert refused.value.param == "response_format"
     assert not re.search("x-guidance|coerce|lenient|llguidance", note + refused.value.message)
     tools = ToolSet(CallFormat("json"), {"f": schema})
-    kept, invalid, said = enforced_tools(tools)
-    assert place in said
+    enforced, invalid, tool_note = enforced_tools(tools)
+    assert place in tool_note
     assert not invalid
-    assert kept.schemas["f"]["required"] == ["n"]
+    assert enforced.schemas["f"]["required"] == ["n"]
     with pytest.raises(GrammarRejected, match=re.escape(place)):
         enforced_tools(ToolSet(CallFormat("json"), {"f": schema}, strict=["f"]))
 
 
 def test_a_note_is_short_whatever_the_schema() -> None:
-    many = {f"k{i}" * 200: {"type": "array", "uniqueItems": True} for i in range(300)}
-    assert len(note_of(constraint({"type": "object", "properties": many}))) < 1200
+    properties = {f"k{i}" * 200: {"type": "array", "uniqueItems": True} for i in range(300)}
+    assert len(note_of(make_constraint({"type": "object", "properties": properties}))) < 1200
 
 
-# ------------------------------------------------------------------ at random: the language only grows
+# ------------------------------------------------------------------ random schemas: the language only grows
 
 KEYS = ["a", "b"]
 scalars = st.sampled_from(["", "a", "ab", "abc", "b1", 0, 1, 2, 7, -3, 2.5, None, True])
@@ -177,8 +177,8 @@ numbers = st.fixed_dictionaries(
 leaves = strings | numbers | st.sampled_from([{"enum": ["a", 1, None]}, {"type": "null"}, {}])
 
 
-def composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    some = st.lists(inner, min_size=1, max_size=2)
+def compose(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    alternatives = st.lists(inner, min_size=1, max_size=2)
     arrays = st.fixed_dictionaries(
         {"type": st.just("array")},
         optional={
@@ -205,16 +205,18 @@ def composed(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
             "additionalProperties": st.sampled_from([True, False, {"type": "integer"}]),
         },
     )
-    joined = st.builds(lambda key, parts: {key: parts}, st.sampled_from(["anyOf", "oneOf"]), some)
+    joined = st.builds(
+        lambda key, parts: {key: parts}, st.sampled_from(["anyOf", "oneOf"]), alternatives
+    )
     return arrays | objects | joined | st.builds(lambda part: {"not": part}, inner)
 
 
-schemas = st.recursive(leaves, composed, max_leaves=5)
+schemas = st.recursive(leaves, compose, max_leaves=5)
 
 
-def possible(schema: Any, value: Any) -> bool | None:
+def is_possible(schema: Any, value: Any) -> bool | None:
     """Return whether an answer may be a value; None where the library finds a contradiction in the schema."""
-    matcher = LLMatcher(tokenizer(), constraint_source(constraint(schema)), log_level=0)
+    matcher = LLMatcher(tokenizer(), constraint_source(make_constraint(schema)), log_level=0)
     if matcher.is_error():
         assert "nsatisfiable" in matcher.get_error()
         return None
@@ -223,18 +225,22 @@ def possible(schema: Any, value: Any) -> bool | None:
 
 @settings(max_examples=400, deadline=None)
 @given(schemas, st.lists(values, min_size=1, max_size=6))
-def test_what_is_valid_stays_possible_whatever_is_left_out(schema: Any, tried: list[Any]) -> None:
-    validator = jsonschema_rs.Draft202012Validator(close_objects(completed(schema)))
-    for value in filter(validator.is_valid, tried):
-        assert possible(schema, value) is not False, value
+def test_valid_values_stay_possible_when_keywords_are_dropped(
+    schema: Any, candidates: list[Any]
+) -> None:
+    validator = jsonschema_rs.Draft202012Validator(close_objects(add_object_types(schema)))
+    for value in filter(validator.is_valid, candidates):
+        assert is_possible(schema, value) is not False, value
 
 
 @settings(max_examples=400, deadline=None)
 @given(schemas, st.lists(values, min_size=1, max_size=6))
-def test_what_is_possible_is_valid_where_nothing_is_left_out(schema: Any, tried: list[Any]) -> None:
+def test_possible_values_are_valid_if_nothing_is_dropped(
+    schema: Any, candidates: list[Any]
+) -> None:
     validator = jsonschema_rs.Draft202012Validator(schema)
-    for value in tried if not enforce(schema).dropped else []:
-        assert not possible(schema, value) or validator.is_valid(value), value
+    for value in candidates if not enforce(schema).dropped else []:
+        assert not is_possible(schema, value) or validator.is_valid(value), value
 
 
 # ------------------------------------------------------------------ unions, types, expressions
@@ -259,7 +265,7 @@ def cat(**more: Any) -> dict[str, Any]:
         ([{"type": "string", "maxLength": 2}, {"type": "string", "minLength": 3}], False),
     ],
 )
-def test_one_of_is_enforced_where_its_parts_exclude_one_another(parts: Any, exact: bool) -> None:
+def test_one_of_is_enforced_if_its_parts_are_disjoint(parts: Any, exact: bool) -> None:
     kinds = {
         name: {"type": "object", "properties": {"k": {"const": name}}, "required": ["k"]}
         for name in "ab"
@@ -271,7 +277,7 @@ def test_one_of_is_enforced_where_its_parts_exclude_one_another(parts: Any, exac
 
 
 @pytest.mark.parametrize(
-    ("schema", "welcome", "refused"),
+    ("schema", "accepted", "refused"),
     [
         ({"properties": {"a": {"type": "integer"}}, "required": ["a"]}, {"a": 3}, 3),
         ({"required": ["a"]}, {"a": 3}, 3),
@@ -301,8 +307,8 @@ def test_one_of_is_enforced_where_its_parts_exclude_one_another(parts: Any, exac
         ({"type": "number", "exclusiveMinimum": 5e-324}, 0.5, -0.5),
     ],
 )  # fmt: skip
-def test_schemas_mean_what_people_mean(schema: Any, welcome: Any, refused: Any) -> None:
-    assert accepts(schema, welcome)
+def test_schemas_have_their_intended_meaning(schema: Any, accepted: Any, refused: Any) -> None:
+    assert accepts(schema, accepted)
     assert not accepts(schema, refused)
 
 
@@ -311,12 +317,12 @@ def test_schemas_mean_what_people_mean(schema: Any, welcome: Any, refused: Any) 
     [{"type": "colour"}, {"type": []}, {"properties": 3}, {"maxLength": -1}, {"minimum": "a"},
      {"pattern": 3}, {"anyOf": {}}, {"required": [1]}, {"multipleOf": 0}, {"items": 3}],
 )  # fmt: skip
-def test_a_keyword_whose_value_is_not_valid_is_refused_with_its_place(schema: Any) -> None:
+def test_invalid_keyword_value_is_refused_with_its_path(schema: Any) -> None:
     [keyword] = schema
     with pytest.raises(
         GrammarRejected, match=f"'{keyword}' at #/properties/a|#/properties/a/items"
     ):
-        constraint_source(constraint({"properties": {"a": schema}}))
+        constraint_source(make_constraint({"properties": {"a": schema}}))
 
 
 PATTERNS = [
@@ -327,10 +333,10 @@ PATTERNS = [
 RELAXED = [r"^(?!a)", r"a(?=b)", r"\ba\b", r"(?<=a)b", r"^(a(?!b)|b)$"]
 
 
-@pytest.mark.filterwarnings("ignore:Possible set:FutureWarning")  # of Python's own classes
+@pytest.mark.filterwarnings("ignore:Possible set:FutureWarning")  # from Python's own classes
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(PATTERNS + RELAXED), st.text("ab01[]&~-+.", max_size=4))
-def test_expressions_match_what_they_do_elsewhere(pattern: str, text: str) -> None:
+def test_patterns_match_as_in_python(pattern: str, text: str) -> None:
     schema = {"type": "string", "pattern": pattern}
     matches = re.search(pattern, text) is not None
     assert translate_pattern(pattern).exact == (pattern in PATTERNS)
@@ -342,7 +348,7 @@ def test_expressions_match_what_they_do_elsewhere(pattern: str, text: str) -> No
 
 
 class Tokens:
-    """A vocabulary of bytes, and of digits that come several at a time."""
+    """A vocabulary of bytes, and of tokens with several digits."""
 
     more = (b"00", b"000", b"33", b"3333333333", b"0.", b".5", b"e1", b"1" * 25, b'"3', b'3"')
     tokens = (*(bytes([value]) for value in range(256)), *more, b"<eos>")
@@ -358,8 +364,8 @@ VOCAB = LLTokenizer(TokenizerWrapper(Tokens()))
 NUMERALS = Numerals([*Tokens.tokens[:-1], b""])
 
 
-def guide(schema: Any) -> BoundedNumbers:
-    matcher = LLMatcher(VOCAB, constraint_source(constraint(schema)), log_level=0)
+def make_guide(schema: Any) -> BoundedNumbers:
+    matcher = LLMatcher(VOCAB, constraint_source(make_constraint(schema)), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     return BoundedNumbers(WholeMatcher(matcher, len(Tokens.tokens)), NUMERALS)
 
@@ -378,19 +384,19 @@ ENDLESS: list[Any] = [
 
 @settings(max_examples=250, deadline=None)
 @given(st.sampled_from(ENDLESS), st.sampled_from(b"0123456789"), st.integers(0, 2**32))
-def test_what_only_likes_digits_comes_to_an_end(schema: Any, digit: int, seed: int) -> None:
-    """A model that writes one digit for as long as it may, and else what is least like it."""
-    walk, draw, data = guide(schema), random.Random(seed), b""
+def test_model_that_prefers_digits_comes_to_an_end(schema: Any, digit: int, seed: int) -> None:
+    """The model repeats a digit as long as it is allowed, and otherwise closes what is open."""
+    walk, rng, data = make_guide(schema), random.Random(seed), b""
     for _ in range(900):
         mask = walk.mask()
         allowed = [t for t in range(len(Tokens.tokens)) if mask[t]]
         assert allowed
-        if mask[Tokens.eos_token_id] and draw.random() < 0.5:
+        if mask[Tokens.eos_token_id] and rng.random() < 0.5:
             break
         digits = [t for t in allowed if Tokens.tokens[t].startswith(bytes([digit]))]
         plain = [t for t in allowed if t < 256 and 32 < t < 127] or allowed
         closing = [t for t in plain if chr(t) in '.eE"}],:-']
-        token = draw.choice(digits or closing or plain)
+        token = rng.choice(digits or closing or plain)
         if token == Tokens.eos_token_id:
             break
         assert walk.count_valid([token]) == 1
@@ -411,11 +417,11 @@ def test_what_only_likes_digits_comes_to_an_end(schema: Any, digit: int, seed: i
     st.integers(0, 2**32),
 )
 def test_drafts_are_valid_as_far_as_the_masks_allow_them(schema: Any, seed: int) -> None:
-    draw, walk, history = random.Random(seed), guide(schema), list[int]()
+    rng, walk, history = random.Random(seed), make_guide(schema), list[int]()
     likely = [*b"0123456789", *b'".,[]{}:ae-', *range(256, 256 + len(Tokens.more))]
     for _ in range(12):
-        drafts = [draw.choice(likely) for _ in range(6)]
-        count, stepped = walk.count_valid(drafts), guide(schema)
+        drafts = [rng.choice(likely) for _ in range(6)]
+        count, stepped = walk.count_valid(drafts), make_guide(schema)
         for token in history:
             stepped.consume(token)
         by_masks = 0
@@ -427,13 +433,13 @@ def test_drafts_are_valid_as_far_as_the_masks_allow_them(schema: Any, seed: int)
         allowed = [t for t in likely if mask[t]]
         if not allowed:
             return
-        token = draw.choice(allowed)
+        token = rng.choice(allowed)
         history.append(token)
         walk.consume(token)
 
 
 def test_digits_in_texts_are_not_counted() -> None:
-    walk = guide({"type": "object", "properties": {"a": TEXT, "n": {"type": "number"}}})
+    walk = make_guide({"type": "object", "properties": {"a": TEXT, "n": {"type": "number"}}})
     text = '{"a": "' + "3" * 100 + '\\"' + "4" * 100 + '", "n": 1.5e-' + "9" * MAX_EXPONENT_DIGITS
     for token in (text + "}").encode():
         assert walk.mask()[token]
@@ -443,6 +449,6 @@ def test_digits_in_texts_are_not_counted() -> None:
     assert walk.ended is False
 
 
-def test_what_is_left_out_is_described_in_a_line() -> None:
-    found = enforce({"type": "array", "uniqueItems": True, "contains": {}})
-    assert describe(found.dropped) == "'uniqueItems' at #, 'contains' at #"
+def test_dropped_keywords_are_described_in_one_line() -> None:
+    enforced = enforce({"type": "array", "uniqueItems": True, "contains": {}})
+    assert describe(enforced.dropped) == "'uniqueItems' at #, 'contains' at #"

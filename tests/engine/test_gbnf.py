@@ -1,4 +1,4 @@
-"""GBNF: what is read, what is refused and why, and that long lexemes change no language."""
+"""GBNF: accepted and refused grammars, and long lexemes that change no language."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Language:
         self._grammars.close()
 
     def contains(self, source: str, text: str) -> bool:
-        """Whether a text is in a grammar's language. Markers in it are tokens."""
+        """Return whether a text is in the language of a grammar; its markers are tokens."""
         matcher = self._grammars.compile(Constraint("grammar", source))
         for token in self.vocab.tokenize(text, add_special=False, parse_special=True):
             if matcher.ended or matcher.count_valid([token]) < 1:
@@ -104,7 +104,7 @@ LANGUAGES: list[tuple[str, list[str], list[str]]] = [
     ('root::="a"x\nx::="b"', ["ab"], ["a"]),
     ('root ::= "a"\nroot ::= "b"', ["b"], ["a"]),
     ('root ::= "a\nb"', ["a\nb"], ["ab"]),
-    # characters and not lexemes
+    # characters instead of lexemes
     ('root ::= [a-z]+ "ab"', ["aab", "abab", "zab"], ["ab", "aba", "ab ab"]),
     ('root ::= "(" root ")" | [a-z]+ "ab"', ["(zab)", "abab"], ["(ab)", "(zab"]),
     ("root ::= ws word ws\nws ::= [ b]*\nword ::= [a-c]+", [" b a b ", "bbb", "b b"], ["", "a  a"]),
@@ -139,7 +139,7 @@ def test_a_grammar_has_its_language(
     assert [text for text in outside if language.contains(source, text)] == []
 
 
-def test_token_terminals_are_known_to_the_process_that_compiles(language: Language) -> None:
+def test_token_terminals_work_in_the_compiling_process(language: Language) -> None:
     isolated = Language(language.vocab, isolated=True)
     try:
         assert isolated.contains("root ::= <think> !</think>* </think> [a-z]", "<think>ab</think>c")
@@ -220,7 +220,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("source", REFUSED, ids=range(len(REFUSED)))
-def test_a_refusal_says_where_and_what_was_expected(language: Language, source: str) -> None:
+def test_refusal_names_the_position_and_what_was_expected(language: Language, source: str) -> None:
     with pytest.raises(GrammarRejected, match=re.escape(REFUSED[source])):
         language.contains(source, "")
 
@@ -228,7 +228,7 @@ def test_a_refusal_says_where_and_what_was_expected(language: Language, source: 
 ACCEPTED = [
     'root ::= "a"{2000}',
     'root ::= "a"{0,100000}',
-    'root ::= foo{0} "a"',  # llama.cpp asks for no definition of what is gone
+    'root ::= foo{0} "a"',  # llama.cpp requires no definition of a removed rule
     'root ::= foo\nroot ::= "a"',
     "root ::= <[4000000000]>?",
     'root ::= "a" root?',
@@ -238,7 +238,7 @@ ACCEPTED = [
 
 
 @pytest.mark.parametrize("source", ACCEPTED)
-def test_what_llama_cpp_accepts_is_accepted(language: Language, source: str) -> None:
+def test_grammars_accepted_by_llama_cpp_are_accepted(language: Language, source: str) -> None:
     assert isinstance(language.contains(source, ""), bool)
 
 
@@ -266,7 +266,7 @@ def test_any_text_is_translated_or_refused(text: str) -> None:
         assert lark.startswith("start: ")
 
 
-def test_doubling_rules_make_no_long_translation() -> None:
+def test_doubling_rules_have_a_short_translation() -> None:
     rules = [f"r{at} ::= r{at + 1} r{at + 1}" for at in range(150)]
     source = "\n".join(["root ::= r0", *rules, 'r150 ::= "a" | "b"'])
     assert len(gbnf_to_lark(source)) < 2 * len(source)
@@ -283,7 +283,7 @@ def test_doubling_rules_make_no_long_translation() -> None:
     ],
 )
 def test_a_mask_within_a_string_takes_few_steps(tmp_path: Path, source: str) -> None:
-    """A string is one lexeme: read by characters, a mask would be some thousand items of the parser."""
+    """A string is one lexeme; by characters, a mask would take thousands of parser items."""
     vocab = VocabularyFile(vocabulary("qwen2").write(tmp_path / "qwen2.gguf")).vocab()
     limits = LLParserLimits(step_max_items=300)
     grammar = LLMatcher.grammar_from_lark(gbnf_to_lark(source))

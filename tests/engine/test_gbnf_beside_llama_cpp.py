@@ -1,8 +1,8 @@
-"""GBNF means what it means in llama.cpp: random grammars beside its own sampler, which runs in a child.
+"""GBNF has the same meaning as in llama.cpp, whose sampler runs random grammars in a child process.
 
-LOCALSPEC_TEST_GRAMMARS is how many random grammars each test tries, LOCALSPEC_TEST_SEED where they begin.
-For each one the sampler walks along random tokens that it allows. At every step both must allow the same
-tokens of the whole vocabulary, and the same ones must be able to end there.
+LOCALSPEC_TEST_GRAMMARS is the number of random grammars in each test, LOCALSPEC_TEST_SEED the first seed.
+For each grammar the sampler walks along random tokens that it allows. At every step both must allow the
+same tokens of the whole vocabulary, and both must agree whether the text may end there.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from tests.support.vocabularies import small_vocabulary
 
 GRAMMARS = int(os.environ.get("LOCALSPEC_TEST_GRAMMARS", "60"))
 SEED = int(os.environ.get("LOCALSPEC_TEST_SEED", "1"))
-WALKS = 5  # along each grammar
+WALKS = 5  # for each grammar
 STEPS = 10
 MARKS = ["<think>", "</think>", "<tool>"]
-# Where only one text is possible, llguidance otherwise allows only its usual tokens.
+# Without this, llguidance allows only the usual tokens where a single text is possible.
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
-EMPTY = "no text matches it."  # why localspec refuses a grammar that llama.cpp accepts
+# The reason for which localspec refuses a grammar that llama.cpp accepts.
+EMPTY = "no text matches it."
 LIMITS = LLParserLimits(initial_lexer_fuel=2_000_000, max_lexer_states=50_000)
 
 
-class Beside:
+class Comparison:
     """llama.cpp and localspec with the same small vocabulary."""
 
     def __init__(self, path: Path, reference: Reference) -> None:
@@ -82,24 +83,25 @@ class Beside:
     def check_walks(
         self, source: str, lark: str, outcome: Outcome, compared: Mask, *, dead_ends: bool
     ) -> None:
-        """Compare every step. dead_ends: localspec may refuse what cannot be finished any more."""
+        """Compare every step; with `dead_ends`, localspec may refuse what can no longer be finished."""
         fresh = self._matcher(lark) if outcome.walks else None
         for walk in outcome.walks:
             assert fresh is not None
             matcher = fresh.deep_copy()
-            taken: list[int] = []
+            path: list[int] = []
             for step in walk:
-                where = f"{source}\n--- behind {[self.vocab.piece(t, special=True) for t in taken]}"
+                where = f"{source}\n--- behind {[self.vocab.piece(t, special=True) for t in path]}"
                 ours = self._mask(matcher, where)
                 theirs = step.allowed[: self.vocab.size]
-                wrong = np.flatnonzero((ours != theirs) & compared & (ours | (not dead_ends)))
+                different = np.flatnonzero((ours != theirs) & compared & (ours | (not dead_ends)))
                 names = [
-                    (int(t), self.vocab.piece(int(t), special=True), bool(ours[t])) for t in wrong
+                    (int(t), self.vocab.piece(int(t), special=True), bool(ours[t]))
+                    for t in different
                 ]
                 assert not names, f"{where}\n--- differ (token, piece, ours): {names}"
                 if step.token is None or matcher.is_stopped() or not ours[step.token]:
                     break
-                taken.append(step.token)
+                path.append(step.token)
                 matcher.consume_token(step.token)
                 assert not matcher.is_error(), f"{where}\n--- {matcher.get_error()}"
 
@@ -115,76 +117,81 @@ class Beside:
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Beside]:
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Comparison]:
     path = small_vocabulary(PIECES, MARKS).write(tmp_path_factory.mktemp("gbnf") / "vocab.gguf")
     with Reference(path) as reference:
-        yield Beside(path, reference)
+        yield Comparison(path, reference)
 
 
-def seeds(first: int) -> list[int]:
-    return [first * 1000 + walk for walk in range(WALKS)]
+def make_seeds(number: int) -> list[int]:
+    return [number * 1000 + walk for walk in range(WALKS)]
 
 
-def run(
-    beside: Beside, kind: str, options: dict[str, Any], compared: Mask, avoid: list[int]
+def compare_grammars(
+    comparison: Comparison, kind: str, options: dict[str, Any], compared: Mask, avoid: list[int]
 ) -> None:
-    """Try random grammars of one kind. avoid: tokens that no walk takes."""
-    seen: Counter[str] = Counter()
+    """Compare random grammars of one kind, on walks that take none of the tokens in `avoid`."""
+    counts: Counter[str] = Counter()
     for number in range(SEED, SEED + GRAMMARS):
-        dice = random.Random(f"{kind} {number}")
-        source = RandomGrammar(dice, **options).source()
-        outcome = beside.reference.walk(source, seeds(number), STEPS, avoid)
+        rng = random.Random(f"{kind} {number}")
+        source = RandomGrammar(rng, **options).source()
+        outcome = comparison.reference.walk(source, make_seeds(number), STEPS, avoid)
         if outcome is None:
-            seen["without an outcome"] += 1
+            counts["without an outcome"] += 1
             print("died of:", repr(source))
             continue
-        seen["accepted" if outcome.accepted else "refused"] += 1
-        lark, cause = beside.translate(source)
+        counts["accepted" if outcome.accepted else "refused"] += 1
+        lark, cause = comparison.translate(source)
         dead_ends = options.get("dead_ends", False)
         if outcome.accepted and cause == EMPTY and dead_ends:
-            ends = [step.allowed[beside.vocab.ends] for walk in outcome.walks for step in walk]
+            ends = [step.allowed[comparison.vocab.ends] for walk in outcome.walks for step in walk]
             assert not np.any(ends), f"{cause}: {source!r}"
-            seen["of no text"] += 1
+            counts["of no text"] += 1
             continue
         assert (not cause) == outcome.accepted, f"llama.cpp {outcome.accepted}: {source!r} {cause}"
-        beside.check_walks(source, lark, outcome, compared, dead_ends=dead_ends)
-        seen["walks"] += len(outcome.walks)
-        seen["steps"] += sum(map(len, outcome.walks))
-    print(kind, dict(seen))
-    assert seen["accepted"] >= GRAMMARS / 5
-    assert seen["without an outcome"] <= GRAMMARS / 5
+        comparison.check_walks(source, lark, outcome, compared, dead_ends=dead_ends)
+        counts["walks"] += len(outcome.walks)
+        counts["steps"] += sum(map(len, outcome.walks))
+    print(kind, dict(counts))
+    assert counts["accepted"] >= GRAMMARS / 5
+    assert counts["without an outcome"] <= GRAMMARS / 5
 
 
-def test_random_grammars(beside: Beside) -> None:
-    compared = beside.compared.copy()
-    compared[beside.vocab.ends] = True
-    run(beside, "any", {}, compared, beside.uncompared)
+def test_random_grammars(comparison: Comparison) -> None:
+    compared = comparison.compared.copy()
+    compared[comparison.vocab.ends] = True
+    compare_grammars(comparison, "any", {}, compared, comparison.uncompared)
 
 
-def test_random_grammars_whose_parts_overlap(beside: Beside) -> None:
-    """Recursive grammars of few letters: where a lexer that takes as much as it can goes wrong."""
+def test_random_grammars_whose_parts_overlap(comparison: Comparison) -> None:
+    """Recursive grammars of few letters are those in which a greedy lexer fails."""
     options = {"letters": "aaabbc", "recursion": 0.5, "blind": True}
-    compared = beside.compared.copy()
-    compared[beside.vocab.ends] = True
-    run(beside, "overlapping", options, compared, beside.uncompared)
+    compared = comparison.compared.copy()
+    compared[comparison.vocab.ends] = True
+    compare_grammars(comparison, "overlapping", options, compared, comparison.uncompared)
 
 
-def test_random_grammars_with_dead_ends(beside: Beside) -> None:
+def test_random_grammars_with_dead_ends(comparison: Comparison) -> None:
     """llama.cpp lets an answer begin what it cannot end, such as `"a" [b-a]`; localspec need not."""
-    run(beside, "dead ends", {"dead_ends": True}, beside.compared, beside.uncompared)
+    compare_grammars(
+        comparison, "dead ends", {"dead_ends": True}, comparison.compared, comparison.uncompared
+    )
 
 
-def test_random_grammars_of_characters_and_tokens(beside: Beside) -> None:
-    options = {"tokens": [*MARKS, f"<[{beside.ids['<tool>']}]>"], "blind": True}
-    compared = beside.compared.copy()
-    compared[[*beside.marked, *beside.vocab.ends]] = True
-    compared[beside.long] = False  # llama.cpp allows some whose end does not fit, and then aborts
-    avoid = [token for token in beside.uncompared if token not in beside.marked]
-    run(beside, "characters and tokens", options, compared, [*avoid, *beside.long])
+def test_random_grammars_of_characters_and_tokens(comparison: Comparison) -> None:
+    options = {"tokens": [*MARKS, f"<[{comparison.ids['<tool>']}]>"], "blind": True}
+    compared = comparison.compared.copy()
+    compared[[*comparison.marked, *comparison.vocab.ends]] = True
+    # llama.cpp allows some long tokens whose end does not fit, and then aborts.
+    compared[comparison.long] = False
+    avoid = [token for token in comparison.uncompared if token not in comparison.marked]
+    compare_grammars(
+        comparison, "characters and tokens", options, compared, [*avoid, *comparison.long]
+    )
 
 
-def test_random_grammars_of_tokens(beside: Beside) -> None:
-    size = beside.vocab.size
+def test_random_grammars_of_tokens(comparison: Comparison) -> None:
+    size = comparison.vocab.size
     names = [
         "<think>",
         "!</think>",
@@ -194,24 +201,24 @@ def test_random_grammars_of_tokens(beside: Beside) -> None:
         "<[65]>",
         "!<[66]>",
     ]
-    compared = beside.compared.copy()
-    compared[[*beside.marked, *beside.vocab.ends]] = True
+    compared = comparison.compared.copy()
+    compared[[*comparison.marked, *comparison.vocab.ends]] = True
     options = {"tokens": names, "characters": False, "dead_ends": True}
-    avoid = [token for token in beside.uncompared if token not in beside.marked]
-    run(beside, "tokens", options, compared, avoid)
+    avoid = [token for token in comparison.uncompared if token not in comparison.marked]
+    compare_grammars(comparison, "tokens", options, compared, avoid)
 
 
-def test_broken_grammars(beside: Beside) -> None:
-    """What llama.cpp refuses is refused, and nothing else."""
-    seen: Counter[bool] = Counter()
+def test_broken_grammars(comparison: Comparison) -> None:
+    """Exactly those grammars are refused that llama.cpp refuses."""
+    counts: Counter[bool] = Counter()
     for number in range(SEED, SEED + 10 * GRAMMARS):
-        dice = random.Random(f"broken {number}")
-        source = broken(RandomGrammar(dice, dead_ends=True).source(), dice)
-        outcome = beside.reference.walk(source, [number], 0)
+        rng = random.Random(f"broken {number}")
+        source = broken(RandomGrammar(rng, dead_ends=True).source(), rng)
+        outcome = comparison.reference.walk(source, [number], 0)
         if outcome is not None:
-            cause = beside.translate(source)[1]
+            cause = comparison.translate(source)[1]
             accepted = cause in ("", EMPTY)
             assert accepted == outcome.accepted, f"llama.cpp {outcome.accepted}: {source!r} {cause}"
-            seen[accepted] += 1
-    print("broken", dict(seen))
-    assert min(seen[True], seen[False]) >= GRAMMARS
+            counts[accepted] += 1
+    print("broken", dict(counts))
+    assert min(counts[True], counts[False]) >= GRAMMARS

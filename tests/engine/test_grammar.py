@@ -1,4 +1,4 @@
-"""Structured output: valid with and without drafts, and hostile grammars refused in bounded time."""
+"""Structured output is valid with and without drafts, and hostile grammars are refused in bounded time."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ SCHEMA = json.dumps(
         "additionalProperties": False,
     }
 )
-LIST = 'root ::= "(" item ("," item)* ")"\nitem ::= [a-c]{1,3}'
-WISHES = [
+LIST_GRAMMAR = 'root ::= "(" item ("," item)* ")"\nitem ::= [a-c]{1,3}'
+SAMPLINGS = [
     GREEDY,
     Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3),
     Sampling(temperature=1.0, seed=4),
 ]
 
 
-def check(kind: str, text: str) -> None:
+def assert_in_language(kind: str, text: str) -> None:
     if kind == "json_schema":
         value = json.loads(text)
         assert list(value) == ["name", "kind", "count", "tags"]
@@ -58,12 +58,12 @@ def check(kind: str, text: str) -> None:
 
 CONSTRAINTS = [
     ("json_schema", SCHEMA),
-    ("grammar", LIST),
+    ("grammar", LIST_GRAMMAR),
     ("regex", "[A-F]{4}-[0-9]{3}(yes|no)"),
 ]
 
 
-@pytest.mark.parametrize("sampling", WISHES)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(("kind", "source"), CONSTRAINTS)
 @pytest.mark.parametrize("speculative", [PLAIN, drafting(4), drafting(None, "auto")])
 def test_a_finished_answer_is_in_its_language(
@@ -73,13 +73,13 @@ def test_a_finished_answer_is_in_its_language(
         kind, source, max_tokens=480, sampling=sampling, speculative=speculative
     )
     if answer.done.finish_reason == "stop":
-        check(kind, answer.text)
-    else:  # a list may go on forever with a random model; it must still be a beginning
+        assert_in_language(kind, answer.text)
+    else:  # a random model may never end a list, but its beginning must be valid
         assert kind == "grammar"
         assert re.match(r"\([a-c,]*$", answer.text)
 
 
-@pytest.mark.parametrize("sampling", WISHES[:2])
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
 @pytest.mark.parametrize(("kind", "source"), CONSTRAINTS)
 def test_drafts_do_not_change_a_constrained_answer(
     contextual: Running, kind: Any, source: str, sampling: Sampling
@@ -103,14 +103,14 @@ def test_drafts_do_not_change_a_constrained_answer(
         )
 
 
-def test_tokens_that_must_come_are_drafted_without_a_model(contextual: Running) -> None:
+def test_forced_tokens_are_drafted_without_a_model(contextual: Running) -> None:
     source = "(this is the only thing that can be said here)"
     answer = contextual.constrained("regex", source, max_tokens=80, speculative=drafting(8))
-    told = answer.done.speculation
+    speculation = answer.done.speculation
     assert answer.text == source[1:-1]
-    assert told.kind == "grammar"
-    assert told.accepted == told.drafted > 30
-    assert told.rounds < 20
+    assert speculation.kind == "grammar"
+    assert speculation.accepted == speculation.drafted > 30
+    assert speculation.rounds < 20
 
 
 def test_json_mode_gives_an_object(contextual: Running) -> None:
@@ -179,9 +179,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize("speculative", [PLAIN, drafting(4)])
-def test_an_answer_that_ignores_ends_stops_where_its_language_does(
-    contextual: Running, speculative: Any
-) -> None:
+def test_ignore_eos_stops_at_the_end_of_the_language(contextual: Running, speculative: Any) -> None:
     endless = Sampling(temperature=0.0, ignore_eos=True)
     answer = contextual.constrained(
         "regex", "[A-F]{4}", max_tokens=40, sampling=endless, speculative=speculative
@@ -191,7 +189,7 @@ def test_an_answer_that_ignores_ends_stops_where_its_language_does(
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_no_grammar_is_refused_before_it_runs(contextual: Running, name: str) -> None:
+def test_invalid_grammar_is_refused_before_it_runs(contextual: Running, name: str) -> None:
     kind, source = HOSTILE[name]
     with pytest.raises(GrammarRejected):
         contextual.constrained(kind, source)
@@ -207,23 +205,23 @@ def test_a_refused_grammar_leaves_the_next_one_alone(contextual: Running) -> Non
 
 @pytest.mark.parametrize(("kind", "source"), [CONSTRAINTS[0], CONSTRAINTS[2]])
 @pytest.mark.parametrize("speculative", [PLAIN, drafting(4)])
-def test_an_answer_that_goes_on_is_in_its_language_as_a_whole(
+def test_continued_answer_is_in_its_language_as_a_whole(
     contextual: Running, kind: Any, source: str, speculative: Any
 ) -> None:
-    wanted = {"max_tokens": 480, "sampling": WISHES[1], "speculative": speculative}
-    whole = contextual.constrained(kind, source, **wanted).text
-    for at in range(0, len(whole), 5):
-        rest = contextual.constrained(kind, source, whole[:at], **wanted)
+    options = {"max_tokens": 480, "sampling": SAMPLINGS[1], "speculative": speculative}
+    full_text = contextual.constrained(kind, source, **options).text
+    for at in range(0, len(full_text), 5):
+        rest = contextual.constrained(kind, source, full_text[:at], **options)
         assert rest.done.finish_reason == "stop"
-        check(kind, whole[:at] + rest.text)
+        assert_in_language(kind, full_text[:at] + rest.text)
 
 
-def test_an_answer_that_is_not_in_its_language_does_not_go_on_in_it(contextual: Running) -> None:
+def test_beginning_outside_the_language_is_refused(contextual: Running) -> None:
     with pytest.raises(GrammarRejected, match="does not fit the regular expression"):
         contextual.constrained("regex", "ab+", begun="ba")
 
 
-def test_an_answer_in_json_wastes_nothing_on_blanks(contextual: Running) -> None:
+def test_json_beginning_with_extra_blanks_is_refused(contextual: Running) -> None:
     schema = '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'
     assert contextual.constrained("json_schema", schema, begun='{ "a": 1').done
     for begun in ("\n{", "{\n", "{  ", '{"a":  '):
@@ -243,7 +241,7 @@ def test_a_regular_expression_may_hold_any_character(contextual: Running) -> Non
 def test_rejection_keeps_the_distribution_that_a_grammar_leaves(
     contextual_files: PairFiles, models: Path, load: Callable[..., Running]
 ) -> None:
-    """A draft outside the language is rejected like any other: dropping it would favour the rest."""
+    """A draft outside the language is rejected like any other, since dropping it would favour the rest."""
     stranger = contextual_pair(models / "stranger", seed=9)
     contextual = load(PairFiles("strangers", contextual_files.target, stranger.draft))
     vocab = contextual.pair.vocab
@@ -251,13 +249,14 @@ def test_rejection_keeps_the_distribution_that_a_grammar_leaves(
         vocab.tokenize(x, add_special=False, parse_special=False)[0] for x in "abcd"
     )
     likely = dict.fromkeys((a, b, c, outside), 12.0)
-    asked = Sampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, logit_bias=likely)
+    sampling = Sampling(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0, logit_bias=likely)
     sampler = Sampler(Settings(temperature=0.5, top_k=0, top_p=1.0, min_p=0.0))
     speculative = drafting(1, verification="rejection")
-    # "a" is forced and the token after it is the target's own: the third comes from a draft.
-    wish = Constraint("regex", "a[abc]{3}")
+    # "a" is forced and the next token is the target's own, so the third comes from a draft.
+    constraint = Constraint("regex", "a[abc]{3}")
     answers = [
-        contextual.ask("x", 4, asked, speculative, constraint=wish).tokens for _ in range(1500)
+        contextual.ask("x", 4, sampling, speculative, constraint=constraint).tokens
+        for _ in range(1500)
     ]
     samples = []
     for second in (a, b, c):
@@ -268,15 +267,17 @@ def test_rejection_keeps_the_distribution_that_a_grammar_leaves(
         for token, _, logprob in entry.top:
             if token in (a, b, c):
                 row[token] = logprob
-        wanted = sampler.distribution(row)
+        distribution = sampler.distribution(row)
         if len(drawn) > 100:
-            samples.append((drawn, {token: wanted.probability_of(token) for token in (a, b, c)}))
+            samples.append(
+                (drawn, {token: distribution.probability_of(token) for token in (a, b, c)})
+            )
     assert samples
     assert chi_square_z(*samples) < 4.5
 
 
-def test_a_round_that_is_not_kept_is_taken_back(contextual: Running) -> None:
-    """Also where it went beyond the grammar's end."""
+def test_rejected_round_is_rolled_back(contextual: Running) -> None:
+    """This also holds for tokens beyond the end of the grammar."""
     grammars = contextual.preparer._grammars
     rng = np.random.default_rng(7)
     for _ in range(20):
@@ -288,7 +289,7 @@ def test_a_round_that_is_not_kept_is_taken_back(contextual: Running) -> None:
             matcher.consume(tokens[-1])
             masks.append(matcher.mask() if not matcher.ended else masks[-1])
         ended = len(tokens)
-        for token in tokens[:2]:  # seen by nobody: it is over
+        for token in tokens[:2]:  # these are ignored since the grammar has ended
             matcher.consume(token)
         back = int(rng.integers(0, ended + 1))
         matcher.take_back(min(2, ended) + ended - back)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,12 +25,11 @@ NAMES = {PREFIX: "<P>", SUFFIX: "<S>", MIDDLE: "<M>", REPO: "<R>", FILE: "<F>", 
 
 @dataclass
 class Vocab:
-    """One token per character, and the markers."""
+    """A vocabulary with one token per character, and the markers."""
 
     fim: Any
     bos: int = BOS
     add_bos: bool = False
-    asked: list[str] = field(default_factory=list)
 
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         assert not add_special
@@ -38,20 +37,26 @@ class Vocab:
         return [ord(char) for char in text]
 
 
-def markers(**changed: int) -> Any:
-    known = dict.fromkeys(FimTokens.__dataclass_fields__, -1)
-    known |= {"prefix": PREFIX, "suffix": SUFFIX, "middle": MIDDLE, "repo": REPO, "separator": FILE}
-    return FimTokens(**{**known, **changed})
+def make_markers(**changed: int) -> Any:
+    fields = dict.fromkeys(FimTokens.__dataclass_fields__, -1)
+    fields |= {
+        "prefix": PREFIX,
+        "suffix": SUFFIX,
+        "middle": MIDDLE,
+        "repo": REPO,
+        "separator": FILE,
+    }
+    return FimTokens(**{**fields, **changed})
 
 
-def shown(
+def render_prompt(
     prompt: InfillPrompt,
     n_ctx: int = 4096,
     add_bos: bool = False,
     budget: int = 1 << 20,
     **changed: int,
 ) -> str:
-    vocab = Vocab(markers(**changed), add_bos=add_bos)
+    vocab = Vocab(make_markers(**changed), add_bos=add_bos)
     tokens = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget)
     assert len(tokens) <= n_ctx
     return "".join(NAMES.get(token) or chr(token) for token in tokens)
@@ -59,37 +64,37 @@ def shown(
 
 def test_the_repository_comes_first_and_the_line_follows_the_prefix() -> None:
     prompt = InfillPrompt("above\n", "\nbelow", [("a.py", "x = 1\n")], "lin")
-    assert shown(prompt) == (
+    assert render_prompt(prompt) == (
         "<R>myproject\n<F>a.py\nx = 1\n<F>filename\n<P>above\nlin<S>\nbelow<M>"
     )
 
 
 def test_without_markers_for_files_they_are_snippets() -> None:
     prompt = InfillPrompt("above", "below", [("a.py", "x = 1")])
-    text = shown(prompt, repo=-1, separator=-1, add_bos=True)
+    text = render_prompt(prompt, repo=-1, separator=-1, add_bos=True)
     assert text == "\n\n--- snippet ---\n\nx = 1<B><P>above<S>below<M>"
 
 
 def test_a_model_without_markers_is_named_as_the_reason() -> None:
     with pytest.raises(InvalidRequest, match="no fill-in-the-middle tokens"):
-        shown(InfillPrompt("a", "b"), middle=-1)
+        render_prompt(InfillPrompt("a", "b"), middle=-1)
 
 
-def test_what_does_not_fit_is_cut_far_from_the_cursor() -> None:
+def test_long_text_is_cut_far_from_the_cursor() -> None:
     prompt = InfillPrompt("a" * 5000 + "near", "next" + "b" * 5000, [("f", "c" * 5000)], "line")
-    text = shown(prompt, n_ctx=600)
+    text = render_prompt(prompt, n_ctx=600)
     assert "nearline<S>next" in text
     assert text.endswith("b<M>")
     assert text.count("a") > 2 * text.count("b")
 
 
 def test_a_small_context_has_room_for_the_end_of_the_repository() -> None:
-    text = shown(InfillPrompt("p", "s", [("f", "c" * 5000 + "end")]), n_ctx=1024)
+    text = render_prompt(InfillPrompt("p", "s", [("f", "c" * 5000 + "end")]), n_ctx=1024)
     assert text.endswith("cend<F>filename\n<P>p<S>s<M>")
     assert text.count("c") > 150
 
 
-# ------------------------------------------------------------------------ somebody types
+# ------------------------------------------------------------------------ typing
 
 
 @pytest.fixture(scope="module")
@@ -101,92 +106,96 @@ def vocab() -> Iterator[Vocab]:
 SOURCE = Path(argparse.__file__).read_text(encoding="utf-8").splitlines(keepends=True)
 
 
-def at_cursor(
+def cut_at_cursor(
     above: str, below: str, extra: list[tuple[str, str]], n_predict: int = 128
 ) -> InfillPrompt:
-    """As llama.vim cuts a buffer: 256 lines above, the beginning of the line, 64 lines below."""
+    """Cut a buffer like llama.vim: 256 lines above, the beginning of the line, 64 lines below."""
     above, newline, line = above.rpartition("\n")
-    before = (above + newline).splitlines(keepends=True)[-256:]
-    after = below.splitlines(keepends=True)[:64]
-    return InfillPrompt("".join(before), "".join(after), extra, line, n_predict)
+    lines_above = (above + newline).splitlines(keepends=True)[-256:]
+    lines_below = below.splitlines(keepends=True)[:64]
+    return InfillPrompt("".join(lines_above), "".join(lines_below), extra, line, n_predict)
 
 
-def ring(first: int, count: int) -> list[tuple[str, str]]:
-    return [(f"{at}.py", "".join(SOURCE[at * 50 : at * 50 + 64])) for at in range(first, count)]
+def make_snippets(start: int, count: int) -> list[tuple[str, str]]:
+    return [(f"{at}.py", "".join(SOURCE[at * 50 : at * 50 + 64])) for at in range(start, count)]
 
 
 @pytest.mark.parametrize(("n_ctx", "pieces"), [(1024, 0), (8192, 0), (8192, 4), (8192, 16)])
 @pytest.mark.parametrize("place", [300, 700])
 @pytest.mark.parametrize(("budget", "batch"), [(1024, 512), (2048, 1024)])
-def test_a_key_reads_what_was_typed_and_what_follows_the_cursor(
+def test_keystroke_reads_only_what_changed_and_follows_the_cursor(
     vocab: Vocab, n_ctx: int, pieces: int, place: int, budget: int, batch: int
 ) -> None:
-    """Also a new line, and in a large buffer, whose window moves with the cursor."""
+    """This includes new lines, and large buffers whose window moves with the cursor."""
     above, below = "".join(SOURCE[:place]), "".join(SOURCE[place + 20 :])
     typed = "".join(SOURCE[place : place + 20])
-    extra = ring(0, pieces)
-    before: list[int] = []
-    read = []
+    extra = make_snippets(0, pieces)
+    previous: list[int] = []
+    read_counts = []
     for count in range(0, len(typed), 5):
-        prompt = at_cursor(above + typed[:count], below, extra)
+        prompt = cut_at_cursor(above + typed[:count], below, extra)
         tokens = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget)
         assert len(tokens) <= n_ctx - 128
-        read.append(len(tokens) - common_prefix(before, tokens))
-        before = tokens
-    keys, theirs = sorted(read[1:]), batch // 4  # as many as llama-server reads with such a batch
-    assert keys[len(keys) * 9 // 10] <= theirs
-    assert sum(keys) <= theirs * len(keys)  # now and then the text above begins anew
+        read_counts.append(len(tokens) - common_prefix(previous, tokens))
+        previous = tokens
+    # As many tokens as llama-server reads with such a batch.
+    keys, limit = (sorted(read_counts[1:]), batch // 4)
+    assert keys[len(keys) * 9 // 10] <= limit
+    assert sum(keys) <= limit * len(keys)  # the window above the cursor moves now and then
 
 
-def as_llama_server(vocab: Any, prompt: InfillPrompt, n_batch: int) -> list[int]:
-    """Its prompt (`format_prompt_infill`) where it has room for all other files, but that it takes the text
-    of a marker in the cursor's line for the marker.
+def build_like_llama_server(vocab: Any, prompt: InfillPrompt, n_batch: int) -> list[int]:
+    """Build the prompt of llama-server (`format_prompt_infill`) with room for all other files.
+
+    The text of a marker in the cursor's line stays text, unlike in llama-server.
     """
 
-    def plain(text: str) -> list[int]:
+    def tokenize(text: str) -> list[int]:
         tokens: list[int] = vocab.tokenize(text, add_special=False, parse_special=False)
         return tokens
 
     fim = vocab.fim
-    extra = [fim.repo, *plain("myproject\n")] if fim.repo >= 0 else []
+    extra = [fim.repo, *tokenize("myproject\n")] if fim.repo >= 0 else []
     for name, text in [*prompt.extra, ("filename", "")]:
         if fim.separator >= 0:
-            extra += [fim.separator, *plain(f"{name}\n")]
+            extra += [fim.separator, *tokenize(f"{name}\n")]
         elif text:
-            extra += plain("\n\n--- snippet ---\n\n")
-        extra += plain(text)
+            extra += tokenize("\n\n--- snippet ---\n\n")
+        extra += tokenize(text)
     bos = [vocab.bos] if vocab.add_bos else []
-    line, quarter = plain(prompt.prompt), n_batch // 4
-    before = plain(prompt.prefix)[-3 * quarter :] + line
-    after = plain(prompt.suffix)[: max(quarter - 2 - len(line), 0)]
-    return [*extra, *bos, fim.prefix, *before, fim.suffix, *after, fim.middle]
+    line, quarter = tokenize(prompt.prompt), n_batch // 4
+    prefix = tokenize(prompt.prefix)[-3 * quarter :] + line
+    suffix = tokenize(prompt.suffix)[: max(quarter - 2 - len(line), 0)]
+    return [*extra, *bos, fim.prefix, *prefix, fim.suffix, *suffix, fim.middle]
 
 
 @given(data=st.data(), place=st.integers(0, 500), budget=st.sampled_from([1024, 2048, 4096]))
-def test_in_a_file_that_begins_within_reach_the_prompt_is_llama_servers(
+def test_prompt_near_the_file_start_is_that_of_llama_server(
     vocab: Vocab, data: st.DataObject, place: int, budget: int
 ) -> None:
-    """Token by token, wherever the cursor is, and however much follows it."""
+    """They agree in every token, wherever the cursor is and however much follows it."""
     ends = ["\n", "\r\n", "\t", "日本 é", "\n\n\n", " ", "<|fim_middle|>"]
     end = data.draw(st.sampled_from(ends))
-    lines = budget // 80  # of 3/4 · budget / 2 tokens
+    lines = budget // 80  # as many as fit in 3/4 · budget / 2 tokens
     above = "".join(SOURCE[place : place + data.draw(st.integers(0, lines))]) + end
     below = end + "".join(SOURCE[place + lines : place + lines + data.draw(st.integers(0, 200))])
     pieces = data.draw(st.integers(0, 3))
-    prompt = at_cursor(above, below, [(name, text[:150]) for name, text in ring(0, pieces)])
+    prompt = cut_at_cursor(
+        above, below, [(name, text[:150]) for name, text in make_snippets(0, pieces)]
+    )
     prefix = vocab.tokenize(prompt.prefix, add_special=False, parse_special=False)
     assume(len(prefix) <= budget // 2 * 3 // 4)
     ours = infill_tokens(cast(Any, vocab), prompt, 32768, budget)
-    assert ours == as_llama_server(vocab, prompt, budget // 2)
+    assert ours == build_like_llama_server(vocab, prompt, budget // 2)
 
 
-def test_what_is_warmed_up_is_what_the_next_request_begins_with(vocab: Vocab) -> None:
-    above, below, extra = "".join(SOURCE[:500]), "".join(SOURCE[500:]), ring(0, 8)
-    warm, asked = (
-        infill_tokens(cast(Any, vocab), at_cursor(above, below, extra, wanted), 2048, 4096)
-        for wanted in (0, 96)
+def test_warm_up_has_the_tokens_of_the_next_request(vocab: Vocab) -> None:
+    above, below, extra = "".join(SOURCE[:500]), "".join(SOURCE[500:]), make_snippets(0, 8)
+    warm, requested = (
+        infill_tokens(cast(Any, vocab), cut_at_cursor(above, below, extra, n_predict), 2048, 4096)
+        for n_predict in (0, 96)
     )
-    assert warm == asked
+    assert warm == requested
 
 
 @given(
@@ -196,11 +205,11 @@ def test_what_is_warmed_up_is_what_the_next_request_begins_with(vocab: Vocab) ->
     above=st.integers(0, 400),
     below=st.integers(0, 400),
     typed=st.text(st.sampled_from("ab ,("), max_size=300),
-    wanted=st.sampled_from([1, 32, 128, 200]),
+    n_predict=st.sampled_from([1, 32, 128, 200]),
     n_ctx=st.sampled_from([1024, 2048, 4096, 8192]),
     budget=st.sampled_from([1024, 2048, 16384]),
 )
-def test_a_ring_is_warmed_up_for_whatever_file_the_cursor_is_in(
+def test_snippets_are_warmed_up_for_any_file(
     vocab: Vocab,
     pieces: int,
     lines: int,
@@ -208,21 +217,22 @@ def test_a_ring_is_warmed_up_for_whatever_file_the_cursor_is_in(
     above: int,
     below: int,
     typed: str,
-    wanted: int,
+    n_predict: int,
     n_ctx: int,
     budget: int,
 ) -> None:
-    """As llama.vim does where its ring has changed: with no file at all, and no matter where one types."""
+    """llama.vim warms up a changed ring of snippets without a file, wherever the cursor is."""
     extra = [
-        (name, "".join(text.splitlines(keepends=True)[:lines])) for name, text in ring(0, pieces)
+        (name, "".join(text.splitlines(keepends=True)[:lines]))
+        for name, text in make_snippets(0, pieces)
     ]
     warm = infill_tokens(cast(Any, vocab), InfillPrompt("", "", extra, "", 0), n_ctx, budget)
     file = SOURCE[max(place - above, 0) : place], SOURCE[place : place + below]
-    prompt = at_cursor("".join(file[0]) + typed, "".join(file[1]), extra, wanted)
-    asked = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget)
-    if wanted <= 128:  # who wants a longer text leaves less room for others
-        assert common_prefix(warm, asked) >= len(warm) - 2  # all but the markers <S> and <M>
-    assert len(asked) <= n_ctx - wanted
+    prompt = cut_at_cursor("".join(file[0]) + typed, "".join(file[1]), extra, n_predict)
+    requested = infill_tokens(cast(Any, vocab), prompt, n_ctx, budget)
+    if n_predict <= 128:  # a longer completion leaves less room for snippets
+        assert common_prefix(warm, requested) >= len(warm) - 2  # all but the markers <S> and <M>
+    assert len(requested) <= n_ctx - n_predict
 
 
 @given(
@@ -234,7 +244,7 @@ def test_a_ring_is_warmed_up_for_whatever_file_the_cursor_is_in(
     st.sampled_from([256, 700, 1024, 4096]),
     st.sampled_from([1024, 2048, 4096]),
 )
-def test_whatever_is_asked_the_prompt_is_around_the_cursor_and_has_room(
+def test_prompt_surrounds_the_cursor_and_fits(
     above: list[str],
     below: list[str],
     extra: list[tuple[str, str]],
@@ -244,21 +254,21 @@ def test_whatever_is_asked_the_prompt_is_around_the_cursor_and_has_room(
     budget: int,
 ) -> None:
     prompt = InfillPrompt("".join(above), "".join(below), extra, line, min(n_predict, n_ctx // 2))
-    text = shown(prompt, n_ctx, budget=budget)
-    assert len(text) <= n_ctx * 3  # a marker is shown as three
-    before, _, after = text.partition("<P>")[2].removesuffix("<M>").partition("<S>")
-    least = min(
-        len(line), 24
-    )  # of the line at the cursor: a warm-up has a small context's rest to keep free
-    assert before.endswith(line[len(line) - least :])
-    assert (prompt.prefix + line).endswith(before)  # of a long line nothing is left out between
-    assert prompt.suffix.startswith(after)
+    text = render_prompt(prompt, n_ctx, budget=budget)
+    assert len(text) <= n_ctx * 3  # a marker is rendered as three characters
+    above_cursor, _, below_cursor = text.partition("<P>")[2].removesuffix("<M>").partition("<S>")
+    # A minimum of the cursor's line, since a warm-up must leave the rest of a small context free.
+    least = min(len(line), 24)
+    assert above_cursor.endswith(line[len(line) - least :])
+    # Nothing is left out in the middle of a long line.
+    assert (prompt.prefix + line).endswith(above_cursor)
+    assert prompt.suffix.startswith(below_cursor)
     if len(text) < n_ctx // 2 and len(prompt.prefix) < n_ctx // 4 and len(line) <= least:
-        assert before == prompt.prefix + line
+        assert above_cursor == prompt.prefix + line
 
 
-def test_a_prompt_is_as_long_as_an_editor_can_wait_for() -> None:
-    # around the cursor no less than plug-ins recommend for slow machines, and what can be waited for
+def test_prompt_budget_follows_the_prefill_speed() -> None:
+    # The minimum is what plug-ins recommend for slow machines, and the maximum what users can wait for.
     assert prompt_budget(20.0) == prompt_budget(4.5) == prompt_budget(2.0) == 1024
     assert prompt_budget(1.9) == prompt_budget(1.0) == 2048
     assert prompt_budget(0.1) == prompt_budget(0.11) == 16384
@@ -269,40 +279,38 @@ def test_a_prompt_is_as_long_as_an_editor_can_wait_for() -> None:
     pieces=st.integers(0, 3),
     budget=st.sampled_from([1024, 4096]),
 )
-def test_what_is_remembered_changes_no_prompt(
+def test_cached_tokens_do_not_change_a_prompt(
     vocab: Vocab, keys: list[tuple[int, int]], pieces: int, budget: int
 ) -> None:
     remembered = plain_text(cast(Any, vocab))
     for place, typed in keys:
         above = "".join(SOURCE[:place]) + SOURCE[place][:typed]
-        prompt = at_cursor(above, "".join(SOURCE[place:]), ring(place % 5, pieces))
+        prompt = cut_at_cursor(above, "".join(SOURCE[place:]), make_snippets(place % 5, pieces))
         fresh = infill_tokens(cast(Any, vocab), prompt, 8192, budget)
         assert infill_tokens(cast(Any, vocab), prompt, 8192, budget, remembered) == fresh
 
 
 @pytest.mark.parametrize("place", [20, 300])
-def test_of_what_an_editor_sent_before_nothing_becomes_tokens_again(
-    vocab: Vocab, place: int
-) -> None:
-    class Counted:
+def test_text_sent_before_is_not_tokenized_again(vocab: Vocab, place: int) -> None:
+    class CountingVocab:
         fim, bos, add_bos = vocab.fim, vocab.bos, vocab.add_bos
         characters = 0
 
-        def tokenize(self, text: str, **how: bool) -> list[int]:
-            Counted.characters += len(text)
-            tokens: list[int] = vocab.tokenize(text, **how)
+        def tokenize(self, text: str, **options: bool) -> list[int]:
+            CountingVocab.characters += len(text)
+            tokens: list[int] = vocab.tokenize(text, **options)
             return tokens
 
-    counted = cast(Any, Counted())
-    remembered = plain_text(counted)
+    counting_vocab = cast(Any, CountingVocab())
+    remembered = plain_text(counting_vocab)
     above, below, typed = (
         "".join(SOURCE[:place]),
         "".join(SOURCE[place + 1 :]),
         "    value = list",
     )
     for count in range(len(typed)):
-        before = Counted.characters
-        prompt = at_cursor(above + typed[:count], below, ring(0, 4))
-        infill_tokens(counted, prompt, 8192, 4096, remembered)
+        characters_before = CountingVocab.characters
+        prompt = cut_at_cursor(above + typed[:count], below, make_snippets(0, 4))
+        infill_tokens(counting_vocab, prompt, 8192, 4096, remembered)
         if count:
-            assert Counted.characters - before == count
+            assert CountingVocab.characters - characters_before == count

@@ -1,4 +1,4 @@
-"""Where a completion ends, held against llama.cpp's own sampler on the shipped vocabulary."""
+"""Completions end like with llama.cpp's own sampler, on the shipped vocabulary."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def vocab() -> Iterator[Vocab]:
     model.close()
 
 
-def theirs(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
-    """What llama.cpp's sampler leaves of these candidates, and how likely its last one draws each: by the
-    logits, in which what was merged for the decision does not count.
+def apply_llama_cpp_sampler(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
+    """Return the candidates that llama.cpp's sampler leaves, and their probabilities.
+
+    The probabilities follow from the logits alone, without the tokens merged for the decision.
     """
     data = (llama_cpp.llama_token_data * len(logits))(
         *[llama_cpp.llama_token_data(token, logit, 0.0) for token, logit in logits.items()]
@@ -40,25 +41,25 @@ def theirs(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
     sampler = llama_cpp.llama_sampler_init_infill(vocab._handle)
     llama_cpp.llama_sampler_apply(sampler, ctypes.byref(array))
     llama_cpp.llama_sampler_free(sampler)
-    left = [array.data[at] for at in range(array.size)]
-    if len(left) == 1:
-        return {int(left[0].id): 1.0}
-    most = max(each.logit for each in left)
-    weights = {int(each.id): math.exp(each.logit - most) for each in left}
+    remaining = [array.data[at] for at in range(array.size)]
+    if len(remaining) == 1:
+        return {int(remaining[0].id): 1.0}
+    max_logit = max(candidate.logit for candidate in remaining)
+    weights = {int(candidate.id): math.exp(candidate.logit - max_logit) for candidate in remaining}
     return {token: weight / sum(weights.values()) for token, weight in weights.items()}
 
 
-def ours(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
+def apply_sampler(vocab: Vocab, logits: dict[int, float]) -> dict[int, float]:
     ids = np.fromiter(logits, dtype=np.int64)
     weights = np.exp(np.fromiter(logits.values(), dtype=np.float64) - max(logits.values()))
-    found = infill_sampler(
+    distribution = infill_sampler(
         Distribution(ids, weights / weights.sum()), vocab.is_eog, vocab.end, vocab.piece
     )
-    return dict(zip(found.ids.tolist(), found.probs.tolist(), strict=True))
+    return dict(zip(distribution.ids.tolist(), distribution.probs.tolist(), strict=True))
 
 
 def candidates(vocab: Vocab) -> st.SearchStrategy[dict[int, float]]:
-    """Tokens with distinct logits: alike ones, so that some begin others, and ends of text."""
+    """Draw tokens with distinct logits, including common prefixes and ends of text."""
     ends = [token for token in range(vocab.size) if vocab.is_eog(token)]
     alike = [
         token for token in range(vocab.size) if vocab.piece(token)[:3] in (b" re", b"ret", b" r")
@@ -75,34 +76,36 @@ def candidates(vocab: Vocab) -> st.SearchStrategy[dict[int, float]]:
     )
 
 
-def test_what_is_left_is_what_llama_cpp_leaves(vocab: Vocab) -> None:
+def test_remaining_candidates_are_those_of_llama_cpp(vocab: Vocab) -> None:
     @given(candidates(vocab))
     def same(logits: dict[int, float]) -> None:
-        assert ours(vocab, logits) == pytest.approx(theirs(vocab, logits), rel=1e-3)
+        assert apply_sampler(vocab, logits) == pytest.approx(
+            apply_llama_cpp_sampler(vocab, logits), rel=1e-3
+        )
 
     same()
 
 
-def token(vocab: Vocab, text: str) -> int:
-    (found,) = vocab.tokenize(text, add_special=False, parse_special=True)
-    return found
+def get_token(vocab: Vocab, text: str) -> int:
+    (token_id,) = vocab.tokenize(text, add_special=False, parse_special=True)
+    return token_id
 
 
-def test_an_unsure_model_ends_the_completion(vocab: Vocab) -> None:
-    unsure = {token(vocab, text): 0.01 * at for at, text in enumerate('a=b(7:x+"]')}
-    assert list(ours(vocab, unsure)) == [vocab.end]
+def test_uncertain_model_ends_the_completion(vocab: Vocab) -> None:
+    unsure = {get_token(vocab, text): 0.01 * at for at, text in enumerate('a=b(7:x+"]')}
+    assert list(apply_sampler(vocab, unsure)) == [vocab.end]
 
 
-def test_a_sure_model_goes_on_and_the_greedy_sampler_takes_its_word(vocab: Vocab) -> None:
+def test_certain_model_continues_with_the_greedy_sampler(vocab: Vocab) -> None:
     row = np.full(vocab.size, -20.0, np.float32)
-    sure = token(vocab, " return")
-    row[sure], row[token(vocab, "def")] = 5.0, 3.0
+    certain = get_token(vocab, " return")
+    row[certain], row[get_token(vocab, "def")] = 5.0, 3.0
 
-    def narrowed(found: Distribution) -> Distribution:
-        return infill_sampler(found, vocab.is_eog, vocab.end, vocab.piece)
+    def narrow(distribution: Distribution) -> Distribution:
+        return infill_sampler(distribution, vocab.is_eog, vocab.end, vocab.piece)
 
-    greedy = Sampler(Settings(temperature=0.0, top_p=0.9, min_p=0.0), narrowed=narrowed)
-    assert greedy.sample(row, 0) == sure
+    greedy = Sampler(Settings(temperature=0.0, top_p=0.9, min_p=0.0), narrowed=narrow)
+    assert greedy.sample(row, 0) == certain
     flat = np.zeros(vocab.size, np.float32)
-    flat[sure] = 0.1
+    flat[certain] = 0.1
     assert greedy.sample(flat, 0) == vocab.end

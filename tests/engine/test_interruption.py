@@ -1,4 +1,4 @@
-"""Passes that end on their way: for a request that leaves, and for one that comes. Nobody else sees it."""
+"""Passes are aborted for a request that is cancelled or arrives, and no other request is affected."""
 
 from __future__ import annotations
 
@@ -21,27 +21,29 @@ from tests.support.stops import StopAfter
 
 LONG = [(13 * at + 5) % 500 for at in range(400)]
 SHORT = [[300 + at, 17, 402, 255, 31] for at in range(3)]
-# llama.cpp asks a CPU alone, on the way through a pass, whether it is to end.
-HEEDED = skip_on("rpc", "cuda", why="a CPU alone is asked on the way through a pass")
+# Only on a CPU does llama.cpp check midway whether a pass must be aborted.
+ABORTABLE = skip_on("rpc", "cuda", why="a CPU alone is asked on the way through a pass")
 
 
 @pytest.fixture(scope="module")
 def context(contextual_files: PairFiles) -> Iterator[Context]:
     with Model(contextual_files.target) as model:
-        plain = ContextSettings(n_ctx=512, n_batch=256, n_seq=2, n_outputs=2, n_threads=1)
-        with Context(model, plain) as made:
-            yield made
+        context_settings = ContextSettings(
+            n_ctx=512, n_batch=256, n_seq=2, n_outputs=2, n_threads=1
+        )
+        with Context(model, context_settings) as created:
+            yield created
 
 
-def rows(sequence: int, tokens: list[int], start: int = 0) -> Batch:
+def make_batch(sequence: int, tokens: list[int], start: int = 0) -> Batch:
     batch = Batch(256)
     for at, token in enumerate(tokens, start=start):
         batch.add(token, at, sequence, at == start + len(tokens) - 1)
     return batch
 
 
-def stopped(context: Context, batch: Batch, stop: StopAfter | None) -> None:
-    """A pass that heeds it."""
+def decode_with_stop(context: Context, batch: Batch, stop: StopAfter | None) -> None:
+    """Decode a batch in a pass that `stop` may abort."""
     context.stop = stop
     try:
         context.decode(batch)
@@ -50,50 +52,50 @@ def stopped(context: Context, batch: Batch, stop: StopAfter | None) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 30])
-def test_a_stopped_pass_leaves_a_cache_as_it_was(
+def test_aborted_pass_leaves_the_cache_unchanged(
     context: Context, steps: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     context.clear()
-    context.decode(rows(0, LONG[:50]))
-    context.decode(rows(1, LONG[:30]))
+    context.decode(make_batch(0, LONG[:50]))
+    context.decode(make_batch(1, LONG[:30]))
     stop = StopAfter(steps)
     if not steps:
         stop.set()
     with pytest.raises(Aborted):
-        stopped(context, rows(0, LONG[50:200], 50), stop)
+        decode_with_stop(context, make_batch(0, LONG[50:200], 50), stop)
     assert (context.length(0), context.length(1)) == (50, 30)
     stop.set(False)
-    stopped(context, rows(0, LONG[50:200], 50), stop)
-    again = context.logits(149).copy()
+    decode_with_stop(context, make_batch(0, LONG[50:200], 50), stop)
+    aborted_logits = context.logits(149).copy()
     context.clear()
-    context.decode(rows(0, LONG[:50]))
-    context.decode(rows(0, LONG[50:200], 50))
-    assert abs(again - context.logits(149)).max() < 1e-3
-    assert not capfd.readouterr().err  # the last line there is the cause of a death
+    context.decode(make_batch(0, LONG[:50]))
+    context.decode(make_batch(0, LONG[50:200], 50))
+    assert abs(aborted_logits - context.logits(149)).max() < 1e-3
+    assert not capfd.readouterr().err  # the last line there is taken for the cause of a crash
 
 
-def test_keys_that_are_being_moved_are_moved_to_the_end(context: Context) -> None:
-    """llama.cpp turns them at the beginning of the next pass, on the same threads."""
+def test_shift_is_completed_by_an_aborted_pass(context: Context) -> None:
+    """llama.cpp rotates them at the beginning of the next pass, on the same threads."""
 
-    def moved(stop: StopAfter | None) -> list[float]:
+    def shift_and_decode(stop: StopAfter | None) -> list[float]:
         context.clear()
-        context.decode(rows(0, LONG[:100]))
+        context.decode(make_batch(0, LONG[:100]))
         context.remove(0, 40, 50)
         context.shift(0, 50, 100, -10)
-        stopped(context, rows(0, [7], 90), stop)
+        decode_with_stop(context, make_batch(0, [7], 90), stop)
         values: list[float] = context.logits(0).tolist()
         return values
 
-    assert moved(StopAfter(1)) == pytest.approx(moved(None), abs=1e-4)
+    assert shift_and_decode(StopAfter(1)) == pytest.approx(shift_and_decode(None), abs=1e-4)
 
 
-def truths(engine: Running, prompts: list[list[int]], count: int) -> list[list[int]]:
-    found = []
+def answer_alone(engine: Running, prompts: list[list[int]], count: int) -> list[list[int]]:
+    answers = []
     for prompt in prompts:
         engine.forget()
-        found.append(engine.ask(prompt, count).tokens)
+        answers.append(engine.ask(prompt, count).tokens)
     engine.forget()
-    return found
+    return answers
 
 
 @settings(max_examples=15)
@@ -103,13 +105,13 @@ def truths(engine: Running, prompts: list[list[int]], count: int) -> list[list[i
     st.integers(0, 6),
     st.sampled_from([PLAIN, drafting(3), SpeculationSettings()]),
 )
-def test_one_that_leaves_in_the_middle_of_a_pass_changes_no_other_text(
+def test_cancelling_during_a_pass_changes_no_other_text(
     contextual: Running, place: int, company: int, passes: int, speculative: SpeculationSettings
 ) -> None:
-    others = SHORT[:company]
-    truth = truths(contextual, others, 20)
+    company_prompts = SHORT[:company]
+    truth = answer_alone(contextual, company_prompts, 20)
     engine = contextual.engine
-    ids = [contextual.start(prompt, 20, GREEDY, speculative) for prompt in others]
+    ids = [contextual.start(prompt, 20, GREEDY, speculative) for prompt in company_prompts]
     for _ in range(passes):
         engine.step()
     leaving = contextual.start(LONG, 20)
@@ -117,28 +119,28 @@ def test_one_that_leaves_in_the_middle_of_a_pass_changes_no_other_text(
     engine.interruption.stop = StopAfter(place, lambda: engine.interruption.request_left(leaving))
     while not engine.interruption.stop and contextual.answers[leaving].ending is None:
         engine.step()
-    read = 0
+    n_read = 0
     if engine.interruption.stop:
-        read = contextual.sequence(leaving).slot.n_past
-        assert read < len(LONG) - 1
+        n_read = contextual.sequence(leaving).slot.n_past
+        assert n_read < len(LONG) - 1
         assert engine.cancel(leaving)
         assert contextual.answers[leaving].done.completion_tokens == 0
     engine.interruption.clear()
     contextual.finish()
-    for prompt, request, tokens in zip(others, ids, truth, strict=True):
+    for prompt, request, tokens in zip(company_prompts, ids, truth, strict=True):
         answer = contextual.answers[request].tokens
         assert_alike(contextual.pair.files.target, prompt, answer, tokens)
-    # What it had read before is its text.
-    again = contextual.ask(LONG, 4)
-    assert again.done.timings.cache_n >= read
+    # The tokens that it had read are those of its text.
+    repeated = contextual.ask(LONG, 4)
+    assert repeated.done.timings.cache_n >= n_read
     fresh = contextual.ask(LONG, 4, cache_prompt=False).tokens
-    assert_alike(contextual.pair.files.target, LONG, again.tokens, fresh)
+    assert_alike(contextual.pair.files.target, LONG, repeated.tokens, fresh)
 
 
-@HEEDED
+@ABORTABLE
 @pytest.mark.parametrize("write", [lfm2_pair, mamba_pair])
 @pytest.mark.parametrize("place", [1, 20, 45])
-def test_a_state_that_half_a_pass_went_into_is_not_gone_on_from(
+def test_half_updated_state_is_not_reused(
     write: Callable[..., PairFiles],
     place: int,
     load: Callable[..., Running],
@@ -161,13 +163,13 @@ def test_a_state_that_half_a_pass_went_into_is_not_gone_on_from(
 
 @pytest.fixture
 def no_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pass is under way as soon as it runs."""
+    """Remove the time in which a pass counts as beginning."""
     monkeypatch.setattr(lane, "MAX_START_S", 0.0)
 
 
-@HEEDED
+@ABORTABLE
 @pytest.mark.usefixtures("no_beginning")
-def test_a_prompt_that_is_read_alone_makes_room_once_for_one_that_comes(
+def test_prompt_pass_is_aborted_once_for_a_new_request(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
     engine = load(contextual_files, gap_s=1e-9)
@@ -178,29 +180,29 @@ def test_a_prompt_that_is_read_alone_makes_room_once_for_one_that_comes(
     engine.engine.step()
     assert engine.sequence(request).slot.n_past == 0
     interruption.clear()
-    interruption.request_came()  # and another, for whom it does not end again
+    interruption.request_came()  # another request does not abort the pass again
     engine.engine.step()
     assert 0 < engine.sequence(request).slot.n_past <= lane.max_prompt_rows(0) < 20
     editor = engine.start(SHORT[0], 4, priority="editor")
     interruption.clear()
     while engine.answers[editor].ending is None:
-        before = engine.sequence(request).slot.n_past
+        n_past = engine.sequence(request).slot.n_past
         engine.engine.step()
-        assert engine.sequence(request).slot.n_past - before < 20
+        assert engine.sequence(request).slot.n_past - n_past < 20
     engine.finish()
-    truth = truths(engine, [LONG, SHORT[0]], 4)
-    assert [engine.answers[each].tokens for each in (request, editor)] == truth
+    truth = answer_alone(engine, [LONG, SHORT[0]], 4)
+    assert [engine.answers[request_id].tokens for request_id in (request, editor)] == truth
 
 
-@HEEDED
+@ABORTABLE
 @settings(max_examples=10)
 @given(st.lists(st.integers(1, 12), min_size=3, max_size=3))
-def test_all_who_come_as_a_pass_begins_are_read_in_one(
+def test_requests_that_arrive_as_a_pass_begins_share_it(
     contextual: Running, places: list[int]
 ) -> None:
-    """Wherever in its beginning, and as often as its patience lasts."""
+    """They may arrive at any point of its beginning, until its patience ends."""
     prompts = [LONG[:60], *SHORT]
-    truth = truths(contextual, prompts, 8)
+    truth = answer_alone(contextual, prompts, 8)
     interruption = contextual.engine.interruption
     ids = [contextual.start(prompts[0], 8)]
     with pytest.MonkeyPatch.context() as patch:
@@ -216,14 +218,14 @@ def test_all_who_come_as_a_pass_begins_are_read_in_one(
         patch.setattr(sequence, "MAX_RESTART_WAIT_S", 0.0)
         patch.setattr(interruption, "stop", StopAfter(1, interruption.request_came))
         contextual.engine.step()
-        assert not any(contextual.sequence(each).prefilling for each in ids)
+        assert not any(contextual.sequence(request).prefilling for request in ids)
     interruption.clear()
     contextual.finish()
-    assert [contextual.answers[each].tokens for each in ids] == truth
+    assert [contextual.answers[request].tokens for request in ids] == truth
 
 
 @pytest.mark.usefixtures("no_beginning")
-def test_nobody_who_comes_ends_a_pass_that_is_short(cycle: Running) -> None:
+def test_short_pass_is_not_aborted_for_a_new_request(cycle: Running) -> None:
     cycle.forget()
     request = cycle.start(LONG, 4)
     cycle.engine.interruption.request_came()
@@ -233,7 +235,7 @@ def test_nobody_who_comes_ends_a_pass_that_is_short(cycle: Running) -> None:
     cycle.finish()
 
 
-def test_what_is_told_before_a_pass_begins_is_not_lost() -> None:
+def test_cancellation_before_a_pass_is_not_lost() -> None:
     interruption = Interruption()
     interruption.request_left(7)
     assert not interruption.stop
@@ -249,13 +251,16 @@ def test_what_is_told_before_a_pass_begins_is_not_lost() -> None:
 @pytest.mark.parametrize(("yields_s", "after_s", "ends"), [
     (0.0, 0.0, False), (0.5, -1.0, True), (0.5, 0.4, True), (0.5, 0.6, False), (math.inf, 1e9, True),
 ])  # fmt: skip
-def test_a_pass_ends_for_who_comes_in_time(yields_s: float, after_s: float, ends: bool) -> None:
-    now = [10.0]
-    interruption = Interruption(lambda: now[0])
-    for passes in (1, 2):  # what was heard of does not end the next one
+def test_pass_is_aborted_for_a_request_that_comes_in_time(
+    yields_s: float, after_s: float, ends: bool
+) -> None:
+    time_s = [10.0]
+    interruption = Interruption(lambda: time_s[0])
+    for passes in (1, 2):  # an earlier request does not abort the next pass
         interruption.clear()
         begins, comes = 10.0 * passes, 10.0 * passes + after_s
-        for now[0], told in sorted([(begins, False), (comes, True)]):
-            interruption.request_came() if told else interruption.begin_pass([], yields_s)
-            assert told or comes < begins or not interruption.stop  # nobody has come yet
+        for time_s[0], is_arrival in sorted([(begins, False), (comes, True)]):
+            interruption.request_came() if is_arrival else interruption.begin_pass([], yields_s)
+            # No request has arrived yet.
+            assert is_arrival or comes < begins or not interruption.stop
         assert bool(interruption.stop) is interruption.was_for_new_request is ends

@@ -1,4 +1,4 @@
-"""One request's cost is its own: a slow or endless grammar delays and changes no other answer."""
+"""A slow or endless grammar neither delays nor changes the answers of other requests."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from localspec.protocol.frames import (
 )
 from tests.support.running import GREEDY, PLAIN, Running, drafting
 
-PATIENCE_S = 60.0  # only a bug waits so long
-WAIT_S = 0.02  # what a round waits for a grammar
+PATIENCE_S = 60.0  # only a bug takes this long
+WAIT_S = 0.02  # how long a round waits for a grammar
 LETTERS = Constraint("regex", "[a-f ]{80}")
 
 
-def nested(rules: int) -> str:
-    """A grammar that compiles in time that grows with the number of its alternatives."""
+def make_nested_grammar(rules: int) -> str:
+    """Return a grammar whose compile time grows with the number of its alternatives."""
     return "root ::= " + " | ".join(f'"{i}" root "{i + 1}"' for i in range(rules)) + ' | "x"'
 
 
-class Wrapped:
-    """A Guide that another one decides for; tests override single operations."""
+class WrappedGuide:
+    """A guide that delegates to another one; tests override single operations."""
 
     def __init__(self, guide: Guide) -> None:
         self.guide = guide
@@ -75,20 +75,20 @@ class Wrapped:
         return self.guide.forced_tokens()
 
 
-class Blocked(Wrapped):
-    """Computes no mask until it may."""
+class BlockedGuide(WrappedGuide):
+    """A guide that computes no mask until it is released."""
 
     def __init__(self, guide: Guide) -> None:
         super().__init__(guide)
-        self.may = threading.Event()
+        self.released = threading.Event()
 
     def mask(self) -> Mask:
-        assert self.may.wait(PATIENCE_S)
+        assert self.released.wait(PATIENCE_S)
         return self.guide.mask()
 
 
-class Late(Wrapped):
-    """Is late for a mask whenever `late` says so, and computes it when it is asked again."""
+class LateGuide(WrappedGuide):
+    """A guide that is late for a mask whenever `late` yields true, and computes it on the next call."""
 
     def __init__(self, guide: Guide, late: Iterator[bool]) -> None:
         super().__init__(guide)
@@ -100,10 +100,10 @@ class Late(Wrapped):
         return self.guide.mask()
 
 
-def start(
+def submit_request(
     engine: Running, request: int, guide: Callable[[Guide], Guide] | None = None, **more: Any
 ) -> None:
-    """Submit a request whose answer is letters, with its grammar wrapped."""
+    """Submit a request for letters whose grammar is wrapped by `guide`."""
     generate = Generate(
         request, TextPrompt("ab"), GREEDY, max_tokens=40, constraint=LETTERS, **more
     )
@@ -114,18 +114,18 @@ def start(
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_others_write_while_a_grammar_is_late(
+def test_others_decode_while_a_grammar_is_late(
     contextual_files: PairFiles, load: Callable[..., Running], exact: bool
 ) -> None:
     engine = load(contextual_files, parallel=3, n_ctx=2048)
-    blocked: list[Blocked] = []
+    blocked: list[BlockedGuide] = []
 
-    def deferred(guide: Guide) -> Guide:
-        blocked.append(Blocked(guide))
+    def make_deferred_guide(guide: Guide) -> Guide:
+        blocked.append(BlockedGuide(guide))
         return DeferredGuide(blocked[-1], WAIT_S)
 
-    start(engine, 1, deferred, exact=exact)
-    start(engine, 2)
+    submit_request(engine, 1, make_deferred_guide, exact=exact)
+    submit_request(engine, 2)
     steps = 0
     while engine.answers[2].ending is None and steps < 2000:
         engine.engine.step()
@@ -133,49 +133,49 @@ def test_others_write_while_a_grammar_is_late(
     assert engine.answers[2].done.finish_reason == "length"
     assert not engine.answers[1].text
     assert engine.answers[1].ending is None
-    blocked[0].may.set()
+    blocked[0].released.set()
     engine.finish()
     assert engine.answers[1].done.finish_reason == "length"
-    if exact:  # in company, a near tie may go the other way
+    if exact:  # beside other requests a near-tie may be decided differently
         late = engine.answers[1].text
-        start(engine, 3, exact=True)
+        submit_request(engine, 3, exact=True)
         engine.finish()
         assert engine.answers[3].text == late
 
 
 def test_a_late_grammar_is_cancelled_at_once(contextual: Running) -> None:
     contextual.forget()
-    blocked: list[Blocked] = []
+    blocked: list[BlockedGuide] = []
 
-    def deferred(guide: Guide) -> Guide:
-        blocked.append(Blocked(guide))
+    def make_deferred_guide(guide: Guide) -> Guide:
+        blocked.append(BlockedGuide(guide))
         return DeferredGuide(blocked[-1], WAIT_S)
 
-    start(contextual, 1, deferred)
+    submit_request(contextual, 1, make_deferred_guide)
     for _ in range(5):
         contextual.engine.step()
     contextual.engine.cancel(1)
     assert contextual.answers[1].done.finish_reason == "cancelled"
     assert not contextual.engine.active
-    blocked[0].may.set()
+    blocked[0].released.set()
 
 
 def test_a_grammar_that_fails_in_its_thread_ends_its_request_alone(contextual: Running) -> None:
-    class Failing(Wrapped):
+    class Failing(WrappedGuide):
         def mask(self) -> Mask:
             raise GrammarRejected("too complex")
 
     contextual.forget()
-    start(contextual, 1, lambda guide: DeferredGuide(Failing(guide), WAIT_S))
-    start(contextual, 2)
+    submit_request(contextual, 1, lambda guide: DeferredGuide(Failing(guide), WAIT_S))
+    submit_request(contextual, 2)
     contextual.finish()
     assert contextual.answers[1].failed.code == "invalid_grammar"
     assert len(contextual.answers[2].text) > 0
     assert contextual.answers[2].done.finish_reason == "length"
 
 
-def test_masks_that_take_too_long_together_end_their_answer_alone(contextual: Running) -> None:
-    class Slow(Wrapped):
+def test_slow_masks_end_their_own_answer_only(contextual: Running) -> None:
+    class Slow(WrappedGuide):
         def mask(self) -> Mask:
             end = time.thread_time() + 0.2
             while time.thread_time() < end:
@@ -183,8 +183,8 @@ def test_masks_that_take_too_long_together_end_their_answer_alone(contextual: Ru
             return self.guide.mask()
 
     contextual.forget()
-    start(contextual, 1, lambda guide: DeferredGuide(Slow(guide), WAIT_S))
-    start(contextual, 2)
+    submit_request(contextual, 1, lambda guide: DeferredGuide(Slow(guide), WAIT_S))
+    submit_request(contextual, 2)
     contextual.finish()
     failed = contextual.answers[1].failed
     assert failed.code == "invalid_grammar"
@@ -197,7 +197,7 @@ def test_masks_that_take_too_long_together_end_their_answer_alone(contextual: Ru
 def test_late_masks_change_no_answer(
     contextual: Running, late: list[bool], depth: int | None
 ) -> None:
-    """Whenever a mask is late, its pass is repeated: the text is that of a grammar that never is."""
+    """A pass whose mask is late is repeated, so the text does not depend on lateness."""
     speculative = drafting(depth, "auto") if depth != 0 else PLAIN
 
     def lateness() -> Iterator[bool]:
@@ -206,22 +206,22 @@ def test_late_masks_change_no_answer(
             yield False
 
     texts = []
-    for wrap in (None, lambda guide: Late(guide, lateness())):
+    for wrap in (None, lambda guide: LateGuide(guide, lateness())):
         contextual.forget()
-        start(contextual, 1, wrap, speculative=speculative, exact=True)
+        submit_request(contextual, 1, wrap, speculative=speculative, exact=True)
         contextual.finish()
         texts.append(contextual.answers[1].text)
     assert texts[0] == texts[1]
 
 
 @given(st.data())
-def test_a_deferred_guide_answers_as_the_guide_does(data: st.DataObject) -> None:
-    """Any order of operations, with the mask of any place asked for twice."""
-    guide, deferred = Counting(), DeferredGuide(Counting(), WAIT_S)
+def test_deferred_guide_agrees_with_its_guide(data: st.DataObject) -> None:
+    """Operations come in any order, and any mask may be requested twice."""
+    guide, deferred = CountingGuide(), DeferredGuide(CountingGuide(), WAIT_S)
     for _ in range(data.draw(st.integers(1, 30))):
         match data.draw(st.sampled_from(["mask", "consume", "back", "valid", "forced", "round"])):
             case "mask":
-                assert list(asked(deferred, deferred.mask)) == list(guide.mask())
+                assert list(ask_across_rounds(deferred, deferred.mask)) == list(guide.mask())
             case "consume":
                 token = data.draw(st.integers(0, 9))
                 guide.consume(token)
@@ -236,11 +236,11 @@ def test_a_deferred_guide_answers_as_the_guide_does(data: st.DataObject) -> None
             case "forced":
                 assert deferred.forced_tokens() in (guide.forced_tokens(), [])
             case "round":
-                asked(deferred, lambda: None)
+                ask_across_rounds(deferred, lambda: None)
 
 
-class Counting:
-    """A guide of ten tokens whose answers depend on all that it has consumed."""
+class CountingGuide:
+    """A guide of ten tokens whose results depend on all the tokens it has consumed."""
 
     forbids_often = True
 
@@ -272,8 +272,8 @@ class Counting:
         return [len(self.consumed)]
 
 
-def asked(guide: DeferredGuide, ask: Callable[[], Any]) -> Any:
-    """Ask in the rounds that it takes, as the step loop does."""
+def ask_across_rounds(guide: DeferredGuide, ask: Callable[[], Any]) -> Any:
+    """Call `ask` in as many rounds as it takes, as the step loop does."""
     for _ in range(1000):
         with contextlib.suppress(GuideBusy):
             if guide.begin_round():
@@ -287,19 +287,19 @@ def asked(guide: DeferredGuide, ask: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def grammars(contextual: Running) -> Iterator[Grammars]:
-    """Grammars whose compiling is ended after a twentieth of a second of processor time."""
-    made = Grammars(contextual.pair.vocab, isolated=True)
-    made._process = GrammarProcess(made._vocabulary, 0.05)
-    yield made
-    made.close()
+    """Build grammars that may compile for 50 ms of processor time."""
+    compiler = Grammars(contextual.pair.vocab, isolated=True)
+    compiler._process = GrammarProcess(compiler._vocabulary, 0.05)
+    yield compiler
+    compiler.close()
 
 
-def process_of(grammars: Grammars) -> GrammarProcess:
+def get_process(grammars: Grammars) -> GrammarProcess:
     assert grammars._process is not None
     return grammars._process
 
 
-def job(source: str, kind: Any = "grammar") -> GrammarJob:
+def make_job(source: str, kind: Any = "grammar") -> GrammarJob:
     return GrammarJob(constraint=Constraint(kind, source))
 
 
@@ -316,104 +316,105 @@ def job(source: str, kind: Any = "grammar") -> GrammarJob:
         ("json_object", ""),
     ],
 )
-def test_a_process_of_its_own_says_what_this_one_does(
+def test_compiling_in_a_process_gives_the_same_result(
     contextual: Running, grammars: Grammars, kind: Any, source: str
 ) -> None:
-    def outcome(compiler: Grammars) -> object:
+    def compile_outcome(compiler: Grammars) -> object:
         try:
-            return compiler._sources(job(source, kind), lambda: False)
+            return compiler._sources(make_job(source, kind), lambda: False)
         except GrammarRejected as error:
             return error.message, error.param
 
-    assert outcome(grammars) == outcome(Grammars(contextual.pair.vocab))
+    assert compile_outcome(grammars) == compile_outcome(Grammars(contextual.pair.vocab))
 
 
 def test_a_grammar_without_end_is_refused_and_remembered(grammars: Grammars) -> None:
-    """The second time: its process may have been ended for another reason."""
-    endless = job(nested(4000))
+    """It is refused at the second timeout, because the first may have had another reason."""
+    endless = make_job(make_nested_grammar(4000))
     for _ in range(2):
         assert not grammars.ready(endless)
         with pytest.raises(GrammarRejected, match=r"takes more than 0\.05 seconds"):
             grammars._compile(endless, lambda: False)
     assert grammars.ready(endless)
-    process_of(grammars).close()
+    get_process(grammars).close()
     with pytest.raises(GrammarRejected, match=r"takes more than 0\.05 seconds"):
         grammars._compile(endless, lambda: False)
-    assert process_of(grammars)._process is None  # it was not asked again
+    assert get_process(grammars)._process is None  # it was not used again
 
 
 @pytest.mark.parametrize("place", ["socket.socketpair", "subprocess.Popen"])
-def test_a_process_that_cannot_be_started_is_no_fault_of_the_grammar(
+def test_failure_to_start_a_process_does_not_reject_the_grammar(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise OSError(24, "Too many open files")
 
-    fine = job('root ::= "a"')
+    valid_job = make_job('root ::= "a"')
     with monkeypatch.context() as patched:
         patched.setattr(f"localspec.engine.sampling.grammars.process.{place}", fail)
         with pytest.raises(Unavailable, match="Too many open files"):
-            grammars._compile(fine, lambda: False)
-    assert grammars._compile(fine, lambda: False).whole is not None
+            grammars._compile(valid_job, lambda: False)
+    assert grammars._compile(valid_job, lambda: False).whole is not None
 
 
-def test_a_machine_that_is_too_busy_is_no_fault_of_the_grammar(
+def test_busy_machine_does_not_reject_the_grammar(
     grammars: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammars._process = GrammarProcess(grammars._vocabulary)
     with monkeypatch.context() as patched:
         patched.setattr("localspec.engine.sampling.grammars.process.WALL_LIMIT_S", -1.0)
         with pytest.raises(Unavailable, match="too busy"):
-            grammars._compile(job('root ::= "a"'), lambda: False)
-    assert grammars._compile(job('root ::= "a"'), lambda: False).whole is not None
+            grammars._compile(make_job('root ::= "a"'), lambda: False)
+    assert grammars._compile(make_job('root ::= "a"'), lambda: False).whole is not None
 
 
 def test_others_compile_beside_a_grammar_without_end(grammars: Grammars) -> None:
-    """Each job has a process: the second is not behind the first."""
+    """Each job has its own process, so the second does not wait for the first."""
     grammars._process = GrammarProcess(grammars._vocabulary)
-    left = threading.Event()
+    abandoned = threading.Event()
     outcomes: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
 
-    def compile() -> None:
+    def compile_endless() -> None:
         try:
-            process_of(grammars).build(job(nested(4000)), left.is_set)
+            get_process(grammars).build(make_job(make_nested_grammar(4000)), abandoned.is_set)
         except (Cancelled, GrammarRejected) as error:
             outcomes.put(error)
 
-    process_of(grammars).build(job('root ::= "first"'), lambda: False)  # it is up
-    thread = threading.Thread(target=compile)
+    # The process has started.
+    get_process(grammars).build(make_job('root ::= "first"'), lambda: False)
+    thread = threading.Thread(target=compile_endless)
     thread.start()
-    sources = process_of(grammars).build(job('root ::= "a"'), lambda: False)
+    sources = get_process(grammars).build(make_job('root ::= "a"'), lambda: False)
     assert sources.whole is not None
-    left.set()
+    abandoned.set()
     assert isinstance(outcomes.get(timeout=PATIENCE_S), Cancelled | GrammarRejected)
     thread.join()
 
 
-def test_a_job_ends_when_nobody_waits(grammars: Grammars) -> None:
+def test_job_ends_when_no_request_waits_for_it(grammars: Grammars) -> None:
     grammars._process = GrammarProcess(grammars._vocabulary)
-    asked = [0]
+    polls = [0]
 
-    def left() -> bool:
-        asked[0] += 1
-        return asked[0] > 2
+    def is_abandoned() -> bool:
+        polls[0] += 1
+        return polls[0] > 2
 
     with pytest.raises(Cancelled):
-        process_of(grammars).build(job(nested(4000)), left)
+        get_process(grammars).build(make_job(make_nested_grammar(4000)), is_abandoned)
 
 
 def test_a_process_that_was_killed_is_started_again(grammars: Grammars) -> None:
-    assert grammars._compile(job('root ::= "a"'), lambda: False).whole is not None
-    process = process_of(grammars)._process
+    assert grammars._compile(make_job('root ::= "a"'), lambda: False).whole is not None
+    process = get_process(grammars)._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert grammars._compile(job('root ::= "b"'), lambda: False).whole is not None
+    assert grammars._compile(make_job('root ::= "b"'), lambda: False).whole is not None
 
 
 def test_no_process_is_left_when_the_worker_is_gone(grammars: Grammars) -> None:
-    grammars._compile(job('root ::= "a"'), lambda: False)
-    process, control = process_of(grammars)._process, process_of(grammars)._control
+    grammars._compile(make_job('root ::= "a"'), lambda: False)
+    process, control = get_process(grammars)._process, get_process(grammars)._control
     assert process is not None
     assert control is not None
     control.close()
@@ -423,11 +424,11 @@ def test_no_process_is_left_when_the_worker_is_gone(grammars: Grammars) -> None:
 # ------------------------------------------------------------------------ preparing
 
 
-class Desk:
-    """Prepares by what tests put into requests' texts: "slow" ones are finished when `may` is set."""
+class FakePreparer:
+    """A fake preparer that reads its orders from texts: "slow" ones finish once it is released."""
 
     def __init__(self) -> None:
-        self.may = threading.Event()
+        self.released = threading.Event()
 
     def estimate_s(self, request: Any) -> float:
         return 0.0
@@ -436,10 +437,10 @@ class Desk:
         if "slow" not in request.prompt.text:
             return request
 
-        def finish(left: Callable[[], bool]) -> Any:
+        def finish(is_abandoned: Callable[[], bool]) -> Any:
             deadline = time.monotonic() + PATIENCE_S
-            while not self.may.wait(0.001) and time.monotonic() < deadline:
-                if left():
+            while not self.released.wait(0.001) and time.monotonic() < deadline:
+                if is_abandoned():
                     raise Cancelled("The request was cancelled.")
             if "wrong" in request.prompt.text:
                 raise InvalidRequest("wrong", param="grammar")
@@ -451,32 +452,32 @@ class Desk:
         return {}
 
 
-def test_what_is_unfinished_holds_up_no_other_request() -> None:
+def test_unfinished_request_holds_up_no_other() -> None:
     frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     ready: queue.SimpleQueue[Generate] = queue.SimpleQueue()
     preparers: Preparers[Generate] = Preparers(frames.put, ready.put)
-    desk = Desk()
-    preparers.use(desk, [desk] * SLOW_THREADS)
+    preparer = FakePreparer()
+    preparers.use(preparer, [preparer] * SLOW_THREADS)
     preparers.start()
     for number, text in enumerate(["slow", "slow and wrong", "slow and left", "quick"], start=1):
         preparers.put(Generate(number, TextPrompt(text)))
     preparers.put(Tokenize(5, "x"))
     assert ready.get(timeout=PATIENCE_S).id == 4
-    assert until(frames, lambda frame: isinstance(frame, Reply)).id == 5
+    assert wait_for_frame(frames, lambda frame: isinstance(frame, Reply)).id == 5
     preparers.cancel(3)
-    failed = until(frames, lambda frame: isinstance(frame, Failed))
+    failed = wait_for_frame(frames, lambda frame: isinstance(frame, Failed))
     assert isinstance(failed, Failed)
     assert (failed.id, failed.code) == (3, "cancelled")
-    desk.may.set()
+    preparer.released.set()
     assert ready.get(timeout=PATIENCE_S).id == 1
-    failed = until(frames, lambda frame: isinstance(frame, Failed))
+    failed = wait_for_frame(frames, lambda frame: isinstance(frame, Failed))
     assert isinstance(failed, Failed)
     assert (failed.id, failed.param) == (2, "grammar")
-    assert until(frames, lambda frame: frame == Preparing(2, begins=False))
+    assert wait_for_frame(frames, lambda frame: frame == Preparing(2, begins=False))
 
 
-def until(frames: queue.SimpleQueue[Frame], wanted: Callable[[Frame], bool]) -> Any:
-    """The next frame of a kind."""
-    while not wanted(frame := frames.get(timeout=PATIENCE_S)):
+def wait_for_frame(frames: queue.SimpleQueue[Frame], matches: Callable[[Frame], bool]) -> Any:
+    """Return the next frame that matches."""
+    while not matches(frame := frames.get(timeout=PATIENCE_S)):
         pass
     return frame

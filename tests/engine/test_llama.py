@@ -1,4 +1,4 @@
-"""The boundary to llama.cpp: every refusal is an error of ours, and the process lives."""
+"""The boundary to llama.cpp: every refusal is a Python error, and the process survives."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def model(contextual_files: PairFiles) -> Iterator[Model]:
         yield loaded
 
 
-def settings(**changes: int) -> ContextSettings:
+def make_settings(**changes: int) -> ContextSettings:
     chosen = {"n_ctx": 256, "n_batch": 64, "n_seq": 2, "n_outputs": 8, "n_threads": 1, **changes}
     return ContextSettings(**chosen)  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def context(model: Model) -> Iterator[Context]:
-    with Context(model, settings()) as made:
-        yield made
+    with Context(model, make_settings()) as created:
+        yield created
 
 
-def read(context: Context, tokens: list[int], start: int = 0, sequence: int = 0) -> Batch:
+def decode_tokens(context: Context, tokens: list[int], start: int = 0, sequence: int = 0) -> Batch:
     batch = Batch(64)
     for at, token in enumerate(tokens, start=start):
         batch.add(token, at, sequence, at == start + len(tokens) - 1)
@@ -59,8 +59,8 @@ def read(context: Context, tokens: list[int], start: int = 0, sequence: int = 0)
     return batch
 
 
-def test_a_row_has_logits_only_where_it_asked_for_them(context: Context) -> None:
-    read(context, [1, 2, 3])
+def test_row_has_logits_only_if_requested(context: Context) -> None:
+    decode_tokens(context, [1, 2, 3])
     assert context.logits(2).shape == (N_VOCAB,)
     assert np.all(np.isfinite(context.logits(2)))
     for row in (0, 1, 3, 10**6, -(10**6)):
@@ -92,59 +92,59 @@ def test_a_sequence_outside_the_context_is_refused(context: Context, sequence: i
 @pytest.mark.parametrize("token", [-1, N_VOCAB, 2**31 - 1])
 def test_a_batch_with_an_impossible_token_is_refused(context: Context, token: int) -> None:
     with pytest.raises(BadBatch):
-        read(context, [1, token])
-    read(context, [1, 2])
+        decode_tokens(context, [1, token])
+    decode_tokens(context, [1, 2])
 
 
 def test_a_gap_in_the_positions_is_refused(context: Context) -> None:
-    read(context, [1, 2, 3])
+    decode_tokens(context, [1, 2, 3])
     with pytest.raises(BadBatch):
-        read(context, [4], start=9)
-    read(context, [4], start=3)
+        decode_tokens(context, [4], start=9)
+    decode_tokens(context, [4], start=3)
 
 
 def test_a_full_cache_says_so_and_changes_nothing(context: Context) -> None:
     for start in range(0, 256, 64):
-        read(context, [5] * 64, start)
+        decode_tokens(context, [5] * 64, start)
     with pytest.raises(NoKvSlot):
-        read(context, [6], sequence=1)
+        decode_tokens(context, [6], sequence=1)
     assert (context.length(0), context.length(1)) == (256, 0)
     assert context.remove(0, 200)
-    read(context, [6], sequence=1)
+    decode_tokens(context, [6], sequence=1)
 
 
 def test_cells_are_shared_by_a_copy_and_outlive_the_original(context: Context) -> None:
-    read(context, [1, 2, 3, 4])
+    decode_tokens(context, [1, 2, 3, 4])
     context.copy(0, 1, 3)
     assert context.length(1) == 3
     assert context.remove(0, 0)
-    read(context, [9], start=3, sequence=1)
+    decode_tokens(context, [9], start=3, sequence=1)
     copied = context.logits(0).copy()
     context.clear()
-    read(context, [1, 2, 3, 9])
-    # A CPU computes one row and four alike; a GPU has another kernel for each.
+    decode_tokens(context, [1, 2, 3, 9])
+    # A CPU computes one row and four rows alike; a GPU has a different kernel for each.
     rounding = NEAR_TIE if gpus() else 1e-4
     assert np.allclose(context.logits(3), copied, atol=rounding)
-    for other in ([1, 2, 4, 9], [4, 2, 3, 9], [9]):  # any cell that is wrong or missing is seen
+    for tokens in ([1, 2, 4, 9], [4, 2, 3, 9], [9]):  # any wrong or missing cell is detected
         context.clear()
-        read(context, other)
-        assert not np.allclose(context.logits(len(other) - 1), copied, atol=4 * NEAR_TIE)
+        decode_tokens(context, tokens)
+        assert not np.allclose(context.logits(len(tokens) - 1), copied, atol=4 * NEAR_TIE)
 
 
 @pytest.mark.parametrize("changes", [{"n_seq": 4, "n_outputs": 1}, {"n_seq": 8, "n_batch": 4}])
-def test_a_context_with_fewer_rows_of_logits_than_sequences_is_made_all_the_same(
+def test_context_may_have_fewer_logits_rows_than_sequences(
     model: Model, changes: dict[str, int]
 ) -> None:
-    """llama.cpp ends the process over it."""
-    with Context(model, settings(**changes)) as made:
+    """llama.cpp would end the process."""
+    with Context(model, make_settings(**changes)) as created:
         batch = Batch(4)
         batch.add(1, 0, 0, True)
-        made.decode(batch)
+        created.decode(batch)
 
 
 def test_a_context_that_cannot_be_made_is_an_error_with_its_reason(model: Model) -> None:
     with pytest.raises(LoadFailed, match=r"256 tokens for .*n_seq_max"):
-        Context(model, settings(n_seq=1_000_000))
+        Context(model, make_settings(n_seq=1_000_000))
 
 
 # ---------------------------------------------------------------------------- vocabulary
@@ -159,10 +159,10 @@ def shipped() -> Iterator[Vocab]:
 
 @given(st.text(max_size=60))
 def test_text_comes_back_from_its_tokens(model: Model, shipped: Vocab, text: str) -> None:
-    # Of the synthetic words " w12" the beginning is a merge and no token: llama.cpp loses it.
-    for vocab, said in ((model.vocab, text.replace(" w", " v")), (shipped, text)):
-        tokens = vocab.tokenize(said, add_special=False, parse_special=False)
-        assert b"".join(vocab.piece(token) for token in tokens).decode() == said
+    # The beginning of the synthetic words " w12" is a merge but no token, so llama.cpp loses it.
+    for vocab, source in ((model.vocab, text.replace(" w", " v")), (shipped, text)):
+        tokens = vocab.tokenize(source, add_special=False, parse_special=False)
+        assert b"".join(vocab.piece(token) for token in tokens).decode() == source
 
 
 def test_special_tokens_are_parsed_only_where_asked(model: Model) -> None:
@@ -178,19 +178,19 @@ def test_special_tokens_are_parsed_only_where_asked(model: Model) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, N_VOCAB, 2**31, -(2**40)])
-def test_what_would_end_the_process_is_refused(model: Model, token: int) -> None:
+def test_token_ids_that_would_crash_llama_cpp_are_refused(model: Model, token: int) -> None:
     for call in (model.vocab.piece, model.vocab.is_eog, model.vocab.check):
         with pytest.raises(InvalidRequest, match="outside the vocabulary"):
             call(token)
 
 
-def test_a_key_the_file_has_not_is_none(model: Model) -> None:
+def test_missing_metadata_key_is_none(model: Model) -> None:
     assert model.metadata("general.architecture") == "llama"
     assert model.metadata("general.nothing") is None
 
 
 @pytest.mark.parametrize("name", ["target.gguf", "draft.gguf"])
-def test_a_model_is_described_in_the_words_of_show(name: str) -> None:
+def test_model_description_is_that_of_show(name: str) -> None:
     path = Path(localspec.__file__).parent / "builtin" / name
     with Model(str(path)) as loaded:
         described = loaded.description.split(", ")
@@ -207,21 +207,23 @@ def test_a_model_is_described_in_the_words_of_show(name: str) -> None:
 def test_each_quantization_has_the_name_that_show_has(
     model: Model, file_type: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = model.metadata
+    metadata = model.metadata
     monkeypatch.setattr(
-        model, "metadata", lambda key: str(file_type) if key == "general.file_type" else known(key)
+        model,
+        "metadata",
+        lambda key: str(file_type) if key == "general.file_type" else metadata(key),
     )
     assert model.description.endswith(f" parameters, {model_traits.quantization_name(file_type)}")
     assert " - " not in model.description
 
 
-def test_llama_cpp_says_itself_why_it_cannot_load_a_file(tmp_path: Path) -> None:
-    whole = gguf_files.model()
+def test_load_error_has_the_reason_of_llama_cpp(tmp_path: Path) -> None:
+    base_file = gguf_files.model()
     for file, reason in (
-        (whole.put("general.architecture", STRING, "foo"), "unknown model architecture: 'foo'"),
-        (whole.put("tokenizer.ggml.pre", STRING, "foo"), "unknown pre-tokenizer type: 'foo'"),
-        (whole.drop("blk.1.attn_q.weight"), "tensor 'blk.1.attn_q.weight' not found"),
-        (whole.put("general.alignment", U32, 7), "alignment 7 is not a power of 2"),
+        (base_file.put("general.architecture", STRING, "foo"), "unknown model architecture: 'foo'"),
+        (base_file.put("tokenizer.ggml.pre", STRING, "foo"), "unknown pre-tokenizer type: 'foo'"),
+        (base_file.drop("blk.1.attn_q.weight"), "tensor 'blk.1.attn_q.weight' not found"),
+        (base_file.put("general.alignment", U32, 7), "alignment 7 is not a power of 2"),
     ):
         path = file.write(tmp_path / "m.gguf")
         with pytest.raises(LoadFailed, match=re.escape(f"cannot load {path} (")) as caught:
@@ -232,6 +234,6 @@ def test_llama_cpp_says_itself_why_it_cannot_load_a_file(tmp_path: Path) -> None
 def test_the_known_architectures_are_those_of_llama_cpp(tmp_path: Path) -> None:
     for name in sorted(architectures._KNOWN):
         path = gguf_files.Gguf({"general.architecture": (STRING, name)}).write(tmp_path / "m.gguf")
-        with pytest.raises(LoadFailed) as caught:  # for want of everything else
+        with pytest.raises(LoadFailed) as caught:  # because everything else is missing
             Model(str(path))
         assert "unknown model architecture" not in caught.value.message

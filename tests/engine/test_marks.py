@@ -1,4 +1,4 @@
-"""What opens and closes a model's thoughts is seen in what its template makes of some, or said not to be."""
+"""The markers of thoughts are detected from what a template renders, or reported as unknown."""
 
 from __future__ import annotations
 
@@ -23,113 +23,109 @@ TURNS = """{{ INSTRUCTIONS }}{% for m in messages %}{% if m.role == 'user' %}
 {%- if add_generation_prompt %}<|bot|>{{ OPEN }}{% endif %}"""
 
 
-def template(thoughts: str, opened: str = "''", instructions: str = "''") -> str:
-    kept = f"({thoughts}) if m.reasoning_content else ''"
-    found = TURNS.replace("THOUGHTS", kept).replace("OPEN", opened)
-    return found.replace("INSTRUCTIONS", instructions)
+def make_template(thoughts: str, opened: str = "''", instructions: str = "''") -> str:
+    thoughts_expression = f"({thoughts}) if m.reasoning_content else ''"
+    text = TURNS.replace("THOUGHTS", thoughts_expression).replace("OPEN", opened)
+    return text.replace("INSTRUCTIONS", instructions)
 
 
-SEEN: dict[str, tuple[str, ThoughtMarkers]] = {
+DETECTED: dict[str, tuple[str, ThoughtMarkers]] = {
     "the model opens them": (
-        template("'<ab:think>' ~ m.reasoning_content ~ '</ab:think>'"),
+        make_template("'<ab:think>' ~ m.reasoning_content ~ '</ab:think>'"),
         ("<ab:think>", "</ab:think>"),
     ),
     "made of parts, and explained": (
-        template(
+        make_template(
             "'<reason' ~ ':x>\\n' ~ m.reasoning_content ~ '\\n</reason' ~ ':x>\\n'",
             instructions="'Think between <reason' ~ ':x> and </reason' ~ ':x>.\n'",
         ),
         ("<reason:x>", "</reason:x>"),
     ),
     "the prompt opens them where that is asked for": (
-        template(
+        make_template(
             "'<mind>\n' ~ m.reasoning_content ~ '</mind>'",
             "'<mind>' if enable_thinking else '<mind></mind>'",
         ),
         ("<mind>", "</mind>"),
     ),
     "the prompt opens them, and they are kept without": (
-        template("m.reasoning_content ~ '\n[FINAL WORDS]\n'", "'Here are my steps:\n'"),
+        make_template("m.reasoning_content ~ '\n[FINAL WORDS]\n'", "'Here are my steps:\n'"),
         ("Here are my steps:", "[FINAL WORDS]"),
     ),
 }
-UNSEEN = {
-    "nothing marks them": template("m.reasoning_content ~ '\n\n'"),
-    "what ends an answer closes them": template(
+UNDETECTED = {
+    "nothing marks them": make_template("m.reasoning_content ~ '\n\n'"),
+    "what ends an answer closes them": make_template(
         "'<|think|>' ~ m.reasoning_content ~ '<|end|><|bot|><|text|>'"
     ),
-    "another turn": template("'<|user|>' ~ m.reasoning_content ~ '<|over|>'"),
-    "one mark for both": template("'<|mind|>' ~ m.reasoning_content ~ '<|mind|>'"),
+    "another turn": make_template("'<|user|>' ~ m.reasoning_content ~ '<|over|>'"),
+    "one mark for both": make_template("'<|mind|>' ~ m.reasoning_content ~ '<|mind|>'"),
 }
-NONE = {
-    "left out": template("''") + "{# reasoning #}",
-    "not known": template("''").replace("m.reasoning_content", "false"),
+NO_THOUGHTS = {
+    "left out": make_template("''") + "{# reasoning #}",
+    "not known": make_template("''").replace("m.reasoning_content", "false"),
     "raises": "{{ raise_exception('no reasoning here') }}",
-    "channels": template("'<|channel|>analysis<|message|>' ~ m.reasoning_content ~ '<|end|>'"),
+    "channels": make_template("'<|channel|>analysis<|message|>' ~ m.reasoning_content ~ '<|end|>'"),
 }
 
 
 @pytest.fixture
 def renderer() -> Iterator[Renderers]:
-    made: list[TemplateRenderer] = []
+    renderers: list[TemplateRenderer] = []
 
     def make(text: str) -> TemplateRenderer:
-        made.append(TemplateRenderer(text, "", ""))
-        return made[-1]
+        renderers.append(TemplateRenderer(text, "", ""))
+        return renderers[-1]
 
     yield make
-    for each in made:
-        each.close()
+    for template_renderer in renderers:
+        template_renderer.close()
 
 
-@pytest.mark.parametrize("name", SEEN)
-def test_marks_are_seen_and_the_answer_is_taken_apart_by_them(
-    renderer: Renderers, name: str
-) -> None:
-    text, marks = SEEN[name]
-    found = renderer(text)
-    assert found.dialect.thoughts == (marks,)
-    assert not found.dialect.has_unknown_thoughts
-    prompt = found.render(
+@pytest.mark.parametrize("name", DETECTED)
+def test_markers_are_detected_and_split_the_answer(renderer: Renderers, name: str) -> None:
+    text, marks = DETECTED[name]
+    template_renderer = renderer(text)
+    assert template_renderer.dialect.thoughts == (marks,)
+    assert not template_renderer.dialect.has_unknown_thoughts
+    prompt = template_renderer.render(
         ChatPrompt([Message("user", "?")], template_kwargs={"enable_thinking": True})
     )
     opening, closing = marks
     opened = prompt.rstrip().endswith(opening)
-    written = f"{'' if opened else opening}\nhm <think> or [THINK]\n{closing}\n\nyes"
+    answer = f"{'' if opened else opening}\nhm <think> or [THINK]\n{closing}\n\nyes"
     for size in (1, 3, 1000):
         parser = AnswerParser()
         parser.begin(prompt[-64:], [marks])
         pieces = [
-            p for at in range(0, len(written), size) for p in parser.feed(written[at : at + size])
+            p for at in range(0, len(answer), size) for p in parser.feed(answer[at : at + size])
         ]
-        said = {"reasoning": "", "content": ""}
+        texts = {"reasoning": "", "content": ""}
         for piece in [*pieces, *parser.finish()]:
             assert isinstance(piece, Text)
-            said[piece.kind] += piece.text
-        assert said == {"reasoning": "hm <think> or [THINK]", "content": "yes"}
+            texts[piece.kind] += piece.text
+        assert texts == {"reasoning": "hm <think> or [THINK]", "content": "yes"}
 
 
-@pytest.mark.parametrize("name", UNSEEN)
-def test_what_cannot_be_read_is_said(renderer: Renderers, name: str) -> None:
-    dialect = renderer(UNSEEN[name]).dialect
+@pytest.mark.parametrize("name", UNDETECTED)
+def test_undetected_markers_are_reported(renderer: Renderers, name: str) -> None:
+    dialect = renderer(UNDETECTED[name]).dialect
     assert (dialect.thoughts, dialect.has_unknown_thoughts) == ((), True)
 
 
-@pytest.mark.parametrize("name", NONE)
-def test_a_template_without_thoughts_has_no_marks(renderer: Renderers, name: str) -> None:
-    dialect = renderer(NONE[name]).dialect
+@pytest.mark.parametrize("name", NO_THOUGHTS)
+def test_template_without_thoughts_has_no_markers(renderer: Renderers, name: str) -> None:
+    dialect = renderer(NO_THOUGHTS[name]).dialect
     assert (dialect.thoughts, dialect.has_unknown_thoughts) == ((), False)
 
 
-def test_known_marks_need_no_look(renderer: Renderers) -> None:
-    found = renderer(templates.template("chatml_thinking"))
-    assert found.dialect.thoughts == (("<think>", "</think>"),)
+def test_known_markers_are_recognized(renderer: Renderers) -> None:
+    template_renderer = renderer(templates.template("chatml_thinking"))
+    assert template_renderer.dialect.thoughts == (("<think>", "</think>"),)
 
 
 @pytest.mark.parametrize("name", templates.files())
-def test_a_dialect_is_the_same_after_its_way_through_a_frame(
-    renderer: Renderers, name: str
-) -> None:
+def test_dialect_survives_serialization(renderer: Renderers, name: str) -> None:
     dialect = renderer(templates.template(name)).dialect
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(dialect), type=Dialect) == dialect
 
@@ -138,39 +134,37 @@ def test_a_dialect_is_the_same_after_its_way_through_a_frame(
     ("template", "can_switch"),
     [
         (templates.template("chatml_thinking"), True),
-        (SEEN["the prompt opens them where that is asked for"][0], True),
-        (SEEN["the model opens them"][0], False),
+        (DETECTED["the prompt opens them where that is asked for"][0], True),
+        (DETECTED["the model opens them"][0], False),
         (templates.template("chatml"), False),
         ("{{ raise_exception('no thinking') }}", False),
     ],
 )
-def test_whether_thoughts_can_be_switched_is_seen_in_the_prompt(
+def test_switchable_thoughts_are_detected_from_the_prompt(
     renderer: Renderers, template: str, can_switch: bool
 ) -> None:
     assert renderer(template).dialect.can_switch_thoughts == can_switch
 
 
-def test_a_second_renderer_takes_over_the_dialect_and_learns_nothing() -> None:
-    first = TemplateRenderer(templates.template("chatml_thinking"), "", "")
-    second = TemplateRenderer(*first.texts, first.dialect)
-    assert second.dialect is first.dialect
+def test_second_renderer_reuses_the_dialect() -> None:
+    original = TemplateRenderer(templates.template("chatml_thinking"), "", "")
+    second = TemplateRenderer(*original.texts, original.dialect)
+    assert second.dialect is original.dialect
     assert second._process._child is None
-    first.close()
+    original.close()
 
 
-def test_a_request_is_prepared_with_the_marks_that_were_seen(
-    cycle: Running, renderer: Renderers
-) -> None:
-    text, marks = SEEN["the model opens them"]
+def test_request_is_prepared_with_the_detected_markers(cycle: Running, renderer: Renderers) -> None:
+    text, marks = DETECTED["the model opens them"]
     chat = ChatPrompt([Message("user", "?")])
 
-    def asked(**fields: Any) -> Generate:
+    def make_request(**fields: Any) -> Generate:
         limit = ThinkingLimit(0, list(REASONING_MARKERS))
         return Generate(
             1, chat, thinking=limit, thoughts=list(REASONING_MARKERS), shown=["<x>"], **fields
         )
 
-    ready = Preparer(cycle.pair, renderer(text)).prepare(asked())
+    ready = Preparer(cycle.pair, renderer(text)).prepare(make_request())
     assert ready.request.thoughts == [marks]
     assert {"<x>", *marks} <= {*ready.request.shown}
     guide = ready.matcher
@@ -181,6 +175,6 @@ def test_a_request_is_prepared_with_the_marks_that_were_seen(
     assert guide.forced_tokens() == cycle.pair.vocab.tokenize(
         marks[1], add_special=False, parse_special=True
     )
-    unread = Preparer(cycle.pair, renderer(UNSEEN["one mark for both"])).prepare(asked())
+    unread = Preparer(cycle.pair, renderer(UNDETECTED["one mark for both"])).prepare(make_request())
     assert "not known" in unread.note
     assert (unread.request.thoughts, unread.matcher) == ([], None)

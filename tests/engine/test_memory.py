@@ -1,4 +1,4 @@
-"""What the registry counts is what llama.cpp allocates: caches to the byte, buffers at most."""
+"""The registry's estimate agrees with llama.cpp: exactly for caches, as an upper bound for buffers."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ EXPERTS = "gpt-oss deepseek2 kimi-linear qwen3next".split()
 
 
 @pytest.fixture
-def told() -> Iterator[list[str]]:
-    """What llama.cpp says."""
+def log_lines() -> Iterator[list[str]]:
+    """Collect the log lines of llama.cpp."""
     lines: list[str] = []
 
     @C.llama_log_callback  # type: ignore[untyped-decorator] # the binding has no types
@@ -48,13 +48,13 @@ def told() -> Iterator[list[str]]:
     C.llama_log_set(library._on_log, None)
 
 
-def buffers(lines: list[str], kinds: str) -> float:
-    """MiB of the buffers of such kinds that were made."""
-    found = re.findall(rf"({kinds}) buffer size = +([\d.]+) MiB", "".join(lines))
-    return sum(float(size) for _, size in found)
+def sum_buffers_mib(lines: list[str], kinds: str) -> float:
+    """Return the MiB of the allocated buffers of such kinds."""
+    sizes = re.findall(rf"({kinds}) buffer size = +([\d.]+) MiB", "".join(lines))
+    return sum(float(size) for _, size in sizes)
 
 
-def made(model: Model, kv_types: tuple[KvType, KvType] = fit.F16, **other: Any) -> Context:
+def make_context(model: Model, kv_types: tuple[KvType, KvType] = fit.F16, **other: Any) -> Context:
     settings = ContextSettings(
         n_ctx=CELLS,
         n_batch=fit.PASS_ROWS,
@@ -70,135 +70,151 @@ def made(model: Model, kv_types: tuple[KvType, KvType] = fit.F16, **other: Any) 
 
 @pytest.mark.parametrize("architecture", PLAIN + EXPERTS)
 def test_caches_states_and_buffers_of_every_kind_of_model(
-    architecture: str, tmp_path: Path, told: list[str]
+    architecture: str, tmp_path: Path, log_lines: list[str]
 ) -> None:
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
-    read = read_local_model(path)
+    local_model = read_local_model(path)
     load = fit.LoadOptions(context=CELLS, cuda=bool(gpus()))
-    counted = fit._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64)
+    need = fit._compute_need(local_model, load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
-        told.clear()
-        with made(model):
-            kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
-    assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
-    assert counted.compute / MIB >= pass_
+        log_lines.clear()
+        with make_context(model):
+            cache_mib, compute_mib = (
+                sum_buffers_mib(log_lines, "KV|RS"),
+                sum_buffers_mib(log_lines, "compute"),
+            )
+    assert need.cache / MIB == pytest.approx(cache_mib, abs=0.02)
+    assert need.compute / MIB >= compute_mib
 
 
 @pytest.mark.parametrize("chosen", [True, False])
 @pytest.mark.parametrize("architecture", [*PLAIN[:4], *EXPERTS[:2]])
 def test_buffers_without_flash_attention(
-    architecture: str, chosen: bool, tmp_path: Path, told: list[str]
+    architecture: str, chosen: bool, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    """Where a CPU chooses that, fewer rows are computed at once."""
+    """If the engine chose that for a CPU, it computes fewer rows at once."""
     path = architectures.write(architecture, tmp_path, experts=architecture in EXPERTS)
     load = fit.LoadOptions(context=CELLS, attention="off", chosen=chosen)
-    counted = fit._compute_need(read_local_model(path), load, SEQUENCES, SEQUENCES * 16 + 64)
+    need = fit._compute_need(read_local_model(path), load, SEQUENCES, SEQUENCES * 16 + 64)
     with Model(str(path)) as model:
-        told.clear()
-        with made(model, flash_attention="off", n_ubatch=CPU_PASS_ROWS if chosen else 0):
-            assert counted.compute / MIB >= buffers(told, "compute") > 0
+        log_lines.clear()
+        with make_context(model, flash_attention="off", n_ubatch=CPU_PASS_ROWS if chosen else 0):
+            assert need.compute / MIB >= sum_buffers_mib(log_lines, "compute") > 0
 
 
 @pytest.mark.parametrize("length", [16, 32, 64, 80, 128, 160])
-def test_a_gpu_without_a_kernel_for_the_heads_computes_scores(
-    length: int, tmp_path: Path, told: list[str]
+def test_gpu_without_a_kernel_for_the_heads_computes_scores(
+    length: int, tmp_path: Path, log_lines: list[str]
 ) -> None:
-    """As llama.cpp allocates without flash attention, which is what it then chooses."""
+    """llama.cpp then allocates what it needs without flash attention."""
     shape = Shape(1, 4 * length, 64, 4, 512, n_ctx=CELLS)
     path, _ = write_pair(tmp_path, shape, shape)
-    read = read_local_model(path)
+    local_model = read_local_model(path)
 
-    def counted(**more: Any) -> int:
+    def estimate_compute(**more: Any) -> int:
         load = fit.LoadOptions(context=CELLS, **more)
-        return fit._compute_need(read, load, SEQUENCES, SEQUENCES * 16 + 64).compute
+        return fit._compute_need(local_model, load, SEQUENCES, SEQUENCES * 16 + 64).compute
 
     kernel = length in (64, 80, 128)
-    assert counted(cuda=True) == counted(attention="auto" if kernel else "off")
-    assert counted(cuda=True, attention="on") == counted(attention="on")
+    assert estimate_compute(cuda=True) == estimate_compute(attention="auto" if kernel else "off")
+    assert estimate_compute(cuda=True, attention="on") == estimate_compute(attention="on")
     with Model(str(path)) as model:
-        told.clear()
-        with made(model, flash_attention="auto" if kernel else "off"):
-            assert counted(cuda=True) / MIB >= buffers(told, "compute") > 0
+        log_lines.clear()
+        with make_context(model, flash_attention="auto" if kernel else "off"):
+            assert estimate_compute(cuda=True) / MIB >= sum_buffers_mib(log_lines, "compute") > 0
 
 
 @pytest.mark.parametrize("architecture", ["glm4moe", "qwen35", "deepseek2", "step35"])
-def test_the_cache_and_buffers_of_heads(architecture: str, tmp_path: Path, told: list[str]) -> None:
+def test_cache_and_buffers_of_heads(
+    architecture: str, tmp_path: Path, log_lines: list[str]
+) -> None:
     if architecture in get_args(Architecture):
         path = write_heads(tmp_path / "m.gguf", architecture=cast(Architecture, architecture))
     else:
         count = 3 if architecture == "step35" else 1
         path = architectures.write(architecture, tmp_path, experts=True, heads=count)
-    counted = fit.need_of_heads(read_local_model(path), fit.LoadOptions(context=CELLS, parallel=1))
+    need = fit.need_of_heads(read_local_model(path), fit.LoadOptions(context=CELLS, parallel=1))
     with Model(str(path), heads=True) as model:
-        told.clear()
+        log_lines.clear()
         settings = ContextSettings(CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1, heads=True)
         with Context(model, settings):
-            kept, pass_ = buffers(told, "KV|RS"), buffers(told, "compute")
-    assert (counted.cache - MAX_BYTES) / MIB == pytest.approx(kept, abs=0.02)
-    assert counted.compute / MIB >= pass_
+            cache_mib, compute_mib = (
+                sum_buffers_mib(log_lines, "KV|RS"),
+                sum_buffers_mib(log_lines, "compute"),
+            )
+    assert (need.cache - MAX_BYTES) / MIB == pytest.approx(cache_mib, abs=0.02)
+    assert need.compute / MIB >= compute_mib
 
 
-def test_heads_in_a_file_of_their_own_need_buffers_alone(tmp_path: Path, told: list[str]) -> None:
-    ours, theirs = write_with_sidecar(tmp_path)
-    read = read_local_model(theirs, as_draft=True)
-    counted = fit.need_of_draft(read, fit.LoadOptions(context=CELLS, parallel=1))
-    twice = fit.need_of_draft(read, fit.LoadOptions(context=CELLS, parallel=1, exact=True))
-    assert (counted.cache, twice.compute) == (0, 2 * counted.compute)
-    with Model(str(ours)) as model, Model(str(theirs), heads=True) as heads, made(model) as target:
-        told.clear()
+def test_heads_in_a_separate_file_need_buffers_only(tmp_path: Path, log_lines: list[str]) -> None:
+    target_file, sidecar_file = write_with_sidecar(tmp_path)
+    local_model = read_local_model(sidecar_file, as_draft=True)
+    need = fit.need_of_draft(local_model, fit.LoadOptions(context=CELLS, parallel=1))
+    exact_need = fit.need_of_draft(
+        local_model, fit.LoadOptions(context=CELLS, parallel=1, exact=True)
+    )
+    assert (need.cache, exact_need.compute) == (0, 2 * need.compute)
+    with (
+        Model(str(target_file)) as model,
+        Model(str(sidecar_file), heads=True) as heads,
+        make_context(model) as target,
+    ):
+        log_lines.clear()
         settings = ContextSettings(
             CELLS, fit.PASS_ROWS, SEQUENCES, 16, 1, heads=True, target=target
         )
         with Context(heads, settings):
-            assert not any("KV buffer" in line for line in told)
-            assert counted.compute / MIB >= buffers(told, "compute")
+            assert not any("KV buffer" in line for line in log_lines)
+            assert need.compute / MIB >= sum_buffers_mib(log_lines, "compute")
 
 
 @pytest.mark.parametrize(
     "kv_types", [*zip(fit.KV_BYTES, fit.KV_BYTES, strict=True), ("q8_0", "q4_0"), ("f16", "q5_1")]
 )
-def test_types_of_cache(kv_types: tuple[KvType, KvType], tmp_path: Path, told: list[str]) -> None:
+def test_size_of_each_cache_type(
+    kv_types: tuple[KvType, KvType], tmp_path: Path, log_lines: list[str]
+) -> None:
     target, _ = write_pair(tmp_path, Shape(2, 64, 128, 2, 512), Shape(1, 64, 128, 2, 512))
-    read = read_local_model(target)
+    local_model = read_local_model(target)
     with Model(str(target)) as model:
-        told.clear()
-        with made(model, kv_types):
-            kept = buffers(told, "KV")
-    counted = fit._compute_need(read, fit.LoadOptions(context=CELLS, kv_types=kv_types), 1, 16)
-    assert counted.cache / MIB == pytest.approx(kept, abs=0.02)
+        log_lines.clear()
+        with make_context(model, kv_types):
+            cache_mib = sum_buffers_mib(log_lines, "KV")
+    need = fit._compute_need(local_model, fit.LoadOptions(context=CELLS, kv_types=kv_types), 1, 16)
+    assert need.cache / MIB == pytest.approx(cache_mib, abs=0.02)
 
 
-def test_a_target_that_does_not_take_a_type_is_refused_and_a_draft_keeps_its_own(
+def test_unsupported_cache_type_is_refused_for_targets_only(
     tmp_path: Path,
 ) -> None:
-    """Heads of 32 and of 16 numbers."""
+    """The attention heads of the two models have 32 and 16 numbers."""
     even, odd = write_pair(
         tmp_path, Shape(2, 64, 128, 2, 512, n_ctx=512), Shape(1, 64, 128, 4, 512, n_ctx=512)
     )
     settings = EngineSettings(n_ctx=512, type_kv="q4_0")
 
-    def loaded(target: Path, draft: Path) -> list[str]:
+    def load_notes(target: Path, draft: Path) -> list[str]:
         pair = load_pair(PairFiles("p", str(target), str(draft)), settings, lambda *_: None)
         notes = pair.info().notes
         pair.close()
         return notes
 
-    said = "its attention heads have 16 numbers, and q4_0 keeps them in blocks of 32"
-    assert loaded(even, odd) == [f"The draft's KV cache is f16: {said}."]
-    with pytest.raises(LoadFailed, match=f"does not take `kv_type` q4_0: {said}. To use f16:"):
-        loaded(odd, even)
+    reason = "its attention heads have 16 numbers, and q4_0 keeps them in blocks of 32"
+    assert load_notes(even, odd) == [f"The draft's KV cache is f16: {reason}."]
+    with pytest.raises(LoadFailed, match=f"does not take `kv_type` q4_0: {reason}. To use f16:"):
+        load_notes(odd, even)
     assert fit.supports_kv_types(read_local_model(even), ("q4_0", "q4_0"))
     for types in (("q4_0", "f16"), ("f16", "q4_0")):
         assert not fit.supports_kv_types(read_local_model(odd), types)
     settings = EngineSettings(n_ctx=512, type_v="q4_0")
-    with pytest.raises(LoadFailed, match=f"does not take `kv_type_v` q4_0: {said}. To use f16:"):
-        loaded(odd, even)
+    with pytest.raises(LoadFailed, match=f"does not take `kv_type_v` q4_0: {reason}. To use f16:"):
+        load_notes(odd, even)
 
 
-# Half as long for q4_0, whose attention takes a CPU four times as long.
+# The context is half as long for q4_0, whose attention takes a CPU four times as long.
 @pytest.mark.parametrize(("kv_type", "tokens"), [("f16", 16384), ("q4_0", 8192)])
-def test_a_full_context_takes_what_was_planned(kv_type: str, tokens: int, tmp_path: Path) -> None:
-    """As the system counts it, of a pair that is loaded and full to the last cell."""
+def test_full_context_takes_the_planned_memory(kv_type: str, tokens: int, tmp_path: Path) -> None:
+    """The system's count for a loaded pair with a full context is within the plan."""
     shape = Shape(4, 512, 1024, 4, 4096, "q4_0", n_ctx=16384)
     target, _ = write_pair(tmp_path, shape, Shape(1, 64, 128, 2, 4096, n_ctx=512))
     program = [sys.executable, "-m", "tests.support.full_context", str(target), kv_type]
@@ -206,5 +222,5 @@ def test_a_full_context_takes_what_was_planned(kv_type: str, tokens: int, tmp_pa
     ran = subprocess.run(program, capture_output=True, text=True, check=True, cwd=ROOT)
     planned, loaded, full = map(int, ran.stdout.split())
     assert loaded <= full <= planned + fit.RUNTIME_BYTES
-    # The weights are mapped or repacked, the runtime's own are some dozen MiB: the rest is as planned.
+    # The weights are mapped or repacked and the runtime takes some dozen MiB; the rest is as planned.
     assert full >= 0.8 * planned

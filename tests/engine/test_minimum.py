@@ -1,4 +1,4 @@
-"""An answer's least length, and token ids that end it."""
+"""The minimum length of an answer, and token ids that end it."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ TOKENS = st.lists(st.integers(0, N_VOCAB - 1), max_size=12)
 
 
 @given(st.integers(0, 8), st.sets(st.integers(0, N_VOCAB - 1)), TOKENS, st.data())
-def test_no_end_comes_before_its_time(
+def test_no_end_token_before_the_minimum_length(
     least: int, ends: set[int], tokens: list[int], data: st.DataObject
 ) -> None:
     guide = MinimumLength(least, ends, N_VOCAB)
-    taken = 0
+    n_tokens = 0
     for token in tokens:
         mask = guide.mask()
         allowed = set(range(N_VOCAB)) if mask is None else set(np.flatnonzero(mask).tolist())
-        assert allowed == set(range(N_VOCAB)) - (ends if taken < least else set())
-        rest = tokens[taken:]
-        bad = [at for at, each in enumerate(rest) if each in ends and taken + at < least]
+        assert allowed == set(range(N_VOCAB)) - (ends if n_tokens < least else set())
+        rest = tokens[n_tokens:]
+        bad = [
+            at for at, candidate in enumerate(rest) if candidate in ends and n_tokens + at < least
+        ]
         assert guide.count_valid(rest) == (bad[0] if bad else len(rest))
         guide.consume(token)
-        taken += 1
-    back = data.draw(st.integers(0, taken))
+        n_tokens += 1
+    back = data.draw(st.integers(0, n_tokens))
     guide.take_back(back)
-    assert (guide.mask() is None) == (taken - back >= least)
+    assert (guide.mask() is None) == (n_tokens - back >= least)
 
 
-def test_a_constraint_that_is_over_ends_the_answer_all_the_same() -> None:
-    """What the first guide demands goes before what the second forbids."""
+def test_completed_constraint_ends_a_short_answer() -> None:
+    """The demands of the first guide have priority over the prohibitions of the second."""
 
     class OnlyEnd(MinimumLength):
         def mask(self) -> np.ndarray:
@@ -55,7 +57,7 @@ def test_a_constraint_that_is_over_ends_the_answer_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("depth", [0, 2, 6, 15])
-def test_an_answer_has_its_least_tokens_with_drafts_and_without(models: Path, depth: int) -> None:
+def test_answer_has_its_minimum_length_with_and_without_drafts(models: Path, depth: int) -> None:
     files = cycle_pair(models / "ending-5", 1.0, cycle=ending_cycle(5))
     with running(files) as engine:
         is_eog = engine.pair.vocab.is_eog
@@ -70,7 +72,7 @@ def test_an_answer_has_its_least_tokens_with_drafts_and_without(models: Path, de
 
 
 @pytest.mark.parametrize("depth", [0, 6])
-def test_a_token_id_ends_an_answer_and_is_not_shown(models: Path, depth: int) -> None:
+def test_stop_token_id_ends_an_answer_and_is_not_sent(models: Path, depth: int) -> None:
     files = cycle_pair(models / "cycle-1.0", 1.0)
     with running(files) as engine:
         truth = expected(7, 20)
@@ -79,8 +81,8 @@ def test_a_token_id_ends_an_answer_and_is_not_shown(models: Path, depth: int) ->
         )
         assert answer.tokens == truth[:5]
         assert answer.done.finish_reason == "stop"
-        shown = engine.ask([BOS, 7], 4, speculative=drafting(depth))
-        assert answer.text == shown.text
+        short = engine.ask([BOS, 7], 4, speculative=drafting(depth))
+        assert answer.text == short.text
         later = engine.ask(
             [BOS, 7], 20, speculative=drafting(depth), stop_token_ids=[truth[4]], min_tokens=9
         )
@@ -88,7 +90,7 @@ def test_a_token_id_ends_an_answer_and_is_not_shown(models: Path, depth: int) ->
         assert len(later.tokens) >= 9
 
 
-def test_a_token_id_that_there_is_not_is_refused(cycle: Running) -> None:
+def test_unknown_stop_token_id_is_refused(cycle: Running) -> None:
     with pytest.raises(InvalidRequest, match="outside the vocabulary") as refused:
         cycle.ask([BOS, 7], 4, stop_token_ids=[1 << 30])
     assert refused.value.param == "stop_token_ids"

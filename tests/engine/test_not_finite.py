@@ -1,4 +1,4 @@
-"""Weights that are no numbers end what they spoil, by name, and never the engine."""
+"""NaN weights end the requests or drafts that they spoil, with a reason, and never the engine."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tests.support.rescoring import NEAR_TIE, worst_gap
 from tests.support.running import GREEDY, Running, drafting
 
 Load = Callable[..., Running]
-BAD = 77  # a token whose embedding is no number
+BAD = 77  # a token whose embedding is NaN
 PROMPT = [300, 17, 402, 255]
 
 
-def spoiled(file: str, folder: Path, tensor: str, row: int | None, value: float) -> str:
-    """A copy of a model in which a tensor, or one row of it, has this value."""
+def write_spoiled_copy(file: str, folder: Path, tensor: str, row: int | None, value: float) -> str:
+    """Write a copy of a model in which a tensor, or one row of it, has this value."""
     copy = shutil.copy(file, folder / f"spoiled-{Path(file).name}")
-    for found in gguf.GGUFReader(copy, "r+").tensors:
-        if found.name == tensor:
-            found.data[slice(None) if row is None else row] = value
+    for entry in gguf.GGUFReader(copy, "r+").tensors:
+        if entry.name == tensor:
+            entry.data[slice(None) if row is None else row] = value
     return str(copy)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("tensor", ["token_embd.weight", "output.weight", "blk.0.ffn_down.weight"])
-def test_a_target_that_gives_no_numbers_is_not_loaded(
+def test_target_with_nan_logits_is_not_loaded(
     contextual_files: PairFiles, load: Load, tmp_path: Path, tensor: str, value: float
 ) -> None:
-    file = spoiled(contextual_files.target, tmp_path, tensor, None, value)
+    file = write_spoiled_copy(contextual_files.target, tmp_path, tensor, None, value)
     with pytest.raises(LoadFailed, match=r"spoiled-target\.gguf.*damaged"):
         load(PairFiles("spoiled", file, None))
 
@@ -51,7 +51,7 @@ def test_a_target_that_gives_no_numbers_is_not_loaded(
         Sampling(temperature=0.0, repeat_penalty=1.2),
     ],
 )
-def test_a_text_that_gives_no_numbers_ends_its_request_alone(
+def test_text_with_nan_logits_ends_its_request_alone(
     contextual_files: PairFiles,
     load: Load,
     tmp_path: Path,
@@ -60,20 +60,20 @@ def test_a_text_that_gives_no_numbers_ends_its_request_alone(
     attention: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without flash attention what a text spoils reaches all others in the context.
+    """Without flash attention, NaN of a text reaches all others in the context.
 
-    on_device: what a search for the highest of no numbers ends with there: the first token, or none (CUDA).
+    `on_device` is the result of an argmax over NaN on the device: the first token, or none (CUDA).
     """
     if on_device == "none":
-        chosen = Context.sampled_token
+        sampled_token = Context.sampled_token
 
-        def found(context: Context, row: int) -> int:
-            if (token := chosen(context, row)) == 0:
+        def checked_token(context: Context, row: int) -> int:
+            if (token := sampled_token(context, row)) == 0:
                 raise BadBatch(f"No token was chosen for row {row}.")
             return token
 
-        monkeypatch.setattr(Context, "sampled_token", found)
-    file = spoiled(contextual_files.target, tmp_path, "token_embd.weight", BAD, np.nan)
+        monkeypatch.setattr(Context, "sampled_token", checked_token)
+    file = write_spoiled_copy(contextual_files.target, tmp_path, "token_embd.weight", BAD, np.nan)
     files = PairFiles("spoiled", file, contextual_files.draft)
     engine = load(files, choose_on_device=bool(on_device), flash_attention=attention)
     truth = engine.ask(PROMPT, 30).tokens
@@ -91,20 +91,22 @@ def test_a_text_that_gives_no_numbers_ends_its_request_alone(
     tokens = engine.answers[bystander].tokens
     if tokens != truth:
         assert worst_gap(file, PROMPT, tokens) < NEAR_TIE
-    engine.ask([5, BAD, *range(60)], 0)  # read, and its logits not looked at
-    assert engine.ask([5, 6, 7], 12).tokens  # nothing of it is left in a slot
+    engine.ask([5, BAD, *range(60)], 0)  # the prompt is read, but its logits are not used
+    assert engine.ask([5, 6, 7], 12).tokens  # no slot retains NaN
     assert engine.ask([5, 6, 7], 12, sampling).done
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(temperature=0.8)])
-def test_drafts_that_are_no_numbers_step_aside(
+def test_draft_model_with_nan_logits_is_not_used(
     contextual_files: PairFiles, load: Load, tmp_path: Path, sampling: Sampling
 ) -> None:
     assert contextual_files.draft is not None
-    whole = load(contextual_files)
-    truth = whole.ask([5, BAD, 9], 30).tokens
+    sound_engine = load(contextual_files)
+    truth = sound_engine.ask([5, BAD, 9], 30).tokens
     for row in (None, BAD):
-        file = spoiled(contextual_files.draft, tmp_path, "token_embd.weight", row, np.nan)
+        file = write_spoiled_copy(
+            contextual_files.draft, tmp_path, "token_embd.weight", row, np.nan
+        )
         engine = load(PairFiles("spoiled", contextual_files.target, file))
         answer = engine.ask([5, BAD, 9], 30, sampling, drafting(3))
         assert answer.done.speculation.reason == "NaN or infinite values from the draft model"
@@ -115,22 +117,22 @@ def test_drafts_that_are_no_numbers_step_aside(
             assert worst_gap(contextual_files.target, [5, BAD, 9], answer.tokens) < NEAR_TIE
 
 
-def test_a_first_token_chosen_on_the_device_is_looked_at_again(
+def test_token_zero_chosen_on_the_device_is_checked(
     contextual_files: PairFiles, load: Load
 ) -> None:
-    """A search for the highest of no numbers ends with token 0, which a model may also mean."""
+    """An argmax over NaN gives token 0, which a model may also mean."""
     engine = load(contextual_files, choose_on_device=True)
     truth = load(contextual_files, choose_on_device=False)
     context = engine.pair.shared.context
-    chosen, seen = context.sampled_token, []
+    sampled_token, rows = context.sampled_token, []
 
     def often_zero(row: int) -> int:
-        seen.append(row)
-        return 0 if len(seen) == 5 else chosen(row)
+        rows.append(row)
+        return 0 if len(rows) == 5 else sampled_token(row)
 
     context.sampled_token = often_zero  # type: ignore[method-assign]
     answer = engine.ask(PROMPT, 30, GREEDY, drafting(2))
-    assert len(seen) == 5
+    assert len(rows) == 5
     expected = truth.ask(PROMPT, 30).tokens
     if answer.tokens != expected:
         assert worst_gap(contextual_files.target, PROMPT, answer.tokens) < NEAR_TIE

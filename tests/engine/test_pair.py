@@ -12,8 +12,8 @@ import pytest
 from benchmarks.synthetic import Shape, target_cycle, vocabulary, write_model, write_pair
 from localspec.engine.llama import Context, ContextSettings, Model, NoKvSlot
 from localspec.engine.pair import exact
-from localspec.engine.pair import load as loading
-from localspec.engine.pair import models as opening
+from localspec.engine.pair import load as pair_load
+from localspec.engine.pair import models as pair_models
 from localspec.engine.pair.profile import PassTimes
 from localspec.engine.speculation.drafters.draft_model import DraftModel
 from localspec.errors import LoadFailed
@@ -31,40 +31,40 @@ Load = Callable[..., Running]
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Model | Context]:
-    """Every model and context a pair makes: nobody else may remember those that are lost."""
-    found: list[Model | Context] = []
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Model | Context]:
+    """Record every model and context that a pair opens, including those that are lost."""
+    objects: list[Model | Context] = []
 
     class NotedModel(Model):
         def __init__(self, *args: Any, **more: Any) -> None:
-            found.append(self)
+            objects.append(self)
             super().__init__(*args, **more)
 
     class NotedContext(Context):
         def __init__(self, *args: Any, **more: Any) -> None:
-            found.append(self)
+            objects.append(self)
             super().__init__(*args, **more)
 
-    monkeypatch.setattr(opening, "Model", NotedModel)
-    monkeypatch.setattr(opening, "Context", NotedContext)
-    return found
+    monkeypatch.setattr(pair_models, "Model", NotedModel)
+    monkeypatch.setattr(pair_models, "Context", NotedContext)
+    return objects
 
 
 @pytest.fixture
 def other_vocabulary(tmp_path: Path) -> str:
-    """Other words under the same ids."""
+    """Write a draft with other words under the same ids."""
     words = [f"o{at}" for at in range(507)] + vocabulary(512)[-5:]
     shape = Shape(1, 64, 64, 4, 512)
     return str(write_model(tmp_path / "other.gguf", shape, target_cycle(512), tokens=words))
 
 
 def test_a_load_that_fails_frees_what_it_had_loaded(
-    made: list[Model | Context],
+    opened: list[Model | Context],
     contextual_files: PairFiles,
     other_vocabulary: str,
     tmp_path: Path,
 ) -> None:
-    """Gigabytes would stay behind in the worker otherwise."""
+    """Gigabytes would remain in the worker otherwise."""
     garbage = tmp_path / "garbage.gguf"
     garbage.write_bytes(b"GGUF" + b"\xff" * 1000)
     for draft in (other_vocabulary, str(garbage), "/nowhere"):
@@ -75,22 +75,22 @@ def test_a_load_that_fails_frees_what_it_had_loaded(
         running(contextual_files, type_kv="q8_0", flash_attention="off"),
     ):
         pass
-    assert len(made) > 6
-    assert not any(each.handle for each in made)
+    assert len(opened) > 6
+    assert not any(entry.handle for entry in opened)
 
 
 def test_a_pair_that_is_closed_holds_nothing(
-    made: list[Model | Context], contextual_files: PairFiles
+    opened: list[Model | Context], contextual_files: PairFiles
 ) -> None:
     with running(contextual_files) as engine:
         engine.ask([1, 2, 3], 4, exact=True)
-        assert sum(bool(each.handle) for each in made) == 5
-    assert len(made) == 5  # two models; contexts for target, draft and the exact lane
-    assert not any(each.handle for each in made)
+        assert sum(bool(entry.handle) for entry in opened) == 5
+    assert len(opened) == 5  # two models; contexts for target, draft and the exact lane
+    assert not any(entry.handle for entry in opened)
 
 
-def test_where_rows_differ_at_every_width_exact_mode_is_refused_and_the_rest_goes_on(
-    made: list[Model | Context], cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
+def test_exact_mode_is_refused_if_rows_differ_at_every_width(
+    opened: list[Model | Context], cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exact, "passes_self_test", lambda *_: False)
     with running(cycle_files) as engine:
@@ -98,8 +98,8 @@ def test_where_rows_differ_at_every_width_exact_mode_is_refused_and_the_rest_goe
             refused = engine.ask([BOS, 7], 5, exact=True).failed
             assert (refused.code, refused.param) == ("invalid_request", "exact")
             assert "no pass width gives the same logits in every row" in refused.message
-        assert sum(bool(each.handle) for each in made) == 4
-        assert len(made) == 5  # the exact lane's context was tried once
+        assert sum(bool(entry.handle) for entry in opened) == 4
+        assert len(opened) == 5  # the context of the exact lane was tried once
         assert engine.ask([BOS, 7], 20).tokens == expected(7, 20)
 
 
@@ -117,14 +117,16 @@ def test_vocabularies_that_differ_are_named(
 
 @pytest.mark.parametrize("n_batch", [64, 128])
 @pytest.mark.parametrize("parallel", [1, 4])
-def test_small_batches_only_take_longer(
+def test_small_batches_do_not_change_answers(
     cycle_files: PairFiles, load: Load, n_batch: int, parallel: int
 ) -> None:
     engine = load(cycle_files, n_batch=n_batch, parallel=parallel)
-    ids = [engine.start([BOS, first], 30, speculative=drafting(64)) for first in range(4)]
+    ids = [
+        engine.start([BOS, first_token], 30, speculative=drafting(64)) for first_token in range(4)
+    ]
     engine.finish()
-    for first, request in enumerate(ids):
-        assert engine.answers[request].tokens == expected(first, 30)
+    for first_token, request in enumerate(ids):
+        assert engine.answers[request].tokens == expected(first_token, 30)
 
 
 def test_the_context_is_no_larger_than_the_model_was_trained_for(
@@ -133,7 +135,7 @@ def test_the_context_is_no_larger_than_the_model_was_trained_for(
     assert load(cycle_files, n_ctx=1_000_000).pair.n_ctx == 2048
 
 
-def damaged(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def override_fields(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {**content, **changes}
 
 
@@ -159,14 +161,14 @@ def test_a_damaged_profile_does_not_keep_a_pair_from_loading(
         pass
     (stored,) = tmp_path.glob("profile-*.json")
     content = json.loads(stored.read_text(encoding="utf-8"))
-    stored.write_text(json.dumps(damaged(content, **changes)), encoding="utf-8")
+    stored.write_text(json.dumps(override_fields(content, **changes)), encoding="utf-8")
     engine = load(cycle_files, state_dir=str(tmp_path))
     answer = engine.ask([BOS, 7], 20, speculative=drafting(3), exact=True)
     assert answer.tokens == expected(7, 20)
     assert engine.pair.learned.costs.overhead_ms > 0
 
 
-def test_what_was_learned_is_there_at_the_next_load(
+def test_learned_values_are_restored_by_the_next_load(
     cycle_files: PairFiles, load: Load, tmp_path: Path
 ) -> None:
     with running(cycle_files, state_dir=str(tmp_path)) as engine:
@@ -174,53 +176,54 @@ def test_what_was_learned_is_there_at_the_next_load(
         engine.ask([BOS, 7], 5, exact=True)
         width = engine.pair.exact.width
         learned = engine.pair.learned.calibrations["draft"]
-    again = load(cycle_files, state_dir=str(tmp_path))
-    assert again.pair.learned.calibrations["draft"].count.sum() == learned.count.sum() > 0
-    assert again.pair.exact.width == width
-    # Other files, or other settings, are another machine as far as costs go.
+    reloaded = load(cycle_files, state_dir=str(tmp_path))
+    assert reloaded.pair.learned.calibrations["draft"].count.sum() == learned.count.sum() > 0
+    assert reloaded.pair.exact.width == width
+    # Costs are stored separately for other files or settings.
     with running(target_alone(cycle_files), state_dir=str(tmp_path)):
         pass
     assert len(list(tmp_path.glob("profile-*.json"))) == 2
 
 
-def test_a_profile_of_a_busy_day_is_measured_again_on_a_quiet_one(
+def test_disturbed_profile_is_measured_again_when_quiet(
     cycle_files: PairFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others, noise, took = [0.9], [0.7], [5.0]
+    foreign_share, noise, pass_ms = [0.9], [0.7], [5.0]
 
     class Quiet:
         @property
         def share(self) -> float:
-            return others[0]
+            return foreign_share[0]
 
     def measure(run: object, widths: Iterable[int], deadline: float, turn: object) -> PassTimes:
-        return PassTimes(dict.fromkeys(widths, took[0]), noise[0])
+        return PassTimes(dict.fromkeys(widths, pass_ms[0]), noise[0])
 
     monkeypatch.setattr("localspec.engine.pair.profile.Contention", Quiet)
     monkeypatch.setattr("localspec.engine.pair.profile.measure_passes", measure)
 
-    def load() -> tuple[float, float]:
-        """What a pass of width 1 takes, by target and draft, as this load has it."""
+    def load_costs() -> tuple[float, float]:
+        """Return the costs of a pass of width 1 by target and draft after a load."""
         with running(cycle_files, state_dir=str(tmp_path)) as engine:
             costs = engine.pair.learned.costs
             assert costs.draft is not None
             return costs.target.ms(1), costs.draft.ms(1)
 
-    assert load() == (5.0, 5.0)  # better than nothing
-    took[0] = 2.0
-    assert load() == (5.0, 5.0)  # as busy as before
-    others[0], noise[0] = 0.05, 0.8
-    assert load() == (5.0, 5.0)  # it began quiet, and was not
+    assert load_costs() == (5.0, 5.0)  # a disturbed profile is better than none
+    pass_ms[0] = 2.0
+    assert load_costs() == (5.0, 5.0)  # the machine is as busy as before
+    foreign_share[0], noise[0] = 0.05, 0.8
+    # The machine was quiet at first, but not during the measurement.
+    assert load_costs() == (5.0, 5.0)
     noise[0] = 0.01
-    assert load() == (2.0, 2.0)
-    took[0], noise[0] = 3.0, 0.0
-    assert load() == (2.0, 2.0)  # good enough
+    assert load_costs() == (2.0, 2.0)
+    pass_ms[0], noise[0] = 3.0, 0.0
+    assert load_costs() == (2.0, 2.0)  # the stored profile is good enough
 
 
-def test_a_draft_context_that_is_full_during_the_load_is_made_room_in(
+def test_full_draft_context_during_the_load_is_an_error(
     cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No lane holds anything yet, so the draft model is told that nothing can be freed."""
+    """No lane holds anything yet, so nothing can be freed for the draft model."""
     attempts: list[bool] = []
 
     def start(_target: object, _batch: object, model: DraftModel, *_: object) -> None:
@@ -233,7 +236,7 @@ def test_a_draft_context_that_is_full_during_the_load_is_made_room_in(
             with pytest.raises(NoKvSlot):
                 model.compare_predictions([BOS, 7], [7])
 
-    monkeypatch.setattr(loading, "warm_start", start)
+    monkeypatch.setattr(pair_load, "warm_start", start)
     with running(cycle_files) as engine:
         assert attempts == [True]
         assert engine.ask([BOS, 7], 5).tokens == expected(7, 5)
@@ -268,7 +271,7 @@ def test_a_draft_context_that_is_full_during_the_load_is_made_room_in(
         (True, {"flash_attention": "off"}, ("off", 256), ("off", 256)),
     ],
 )
-def test_on_a_cpu_a_few_long_texts_are_attended_to_without_flash_attention(
+def test_cpu_serves_few_long_texts_without_flash_attention(
     wide: bool,
     settings: dict[str, Any],
     shared: tuple[str, int],
@@ -276,7 +279,7 @@ def test_on_a_cpu_a_few_long_texts_are_attended_to_without_flash_attention(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Exact mode keeps what it was tried with, and a person what the configuration says."""
+    """Exact mode keeps its tested settings, and configured settings are respected."""
     used: list[tuple[str, int]] = []
     shape = Shape(1, 64, 128, 2, 512, n_ctx=2 * SHORT_CONTEXT_TOKENS_512)
     target, draft = map(str, write_pair(tmp_path, shape, shape))
@@ -286,11 +289,11 @@ def test_on_a_cpu_a_few_long_texts_are_attended_to_without_flash_attention(
             used.append((settings.flash_attention, settings.n_ubatch))
             super().__init__(model, settings)
 
-    monkeypatch.setattr(opening, "Context", NotedContext)
-    monkeypatch.setattr(loading, "wide_vectors", lambda: wide)
+    monkeypatch.setattr(pair_models, "Context", NotedContext)
+    monkeypatch.setattr(pair_load, "wide_vectors", lambda: wide)
     with running(PairFiles("long", target, draft), **settings) as engine:
         assert used == [shared, shared]  # target and draft
         plain = engine.ask([3, 1, 4], 8)
-        again = engine.ask([3, 1, 4], 8, exact=True)
+        exact_answer = engine.ask([3, 1, 4], 8, exact=True)
         assert used[2:] == [exact]
-        assert again.tokens == plain.tokens
+        assert exact_answer.tokens == plain.tokens

@@ -1,4 +1,4 @@
-"""Where memory runs out, a smaller plan is tried, and said."""
+"""A smaller plan is tried and reported when memory runs out."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from localspec.protocol.frames import EngineSettings, PairFiles, Sampling, Specu
 from tests.support.running import running
 
 
-def steps(settings: EngineSettings, context: int, gpu: bool) -> list[str]:
-    """Everything that is tried, in order."""
-    said = []
-    while found := models.choose_smaller_plan(settings, 32, context, gpu):
-        settings, told = found.settings, found.told
+def list_plan_notes(settings: EngineSettings, context: int, gpu: bool) -> list[str]:
+    """Return the first clause of the note of every plan that is tried, in order."""
+    notes = []
+    while plan := models.choose_smaller_plan(settings, 32, context, gpu):
+        settings, note = plan.settings, plan.told
         context = settings.n_ctx or context
-        said.append(told.split(",")[0])
-    return said
+        notes.append(note.split(",")[0])
+    return notes
 
 
 def test_the_targets_layers_leave_the_gpu_first_and_the_draft_last() -> None:
-    said = steps(EngineSettings(), 8192, gpu=True)
-    assert said[0] == "Only 24 layers of the target are on the GPU"
-    assert said[-4:] == [
+    notes = list_plan_notes(EngineSettings(), 8192, gpu=True)
+    assert notes[0] == "Only 24 layers of the target are on the GPU"
+    assert notes[-4:] == [
         "Only 0 layers of the target are on the GPU",
         "The context is limited to 4096 tokens",
         "The context is limited to 2048 tokens",
@@ -41,8 +41,8 @@ def test_the_targets_layers_leave_the_gpu_first_and_the_draft_last() -> None:
     ]
 
 
-def test_without_a_gpu_only_the_context_can_give() -> None:
-    assert steps(EngineSettings(), 5000, gpu=False) == [
+def test_without_a_gpu_only_the_context_shrinks() -> None:
+    assert list_plan_notes(EngineSettings(), 5000, gpu=False) == [
         "The context is limited to 2500 tokens",
         "The context is limited to 2048 tokens",
     ]
@@ -55,26 +55,29 @@ def files(tmp_path: Path) -> PairFiles:
     return PairFiles(name="tiny", target=str(target), draft=str(draft))
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
-    """Let a function of llama.cpp fail as it does where memory runs out."""
+def fail_when_called(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
+    """Let a function of llama.cpp fail as it does when memory runs out."""
     real: Callable[..., Any] = getattr(llama.C, name)
-    left = [times]
+    remaining = [times]
 
-    def function(*arguments: Any) -> Any:
-        if left[0]:
-            left[0] -= 1
+    def failing_function(*arguments: Any) -> Any:
+        if remaining[0]:
+            remaining[0] -= 1
             model._on_log(4, b"alloc_tensor_range: failed to allocate CPU buffer of size 9\n", None)
             model._on_log(4, b"failed to initialize the context\n", None)
             return None
         return real(*arguments)
 
-    monkeypatch.setattr(llama.C, name, function)
+    monkeypatch.setattr(llama.C, name, failing_function)
 
 
-def load(files: PairFiles, said: list[str] | None = None) -> LoadedPair:
+def load_with_messages(files: PairFiles, messages: list[str] | None = None) -> LoadedPair:
     settings = EngineSettings(n_ctx=4096, parallel=1)
     return load_pair(
-        files, settings, lambda _stage, _part: None, (said if said is not None else []).append
+        files,
+        settings,
+        lambda _stage, _part: None,
+        (messages if messages is not None else []).append,
     )
 
 
@@ -82,25 +85,25 @@ def load(files: PairFiles, said: list[str] | None = None) -> LoadedPair:
 def test_a_load_without_memory_is_tried_again_smaller(
     files: PairFiles, function: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing(monkeypatch, function, 1)
-    said: list[str] = []
-    pair = load(files, said)
+    fail_when_called(monkeypatch, function, 1)
+    messages: list[str] = []
+    pair = load_with_messages(files, messages)
     try:
         assert pair.n_ctx == 2048
         assert pair.info().notes == [
             "The context is limited to 2048 tokens, because memory is full."
         ]
-        assert "failed to allocate CPU buffer" in said[0]
+        assert "failed to allocate CPU buffer" in messages[0]
     finally:
         pair.close()
 
 
-def test_when_nothing_is_left_to_give_it_says_so(
+def test_load_error_tells_that_no_smaller_plan_is_left(
     files: PairFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing(monkeypatch, "llama_init_from_model", 9)
+    fail_when_called(monkeypatch, "llama_init_from_model", 9)
     with pytest.raises(LoadFailed, match="Nothing smaller is left to try; close other programs"):
-        load(files)
+        load_with_messages(files)
 
 
 def test_a_failure_for_another_reason_is_not_tried_again(
@@ -108,18 +111,18 @@ def test_a_failure_for_another_reason_is_not_tried_again(
 ) -> None:
     calls: list[int] = []
 
-    def function(*_: Any) -> None:
+    def failing_function(*_: Any) -> None:
         calls.append(1)
         model._on_log(4, b"quantized V cache requires flash attention\n", None)
 
-    monkeypatch.setattr(llama.C, "llama_init_from_model", function)
+    monkeypatch.setattr(llama.C, "llama_init_from_model", failing_function)
     with pytest.raises(LoadFailed, match="requires flash attention"):
-        load(files)
+        load_with_messages(files)
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("depth", [0, 3])
-def test_tokens_chosen_where_the_logits_are_are_the_same(files: PairFiles, depth: int) -> None:
+def test_tokens_chosen_on_the_device_are_the_same(files: PairFiles, depth: int) -> None:
     cycle = target_cycle(512)
     with running(files, parallel=2, choose_on_device=True, depth=depth) as engine:
         greedy = {"speculative": SpeculationSettings(depth=depth)}
@@ -128,14 +131,14 @@ def test_tokens_chosen_where_the_logits_are_are_the_same(files: PairFiles, depth
             assert answer.tokens == follow(cycle, 9, 40)
         assert engine.pair.shared.context._choosers
         sampled = engine.ask([7, 8, 9], 10, Sampling(temperature=1.0, seed=1), **greedy)
-        assert len(sampled.tokens) == 10  # its rows are there again
+        assert len(sampled.tokens) == 10  # its logits are available again
         scored = engine.ask([7, 8, 9], 5, top_logprobs=2, **greedy)
         assert len(scored.logprobs) == 5
         assert scored.tokens == follow(cycle, 9, 5)
 
 
 @pytest.mark.parametrize("answer", [-1, 5])
-def test_a_device_that_chooses_nothing_or_wrongly_is_found_out_at_load(
+def test_device_that_chooses_wrongly_is_detected_at_load(
     files: PairFiles, answer: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama.C, "llama_get_sampled_token_ith", lambda *_: answer)

@@ -1,5 +1,6 @@
-"""Prefixes that lost their slot: the limit, who goes first, what is found; and with real models,
-that a prefix put back gives the answer of a prompt read anew.
+"""The store of prefixes that lost their slot: its limit, its order of eviction, and its lookup.
+
+With real models, a restored prefix gives the same answer as a prompt that is read again.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ LIMIT = 100
 MIB = 1 << 20
 
 
-def prefix(tokens: list[int], size: int = 10, **more: Any) -> Prefix:
+def make_prefix(tokens: list[int], size: int = 10, **more: Any) -> Prefix:
     return Prefix(tokens, np.zeros(size, np.uint8), **more)
 
 
-def store(limit: int = LIMIT, dropped: list[Prefix] | None = None) -> PrefixStore:
+def make_store(limit: int = LIMIT, dropped: list[Prefix] | None = None) -> PrefixStore:
     given_up = [] if dropped is None else dropped
     return PrefixStore(limit, CopyCost(lambda: 1.0), given_up.append, lambda: None)
 
@@ -50,62 +51,64 @@ actions = st.one_of(
 
 
 @given(st.lists(actions, max_size=40))
-def test_it_holds_what_was_used_last_within_the_limit_and_tells_of_the_rest(
-    todo: list[tuple[str, list[int], int]],
+def test_store_holds_the_last_used_within_its_limit(
+    operations: list[tuple[str, list[int], int]],
 ) -> None:
-    """Against a model: a list in order of use, cut from the front."""
+    """The store agrees with a model: a list in order of use, cut from the front."""
     dropped: list[Prefix] = []
-    kept = store(dropped=dropped)
+    store = make_store(dropped=dropped)
     model: list[Prefix] = []
-    gone: list[Prefix] = []
-    for what, tokens, number in todo:
-        if what == "put":
-            new = prefix(tokens, number)
-            assert kept.put(new) == (number <= LIMIT)
+    dropped_by_model: list[Prefix] = []
+    for action, tokens, number in operations:
+        if action == "put":
+            new = make_prefix(tokens, number)
+            assert store.put(new) == (number <= LIMIT)
             if number > LIMIT:
-                gone.append(new)
+                dropped_by_model.append(new)
                 continue
             model.append(new)
-            while sum(each.size for each in model) > LIMIT:
-                gone.append(model.pop(0))
-        elif kept.touch_if_covered(tokens, exact=False):
-            used = next(e for e in reversed(model) if list(e.tokens[: len(tokens)]) == tokens)
-            model = [each for each in model if each is not used] + [used]
+            while sum(entry.size for entry in model) > LIMIT:
+                dropped_by_model.append(model.pop(0))
+        elif store.touch_if_covered(tokens, exact=False):
+            used = next(
+                entry for entry in reversed(model) if list(entry.tokens[: len(tokens)]) == tokens
+            )
+            model = [entry for entry in model if entry is not used] + [used]
         else:
-            assert all(list(each.tokens[: len(tokens)]) != tokens for each in model)
-    assert list(kept) == model[::-1]
-    assert dropped == gone
-    assert kept.size <= LIMIT
+            assert all(list(entry.tokens[: len(tokens)]) != tokens for entry in model)
+    assert list(store) == model[::-1]
+    assert dropped == dropped_by_model
+    assert store.size <= LIMIT
 
 
 @given(st.lists(st.tuples(texts, st.integers(0, 8)), max_size=10), texts, st.integers(1, 3))
-def test_what_is_found_is_the_longest_of_its_own_text_that_it_can_be_cut_to(
-    there: list[tuple[list[int], int]], wanted: list[int], align: int
+def test_find_returns_the_longest_prefix_it_can_cut_to(
+    stored: list[tuple[list[int], int]], wanted_tokens: list[int], align: int
 ) -> None:
-    kept = store(10_000)
-    for tokens, least in there:
-        kept.put(prefix(tokens, least=min(least, len(tokens))))
-    found, length = kept.find(wanted, exact=False, align=align)
-    shared = ((common_prefix(t, wanted) // align * align, min(m, len(t))) for t, m in there)
+    store = make_store(10_000)
+    for tokens, least in stored:
+        store.put(make_prefix(tokens, least=min(least, len(tokens))))
+    prefix, length = store.find(wanted_tokens, exact=False, align=align)
+    shared = ((common_prefix(t, wanted_tokens) // align * align, min(m, len(t))) for t, m in stored)
     assert length == max((common for common, least in shared if common >= least), default=0)
-    if found is None:
+    if prefix is None:
         assert length == 0
     else:
-        assert list(found.tokens[:length]) == wanted[:length]
-        assert found.least <= length
+        assert list(prefix.tokens[:length]) == wanted_tokens[:length]
+        assert prefix.least <= length
 
 
 rows = st.lists(st.integers(1, 400), min_size=1, max_size=60)
 
 
 @given(rows, st.integers(1, 5000), st.floats(0.01, 2.0), st.floats(1e-6, 1e-3))
-def test_an_idle_text_costs_at_most_twice_what_the_better_choice_would_have(
+def test_idle_text_costs_at_most_twice_the_better_choice(
     requests: list[int], cells: int, ms_per_mib: float, cell_ms: float
 ) -> None:
-    """Than leaving it where it is all the time, or sending it to memory at once, whenever it is asked for."""
+    """The choices are to leave it in its cells all the time, and to copy it to memory at once."""
     size = cells * 4096
     costs = CopyCost(lambda: 1.0, ms_per_mib, cell_ms)
-    copies = 2 * size / MIB * ms_per_mib + 1.0  # with what a call takes
+    copies = 2 * size / MIB * ms_per_mib + 1.0  # with the cost of a call
     beside = 0
     for at, count in enumerate(requests):
         rest = requests[at:]
@@ -121,61 +124,61 @@ def test_an_idle_text_costs_at_most_twice_what_the_better_choice_would_have(
         break
 
 
-def test_what_the_exact_lane_has_read_is_for_it_alone() -> None:
-    kept = store()
-    kept.put(prefix([1, 2, 3], exact=True))
-    assert kept.find([1, 2, 3], exact=False) == (None, 0)
-    assert kept.find([1, 2, 3], exact=True)[1] == 3
-    kept.supersede(prefix([1, 2, 3, 4]))
-    assert len(kept) == 1
+def test_prefix_of_the_exact_lane_is_for_that_lane_alone() -> None:
+    store = make_store()
+    store.put(make_prefix([1, 2, 3], exact=True))
+    assert store.find([1, 2, 3], exact=False) == (None, 0)
+    assert store.find([1, 2, 3], exact=True)[1] == 3
+    store.supersede(make_prefix([1, 2, 3, 4]))
+    assert len(store) == 1
 
 
-def test_a_longer_text_takes_the_place_of_its_beginnings() -> None:
-    kept = store()
+def test_longer_text_supersedes_its_prefixes() -> None:
+    store = make_store()
     for tokens in ([1, 2], [1, 2, 3], [1, 9]):
-        kept.put(prefix(tokens))
-    kept.supersede(prefix([1, 2, 3, 4]))
-    assert [list(each.tokens) for each in kept] == [[1, 9]]
+        store.put(make_prefix(tokens))
+    store.supersede(make_prefix([1, 2, 3, 4]))
+    assert [list(entry.tokens) for entry in store] == [[1, 9]]
 
 
-def test_a_longer_text_does_not_take_the_place_of_what_it_cannot_be_cut_to() -> None:
-    kept = store()
-    kept.put(prefix([1, 2], least=2))
-    kept.put(prefix([1, 2, 3], least=3))
-    kept.supersede(prefix([1, 2, 3, 4], least=3))
-    assert [list(each.tokens) for each in kept] == [[1, 2]]
-    assert not kept.touch_if_covered([1], exact=False)
+def test_longer_text_keeps_a_prefix_it_cannot_be_cut_to() -> None:
+    store = make_store()
+    store.put(make_prefix([1, 2], least=2))
+    store.put(make_prefix([1, 2, 3], least=3))
+    store.supersede(make_prefix([1, 2, 3, 4], least=3))
+    assert [list(entry.tokens) for entry in store] == [[1, 2]]
+    assert not store.touch_if_covered([1], exact=False)
 
 
-def test_one_that_is_put_back_moves_to_its_slot_unless_much_of_it_is_left() -> None:
-    kept = store()
-    long, short = prefix([1, *range(MIN_TOKENS)]), prefix([2, 3])
-    kept.put(long)
-    kept.put(short)
-    kept.note_restored(long, 1)
-    assert list(kept) == [long, short]
-    kept.note_restored(long, 2)
-    assert list(kept) == [short]
+def test_restored_prefix_leaves_the_store_unless_much_remains() -> None:
+    store = make_store()
+    long, short = make_prefix([1, *range(MIN_TOKENS)]), make_prefix([2, 3])
+    store.put(long)
+    store.put(short)
+    store.note_restored(long, 1)
+    assert list(store) == [long, short]
+    store.note_restored(long, 2)
+    assert list(store) == [short]
 
 
 def test_nothing_is_kept_where_memory_is_short() -> None:
     dropped: list[Prefix] = []
-    kept = PrefixStore(LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: RESERVED_BYTES + 9)
-    assert kept.put(prefix([1], 9))
-    assert not kept.put(prefix([2], 10))
+    store = PrefixStore(LIMIT, CopyCost(lambda: 1.0), dropped.append, lambda: RESERVED_BYTES + 9)
+    assert store.put(make_prefix([1], 9))
+    assert not store.put(make_prefix([2], 10))
     assert len(dropped) == 1
 
 
-def test_a_conversation_is_forgotten_without_a_word() -> None:
+def test_forgotten_conversation_is_not_reported_as_dropped() -> None:
     dropped: list[Prefix] = []
-    kept = store(dropped=dropped)
-    kept.put(prefix([1], conversation="a"))
-    kept.put(prefix([2], conversation="b"))
-    kept.put(prefix([3]))
-    kept.forget("a")
-    assert [list(each.tokens) for each in kept] == [[3], [2]]
-    kept.forget(None)
-    assert [list(each.tokens) for each in kept] == [[3]]
+    store = make_store(dropped=dropped)
+    store.put(make_prefix([1], conversation="a"))
+    store.put(make_prefix([2], conversation="b"))
+    store.put(make_prefix([3]))
+    store.forget("a")
+    assert [list(entry.tokens) for entry in store] == [[3], [2]]
+    store.forget(None)
+    assert [list(entry.tokens) for entry in store] == [[3]]
     assert not dropped
 
 
@@ -190,25 +193,25 @@ def test_a_copy_must_cost_less_than_reading() -> None:
     assert not cost.restoring_pays(100, 49 * MIB)
 
 
-def test_an_editors_text_goes_before_any_chats_and_pushes_none_out() -> None:
-    kept = store()
+def test_editor_text_is_evicted_before_chats_and_evicts_none() -> None:
+    store = make_store()
     for at in range(4):
-        kept.put(prefix([at], 30, editors=at in (1, 2)))
-    assert [list(each.tokens) for each in kept] == [[3], [2], [0]]
-    assert kept.has_room(40, editors=True)
-    assert not kept.has_room(41, editors=True)
-    assert kept.has_room(LIMIT, editors=False)
+        store.put(make_prefix([at], 30, editors=at in (1, 2)))
+    assert [list(entry.tokens) for entry in store] == [[3], [2], [0]]
+    assert store.has_room(40, editors=True)
+    assert not store.has_room(41, editors=True)
+    assert store.has_room(LIMIT, editors=False)
 
 
 # ------------------------------------------------------------------------------- real models
 
 
-def conversation(first: int, length: int) -> list[int]:
+def make_conversation(first: int, length: int) -> list[int]:
     return [1 + (first * 131 + at * at * 7 + at) % 400 for at in range(length)]
 
 
-def loaded(load: Callable[..., Running], files: PairFiles, **more: Any) -> Running:
-    """One slot, so that every other text takes it; copies are free and reading is dear."""
+def load_single_slot(load: Callable[..., Running], files: PairFiles, **more: Any) -> Running:
+    """Load a pair with one slot, which every other text takes, with free copies and slow prefill."""
     engine = load(files, parallel=1, prefix_bytes=64 * MIB, **more)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     return engine
@@ -217,10 +220,10 @@ def loaded(load: Callable[..., Running], files: PairFiles, **more: Any) -> Runni
 def test_a_text_that_lost_its_slot_is_not_read_again(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
-    engine = loaded(load, contextual_files)
-    first = conversation(1, 150)
+    engine = load_single_slot(load, contextual_files)
+    first = make_conversation(1, 150)
     opening = engine.ask(first, 20, speculative=drafting(3)).all_tokens
-    engine.ask(conversation(2, 150), 5)
+    engine.ask(make_conversation(2, 150), 5)
     assert len(engine.pair.prefixes) == 1
     prompt = [*opening, 5, 6, 7]
     answer = engine.ask(prompt, 24, speculative=drafting(3))
@@ -230,17 +233,17 @@ def test_a_text_that_lost_its_slot_is_not_read_again(
     assert answer.done.timings.prompt_n <= 4
     plain = engine.ask(prompt, 24, cache_prompt=False)
     assert_alike(contextual_files.target, prompt, answer.tokens, plain.tokens)
-    # The draft's memory came back too: it was not asked to read 170 tokens again.
+    # The draft's memory was restored too: the draft did not read 170 tokens again.
     assert answer.done.speculation.accepted > 0
 
 
-def test_a_prefix_goes_back_as_far_as_it_agrees(
+def test_prefix_is_restored_as_far_as_it_agrees(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
-    engine = loaded(load, contextual_files)
-    first = conversation(1, 200)
+    engine = load_single_slot(load, contextual_files)
+    first = make_conversation(1, 200)
     engine.ask(first, 4)
-    engine.ask(conversation(2, 100), 4)
+    engine.ask(make_conversation(2, 100), 4)
     branch = [*first[:120], 9, 8, 7]
     answer = engine.ask(branch, 16)
     assert answer.done.timings.cache_n == 120
@@ -251,12 +254,12 @@ def test_a_prefix_goes_back_as_far_as_it_agrees(
 def test_a_few_tokens_or_a_slow_copy_are_not_worth_it(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
-    engine = loaded(load, contextual_files)
-    engine.ask(conversation(1, MIN_TOKENS // 2), 4)
-    engine.ask(conversation(2, 150), 4)
+    engine = load_single_slot(load, contextual_files)
+    engine.ask(make_conversation(1, MIN_TOKENS // 2), 4)
+    engine.ask(make_conversation(2, 150), 4)
     assert len(engine.pair.prefixes) == 0
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e-9
-    engine.ask(conversation(3, 150), 4)
+    engine.ask(make_conversation(3, 150), 4)
     assert len(engine.pair.prefixes) == 0
 
 
@@ -264,18 +267,18 @@ def test_without_a_limit_in_bytes_nothing_is_kept(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
     engine = load(contextual_files, parallel=1)
-    engine.ask(conversation(1, 150), 4)
-    engine.ask(conversation(2, 150), 4)
+    engine.ask(make_conversation(1, 150), 4)
+    engine.ask(make_conversation(2, 150), 4)
     assert len(engine.pair.prefixes) == 0
 
 
-def test_a_full_context_gives_its_oldest_text_to_the_store_and_takes_it_back(
+def test_full_context_moves_its_oldest_text_to_the_store_and_back(
     load: Callable[..., Running], contextual: Running, contextual_files: PairFiles
 ) -> None:
-    """Two slots, and cells for one of the texts only."""
+    """There are two slots, but cells for only one of the texts."""
     engine = load(contextual_files, parallel=2, n_ctx=512, prefix_bytes=64 * MIB)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
-    texts = [conversation(at, 300) for at in (1, 2)]
+    texts = [make_conversation(at, 300) for at in (1, 2)]
     fresh = [contextual.ask(text, 12, cache_prompt=False).tokens for text in texts]
     for turn in range(3):
         for text, truth in zip(texts, fresh, strict=True):
@@ -285,14 +288,14 @@ def test_a_full_context_gives_its_oldest_text_to_the_store_and_takes_it_back(
 
 
 @pytest.mark.parametrize("dear", [True, False])
-def test_idle_texts_leave_their_cells_where_those_cost_more_than_copies(
+def test_idle_texts_leave_cells_that_cost_more_than_copies(
     load: Callable[..., Running], contextual: Running, contextual_files: PairFiles, dear: bool
 ) -> None:
-    """And all are there when they are asked for again, beside one that runs as well."""
+    """All of them are still reused later, also beside a running request."""
     engine = load(contextual_files, parallel=5, n_ctx=2048, prefix_bytes=64 * MIB)
     costs = engine.pair.prefixes.copy_cost
     costs.prefill_ms, costs.cell_ms = (lambda: 1e6), 1e6 if dear else 0.0
-    texts = [conversation(at, 200) for at in range(4)]
+    texts = [make_conversation(at, 200) for at in range(4)]
     fresh = [contextual.ask(text, 24, cache_prompt=False).tokens for text in texts]
     for turn in range(3):
         for text, truth in zip(texts[:3], fresh, strict=False):
@@ -303,40 +306,41 @@ def test_idle_texts_leave_their_cells_where_those_cost_more_than_copies(
             assert answer.done.timings.cache_n == (199 if turn else 0)
             assert answer.started is not None
             assert answer.started.cache == (("memory" if dear else "slot") if turn else "")
-    held = sum(slot.n_past > 0 for slot in engine.pair.shared.slots)
-    assert held == (2 if dear else 4)
+    busy_slots = sum(slot.n_past > 0 for slot in engine.pair.shared.slots)
+    assert busy_slots == (2 if dear else 4)
 
 
 @pytest.mark.parametrize(
-    ("length", "count", "left"), [(300, 12, True), (70, 12, False), (70, 120, True)]
+    ("length", "count", "evicted"), [(300, 12, True), (70, 12, False), (70, 120, True)]
 )
-def test_a_text_that_is_written_alone_has_no_idle_ones_among_its_cells(
+def test_idle_texts_leave_the_cells_of_a_text_that_runs_alone(
     load: Callable[..., Running],
     contextual: Running,
     contextual_files: PairFiles,
     length: int,
     count: int,
-    left: bool,
+    evicted: bool,
 ) -> None:
-    """They leave as it comes, so that it is read where they were. Short ones disturb nobody, unless one
-    may grow long.
+    """Idle texts leave when it arrives, so that it is read into their cells.
+
+    Short texts may stay unless one of them may grow long.
     """
     engine = load(contextual_files, parallel=4, n_ctx=2048, prefix_bytes=64 * MIB)
     costs = engine.pair.prefixes.copy_cost
     costs.prefill_ms, costs.cell_ms, costs.split_ms = (lambda: 1e6), 1e-9, 1e3
-    texts = [conversation(at, length) for at in range(4)]
+    texts = [make_conversation(at, length) for at in range(4)]
     fresh = [contextual.ask(text, count, cache_prompt=False).tokens for text in texts]
-    assert left == (3 * (length + count) > SPLIT_CELLS)
+    assert evicted == (3 * (length + count) > SPLIT_CELLS)
     for turn in range(2):
         for text, truth in zip(texts[:3], fresh, strict=False):
             answer = engine.ask(text, count)
             assert_alike(contextual_files.target, text, answer.tokens, truth)
             assert answer.done.timings.cache_n == (length - 1 if turn else 0)
             assert answer.started is not None
-            where = "memory" if left else "slot"
-            assert answer.started.cache == (where if turn else "")
+            cache = "memory" if evicted else "slot"
+            assert answer.started.cache == (cache if turn else "")
     slots = engine.pair.shared.slots
-    assert sum(slot.n_past > 0 for slot in slots) == (1 if left else 3)
+    assert sum(slot.n_past > 0 for slot in slots) == (1 if evicted else 3)
     beside = engine.start(texts[3], 60)
     engine.engine.step()
     alone = engine.start([*texts[3][:9], 7], 8)
@@ -346,7 +350,7 @@ def test_a_text_that_is_written_alone_has_no_idle_ones_among_its_cells(
 
 
 @pytest.mark.parametrize(("most", "where"), [(200, "memory"), (60, "slot")])
-def test_an_idle_text_leaves_for_an_answer_that_may_reach_the_cells_they_would_share(
+def test_idle_text_leaves_when_an_answer_may_reach_its_cells(
     load: Callable[..., Running],
     contextual: Running,
     contextual_files: PairFiles,
@@ -356,49 +360,49 @@ def test_an_idle_text_leaves_for_an_answer_that_may_reach_the_cells_they_would_s
     engine = load(contextual_files, parallel=4, n_ctx=2048, prefix_bytes=64 * MIB)
     costs = engine.pair.prefixes.copy_cost
     costs.prefill_ms, costs.cell_ms, costs.split_ms = (lambda: 1e6), 1e-9, 1e3
-    first, second = conversation(1, 145), conversation(2, 40)
+    first, second = make_conversation(1, 145), make_conversation(2, 40)
     fresh = contextual.ask(first, 4, cache_prompt=False).tokens
     engine.ask(first, 4)
     engine.start(second, most)
-    engine.engine.step()  # it has its slot, and has not written so much yet
-    held = [slot for slot in engine.pair.shared.slots if slot.n_past]
-    assert len(held) == (1 if where == "memory" else 2)
+    engine.engine.step()  # it has its slot, and has not generated that much yet
+    used_slots = [slot for slot in engine.pair.shared.slots if slot.n_past]
+    assert len(used_slots) == (1 if where == "memory" else 2)
     engine.finish()
-    again = engine.ask(first, 4)
-    assert again.started is not None
-    assert (again.started.cache, again.done.timings.cache_n) == (where, 144)
-    assert_alike(contextual_files.target, first, again.tokens, fresh)
+    repeated = engine.ask(first, 4)
+    assert repeated.started is not None
+    assert (repeated.started.cache, repeated.done.timings.cache_n) == (where, 144)
+    assert_alike(contextual_files.target, first, repeated.tokens, fresh)
 
 
 def test_exact_answers_stay_exact_after_a_prefix_came_back(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
-    engine = loaded(load, contextual_files, n_ctx=1024)
-    prompt = conversation(1, 3 * EXACT_CHUNK_TOKENS + 40)
+    engine = load_single_slot(load, contextual_files, n_ctx=1024)
+    prompt = make_conversation(1, 3 * EXACT_CHUNK_TOKENS + 40)
     fresh = engine.ask(prompt, 40, exact=True, top_logprobs=0)
-    engine.ask(conversation(2, 300), 4, exact=True)
+    engine.ask(make_conversation(2, 300), 4, exact=True)
     engine.ask(prompt, 4)  # the shared lane reads the same text, with other kernels
-    again = engine.ask(prompt, 40, exact=True, top_logprobs=0, speculative=drafting(3))
-    assert again.started is not None
-    assert again.started.cache == "memory"
-    assert again.done.timings.cache_n == 3 * EXACT_CHUNK_TOKENS
-    assert again.tokens == fresh.tokens
-    assert [t.logprob for t in again.logprobs] == [t.logprob for t in fresh.logprobs]
+    repeated = engine.ask(prompt, 40, exact=True, top_logprobs=0, speculative=drafting(3))
+    assert repeated.started is not None
+    assert repeated.started.cache == "memory"
+    assert repeated.done.timings.cache_n == 3 * EXACT_CHUNK_TOKENS
+    assert repeated.tokens == fresh.tokens
+    assert [t.logprob for t in repeated.logprobs] == [t.logprob for t in fresh.logprobs]
 
 
 @pytest.mark.parametrize("pair", [lfm2_pair, mamba_pair])
-def test_a_state_that_cannot_be_cut_comes_back_whole_or_not_at_all(
+def test_uncuttable_state_is_restored_whole_or_not_at_all(
     pair: Callable[..., PairFiles], load: Callable[..., Running], models: Any
 ) -> None:
-    engine = loaded(load, pair(models / pair.__name__))
-    first = conversation(1, 100)
+    engine = load_single_slot(load, pair(models / pair.__name__))
+    first = make_conversation(1, 100)
     opening = engine.ask(first, 8, speculative=PLAIN)
-    engine.ask(conversation(2, 100), 4)
-    for prompt, whole in (([*opening.all_tokens, 4, 5], True), ([*first[:70], 4, 5], False)):
-        engine.ask(conversation(3, 100), 4)
+    engine.ask(make_conversation(2, 100), 4)
+    for prompt, is_restored in (([*opening.all_tokens, 4, 5], True), ([*first[:70], 4, 5], False)):
+        engine.ask(make_conversation(3, 100), 4)
         answer = engine.ask(prompt, 12)
-        assert (answer.started is not None and answer.started.cache == "memory") == whole
-        assert (answer.done.timings.cache_n > 90) == whole
+        assert (answer.started is not None and answer.started.cache == "memory") == is_restored
+        assert (answer.done.timings.cache_n > 90) == is_restored
         anew = engine.ask(prompt, 12, cache_prompt=False).tokens
         assert_alike(engine.pair.files.target, prompt, answer.tokens, anew)
 
@@ -411,60 +415,60 @@ FIM = FimTokens(prefix=500, suffix=501, middle=502, repo=-1, separator=-1)
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The slots that were copied into memory."""
-    found: list[int] = []
+    """Record the ids of the slots that are copied into memory."""
+    slot_ids: list[int] = []
     snapshot = Slots.snapshot
 
-    def counted(self: Slots, slot: Slot, left: int = 0) -> Prefix:
-        found.append(slot.id)
+    def recording_snapshot(self: Slots, slot: Slot, left: int = 0) -> Prefix:
+        slot_ids.append(slot.id)
         return snapshot(self, slot, left)
 
-    monkeypatch.setattr(Slots, "snapshot", counted)
-    return found
+    monkeypatch.setattr(Slots, "snapshot", recording_snapshot)
+    return slot_ids
 
 
-def where(engine: Running, text: list[int]) -> str:
-    """From where a chat's next turn gets its text."""
+def find_cache(engine: Running, text: list[int]) -> str:
+    """Return the kind of cache from which the next turn of a chat gets its text."""
     answer = engine.ask([*text, 5], 1)
     assert answer.started is not None
     return answer.started.cache
 
 
-@pytest.mark.parametrize("before", [300, 20])  # tokens before the cursor: the end, the beginning
+@pytest.mark.parametrize("prefix_length", [300, 20])  # at the end or the beginning of a file
 @pytest.mark.parametrize("keys", [4, 40])
-def test_an_editors_keys_copy_nothing_and_leave_a_chats_text_where_it_is(
+def test_editor_keystrokes_copy_nothing_and_keep_chats_in_place(
     load: Callable[..., Running],
     contextual_files: PairFiles,
     copied: list[int],
-    before: int,
+    prefix_length: int,
     keys: int,
 ) -> None:
     engine = load(contextual_files, parallel=3, n_ctx=2048, prefix_bytes=MIB)
     engine.pair.vocab.fim = FIM
     costs = engine.pair.prefixes.copy_cost
     costs.prefill_ms, costs.cell_ms = (lambda: 1e6), 0.0
-    chats = [conversation(at, 200) for at in range(3)]
+    chats = [make_conversation(at, 200) for at in range(3)]
     for chat in chats:
         engine.ask(chat, 8)
-    file, after = conversation(7, before), conversation(8, 250)
+    file, suffix = make_conversation(7, prefix_length), make_conversation(8, 250)
     for key in range(keys):
-        typed = [*file, *conversation(9, key)]
-        prompt = [FIM.prefix, *typed, FIM.suffix, *after, FIM.middle]
+        typed = [*file, *make_conversation(9, key)]
+        prompt = [FIM.prefix, *typed, FIM.suffix, *suffix, FIM.middle]
         answer = engine.ask(prompt, 4, priority="editor")
         if key:
-            assert answer.done.timings.cache_n >= before
+            assert answer.done.timings.cache_n >= prefix_length
     assert len(copied) == 1  # the chat whose slot the editor took
     for chat in chats[1:]:
-        assert where(engine, chat) == "slot"
-    assert where(engine, chats[0]) == "memory"
+        assert find_cache(engine, chat) == "slot"
+    assert find_cache(engine, chats[0]) == "memory"
 
 
 def test_a_chat_that_branched_finds_its_old_branch(
     load: Callable[..., Running], contextual_files: PairFiles, copied: list[int]
 ) -> None:
-    engine = loaded(load, contextual_files)
-    opening = conversation(1, 200)
-    old = engine.ask([*opening, *conversation(2, 100)], 8).all_tokens
-    engine.ask([*opening, *conversation(3, 100)], 8)
+    engine = load_single_slot(load, contextual_files)
+    opening = make_conversation(1, 200)
+    old = engine.ask([*opening, *make_conversation(2, 100)], 8).all_tokens
+    engine.ask([*opening, *make_conversation(3, 100)], 8)
     assert len(copied) == 1
     assert engine.ask([*old, 5], 4).done.timings.cache_n >= len(old) - 1

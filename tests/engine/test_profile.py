@@ -1,4 +1,4 @@
-"""The cost table: padding, corrections by the rounds, and what is kept between runs."""
+"""The cost table: padding, corrections from measured rounds, and storage between runs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_three_rows_are_padded_to_the_cheaper_four() -> None:
 
 
 @given(tables, st.integers(1, 40))
-def test_padding_holds_the_rows_and_is_never_dearer(measured: dict[int, float], rows: int) -> None:
+def test_padding_holds_the_rows_and_never_costs_more(measured: dict[int, float], rows: int) -> None:
     table = CostTable(measured)
     width = table.padded_width(rows)
     assert width >= rows
@@ -68,23 +68,23 @@ def test_the_table_of_padded_costs_agrees_with_padding(
     costs = table.padded_ms(rows)
     assert costs.shape == (rows + 1,)
     assert costs[0] == 0.0
-    wanted = [table.ms(table.padded_width(n)) for n in range(1, rows + 1)]
-    assert costs[1:] == pytest.approx(wanted)
+    expected = [table.ms(table.padded_width(n)) for n in range(1, rows + 1)]
+    assert costs[1:] == pytest.approx(expected)
 
 
 @given(tables, st.integers(1, 4), st.integers(1, 9))
-def test_where_sequences_have_as_many_rows_passes_are_padded_to_widths_that_they_may_have(
-    measured: dict[int, float], sequences: int, most: int
+def test_passes_of_equal_sequences_are_padded_to_valid_widths(
+    measured: dict[int, float], sequences: int, max_rows: int
 ) -> None:
-    table = CostTable(measured, max_rows_each=most).for_sequences(sequences)
+    table = CostTable(measured, max_rows_each=max_rows).for_sequences(sequences)
     free = CostTable(measured).for_sequences(sequences)
-    rows = most * sequences
-    for own in range(1, most + 1):
-        width = table.padded_width(own * sequences)
-        assert width == own * sequences or width % sequences == 0
-        assert own * sequences <= width <= rows
-        assert table.ms(width) >= free.ms(free.padded_width(own * sequences))
-        assert table.padded_ms(rows)[own * sequences] == pytest.approx(table.ms(width))
+    rows = max_rows * sequences
+    for row_count in range(1, max_rows + 1):
+        width = table.padded_width(row_count * sequences)
+        assert width == row_count * sequences or width % sequences == 0
+        assert row_count * sequences <= width <= rows
+        assert table.ms(width) >= free.ms(free.padded_width(row_count * sequences))
+        assert table.padded_ms(rows)[row_count * sequences] == pytest.approx(table.ms(width))
 
 
 @given(tables)
@@ -106,7 +106,7 @@ def test_a_table_without_a_positive_width_one_is_refused(measured: dict[int, flo
         CostTable(measured)
 
 
-def test_a_machine_that_slows_down_is_followed_at_every_width() -> None:
+def test_slowdown_of_the_machine_is_followed_at_every_width() -> None:
     table = CostTable(TARGET_MS)
     for _ in range(200):
         table.observe(1, 2 * TARGET_MS[1])
@@ -129,21 +129,21 @@ def test_one_outlier_moves_little() -> None:
 
 def test_a_width_that_was_not_measured_is_learned_from_a_round() -> None:
     table = CostTable(TARGET_MS)
-    before = table.ms(6)
-    table.observe(6, before * 0.6)
-    assert table.ms(6) == pytest.approx(before * 0.6)
+    cost_before = table.ms(6)
+    table.observe(6, cost_before * 0.6)
+    assert table.ms(6) == pytest.approx(cost_before * 0.6)
     assert table.padded_width(5) == 6
-    assert table.padded_ms(6)[5] == pytest.approx(before * 0.6)
+    assert table.padded_ms(6)[5] == pytest.approx(cost_before * 0.6)
 
 
 @settings(max_examples=40)
 @given(st.integers(0, 999), st.integers(1, 8), st.integers(1, 3), st.floats(1.05, 3.0))
-def test_a_width_that_was_disturbed_while_it_was_measured_is_soon_taken_again(
-    seed: int, rows: int, others: int, slower: float
+def test_width_with_a_disturbed_measurement_is_soon_retried(
+    seed: int, rows: int, more_disturbed: int, slower: float
 ) -> None:
     rng = random.Random(seed)
     costs = [2.0 + 0.5 * width * rng.uniform(0.8, 1.2) for width in range(18)]
-    disturbed = {rows, *rng.sample(range(1, 17), others)}
+    disturbed = {rows, *rng.sample(range(1, 17), more_disturbed)}
     table = CostTable({w: costs[w] * (slower if w in disturbed else 1) for w in range(1, 17)})
     spent = []
     for _ in range(40 * RETRY_INTERVAL_PASSES):
@@ -151,12 +151,12 @@ def test_a_width_that_was_disturbed_while_it_was_measured_is_soon_taken_again(
         assert width >= rows
         spent.append(costs[width])
         table.observe(width, costs[width] * rng.uniform(0.98, 1.1))
-    # A wider one that seems dear is no concern of this: it is run when drafts want it.
+    # A wider width that seems expensive does not matter here, since it runs when drafts need it.
     best = min(costs[w] for w in range(rows, 17) if w == rows or w not in disturbed)
     assert sum(spent[-4 * RETRY_INTERVAL_PASSES :]) / (4 * RETRY_INTERVAL_PASSES) <= 1.06 * best
 
 
-def test_prompts_are_no_rounds() -> None:
+def test_prompt_passes_are_not_counted_as_rounds() -> None:
     table = CostTable(TARGET_MS)
     table.observe(500, 1.0)
     assert 500 not in table.as_dict()
@@ -165,10 +165,10 @@ def test_prompts_are_no_rounds() -> None:
 
 @given(tables, st.lists(st.tuples(st.integers(1, 40), st.floats(0.001, 1e5)), max_size=60))
 def test_costs_stay_positive_whatever_is_observed(
-    measured: dict[int, float], seen: list[tuple[int, float]]
+    measured: dict[int, float], observations: list[tuple[int, float]]
 ) -> None:
     table = CostTable(measured)
-    for width, ms in seen:
+    for width, ms in observations:
         table.observe(width, ms)
     costs = table.padded_ms(40)[1:]
     assert np.all(np.isfinite(costs))
@@ -180,8 +180,8 @@ def test_costs_stay_positive_whatever_is_observed(
 
 def test_every_width_is_measured_warm_even_without_time() -> None:
     calls: list[int] = []
-    found = measure_passes(calls.append, (1, 2, 4), deadline=0.0).ms
-    assert list(found) == [1, 2, 4]
+    costs = measure_passes(calls.append, (1, 2, 4), deadline=0.0).ms
+    assert list(costs) == [1, 2, 4]
     assert calls == [1, 2, 4, *[1] * SETTLING_PASSES, 1, 2, 4]
 
 
@@ -191,95 +191,95 @@ def test_widths_take_turns_so_that_a_disturbance_falls_on_all() -> None:
     assert calls == [1, 4] + [*[1] * SETTLING_PASSES, 1, 4] * MAX_REPEATS
 
 
-def test_what_takes_long_is_run_five_times() -> None:
+def test_slow_passes_are_repeated_fewer_times() -> None:
     calls: list[int] = []
 
-    def slow(width: int) -> None:
+    def slow_pass(width: int) -> None:
         calls.append(width)
         time.sleep(0.03)
 
-    measure_passes(slow, (1, 4), time.monotonic() + 30)
+    measure_passes(slow_pass, (1, 4), time.monotonic() + 30)
     assert calls == [1, 4] + [*[1] * SETTLING_PASSES, 1, 4] * MIN_REPEATS
 
 
 def test_with_time_every_width_to_sixteen_is_measured_and_two_wide_ones() -> None:
-    found, _ = measure_widths(lambda width: None, budget_s=30.0)
-    assert list(found) == [*range(1, 17), *WIDE_WIDTHS]
-    assert parse_cost_table({str(width): ms for width, ms in found.items()}) is not None
+    costs, _ = measure_widths(lambda width: None, budget_s=30.0)
+    assert list(costs) == [*range(1, 17), *WIDE_WIDTHS]
+    assert parse_cost_table({str(width): ms for width, ms in costs.items()}) is not None
 
 
-def test_where_passes_are_slow_few_widths_are_measured_and_no_wide_one() -> None:
+def test_few_widths_are_measured_when_passes_are_slow() -> None:
     assert list(measure_widths(lambda width: None, budget_s=0.0).ms) == [*FIRST_WIDTHS]
 
 
-def test_every_run_has_a_turn_and_waiting_for_it_costs_nothing(
+def test_waiting_for_a_turn_is_not_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    now, turns = [0.0], [0]
-    clock = SimpleNamespace(monotonic=lambda: now[0], perf_counter=lambda: now[0])
+    time_s, turns = [0.0], [0]
+    clock = SimpleNamespace(monotonic=lambda: time_s[0], perf_counter=lambda: time_s[0])
     monkeypatch.setattr("localspec.engine.pair.profile.time", clock)
 
     @contextmanager
     def turn() -> Iterator[None]:
-        now[0] += 0.5  # others have theirs
+        time_s[0] += 0.5  # others have their turns
         turns[0] += 1
         yield
         turns[0] -= 1
 
     def run(width: int) -> None:
         assert turns[0] == 1
-        now[0] += 0.001 * width
+        time_s[0] += 0.001 * width
 
-    found = measure_passes(run, (1, 2, 4), 60.0, lambda: now[0], turn).ms
-    assert found == pytest.approx({1: 1.0, 2: 2.0, 4: 4.0})
+    costs = measure_passes(run, (1, 2, 4), 60.0, lambda: time_s[0], turn).ms
+    assert costs == pytest.approx({1: 1.0, 2: 2.0, 4: 4.0})
     assert measure_widths(run, 30.0, turn).ms.keys() == {*range(1, 17), *WIDE_WIDTHS}
 
 
-def disturbed(runs: random.Random, share: float) -> PassTimes:
-    """Passes of 10 ms and 1 ms a row; of them `share` take half as long again, or twice."""
-    now = [0.0]
+def measure_disturbed(rng: random.Random, share: float) -> PassTimes:
+    """Measure passes of 9 ms and 1 ms per row, of which `share` take 1.5 or 2 times as long."""
+    time_s = [0.0]
 
     def run(width: int) -> None:
-        slower = runs.choice((1.5, 2.0)) if runs.random() < share else runs.uniform(1, 1.03)
-        now[0] += (0.009 + 0.001 * width) * slower
+        slower = rng.choice((1.5, 2.0)) if rng.random() < share else rng.uniform(1, 1.03)
+        time_s[0] += (0.009 + 0.001 * width) * slower
 
-    return measure_passes(run, range(1, 17), time.monotonic() + 60, lambda: now[0])
+    return measure_passes(run, range(1, 17), time.monotonic() + 60, lambda: time_s[0])
 
 
-def test_passes_of_one_row_cost_what_they_do_when_they_follow_each_other() -> None:
-    """As on CUDA: the first of a width is started kernel by kernel, the second recorded, then replayed."""
-    now, last, repeats = [0.0], 0, 0
+def test_single_row_passes_are_measured_in_sequence() -> None:
+    """On CUDA, the first pass of a width starts kernels, the second is recorded, and later ones replay."""
+    time_s, last_width, repeats = [0.0], 0, 0
 
     def run(width: int) -> None:
-        nonlocal last, repeats
-        last, repeats = width, repeats + 1 if width == last else 0
-        now[0] += (5.4, 5.8, 3.2)[min(repeats, 2)] / 1e3
+        nonlocal last_width, repeats
+        last_width, repeats = width, repeats + 1 if width == last_width else 0
+        time_s[0] += (5.4, 5.8, 3.2)[min(repeats, 2)] / 1e3
 
-    found = measure_passes(run, range(1, 9), time.monotonic() + 60, lambda: now[0]).ms
-    assert found == pytest.approx({1: 3.2} | dict.fromkeys(range(2, 9), 5.4))
+    costs = measure_passes(run, range(1, 9), time.monotonic() + 60, lambda: time_s[0]).ms
+    assert costs == pytest.approx({1: 3.2} | dict.fromkeys(range(2, 9), 5.4))
 
 
-def test_how_quiet_it_was_is_told_by_the_runs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: Alone(0.0))
+def test_noise_is_measured_by_the_passes_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: FakeContention(0.0))
     for seed in range(30):
-        assert disturbed(random.Random(seed), 0.05).noise <= MAX_QUIET_NOISE
-        assert disturbed(random.Random(seed), 0.65).noise > MAX_QUIET_NOISE
+        assert measure_disturbed(random.Random(seed), 0.05).noise <= MAX_QUIET_NOISE
+        assert measure_disturbed(random.Random(seed), 0.65).noise > MAX_QUIET_NOISE
 
 
-def test_or_by_others_who_disturb_all_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: Alone(0.5))
-    assert disturbed(random.Random(1), 0.0).noise == 0.5
+def test_noise_includes_the_contention_by_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localspec.engine.pair.profile.Contention", lambda: FakeContention(0.5))
+    assert measure_disturbed(random.Random(1), 0.0).noise == 0.5
 
 
-class Alone:
+class FakeContention:
     def __init__(self, share: float) -> None:
         self.share = share
 
 
-def test_the_share_of_others_is_what_they_used_of_all_processors() -> None:
+def test_contention_is_the_share_of_other_processes() -> None:
     cores = os.cpu_count() or 1
-    used, own, now = iter([100.0, 100.0 + 3 * cores]), iter([5.0, 5.0 + cores]), iter([7.0, 11.0])
-    contention = Contention(lambda: next(used), lambda: next(own), lambda: next(now))
+    used, own, times = iter([100.0, 100.0 + 3 * cores]), iter([5.0, 5.0 + cores]), iter([7.0, 11.0])
+    contention = Contention(lambda: next(used), lambda: next(own), lambda: next(times))
     assert contention.share == pytest.approx(0.5)  # 2 of 4 seconds on each
     line = "cpu  100 20 30 5000 400 1 2 7 50 60"
     assert parse_busy_seconds(line, 100) == pytest.approx(1.6)
@@ -293,14 +293,14 @@ def test_the_share_of_others_is_what_they_used_of_all_processors() -> None:
     assert Contention(missing).share == 0.0
 
 
-def test_only_a_disturbed_profile_is_measured_again_and_only_when_it_is_quiet() -> None:
+def test_only_a_disturbed_profile_is_measured_again_when_quiet() -> None:
     table = {1: 1.0}
     for noise, contention, used in (
         (0.01, 0.0, True),
         (0.01, 0.9, True),
         (0.6, 0.9, True),
         (0.6, 0.01, False),
-        (None, 0.01, False),  # one of a time when that was not noted
+        (None, 0.01, False),  # a profile of a version that did not store the noise
         ("x", 0.01, False),
         (float("nan"), 0.01, False),
     ):
@@ -313,8 +313,8 @@ def test_only_a_disturbed_profile_is_measured_again_and_only_when_it_is_quiet() 
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_passes_that_run_heal_a_profile_of_a_busy_day(seed: int) -> None:
-    """Every width wrong by up to 1.8 times either way; observed with noise and now and then a hiccup."""
+def test_observed_passes_correct_a_disturbed_profile(seed: int) -> None:
+    """Every width is wrong by up to 1.8 times, and is observed with noise and rare hiccups."""
     rng = random.Random(seed)
     wrong = {width: ms * rng.uniform(0.55, 1.8) for width, ms in TARGET_MS.items()}
     table = CostTable(wrong)
@@ -323,20 +323,20 @@ def test_passes_that_run_heal_a_profile_of_a_busy_day(seed: int) -> None:
         hiccup = 6.0 if rng.random() < 0.02 else 1.0
         table.observe(width, TARGET_MS[width] * rng.uniform(0.97, 1.05) * hiccup)
     shape = [table.ms(width) / ms for width, ms in TARGET_MS.items()]
-    assert max(shape) / min(shape) < 1.12  # what counts is how they compare
+    assert max(shape) / min(shape) < 1.12  # the ratios between widths matter
     assert shape == pytest.approx([1.0] * len(shape), rel=0.12)
 
 
-# ---------------------------------------------------------------------------- keeping
+# ---------------------------------------------------------------------------- storing
 
 
-def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+def test_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     profile = CostProfile(CostTable(TARGET_MS), CostTable(DRAFT_MS), 0.7)
     ProfileStore(tmp_path / "new", "key").write(profile.as_dict())
-    found = ProfileStore(tmp_path / "new", "key").read()
-    assert parse_cost_table(found["target_ms"]) == pytest.approx(TARGET_MS)
-    assert parse_cost_table(found["draft_ms"]) == pytest.approx(DRAFT_MS)
-    assert found["overhead_ms"] == 0.7
+    stored = ProfileStore(tmp_path / "new", "key").read()
+    assert parse_cost_table(stored["target_ms"]) == pytest.approx(TARGET_MS)
+    assert parse_cost_table(stored["draft_ms"]) == pytest.approx(DRAFT_MS)
+    assert stored["overhead_ms"] == 0.7
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["profile-key.json"]
 
 
@@ -353,7 +353,7 @@ def test_a_profile_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, content: bytes) -> None:
+def test_damaged_file_is_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "profile-key.json").write_bytes(content)
     assert ProfileStore(tmp_path, "key").read() == {}
 
@@ -363,7 +363,7 @@ def test_another_key_reads_nothing(tmp_path: Path) -> None:
     assert ProfileStore(tmp_path, "other").read() == {}
 
 
-def test_where_nothing_can_be_kept_nothing_fails(tmp_path: Path) -> None:
+def test_unwritable_store_does_not_fail(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     ProfileStore(tmp_path / "file", "key").write({"a": 1})
     assert ProfileStore(tmp_path / "file", "key").read() == {}
@@ -376,16 +376,16 @@ def test_where_nothing_can_be_kept_nothing_fails(tmp_path: Path) -> None:
     [None, [], "1", {}, {"2": 1.0}, {"1": 0.0}, {"1": -3}, {"1": "x"}, {"a": 1.0}, {"1": 1.0, "-4": 2.0},
      {"1": float("nan")}, {"1": float("inf")}, {"1": 1.0, "100000": 2.0}, {"1": None}],
 )  # fmt: skip
-def test_what_is_no_table_is_measured_again(stored: object) -> None:
+def test_invalid_cost_table_is_rejected(stored: object) -> None:
     assert parse_cost_table(stored) is None
 
 
 def test_a_profile_belongs_to_files_settings_and_build(tmp_path: Path) -> None:
     file = tmp_path / "a.gguf"
     file.write_bytes(b"one")
-    first = hash_identity([str(file)], {"threads": 1}, "0.1")
-    assert hash_identity([str(file)], {"threads": 1}, "0.1") == first
-    assert hash_identity([str(file)], {"threads": 2}, "0.1") != first
-    assert hash_identity([str(file)], {"threads": 1}, "0.2") != first
+    reference = hash_identity([str(file)], {"threads": 1}, "0.1")
+    assert hash_identity([str(file)], {"threads": 1}, "0.1") == reference
+    assert hash_identity([str(file)], {"threads": 2}, "0.1") != reference
+    assert hash_identity([str(file)], {"threads": 1}, "0.2") != reference
     file.write_bytes(b"other")
-    assert hash_identity([str(file)], {"threads": 1}, "0.1") != first
+    assert hash_identity([str(file)], {"threads": 1}, "0.1") != reference

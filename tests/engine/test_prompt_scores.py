@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt: those of llama.cpp's own logits, however the prompt is read."""
+"""Log-probabilities of a prompt are those of llama.cpp's logits, however the prompt is read."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tests.support.running import GREEDY, Answer, Running, drafting
 TOP = 3
 
 
-def scores(answer: Answer) -> list[TokenLogprob]:
-    found: list[TokenLogprob] = []
+def collect_scores(answer: Answer) -> list[TokenLogprob]:
+    scores: list[TokenLogprob] = []
     for reading in answer.readings:
         if reading.scores:
-            assert reading.scores_from == len(found)
-            found += reading.scores
-    return found
+            assert reading.scores_from == len(scores)
+            scores += reading.scores
+    return scores
 
 
 def random_prompt(seed: int, length: int) -> list[int]:
-    numbers = random.Random(seed)
-    return [numbers.randrange(3, N_VOCAB) for _ in range(length)]
+    rng = random.Random(seed)
+    return [rng.randrange(3, N_VOCAB) for _ in range(length)]
 
 
-def check(path: str, prompt: Sequence[int], found: Sequence[TokenLogprob]) -> None:
-    """The numbers are those of the target that reads the prompt token by token."""
-    assert [entry.id for entry in found] == list(prompt)
+def assert_scores(path: str, prompt: Sequence[int], scores: Sequence[TokenLogprob]) -> None:
+    """Assert that scores are those of the target that reads the prompt token by token."""
+    assert [entry.id for entry in scores] == list(prompt)
     rows = rows_alone(path, prompt[:1], prompt[1:])
-    for entry, row in zip(found[1:], rows, strict=True):
+    for entry, row in zip(scores[1:], rows, strict=True):
         exact = row.astype(np.float64)
         logs = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
         assert entry.logprob == pytest.approx(logs[entry.id], abs=NEAR_TIE)
@@ -43,8 +43,8 @@ def check(path: str, prompt: Sequence[int], found: Sequence[TokenLogprob]) -> No
             sorted(logs, reverse=True)[:TOP], abs=NEAR_TIE
         )
         near = np.abs(logs - logs[entry.id]) < NEAR_TIE
-        sure = int((logs[~near] > logs[entry.id]).sum())
-        assert sure < entry.rank <= sure + int(near.sum())
+        certain_rank = int((logs[~near] > logs[entry.id]).sum())
+        assert certain_rank < entry.rank <= certain_rank + int(near.sum())
 
 
 @pytest.mark.parametrize("length", [1, 2, 70, 300])
@@ -54,37 +54,39 @@ def test_a_prompts_scores_are_those_of_llama_cpp(
     prompt = random_prompt(length, length)
     for exact in (False, True):
         answer = contextual.ask(prompt, 2, GREEDY, prompt_logprobs=TOP, top_logprobs=1, exact=exact)
-        check(contextual_files.target, prompt, scores(answer))
+        assert_scores(contextual_files.target, prompt, collect_scores(answer))
         assert answer.done.finish_reason == "length"
 
 
-def test_no_cache_takes_them_away(contextual: Running, contextual_files: PairFiles) -> None:
+def test_cached_prompt_is_scored_in_full(contextual: Running, contextual_files: PairFiles) -> None:
     prompt = random_prompt(5, 90)
     contextual.ask(prompt, 4)  # leaves the prompt in a slot
-    for most in (0, 1):  # nothing is written, or one token
-        answer = contextual.ask(prompt, most, prompt_logprobs=TOP, top_logprobs=1)
-        check(contextual_files.target, prompt, scores(answer))
+    for max_tokens in (0, 1):  # no token is generated, or one
+        answer = contextual.ask(prompt, max_tokens, prompt_logprobs=TOP, top_logprobs=1)
+        assert_scores(contextual_files.target, prompt, collect_scores(answer))
         assert answer.started is not None
         assert answer.started.cached_tokens == 0
-        assert len(answer.logprobs) == most
+        assert len(answer.logprobs) == max_tokens
 
 
-def test_chunks_and_company_change_nothing(
+def test_scores_do_not_depend_on_chunks_or_other_requests(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
     prompts = [random_prompt(seed, length) for seed, length in ((1, 150), (2, 149), (3, 40))]
-    found = []
+    scores = []
     for n_batch in (64, 200):
         engine = load(contextual_files, n_batch=n_batch, parallel=4)
         writes = engine.start(random_prompt(9, 20), 60, speculative=drafting(8))
-        asked = [engine.start(prompt, 1, prompt_logprobs=TOP, top_logprobs=1) for prompt in prompts]
+        request_ids = [
+            engine.start(prompt, 1, prompt_logprobs=TOP, top_logprobs=1) for prompt in prompts
+        ]
         engine.finish()
         assert engine.answers[writes].done.completion_tokens > 0
-        for prompt, request in zip(prompts, asked, strict=True):
-            check(contextual_files.target, prompt, scores(engine.answers[request]))
-            found.append(scores(engine.answers[request]))
-    for first, second in zip(found[:3], found[3:], strict=True):
-        assert_same_logprobs(first, second)
+        for prompt, request in zip(prompts, request_ids, strict=True):
+            assert_scores(contextual_files.target, prompt, collect_scores(engine.answers[request]))
+            scores.append(collect_scores(engine.answers[request]))
+    for expected, repeated in zip(scores[:3], scores[3:], strict=True):
+        assert_same_logprobs(expected, repeated)
 
 
 def test_a_pass_has_no_more_rows_with_logits_than_the_context_holds(
@@ -95,11 +97,11 @@ def test_a_pass_has_no_more_rows_with_logits_than_the_context_holds(
     rows = []
     decode = lane.context.decode
 
-    def counted(batch: object) -> None:
+    def counting_decode(batch: object) -> None:
         rows.append(sum(lane.batch._logits[: lane.batch.rows]))
         decode(lane.batch)
 
-    lane.context.decode = counted  # type: ignore[method-assign] # watched
+    lane.context.decode = counting_decode  # type: ignore[method-assign]
     for seed in (1, 2):
         engine.start(random_prompt(seed, 200), 1, prompt_logprobs=0, top_logprobs=0)
     engine.finish()
@@ -107,10 +109,10 @@ def test_a_pass_has_no_more_rows_with_logits_than_the_context_holds(
     assert sum(rows) >= 2 * 199
 
 
-def test_others_wait_no_longer_for_a_prompt_that_is_scored(
+def test_scored_prompts_do_not_lengthen_passes_for_others(
     load: Callable[..., Running], contextual_files: PairFiles
 ) -> None:
-    """What scored rows cost counts in how many a pass reads beside others, whatever that is."""
+    """The cost of scored rows limits how many a pass reads beside other requests."""
     engine = load(contextual_files, n_batch=256, parallel=2)
     lane = engine.pair.shared
     lane._gap_s = 20 * lane._row_s
@@ -127,10 +129,10 @@ def test_others_wait_no_longer_for_a_prompt_that_is_scored(
     lane.batch.clear()
 
 
-def test_every_token_of_a_completion_beside_a_scored_prompt_has_an_entry(
+def test_end_token_has_an_entry_beside_a_scored_prompt(
     cycle: Running,
 ) -> None:
-    """An evaluation counts entries: also of a token that ends the answer, and has no text."""
+    """An evaluation counts entries, including one for an end token without text."""
     ends = next(iter(cycle.pair.vocab.ends))
     biased = GREEDY.__class__(temperature=0.0, logit_bias={ends: 100.0})
     answer = cycle.ask([5, 6, 7], 4, biased, prompt_logprobs=1, top_logprobs=1)
@@ -142,16 +144,16 @@ def test_every_token_of_a_completion_beside_a_scored_prompt_has_an_entry(
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_prompt_that_gives_its_slot_up_is_scored_to_its_end_all_the_same(
+def test_preempted_prompt_is_scored_to_its_end(
     load: Callable[..., Running], contextual_files: PairFiles, steps: int
 ) -> None:
     engine = load(contextual_files, n_batch=64, parallel=2)
     prompt = random_prompt(steps, 120)
-    engine.ask(prompt, 1)  # whose text another slot could be given
+    engine.ask(prompt, 1)  # another slot could be given its text
     request = engine.start(prompt, 2, prompt_logprobs=TOP, top_logprobs=1)
     for _ in range(steps):
         engine.engine.step()
     engine.engine._scheduler._preempt(engine.pair.shared, engine.sequence(request))
     engine.finish()
-    check(contextual_files.target, prompt, scores(engine.answers[request]))
+    assert_scores(contextual_files.target, prompt, collect_scores(engine.answers[request]))
     assert len(engine.answers[request].logprobs) == 2

@@ -1,4 +1,4 @@
-"""Models whose state cannot simply be cut: the same answers, with drafts or with the reason why not."""
+"""Models with a recurrent state give the same answers, with drafts or with a reason for none."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def mamba(mamba_files: PairFiles) -> Iterator[Running]:
         yield engine
 
 
-def fresh(engine: Running, prompt: list[int], count: int = 24) -> list[int]:
-    """Plain greedy text of a prompt that no cache helps with."""
+def ask_fresh(engine: Running, prompt: list[int], count: int = 24) -> list[int]:
+    """Return the plain greedy text of a prompt without any cache."""
     engine.forget()
     return engine.ask(prompt, count).tokens
 
 
-def test_the_models_have_the_memory_they_are_meant_to_have(lfm2: Running, mamba: Running) -> None:
+def test_models_have_the_intended_kinds_of_memory(lfm2: Running, mamba: Running) -> None:
     assert lfm2.pair.shared.context.model.hybrid
     assert lfm2.pair.shared.rollback is not None
     assert lfm2.pair.shared.rollback > 0
@@ -58,14 +58,12 @@ def test_the_models_have_the_memory_they_are_meant_to_have(lfm2: Running, mamba:
 
 def test_their_text_depends_on_the_beginning_of_the_prompt(lfm2: Running, mamba: Running) -> None:
     for engine in (lfm2, mamba):
-        assert fresh(engine, PROMPT) != fresh(engine, [301, *PROMPT[1:]])
+        assert ask_fresh(engine, PROMPT) != ask_fresh(engine, [301, *PROMPT[1:]])
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 5, 8, 20])
-def test_a_hybrid_that_can_roll_back_drafts_and_answers_as_without(
-    lfm2: Running, depth: int
-) -> None:
-    plain = fresh(lfm2, PROMPT, 48)
+def test_hybrid_with_rollback_gives_the_plain_text_with_drafts(lfm2: Running, depth: int) -> None:
+    plain = ask_fresh(lfm2, PROMPT, 48)
     lfm2.forget()
     drafted = lfm2.ask(PROMPT, 48, speculative=drafting(depth))
     assert_alike(lfm2.pair.files.target, PROMPT, drafted.tokens, plain)
@@ -73,19 +71,19 @@ def test_a_hybrid_that_can_roll_back_drafts_and_answers_as_without(
     assert 0 < speculation.accepted < speculation.drafted
 
 
-def test_lookup_drafts_are_taken_back_too(lfm2: Running) -> None:
+def test_lookup_drafts_are_rolled_back_too(lfm2: Running) -> None:
     lfm2.forget()
     answer = lfm2.ask(PROMPT, 48)
-    # The first token as it will be, and then something else: all but one draft is wrong.
-    first = lfm2.pair.vocab.piece(answer.tokens[0]).decode()
-    prediction = f"{first} something else"
+    # The prediction has the right first token and then another text, so all drafts but one are wrong.
+    first_piece = lfm2.pair.vocab.piece(answer.tokens[0]).decode()
+    prediction = f"{first_piece} something else"
     lfm2.forget()
     misled = lfm2.ask(PROMPT, 48, speculative=drafting(6, "ngram", prediction=prediction))
     assert_alike(lfm2.pair.files.target, PROMPT, misled.tokens, answer.tokens)
     assert misled.done.speculation.drafted > misled.done.speculation.accepted
 
 
-def test_without_rollback_the_reason_is_said_and_the_text_is_plain(
+def test_without_rollback_the_text_is_plain_with_a_reason(
     mamba: Running, mamba_files: PairFiles
 ) -> None:
     answer = mamba.ask(PROMPT, 24, speculative=drafting(4))
@@ -98,38 +96,38 @@ def test_without_rollback_the_reason_is_said_and_the_text_is_plain(
         assert_alike(mamba_files.target, PROMPT, answer.tokens, plain)
 
 
-def test_lookup_does_not_draft_for_a_state_that_cannot_be_taken_back(mamba: Running) -> None:
+def test_lookup_does_not_draft_without_rollback(mamba: Running) -> None:
     prompt = PROMPT * 3
     answer = mamba.ask(prompt, 24, speculative=drafting(4, "ngram"))
     assert answer.done.speculation.drafted == 0
-    assert_alike(mamba.pair.files.target, prompt, answer.tokens, fresh(mamba, prompt))
+    assert_alike(mamba.pair.files.target, prompt, answer.tokens, ask_fresh(mamba, prompt))
 
 
 @pytest.mark.parametrize("back", range(12))
 @pytest.mark.parametrize("drafts", [0, 5])
-def test_a_hybrid_reuses_a_prefix_only_where_its_state_is_the_prefix(
+def test_hybrid_reuses_a_prefix_only_with_its_exact_state(
     lfm2: Running, back: int, drafts: int
 ) -> None:
-    """The next prompt leaves the last `back` tokens out and goes on otherwise."""
+    """The next prompt leaves out the last `back` tokens and continues differently."""
     lfm2.forget()
-    first = lfm2.ask(PROMPT, 21, speculative=drafting(drafts))
-    text = first.all_tokens
+    opening = lfm2.ask(PROMPT, 21, speculative=drafting(drafts))
+    text = opening.all_tokens
     follow_up = [*text[: len(text) - back], 44, 45, 46]
     answer = lfm2.ask(follow_up, 16)
-    anew = fresh(lfm2, follow_up, 16)
+    anew = ask_fresh(lfm2, follow_up, 16)
     assert_alike(lfm2.pair.files.target, follow_up, answer.tokens, anew)
 
 
 @pytest.mark.parametrize("back", range(4))
-def test_a_recurrent_model_reuses_a_prefix_only_where_its_state_is_the_prefix(
+def test_recurrent_model_reuses_a_prefix_only_with_its_exact_state(
     mamba: Running, back: int
 ) -> None:
     mamba.forget()
-    first = mamba.ask(PROMPT, 21)
-    text = first.all_tokens
+    opening = mamba.ask(PROMPT, 21)
+    text = opening.all_tokens
     follow_up = [*text[: len(text) - back], 44, 45, 46]
     answer = mamba.ask(follow_up, 16)
-    anew = fresh(mamba, follow_up, 16)
+    anew = ask_fresh(mamba, follow_up, 16)
     assert_alike(mamba.pair.files.target, follow_up, answer.tokens, anew)
 
 
@@ -142,7 +140,7 @@ def test_a_conversation_that_only_grows_is_not_read_again(lfm2: Running, mamba: 
         assert second.started.cached_tokens >= len(PROMPT) + 19
 
 
-def test_a_recurrent_draft_beside_a_target_with_attention_is_refused_with_its_reason(
+def test_recurrent_draft_of_an_attention_target_is_refused(
     contextual_files: PairFiles, mamba_files: PairFiles
 ) -> None:
     mixed = PairFiles("mixed", contextual_files.target, mamba_files.draft)
@@ -153,7 +151,7 @@ def test_a_recurrent_draft_beside_a_target_with_attention_is_refused_with_its_re
         assert "draft" in str(answer.done.speculation.reason)
 
 
-def test_a_hybrid_draft_beside_a_target_with_attention_is_rolled_back(
+def test_hybrid_draft_of_an_attention_target_is_rolled_back(
     contextual_files: PairFiles, lfm2_files: PairFiles
 ) -> None:
     mixed = PairFiles("mixed", contextual_files.target, lfm2_files.draft)
@@ -173,34 +171,36 @@ def test_exact_mode_is_refused_with_its_reason(mamba: Running, lfm2: Running) ->
         assert failed.param == "exact"
 
 
-def states_apart(engine: Running) -> list[tuple[list[int], list[int]]]:
-    """Three texts are read, two of them go on together, and of the third its last tokens are taken back:
-    (prompt, answer) of all that were asked meanwhile.
+def continue_interleaved_texts(engine: Running) -> list[tuple[list[int], list[int]]]:
+    """Read three texts, continue two of them together, and cut back the last tokens of the third.
+
+    Return (prompt, answer) of the three continuations.
     """
     engine.forget()
-    texts = [[(7 * at + 31 * first) % 500 for at in range(60)] for first in (1, 2, 3)]
-    read = [engine.ask(text, 1).all_tokens for text in texts]
-    together = [[*read[0], 5, 6], [*read[2], 8, 9]]
+    texts = [[(7 * at + 31 * number) % 500 for at in range(60)] for number in (1, 2, 3)]
+    opened = [engine.ask(text, 1).all_tokens for text in texts]
+    together = [[*opened[0], 5, 6], [*opened[2], 8, 9]]
     ids = [engine.start(prompt, 12) for prompt in together]
     engine.finish()
     shorter = [*texts[1][:-3], 44]
-    last = engine.ask(shorter, 12)
-    assert last.done.timings.cache_n in (0, 57)
+    third = engine.ask(shorter, 12)
+    assert third.done.timings.cache_n in (0, 57)
     answers = [
-        (prompt, engine.answers[each].tokens) for prompt, each in zip(together, ids, strict=True)
+        (prompt, engine.answers[request].tokens)
+        for prompt, request in zip(together, ids, strict=True)
     ]
-    return [*answers, (shorter, last.tokens)]
+    return [*answers, (shorter, third.tokens)]
 
 
-def test_states_that_stand_side_by_side_are_kept_apart(lfm2: Running) -> None:
-    for prompt, answer in states_apart(lfm2):
-        assert_alike(lfm2.pair.files.target, prompt, answer, fresh(lfm2, prompt, 12))
+def test_states_of_parallel_texts_are_kept_apart(lfm2: Running) -> None:
+    for prompt, answer in continue_interleaved_texts(lfm2):
+        assert_alike(lfm2.pair.files.target, prompt, answer, ask_fresh(lfm2, prompt, 12))
 
 
-def test_a_snapshot_that_others_have_moved_would_be_noticed(
+def test_use_of_an_outdated_snapshot_is_detected(
     lfm2: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test above, were a snapshot taken for one of the text whatever ran since."""
+    """The control of the test above: snapshots are trusted whatever ran since."""
 
     def begin_pass(slots: Slots, rows: Mapping[int, int]) -> None:
         for slot in slots:
@@ -208,72 +208,75 @@ def test_a_snapshot_that_others_have_moved_would_be_noticed(
                 slot.snapshots = slot.n_past + 1
 
     monkeypatch.setattr(Slots, "begin_pass", begin_pass)
-    prompt, answer = states_apart(lfm2)[-1]
+    prompt, answer = continue_interleaved_texts(lfm2)[-1]
     with pytest.raises(AssertionError):
-        assert_alike(lfm2.pair.files.target, prompt, answer, fresh(lfm2, prompt, 12))
+        assert_alike(lfm2.pair.files.target, prompt, answer, ask_fresh(lfm2, prompt, 12))
 
 
-def test_several_draft_beside_each_other(lfm2: Running) -> None:
-    """Of any depth, while others come, read their prompts, write plainly, are cancelled and end; and
-    nothing is read twice.
+def test_several_sequences_draft_in_parallel(lfm2: Running) -> None:
+    """Drafts have any depth while requests arrive, read, decode, are cancelled and end.
+
+    No token is read twice.
     """
     rng = random.Random(7)
     prompts = [[at, *PROMPT * (at % 3 + 1)] for at in range(12)]
-    truth = [fresh(lfm2, prompt, 40) for prompt in prompts]
+    truth = [ask_fresh(lfm2, prompt, 40) for prompt in prompts]
     lfm2.forget()
     ids, cancelled, together = list[int](), set[int](), 0
     while len(ids) < len(prompts) or lfm2.engine.active:
         if len(ids) < len(prompts) and rng.random() < 0.5:
-            asked = drafting(rng.choice([0, 1, 2, 3, 4, 8]), rng.choice(["draft", "auto", "ngram"]))
-            ids.append(lfm2.start(prompts[len(ids)], rng.randrange(20, 41), speculative=asked))
+            speculative = drafting(
+                rng.choice([0, 1, 2, 3, 4, 8]), rng.choice(["draft", "auto", "ngram"])
+            )
+            ids.append(
+                lfm2.start(prompts[len(ids)], rng.randrange(20, 41), speculative=speculative)
+            )
             if rng.random() < 0.2:
                 cancelled.add(ids[-1])
         if cancelled and rng.random() < 0.2:
             lfm2.engine.cancel(cancelled.pop())
         lfm2.engine.step()
         active = lfm2.pair.shared.active
-        assert not any(each.generated and each.prefilling for each in active)
-        together += sum(len(each.step.drafts.tokens) > 0 for each in active) > 1
+        assert not any(sequence.generated and sequence.prefilling for sequence in active)
+        together += sum(len(sequence.step.drafts.tokens) > 0 for sequence in active) > 1
     assert together > 10
-    for each, prompt, tokens in zip(ids, prompts, truth, strict=True):
-        answer = lfm2.answers[each]
-        written = answer.tokens if isinstance(answer.ending, Done) else []
-        assert_alike(lfm2.pair.files.target, prompt, written, tokens[: len(written)])
+    for request, prompt, tokens in zip(ids, prompts, truth, strict=True):
+        answer = lfm2.answers[request]
+        tokens_so_far = answer.tokens if isinstance(answer.ending, Done) else []
+        assert_alike(lfm2.pair.files.target, prompt, tokens_so_far, tokens[: len(tokens_so_far)])
 
 
-def test_a_hybrids_passes_are_as_wide_as_is_cheapest_and_planned(
+def test_hybrid_passes_have_the_cheapest_planned_width(
     lfm2: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One sequence with three rows gets four, and so do two that have three each; states are taken back."""
+    """One sequence with three rows is padded to four, and two with three each to eight."""
     lane = lfm2.pair.shared
     ms = {1: 10.0, 2: 20, 3: 30, 4: 11, 6: 60, 8: 12, 9: 90, 16: 200, 32: 5}
-    decode, seen = lane.decode, set[tuple[int, int]]()
+    decode, widths = lane.decode, set[tuple[int, int]]()
 
-    def decoded(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
+    def recording_decode(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
         lane.costs = CostTable(ms, max_rows_each=lane.context.n_rollback + 1)
-        seen.add((sequences, lane.batch.rows))
+        widths.add((sequences, lane.batch.rows))
         return decode(timed, sequences)
 
     prompts = [[1, *PROMPT], [2, *PROMPT]]
-    truth = [fresh(lfm2, prompt, 24) for prompt in prompts]
+    truth = [ask_fresh(lfm2, prompt, 24) for prompt in prompts]
     lfm2.forget()
     monkeypatch.setattr(lane, "costs", CostTable(ms, max_rows_each=lane.context.n_rollback + 1))
-    monkeypatch.setattr(lane, "decode", decoded)
+    monkeypatch.setattr(lane, "decode", recording_decode)
     alone = lfm2.ask(prompts[0], 24, speculative=drafting(2))
     assert_alike(lfm2.pair.files.target, prompts[0], alone.tokens, truth[0])
-    assert (1, 4) in seen
-    assert not {(1, 2), (1, 3)} & seen
+    assert (1, 4) in widths
+    assert not {(1, 2), (1, 3)} & widths
     lfm2.forget()
     ids = [lfm2.start(prompt, 24, speculative=drafting(2)) for prompt in prompts]
     lfm2.finish()
-    assert (2, 8) in seen
-    assert (2, 6) not in seen
-    for each, prompt, tokens in zip(ids, prompts, truth, strict=True):
-        assert_alike(lfm2.pair.files.target, prompt, lfm2.answers[each].tokens, tokens)
+    assert (2, 8) in widths
+    assert (2, 6) not in widths
+    for request, prompt, tokens in zip(ids, prompts, truth, strict=True):
+        assert_alike(lfm2.pair.files.target, prompt, lfm2.answers[request].tokens, tokens)
 
 
-def test_a_model_of_which_llama_cpp_holds_one_state_only_has_one_slot(
-    load: Callable[..., Running], models: Path
-) -> None:
-    alone = PairFiles("plamo2", str(architectures.write("plamo2", models)))
-    assert load(alone, parallel=3).pair.info().parallel == 1
+def test_model_with_a_single_state_has_one_slot(load: Callable[..., Running], models: Path) -> None:
+    files = PairFiles("plamo2", str(architectures.write("plamo2", models)))
+    assert load(files, parallel=3).pair.info().parallel == 1

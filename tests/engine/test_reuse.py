@@ -1,10 +1,10 @@
-"""What is reused is what a fresh context would have read: over llama.cpp's architectures.
+"""Reused prefixes give the results of a fresh context, for llama.cpp's architectures.
 
-Several texts grow side by side, are edited above, gone back to, branched, asked again and left; some
-take each other's slots, some come back from memory or from the disk. Every token's log-probability is
-held against a context that has read nothing else.
+Several texts grow in parallel, are edited, cut back, branched, repeated and left; some take each other's
+slots, and some are restored from memory or from disk. The log-probability of every token is compared
+with that of a context that has read nothing else.
 
-By hand with thousands of requests, of each architecture or of some:
+To run thousands of requests by hand, for all architectures or for one:
 
     LOCALSPEC_REUSE_STEPS=5000 python -m pytest --timeout 0 -n 0 tests/engine/test_reuse.py -k gemma3
 """
@@ -37,10 +37,10 @@ from tests.support.stops import StopAfter
 
 MIB = 1 << 20
 STEPS = int(os.environ.get("LOCALSPEC_REUSE_STEPS", "20"))
-# Passes of other widths round otherwise, and how much that moves log-probabilities hangs on the model
-# and the machine: it is measured over all of a text's, and the few of an answer may not go further.
+# Passes of different widths round differently, by an amount that depends on the model and the machine. It
+# is measured over a whole text, and the log-probabilities of an answer may not differ by more.
 MARGIN = 2.0
-CELLS = 512  # so few for three texts at once that what left a window is overwritten all the time
+CELLS = 512  # so few for three texts that cells outside a window are overwritten all the time
 
 WINDOWED = "gemma2 gemma3 gemma3n gemma4 cohere2 olmo2 plamo3".split()
 WINDOWED_EXPERTS = "gpt-oss mimo2 step35".split()
@@ -54,8 +54,8 @@ WITH_EXPERTS = WINDOWED_EXPERTS + EXPERTS + HYBRID_EXPERTS
 ALL = WINDOWED + WINDOWED_EXPERTS + DENSE + EXPERTS + HYBRID + HYBRID_EXPERTS + RECURRENT
 
 
-def pair_of(architecture: str, models: Path) -> PairFiles:
-    """A target and, as its draft, the same with a tenth of noise."""
+def write_noisy_pair(architecture: str, models: Path) -> PairFiles:
+    """Write a target, and as its draft a copy with 10 % noise."""
     experts = architecture in WITH_EXPERTS
     target = architectures.write(architecture, models, experts=experts)
     draft = target.with_suffix(".draft.gguf")
@@ -65,7 +65,7 @@ def pair_of(architecture: str, models: Path) -> PairFiles:
     return PairFiles(architecture, str(target), str(draft))
 
 
-class Truth:
+class FreshContext:
     """A context that forgets everything between two texts."""
 
     def __init__(self, model: Model) -> None:
@@ -76,14 +76,14 @@ class Truth:
         self._batch = Batch(CELLS)
 
     def rounding(self) -> float:
-        """By how much log-probabilities of one text differ between passes of different widths."""
-        dice = random.Random(5)
-        text = [dice.randrange(N_VOCAB - 8) for _ in range(300)]
+        """Return how much the log-probabilities of a text differ between passes of different widths."""
+        rng = random.Random(5)
+        text = [rng.randrange(N_VOCAB - 8) for _ in range(300)]
         wide, narrow, single = (self._read(text, width) for width in (300, 7, 1))
         return float(max(np.abs(wide - narrow).max(), np.abs(wide - single).max()))
 
     def _read(self, text: list[int], width: int) -> npt.NDArray[np.float64]:
-        """(len(text), n_vocab): all log-probabilities, read so many tokens a pass."""
+        """Return all log-probabilities, of shape (len(text), n_vocab), read in passes of `width` tokens."""
         self._context.clear()
         rows = []
         for start in range(0, len(text), width):
@@ -98,7 +98,7 @@ class Truth:
         return table - np.logaddexp.reduce(table, axis=1, keepdims=True)
 
     def logprobs(self, text: list[int], last: int) -> list[float]:
-        """Of the last so many tokens of a text."""
+        """Return the log-probabilities of the last `last` tokens of a text."""
         self._context.clear()
         self._batch.clear()
         first = len(text) - last - 1
@@ -114,66 +114,66 @@ class Truth:
         self._context.close()
 
 
-class Company:
+class ConcurrentTexts:
     """Texts that grow in one engine, up to three at once."""
 
     def __init__(self, engine: Running, seed: int) -> None:
         self.engine = engine
         self.random = random.Random(seed)
-        self.truth = Truth(engine.pair.shared.context.model)
+        self.truth = FreshContext(engine.pair.shared.context.model)
         self.texts: list[list[int]] = []
         self.opening = self._words(90)
-        self.running: dict[int, int] = {}  # request → how long its prompt is
-        self.worst = 0.0  # in units of what rounding does
+        self.running: dict[int, int] = {}  # request → length of its prompt
+        self.worst = 0.0  # in units of the rounding error
         self.rounding = MARGIN * self.truth.rounding() + 1e-4
         self.answers = self.reused = 0
 
     def _words(self, most: int) -> list[int]:
-        # No special token among them: an answer may end, but its prompt looks like text.
+        # Special tokens are left out: an answer may end, but its prompt looks like text.
         return [self.random.randrange(N_VOCAB - 8) for _ in range(self.random.randint(1, most))]
 
     def prompt(self) -> list[int]:
-        """What somebody sends next."""
-        dice = self.random
-        what = dice.random()
-        if not self.texts or what < 0.12:
+        """Return the next prompt."""
+        rng = self.random
+        choice = rng.random()
+        if not self.texts or choice < 0.12:
             text = self._words(200)
-        elif what < 0.2:
+        elif choice < 0.2:
             text = [*self.opening, *self._words(80)]
         else:
-            text = list(dice.choice(self.texts[-6:]))
-            if what > 0.9:
-                return text  # asked again
-            if what > 0.6:  # edited above, or gone back to
-                text = text[: dice.randint(1, len(text))]
-            elif what > 0.5:
-                text = text[: max(len(text) - dice.randint(1, 12), 1)]
+            text = list(rng.choice(self.texts[-6:]))
+            if choice > 0.9:
+                return text  # repeated
+            if choice > 0.6:  # edited above, or cut back
+                text = text[: rng.randint(1, len(text))]
+            elif choice > 0.5:
+                text = text[: max(len(text) - rng.randint(1, 12), 1)]
             text += self._words(40)
         return text[: CELLS // 2] if len(text) > CELLS // 2 else text
 
     def start(self) -> None:
-        dice = self.random
+        rng = self.random
         drafter = self.engine.pair.drafter
         kinds = drafting(3, drafter.kind if drafter else "draft"), drafting(5, "ngram")
-        speculative = dice.choice([PLAIN, PLAIN, *kinds, drafting(None, "auto")])
-        # Copies cost nothing beside reading, or the other way round.
-        self.engine.pair.prefixes.copy_cost.prefill_ms = lambda: dice.choice([1e6, 1e6, 1e-9])
+        speculative = rng.choice([PLAIN, PLAIN, *kinds, drafting(None, "auto")])
+        # Copies cost nothing compared with prefill, or the other way round.
+        self.engine.pair.prefixes.copy_cost.prefill_ms = lambda: rng.choice([1e6, 1e6, 1e-9])
         prompt = self.prompt()
         request = self.engine.start(
             prompt,
-            dice.randint(1, 12),
+            rng.randint(1, 12),
             speculative=speculative,
             top_logprobs=0,
-            conversation=dice.choice([None, "a1", "b2", "c3"]),
+            conversation=rng.choice([None, "a1", "b2", "c3"]),
         )
         self.running[request] = len(prompt)
 
     def step(self) -> None:
-        """Somebody starts, gives up, or all go on."""
+        """Start a request, cancel one, or run some rounds."""
         if len(self.running) < self.random.choice([1, 2, 3]):
             self.start()
         for _ in range(self.random.randint(1, 6)):
-            if self.random.random() < 0.1:  # the next pass that may be is ended on its way
+            if self.random.random() < 0.1:  # the next pass that can be is aborted midway
                 self.engine.engine.interruption.stop = StopAfter(self.random.randrange(120))
             self.engine.engine.step()
         if self.running and self.random.random() < 0.05:
@@ -190,15 +190,15 @@ class Company:
     def check(self, request: int) -> None:
         answer = self.engine.answers.pop(request)
         if isinstance(answer.ending, Failed) or answer.started is None or not answer.tokens:
-            return  # cancelled, or no room for it beside the others
+            return  # cancelled, or there was no room beside the others
         text = answer.all_tokens
         self.texts.append(text)
-        shown = answer.logprobs
+        logprobs = answer.logprobs
         tokens = len(answer.tokens)
         fresh = self.truth.logprobs(text, tokens)
         self.answers += 1
         self.reused += answer.started.cached_tokens
-        for entry, true in zip(shown, fresh, strict=False):
+        for entry, true in zip(logprobs, fresh, strict=False):
             self.worst = max(self.worst, abs(entry.logprob - true) / self.rounding)
 
     def finish(self) -> None:
@@ -208,8 +208,10 @@ class Company:
 
 
 @contextmanager
-def company(files: PairFiles, states: Path, seed: int, **more: object) -> Iterator[Company]:
-    """Three slots, cells for fewer texts than that, and little memory for those without a slot."""
+def open_texts(
+    files: PairFiles, states: Path, seed: int, **more: object
+) -> Iterator[ConcurrentTexts]:
+    """Open an engine with three slots, cells for fewer texts, and little memory for evicted ones."""
     # their states are larger
     recurrent = files.name.removesuffix("-contextual") in HYBRID + HYBRID_EXPERTS + RECURRENT
     settings = {
@@ -217,13 +219,13 @@ def company(files: PairFiles, states: Path, seed: int, **more: object) -> Iterat
         "states_dir": str(states), "states_bytes": 1 << 30, **more,
     }  # fmt: skip
     with running(files, **settings) as engine:
-        made = Company(engine, seed)
-        yield made
-        made.finish()
+        texts = ConcurrentTexts(engine, seed)
+        yield texts
+        texts.finish()
 
 
-def worst_of(files: PairFiles, states: Path, steps: int, seed: int = 0) -> float:
-    with company(files, states, seed) as texts:
+def measure_worst(files: PairFiles, states: Path, steps: int, seed: int = 0) -> float:
+    with open_texts(files, states, seed) as texts:
         while texts.answers < steps:
             texts.step()
     assert texts.reused > 0
@@ -232,7 +234,7 @@ def worst_of(files: PairFiles, states: Path, steps: int, seed: int = 0) -> float
 
 @pytest.fixture(autouse=True, scope="module")
 def quick_profile() -> Iterator[None]:
-    """What passes cost is not what these tests ask."""
+    """Shorten the measurement of pass costs, which do not matter here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("localspec.engine.pair.profile.BUDGET_S", 0.01)
         yield
@@ -240,156 +242,167 @@ def quick_profile() -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ALL)
-def test_what_is_reused_is_what_a_fresh_context_would_have_read(
+def test_reused_prefixes_match_a_fresh_context(
     architecture: str, models: Path, tmp_path: Path
 ) -> None:
-    files = pair_of(architecture, models)
-    assert worst_of(files, tmp_path, STEPS) < 1
+    files = write_noisy_pair(architecture, models)
+    assert measure_worst(files, tmp_path, STEPS) < 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["glm4moe", "qwen35"])
-def test_what_is_reused_beside_heads_is_what_a_fresh_context_would_have_read(
+def test_reused_prefixes_with_heads_match_a_fresh_context(
     architecture: Architecture, models: Path, tmp_path: Path
 ) -> None:
-    assert worst_of(contextual_heads(models / "heads", architecture), tmp_path, STEPS) < 1
+    assert measure_worst(contextual_heads(models / "heads", architecture), tmp_path, STEPS) < 1
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", [*WINDOWED_EXPERTS, "gemma2", "gemma3", "plamo3"])
-def test_a_window_taken_for_whole_would_be_noticed(
+def test_reuse_of_an_overwritten_window_is_detected(
     architecture: str, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test above, were llama.cpp not asked what it still holds."""
+    """The control of the test above: the positions that llama.cpp still holds are ignored."""
     monkeypatch.setattr(Model, "min_continuable_length", lambda _self, _first: 0)
-    files = pair_of(architecture, models)
-    assert worst_of(files, tmp_path, max(STEPS, 60)) > 1
+    files = write_noisy_pair(architecture, models)
+    assert measure_worst(files, tmp_path, max(STEPS, 60)) > 1
 
 
 @pytest.fixture(scope="module")
 def windowed(models: Path) -> PairFiles:
-    """A window of 32, in every second layer."""
-    return pair_of("gpt-oss", models)
+    """Write a pair with a window of 32 in every second layer."""
+    return write_noisy_pair("gpt-oss", models)
 
 
-def words(seed: int, count: int) -> list[int]:
-    dice = random.Random(seed)
-    return [dice.randrange(N_VOCAB - 8) for _ in range(count)]
+def draw_tokens(seed: int, count: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(N_VOCAB - 8) for _ in range(count)]
 
 
-def test_a_text_whose_beginning_was_overwritten_is_gone_on_from_only_where_its_window_is_there(
+def test_text_is_continued_only_where_its_window_is_intact(
     load: Callable[..., Running], windowed: PairFiles
 ) -> None:
-    """The oldest cells of an idle slot go to another text, though the slot counts its tokens as read."""
+    """Another text takes the oldest cells of an idle slot, although the slot counts them as read."""
     engine = load(windowed, parallel=2)
     context = engine.pair.shared.context
     for length, reused in ((200, 200), (120, 120), (60, 0)):
         engine.forget()
-        engine.ask(words(1, 100), 1)
-        engine.ask(words(2, 200), 1)
-        engine.ask(words(3, 150), 1)  # in the place of the first, and fifty cells of the second
+        engine.ask(draw_tokens(1, 100), 1)
+        engine.ask(draw_tokens(2, 200), 1)
+        # It takes the slot of the first text, and fifty cells of the second.
+        engine.ask(draw_tokens(3, 150), 1)
         first = next(
             context.first_position(s.id) for s in engine.pair.shared.slots if s.n_past == 200
         )
         assert 60 - WINDOW < first <= 120 - WINDOW
-        prompt = [*words(2, 200)[:length], 7, 8]
+        prompt = [*draw_tokens(2, 200)[:length], 7, 8]
         answer = engine.ask(prompt, 8)
         assert answer.done.timings.cache_n == reused
         anew = engine.ask(prompt, 8, cache_prompt=False).tokens
         assert_alike(windowed.target, prompt, answer.tokens, anew)
 
 
-def test_exact_answers_of_a_window_are_exact_after_other_texts(
+def test_exact_answers_with_a_window_stay_exact_after_other_texts(
     load: Callable[..., Running], windowed: PairFiles
 ) -> None:
-    """A window put back from memory lies in other cells, and its sums would have another order."""
+    """A restored window occupies other cells, so its sums would run in a different order."""
     engine = load(windowed, parallel=1, n_ctx=1024, prefix_bytes=64 << 20)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
-    prompt = words(1, 300)
+    prompt = draw_tokens(1, 300)
     fresh = engine.ask(prompt, 24, exact=True, top_logprobs=0)
-    for other in (words(2, 400), [*words(1, 200), *words(3, 100)], words(4, 20)):
-        engine.ask(other, 4, exact=True)
-        again = engine.ask(prompt, 24, exact=True, top_logprobs=0, speculative=drafting(3))
-        assert again.tokens == fresh.tokens
-        assert [t.logprob for t in again.logprobs] == [t.logprob for t in fresh.logprobs]
+    for other_prompt in (
+        draw_tokens(2, 400),
+        [*draw_tokens(1, 200), *draw_tokens(3, 100)],
+        draw_tokens(4, 20),
+    ):
+        engine.ask(other_prompt, 4, exact=True)
+        repeated = engine.ask(prompt, 24, exact=True, top_logprobs=0, speculative=drafting(3))
+        assert repeated.tokens == fresh.tokens
+        assert [t.logprob for t in repeated.logprobs] == [t.logprob for t in fresh.logprobs]
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "falcon-h1", "mamba2", "lfm2"])
-def test_a_state_that_cannot_be_cut_is_gone_back_to_where_it_was_noted(
+def test_uncuttable_state_is_restored_at_its_marks(
     architecture: str, load: Callable[..., Running], models: Path
 ) -> None:
-    """Templates drop an answer's thoughts in the next turn, and people edit what they said."""
-    files = pair_of(architecture, models)
+    """Templates drop the thoughts of an answer in the next turn, and users edit their messages."""
+    files = write_noisy_pair(architecture, models)
     engine = load(files, parallel=1, prefix_bytes=64 << 20)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     fresh = load(files, parallel=1)
 
-    def read(prompt: list[int]) -> int:
+    def count_read_tokens(prompt: list[int]) -> int:
         answer = engine.ask(prompt, 8)
         assert answer.tokens == fresh.ask(prompt, 8, cache_prompt=False).tokens
         return answer.done.timings.prompt_n
 
-    question = words(1, 150)
+    question = draw_tokens(1, 150)
     endless = Sampling(temperature=0.0, ignore_eos=True)
     thoughtful = engine.ask(question, 90, endless).all_tokens
-    second = [*question[:-1], *words(2, 30)]  # the answer without its thoughts, the next question
-    assert read(second) == OPENING_TOKENS - 1 + 30
-    third = [*second, *words(3, 120)]
-    assert read(third) <= OPENING_TOKENS + 150
-    assert read([*second, *words(4, 120)]) <= OPENING_TOKENS + 150
-    assert read(words(5, 100)) == 100
-    assert read([*third[:-1], 9]) <= OPENING_TOKENS  # back from memory, and not to its end
-    assert read([*thoughtful, 3]) == 2
+    # The answer without its thoughts, and the next question.
+    second_prompt = [*question[:-1], *draw_tokens(2, 30)]
+    assert count_read_tokens(second_prompt) == OPENING_TOKENS - 1 + 30
+    third_prompt = [*second_prompt, *draw_tokens(3, 120)]
+    assert count_read_tokens(third_prompt) <= OPENING_TOKENS + 150
+    assert count_read_tokens([*second_prompt, *draw_tokens(4, 120)]) <= OPENING_TOKENS + 150
+    assert count_read_tokens(draw_tokens(5, 100)) == 100
+    # Restored from memory, but not to its end.
+    assert count_read_tokens([*third_prompt[:-1], 9]) <= OPENING_TOKENS
+    assert count_read_tokens([*thoughtful, 3]) == 2
 
 
-def test_a_window_that_left_its_slot_is_gone_back_to_where_a_turn_began(
+def test_evicted_window_is_restored_at_the_start_of_a_turn(
     load: Callable[..., Running], windowed: PairFiles
 ) -> None:
-    """Its copy holds the last window only; also where another slot has it, and is busy."""
+    """Its copy holds the last window only, which also applies to the text of a busy slot."""
     engine = load(windowed, parallel=2, n_ctx=1024, prefix_bytes=64 * MIB)
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     fresh = load(windowed, parallel=1)
     endless = Sampling(temperature=0.0, ignore_eos=True)
-    question = words(1, 150)
+    question = draw_tokens(1, 150)
     thoughtful = engine.ask(question, 90, endless).all_tokens
-    for other in (2, 3, 4):
-        engine.ask(words(other, 100), 1)
+    for seed in (2, 3, 4):
+        engine.ask(draw_tokens(seed, 100), 1)
     busy = engine.start([*thoughtful, 3], 40, endless)
     engine.engine.step()
-    branch = [*question[:-1], *words(5, 30)]
+    branch = [*question[:-1], *draw_tokens(5, 30)]
     second = engine.start(branch, 8, endless)
     engine.finish()
-    for request, prompt, count, read in (
+    for request, prompt, count, n_read in (
         (busy, [*thoughtful, 3], 40, 2),
         (second, branch, 8, OPENING_TOKENS - 1 + 30),
     ):
         answer = engine.answers[request]
-        assert answer.done.timings.prompt_n == read
+        assert answer.done.timings.prompt_n == n_read
         assert answer.tokens == fresh.ask(prompt, count, endless, cache_prompt=False).tokens
 
 
 @pytest.mark.parametrize("names", [("llama", "gpt-oss"), ("gpt-oss", "gemma3")])
-def test_both_memories_hold_the_windows_of_what_is_gone_on_from(
+def test_target_and_draft_hold_the_windows_of_reused_text(
     names: tuple[str, str], models: Path
 ) -> None:
-    """Of target and draft, whichever has one; cells are few, and texts of three slots share them."""
+    """Target or draft have a window, and the texts of three slots share few cells."""
     sizes = ContextSettings(n_ctx=CELLS, n_batch=CELLS, n_seq=3, n_outputs=3, n_threads=1)
     with ExitStack() as stack:
-        loaded = [stack.enter_context(Model(pair_of(name, models).target)) for name in names]
+        loaded = [
+            stack.enter_context(Model(write_noisy_pair(name, models).target)) for name in names
+        ]
         target, draft = (stack.enter_context(Context(model, sizes)) for model in loaded)
-        slots, batch, dice = Slots(target, draft, 0, 3), Batch(CELLS), random.Random(3)
-        texts, reused = [words(0, 120)], 0
+        slots, batch, rng = Slots(target, draft, 0, 3), Batch(CELLS), random.Random(3)
+        texts, reused = [draw_tokens(0, 120)], 0
         for _ in range(120):
-            base = dice.choice(texts[-4:])
-            prompt = [*base[: dice.randint(1, len(base))], *words(dice.randrange(999), 40)][:170]
+            base = rng.choice(texts[-4:])
+            prompt = [*base[: rng.randint(1, len(base))], *draw_tokens(rng.randrange(999), 40)][
+                :170
+            ]
             slot = slots.acquire(SlotRequest(prompt))
             reused += slot.n_past_draft
-            for context, held in ((target, slot.n_past), (draft, slot.n_past_draft)):
+            for context, length in ((target, slot.n_past), (draft, slot.n_past_draft)):
                 first, window = context.first_position(slot.id), context.model.n_swa
-                assert context.length(slot.id) == held
-                assert first <= (max(held - window + 1, 0) if window else 0)
+                assert context.length(slot.id) == length
+                assert first <= (max(length - window + 1, 0) if window else 0)
                 batch.clear()
-                for at in range(held, len(prompt) - 1):
+                for at in range(length, len(prompt) - 1):
                     batch.add(prompt[at], at, slot.id, False)
                 while batch.rows:
                     try:
@@ -403,15 +416,15 @@ def test_both_memories_hold_the_windows_of_what_is_gone_on_from(
         assert reused > 0
 
 
-def test_how_far_a_text_can_be_cut_is_how_far_back_its_next_token_sees(models: Path) -> None:
+def test_min_continuable_length_follows_the_window(models: Path) -> None:
     for architecture, first, least in (
         ("gpt-oss", -1, 0),
         ("gpt-oss", 0, 0),
-        ("gpt-oss", 1, WINDOW),  # the token there sees itself and those before it, 32 together
+        ("gpt-oss", 1, WINDOW),  # the token there attends to itself and the 31 before it
         ("gpt-oss", 50, 50 + WINDOW - 1),
-        ("llama4", 1, 8192),  # in chunks: the first token of one sees none before it
+        ("llama4", 1, 8192),  # in chunks: the first token of a chunk attends to none before it
         ("llama4", 8192, 8192),
         ("llama4", 8193, 2 * 8192),
     ):
-        with Model(pair_of(architecture, models).target) as model:
+        with Model(write_noisy_pair(architecture, models).target) as model:
             assert model.min_continuable_length(first) == least

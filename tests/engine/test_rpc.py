@@ -1,4 +1,4 @@
-"""Layers on another machine, which is a process of this one: the same text, and one that is missing."""
+"""Layers on another machine, for which a local process stands in, and machines that are missing."""
 
 from __future__ import annotations
 
@@ -47,80 +47,82 @@ def endpoint() -> Iterator[str]:
         yield endpoint
 
 
-# Flash attention rounds by the width of a pass, which what passes cost decides, and this model's words are
-# nearly as likely as each other.
-ALIKE = {"flash_attention": "off"}
+# Flash attention rounds by the width of a pass, which depends on measured costs, and the tokens of this
+# model have nearly equal probabilities.
+SAME_ROUNDING = {"flash_attention": "off"}
 
 
 @pytest.fixture(scope="module")
-def elsewhere(contextual_files: PairFiles, endpoint: str) -> Iterator[Running]:
-    with running(msgspec.structs.replace(contextual_files, rpc=(endpoint,)), **ALIKE) as engine:
+def remote(contextual_files: PairFiles, endpoint: str) -> Iterator[Running]:
+    with running(
+        msgspec.structs.replace(contextual_files, rpc=(endpoint,)), **SAME_ROUNDING
+    ) as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def alone(contextual_files: PairFiles) -> Iterator[Running]:
-    with running(contextual_files, **ALIKE) as engine:
+def local(contextual_files: PairFiles) -> Iterator[Running]:
+    with running(contextual_files, **SAME_ROUNDING) as engine:
         yield engine
 
 
 @contextlib.contextmanager
 def own_worker(files: PairFiles, **settings: Any) -> Iterator[Running]:
-    """Load a pair with its target on a worker that nobody else uses, and so does not turn away."""
+    """Load a pair with its target on a worker of its own, which therefore does not refuse it."""
     with (
         rpc_worker() as (endpoint, _),
-        mock.patch.object(rpc, "GREETING_S", 60.0),  # however busy this machine is
+        mock.patch.object(rpc, "GREETING_S", 60.0),  # this machine may be busy
         running(msgspec.structs.replace(files, rpc=(endpoint,)), **settings) as engine,
     ):
         assert not engine.pair.notes
         yield engine
 
 
-def test_layers_elsewhere_give_the_same_text(alone: Running, elsewhere: Running) -> None:
+def test_remote_layers_give_the_same_text(local: Running, remote: Running) -> None:
     for prompt in PROMPTS:
-        for asked in (PLAIN, DRAFTED):
-            here = alone.ask(prompt, max_tokens=24, speculative=asked)
-            there = elsewhere.ask(prompt, max_tokens=24, speculative=asked)
-            assert there.tokens == here.tokens
-    assert there.done.speculation.drafted > 0  # the draft stays here
+        for speculative in (PLAIN, DRAFTED):
+            local_answer = local.ask(prompt, max_tokens=24, speculative=speculative)
+            remote_answer = remote.ask(prompt, max_tokens=24, speculative=speculative)
+            assert remote_answer.tokens == local_answer.tokens
+    assert remote_answer.done.speculation.drafted > 0  # the draft stays on this machine
 
 
 @skip_on("cuda", why="a worker is the only device of this engine")
-def test_an_engine_with_layers_elsewhere_is_one_on_a_device(elsewhere: Running) -> None:
-    assert not gpus()  # of this machine
-    assert elsewhere.pair.shared._on_gpu
-    assert not elsewhere.pair.chooses_on_device  # each row's token would take a journey of its own
-    assert not elsewhere.pair.notes
+def test_engine_with_remote_layers_counts_as_on_a_device(remote: Running) -> None:
+    assert not gpus()  # this machine has none
+    assert remote.pair.shared._on_gpu
+    assert not remote.pair.chooses_on_device  # each row's token would need a round trip of its own
+    assert not remote.pair.notes
 
 
-def test_a_worker_that_serves_another_is_not_waited_for(
-    elsewhere: Running, endpoint: str, monkeypatch: pytest.MonkeyPatch
+def test_busy_worker_is_not_waited_for(
+    remote: Running, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("localspec.engine.llama.rpc.GREETING_S", 0.2)
     assert "one pair at a time" in find_problem(endpoint)
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has all of these")
-def test_a_link_that_is_cut_ends_the_connection_and_with_it_the_wait(
-    elsewhere: Running, endpoint: str
-) -> None:
-    """As far as that can be seen without cutting one: by what its socket was told."""
-    found = []
+def test_cut_link_ends_the_connection(remote: Running, endpoint: str) -> None:
+    """The options of the socket show it, without cutting a connection."""
+    option_values = []
     for entry in Path("/proc/self/fd").iterdir():
         if entry.is_socket():
             with (
-                socket.socket(fileno=os.dup(int(entry.name))) as each,
+                socket.socket(fileno=os.dup(int(entry.name))) as connection,
                 contextlib.suppress(OSError),
             ):
-                if each.getpeername() == ("127.0.0.1", int(endpoint.rsplit(":", 1)[1])):
+                if connection.getpeername() == ("127.0.0.1", int(endpoint.rsplit(":", 1)[1])):
                     options = (socket.SOL_SOCKET, socket.SO_KEEPALIVE), TIMEOUT
-                    found.append([each.getsockopt(*option) for option in options])
-    assert found
-    assert all(kept and 0 < ends <= 30_000 for kept, ends in found), found
-    assert not elsewhere.pair.notes
+                    option_values.append([connection.getsockopt(*option) for option in options])
+    assert option_values
+    assert all(
+        keeps_alive and 0 < timeout_ms <= 30_000 for keeps_alive, timeout_ms in option_values
+    ), option_values
+    assert not remote.pair.notes
 
 
-def test_a_worker_serves_one_after_the_other(cycle_files: PairFiles) -> None:
+def test_worker_serves_one_pair_after_the_other(cycle_files: PairFiles) -> None:
     with rpc_worker() as (endpoint, worker):
         files = msgspec.structs.replace(cycle_files, rpc=(endpoint,))
         for _ in range(2):
@@ -128,15 +130,15 @@ def test_a_worker_serves_one_after_the_other(cycle_files: PairFiles) -> None:
                 assert not engine.pair.notes
         worker.kill()
         worker.wait()
-        with running(files) as engine:  # in the same process, which llama.cpp would end
+        with running(files) as engine:  # llama.cpp alone would end this process
             assert endpoint in engine.pair.notes[0]
 
 
-def test_a_machine_that_is_missing_is_needed_or_done_without(cycle_files: PairFiles) -> None:
+def test_missing_machine_is_an_error_only_if_needed(cycle_files: PairFiles) -> None:
     missing = f"127.0.0.1:{free_port()}"
     files = msgspec.structs.replace(cycle_files, rpc=(missing,))
     with running(files) as engine:
-        assert [each for each in engine.pair.notes if missing in each]
+        assert [note for note in engine.pair.notes if missing in note]
         assert engine.ask(PROMPTS[0], max_tokens=4).tokens
     settings = EngineSettings(n_ctx=512, n_threads=1, rpc_needed=True)
     with pytest.raises(LoadFailed, match=f"{missing} cannot be reached.*localspec rpc-worker"):
@@ -154,22 +156,22 @@ def test_a_machine_that_is_missing_is_needed_or_done_without(cycle_files: PairFi
         (struct.pack("<Q4B24x", 28, 7, 0, 1, 0), ""),
     ],
 )
-def test_whoever_greets_otherwise_is_told_so(answer: bytes, why: str) -> None:
+def test_other_greetings_are_reported(answer: bytes, why: str) -> None:
     def greet() -> None:
         with server.accept()[0] as client:
             client.recv(33, socket.MSG_WAITALL)
-            with contextlib.suppress(OSError):  # who has read enough goes
-                for at in range(len(answer)):  # as slowly as a network may bring it
+            with contextlib.suppress(OSError):  # the reader may have closed the connection
+                for at in range(len(answer)):  # as slowly as a network may deliver it
                     client.sendall(answer[at : at + 1])
                     time.sleep(0.001)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=greet)
         thread.start()
-        found = find_problem(f"127.0.0.1:{server.getsockname()[1]}")
+        problem = find_problem(f"127.0.0.1:{server.getsockname()[1]}")
         thread.join()
-    assert why in found
-    assert bool(why) == bool(found)
+    assert why in problem
+    assert bool(why) == bool(problem)
 
 
 GREETER = """
@@ -196,18 +198,18 @@ def test_a_worker_of_another_user_is_not_used() -> None:
         command = [sys.executable, "-c", GREETER, answer.hex()]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as greeter:
             assert greeter.stdout
-            found = find_problem(f"127.0.0.1:{greeter.stdout.readline().strip()}")
-        assert found == "belongs to another user of this machine (uid 65534)"
+            problem = find_problem(f"127.0.0.1:{greeter.stdout.readline().strip()}")
+        assert problem == "belongs to another user of this machine (uid 65534)"
 
 
-def test_the_protocol_is_that_of_this_llama_cpp() -> None:
+def test_protocol_version_is_that_of_this_llama_cpp() -> None:
     header = Path(llama_cpp.__file__).parents[1] / "include" / "ggml-rpc.h"
-    said = dict(re.findall(r"define RPC_PROTO_(M\w+)_VERSION +(\d+)", header.read_text()))
-    assert (int(said["MAJOR"]), int(said["MINOR"])) == VERSION
+    versions = dict(re.findall(r"define RPC_PROTO_(M\w+)_VERSION +(\d+)", header.read_text()))
+    assert (int(versions["MAJOR"]), int(versions["MINOR"])) == VERSION
 
 
-def test_a_sidecar_that_reads_the_targets_cache_is_where_its_layers_are(models: Path) -> None:
-    """Anywhere else llama.cpp ends the process."""
+def test_sidecar_is_on_the_machine_of_the_targets_cache(models: Path) -> None:
+    """llama.cpp would end the process if the sidecar were elsewhere."""
     files = cycle_heads(models / "heads", 0.8, "gemma4")
     with own_worker(files) as engine:
         answer = engine.ask([5], 60, speculative=drafting(3, "mtp"))
@@ -216,25 +218,25 @@ def test_a_sidecar_that_reads_the_targets_cache_is_where_its_layers_are(models: 
 
 
 @pytest.mark.parametrize(("device", "served"), [("any", [7, 8]), ("cpu", [1])])
-def test_a_worker_serves_the_devices_it_is_told_to(
+def test_worker_serves_the_configured_devices(
     monkeypatch: pytest.MonkeyPatch, device: Any, served: list[int]
 ) -> None:
-    """On a machine with two GPUs."""
-    found: list[int] = []
+    """The machine has two GPUs."""
+    devices: list[int] = []
 
     def start(*arguments: Any) -> None:
         count, address = arguments[-2:]
-        found.extend((ctypes.c_void_p * count).from_address(address))
+        devices.extend((ctypes.c_void_p * count).from_address(address))
 
     monkeypatch.setattr(rpc, "devices", lambda *, gpus: [7, 8] if gpus else [1, 2])
     monkeypatch.setattr(rpc, "_function", lambda *_: start)
     with pytest.raises(LoadFailed, match="cannot be served on"):
         rpc.serve("127.0.0.1", 1, 1, device)
-    assert found == served
+    assert devices == served
 
 
 @pytest.mark.parametrize(
-    ("width", "heads", "asked", "used"),
+    ("width", "heads", "options", "used"),
     [
         (64, 4, {}, "off"),
         (64, 2, {}, "off"),
@@ -246,13 +248,13 @@ def test_a_worker_serves_the_devices_it_is_told_to(
         (64, 2, {"type_kv": "q8_0"}, "auto"),
     ],
 )
-def test_flash_attention_is_not_chosen_where_a_workers_gpu_may_not_have_it(
-    tmp_path: Path, width: int, heads: int, asked: dict[str, Any], used: str
+def test_flash_attention_is_not_chosen_where_a_worker_may_lack_it(
+    tmp_path: Path, width: int, heads: int, options: dict[str, Any], used: str
 ) -> None:
-    """llama.cpp believes that a worker has every operation, and the worker ends where it has not."""
+    """llama.cpp assumes that a worker supports every operation, and a worker without one would end."""
     shape = Shape(1, width, 64, heads, 512, n_ctx=512)
     target, _ = write_pair(tmp_path, shape, shape)
-    with own_worker(PairFiles("it", str(target), None), **asked) as engine:
+    with own_worker(PairFiles("it", str(target), None), **options) as engine:
         assert engine.pair.models.settings.flash_attention == used
         assert engine.pair.models.attention == used
         assert engine.ask([5, 6], 4).tokens

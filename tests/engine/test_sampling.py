@@ -1,4 +1,4 @@
-"""Every sampling parameter against a plain reimplementation of what llama.cpp documents."""
+"""Every sampling parameter agrees with a plain reimplementation of llama.cpp's documentation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from localspec.protocol.frames import Sampling
 from tests.support.rescoring import near_draw
 from tests.support.statistics import chi_square_z
 
-# Every parameter off: what a test switches on is all that acts.
+# Every parameter is off, so that only what a test switches on has an effect.
 OFF = Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
@@ -33,7 +33,7 @@ def piece(token: int) -> bytes:
     return b"\n" if token == 0 else f" {token}".encode()
 
 
-def row_of(values: Sequence[float]) -> Logits:
+def make_row(values: Sequence[float]) -> Logits:
     return np.array(values, dtype=np.float32)
 
 
@@ -61,50 +61,52 @@ def softmax(values: Sequence[float]) -> list[float]:
     return [weight / total for weight in weights]
 
 
-def head(probs: Sequence[float], order: Sequence[int], enough: float) -> list[int]:
-    """The first of `order` whose probabilities reach `enough`, the one that reaches it included."""
-    total, kept = 0.0, []
+def take_head(probs: Sequence[float], order: Sequence[int], enough: float) -> list[int]:
+    """Return the first of `order` whose probabilities reach `enough`, including the last one."""
+    total, taken = 0.0, []
     for at in order:
-        kept.append(at)
+        taken.append(at)
         total += probs[at]
         assume(abs(total - enough) > 1e-6)  # on the edge, rounding decides
         if total >= enough:
             break
-    return kept
+    return taken
 
 
 def reference(values: Sequence[float], settings: Settings) -> list[tuple[float, float]]:
-    """(logit, probability) of each token that may be drawn, most probable first."""
-    left = sorted((value for value in values if value > -math.inf), reverse=True)
+    """Return (logit, probability) of each token that may be drawn, most probable first."""
+    candidates = sorted((value for value in values if value > -math.inf), reverse=True)
     if settings.top_k > 0:
-        left = left[: settings.top_k]
+        candidates = candidates[: settings.top_k]
     if settings.typical_p < 1:
-        probs = softmax(left)
+        probs = softmax(candidates)
         entropy = -sum(p * math.log(p) for p in probs if p > 0)
-        strange = [abs(-math.log(p) - entropy) if p > 0 else math.inf for p in probs]
-        gaps = sorted(strange)
+        surprise = [abs(-math.log(p) - entropy) if p > 0 else math.inf for p in probs]
+        gaps = sorted(surprise)
         assume(all(b - a > 1e-6 or b == a for a, b in pairwise(gaps)))
-        order = sorted(range(len(left)), key=lambda at: strange[at])
-        left = [left[at] for at in sorted(head(probs, order, settings.typical_p))]
+        order = sorted(range(len(candidates)), key=lambda at: surprise[at])
+        candidates = [candidates[at] for at in sorted(take_head(probs, order, settings.typical_p))]
     if settings.top_p < 1:
-        left = left[: len(head(softmax(left), range(len(left)), settings.top_p))]
+        candidates = candidates[
+            : len(take_head(softmax(candidates), range(len(candidates)), settings.top_p))
+        ]
     if settings.min_p > 0:
-        edge = left[0] + math.log(settings.min_p)
-        assume(all(abs(value - edge) > 1e-6 or value == left[0] for value in left))
-        left = [value for value in left if value >= edge or value == left[0]]
-    tempered = softmax([value / settings.temperature for value in left])
-    return list(zip(left, tempered, strict=True))
+        edge = candidates[0] + math.log(settings.min_p)
+        assume(all(abs(value - edge) > 1e-6 or value == candidates[0] for value in candidates))
+        candidates = [value for value in candidates if value >= edge or value == candidates[0]]
+    tempered = softmax([value / settings.temperature for value in candidates])
+    return list(zip(candidates, tempered, strict=True))
 
 
-def drawn(row: Logits, distribution: Distribution) -> list[tuple[float, float]]:
-    """As `reference`: by logit, since which of several equal tokens is kept does not matter."""
+def list_drawn(row: Logits, distribution: Distribution) -> list[tuple[float, float]]:
+    """Return (logit, probability) like `reference`, since it does not matter which equal token remains."""
     pairs = zip(distribution.ids, distribution.probs, strict=True)
-    found = [(float(row[token]), float(p)) for token, p in pairs if p > 0]
-    return sorted(found, reverse=True)
+    pairs_drawn = [(float(row[token]), float(p)) for token, p in pairs if p > 0]
+    return sorted(pairs_drawn, reverse=True)
 
 
 def assert_same(ours: list[tuple[float, float]], theirs: list[tuple[float, float]]) -> None:
-    """Equal but for rounding; what is less probable than 1e-9 may be there or not."""
+    """Assert equality up to rounding, ignoring tokens less probable than 1e-9."""
     ours = [pair for pair in ours if pair[1] > 1e-9]
     theirs = [pair for pair in theirs if pair[1] > 1e-9]
     assert [value for value, _ in ours] == [value for value, _ in theirs]
@@ -112,13 +114,13 @@ def assert_same(ours: list[tuple[float, float]], theirs: list[tuple[float, float
 
 
 @given(logits, truncations)
-def test_truncations_leave_what_the_reference_leaves(
+def test_truncations_agree_with_the_reference(
     values: list[float], chosen: Mapping[str, Any]
 ) -> None:
     settings = replace(OFF, **chosen)
-    row = row_of(values)
+    row = make_row(values)
     distribution = Sampler(settings).distribution(row)
-    assert_same(drawn(row, distribution), reference(values, settings))
+    assert_same(list_drawn(row, distribution), reference(values, settings))
     assert float(distribution.probs.sum()) == pytest.approx(1.0)
 
 
@@ -138,24 +140,24 @@ def test_a_vocabulary_of_150_000_is_truncated_like_a_small_one(chosen: dict[str,
     settings = replace(OFF, **chosen)
     row = np.random.default_rng(5).normal(0, 3, 150_000).astype(np.float32)
     values = np.sort(row.astype(np.float64))[::-1]
-    left = values[: settings.top_k] if settings.top_k else values
-    probs = np.exp(left - left[0]) / np.exp(left - left[0]).sum()
+    candidates = values[: settings.top_k] if settings.top_k else values
+    probs = np.exp(candidates - candidates[0]) / np.exp(candidates - candidates[0]).sum()
     if settings.top_p < 1:
-        left = left[: int((np.cumsum(probs) < settings.top_p).sum()) + 1]
+        candidates = candidates[: int((np.cumsum(probs) < settings.top_p).sum()) + 1]
     if settings.min_p > 0:
-        left = left[left >= left[0] + math.log(settings.min_p)]
-    weights = np.exp((left - left[0]) / settings.temperature)
-    wanted = weights / weights.sum()
+        candidates = candidates[candidates >= candidates[0] + math.log(settings.min_p)]
+    weights = np.exp((candidates - candidates[0]) / settings.temperature)
+    expected = weights / weights.sum()
     sampler = Sampler(settings)
-    for _ in range(3):  # the search for the top remembers how far it looked
+    for _ in range(3):  # the search for the top remembers its threshold
         distribution = sampler.distribution(row)
-        # Of 150 000 sums in float32, the last few digits decide about the last few tokens.
-        assert len(distribution.ids) == pytest.approx(len(left), rel=1e-3)
+        # In sums of 150 000 float32 numbers, rounding decides about the last few tokens.
+        assert len(distribution.ids) == pytest.approx(len(candidates), rel=1e-3)
         ours = np.sort(distribution.probs)[::-1]
-        most = min(len(ours), len(wanted))
-        np.testing.assert_allclose(ours[:most], wanted[:most], rtol=1e-3)
-        assert row[distribution.ids].max() == left[0]
-        assert row[distribution.ids].min() == pytest.approx(left[-1], abs=1e-2)
+        count = min(len(ours), len(expected))
+        np.testing.assert_allclose(ours[:count], expected[:count], rtol=1e-3)
+        assert row[distribution.ids].max() == candidates[0]
+        assert row[distribution.ids].min() == pytest.approx(candidates[-1], abs=1e-2)
 
 
 def test_top_k_finds_the_top_after_rows_of_another_spread() -> None:
@@ -164,12 +166,12 @@ def test_top_k_finds_the_top_after_rows_of_another_spread() -> None:
     for spread in (0.001, 100.0, 1e-6, 5.0, 1000.0, 0.0):
         row = (rng.normal(0, 1, 1000) * spread).astype(np.float32)
         row[rng.random(1000) < 0.5] = -np.inf
-        # What is 30 nats below the top has no chance, and may be missing.
-        kept = [value for value, _ in drawn(row, sampler.distribution(row))]
+        # A token 30 nats below the top has no chance, and may be missing.
+        drawn_logits = [value for value, _ in list_drawn(row, sampler.distribution(row))]
         top = sorted((float(v) for v in row), reverse=True)[:10]
         near = [value for value in top if value >= top[0] - 30]
-        assert kept[: len(near)] == near
-        assert kept == top[: len(kept)]
+        assert drawn_logits[: len(near)] == near
+        assert drawn_logits == top[: len(drawn_logits)]
 
 
 def test_top_k_with_fewer_possible_tokens_than_k_keeps_those() -> None:
@@ -181,11 +183,11 @@ def test_top_k_with_fewer_possible_tokens_than_k_keeps_those() -> None:
 
 
 @given(logits, truncations)
-def test_greedy_is_the_highest_logit_whatever_else_is_set(
+def test_greedy_is_the_highest_logit_with_any_other_settings(
     values: list[float], chosen: Mapping[str, Any]
 ) -> None:
     sampler = Sampler(replace(OFF, **{**chosen, "temperature": 0.0}))
-    row = row_of(values)
+    row = make_row(values)
     assert float(row[sampler.sample(row, 0)]) == max(values)
     assert sampler.distribution(row).probs.tolist() == [1.0]
 
@@ -194,14 +196,14 @@ def test_greedy_is_the_highest_logit_whatever_else_is_set(
 @pytest.mark.parametrize("temperature", [1e-3, 1e-10, 1e-30, 1e-60, 5e-324])
 def test_a_temperature_near_zero_is_greedy(chosen: dict[str, Any], temperature: float) -> None:
     sampler = Sampler(replace(OFF, **chosen, temperature=temperature))
-    distribution = sampler.distribution(row_of([1.0, 3.0, 2.0, -5.0]))
+    distribution = sampler.distribution(make_row([1.0, 3.0, 2.0, -5.0]))
     assert distribution.probability_of(1) == 1.0
-    assert sampler.sample(row_of([1.0, 3.0, 2.0, -5.0]), 0) == 1
+    assert sampler.sample(make_row([1.0, 3.0, 2.0, -5.0]), 0) == 1
 
 
 @given(logits)
 def test_impossible_tokens_are_never_drawn(values: list[float]) -> None:
-    row = row_of(values)
+    row = make_row(values)
     for chosen in ({}, {"top_k": 5}, {"top_p": 0.999999}, {"typical_p": 0.999}):
         sampler = Sampler(replace(OFF, seed=3, **chosen))
         distribution = sampler.distribution(row)
@@ -224,7 +226,7 @@ histories = st.lists(st.integers(0, 7), max_size=20)
     st.sampled_from([0.0, 0.5, -1.0]),
     st.sampled_from([0.0, 0.25, -2.0]),
 )
-def test_penalties_are_llama_cpps(
+def test_penalties_are_those_of_llama_cpp(
     values: list[int],
     history: list[int],
     last_n: int,
@@ -239,19 +241,19 @@ def test_penalties_are_llama_cpps(
         frequency_penalty=frequency,
         presence_penalty=presence,
     )
-    adjusted = Sampler(settings).adjusted(row_of(values), history)
+    adjusted = Sampler(settings).adjusted(make_row(values), history)
     span = history if last_n < 0 else history[max(len(history) - last_n, 0) :]
     for token, value in enumerate(values):
-        wanted = float(value)
+        expected = float(value)
         if token in span:
-            wanted = wanted * repeat if wanted <= 0 else wanted / repeat
-            wanted -= span.count(token) * frequency + presence
-        assert float(adjusted[token]) == pytest.approx(wanted, rel=1e-5, abs=1e-5)
+            expected = expected * repeat if expected <= 0 else expected / repeat
+            expected -= span.count(token) * frequency + presence
+        assert float(adjusted[token]) == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
 def test_dry_stays_finite_arithmetic_for_the_largest_settings_allowed() -> None:
     settings = replace(OFF, dry_multiplier=100.0, dry_base=100.0, dry_sequence_breakers=())
-    row = Sampler(settings).adjusted(row_of([0.0, 0.0, 0.0]), [1] * 200)
+    row = Sampler(settings).adjusted(make_row([0.0, 0.0, 0.0]), [1] * 200)
     assert -np.inf < row[1] <= -1e6
     assert row[0] == row[2] == 0.0
     assert Sampler(settings).sample(row, 0) in (0, 2)
@@ -259,7 +261,7 @@ def test_dry_stays_finite_arithmetic_for_the_largest_settings_allowed() -> None:
 
 @given(st.dictionaries(st.integers(0, 7), st.sampled_from([-100.0, -1.5, 2.0, 100.0])))
 def test_a_bias_is_added_to_its_token_only(bias: dict[int, float]) -> None:
-    row = row_of([1.0] * 8)
+    row = make_row([1.0] * 8)
     adjusted = Sampler(replace(OFF, logit_bias=bias)).adjusted(row, [])
     assert adjusted.tolist() == [1.0 + bias.get(token, 0.0) for token in range(8)]
     assert row.tolist() == [1.0] * 8
@@ -268,12 +270,12 @@ def test_a_bias_is_added_to_its_token_only(bias: dict[int, float]) -> None:
 @given(st.lists(st.booleans(), min_size=8, max_size=8).filter(any))
 def test_a_mask_leaves_only_what_it_allows(allowed: list[bool]) -> None:
     sampler = Sampler(replace(OFF, logit_bias={0: 100.0}))
-    row = sampler.adjusted(row_of([0.0] * 8), [], np.array(allowed))
+    row = sampler.adjusted(make_row([0.0] * 8), [], np.array(allowed))
     assert [value > -np.inf for value in row] == allowed
 
 
 def test_where_nothing_applies_the_row_is_not_copied() -> None:
-    row = row_of([1.0, 2.0])
+    row = make_row([1.0, 2.0])
     assert Sampler(OFF).adjusted(row, [1]) is row
 
 
@@ -289,8 +291,10 @@ def test_draws_with_a_seed_follow_the_distribution_over_places(
 ) -> None:
     row = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
     sampler = Sampler(replace(OFF, seed=seed, **chosen))
-    wanted = sampler.distribution(row)
-    probabilities = {int(token): wanted.probability_of(int(token)) for token in wanted.ids}
+    distribution = sampler.distribution(row)
+    probabilities = {
+        int(token): distribution.probability_of(int(token)) for token in distribution.ids
+    }
     draws = [sampler.sample(row, place) for place in range(4000)]
     assert chi_square_z((draws, probabilities)) < 4.5
     pairs = {(a, b): p * q for a, p in probabilities.items() for b, q in probabilities.items()}
@@ -299,14 +303,16 @@ def test_draws_with_a_seed_follow_the_distribution_over_places(
 
 def test_draws_at_one_place_follow_the_distribution_over_seeds() -> None:
     row = np.random.default_rng(4).normal(0, 2, 40).astype(np.float32)
-    wanted = Sampler(OFF).distribution(row)
-    probabilities = {int(token): wanted.probability_of(int(token)) for token in wanted.ids}
+    distribution = Sampler(OFF).distribution(row)
+    probabilities = {
+        int(token): distribution.probability_of(int(token)) for token in distribution.ids
+    }
     for place in (0, 1, 1000):
         draws = [Sampler(replace(OFF, seed=seed)).sample(row, place) for seed in range(4000)]
         assert chi_square_z((draws, probabilities)) < 4.5
 
 
-def test_the_same_draws_from_another_distribution_are_found() -> None:
+def test_draws_from_another_distribution_are_detected() -> None:
     """The control of the two tests above."""
     row = np.random.default_rng(3).normal(0, 1, 40).astype(np.float32)
     sampler = Sampler(replace(OFF, seed=7))
@@ -315,51 +321,51 @@ def test_the_same_draws_from_another_distribution_are_found() -> None:
     assert chi_square_z((draws, {int(t): warmer.probability_of(int(t)) for t in warmer.ids})) > 8
 
 
-def without_typical(chosen: dict[str, Any]) -> dict[str, Any]:
-    """Its order is by the distance from the entropy: rounding reverses it where all are alike."""
+def disable_typical(chosen: dict[str, Any]) -> dict[str, Any]:
+    """Switch off typical_p, whose order by distance from the entropy rounding may reverse."""
     return {**chosen, "typical_p": 1.0}
 
 
 @given(
     logits,
-    truncations.map(without_typical),
+    truncations.map(disable_typical),
     st.integers(0, LARGE),
     st.integers(0, 10**6),
     st.integers(0, 2**32),
 )
-def test_rounding_changes_a_draw_only_where_it_is_that_near_an_edge(
+def test_rounding_changes_only_draws_near_an_edge(
     values: list[float], chosen: Mapping[str, Any], seed: int, place: int, rounding: int
 ) -> None:
-    """Whatever changes places in the sorted row, and wherever a cut falls."""
+    """This holds whatever changes places in the sorted row, and wherever a cut falls."""
     sampler = Sampler(replace(OFF, **chosen, seed=seed))
-    row = row_of(values)
+    row = make_row(values)
     noise = np.random.default_rng(rounding).uniform(-1e-4, 1e-4, len(row)).astype(np.float32)
     assert near_draw(sampler, row, place, sampler.sample(row + noise, place), 3e-4)
 
 
 @pytest.mark.parametrize("chosen", [{"top_k": 40}, {"top_p": 0.95}, {"min_p": 0.05}])
-def test_candidates_that_change_places_by_rounding_change_no_draw(chosen: dict[str, Any]) -> None:
-    """A walk along the sorted candidates would give the one for the other at one draw in twenty."""
+def test_candidates_that_rounding_swaps_change_no_draw(chosen: dict[str, Any]) -> None:
+    """A walk along the sorted candidates would swap them in one draw in twenty."""
     sampler = Sampler(replace(OFF, seed=5, **chosen))
     row = np.random.default_rng(6).normal(0, 1, 300).astype(np.float32)
     order = np.argsort(-row)
     for at in range(0, 10, 2):
-        one, two = order[at : at + 2]
-        row[two] = row[one] - np.float32(1e-6)
+        higher, lower = order[at : at + 2]
+        row[lower] = row[higher] - np.float32(1e-6)
     swapped = row.copy()
     for at in range(0, 10, 2):
-        one, two = order[at : at + 2]
-        swapped[[one, two]] = row[[two, one]]
+        higher, lower = order[at : at + 2]
+        swapped[[higher, lower]] = row[[lower, higher]]
     draws = [(sampler.sample(row, at), sampler.sample(swapped, at)) for at in range(1000)]
     assert len({first for first, _ in draws}) > 10
     assert all(first == second for first, second in draws)
 
 
-# ---------------------------------------------------------------------------- the ends of what is legal
+# ---------------------------------------------------------------------------- extreme settings
 
 
-def ends_of(limit: Any) -> st.SearchStrategy[Any]:
-    """The limits of a number, the numbers next to them, and some between."""
+def sample_limits(limit: Any) -> st.SearchStrategy[Any]:
+    """Sample the limits of a number, the numbers next to them, and some between."""
     kind = msgspec.inspect.type_info(limit)
     assert isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType)
     low, high = kind.ge, kind.le
@@ -376,21 +382,21 @@ def ends_of(limit: Any) -> st.SearchStrategy[Any]:
 
 EXTREMES = st.fixed_dictionaries(
     {
-        "temperature": ends_of(limits.Temperature),
-        "top_k": ends_of(limits.LookBack),
-        "top_p": ends_of(limits.Probability),
-        "min_p": ends_of(limits.Probability),
-        "typical_p": ends_of(limits.Probability),
-        "repeat_penalty": ends_of(limits.RepeatPenalty),
-        "repeat_last_n": ends_of(limits.LookBack),
-        "frequency_penalty": ends_of(limits.Penalty),
-        "presence_penalty": ends_of(limits.Penalty),
-        "dry_multiplier": ends_of(limits.DryMultiplier),
-        "dry_base": ends_of(limits.DryBase),
-        "dry_allowed_length": ends_of(limits.Count),
-        "dry_penalty_last_n": ends_of(limits.LookBack),
+        "temperature": sample_limits(limits.Temperature),
+        "top_k": sample_limits(limits.LookBack),
+        "top_p": sample_limits(limits.Probability),
+        "min_p": sample_limits(limits.Probability),
+        "typical_p": sample_limits(limits.Probability),
+        "repeat_penalty": sample_limits(limits.RepeatPenalty),
+        "repeat_last_n": sample_limits(limits.LookBack),
+        "frequency_penalty": sample_limits(limits.Penalty),
+        "presence_penalty": sample_limits(limits.Penalty),
+        "dry_multiplier": sample_limits(limits.DryMultiplier),
+        "dry_base": sample_limits(limits.DryBase),
+        "dry_allowed_length": sample_limits(limits.Count),
+        "dry_penalty_last_n": sample_limits(limits.LookBack),
         "seed": st.integers(-(2**63), 2**63 - 1),
-        "logit_bias": st.dictionaries(st.integers(0, 7), ends_of(limits.Bias)),
+        "logit_bias": st.dictionaries(st.integers(0, 7), sample_limits(limits.Bias)),
     }
 )
 any_logits = st.lists(
@@ -410,21 +416,21 @@ any_logits = st.lists(
     st.lists(st.integers(0, 7), max_size=60),
     st.none() | st.lists(st.booleans(), min_size=8, max_size=8).filter(any),
 )
-def test_legal_settings_leave_a_distribution_whatever_they_are_together(
+def test_any_legal_settings_leave_a_distribution(
     values: list[float],
-    asked: dict[str, Any],
+    options: dict[str, Any],
     history: list[int],
     allowed: list[bool] | None,
 ) -> None:
-    """Numbers that are finite and sum to one, over a token that is possible, without a warning."""
-    sampler = Sampler(resolve_settings(Sampling(**asked), {}))
+    """Probabilities are finite and sum to one over possible tokens, without a warning."""
+    sampler = Sampler(resolve_settings(Sampling(**options), {}))
     mask = None if allowed is None else np.array(allowed)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        row = sampler.adjusted(row_of(values), history * 5, mask)
+        row = sampler.adjusted(make_row(values), history * 5, mask)
         assert np.isfinite(row.max())
         assert not np.isnan(row).any()
-        for _ in range(2):  # the search for the top remembers how far it looked
+        for _ in range(2):  # the search for the top remembers its threshold
             distribution = sampler.distribution(row)
             assert len(distribution.ids) > 0
             assert np.isfinite(distribution.probs).all()
@@ -433,25 +439,25 @@ def test_legal_settings_leave_a_distribution_whatever_they_are_together(
             assert row[token] > -np.inf
             assert mask is None or mask[token]
             assert distribution.pick(sampler.uniform()) in distribution.ids
-        draft = Sampler(resolve_settings(Sampling(**asked), {})).distribution(row_of([0.0] * 8))
-        left = residual(distribution, draft)
-        assert float(left.probs.sum()) == pytest.approx(1.0)
+        draft = Sampler(resolve_settings(Sampling(**options), {})).distribution(make_row([0.0] * 8))
+        rest = residual(distribution, draft)
+        assert float(rest.probs.sum()) == pytest.approx(1.0)
 
 
 # ---------------------------------------------------------------------------- picking and residual
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any), st.floats(0, 1))
-def test_a_pick_is_the_place_in_the_cumulated_probabilities(
+def test_pick_is_the_place_in_the_cumulative_probabilities(
     weights: list[int], uniform: float
 ) -> None:
     assume(uniform < 1)
     probs = np.array(weights) / sum(weights)
     token = Distribution(np.arange(len(weights)) + 10, probs).pick(uniform)
     assert probs[token - 10] > 0
-    before = sum(weights[: token - 10]) / sum(weights)
-    assert before <= uniform + 1e-9
-    assert uniform <= before + probs[token - 10] + 1e-9
+    below = sum(weights[: token - 10]) / sum(weights)
+    assert below <= uniform + 1e-9
+    assert uniform <= below + probs[token - 10] + 1e-9
 
 
 @given(
@@ -460,7 +466,7 @@ def test_a_pick_is_the_place_in_the_cumulated_probabilities(
     st.permutations(range(6)),
     st.permutations(range(6)),
 )
-def test_the_residual_is_what_the_target_has_more_of(
+def test_residual_is_the_excess_of_the_target(
     p: list[int], q: list[int], target_order: list[int], draft_order: list[int]
 ) -> None:
     """Candidates come in any order, and those of probability zero may be left out."""
@@ -472,11 +478,11 @@ def test_the_residual_is_what_the_target_has_more_of(
         )
 
     target, draft = distribution(p, target_order), distribution(q, draft_order)
-    over = [max(p[t] / sum(p) - q[t] / sum(q), 0.0) for t in range(6)]
-    assume(sum(over) > 1e-9)
-    left = residual(target, draft)
-    assert [left.probability_of(t) for t in range(6)] == pytest.approx(
-        [o / sum(over) for o in over]
+    excess = [max(p[t] / sum(p) - q[t] / sum(q), 0.0) for t in range(6)]
+    assume(sum(excess) > 1e-9)
+    rest = residual(target, draft)
+    assert [rest.probability_of(t) for t in range(6)] == pytest.approx(
+        [o / sum(excess) for o in excess]
     )
 
 
@@ -495,7 +501,7 @@ def test_a_token_outside_the_candidates_has_probability_zero() -> None:
 @given(logits, st.integers(0, 5))
 def test_logprobs_are_the_log_softmax_of_the_row(values: list[float], top: int) -> None:
     top = min(top, len(values))
-    row = row_of(values)
+    row = make_row(values)
     finite = [value for value in values if value > -math.inf]
     total = max(finite) + math.log(sum(math.exp(v - max(finite)) for v in finite))
     token = int(row.argmax())
@@ -504,15 +510,15 @@ def test_logprobs_are_the_log_softmax_of_the_row(values: list[float], top: int) 
     assert entry.logprob == pytest.approx(values[token] - total, abs=1e-5)
     best = sorted(values, reverse=True)[:top]
     assert [p for _, _, p in entry.top] == pytest.approx([v - total for v in best], abs=1e-5)
-    for other, bytes_of, p in entry.top:
-        assert bytes_of == piece(other)
-        assert p == pytest.approx(values[other] - total, abs=1e-5)
+    for candidate, candidate_piece, p in entry.top:
+        assert candidate_piece == piece(candidate)
+        assert p == pytest.approx(values[candidate] - total, abs=1e-5)
 
 
-# ---------------------------------------------------------------------------- what was asked
+# ---------------------------------------------------------------------------- resolving settings
 
 
-def test_what_was_asked_wins_over_the_file_and_the_file_over_the_defaults() -> None:
+def test_request_overrides_file_and_file_overrides_defaults() -> None:
     settings = resolve_settings(
         Sampling(temperature=0.0, seed=7, dry_sequence_breakers=["x"]),
         {"temperature": 0.6, "top_k": 20},
@@ -528,14 +534,12 @@ def test_what_was_asked_wins_over_the_file_and_the_file_over_the_defaults() -> N
 @pytest.mark.parametrize(
     ("key", "name", "limit"),
     [
-        (each.other_names.gguf, each.name, each.kind)
-        for each in limits.sampling_parameters()
-        if each.other_names.gguf
+        (parameter.other_names.gguf, parameter.name, parameter.kind)
+        for parameter in limits.sampling_parameters()
+        if parameter.other_names.gguf
     ],
 )
-def test_settings_of_a_file_beyond_a_requests_limits_are_left_out(
-    key: str, name: str, limit: Any
-) -> None:
+def test_file_settings_beyond_the_limits_are_ignored(key: str, name: str, limit: Any) -> None:
     kind = msgspec.inspect.type_info(limit)
     assert isinstance(kind, msgspec.inspect.IntType | msgspec.inspect.FloatType)
     assert kind.ge is not None
@@ -548,13 +552,13 @@ def test_settings_of_a_file_beyond_a_requests_limits_are_left_out(
         assert model_defaults({f"general.sampling.{key}": text}.get) == {}
 
 
-def test_a_base_below_one_is_the_default_one() -> None:
-    """As in llama-server: the longer a repeat, the less would be taken."""
+def test_dry_base_below_one_becomes_the_default() -> None:
+    """As in llama-server, a base below one would penalize longer repeats less."""
     assert resolve_settings(Sampling(dry_base=0.5), {}).dry_base == Settings().dry_base
     assert resolve_settings(Sampling(dry_base=1.0), {}).dry_base == 1.0
 
 
-def test_settings_of_a_file_that_are_no_numbers_are_left_out() -> None:
+def test_file_settings_that_are_not_numbers_are_ignored() -> None:
     stored = {
         "general.sampling.temp": "warm",
         "general.sampling.top_k": "nan",
@@ -564,17 +568,17 @@ def test_settings_of_a_file_that_are_no_numbers_are_left_out() -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1))
-def test_a_seed_fixes_what_is_drawn(seed: int) -> None:
-    row = row_of([0.0] * 100)
-    one, two = (Sampler(replace(OFF, seed=seed)) for _ in "ab")
-    assert [one.sample(row, at) for at in range(4)] == [two.sample(row, at) for at in range(4)]
-    draws = [[sampler.uniform() for _ in range(2)] for sampler in (one, two)]
+def test_seed_determines_the_draws(seed: int) -> None:
+    row = make_row([0.0] * 100)
+    first, second = (Sampler(replace(OFF, seed=seed)) for _ in "ab")
+    assert [first.sample(row, at) for at in range(4)] == [second.sample(row, at) for at in range(4)]
+    draws = [[sampler.uniform() for _ in range(2)] for sampler in (first, second)]
     assert draws[0] == draws[1]
     assert all(0 <= draw < 1 for draw in draws[0])
 
 
 def test_without_a_seed_two_requests_draw_differently() -> None:
-    row = row_of([0.0] * 100)
-    one, two = Sampler(OFF), Sampler(OFF)
-    assert one.uniform() != two.uniform()
-    assert [one.sample(row, at) for at in range(9)] != [two.sample(row, at) for at in range(9)]
+    row = make_row([0.0] * 100)
+    first, second = Sampler(OFF), Sampler(OFF)
+    assert first.uniform() != second.uniform()
+    assert [first.sample(row, at) for at in range(9)] != [second.sample(row, at) for at in range(9)]

@@ -1,4 +1,4 @@
-"""Conversations' states on disk: what is written, what is refused, and that no damage reaches llama.cpp."""
+"""Conversation states on disk: what is saved, what is refused, and that no damage reaches llama.cpp."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ TEXT = list(range(1, MIN_TOKENS + 44))
 
 
 class Disk:
-    """States in a folder, and what they said."""
+    """A store of states in a folder, and the messages it logged."""
 
     def __init__(self, folder: Path, identity: str = "pair", limit: int = MIB) -> None:
         self.folder = folder
-        self.said: list[str] = []
-        self.states = SessionStore(folder, identity, limit, self.said.append)
+        self.messages: list[str] = []
+        self.states = SessionStore(folder, identity, limit, self.messages.append)
 
     def save(self, conversation: str, tokens: list[int] = TEXT, size: int = 1000) -> None:
         body = np.arange(size, dtype=np.uint8)
@@ -64,55 +64,57 @@ def disk(tmp_path: Path) -> Disk:
     return Disk(tmp_path / "states")
 
 
-def test_what_was_saved_is_found_by_the_next_process(disk: Disk) -> None:
+def test_saved_state_is_found_by_the_next_process(disk: Disk) -> None:
     disk.save("ab12")
-    found = Disk(disk.folder).load()
-    assert found is not None
-    assert (list(found.tokens), found.n_draft, found.source) == (TEXT, 7, "disk")
-    assert found.least == 5
-    assert [(mark.tokens, mark.state.tolist()) for mark in found.marks] == [
+    prefix = Disk(disk.folder).load()
+    assert prefix is not None
+    assert (list(prefix.tokens), prefix.n_draft, prefix.source) == (TEXT, 7, "disk")
+    assert prefix.least == 5
+    assert [(mark.tokens, mark.state.tolist()) for mark in prefix.marks] == [
         (3, list(range(9))),
         (4, list(range(5, 25))),
     ]
-    assert found.target.tobytes() == bytes(np.arange(1000, dtype=np.uint8))
-    assert found.draft is not None
-    assert found.draft.nbytes == 250
+    assert prefix.target.tobytes() == bytes(np.arange(1000, dtype=np.uint8))
+    assert prefix.draft is not None
+    assert prefix.draft.nbytes == 250
     assert stat.S_IMODE(disk.file("ab12").stat().st_mode) == 0o600
     assert stat.S_IMODE(disk.folder.stat().st_mode) == 0o700
-    assert not disk.said
+    assert not disk.messages
 
 
-def test_what_memory_has_is_not_read_from_the_disk(disk: Disk) -> None:
+def test_state_in_memory_is_not_read_from_disk(disk: Disk) -> None:
     disk.save("ab12")
     assert disk.load([*TEXT, 7], held=len(TEXT) - MIN_TOKENS + 1) is None
-    found = disk.load([*TEXT, 7], held=len(TEXT) - MIN_TOKENS)
-    assert found is not None
-    assert disk.load([*TEXT, 8]) is found  # whoever waits with it has no copy of its own
+    prefix = disk.load([*TEXT, 7], held=len(TEXT) - MIN_TOKENS)
+    assert prefix is not None
+    assert disk.load([*TEXT, 8]) is prefix  # a second reader shares the copy
     assert (
-        disk.states.load(TEXT, pays=lambda tokens, size: tokens > len(TEXT) or size < 999) is found
+        disk.states.load(TEXT, pays=lambda tokens, size: tokens > len(TEXT) or size < 999) is prefix
     )
     assert disk.load([9, *TEXT]) is None
     assert disk.states.load(TEXT, exact=True) is None
 
 
-def test_anyones_text_is_found_by_what_it_says(disk: Disk) -> None:
-    other = [*TEXT[:100], *range(5000, 5300)]
+def test_anonymous_text_is_found_by_its_tokens(disk: Disk) -> None:
+    other_text = [*TEXT[:100], *range(5000, 5300)]
     disk.save(ANONYMOUS_CLIENTS)
-    disk.save(ANONYMOUS_CLIENTS, other)
+    disk.save(ANONYMOUS_CLIENTS, other_text)
     reader = Disk(disk.folder)
-    for text in (TEXT, other):
-        found = reader.load([*text, 3, 4])
-        assert found is not None
-        assert list(found.tokens) == text
+    for text in (TEXT, other_text):
+        loaded = reader.load([*text, 3, 4])
+        assert loaded is not None
+        assert list(loaded.tokens) == text
     longer = [*TEXT, *range(6000, 6300)]
     disk.save(ANONYMOUS_CLIENTS, longer)
-    assert len(disk.names()) == 2  # it took the place of its beginning
-    assert [len(each.tokens) for each in (disk.load(TEXT), disk.load(other)) if each] == [599, 400]
+    assert len(disk.names()) == 2  # it replaced its prefix
+    assert [
+        len(prefix.tokens) for prefix in (disk.load(TEXT), disk.load(other_text)) if prefix
+    ] == [599, 400]
     disk.save(ANONYMOUS_CLIENTS, TEXT)
     assert len(disk.names()) == 2
 
 
-def test_what_is_forgotten_of_anyone_is_written_no_more_and_what_comes_later_is(disk: Disk) -> None:
+def test_forgotten_anonymous_text_is_not_saved_until_allowed(disk: Disk) -> None:
     disk.save(ANONYMOUS_CLIENTS)
     disk.states.forget(None)
     disk.save(ANONYMOUS_CLIENTS)
@@ -130,11 +132,11 @@ def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
     disk.save("ab12", TEXT[: MIN_TOKENS - 1])
     assert not disk.names()
     disk.save("ab12")
-    before = disk.file("ab12").stat().st_ino
+    inode = disk.file("ab12").stat().st_ino
     disk.save("ab12", [*TEXT, *TEXT[:100]])
-    assert disk.file("ab12").stat().st_ino == before
+    assert disk.file("ab12").stat().st_ino == inode
     disk.save("ab12", [*TEXT, *TEXT])
-    assert disk.file("ab12").stat().st_ino != before
+    assert disk.file("ab12").stat().st_ino != inode
     long = Disk(disk.folder.parent / "long")
     long.save("cd", TEXT * 20)
     assert not long.states.is_worth_saving("cd", TEXT * 22)
@@ -142,28 +144,28 @@ def test_short_texts_and_small_growth_spare_the_disk(disk: Disk) -> None:
 
 
 @given(grown=st.integers(0, 60), token_s=st.floats(1e-9, 1e-3), size=st.integers(2_000, 200_000))
-def test_as_the_pair_leaves_also_what_is_read_slower_than_written_is_saved(
+def test_unloading_saves_what_takes_longer_to_read_than_to_write(
     grown: int, token_s: float, size: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         disk = Disk(Path(folder))
         disk.save("ab12", size=size)
         text = [*TEXT, *range(grown)]
-        written = disk.file("ab12").stat().st_size * len(text) / len(TEXT) / DISK_BYTES_PER_S
-        wanted = disk.states.is_worth_saving(
+        write_s = disk.file("ab12").stat().st_size * len(text) / len(TEXT) / DISK_BYTES_PER_S
+        worth_saving = disk.states.is_worth_saving(
             "ab12", text, reading_time=lambda a, b: (b - a) * token_s
         )
-        assert wanted == (grown * token_s > written)
+        assert worth_saving == (grown * token_s > write_s)
         assert not disk.states.is_worth_saving("ab12", text)
 
 
-def test_the_one_used_longest_ago_makes_room(disk: Disk) -> None:
+def test_least_recently_used_state_is_evicted(disk: Disk) -> None:
     texts = {name: [at, *TEXT] for at, name in enumerate(("aa", "bb", "cc", "dd", "ee"))}
     for at, name in enumerate(("aa", "bb", "cc")):
         disk.save(name, texts[name], size=300_000)
         os.utime(disk.file(name), (at, at)) if name != "cc" else None
     assert disk.names() == ["bb", "cc"]  # 375 000 bytes each, of 1 048 576
-    assert Disk(disk.folder).load(texts["bb"]) is not None  # used now
+    assert Disk(disk.folder).load(texts["bb"]) is not None  # used just now
     os.utime(disk.file("cc"), (5, 5))
     disk.save("dd", texts["dd"], size=300_000)
     assert disk.names() == ["bb", "dd"]
@@ -172,38 +174,38 @@ def test_the_one_used_longest_ago_makes_room(disk: Disk) -> None:
     assert disk.names() == ["bb", "dd"]
 
 
-def test_other_files_or_settings_do_not_find_it(disk: Disk) -> None:
+def test_state_of_other_files_or_settings_is_not_found(disk: Disk) -> None:
     disk.save("ab12")
     assert Disk(disk.folder, "other").load() is None
     path = disk.file("ab12")
     path.rename(path.with_name("other.state"))
-    other = Disk(disk.folder, "other")
-    assert other.load() is None
-    assert "other files or settings" in other.said[0]
+    other_disk = Disk(disk.folder, "other")
+    assert other_disk.load() is None
+    assert "other files or settings" in other_disk.messages[0]
 
 
-def refused(disk: Disk, content: bytes) -> str:
-    """What is said of a file with this content; it is left as it is."""
+def read_error(disk: Disk, content: bytes) -> str:
+    """Return the message about a file with this content, which stays unchanged."""
     path = disk.file("ab12")
     path.write_bytes(content)
     reader = Disk(disk.folder)
     assert reader.load() is None
     assert path.read_bytes() == content
-    return "".join(reader.said)
+    return "".join(reader.messages)
 
 
 def test_a_newer_file_is_refused_and_left_alone(disk: Disk) -> None:
     disk.save("ab12")
     content = bytearray(disk.file("ab12").read_bytes())
     struct.pack_into("<I", content, 8, VERSION + 1)
-    assert "newer" in refused(disk, bytes(content))
+    assert "newer" in read_error(disk, bytes(content))
 
 
-def test_a_name_in_the_header_that_is_no_utf_8_is_damage(disk: Disk) -> None:
-    """It is read before the hash is, to see whose text the file holds."""
+def test_header_with_invalid_utf_8_counts_as_damage(disk: Disk) -> None:
+    """The name is read before the hash, to see whose text the file holds."""
     disk.save("ab12")
     content = disk.file("ab12").read_bytes()
-    assert "damaged" in refused(disk, content.replace(b"pair", b"\xf0air", 1))
+    assert "damaged" in read_error(disk, content.replace(b"pair", b"\xf0air", 1))
 
 
 @given(st.data())
@@ -218,7 +220,7 @@ def test_a_file_with_any_byte_changed_or_cut_off_is_refused(
         content[at] ^= data.draw(st.integers(1, 255))
     else:
         del content[at:]
-    refused(disk, bytes(content))
+    read_error(disk, bytes(content))
 
 
 def test_a_link_is_not_followed(disk: Disk, tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_a_pipe_is_not_waited_for(disk: Disk, place: str) -> None:
     os.mkfifo(path)
     reader = Disk(disk.folder)
     assert reader.load() is None
-    assert reader.said or place == "folder"
+    assert reader.messages or place == "folder"
     gone = threading.Event()
     reader.states.forget(None, gone.set)
     assert gone.wait(30)
@@ -257,7 +259,7 @@ def test_only_an_id_becomes_a_path(disk: Disk, name: str) -> None:
     assert not disk.folder.exists()
 
 
-def test_a_disk_that_takes_no_more_leaves_nothing_half(disk: Disk) -> None:
+def test_full_disk_leaves_no_partial_file(disk: Disk) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
@@ -265,12 +267,12 @@ def test_a_disk_that_takes_no_more_leaves_nothing_half(disk: Disk) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not disk.names()
-    assert "is not saved" in disk.said[0]
+    assert "is not saved" in disk.messages[0]
     disk.save("ab12", size=500_000)
     assert disk.names() == ["ab12"]
 
 
-def test_the_last_of_the_disk_is_left_to_others(
+def test_nothing_is_saved_on_a_nearly_full_disk(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(disk.folder.parent)
@@ -279,28 +281,31 @@ def test_the_last_of_the_disk_is_left_to_others(
     assert not disk.names()
 
 
-def test_no_time_means_no_file(disk: Disk) -> None:
+def test_no_time_left_means_no_file(disk: Disk) -> None:
     body = np.zeros(100, np.uint8)
     prefix = Prefix(TEXT, body, conversation="ab12")
     disk.states.save_all([lambda: prefix], 0.0)
     assert not disk.names()
 
 
-def test_an_unfinished_file_of_one_that_has_died_is_cleared_away_by_the_next_process(
+def test_partial_file_of_a_dead_process_is_removed(
     disk: Disk,
 ) -> None:
     disk.save("ab12")
-    whole = disk.file("ab12")
+    complete_file = disk.file("ab12")
     with subprocess.Popen([sys.executable, "-c", ""]) as dead:
         pass
-    left = [whole.with_name(f".{whole.name}.{pid}.2.tmp") for pid in (dead.pid, os.getppid())]
-    for part in left:
+    partial_files = [
+        complete_file.with_name(f".{complete_file.name}.{pid}.2.tmp")
+        for pid in (dead.pid, os.getppid())
+    ]
+    for part in partial_files:
         part.write_bytes(b"half")
     Disk(disk.folder)
-    assert [part.exists() for part in (whole, *left)] == [True, False, True]
+    assert [part.exists() for part in (complete_file, *partial_files)] == [True, False, True]
 
 
-def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> None:
+def test_forgotten_state_is_deleted_even_while_it_is_written(disk: Disk) -> None:
     body = np.zeros(1000, np.uint8)
     disk.states.save_dropped(Prefix(TEXT, body, conversation="ab12"))
     disk.states.forget("ab12")
@@ -313,7 +318,7 @@ def test_what_is_forgotten_is_deleted_even_while_it_is_written(disk: Disk) -> No
 # ------------------------------------------------------------------------------- real models
 
 
-def kept_on(
+def load_with_states(
     load: Callable[..., Running], files: PairFiles, folder: Path, **settings: int
 ) -> Running:
     room = {"states_bytes": 64 * MIB, "prefix_bytes": 64 * MIB}
@@ -328,12 +333,12 @@ def kept_on(
 def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:
-    engine = kept_on(load, contextual_files, tmp_path)
+    engine = load_with_states(load, contextual_files, tmp_path)
     opening = engine.ask(TEXT, 24, speculative=drafting(3), conversation="ab12").all_tokens
     engine.ask([9, 8, 7], 4)
     engine.pair.close()
 
-    engine = kept_on(load, contextual_files, tmp_path)
+    engine = load_with_states(load, contextual_files, tmp_path)
     prompt = [*opening, 5, 6, 7]
     answer = engine.ask(prompt, 24, speculative=drafting(3), conversation="ab12")
     assert answer.started is not None
@@ -342,11 +347,11 @@ def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
     assert answer.done.speculation.accepted > 0
     anew = engine.ask(prompt, 24, cache_prompt=False).tokens
     assert_alike(contextual_files.target, prompt, answer.tokens, anew)
-    # Another text gets nothing.
+    # A different text reuses nothing.
     assert engine.ask([400, *prompt], 4, conversation="ff").done.timings.cache_n == 0
 
 
-def test_a_conversation_pushed_out_of_memory_is_found_on_the_disk(
+def test_conversation_evicted_from_memory_is_found_on_disk(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:
     engine = load(
@@ -359,16 +364,16 @@ def test_a_conversation_pushed_out_of_memory_is_found_on_the_disk(
     engine.pair.prefixes.copy_cost.prefill_ms = lambda: 1e6
     engine.ask(TEXT, 4, conversation="ab12")
     engine.ask([400, 401], 4)
-    engine.pair.sessions._writer.submit(int).result()  # what was given up is written
+    engine.pair.sessions._writer.submit(int).result()  # the evicted state is written
     answer = engine.ask([*TEXT, 5], 4, conversation="ab12")
     assert answer.started is not None
     assert answer.started.cache == "disk"
 
 
-def test_a_forgotten_conversation_is_nowhere(
+def test_forgotten_conversation_is_gone_from_memory_and_disk(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:
-    engine = kept_on(load, contextual_files, tmp_path)
+    engine = load_with_states(load, contextual_files, tmp_path)
     engine.ask(TEXT, 4, conversation="ab12")
     engine.pair.forget("ab12")
     assert engine.ask(TEXT, 4, private=True).done.timings.cache_n == 0
@@ -379,13 +384,14 @@ def test_a_forgotten_conversation_is_nowhere(
 @skip_on(
     "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
 )
-def test_a_prompt_of_anyones_is_not_read_again_after_a_restart(
+def test_anonymous_prompt_is_not_read_again_after_a_restart(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:
-    """Nor is the next one that begins like it; of a private one, an editor's and one without a cache
-    there is nothing.
+    """A second prompt with the same beginning is not read again either.
+
+    Private requests, those of editors and those without a cache leave nothing on disk.
     """
-    engine = kept_on(load, contextual_files, tmp_path, parallel=4)
+    engine = load_with_states(load, contextual_files, tmp_path, parallel=4)
     engine.ask(TEXT, 4)
     engine.ask([401, *TEXT[:-90]], 4, private=True)
     engine.ask([402, *TEXT[:-90]], 4, priority="editor")
@@ -393,7 +399,7 @@ def test_a_prompt_of_anyones_is_not_read_again_after_a_restart(
     engine.pair.close()
     assert len(list(tmp_path.glob("*/*"))) == 1
 
-    engine = kept_on(load, contextual_files, tmp_path, parallel=2)
+    engine = load_with_states(load, contextual_files, tmp_path, parallel=2)
     longer = [*TEXT, 5, 6, 7]
     started = [engine.start(prompt, 8) for prompt in (longer, [*TEXT, 8, 9])]
     engine.finish()
@@ -408,18 +414,16 @@ def test_a_prompt_of_anyones_is_not_read_again_after_a_restart(
     assert not list(tmp_path.glob("*/*"))
 
 
-def test_what_waits_for_a_slow_disk_is_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_queue_for_a_slow_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states_module, "MAX_QUEUED_BYTES", 5000)
     disk = Disk(tmp_path / "states")
-    slow, written = threading.Event(), disk.states._write_file
+    released, write_file = threading.Event(), disk.states._write_file
 
-    def fill(*arguments: object) -> None:
-        slow.wait(30)
-        written(*arguments)  # type: ignore[arg-type]
+    def write_when_released(*arguments: object) -> None:
+        released.wait(30)
+        write_file(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(disk.states, "_write_file", fill)
+    monkeypatch.setattr(disk.states, "_write_file", write_when_released)
     alive = []
     for number in range(20):
         body = np.zeros(2000, np.uint8)
@@ -428,24 +432,24 @@ def test_what_waits_for_a_slow_disk_is_bounded(
             Prefix([number, *TEXT], body, None, 0, 0, conversation=f"{number:04x}")
         )
         del body
-    assert sum(each() is not None for each in alive) <= 3
-    slow.set()
+    assert sum(reference() is not None for reference in alive) <= 3
+    released.set()
     disk.states.close()
     assert disk.names() == ["0000", "0001"]
 
 
 @pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize(("forgotten", "left"), [("ab12", ["cd34"]), (None, [])])
-def test_what_waits_of_a_forgotten_conversation_is_not_saved(
+@pytest.mark.parametrize(("forgotten", "remaining"), [("ab12", ["cd34"]), (None, [])])
+def test_queued_request_of_a_forgotten_conversation_is_not_saved(
     load: Callable[..., Running],
     contextual_files: PairFiles,
     tmp_path: Path,
     forgotten: str | None,
-    left: list[str],
+    remaining: list[str],
     cached: bool,
 ) -> None:
-    """It is answered all the same."""
-    engine = kept_on(load, contextual_files, tmp_path, parallel=1)
+    """The request is answered nevertheless."""
+    engine = load_with_states(load, contextual_files, tmp_path, parallel=1)
     texts = {"ab12": TEXT, "cd34": TEXT[::-1]}
     ids = [
         engine.start(texts[name], 4, conversation=name, cache_prompt=cached)
@@ -454,6 +458,6 @@ def test_what_waits_of_a_forgotten_conversation_is_not_saved(
     engine.admit()  # the first one runs, the others wait
     engine.engine.forget(forgotten)
     engine.finish()
-    assert all(engine.answers[each].done.completion_tokens == 4 for each in ids)
+    assert all(engine.answers[request].done.completion_tokens == 4 for request in ids)
     engine.pair.close()
-    assert sorted(file.parent.name for file in tmp_path.glob("*/*")) == left
+    assert sorted(file.parent.name for file in tmp_path.glob("*/*")) == remaining

@@ -1,4 +1,4 @@
-"""The engine's own check of how it is told to load: llama.cpp meets no number that it would abort on."""
+"""The engine checks its settings, so that llama.cpp gets no number on which it would abort."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIELDS = (
 )
 
 
-def valid(changes: dict[str, Any]) -> bool:
+def is_valid(changes: dict[str, Any]) -> bool:
     try:
         msgspec.convert(changes, EngineSettings)
     except msgspec.ValidationError:
@@ -38,8 +38,8 @@ def valid(changes: dict[str, Any]) -> bool:
     return True
 
 
-def tried(files: PairFiles, changes: dict[str, Any]) -> LoadFailed:
-    """Why such settings are refused."""
+def get_load_error(files: PairFiles, changes: dict[str, Any]) -> LoadFailed:
+    """Return the error with which such settings are refused."""
     try:
         load_pair(files, EngineSettings(**changes), lambda *_: None).close()
     except LoadFailed as error:
@@ -47,12 +47,14 @@ def tried(files: PairFiles, changes: dict[str, Any]) -> LoadFailed:
     raise AssertionError(changes)
 
 
-@given(st.dictionaries(st.sampled_from(FIELDS), NUMBERS, min_size=1).filter(lambda c: not valid(c)))
+@given(
+    st.dictionaries(st.sampled_from(FIELDS), NUMBERS, min_size=1).filter(lambda c: not is_valid(c))
+)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much])
 def test_a_number_beyond_its_limit_is_refused_before_anything_is_opened(
     changes: dict[str, Any],
 ) -> None:
-    error = tried(PairFiles("nothing", "/nowhere/a.gguf"), changes)
+    error = get_load_error(PairFiles("nothing", "/nowhere/a.gguf"), changes)
     assert "The engine's settings are wrong: Expected `int`" in error.message
 
 
@@ -79,13 +81,15 @@ def test_a_number_beyond_its_limit_is_refused_before_anything_is_opened(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     max_examples=int(os.environ.get("LOCALSPEC_TEST_SETTINGS", "12")),
 )
-def test_whatever_is_within_the_limits_loads_or_is_refused_in_a_sentence(
+def test_settings_within_the_limits_load_or_are_refused(
     cycle_files: PairFiles, changes: dict[str, Any]
 ) -> None:
     """An abort would end the tests."""
-    assert valid(changes)
+    assert is_valid(changes)
     if {changes.get("type_kv", "f16"), changes.get("type_v", "same")} - {"f16", "same"}:
-        with contextlib.suppress(LoadFailed):  # a head's width may not divide by what it is kept in
+        with contextlib.suppress(
+            LoadFailed
+        ):  # the width of a head may not be a multiple of the block size
             load_pair(cycle_files, EngineSettings(**changes), lambda *_: None).close()
         return
     pair = load_pair(cycle_files, EngineSettings(**changes), lambda *_: None)
@@ -97,15 +101,13 @@ def test_no_more_threads_run_than_there_are_cores(cycle_files: PairFiles) -> Non
     pair = load_pair(cycle_files, EngineSettings(n_ctx=512, n_threads=512), lambda *_: None)
     cores, notes = usable_cores(), pair.info().notes
     assert pair.models.threads == cores
-    assert any(f"512 threads were requested, but only {cores} are used" in each for each in notes)
+    assert any(f"512 threads were requested, but only {cores} are used" in note for note in notes)
     pair.close()
 
 
-def test_a_gpu_that_is_not_there_is_named(
-    cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_gpu_is_named(cycle_files: PairFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "gpus", lambda: ["A GPU"])
-    assert tried(cycle_files, {"main_gpu": 3}).message == (
+    assert get_load_error(cycle_files, {"main_gpu": 3}).message == (
         "`main_gpu` is 3, and this machine has 1: 0 is the first. To restore the default: "
         "localspec config unset main_gpu"
     )

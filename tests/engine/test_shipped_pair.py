@@ -1,4 +1,4 @@
-"""Losslessness on the pair that ships: real weights, real text, 20 prompts of 128 tokens."""
+"""Speculation is lossless on the shipped pair: real weights, and 20 prompts with 128 tokens each."""
 
 from __future__ import annotations
 
@@ -51,23 +51,23 @@ def shipped() -> Iterator[Running]:
         yield engine
 
 
-def prompts(pair: LoadedPair) -> list[list[int]]:
+def list_prompts(pair: LoadedPair) -> list[list[int]]:
     vocab = pair.vocab
     renderer = TemplateRenderer(
         pair.models.target.chat_template, vocab.text(vocab.bos), vocab.text(vocab.eos)
     )
     try:
         preparer = Preparer(pair, renderer)
-        asked = [preparer.tokens(ChatPrompt([Message("user", text)])) for text in QUESTIONS]
+        chat_prompts = [preparer.tokens(ChatPrompt([Message("user", text)])) for text in QUESTIONS]
     finally:
         renderer.close()
-    return asked + [vocab.tokenize(t, add_special=True, parse_special=False) for t in CODE]
+    return chat_prompts + [vocab.tokenize(t, add_special=True, parse_special=False) for t in CODE]
 
 
 @pytest.mark.slow
 def test_greedy_answers_with_the_draft_are_the_targets_own(shipped: Running) -> None:
     drafted = accepted = 0
-    for prompt in prompts(shipped.pair):
+    for prompt in list_prompts(shipped.pair):
         plain = shipped.ask(prompt, LENGTH, GREEDY, PLAIN)
         for speculative in (drafting(4), SpeculationSettings()):
             answer = shipped.ask(prompt, LENGTH, GREEDY, speculative)
@@ -84,7 +84,7 @@ def test_greedy_answers_with_the_draft_are_the_targets_own(shipped: Running) -> 
 
 @pytest.mark.slow
 def test_exact_answers_are_byte_identical_with_and_without_the_draft(shipped: Running) -> None:
-    for prompt in prompts(shipped.pair):
+    for prompt in list_prompts(shipped.pair):
         plain = shipped.ask(prompt, LENGTH, GREEDY, PLAIN, exact=True)
         drafts = shipped.ask(prompt, LENGTH, GREEDY, drafting(4), exact=True)
         assert drafts.tokens == plain.tokens

@@ -1,4 +1,4 @@
-"""Prefix caches: what is reused, copied, cut and thrown away, and that no text shows it."""
+"""Prefix caches are reused, copied, cut and evicted, and no text is affected."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_common_prefix_is_the_first_difference(a: list[int], b: list[int]) -
 
 
 class Bench:
-    """Slots over real contexts, and a reader that puts text into them."""
+    """Slots over real contexts, and a reader that fills them with text."""
 
     def __init__(self, target: Model, draft: Model | None, count: int) -> None:
         self.target = _context(target, count)
@@ -39,7 +39,7 @@ class Bench:
         self._batch = Batch(128)
 
     def read(self, slot: Slot, tokens: list[int]) -> None:
-        """As the step loop does: target and draft read all but the last token."""
+        """Read all but the last token with target and draft, as the step loop does."""
         slot.tokens = tokens
         slot.n_past = self._advance(self.target, slot.id, tokens, slot.n_past)
         if self.draft is not None:
@@ -54,7 +54,7 @@ class Bench:
         return max(len(tokens) - 1, start)
 
     def serve(self, tokens: list[int]) -> tuple[Slot, int]:
-        """One request from acquiring to releasing its slot; returns what it reused."""
+        """Run a request from acquiring to releasing its slot, and return what it reused."""
         slot = self.slots.acquire(SlotRequest(tokens))
         reused = slot.n_past
         assert slot.tokens == tokens
@@ -66,7 +66,7 @@ class Bench:
         return slot, reused
 
     def check(self, slot: Slot) -> None:
-        """The counts are what llama.cpp's memories hold."""
+        """Assert that the counts are those of llama.cpp's memories."""
         assert self.target.length(slot.id) == slot.n_past
         if self.draft is not None:
             assert self.draft.length(slot.draft_id) == slot.n_past_draft <= slot.n_past
@@ -99,15 +99,15 @@ def draft(contextual_files: PairFiles) -> Iterator[Model]:
 
 @pytest.fixture
 def bench(target: Model, draft: Model) -> Iterator[Bench]:
-    made = Bench(target, draft, 3)
-    yield made
-    made.close()
+    created = Bench(target, draft, 3)
+    yield created
+    created.close()
 
 
 def test_a_conversation_goes_on_in_its_slot(bench: Bench) -> None:
-    first, _ = bench.serve([*range(20)])
-    second, reused = bench.serve([*range(20), 50, 51, 52])
-    assert second is first
+    first_slot, _ = bench.serve([*range(20)])
+    second_slot, reused = bench.serve([*range(20), 50, 51, 52])
+    assert second_slot is first_slot
     assert reused == 19
 
 
@@ -141,19 +141,19 @@ def test_a_prefix_shared_with_a_busy_slot_is_copied(bench: Bench) -> None:
     system = [*range(40)]
     busy = bench.slots.acquire(SlotRequest([*system, 100]))
     bench.read(busy, [*system, 100, 101])
-    other = bench.slots.acquire(SlotRequest([*system, 200, 201]))
-    assert other is not busy
-    assert other.n_past == 40
-    assert other.n_past_draft == 40
-    bench.check(other)
+    copy_slot = bench.slots.acquire(SlotRequest([*system, 200, 201]))
+    assert copy_slot is not busy
+    assert copy_slot.n_past == 40
+    assert copy_slot.n_past_draft == 40
+    bench.check(copy_slot)
     assert busy.n_past == 41
 
 
-def test_an_unrelated_conversation_takes_an_empty_slot_not_somebodys_cache(bench: Bench) -> None:
-    first, _ = bench.serve([*range(30)])
-    second, _ = bench.serve([*range(100, 130)])
-    assert second is not first
-    assert first.n_past == 29
+def test_unrelated_conversation_takes_an_empty_slot(bench: Bench) -> None:
+    first_slot, _ = bench.serve([*range(30)])
+    second_slot, _ = bench.serve([*range(100, 130)])
+    assert second_slot is not first_slot
+    assert first_slot.n_past == 29
 
 
 def test_a_branch_of_a_long_conversation_leaves_the_trunk_alone(bench: Bench) -> None:
@@ -164,15 +164,15 @@ def test_a_branch_of_a_long_conversation_leaves_the_trunk_alone(bench: Bench) ->
     assert trunk.n_past == 59
 
 
-def test_of_three_caches_the_oldest_gives_way(bench: Bench) -> None:
+def test_oldest_of_three_caches_is_evicted(bench: Bench) -> None:
     slots = [bench.serve([start, *range(start, start + 20)])[0] for start in (0, 100, 200)]
-    bench.serve([0, *range(20), 5])  # the first is used again
+    bench.serve([0, *range(20), 5])  # the first slot is used again
     newcomer, reused = bench.serve([300, 301, 302])
     assert reused == 0
     assert newcomer is slots[1]
 
 
-def test_evicting_takes_the_idle_slot_used_longest_ago_and_then_stops(bench: Bench) -> None:
+def test_least_recently_used_idle_slot_is_evicted_first(bench: Bench) -> None:
     busy = bench.slots.acquire(SlotRequest([1, 2, 3]))
     bench.read(busy, [1, 2, 3])
     old, _ = bench.serve([*range(100, 120)])
@@ -206,7 +206,7 @@ short_texts = st.lists(st.integers(0, 2), max_size=12)
     st.integers(1, 3),
     st.booleans(),
 )
-def test_a_plan_takes_an_idle_slot_and_no_more_than_there_is_and_changes_nothing(
+def test_plan_takes_an_idle_slot_and_changes_nothing(
     states: list[tuple[list[int], bool, int]],
     prompt: list[int],
     min_move: int,
@@ -218,10 +218,10 @@ def test_a_plan_takes_an_idle_slot_and_no_more_than_there_is_and_changes_nothing
         for i, (text, busy, last_used) in enumerate(states)
     ]
     usable = {s.id: min(common_prefix(s.cached, prompt), len(prompt) - 1) for s in slots}
-    before = copy.deepcopy([asdict(slot) for slot in slots])
+    states_before = copy.deepcopy([asdict(slot) for slot in slots])
     request = SlotRequest(prompt, min_move=min_move, n_reread=n_reread)
     plan = plan_slot(request, slots, usable, chunks_move=min_move > 0, cuttable=cuttable)
-    assert [asdict(slot) for slot in slots] == before
+    assert [asdict(slot) for slot in slots] == states_before
     assert not plan.slot.busy
     assert plan.n_kept == usable[plan.slot.id] <= plan.n_offered == max(usable.values())
     assert plan.n_offered < len(prompt)
@@ -229,8 +229,8 @@ def test_a_plan_takes_an_idle_slot_and_no_more_than_there_is_and_changes_nothing
     for chunk in plan.chunks:
         assert end <= chunk.new <= len(prompt) - n_reread - chunk.length
         assert chunk.length >= min_move
-        moved = plan.slot.cached[chunk.old : chunk.old + chunk.length]
-        assert moved == prompt[chunk.new : chunk.new + chunk.length]
+        moved_tokens = plan.slot.cached[chunk.old : chunk.old + chunk.length]
+        assert moved_tokens == prompt[chunk.new : chunk.new + chunk.length]
         end = chunk.new + chunk.length
     if plan.chunks:  # moving saves more than the best copy
         assert plan.n_kept + sum(chunk.length for chunk in plan.chunks) > plan.n_offered
@@ -241,10 +241,10 @@ prompt_parts = st.lists(st.sampled_from([0, 1]), max_size=4)
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(prompt_parts, st.booleans()), min_size=1, max_size=8))
-def test_the_counts_are_right_after_any_conversations(
+def test_counts_are_right_after_any_conversations(
     target: Model, draft: Model, conversations: list[tuple[list[int], bool]]
 ) -> None:
-    """Prompts are made of few parts, so that they share, extend and leave each other."""
+    """Prompts consist of few parts, so that they share, extend and leave each other."""
     parts = {0: [*range(10)], 1: [*range(100, 113)]}
     bench = Bench(target, draft, 2)
     try:
@@ -255,8 +255,8 @@ def test_the_counts_are_right_after_any_conversations(
             assert slot.n_past < len(prompt)
             bench.read(slot, prompt)
             bench.slots.release(slot)
-            for each in bench.slots:
-                bench.check(each)
+            for other_slot in bench.slots:
+                bench.check(other_slot)
     finally:
         bench.close()
 
@@ -264,41 +264,41 @@ def test_the_counts_are_right_after_any_conversations(
 @settings(max_examples=20)
 @given(st.data())
 def test_text_is_the_same_with_and_without_reuse(contextual: Running, data: st.DataObject) -> None:
-    """Random conversations that grow, branch and return, some drafted, some stopped early."""
+    """Random conversations grow, branch and return, with and without drafts."""
     contextual.forget()
-    said: list[list[int]] = [[9, 8, 7]]
+    texts: list[list[int]] = [[9, 8, 7]]
     for _ in range(data.draw(st.integers(2, 6))):
-        base = data.draw(st.sampled_from(said))
-        kept = data.draw(st.integers(1, len(base)))
+        base = data.draw(st.sampled_from(texts))
+        n_kept = data.draw(st.integers(1, len(base)))
         new = data.draw(st.lists(st.integers(0, 500), min_size=1, max_size=5))
-        prompt = [*base[:kept], *new]
+        prompt = [*base[:n_kept], *new]
         depth = data.draw(st.sampled_from([0, 3, None]))
         answer = contextual.ask(prompt, 12, speculative=drafting(depth, "auto"))
-        said.append(answer.all_tokens)
+        texts.append(answer.all_tokens)
         truth = _without_reuse(contextual, prompt)
         assert_alike(contextual.pair.files.target, prompt, answer.tokens, truth)
 
 
 def _without_reuse(engine: Running, prompt: list[int]) -> list[int]:
-    """The same request that leaves every cache as it was, and uses none."""
+    """Return the answer to a request that neither uses nor changes any cache."""
     return engine.ask(prompt, 12, cache_prompt=False).tokens
 
 
-def test_a_draft_that_is_behind_reads_what_it_missed(contextual: Running) -> None:
-    """A conversation begun without drafts goes on with them."""
+def test_draft_that_is_behind_reads_the_missing_text(contextual: Running) -> None:
+    """A conversation that began without drafts continues with them."""
     contextual.forget()
     prompt = [5, 6, 7, 8]
-    first = contextual.ask(prompt, 30)
-    follow_up = [*first.all_tokens, 9]
+    opening = contextual.ask(prompt, 30)
+    follow_up = [*opening.all_tokens, 9]
     drafted = contextual.ask(follow_up, 30, speculative=drafting(3))
     assert drafted.done.speculation.accepted > 0
     contextual.forget()
-    again = contextual.ask(follow_up, 30, speculative=drafting(3))
-    assert again.tokens == drafted.tokens
-    assert again.done.speculation.accepted == drafted.done.speculation.accepted
+    repeated = contextual.ask(follow_up, 30, speculative=drafting(3))
+    assert repeated.tokens == drafted.tokens
+    assert repeated.done.speculation.accepted == drafted.done.speculation.accepted
 
 
-def test_the_state_of_a_sequence_can_be_saved_and_put_back(target: Model, tmp_path: Path) -> None:
+def test_state_of_a_sequence_can_be_saved_and_restored(target: Model, tmp_path: Path) -> None:
     bench = Bench(target, None, 2)
     try:
         slot = bench.slots.acquire(SlotRequest([*range(30)]))

@@ -1,4 +1,4 @@
-"""Text of a message is read as text: special tokens of a prompt come from its template alone."""
+"""Text of a message stays text: the special tokens of a prompt come from its template alone."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from tests.support.vocabularies import (
     with_tokens,
 )
 
-# What templates write that vocabularies have a token for.
+# Texts in templates for which vocabularies have a token.
 _MARKER = re.compile(r"<[|｜/]?[^<>\s'\"{}+]+>|\[/?[A-Z_]{3,}\]|<[|｜][^<>|｜\s]+[|｜]>")
-# A template that looks for one of these in a message writes another prompt where it is there.
-_SOUGHT = re.compile(
+# Texts that a template searches for in a message, and that would change its prompt.
+_SEARCHED = re.compile(
     r"(?:split|startswith|endswith|find|index|partition|replace|strip)\(\s*['\"]([^'\"]+)"
     r"|['\"]([^'\"]+)['\"]\s*(?:not\s+)?in\b"
 )
@@ -51,21 +51,21 @@ class VocabularyOnly(Model):
         self.vocab = Vocab(self)
 
 
-def markers(template: str) -> list[str]:
-    """What a template may write of special tokens, in the order in which it first does."""
+def find_markers(template: str) -> list[str]:
+    """Return the special tokens that a template may write, in the order of their first use."""
     return list(dict.fromkeys(_MARKER.findall(template)))
 
 
 @pytest.fixture(scope="module")
 def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Vocab:
-    """A vocabulary of one kind, with a token for every marker of every template if it is not a real one."""
+    """Load a real vocabulary, or a synthetic one with a token for every marker of every template."""
     name, folder = request.param, tmp_path_factory.mktemp("vocabulary")
     if name.startswith("real "):
         file = REAL / f"ggml-vocab-{name.removeprefix('real ')}.gguf"
     else:
-        named = markers("\n".join(map(templates.template, templates.files())))
-        # As converters leave them: some are control tokens, others just may not be cut.
-        added = {text: (CONTROL, USER_DEFINED)[at % 3 == 0] for at, text in enumerate(named)}
+        marker_texts = find_markers("\n".join(map(templates.template, templates.files())))
+        # As in converted files, some are control tokens and the others are user-defined.
+        added = {text: (CONTROL, USER_DEFINED)[at % 3 == 0] for at, text in enumerate(marker_texts)}
         file = with_tokens(vocabulary(name), added).write(folder / "vocabulary.gguf")
     loaded = VocabularyOnly(file)
     atexit.register(loaded.close)
@@ -73,29 +73,29 @@ def vocab(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @cache
-def renderer(name: str) -> TemplateRenderer:
-    made = TemplateRenderer(templates.template(name), "<s>", "</s>")
-    atexit.register(made.close)
-    return made
+def get_renderer(name: str) -> TemplateRenderer:
+    renderer = TemplateRenderer(templates.template(name), "<s>", "</s>")
+    atexit.register(renderer.close)
+    return renderer
 
 
-_known: dict[tuple[int, str], SpecialTokens] = {}
+_special_tokens_by_vocab: dict[tuple[int, str], SpecialTokens] = {}
 
 
-def special_tokens(vocab: Vocab, template: str) -> SpecialTokens:
+def get_special_tokens(vocab: Vocab, template: str) -> SpecialTokens:
     key = id(vocab), template
-    if key not in _known:
-        _known[key] = SpecialTokens(vocab, templates.template(template))
-    return _known[key]
+    if key not in _special_tokens_by_vocab:
+        _special_tokens_by_vocab[key] = SpecialTokens(vocab, templates.template(template))
+    return _special_tokens_by_vocab[key]
 
 
 KINDS = ["qwen2", "llama-spm"]
 REAL_KINDS = [f"real {name}" for name in ("qwen2", "llama-bpe", "phi-3") if REAL.is_dir()]
-# Of each way to write a prompt one, where every vocabulary is tried.
-SOME = ["chatml_thinking", "inst", "plain_turns", "turns_and_calls"]
+# One template for each way to write a prompt, for the tests with every vocabulary.
+SAMPLE_TEMPLATES = ["chatml_thinking", "inst", "plain_turns", "turns_and_calls"]
 CASES = [
     *((kind, template) for kind in KINDS for template in sorted(templates.files())),
-    *((kind, template) for kind in REAL_KINDS for template in SOME),
+    *((kind, template) for kind in REAL_KINDS for template in SAMPLE_TEMPLATES),
 ]
 WORDS = (
     "hello",
@@ -117,20 +117,20 @@ WORDS = (
 
 @st.composite
 def texts(draw: st.DrawFn, spellings: list[str]) -> str:
-    """Words, spellings of special tokens, and halves of these."""
+    """Draw words, spellings of special tokens, and parts of these."""
     pieces = draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))
-    found = []
+    chosen = []
     for kind in pieces:
         spelling = draw(st.sampled_from(spellings))
         cut = draw(st.integers(0, len(spelling)))
         word = draw(st.sampled_from(WORDS))
-        found.append((word, spelling, spelling[:cut], spelling[cut:])[kind])
-    return "x" + "".join(found)
+        chosen.append((word, spelling, spelling[:cut], spelling[cut:])[kind])
+    return "x" + "".join(chosen)
 
 
 @st.composite
 def chats(draw: st.DrawFn, spellings: list[str]) -> dict[str, Any]:
-    """A chat as JSON, whose texts of every kind may spell special tokens."""
+    """Draw a chat as JSON whose texts of every kind may spell special tokens."""
     text = texts(spellings)
     messages: list[dict[str, Any]] = []
     if draw(st.booleans()):
@@ -161,52 +161,58 @@ def chats(draw: st.DrawFn, spellings: list[str]) -> dict[str, Any]:
     return {"messages": messages, "tools": tools}
 
 
-def prompt_of(chat: dict[str, Any]) -> ChatPrompt:
+def make_prompt(chat: dict[str, Any]) -> ChatPrompt:
     messages = [Message(m["role"], m["content"], m.get("extra", {})) for m in chat["messages"]]
     return ChatPrompt(messages, tools=chat["tools"] or None)
 
 
-def rendered_tokens(vocab: Vocab, template: str, chat: dict[str, Any]) -> tuple[str, list[int]]:
-    """The text and the tokens of a chat's prompt."""
-    special = special_tokens(vocab, template)
-    renderer(template).watch(special.spellings)
-    prompt = renderer(template).rendered(prompt_of(chat))
+def tokenize_chat(vocab: Vocab, template: str, chat: dict[str, Any]) -> tuple[str, list[int]]:
+    """Return the text and the tokens of the prompt of a chat."""
+    special = get_special_tokens(vocab, template)
+    get_renderer(template).watch(special.spellings)
+    prompt = get_renderer(template).rendered(make_prompt(chat))
     return prompt.text, special.tokenize(prompt)
 
 
-def structure(vocab: Vocab, template: str, tokens: list[int]) -> list[str]:
-    known = special_tokens(vocab, template)
-    return [text for token in tokens if (text := vocab.text(token)) in known]
+def list_structure(vocab: Vocab, template: str, tokens: list[int]) -> list[str]:
+    special = get_special_tokens(vocab, template)
+    return [text for token in tokens if (text := vocab.text(token)) in special]
 
 
-def neutral(chat: dict[str, Any], spellings: list[str]) -> dict[str, Any]:
-    """The same chat with letters in place of every spelling of a special token."""
-    found = json.dumps(chat)
+def replace_spellings(chat: dict[str, Any], spellings: list[str]) -> dict[str, Any]:
+    """Return the chat with letters in place of every spelling of a special token."""
+    dumped = json.dumps(chat)
     for spelling in sorted(spellings, key=len, reverse=True):
-        found = found.replace(json.dumps(spelling)[1:-1], "q" * len(spelling))
-    result: dict[str, Any] = json.loads(found)
+        dumped = dumped.replace(json.dumps(spelling)[1:-1], "q" * len(spelling))
+    result: dict[str, Any] = json.loads(dumped)
     return result
 
 
 @pytest.mark.parametrize(("vocab", "template"), CASES, indirect=["vocab"], scope="module")
 def test_no_text_of_a_chat_makes_a_special_token(template: str, vocab: Vocab) -> None:
-    found = (text for pair in _SOUGHT.findall(templates.template(template)) for text in pair)
-    sought = {text for text in found if re.search(r"[<>|\]]", text)}
-    every = special_tokens(vocab, template).spellings
-    first = [text for text in every if text in templates.template(template)] + every[:8]
-    drawn = [text for text in first if not any(each in text or text in each for each in sought)]
+    pattern_texts = (
+        text for pair in _SEARCHED.findall(templates.template(template)) for text in pair
+    )
+    searched = {text for text in pattern_texts if re.search(r"[<>|\]]", text)}
+    spellings = get_special_tokens(vocab, template).spellings
+    candidates = [text for text in spellings if text in templates.template(template)] + spellings[
+        :8
+    ]
+    usable = [
+        text for text in candidates if not any(word in text or text in word for word in searched)
+    ]
 
     @settings(max_examples=5)
-    @given(chats(drawn))
+    @given(chats(usable))
     def check(chat: dict[str, Any]) -> None:
-        said = json.dumps(chat, ensure_ascii=False)
-        assume(not any(each in said for each in sought))
+        dumped = json.dumps(chat, ensure_ascii=False)
+        assume(not any(word in dumped for word in searched))
         try:
-            letters = rendered_tokens(vocab, template, neutral(chat, every))[1]
+            letters = tokenize_chat(vocab, template, replace_spellings(chat, spellings))[1]
         except (InvalidRequest, TemplateFailed):
-            return  # it has no place for such a chat
-        text, tokens = rendered_tokens(vocab, template, chat)
-        assert structure(vocab, template, tokens) == structure(vocab, template, letters)
+            return  # the template does not support such a chat
+        text, tokens = tokenize_chat(vocab, template, chat)
+        assert list_structure(vocab, template, tokens) == list_structure(vocab, template, letters)
         if vocab.kind == C.LLAMA_VOCAB_TYPE_BPE:
             pieces = b"".join(vocab.piece(token, special=True) for token in tokens)
             bos = vocab.piece(vocab.bos, special=True) if vocab.add_bos else b""
@@ -216,34 +222,34 @@ def test_no_text_of_a_chat_makes_a_special_token(template: str, vocab: Vocab) ->
 
 
 @pytest.mark.parametrize("vocab", KINDS + REAL_KINDS, indirect=True, scope="module")
-@pytest.mark.parametrize("template", SOME)
+@pytest.mark.parametrize("template", SAMPLE_TEMPLATES)
 def test_a_chat_without_special_tokens_is_read_as_llama_cpp_reads_it(
     template: str, vocab: Vocab
 ) -> None:
-    special = special_tokens(vocab, template)
-    renderer(template).watch(special.spellings)
+    special = get_special_tokens(vocab, template)
+    get_renderer(template).watch(special.spellings)
 
     @settings(max_examples=20)
     @given(st.lists(st.text("ab1 .<>|[]_/\n\t é☃語", max_size=20), min_size=1, max_size=3))
-    def check(said: list[str]) -> None:
+    def check(contents: list[str]) -> None:
         messages = []
-        for text in said:
+        for text in contents:
             messages += [Message("user", f"{text}?"), Message("assistant", f"so {text}")]
         prompt = ChatPrompt([*messages, Message("user", "last")])
         if any(special.spans_in(message.content or "") for message in messages):
             return
-        text = renderer(template).render(prompt)
-        whole = vocab.tokenize(text, add_special=True, parse_special=True)
-        assert special.tokenize(renderer(template).rendered(prompt)) == whole
-        # the same where the template's own are told apart, one run of text after the other
-        apart = RenderedPrompt(text, special.spans_in(text))
-        assert special.tokenize(apart) == whole
+        text = get_renderer(template).render(prompt)
+        expected = vocab.tokenize(text, add_special=True, parse_special=True)
+        assert special.tokenize(get_renderer(template).rendered(prompt)) == expected
+        # The same holds if the template's own tokens are marked, one run of text after the other.
+        marked = RenderedPrompt(text, special.spans_in(text))
+        assert special.tokenize(marked) == expected
 
     check()
 
 
-def test_templates_that_take_text_apart_and_put_it_together_make_no_special_token() -> None:
-    """What no template here does, another one may: each of these once put a turn together."""
+def test_templates_that_rejoin_text_make_no_special_token() -> None:
+    """Other templates may do what none in this repository does, such as removing a character."""
     special = ["<|im_start|>", "<|im_end|>", "<|user|>", "<think>", "</think>"]
     joins = (
         "{{ m.content.replace('!', '') }}",
@@ -259,22 +265,24 @@ def test_templates_that_take_text_apart_and_put_it_together_make_no_special_toke
         "{% set s %}{{ m.content | replace('!', '') }}{% endset %}{{ s | trim }}",
         "{{ m.content.replace('!', '').upper().lower() }}",
     )
-    for how in joins:
+    for expression in joins:
         template = (
-            "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}" + how + "<|im_end|>\n"
+            "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+            + expression
+            + "<|im_end|>\n"
             "{% endfor %}{{ '<' ~ '|' + messages[0].role + '|' ~ '>' }}"
         )
-        made = TemplateRenderer(template, "", "")
-        made.watch(special)
+        renderer = TemplateRenderer(template, "", "")
+        renderer.watch(special)
         try:
-            prompt = made.rendered(ChatPrompt([Message("user", "<|im_end!|>")]))
-            assert prompt.text == "<|im_start|>user\n<|im_end|><|im_end|>\n<|user|>", how
-            assert prompt.special is not None, how
+            prompt = renderer.rendered(ChatPrompt([Message("user", "<|im_end!|>")]))
+            assert prompt.text == "<|im_start|>user\n<|im_end|><|im_end|>\n<|user|>", expression
+            assert prompt.special is not None, expression
             own = [prompt.text[start:end] for start, end in prompt.special]
-            assert own == ["<|im_start|>", "<|im_end|>", "<|user|>"], how
-            assert prompt.special[1][0] > prompt.text.index("<|im_end|>"), how
+            assert own == ["<|im_start|>", "<|im_end|>", "<|user|>"], expression
+            assert prompt.special[1][0] > prompt.text.index("<|im_end|>"), expression
         finally:
-            made.close()
+            renderer.close()
 
 
 @pytest.mark.parametrize(
@@ -296,25 +304,25 @@ def test_templates_that_take_text_apart_and_put_it_together_make_no_special_toke
         "{{ {'user': '<|im_end|>'}[messages[0].role] }}",
     ],
 )
-def test_a_special_token_that_a_template_writes_is_one_however_it_is_made(way: str) -> None:
-    made = TemplateRenderer("{{ messages[0].content }}: " + way, "", "<|im_end|>")
-    made.watch(["<|im_start|>", "<|im_end|>"])
+def test_special_token_written_by_a_template_is_recognized(way: str) -> None:
+    renderer = TemplateRenderer("{{ messages[0].content }}: " + way, "", "<|im_end|>")
+    renderer.watch(["<|im_start|>", "<|im_end|>"])
     try:
-        prompt = made.rendered(ChatPrompt([Message("user", "a <|im_start|>")]))
+        prompt = renderer.rendered(ChatPrompt([Message("user", "a <|im_start|>")]))
     finally:
-        made.close()
+        renderer.close()
     assert prompt.text == "a <|im_start|>: <|im_end|>"
     assert prompt.special == [(16, 26)]
 
 
-def test_lone_surrogates_of_a_message_are_no_marks() -> None:
-    made = TemplateRenderer("{% for m in messages %}{{ m.content }}<s>{% endfor %}", "", "")
-    made.watch(["<s>"])
+def test_lone_surrogates_of_a_message_are_not_taken_for_marks() -> None:
+    renderer = TemplateRenderer("{% for m in messages %}{{ m.content }}<s>{% endfor %}", "", "")
+    renderer.watch(["<s>"])
     try:
-        prompt = made.rendered(ChatPrompt([Message("user", "\ud800\ud801\ud802")]))
+        prompt = renderer.rendered(ChatPrompt([Message("user", "\ud800\ud801\ud802")]))
     finally:
-        made.close()
-    assert prompt.special is None  # and the tokenizer refuses the text
+        renderer.close()
+    assert prompt.special is None  # the tokenizer then refuses the text
 
 
 @pytest.mark.parametrize(
@@ -324,10 +332,10 @@ def test_lone_surrogates_of_a_message_are_no_marks() -> None:
         ("[PAD151669]", True),
         ("<|im_start|>", True),
         ("|||IP_ADDRESS|||", True),
-        ('<|"|>', True),  # the template has it
+        ('<|"|>', True),  # the template contains it
         ("<h1>", False),
         ("</table>", False),
-        ("<code>", True),  # the template has it
+        ("<code>", True),  # the template contains it
         ("    ", False),
         ("\n\n", False),
         ("ø", False),
@@ -338,34 +346,34 @@ def test_user_defined_tokens_that_mark_structure(text: str, expected: bool) -> N
     assert is_structure(text, """{{ '<|"|>' }}<code>""") is expected
 
 
-def test_a_prefill_is_text_but_for_the_thoughts_that_it_begins_with(cycle: Running) -> None:
+def test_prefill_is_text_apart_from_leading_thoughts(cycle: Running) -> None:
     template = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
-    made = TemplateRenderer(template, "<s>", "</s>")
+    renderer = TemplateRenderer(template, "<s>", "</s>")
     special = SpecialTokens(cycle.pair.vocab, template)
     for text in ("<think>", "</think>", "<s>", "</s>"):
         special._tokens[text] = MarkedToken(7, text, False, False, False)
     special.spellings = [*special._tokens]
-    preparer = Preparer(cycle.pair, made, special=special)
+    preparer = Preparer(cycle.pair, renderer, special=special)
 
-    def own(prefix: str) -> list[str]:
+    def list_own_tokens(prefix: str) -> list[str]:
         messages = [Message("user", "a</s>"), Message("assistant", prefix)]
-        asked = ChatPrompt(messages, answer_prefix=prefix, continued="content")
-        prompt = preparer.rendered(asked)
+        chat = ChatPrompt(messages, answer_prefix=prefix, continued="content")
+        prompt = preparer.rendered(chat)
         assert prompt.text == f"<s>a</s></s><s>{prefix}"
         assert prompt.special is not None
         return [prompt.text[start:end] for start, end in prompt.special]
 
     try:
         turns = ["<s>", "</s>", "<s>"]
-        assert own("b</s><s>c") == turns
-        assert own("b<think>c</think>") == turns
-        assert own("<think>\nb</s>") == [*turns, "<think>"]
-        assert own(" <think>b</think></s><think>") == [*turns, "<think>", "</think>"]
+        assert list_own_tokens("b</s><s>c") == turns
+        assert list_own_tokens("b<think>c</think>") == turns
+        assert list_own_tokens("<think>\nb</s>") == [*turns, "<think>"]
+        assert list_own_tokens(" <think>b</think></s><think>") == [*turns, "<think>", "</think>"]
     finally:
-        made.close()
+        renderer.close()
 
 
-def test_a_second_bos_token_is_read_and_named(cycle: Running) -> None:
+def test_second_bos_token_is_read_and_reported(cycle: Running) -> None:
     vocab = cycle.pair.vocab
     bos = vocab.text(vocab.bos)
     assert vocab.add_bos

@@ -1,4 +1,4 @@
-"""Chat templates out of downloaded files: rendered, or stopped with a reason."""
+"""Chat templates from downloaded files are rendered, or stopped with a reason."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ Render = Callable[..., str]
 def render() -> Iterator[Render]:
     renderers: list[TemplateRenderer] = []
 
-    def once(template: str | None, messages: list[Message] = CONVERSATION, **more: Any) -> str:
+    def render_once(
+        template: str | None, messages: list[Message] = CONVERSATION, **more: Any
+    ) -> str:
         renderers.append(TemplateRenderer(template, "<s>", "</s>"))
         return renderers[-1].render(ChatPrompt(messages, **more))
 
-    yield once
+    yield render_once
     for renderer in renderers:
         renderer.close()
 
@@ -42,28 +44,28 @@ def test_messages_tokens_and_the_generation_prompt_reach_the_template(render: Re
         "{% endfor %}{% if add_generation_prompt %}>{% endif %}{{ tools | length if tools }}{{ x }}"
     )
     assert render(template, CONVERSATION[1:2]) == "<s>[user|What is 2 + 2?]</s>>"
-    asked = render(
+    text = render(
         template,
         CONVERSATION[1:2],
         add_generation_prompt=False,
         tools=[{"a": 1}, {"b": 2}],
         template_kwargs={"x": "y"},
     )
-    assert asked == "<s>[user|What is 2 + 2?]</s>2y"
+    assert text == "<s>[user|What is 2 + 2?]</s>2y"
 
 
-def test_a_template_gets_todays_date_by_llama_cpps_names_unless_a_request_says_another(
+def test_template_gets_the_current_date_unless_overridden(
     render: Render,
 ) -> None:
     template = "{{ messages[0].content }}|{{ date_string }}|{{ datetime }}"
     days = [datetime.now().astimezone()]
     text = render(template, CONVERSATION[1:2])
-    days.append(datetime.now().astimezone())  # midnight may lie between
-    said = CONVERSATION[1].content
-    assert text in {f"{said}|{day:%d %b %Y}|{day:%b %d %Y}" for day in days}
-    told = {"date_string": "26 Jul 2024", "datetime": "never"}
-    text = render(template, CONVERSATION[1:2], template_kwargs=told)
-    assert text == f"{said}|26 Jul 2024|never"
+    days.append(datetime.now().astimezone())  # midnight may pass in between
+    content = CONVERSATION[1].content
+    assert text in {f"{content}|{day:%d %b %Y}|{day:%b %d %Y}" for day in days}
+    variables = {"date_string": "26 Jul 2024", "datetime": "never"}
+    text = render(template, CONVERSATION[1:2], template_kwargs=variables)
+    assert text == f"{content}|26 Jul 2024|never"
 
 
 def test_one_renderer_serves_many_conversations(render: Render) -> None:
@@ -81,7 +83,7 @@ def test_json_is_written_as_transformers_writes_it(render: Render) -> None:
     assert text == '[{"name": "é<b>"}]What is 2 + 2?'
 
 
-def test_a_model_without_template_says_what_to_do(render: Render) -> None:
+def test_model_without_template_is_refused(render: Render) -> None:
     with pytest.raises(TemplateFailed, match="no chat template"):
         render(None)
 
@@ -105,7 +107,7 @@ def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: 
         text = render("{{ messages[0].content }}|" + attack, CONVERSATION[1:2])
     except TemplateFailed as error:
         refused = error.message
-    # What the sandbox hides is rendered as nothing at all.
+    # The sandbox renders hidden attributes as empty text.
     assert "chat template failed" in refused or text.split("|")[1] in ("", "None")
 
 
@@ -118,7 +120,7 @@ def test_a_template_reaches_nothing_outside_the_sandbox(render: Render, attack: 
         "{{ 9 ** (9 ** 9) }}",
     ],
 )
-def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(
+def test_endless_template_is_stopped_and_the_next_one_works(
     endless: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_process, "TIME_LIMIT_S", 1.0)
@@ -141,11 +143,11 @@ def test_a_template_that_does_not_end_is_ended_and_the_next_one_works(
         "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
     ],
 )
-def test_a_template_that_makes_too_much_is_stopped(
+def test_template_with_a_huge_result_is_stopped(
     render: Render, huge: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(template_process, "TIME_LIMIT_S", 1.0)
-    # a busy machine may not even come as far as the limits of memory and length
+    # A busy machine may time out before it reaches the limits of memory and length.
     stopped = "more memory than a template may have|the result is longer|took longer than"
     with pytest.raises(TemplateFailed, match=stopped) as raised:
         render(huge)
@@ -162,7 +164,7 @@ def test_a_templates_own_refusal_is_passed_on(render: Render) -> None:
         render("{{ raise_exception('roles must alternate') }}")
 
 
-def test_a_mistake_of_the_template_is_told(render: Render) -> None:
+def test_error_of_the_template_is_reported(render: Render) -> None:
     with pytest.raises(TemplateFailed, match="Undefined"):
         render("{{ nothing.at.all }}")
 
@@ -175,26 +177,26 @@ def test_the_templates_of_models_render(render: Render, name: str, generation: b
     places = [text.find(message.content or "") for message in CONVERSATION]
     assert -1 not in places
     assert places == sorted(places)
-    other = render(template, CONVERSATION, add_generation_prompt=not generation)
-    # The same conversation; only what stands after it tells the two apart.
+    alternative = render(template, CONVERSATION, add_generation_prompt=not generation)
+    # Both have the same conversation and differ only after it.
     end = text.index("And 3 + 3 < 7?") + len("And 3 + 3 < 7?")
-    assert text[:end] == other[:end]
+    assert text[:end] == alternative[:end]
 
 
-def test_the_clock_of_a_template_is_this_machines() -> None:
+def test_template_clock_is_that_of_this_machine() -> None:
     renderer = TemplateRenderer(
         "{{ messages[0].content }}{{ strftime_now('%Y-%m-%d %H') }}", "", ""
     )
     try:
-        before = datetime.now()
+        time_before = datetime.now()
         text = renderer.render(ChatPrompt([Message("user", "")]))
-        after = datetime.now()
+        time_after = datetime.now()
     finally:
         renderer.close()
-    assert f"{before:%Y-%m-%d %H}" <= text <= f"{after:%Y-%m-%d %H}"
+    assert f"{time_before:%Y-%m-%d %H}" <= text <= f"{time_after:%Y-%m-%d %H}"
 
 
-def calls(content: str | None, arguments: dict[str, Any]) -> list[Message]:
+def make_call_messages(content: str | None, arguments: dict[str, Any]) -> list[Message]:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": arguments}}
     result = Message("tool", "Seen.", {"tool_call_id": "1"})
     return [Message("user", "Look."), Message("assistant", content, {"tool_calls": [call]}), result]
@@ -203,12 +205,16 @@ def calls(content: str | None, arguments: dict[str, Any]) -> list[Message]:
 NAMES = (
     "{% if m.tool_calls %}{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments"
 )
-TOLD_APART = (
+NULL_DISTINGUISHED = (
     "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
     "{% if m.content is not none %}[{{ m.content }}]{% else %}-{% endif %}{% endfor %}"
 )
-WRITTEN = "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}[{{ m.content }}]{% endfor %}"
-AS_TEXT = "{% for m in messages %}" + NAMES + " + '\n' }}{% endif %}[{{ m.content }}]{% endfor %}"
+NULL_PRINTED = (
+    "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}[{{ m.content }}]{% endfor %}"
+)
+ARGUMENTS_AS_TEXT = (
+    "{% for m in messages %}" + NAMES + " + '\n' }}{% endif %}[{{ m.content }}]{% endfor %}"
+)
 PARTS = (
     "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
     "{% if m.content is not none %}[{% for part in m.content %}{{ part.text }}{% endfor %}]{% endif %}"
@@ -219,28 +225,28 @@ PARTS = (
 @pytest.mark.parametrize(
     ("template", "content", "expected"),
     [
-        (TOLD_APART, None, '[Look.]look{"b": 1, "a": "é"}-[Seen.]'),
-        (TOLD_APART, "", '[Look.]look{"b": 1, "a": "é"}[][Seen.]'),
-        (WRITTEN, None, '[Look.]look{"b": 1, "a": "é"}[][Seen.]'),
-        (AS_TEXT, None, '[Look.]look{"b": 1, "a": "é"}\n[][Seen.]'),
+        (NULL_DISTINGUISHED, None, '[Look.]look{"b": 1, "a": "é"}-[Seen.]'),
+        (NULL_DISTINGUISHED, "", '[Look.]look{"b": 1, "a": "é"}[][Seen.]'),
+        (NULL_PRINTED, None, '[Look.]look{"b": 1, "a": "é"}[][Seen.]'),
+        (ARGUMENTS_AS_TEXT, None, '[Look.]look{"b": 1, "a": "é"}\n[][Seen.]'),
         (PARTS, None, '[Look.]look{"b": 1, "a": "é"}[Seen.]'),
         (PARTS, "Well.", '[Look.]look{"b": 1, "a": "é"}[Well.][Seen.]'),
     ],
 )
-def test_a_call_reaches_the_template_as_the_template_takes_it(
+def test_call_reaches_the_template_in_its_expected_form(
     render: Render, template: str, content: str | None, expected: str
 ) -> None:
-    """Null stays null where that is another thing than an empty text, and no template writes it."""
-    assert render(template, calls(content, {"b": 1, "a": "é"})) == expected
+    """Null stays null if the template distinguishes it from an empty text, and is never printed."""
+    assert render(template, make_call_messages(content, {"b": 1, "a": "é"})) == expected
 
 
-def test_null_that_fails_in_one_chat_only_is_an_empty_text_there(render: Render) -> None:
+def test_null_that_fails_in_one_chat_becomes_empty_text_there(render: Render) -> None:
     template = (
         "{% for m in messages %}" + NAMES + " | tojson }}{% endif %}"
         "[{{ m.content + '' if tools or m.content is not none }}]{% endfor %}"
         "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}"
     )
     tools = [{"type": "function", "function": {"name": "look"}}]
-    called = '[Look.]look{"b": 1}[][Seen.]'
-    assert render(template, calls(None, {"b": 1})) == called
-    assert render(template, calls(None, {"b": 1}), tools=tools) == called + "look"
+    expected = '[Look.]look{"b": 1}[][Seen.]'
+    assert render(template, make_call_messages(None, {"b": 1})) == expected
+    assert render(template, make_call_messages(None, {"b": 1}), tools=tools) == expected + "look"

@@ -1,4 +1,4 @@
-"""What a stream of tokens' bytes may show, and when."""
+"""The text that a stream of token bytes may send, and when."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ stop_strings = st.lists(st.text(alphabet="abcé☃", min_size=1, max_size=4), ma
 
 @st.composite
 def cuts(draw: st.DrawFn, source: st.SearchStrategy[bytes]) -> list[tuple[bytes, bool]]:
-    """Bytes in pieces, some of them drafted."""
+    """Draw bytes in pieces, some of which are drafted."""
     raw = draw(source)
     places = sorted(draw(st.lists(st.integers(0, len(raw)), max_size=12)))
     edges = [0, *places, len(raw)]
@@ -30,53 +30,55 @@ valid = cuts(letters.map(str.encode))
 anything = cuts(st.one_of(st.binary(max_size=20), letters.map(str.encode)))
 
 
-def decoded(raw: bytes, final: bool) -> str:
+def decode(raw: bytes, final: bool) -> str:
     return codecs.utf_8_decode(raw, "replace", final)[0]
 
 
 def reference(pieces: list[tuple[bytes, bool]], stops: list[str]) -> tuple[str, str]:
-    """(text to show, its marks) by looking at the whole text after every piece."""
+    """Return (text to send, its marks), computed from the whole text after every piece."""
     marks = ""
     raws = list(accumulate((piece for piece, _ in pieces), initial=b""))[1:]
-    texts = [decoded(raw, False) for raw in raws] + [decoded(b"".join(p for p, _ in pieces), True)]
+    texts = [decode(raw, False) for raw in raws] + [decode(b"".join(p for p, _ in pieces), True)]
     for text, drafted in zip(texts, [*(d for _, d in pieces), False], strict=True):
         marks += ("d" if drafted else "t") * (len(text) - len(marks))
-        found = [text.find(stop) for stop in stops if stop in text]
-        if found:
-            return text[: min(found)], marks[: min(found)]
+        positions = [text.find(stop) for stop in stops if stop in text]
+        if positions:
+            return text[: min(positions)], marks[: min(positions)]
     return texts[-1], marks
 
 
-def shown(pieces: list[tuple[bytes, bool]], stops: list[str]) -> tuple[str, str, TextStream]:
-    """(text, marks, stream) as the stream shows them piece by piece."""
+def stream_pieces(
+    pieces: list[tuple[bytes, bool]], stops: list[str]
+) -> tuple[str, str, TextStream]:
+    """Return (text, marks, stream) as the stream sends them piece by piece."""
     stream = TextStream(stops)
     text = marks = ""
     chunks = [stream.push(piece, drafted) for piece, drafted in pieces]
     for chunk in [*chunks, stream.flush()]:
-        own = ["t"] * len(chunk.text)
+        chunk_marks = ["t"] * len(chunk.text)
         for start, end in chunk.drafted:
-            assert 0 <= start < end <= len(own)
-            own[start:end] = "d" * (end - start)
+            assert 0 <= start < end <= len(chunk_marks)
+            chunk_marks[start:end] = "d" * (end - start)
         text += chunk.text
-        marks += "".join(own)
+        marks += "".join(chunk_marks)
     return text, marks, stream
 
 
 @given(anything, stop_strings)
-def test_the_text_is_the_reference_however_it_is_cut(
+def test_text_agrees_with_the_reference_for_any_pieces(
     pieces: list[tuple[bytes, bool]], stops: list[str]
 ) -> None:
-    text, marks, stream = shown(pieces, stops)
+    text, marks, stream = stream_pieces(pieces, stops)
     assert (text, marks) == reference(pieces, stops)
-    whole = decoded(b"".join(piece for piece, _ in pieces), True)
-    assert (stream.stopped is not None) == any(stop in whole for stop in stops)
+    full_text = decode(b"".join(piece for piece, _ in pieces), True)
+    assert (stream.stopped is not None) == any(stop in full_text for stop in stops)
 
 
 @given(anything, stop_strings)
 def test_a_stop_string_is_never_shown_and_is_named(
     pieces: list[tuple[bytes, bool]], stops: list[str]
 ) -> None:
-    text, _, stream = shown(pieces, stops)
+    text, _, stream = stream_pieces(pieces, stops)
     assert not any(stop in text for stop in stops)
     if stream.stopped is not None:
         assert stream.stopped in stops
@@ -90,7 +92,7 @@ def test_no_half_character_is_shown(pieces: list[tuple[bytes, bool]]) -> None:
 
 
 @given(valid)
-def test_without_stop_strings_nothing_waits_but_half_characters(
+def test_without_stop_strings_only_half_characters_are_held(
     pieces: list[tuple[bytes, bool]],
 ) -> None:
     stream = TextStream()
@@ -99,11 +101,11 @@ def test_without_stop_strings_nothing_waits_but_half_characters(
     for piece, drafted in pieces:
         raw += piece
         text += stream.push(piece, drafted).text
-        assert text == decoded(raw, False)
+        assert text == decode(raw, False)
 
 
 @given(anything, stop_strings)
-def test_what_waits_is_shorter_than_the_longest_stop_string(
+def test_held_text_is_shorter_than_the_longest_stop_string(
     pieces: list[tuple[bytes, bool]], stops: list[str]
 ) -> None:
     stream = TextStream(stops)
@@ -112,7 +114,7 @@ def test_what_waits_is_shorter_than_the_longest_stop_string(
         raw += piece
         text += stream.push(piece, drafted).text
         if stream.stopped is None:
-            waiting = len(decoded(raw, False)) - len(text)
+            waiting = len(decode(raw, False)) - len(text)
             assert waiting < max((len(stop) for stop in stops), default=1)
 
 
@@ -130,7 +132,7 @@ def test_a_stop_string_across_pieces_is_cut_with_what_follows() -> None:
     assert stream.flush().text == ""
 
 
-def test_the_beginning_of_a_stop_string_is_shown_once_it_goes_on_otherwise() -> None:
+def test_partial_stop_string_is_sent_once_it_cannot_match() -> None:
     stream = TextStream(["</end>"])
     assert stream.push(b"a </en").text == "a "
     assert stream.push(b"try>").text == "</entry>"
@@ -143,7 +145,7 @@ def test_an_empty_stop_string_stops_nothing() -> None:
 
 
 @pytest.mark.parametrize("stops", [["ab", "abc"], ["abc", "ab"]])
-def test_of_two_stop_strings_at_one_place_the_shorter_is_named(stops: list[str]) -> None:
+def test_shorter_of_two_stop_strings_at_one_place_is_named(stops: list[str]) -> None:
     stream = TextStream(stops)
     assert stream.push(b"xabc").text == "x"
     assert stream.stopped == "ab"

@@ -1,4 +1,4 @@
-"""Thoughts that may have only so many tokens: they end with the model's own marker, the answer follows."""
+"""Thoughts with a token limit end with the model's own marker, and the answer follows."""
 
 from __future__ import annotations
 
@@ -22,59 +22,63 @@ from localspec.protocol.frames import (
 from tests.support.pairs import BOS, expected
 from tests.support.running import GREEDY, PLAIN, Running, drafting
 
-FIRST, BESIDE = 7, 300
-WAYS = [PLAIN, drafting(1), drafting(4), drafting(8, "auto"), SpeculationSettings()]
-HOT = Sampling(temperature=0.8, top_k=3)
+FIRST_TOKEN, BYSTANDER_TOKEN = 7, 300
+SPECULATIONS = [PLAIN, drafting(1), drafting(4), drafting(8, "auto"), SpeculationSettings()]
+SAMPLED = Sampling(temperature=0.8, top_k=3)
 
 
-def limited(engine: Running, tokens: int, opened: int = 2, closing: str = "</ab>") -> ThinkingLimit:
-    """A limit for an answer whose first tokens are taken for the marker that opens thoughts."""
+def make_limit(
+    engine: Running, tokens: int, opened: int = 2, closing: str = "</ab>"
+) -> ThinkingLimit:
+    """Return a limit for an answer whose first tokens serve as the opening marker of thoughts."""
     vocab = engine.pair.vocab
-    opening = b"".join(map(vocab.piece, expected(FIRST, opened))).decode().lstrip()
+    opening = b"".join(map(vocab.piece, expected(FIRST_TOKEN, opened))).decode().lstrip()
     return ThinkingLimit(tokens, [("<never>", "</never>"), (opening, closing)])
 
 
-def closed(engine: Running, text: str = "</ab>") -> list[int]:
+def tokenize_marker(engine: Running, text: str = "</ab>") -> list[int]:
     return engine.pair.vocab.tokenize(text, add_special=False, parse_special=True)
 
 
-@pytest.mark.parametrize("speculative", WAYS)
+@pytest.mark.parametrize("speculative", SPECULATIONS)
 @pytest.mark.parametrize("limit", [0, 1, 9])
-def test_thoughts_end_at_the_limit_whatever_is_drafted_and_nobody_beside_sees_it(
+def test_thoughts_end_at_the_limit_whatever_is_drafted(
     cycle: Running, limit: int, speculative: SpeculationSettings
 ) -> None:
-    marker = closed(cycle)
+    marker = tokenize_marker(cycle)
     assert len(marker) > 1
     cycle.forget()
-    thinking = limited(cycle, limit)
+    thinking = make_limit(cycle, limit)
     ids = [
-        cycle.start([BOS, FIRST], 40, GREEDY, speculative, thinking=thinking),
-        cycle.start([BOS, BESIDE], 40, GREEDY, speculative),
-        cycle.start([BOS, FIRST], 40, HOT, speculative, thinking=limited(cycle, limit, 0)),
+        cycle.start([BOS, FIRST_TOKEN], 40, GREEDY, speculative, thinking=thinking),
+        cycle.start([BOS, BYSTANDER_TOKEN], 40, GREEDY, speculative),
+        cycle.start(
+            [BOS, FIRST_TOKEN], 40, SAMPLED, speculative, thinking=make_limit(cycle, limit, 0)
+        ),
     ]
     cycle.finish()
-    tokens, beside, hot = (cycle.answers[each].tokens for each in ids)
-    thoughts = expected(FIRST, 2 + limit)
+    tokens, beside, hot = (cycle.answers[request].tokens for request in ids)
+    thoughts = expected(FIRST_TOKEN, 2 + limit)
     assert tokens == [*thoughts, *marker, *expected(marker[-1], 40 - len(thoughts) - len(marker))]
-    assert beside == expected(BESIDE, 40)
-    # An empty text opens them before the answer; they end where what is drawn is a whole character.
+    assert beside == expected(BYSTANDER_TOKEN, 40)
+    # An empty marker opens thoughts before the answer; they end after a complete character.
     end = next(at for at in range(limit, 40) if hot[at : at + len(marker)] == marker)
     assert end <= limit + 8
     assert all(cycle.pair.vocab.piece(hot[at - 1])[-1] >= 0x80 for at in range(limit, end))
 
 
-def test_thoughts_that_end_by_themselves_and_answers_without_any_are_left_alone(
+def test_short_or_missing_thoughts_are_left_alone(
     cycle: Running,
 ) -> None:
-    own = b"".join(map(cycle.pair.vocab.piece, expected(FIRST, 9)[6:])).decode()
-    for thinking in (limited(cycle, 10, closing=own), ThinkingLimit(0, [("<t>", "</t>")])):
+    closing = b"".join(map(cycle.pair.vocab.piece, expected(FIRST_TOKEN, 9)[6:])).decode()
+    for thinking in (make_limit(cycle, 10, closing=closing), ThinkingLimit(0, [("<t>", "</t>")])):
         for speculative in (PLAIN, drafting(4)):
             cycle.forget()
-            answer = cycle.ask([BOS, FIRST], 40, GREEDY, speculative, thinking=thinking)
-            assert answer.tokens == expected(FIRST, 40)
+            answer = cycle.ask([BOS, FIRST_TOKEN], 40, GREEDY, speculative, thinking=thinking)
+            assert answer.tokens == expected(FIRST_TOKEN, 40)
 
 
-# ------------------------------------------------------------------ of any text
+# ------------------------------------------------------------------ with any text
 
 PIECES = ["a", "b ", "\n", "<", "</", "think", ">", "é"[:1], "<think>", "</think>", "\u20ac"]
 BYTES = [*(piece.encode() for piece in PIECES), b"\xe2", b"\x82", b"\xac"]
@@ -87,60 +91,62 @@ CLOSING = [BYTES.index(piece) for piece in (b"</", b"think", b">")]
     st.sampled_from(["", "…<think>\n"]),
     st.lists(st.integers(0, 9), max_size=8),
 )
-def test_whatever_a_model_writes_its_thoughts_end_in_time_and_once(
-    wishes: list[int], limit: int, tail: str, tried: list[int]
+def test_thoughts_of_any_text_end_in_time_and_once(
+    preferred: list[int], limit: int, tail: str, rollbacks: list[int]
 ) -> None:
-    """`wishes` is what it would write; some tokens are taken back and written again on the way."""
+    """`preferred` are the tokens of the model; some are rolled back and repeated."""
     marker = ThoughtMarker(b"<think>", b"</think>", CLOSING)
     guide = ThoughtLimit(limit, [marker], tail, BYTES.__getitem__, len(BYTES))
-    written: list[int] = []
+    output: list[int] = []
 
-    def write(wish: int) -> None:
+    def write_token(token_choice: int) -> None:
         forced = guide.forced_tokens()
         mask = guide.mask()
-        token = forced[0] if forced else wish
+        token = forced[0] if forced else token_choice
         assert (mask is None) == (not forced)
         assert mask is None or mask.nonzero()[0].tolist() == [token]
         assert guide.count_valid([token]) == 1
-        assert not forced or guide.count_valid([wish]) == (wish == token)
+        assert not forced or guide.count_valid([token_choice]) == (token_choice == token)
         guide.consume(token)
-        written.append(token)
+        output.append(token)
 
-    for at, wish in enumerate(wishes):
-        write(wish)
-        if at < len(tried):  # a round that was not kept
-            count = min(tried[at], len(written))
-            again = written[len(written) - count :]
+    for at, token_choice in enumerate(preferred):
+        write_token(token_choice)
+        if at < len(rollbacks):  # a rejected round
+            count = min(rollbacks[at], len(output))
+            removed = output[len(output) - count :]
             guide.take_back(count)
-            assert guide.count_valid(again) == count
-            for token in again:
+            assert guide.count_valid(removed) == count
+            for token in removed:
                 guide.consume(token)
-    text = b"".join(BYTES[token] for token in written)
-    begun = text if tail else text.lstrip()
-    if not tail and not begun.startswith(b"<think>"):
-        assert written == wishes
+    text = b"".join(BYTES[token] for token in output)
+    answer = text if tail else text.lstrip()
+    if not tail and not answer.startswith(b"<think>"):
+        assert output == preferred
         return
-    thoughts, marked, _ = begun.partition(b"</think>")
+    thoughts, marked, _ = answer.partition(b"</think>")
     if not marked:
-        assert len(written) <= limit + len(CLOSING) + 10 + (0 if tail else written_before(written))
-    elif b"</think>" not in b"".join(BYTES[wish] for wish in wishes):
+        assert len(output) <= limit + len(CLOSING) + 10 + (
+            0 if tail else count_opening_tokens(output)
+        )
+    elif b"</think>" not in b"".join(BYTES[token_choice] for token_choice in preferred):
         assert len(thoughts) >= limit  # no token here is empty
 
 
-def written_before(tokens: list[int]) -> int:
-    """Tokens up to the opening marker, with it."""
+def count_opening_tokens(tokens: list[int]) -> int:
+    """Count the tokens up to and including the opening marker."""
     counts = range(1, len(tokens) + 1)
     return next(n for n in counts if b"<think>" in b"".join(BYTES[t] for t in tokens[:n]))
 
 
-def test_a_marker_that_is_one_control_token_is_forced_as_that(cycle: Running) -> None:
+def test_marker_that_is_a_control_token_is_forced_as_one(cycle: Running) -> None:
     end = "<|user|>"
-    marker = closed(cycle, end)
+    marker = tokenize_marker(cycle, end)
     assert len(marker) == 1
     cycle.forget()
-    thinking: Any = limited(cycle, 3, closing=end)
-    answer = cycle.ask([BOS, FIRST], 40, GREEDY, drafting(4), thinking=thinking)
-    assert answer.tokens[:6] == [*expected(FIRST, 5), *marker]
+    thinking: Any = make_limit(cycle, 3, closing=end)
+    answer = cycle.ask([BOS, FIRST_TOKEN], 40, GREEDY, drafting(4), thinking=thinking)
+    assert answer.tokens[:6] == [*expected(FIRST_TOKEN, 5), *marker]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +157,7 @@ def test_a_marker_that_is_one_control_token_is_forced_as_that(cycle: Running) ->
         ("{{ messages[0].content }}", None),
     ],
 )
-def test_a_limit_is_for_models_whose_template_knows_thoughts(
+def test_limit_applies_only_if_the_template_has_thoughts(
     cycle: Running, template: str, forced: str | None
 ) -> None:
     renderer = TemplateRenderer(template, "", "")
@@ -164,4 +170,4 @@ def test_a_limit_is_for_models_whose_template_knows_thoughts(
         renderer.close()
     assert (ready.matcher is None) == (forced is None)
     if ready.matcher is not None:
-        assert ready.matcher.forced_tokens() == closed(cycle, forced or "")
+        assert ready.matcher.forced_tokens() == tokenize_marker(cycle, forced or "")

@@ -1,4 +1,4 @@
-"""Which tokens an answer reports: a matter of the tokens and of the text, not of how many a pass brought."""
+"""The tokens that an answer reports depend on tokens and text, not on how many each pass brought."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localspec.protocol.visibility import VisibilityParser
 from tests.support.running import Running, drafting
 
 EOG = 0
-# Whole characters, parts of characters, broken bytes, silent tokens, and several characters at once.
+# Whole characters, parts of characters, broken bytes, empty tokens, and several characters in one token.
 PIECES = [
     b"",
     b"a",
@@ -55,12 +55,12 @@ class Vocab:
         return self.pieces[token]
 
 
-def row(place: int, size: int) -> np.ndarray[Any, Any]:
+def make_row(place: int, size: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(place).normal(size=size).astype(np.float32)
 
 
 @dataclass
-class Shown:
+class Report:
     text: str = ""
     logprobs: list[TokenLogprob] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)
@@ -73,15 +73,15 @@ class Shown:
             self.ids += delta.ids
 
 
-def run(
+def report_answer(
     tokens: List[int],
     passes: List[int],
     thinks: bool = False,
     pieces: List[bytes] = PIECES,
-    **asked: Any,
-) -> Shown:
-    """An answer of `tokens` whose passes bring so many of them each, then one each."""
-    request = Generate(1, TextPrompt("x"), top_logprobs=2, return_tokens=True, **asked)
+    **request_options: Any,
+) -> Report:
+    """Return the report of an answer whose passes bring `passes` tokens each, then one each."""
+    request = Generate(1, TextPrompt("x"), top_logprobs=2, return_tokens=True, **request_options)
     regions = VisibilityParser([("<think>", "</think>")]) if thinks else None
     tokenized = TokenizedRequest(request, [1] * N_PROMPT, Sampler(Settings()), regions=regions)
     slot = SimpleNamespace(tokens=[1] * N_PROMPT, reused=0, moved=0, reused_exact=0)
@@ -91,18 +91,18 @@ def run(
     sequence = Sequence(
         tokenized, given_slot, given_vocab, room=100, drafting=drafts, verifier=given_verifier
     )
-    shown, at, sizes = Shown(), 0, iter(passes)
+    report, at, sizes = Report(), 0, iter(passes)
     while at < len(tokens) and not sequence.finished:
-        kept = list(tokens[at : at + next(sizes, 1)])
-        verifier.rows = [row(at + place, len(pieces)) for place in range(len(kept))]
-        _, delta = sequence.append(kept, 0.0)
-        shown.add(delta)
-        at += len(kept)
+        accepted = list(tokens[at : at + next(sizes, 1)])
+        verifier.rows = [make_row(at + place, len(pieces)) for place in range(len(accepted))]
+        _, delta = sequence.append(accepted, 0.0)
+        report.add(delta)
+        at += len(accepted)
     if not sequence.finished:
         sequence.finish("cancelled")
-    shown.add(sequence.flush_text())
-    shown.finish = sequence.finish_reason
-    return shown
+    report.add(sequence.flush_text())
+    report.finish = sequence.finish_reason
+    return report
 
 
 answers = st.lists(st.sampled_from(range(len(PIECES))), max_size=24)
@@ -115,11 +115,13 @@ sizes = st.lists(st.integers(1, 9), max_size=24)
 
 @settings(max_examples=400)
 @given(answers, stop_strings, limits, sizes, st.booleans())
-def test_what_is_reported_does_not_depend_on_the_passes(
+def test_report_does_not_depend_on_the_passes(
     tokens: list[int], stops: list[str], limit: int | None, passes: list[int], thinks: bool
 ) -> None:
-    asked: dict[str, Any] = {"stop": stops, "max_tokens": limit}
-    assert run(tokens, passes, thinks, **asked) == run(tokens, [], thinks, **asked)
+    options: dict[str, Any] = {"stop": stops, "max_tokens": limit}
+    assert report_answer(tokens, passes, thinks, **options) == report_answer(
+        tokens, [], thinks, **options
+    )
 
 
 @settings(max_examples=400)
@@ -127,39 +129,39 @@ def test_what_is_reported_does_not_depend_on_the_passes(
 def test_a_token_is_reported_if_its_bytes_begin_in_the_shown_text(
     tokens: list[int], stops: list[str], limit: int | None, passes: list[int]
 ) -> None:
-    shown = run(tokens, passes, stop=stops, max_tokens=limit)
-    entries = shown.logprobs
+    report = report_answer(tokens, passes, stop=stops, max_tokens=limit)
+    entries = report.logprobs
     assert [entry.id for entry in entries] == tokens[: len(entries)]
     for entry in entries:
-        assert 0 <= entry.offset < len(shown.text)
-    # All of the text is of tokens that are reported.
+        assert 0 <= entry.offset < len(report.text)
+    # The reported tokens cover the whole text.
     covered = b"".join(entry.piece for entry in entries)
-    assert len(covered.decode("utf-8", "replace")) >= len(shown.text)
+    assert len(covered.decode("utf-8", "replace")) >= len(report.text)
 
 
 @settings(max_examples=400)
 @given(st.data(), st.text("abé☃😀\n", max_size=12), stop_strings, sizes)
-def test_offsets_are_the_characters_in_which_tokens_begin(
+def test_offsets_are_the_characters_where_tokens_begin(
     data: st.DataObject, text: str, stops: list[str], passes: list[int]
 ) -> None:
     raw = text.encode()
     places = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=16)))
     begins = [0, *places]
     pieces = [b"", *(raw[a:b] for a, b in zip(begins, [*places, len(raw)], strict=True))]
-    shown = run(range(1, len(pieces)), passes, pieces=pieces, stop=stops)
+    report = report_answer(range(1, len(pieces)), passes, pieces=pieces, stop=stops)
     cut = min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))
     if cut == len(text):
-        assert shown.text == text
-    length = len(shown.text.encode())
+        assert report.text == text
+    length = len(report.text.encode())
     expected = [len(raw[:begin].decode("utf-8", "ignore")) for begin in begins if begin < length]
-    assert [entry.offset for entry in shown.logprobs] == expected
+    assert [entry.offset for entry in report.logprobs] == expected
 
 
 @pytest.mark.parametrize("passes", [[], [9], [2, 3]])
 def test_the_tokens_of_a_cut_character_belong_to_it(passes: list[int]) -> None:
-    shown = run([1, 7, 8, 7], passes, max_tokens=4)
-    assert shown.text == "a😀\ufffd"
-    assert [(entry.id, entry.offset) for entry in shown.logprobs] == [
+    report = report_answer([1, 7, 8, 7], passes, max_tokens=4)
+    assert report.text == "a😀\ufffd"
+    assert [(entry.id, entry.offset) for entry in report.logprobs] == [
         (1, 0),
         (7, 1),
         (8, 1),
@@ -169,45 +171,50 @@ def test_the_tokens_of_a_cut_character_belong_to_it(passes: list[int]) -> None:
 
 @pytest.mark.parametrize("passes", [[], [9], [2, 3]])
 def test_tokens_of_a_stop_string_and_the_end_are_reported_by_id_only(passes: list[int]) -> None:
-    shown = run([1, 3, 2, 1], passes, stop=["bb"])
-    assert (shown.text, [entry.id for entry in shown.logprobs]) == ("aa", [1, 3])
-    assert shown.ids == [1, 3, 2]
-    ended = run([1, 12, EOG], passes)
+    report = report_answer([1, 3, 2, 1], passes, stop=["bb"])
+    assert (report.text, [entry.id for entry in report.logprobs]) == ("aa", [1, 3])
+    assert report.ids == [1, 3, 2]
+    ended = report_answer([1, 12, EOG], passes)
     assert ([entry.id for entry in ended.logprobs], ended.ids) == ([1], [1, 12, EOG])
 
 
-# ---------------------------------------------------------------------------- a whole engine
+# ---------------------------------------------------------------------------- with an engine
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_drafts_change_no_report(contextual: Running, exact: bool) -> None:
+def test_drafts_do_not_change_the_reported_tokens(contextual: Running, exact: bool) -> None:
     prompt = [1, 7, 9, 4]
-    whole = contextual.ask(prompt, 40, exact=True).text
-    for stops in ([], [whole[9:12]], [whole[20:23], whole[3:5]], [whole[-2:]]):
-        told = set()
+    full_text = contextual.ask(prompt, 40, exact=True).text
+    for stops in ([], [full_text[9:12]], [full_text[20:23], full_text[3:5]], [full_text[-2:]]):
+        reports = set()
         for depth in (0, 1, 4, 8):
             answer = contextual.ask(
                 prompt, 40, speculative=drafting(depth), exact=exact, stop=stops, top_logprobs=1
             )
-            told.add(tuple((entry.id, entry.offset) for entry in answer.logprobs))
-            assert answer.text == whole[: min((whole.find(s) for s in stops), default=len(whole))]
-        assert len(told) == 1
+            reports.add(tuple((entry.id, entry.offset) for entry in answer.logprobs))
+            assert (
+                answer.text
+                == full_text[: min((full_text.find(s) for s in stops), default=len(full_text))]
+            )
+        assert len(reports) == 1
 
 
-def test_a_stop_string_in_thoughts_ends_nothing_with_any_drafts(contextual: Running) -> None:
+def test_stop_string_in_thoughts_does_not_end_the_answer(contextual: Running) -> None:
     prompt = [1, 7, 9, 4]
-    whole = contextual.ask(prompt, 40, exact=True).text
-    numbers = random.Random(4)
+    full_text = contextual.ask(prompt, 40, exact=True).text
+    rng = random.Random(4)
     for _ in range(12):
-        opened, closed = 3, numbers.randrange(8, 16)
-        marks = [(whole[:opened], whole[closed : closed + 3])]
-        begins = whole.find(marks[0][1], opened) + 3  # the visible text
-        at = numbers.randrange(len(whole) - 2)
-        stop = whole[at : at + 2]
+        opened, closed = 3, rng.randrange(8, 16)
+        marks = [(full_text[:opened], full_text[closed : closed + 3])]
+        begins = full_text.find(marks[0][1], opened) + 3  # the start of the visible text
+        at = rng.randrange(len(full_text) - 2)
+        stop = full_text[at : at + 2]
         for depth in (0, 1, 4, 8):
             drafts = drafting(depth)
-            asked = {"speculative": drafts, "exact": True, "stop": [stop], "thoughts": marks}
-            found = contextual.ask(prompt, 40, **asked)
-            end = whole.find(stop, begins + len(whole[begins:]) - len(whole[begins:].lstrip()))
-            assert found.text == (whole[:end] if end >= 0 else whole)
-            assert found.done.stop_string == (stop if end >= 0 else None)
+            options = {"speculative": drafts, "exact": True, "stop": [stop], "thoughts": marks}
+            answer = contextual.ask(prompt, 40, **options)
+            end = full_text.find(
+                stop, begins + len(full_text[begins:]) - len(full_text[begins:].lstrip())
+            )
+            assert answer.text == (full_text[:end] if end >= 0 else full_text)
+            assert answer.done.stop_string == (stop if end >= 0 else None)

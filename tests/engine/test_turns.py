@@ -1,4 +1,4 @@
-"""Workers' rounds on the processors: one at a time, and nobody waits for ever."""
+"""Workers take turns on the processors: one at a time, and none waits for ever."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from localspec.engine.pair.cpu_lock import CpuLock
 
-# A worker: rounds of two milliseconds, each noted at its beginning and its end.
+# A worker with rounds of two milliseconds, each logged at its beginning and its end.
 ROUNDS = """
 import os, sys, time
 from pathlib import Path
@@ -34,7 +34,7 @@ Start = Callable[..., subprocess.Popen[bytes]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Start a worker that takes so many turns; of one it does not come back."""
+    """Start a worker that takes `rounds` turns; a single turn never ends."""
     started = []
 
     def worker(rounds: int, hurry: str = "") -> subprocess.Popen[bytes]:
@@ -43,17 +43,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return started[-1]
 
     yield worker
-    for each in started:
-        each.kill()
-        each.wait()
+    for process in started:
+        process.kill()
+        process.wait()
 
 
-def log(tmp_path: Path) -> list[str]:
+def read_log(tmp_path: Path) -> list[str]:
     file = tmp_path / "log"
     return file.read_text().split() if file.exists() else []
 
 
-def until(condition: Callable[[], object]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     end = time.monotonic() + 30
     while not condition():
         assert time.monotonic() < end
@@ -62,26 +62,26 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_rounds_of_several_workers_never_overlap(start: Start, tmp_path: Path) -> None:
     workers = [start(40), start(40), start(40, "hurry")]
-    assert [each.wait(60) for each in workers] == [0, 0, 0]
-    told = log(tmp_path)
-    assert len(told) == 2 * 3 * 40
+    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+    events = read_log(tmp_path)
+    assert len(events) == 2 * 3 * 40
     assert all(
         (begins[0], ends[0], begins[1:]) == ("+", "-", ends[1:])
-        for begins, ends in zip(told[::2], told[1::2], strict=True)
+        for begins, ends in zip(events[::2], events[1::2], strict=True)
     )
 
 
-def test_a_worker_that_is_killed_in_its_turn_gives_it_back(start: Start, tmp_path: Path) -> None:
+def test_killed_worker_releases_its_turn(start: Start, tmp_path: Path) -> None:
     start(1)
-    until(lambda: log(tmp_path))
+    wait_until(lambda: read_log(tmp_path))
     waiting = start(40)
-    os.kill(int(log(tmp_path)[0][1:]), signal.SIGKILL)
+    os.kill(int(read_log(tmp_path)[0][1:]), signal.SIGKILL)
     assert waiting.wait(60) == 0
 
 
-def test_nobody_waits_longer_than_a_while(start: Start, tmp_path: Path) -> None:
+def test_waiting_for_a_turn_is_limited(start: Start, tmp_path: Path) -> None:
     start(1)
-    until(lambda: log(tmp_path))
+    wait_until(lambda: read_log(tmp_path))
     turns = CpuLock(tmp_path / "turns", 0.05)
     for hurry in (False, True, False):
         with turns.hold(hurry):
@@ -89,17 +89,17 @@ def test_nobody_waits_longer_than_a_while(start: Start, tmp_path: Path) -> None:
     turns.leave_queue()
 
 
-def test_others_wait_longer_for_one_that_hurries(start: Start, tmp_path: Path) -> None:
-    """A round that began beside an editor's prompt would be in its way, more than it wins."""
+def test_others_wait_longer_for_a_worker_in_a_hurry(start: Start, tmp_path: Path) -> None:
+    """A round beside an editor's prompt would delay it by more than the round gains."""
     start(1, "hurry")
-    until(lambda: log(tmp_path))
+    wait_until(lambda: read_log(tmp_path))
     turns, patience = CpuLock(tmp_path / "turns", 0.05), 0.05
     began = time.monotonic()
     with turns.hold(False):
         assert time.monotonic() - began >= 4 * patience
 
 
-def test_where_no_file_can_be_there_are_no_turns(tmp_path: Path) -> None:
+def test_without_a_lock_file_there_are_no_turns(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for file in (None, tmp_path / "file" / "turns"):
         with CpuLock(file, 30.0).hold(True):

@@ -1,4 +1,4 @@
-"""Stop strings hold in the text that a reader sees, whatever pieces an answer comes in."""
+"""Stop strings apply to the visible text, whatever pieces an answer arrives in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOOLS = {
     "led": {"type": "object", "properties": {"note": {"type": "string"}}},
     "get_weather": {"type": "object", "properties": {"note": {"type": "string"}}},
 }
-FOUND = CallFormat(
+DETECTED = CallFormat(
     "found",
     ("<minimax:tool_call>",),
     "</invoke>\n</minimax:tool_call>",
@@ -28,7 +28,7 @@ FOUND = CallFormat(
     middle='">\n',
     parameter=('<parameter name="', '">', '">', "</parameter>\n"),
 )
-FORMS = {
+FORMATS = {
     "hermes": calls.HERMES,
     "tags": calls.TAGS,
     "llama": calls.LLAMA,
@@ -38,9 +38,9 @@ FORMS = {
     "gemma": calls.GEMMA,
     "functionary": calls.FUNCTIONARY,
     "nemotron": calls.NEMOTRON,
-    "found": FOUND,
+    "found": DETECTED,
 }
-# What models say: among it what begins as markers do, and blanks wherever they matter.
+# Pieces of answers, including beginnings of markers, and blanks wherever they matter.
 WORDS = [
     "STOP",
     "x",
@@ -60,54 +60,54 @@ WORDS = [
     "}",
     "|",
 ]
-said = st.lists(st.sampled_from(WORDS), max_size=8).map("".join)
-# An argument has no marker of its own notation in it: what that means is not this file's matter.
+spoken_texts = st.lists(st.sampled_from(WORDS), max_size=8).map("".join)
+# Arguments contain no marker of their own format, which other tests cover.
 NOTES = ["STOP", "x", "é", " ", "\n", '"', "\\", "{", "}", "[", "]", ";", "<b>", "</tool"]
 notes = st.lists(st.sampled_from(NOTES), max_size=6).map("".join)
 
 
-def written(form: CallFormat, name: str, note: str) -> str:
-    """A call as a model of that family writes it."""
+def write_call(call_format: CallFormat, name: str, note: str) -> str:
+    """Return a call as a model of that family writes it."""
     arguments = json.dumps({"note": note}, ensure_ascii=False)
-    whole = f'{{"name": "{name}", "{form.arguments}": {arguments}}}'
-    opening = form.opens[0]
-    match form.kind:
+    call_json = f'{{"name": "{name}", "{call_format.arguments}": {arguments}}}'
+    opening = call_format.opens[0]
+    match call_format.kind:
         case "tags":
             value = f"<parameter=note>\n{note}\n</parameter>\n"
-            return f"{opening}\n<function={name}>\n{value}</function>\n{form.close}"
-        case "mistral" | "json" if not form.bare:
-            return f"{opening}[{whole}]{form.close}"
+            return f"{opening}\n<function={name}>\n{value}</function>\n{call_format.close}"
+        case "mistral" | "json" if not call_format.bare:
+            return f"{opening}[{call_json}]{call_format.close}"
         case "named":
-            return f"{opening}{name}{form.middle}{arguments}{form.close}"
+            return f"{opening}{name}{call_format.middle}{arguments}{call_format.close}"
         case "gemma":
             quote = calls.GEMMA_QUOTE
-            return f"{opening}call:{name}{{note:{quote}{note}{quote}}}{form.close}"
+            return f"{opening}call:{name}{{note:{quote}{note}{quote}}}{call_format.close}"
         case "found":
             value = f'<parameter name="note">{note}</parameter>\n'
-            return f'{opening}\n<invoke name="{name}">\n{value}{form.close}'
-    return f"{opening}{form.lead}{whole}{form.lead}{form.close}"
+            return f'{opening}\n<invoke name="{name}">\n{value}{call_format.close}'
+    return f"{opening}{call_format.lead}{call_json}{call_format.lead}{call_format.close}"
 
 
 @st.composite
 def answers(draw: st.DrawFn) -> tuple[CallFormat | None, str, str]:
-    """How calls are written, the end of the prompt, and an answer: thoughts, texts and calls."""
-    form = draw(st.sampled_from([None, *FORMS.values()]))
+    """Draw a call format, the end of the prompt, and an answer of thoughts, texts and calls."""
+    call_format = draw(st.sampled_from([None, *FORMATS.values()]))
     tail, answer = "<|assistant|>\n", ""
     if draw(st.booleans()):
         opening, closing = draw(st.sampled_from(REASONING_MARKERS))
-        thoughts = draw(said)
+        thoughts = draw(spoken_texts)
         if draw(st.booleans()):
             tail += opening
         else:
             answer += draw(st.sampled_from(["", "\n"])) + opening
         answer += thoughts + (closing if draw(st.booleans()) else "")
-    answer += draw(said)
+    answer += draw(spoken_texts)
     for _ in range(draw(st.integers(0, 2))):
-        if form is None:
+        if call_format is None:
             break
         name = draw(st.sampled_from(sorted(TOOLS)))
-        answer += written(form, name, draw(notes)) + draw(said)
-    return form, tail, answer
+        answer += write_call(call_format, name, draw(notes)) + draw(spoken_texts)
+    return call_format, tail, answer
 
 
 @st.composite
@@ -116,64 +116,64 @@ def cuts(draw: st.DrawFn, text: str) -> list[str]:
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
-def regions(form: CallFormat | None, tail: str) -> VisibilityParser:
-    return VisibilityParser(REASONING_MARKERS, tail, form, TOOLS if form else ())
+def make_parser(call_format: CallFormat | None, tail: str) -> VisibilityParser:
+    return VisibilityParser(REASONING_MARKERS, tail, call_format, TOOLS if call_format else ())
 
 
-def kinds(form: CallFormat | None, tail: str, pieces: Sequence[str]) -> str:
-    follower = regions(form, tail)
+def classify(call_format: CallFormat | None, tail: str, pieces: Sequence[str]) -> str:
+    follower = make_parser(call_format, tail)
     return "".join([*map(follower.feed, pieces), follower.finish()])
 
 
-def content(form: CallFormat | None, tail: str, answer: str) -> tuple[str, bool]:
-    """What a client is shown as text, and whether a call could not be read as one."""
-    parser = AnswerParser(form, TOOLS) if form else AnswerParser()
+def read_content(call_format: CallFormat | None, tail: str, answer: str) -> tuple[str, bool]:
+    """Return the text that a client is sent, and whether a call was malformed."""
+    parser = AnswerParser(call_format, TOOLS) if call_format else AnswerParser()
     parser.begin(tail)
     pieces = [*parser.feed(answer), *parser.finish()]
     text = "".join(p.text for p in pieces if isinstance(p, Text) and p.kind == "content")
-    return text, any(mark in text for mark in (form.opens if form else ()))
+    return text, any(mark in text for mark in (call_format.opens if call_format else ()))
 
 
 @settings(max_examples=300)
 @given(answers())
-def test_what_is_visible_is_what_the_daemon_shows_as_text(
+def test_visible_text_is_the_text_that_the_daemon_sends(
     given_answer: tuple[CallFormat | None, str, str],
 ) -> None:
-    form, tail, answer = given_answer
-    found = kinds(form, tail, [answer])
-    assert len(found) == len(answer)
-    visible = "".join(c for c, kind in zip(answer, found, strict=True) if kind == VISIBLE)
-    shown, broken = content(form, tail, answer)
-    if not broken:  # blanks at the very end say nothing, and are dropped behind some calls
-        assert visible.rstrip() == shown.rstrip()
+    call_format, tail, answer = given_answer
+    kinds = classify(call_format, tail, [answer])
+    assert len(kinds) == len(answer)
+    visible = "".join(c for c, kind in zip(answer, kinds, strict=True) if kind == VISIBLE)
+    content, broken = read_content(call_format, tail, answer)
+    if not broken:  # blanks at the very end do not matter, and are dropped after some calls
+        assert visible.rstrip() == content.rstrip()
 
 
 @given(st.data(), answers())
-def test_the_pieces_in_which_an_answer_comes_change_nothing(
+def test_pieces_of_an_answer_do_not_change_its_visibility(
     data: st.DataObject, given_answer: tuple[CallFormat | None, str, str]
 ) -> None:
-    form, tail, answer = given_answer
-    whole = kinds(form, tail, [answer])
-    assert kinds(form, tail, list(answer)) == whole
-    assert kinds(form, tail, data.draw(cuts(answer))) == whole
+    call_format, tail, answer = given_answer
+    expected = classify(call_format, tail, [answer])
+    assert classify(call_format, tail, list(answer)) == expected
+    assert classify(call_format, tail, data.draw(cuts(answer))) == expected
 
 
 @given(
     answers(),
     st.lists(st.sampled_from(["STOP", "\n", "\n\n", "{", "xSTOP", "a.", "P\n"]), max_size=2),
 )
-def test_a_stop_string_ends_an_answer_where_it_is_visible_and_nowhere_else(
+def test_stop_string_ends_an_answer_only_where_it_is_visible(
     given_answer: tuple[CallFormat | None, str, str], stops: list[str]
 ) -> None:
-    form, tail, answer = given_answer
-    found = kinds(form, tail, [answer])
+    call_format, tail, answer = given_answer
+    kinds = classify(call_format, tail, [answer])
     runs = [""]
-    for char, kind in zip(answer, found, strict=True):
+    for char, kind in zip(answer, kinds, strict=True):
         if kind == VISIBLE:
             runs[-1] += char
         elif runs[-1]:
             runs.append("")
-    stream = TextStream(stops, regions(form, tail))
+    stream = TextStream(stops, make_parser(call_format, tail))
     text = "".join(stream.push(char.encode()).text for char in answer) + stream.flush().text
     expected = any(stop in run for run in runs for stop in stops)
     assert (stream.stopped is not None) == expected
@@ -191,8 +191,8 @@ CHANNELS = (
 
 def test_channels_are_thoughts_calls_and_text() -> None:
     for pieces in ([CHANNELS], list(CHANNELS)):
-        found = kinds(calls.HERMES, "<|start|>assistant", pieces)
-        visible = "".join(c for c, k in zip(CHANNELS, found, strict=True) if k == VISIBLE)
+        kinds = classify(calls.HERMES, "<|start|>assistant", pieces)
+        visible = "".join(c for c, k in zip(CHANNELS, kinds, strict=True) if k == VISIBLE)
         assert visible == "It is STOP on."
 
 
@@ -206,12 +206,10 @@ def test_channels_are_thoughts_calls_and_text() -> None:
         ('{"na', '{"na'),
     ],
 )
-def test_json_from_the_first_character_is_a_call_where_it_names_a_tool(
-    answer: str, visible: str
-) -> None:
+def test_leading_json_is_a_call_if_it_names_a_tool(answer: str, visible: str) -> None:
     for pieces in ([answer], list(answer)):
-        found = kinds(calls.LLAMA, "", pieces)
-        assert "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE) == visible
+        kinds = classify(calls.LLAMA, "", pieces)
+        assert "".join(c for c, k in zip(answer, kinds, strict=True) if k == VISIBLE) == visible
 
 
 PLAIN = [
@@ -235,33 +233,33 @@ def test_plain_json_that_names_a_tool_is_a_call_and_other_blocks_are_text(
 ) -> None:
     for pieces in ([answer], list(answer)):
         follower = VisibilityParser(REASONING_MARKERS, "", calls.HERMES, TOOLS, plain_calls=True)
-        found = "".join([*map(follower.feed, pieces), follower.finish()])
-        assert len(found) == len(answer)
-        text = "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE)
+        kinds = "".join([*map(follower.feed, pieces), follower.finish()])
+        assert len(kinds) == len(answer)
+        text = "".join(c for c, k in zip(answer, kinds, strict=True) if k == VISIBLE)
         assert text == (answer if visible is None else visible)
 
 
 @given(st.data())
-def test_what_is_visible_beside_plain_calls_is_what_the_daemon_shows(data: st.DataObject) -> None:
+def test_visible_text_beside_plain_calls_is_what_the_daemon_sends(data: st.DataObject) -> None:
     words = [*WORDS, "```", "```json\n", "```py\n", '{"name": "led", "arguments": {"note": "a"}}']
     answer = "".join(data.draw(st.lists(st.sampled_from(words), max_size=8)))
     parser = AnswerParser(calls.HERMES, TOOLS, plain_calls=tuple(TOOLS))
     parser.begin("")
-    read = [*parser.feed(answer), *parser.finish()]
-    shown = "".join(p.text for p in read if isinstance(p, Text) and p.kind == "content")
+    parsed = [*parser.feed(answer), *parser.finish()]
+    content = "".join(p.text for p in parsed if isinstance(p, Text) and p.kind == "content")
     results = set()
     for pieces in ([answer], list(answer), data.draw(cuts(answer))):
         follower = VisibilityParser(REASONING_MARKERS, "", calls.HERMES, TOOLS, plain_calls=True)
-        found = "".join([*map(follower.feed, pieces), follower.finish()])
-        assert len(found) == len(answer)
-        results.add(found)
+        kinds = "".join([*map(follower.feed, pieces), follower.finish()])
+        assert len(kinds) == len(answer)
+        results.add(kinds)
     assert len(results) == 1
-    visible = "".join(c for c, k in zip(answer, found, strict=True) if k == VISIBLE)
-    # What only begins like a call is hidden here, and shown by the daemon once it has turned out to be none.
-    assert parser.calls or "name" in answer or visible.split() == shown.split()
+    visible = "".join(c for c, k in zip(answer, kinds, strict=True) if k == VISIBLE)
+    # Text that only begins like a call is hidden here, but the daemon sends it once it is not a call.
+    assert parser.calls or "name" in answer or visible.split() == content.split()
 
 
-def test_a_marker_of_thoughts_is_no_text_and_thoughts_are_text_where_they_are_kept_in_it() -> None:
+def test_thoughts_are_visible_only_without_a_parser_for_them() -> None:
     answer = "<think>a STOP</think>b"
-    assert kinds(None, "", [answer]) == HIDDEN * (len(answer) - 1) + VISIBLE
+    assert classify(None, "", [answer]) == HIDDEN * (len(answer) - 1) + VISIBLE
     assert VisibilityParser().finish(answer) == VISIBLE * len(answer)

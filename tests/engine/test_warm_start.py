@@ -1,4 +1,4 @@
-"""What is expected of a draft model before its first answer."""
+"""The warm start measures a draft model before its first answer."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.support.running import Running, drafting
 AUTO = SpeculationSettings()
 
 
-def of(engine: Running) -> Calibration:
+def get_calibration(engine: Running) -> Calibration:
     return engine.pair.learned.calibrations["draft"]
 
 
-def hope(calibration: Calibration) -> float:
-    """The rate expected of a text."""
+def expected_rate(calibration: Calibration) -> float:
+    """Return the expected acceptance rate of a new text."""
     return float(calibration.prior @ GRID)
 
 
@@ -35,63 +35,69 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[float, PairFiles]:
     return {rate: cycle_pair(folder / str(rate), rate) for rate in (0.0, 0.4, 0.95)}
 
 
-def test_the_better_a_draft_model_is_the_more_is_expected_of_it(
+def test_better_draft_models_have_a_higher_expected_rate(
     pairs: dict[float, PairFiles], load: Callable[..., Running]
 ) -> None:
-    found = {rate: hope(of(load(files))) for rate, files in pairs.items()}
-    assert found[0.0] < 0.3 < found[0.4] < hope(Calibration()) < found[0.95]
+    rates = {rate: expected_rate(get_calibration(load(files))) for rate, files in pairs.items()}
+    assert rates[0.0] < 0.3 < rates[0.4] < expected_rate(Calibration()) < rates[0.95]
 
 
-def test_the_first_answer_is_spared_drafts_that_are_never_right(
+def test_useless_draft_model_is_not_used_in_the_first_answer(
     pairs: dict[float, PairFiles], load: Callable[..., Running]
 ) -> None:
-    """Its prompt is not read by the draft model either. What was expected on trust is the control."""
+    """The draft model does not read the prompt either; a hopeful calibration is the control."""
     prompt = [5, *expected(5, 63)]
     warm, hopeful = load(pairs[0.0]), load(pairs[0.0])
     hopeful.pair.learned.calibrations["draft"] = Calibration()
     for engine in (warm, hopeful):
-        table = CostTable({1: 20.0, 2: 28.0, 16: 140.0})  # at which a hopeful one is tried
+        # At these costs a hopeful draft model is tried.
+        table = CostTable({1: 20.0, 2: 28.0, 16: 140.0})
         engine.pair.shared.costs = engine.pair.learned.costs.target = table
-    answers = [each.ask(prompt, speculative=drafting(None)) for each in (warm, hopeful)]
+    answers = [engine.ask(prompt, speculative=drafting(None)) for engine in (warm, hopeful)]
     drafted = [answer.done.speculation.drafted for answer in answers]
     assert drafted[0] == 0 < drafted[1]
     assert answers[0].tokens == answers[1].tokens == expected(prompt[-1], 24)
 
 
-def test_nothing_of_the_texts_stays(tmp_path: Path, load: Callable[..., Running]) -> None:
-    """Every cell that was left would change what this pair writes."""
+def test_warm_start_leaves_nothing_in_the_caches(
+    tmp_path: Path, load: Callable[..., Running]
+) -> None:
+    """Any remaining cell would change the text of this pair."""
     files = contextual_pair(tmp_path / "pair")
     prompt = list(range(3, 40))
-    answers = [load(each).ask(prompt, speculative=AUTO) for each in (files, target_alone(files))]
+    answers = [
+        load(pair_files).ask(prompt, speculative=AUTO)
+        for pair_files in (files, target_alone(files))
+    ]
     assert answers[0].tokens == answers[1].tokens
     assert answers[0].started is not None
     assert answers[0].started.cached_tokens == 0
 
 
-def test_it_is_done_once(
+def test_warm_start_runs_once(
     pairs: dict[float, PairFiles], load: Callable[..., Running], tmp_path: Path
 ) -> None:
-    first = load(pairs[0.4], state_dir=str(tmp_path))
-    checked = of(first).count.sum()
+    original = load(pairs[0.4], state_dir=str(tmp_path))
+    checked = get_calibration(original).count.sum()
     assert checked > 0
-    first.pair.save()
-    again = load(pairs[0.4], state_dir=str(tmp_path))
-    assert of(again).count.sum() == checked
-    assert hope(of(again)) == pytest.approx(hope(of(first)))
+    original.pair.save()
+    reloaded = load(pairs[0.4], state_dir=str(tmp_path))
+    assert get_calibration(reloaded).count.sum() == checked
+    assert expected_rate(get_calibration(reloaded)) == pytest.approx(
+        expected_rate(get_calibration(original))
+    )
 
 
-def test_a_slow_target_is_not_waited_for(
+def test_slow_target_skips_the_warm_start(
     pairs: dict[float, PairFiles], load: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profile, "BUDGET_S", 1e-6)
-    assert of(load(pairs[0.0])).is_unused
+    assert get_calibration(load(pairs[0.0])).is_unused
 
 
 @pytest.mark.parametrize(("bytes_", "texts"), [(["<0x09>", "<0x0A>"], 2), ([], 0)])
-def test_a_vocabulary_that_not_all_text_can_be_read_with_is_not_tried(
-    bytes_: list[str], texts: int
-) -> None:
-    """llama.cpp would end the process, at each load."""
+def test_vocabulary_without_all_bytes_is_not_tried(bytes_: list[str], texts: int) -> None:
+    """llama.cpp would end the process at each load."""
 
     class Pieces(Vocab):
         def __init__(self) -> None:

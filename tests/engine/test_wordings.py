@@ -1,4 +1,4 @@
-"""What was sent is in the prompt, whatever roles a chat template knows, or it is refused in words."""
+"""Every text of a chat is in the prompt, whatever roles the template knows, or it is refused."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tests.support import templates
 
 HERE = Path(__file__).resolve()
 TURN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
-OPEN = "{% if add_generation_prompt %}<assistant>{% endif %}"
+GENERATION_PROMPT = "{% if add_generation_prompt %}<assistant>{% endif %}"
 TWO_ROLES = (
     "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}"
-    "<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endif %}{% endfor %}" + OPEN
+    "<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endif %}{% endfor %}" + GENERATION_PROMPT
 )
 TEMPLATES = {
-    "every role": TURN + OPEN,
+    "every role": TURN + GENERATION_PROMPT,
     "user and assistant": TWO_ROLES,
     "system first only": (
         "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% endif %}" + TWO_ROLES
@@ -46,18 +46,19 @@ TEMPLATES = {
     ),
     "parts only": (
         "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}"
-        "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}</>{% endfor %}" + OPEN
+        "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}</>{% endfor %}"
+        + GENERATION_PROMPT
     ),
     "calls without text": (
         "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}"
         "{% for c in m.tool_calls %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
-        "{% endfor %}{% else %}{{ m.content }}{% endif %}</>{% endfor %}" + OPEN
+        "{% endfor %}{% else %}{{ m.content }}{% endif %}</>{% endfor %}" + GENERATION_PROMPT
     ),
 }
 WORDS = st.text("abc XYZ 0123.,!? é☃語\n", min_size=0, max_size=12)
 ROLES = st.sampled_from(["system", "system", "user", "user", "assistant", "assistant", "critic"])
 CONVERSATIONS = st.lists(st.tuples(ROLES, WORDS), min_size=1, max_size=7)
-# Turns as chats have them, so that the strict templates too are seen to accept something.
+# Turns in the usual order, so that strict templates accept some conversations too.
 ORDERLY = st.tuples(
     st.lists(WORDS, max_size=2), st.lists(st.tuples(WORDS, st.lists(WORDS, max_size=1)), min_size=1)
 ).map(
@@ -65,11 +66,11 @@ ORDERLY = st.tuples(
         [("system", text) for text in drawn[0]]
         + [
             turn
-            for asked, noted in drawn[1][:3]
+            for question, system_texts in drawn[1][:3]
             for turn in [
-                ("user", asked + "?"),
+                ("user", question + "?"),
                 ("assistant", "so"),
-                *[("system", text) for text in noted],
+                *[("system", text) for text in system_texts],
             ]
         ]
         + [("user", "last")]
@@ -77,7 +78,7 @@ ORDERLY = st.tuples(
 )
 
 
-def template(name: str) -> str:
+def get_template(name: str) -> str:
     if name in TEMPLATES:
         return TEMPLATES[name]
     if name == "the shipped pair":
@@ -87,28 +88,28 @@ def template(name: str) -> str:
 
 
 @cache
-def renderer(name: str) -> TemplateRenderer:
-    found = TemplateRenderer(template(name), "<s>", "</s>")
-    atexit.register(found.close)
-    return found
+def get_renderer(name: str) -> TemplateRenderer:
+    renderer = TemplateRenderer(get_template(name), "<s>", "</s>")
+    atexit.register(renderer.close)
+    return renderer
 
 
-def names() -> list[str]:
+def list_names() -> list[str]:
     return ["the shipped pair", *TEMPLATES, *templates.files()]
 
 
-def prompt_of(name: str, conversation: list[tuple[str, str]], **more: Any) -> str:
+def render_prompt(name: str, conversation: list[tuple[str, str]], **more: Any) -> str:
     messages = [Message(role, text) for role, text in conversation]
-    return renderer(name).render(ChatPrompt(messages, **more))
+    return get_renderer(name).render(ChatPrompt(messages, **more))
 
 
-@pytest.mark.parametrize("name", names())
-def test_every_text_is_in_the_prompt_in_order_or_a_role_is_named(name: str) -> None:
+@pytest.mark.parametrize("name", list_names())
+def test_prompt_has_every_text_in_order_or_the_refusal_names_a_role(name: str) -> None:
     @settings(max_examples=25, deadline=None)
     @given(CONVERSATIONS | ORDERLY)
     def check(conversation: list[tuple[str, str]]) -> None:
         try:
-            text = prompt_of(name, conversation)
+            text = render_prompt(name, conversation)
         except InvalidRequest as error:
             refusal = error.message
         else:
@@ -117,71 +118,73 @@ def test_every_text_is_in_the_prompt_in_order_or_a_role_is_named(name: str) -> N
             assert any(role in refusal for role, _ in conversation)
             return
         at = 0
-        for _, said in conversation:
-            at = text.find(said.strip(), at)
-            assert at >= 0, f"{said!r} is not in {text!r}"
-            at += len(said.strip())
+        for _, content in conversation:
+            at = text.find(content.strip(), at)
+            assert at >= 0, f"{content!r} is not in {text!r}"
+            at += len(content.strip())
 
     check()
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_a_system_message_is_never_refused(name: str) -> None:
-    text = prompt_of(name, [("system", "Be terse."), ("user", "Anyone?"), ("assistant", "Yes")])
+    text = render_prompt(name, [("system", "Be terse."), ("user", "Anyone?"), ("assistant", "Yes")])
     assert text.index("Be terse.") < text.index("Anyone?")
-    text = prompt_of(name, [("system", "Be terse."), ("system", "Be kind."), ("user", "Anyone?")])
+    text = render_prompt(
+        name, [("system", "Be terse."), ("system", "Be kind."), ("user", "Anyone?")]
+    )
     assert text.index("Be terse.") < text.index("Be kind.") < text.index("Anyone?")
-    assert "Be terse." in prompt_of(name, [("system", "Be terse.")])
+    assert "Be terse." in render_prompt(name, [("system", "Be terse.")])
 
 
 WITHOUT_SYSTEM = ("the shipped pair", "user and assistant", "turns", "google-gemma-2-2b-it")
 
 
-@pytest.mark.parametrize("name", [name for name in WITHOUT_SYSTEM if name in names()])
-def test_without_a_system_role_it_begins_the_question_as_in_llama_server(name: str) -> None:
-    told = prompt_of(name, [("system", "Be terse."), ("user", "hi")])
-    assert told == prompt_of(name, [("user", "Be terse.\nhi")])
+@pytest.mark.parametrize("name", [name for name in WITHOUT_SYSTEM if name in list_names()])
+def test_system_text_begins_the_question_without_a_system_role(name: str) -> None:
+    prompt = render_prompt(name, [("system", "Be terse."), ("user", "hi")])
+    assert prompt == render_prompt(name, [("user", "Be terse.\nhi")])
 
 
-def test_a_role_that_no_wording_saves_is_named() -> None:
+def test_unsupported_role_is_named() -> None:
     with pytest.raises(InvalidRequest, match="the role 'critic'"):
-        prompt_of("the shipped pair", [("user", "hi"), ("critic", "Bah.")])
+        render_prompt("the shipped pair", [("user", "hi"), ("critic", "Bah.")])
     with pytest.raises(TemplateFailed, match=r"must alternate.*assistant, assistant"):
-        prompt_of("alternating", [("assistant", "hi"), ("assistant", "there")])
+        render_prompt("alternating", [("assistant", "hi"), ("assistant", "there")])
 
 
-@pytest.mark.parametrize("name", names())
-def test_questions_in_a_row_are_one_only_where_the_template_refuses_them(name: str) -> None:
-    one = [("user", "hi"), ("assistant", "yes"), ("user", "there\nand\nhere")]
-    several = [*one[:2], ("user", "there"), ("user", "and"), ("user", "here")]
-    text = prompt_of(name, several)
+@pytest.mark.parametrize("name", list_names())
+def test_consecutive_questions_are_joined_only_if_refused(name: str) -> None:
+    joined = [("user", "hi"), ("assistant", "yes"), ("user", "there\nand\nhere")]
+    several = [*joined[:2], ("user", "there"), ("user", "and"), ("user", "here")]
+    text = render_prompt(name, several)
     if name in ("alternating", "turns", "inst", "google-gemma-2-2b-it"):
-        assert text == prompt_of(name, one)
+        assert text == render_prompt(name, joined)
     else:
         assert text.index("there") < text.index("and", text.index("there")) < text.rindex("here")
 
 
-def test_answers_in_a_row_are_one_where_the_template_refuses_them() -> None:
-    asked = [("user", "hi"), ("assistant", "yes"), ("assistant", "no"), ("user", "so?")]
+def test_consecutive_answers_are_joined_if_refused() -> None:
+    separate = [("user", "hi"), ("assistant", "yes"), ("assistant", "no"), ("user", "so?")]
     joined = [("user", "hi"), ("assistant", "yes\nno"), ("user", "so?")]
-    assert prompt_of("alternating", asked) == prompt_of("alternating", joined)
+    assert render_prompt("alternating", separate) == render_prompt("alternating", joined)
 
 
-def test_text_beside_a_call_is_kept_and_a_call_is_not_lost() -> None:
+def test_text_beside_a_call_and_the_call_are_in_the_prompt() -> None:
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "it"}}}
     messages = [Message("user", "hi"), Message("assistant", "Let me see.", {"tool_calls": [call]})]
-    text = renderer("calls without text").render(ChatPrompt(messages))
+    text = get_renderer("calls without text").render(ChatPrompt(messages))
     assert text.index("Let me see.") < text.index("look") < text.index('"at": "it"')
-    text = renderer("user and assistant").render(ChatPrompt(messages))
+    text = get_renderer("user and assistant").render(ChatPrompt(messages))
     assert text.index("Let me see.") < text.index("look") < text.index('"at": "it"')
 
 
-def called(at: str, number: str) -> dict[str, Any]:
+def make_call(at: str, number: str) -> dict[str, Any]:
     function = {"name": "look", "arguments": {"at": at}}
     return {"id": f"call_{number}", "type": "function", "function": function}
 
 
-def seen(text: str, number: str) -> Message:
+def make_tool_result(text: str, number: str) -> Message:
     return Message("tool", text, {"tool_call_id": f"call_{number}"})
 
 
@@ -194,8 +197,8 @@ TEMPLATES["one call a message"] = (
     "{% for m in messages if m.tool_calls and m.tool_calls | length > 1 %}"
     "{{ raise_exception('only single tool-calls') }}{% endfor %}" + CALLS_OR_TEXT
 )
-FIRST = CALLS.replace("in m.tool_calls", "in (m.tool_calls or [])[:1]")
-TEMPLATES["the first call only"] = TURNS + "{{ m.content or '' }}" + FIRST + ";{% endfor %}"
+FIRST_CALL = CALLS.replace("in m.tool_calls", "in (m.tool_calls or [])[:1]")
+TEMPLATES["the first call only"] = TURNS + "{{ m.content or '' }}" + FIRST_CALL + ";{% endfor %}"
 TEMPLATES["ids of nine"] = (
     "{% for m in messages %}{% for id in [m.tool_call_id] + (m.tool_calls or []) | map(attribute='id') | list"
     " if id and id | length != 9 %}{{ raise_exception('Tool call IDs should have length 9!') }}"
@@ -206,18 +209,18 @@ TEMPLATES["calls without text, in turns"] = (
     "{% if (m.role == 'user') != (ns.i % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{% set ns.i = ns.i + 1 %}{% endfor %}" + CALLS_OR_TEXT
 )
-ONE = '{"name": "look", "arguments": {"at": "one"}}'
-TWO = '{"name": "look", "arguments": {"at": "two"}}'
-TWICE = [
+CALL_ONE = '{"name": "look", "arguments": {"at": "one"}}'
+CALL_TWO = '{"name": "look", "arguments": {"at": "two"}}'
+TWO_CALLS = [
     Message("user", "Look."),
-    Message("assistant", None, {"tool_calls": [called("one", "1"), called("two", "2")]}),
-    seen("second", "2"),
-    seen("first", "1"),
+    Message("assistant", None, {"tool_calls": [make_call("one", "1"), make_call("two", "2")]}),
+    make_tool_result("second", "2"),
+    make_tool_result("first", "1"),
 ]
-BESIDE = [
+TEXT_AND_CALL = [
     Message("user", "Look."),
-    Message("assistant", "Well.", {"tool_calls": [called("one", "1")]}),
-    seen("first", "1"),
+    Message("assistant", "Well.", {"tool_calls": [make_call("one", "1")]}),
+    make_tool_result("first", "1"),
     Message("assistant", "So."),
     Message("user", "Thanks."),
 ]
@@ -228,89 +231,93 @@ BESIDE = [
     [
         (
             "one call a message",
-            TWICE,
-            f"<user>Look.<assistant>call_1:{ONE}<tool>first<assistant>call_2:{TWO}<tool>second",
+            TWO_CALLS,
+            f"<user>Look.<assistant>call_1:{CALL_ONE}<tool>first<assistant>call_2:{CALL_TWO}<tool>second",
         ),
         (
             "the first call only",
-            TWICE,
-            f"<user>Look.<assistant>call_1:{ONE}<tool>first<assistant>call_2:{TWO}<tool>second",
+            TWO_CALLS,
+            f"<user>Look.<assistant>call_1:{CALL_ONE}<tool>first<assistant>call_2:{CALL_TWO}<tool>second",
         ),
         (
             "one call a message",
-            BESIDE,
-            f"<user>Look.<assistant>Well.<assistant>call_1:{ONE}<tool>first<assistant>So.<user>Thanks.",
+            TEXT_AND_CALL,
+            f"<user>Look.<assistant>Well.<assistant>call_1:{CALL_ONE}<tool>first<assistant>So.<user>Thanks.",
         ),
         (
             "calls without text, in turns",
-            BESIDE,
-            f"<user>Look.<assistant>Well.\n<tool_call>\n{ONE}\n"
+            TEXT_AND_CALL,
+            f"<user>Look.<assistant>Well.\n<tool_call>\n{CALL_ONE}\n"
             "</tool_call><user><tool_response>\nfirst\n</tool_response><assistant>So.<user>Thanks.",
         ),
     ],
 )
-def test_calls_are_where_a_template_has_a_place_for_them(
+def test_calls_are_placed_where_the_template_supports_them(
     name: str, messages: list[Message], expected: str
 ) -> None:
-    assert renderer(name).render(ChatPrompt(messages)).replace(";", "") == expected
+    assert get_renderer(name).render(ChatPrompt(messages)).replace(";", "") == expected
 
 
-def test_ids_of_other_servers_are_as_the_template_wants_them() -> None:
-    text = renderer("ids of nine").render(ChatPrompt(TWICE))
-    found = re.fullmatch(
+def test_foreign_call_ids_get_the_length_the_template_requires() -> None:
+    text = get_renderer("ids of nine").render(ChatPrompt(TWO_CALLS))
+    match = re.fullmatch(
         r"<user>Look\.;<assistant>(\w{9}):.*one.*}}(\w{9}):.*two.*}};<tool>second(\w{9});<tool>first(\w{9});",
         text,
     )
-    assert found is not None
-    assert (found[1], found[2]) == (found[4], found[3])
-    assert found[1] != found[2]
+    assert match is not None
+    assert (match[1], match[2]) == (match[4], match[3])
+    assert match[1] != match[2]
 
 
-CALLED = st.lists(
+CALL_TURNS = st.lists(
     st.tuples(WORDS, st.lists(st.sampled_from("abcdef"), max_size=3, unique=True)),
     min_size=1,
     max_size=3,
 )
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_no_call_and_no_result_is_lost(name: str) -> None:
     @settings(max_examples=6, deadline=None)
-    @given(CALLED)
+    @given(CALL_TURNS)
     def check(turns: list[tuple[str, list[str]]]) -> None:
-        messages, places = [Message("user", "Begin.")], []
-        for turn, (said, calls) in enumerate(turns):
-            made = [called(f"at{turn}{each}", f"{turn}{each}") for each in calls]
+        messages, expected_texts = [Message("user", "Begin.")], []
+        for turn, (content, calls) in enumerate(turns):
+            tool_calls = [make_call(f"at{turn}{letter}", f"{turn}{letter}") for letter in calls]
             messages.append(
-                Message("assistant", said or "Hm.", {"tool_calls": made} if made else {})
+                Message(
+                    "assistant", content or "Hm.", {"tool_calls": tool_calls} if tool_calls else {}
+                )
             )
-            places += [said.strip(), *(f"at{turn}{each}" for each in calls)]
-            for each in calls:
-                messages.append(seen(f"was {turn}{each}", f"{turn}{each}"))
-                places.append(f"was {turn}{each}")
+            expected_texts += [content.strip(), *(f"at{turn}{letter}" for letter in calls)]
+            for letter in calls:
+                messages.append(make_tool_result(f"was {turn}{letter}", f"{turn}{letter}"))
+                expected_texts.append(f"was {turn}{letter}")
             messages.append(Message("user", f"And {turn}?"))
-        text = renderer(name).render(ChatPrompt(messages))
-        assert [place for place in places if place not in text] == []
+        text = get_renderer(name).render(ChatPrompt(messages))
+        assert [
+            expected_text for expected_text in expected_texts if expected_text not in text
+        ] == []
 
     check()
 
 
-def test_tools_that_a_template_leaves_out_are_not_lost_in_silence() -> None:
+def test_tools_that_a_template_leaves_out_are_refused() -> None:
     tools = [{"type": "function", "function": {"name": "look"}}]
     with pytest.raises(InvalidRequest, match="the tool 'look'"):
-        prompt_of("every role", [("user", "hi")], tools=tools)
+        render_prompt("every role", [("user", "hi")], tools=tools)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_names())
 def test_a_continued_message_is_not_closed(name: str) -> None:
-    """What the text would stand after is what it stands after when the turn is over."""
-    said = [("user", "Name a colour."), ("assistant", "The colour is ")]
-    begun = prompt_of(name, said, continued="content")
-    assert begun.rindex("Name a colour.") > 0
-    assert "The colour" not in begun
-    closed = prompt_of(name, said, add_generation_prompt=False)
-    assert closed.startswith(begun + "The colour is")
-    assert closed != begun + "The colour is "  # it has what closes a turn
+    """The unfinished prompt is the beginning of the prompt with the complete turn."""
+    conversation = [("user", "Name a colour."), ("assistant", "The colour is ")]
+    unfinished = render_prompt(name, conversation, continued="content")
+    assert unfinished.rindex("Name a colour.") > 0
+    assert "The colour" not in unfinished
+    closed = render_prompt(name, conversation, add_generation_prompt=False)
+    assert closed.startswith(unfinished + "The colour is")
+    assert closed != unfinished + "The colour is "  # the end of the turn follows
 
 
 THINKS = (
@@ -321,29 +328,31 @@ THINKS = (
 TEMPLATES["thinks"] = THINKS
 
 
-def test_thoughts_are_continued_where_a_template_has_a_place_for_them() -> None:
+def test_thoughts_are_continued_if_the_template_supports_them() -> None:
     thought = Message("assistant", "", {"reasoning_content": "Well, "})
     prompt = ChatPrompt([Message("user", "hi"), thought], continued="reasoning_content")
-    assert renderer("thinks").render(prompt) == "<user>hi</user><assistant><think>\n"
+    assert get_renderer("thinks").render(prompt) == "<user>hi</user><assistant><think>\n"
     with pytest.raises(TemplateFailed, match="no place for the 'reasoning_content'"):
-        renderer("every role").render(prompt)
+        get_renderer("every role").render(prompt)
 
 
-def test_the_next_chat_of_one_shape_is_rendered_once() -> None:
-    found = TemplateRenderer(TURN + OPEN, "<s>", "</s>")
-    rendered, texts = found._rendered, []
+def test_second_chat_of_the_same_shape_is_rendered_once() -> None:
+    renderer = TemplateRenderer(TURN + GENERATION_PROMPT, "<s>", "</s>")
+    render, texts = renderer._rendered, []
 
-    def counted(variables: Mapping[str, Any]) -> str:
-        texts.append(rendered(variables))
+    def counting_render(variables: Mapping[str, Any]) -> str:
+        texts.append(render(variables))
         return texts[-1]
 
-    found._rendered = counted  # type: ignore[method-assign]
+    renderer._rendered = counting_render  # type: ignore[method-assign]
     try:
-        found.render(ChatPrompt([Message("system", "Be terse."), Message("user", "hi")]))
+        renderer.render(ChatPrompt([Message("system", "Be terse."), Message("user", "hi")]))
         texts.clear()
-        again = found.render(ChatPrompt([Message("system", "Be kind."), Message("user", "ho")]))
-        assert texts == [again]
-        found.render(ChatPrompt([Message("system", ""), Message("user", "ho")]))
+        second_text = renderer.render(
+            ChatPrompt([Message("system", "Be kind."), Message("user", "ho")])
+        )
+        assert texts == [second_text]
+        renderer.render(ChatPrompt([Message("system", ""), Message("user", "ho")]))
         assert len(texts) == 3
     finally:
-        found.close()
+        renderer.close()

@@ -1,6 +1,6 @@
-"""Texts of any shape become tokens: no run of characters ends the process.
+"""Texts of any shape are tokenized: no run of characters ends the process.
 
-In a process of its own, since what fails here is the process.
+The tests use a separate process, since a failure would end it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ CUT_BY_EXPRESSIONS = (
 )  # fmt: skip
 LOOPS = ("gpt-2", "llama-bpe", "qwen2", "qwen35", "starcoder", "kimi-k2", "laguna", "mpt", "glm4")
 
-READ = """
+READ_PROGRAM = """
 import sys
 from localspec.engine.llama import Model, initialise
 from localspec.errors import LocalspecError
@@ -63,74 +63,74 @@ def shipped() -> Iterator[Vocab]:
         yield model.vocab
 
 
-def reads(length: int, paths: list[Path], every: int = 1) -> None:
+def assert_runs_are_read(length: int, paths: list[Path], every: int = 1) -> None:
     """Read rows of `length` characters, one in `every` of them, with each of these models."""
     run = subprocess.run(
-        [sys.executable, "-c", READ, str(length), str(every), *map(str, paths)],
+        [sys.executable, "-c", READ_PROGRAM, str(length), str(every), *map(str, paths)],
         capture_output=True,
         text=True,
         timeout=300,
         cwd=ROOT,
     )
-    said = run.stdout.splitlines()
-    assert run.returncode == 0, f"ended at {said[-1:]}: {run.stderr[-500:]}"
-    assert said[-1] == "done"
+    lines = run.stdout.splitlines()
+    assert run.returncode == 0, f"ended at {lines[-1:]}: {run.stderr[-500:]}"
+    assert lines[-1] == "done"
 
 
 def test_long_runs_of_every_kind_are_read(tmp_path: Path) -> None:
     paths = [relabelled(SHIPPED, name, tmp_path / name) for name in ("tekken", "deepseek-v3")]
-    reads(30_000, paths)
+    assert_runs_are_read(30_000, paths)
 
 
-def test_long_runs_are_read_whatever_cuts_them(tmp_path: Path) -> None:
+def test_long_runs_are_read_by_every_pre_tokenizer(tmp_path: Path) -> None:
     paths = [relabelled(SHIPPED, name, tmp_path / name) for name in CUT_BY_EXPRESSIONS]
-    reads(30_000, paths, every=7)
+    assert_runs_are_read(30_000, paths, every=7)
 
 
 @pytest.mark.slow
 def test_a_run_as_long_as_the_longest_is_read(tmp_path: Path) -> None:
-    reads(MAX_RUN, [relabelled(SHIPPED, "tekken", tmp_path / "tekken")], every=7)
+    assert_runs_are_read(MAX_RUN, [relabelled(SHIPPED, "tekken", tmp_path / "tekken")], every=7)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ["gpt-2", "tekken", "gpt-4o"])
-def test_of_a_long_text_that_a_grammar_forces_only_the_beginning_is_read_at_a_token(
+def test_only_the_beginning_of_forced_text_is_tokenized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, seed: int
 ) -> None:
-    """All that follows was cut into tokens for each one, which held up whoever shares a pass."""
+    """Tokenizing all the rest at each token would delay the requests that share a pass."""
     rng = random.Random(seed)
     rows = ("\n", "a", "-", "中", "é", "😀", "word ", "7", " \t", "e\u0301")
     text = "".join(rng.choice(rows) * rng.choice((1, 3, 9_000)) for _ in range(6)) + "\n" * 20_000
-    sizes, read = list[int](), C.llama_tokenize
+    sizes, tokenize = list[int](), C.llama_tokenize
 
-    def recorded(handle: Any, raw: Any, size: int, *more: Any) -> int:
+    def recording_tokenize(handle: Any, raw: Any, size: int, *more: Any) -> int:
         sizes.append(size)
-        return int(read(handle, raw, size, *more))
+        return int(tokenize(handle, raw, size, *more))
 
     with Model(str(relabelled(SHIPPED, name, tmp_path / name)), n_gpu_layers=0) as model:
-        whole = model.vocab.tokenize(text, add_special=False, parse_special=False)
-        monkeypatch.setattr(C, "llama_tokenize", recorded)
+        tokens = model.vocab.tokenize(text, add_special=False, parse_special=False)
+        monkeypatch.setattr(C, "llama_tokenize", recording_tokenize)
         grammar = LLMatcher.grammar_from_lark(f"start: {json.dumps(text, ensure_ascii=False)}")
         matcher = WholeMatcher(
             LLMatcher(model.vocab.guidance_tokenizer(), grammar), model.vocab.size
         )
         for at in range(60):
-            assert matcher.forced_tokens()[:4] == whole[at : at + 4]
-            assert matcher.mask().nonzero()[0].tolist() == [whole[at]]
-            matcher.consume(whole[at])
+            assert matcher.forced_tokens()[:4] == tokens[at : at + 4]
+            assert matcher.mask().nonzero()[0].tolist() == [tokens[at]]
+            matcher.consume(tokens[at])
     assert sizes
     assert max(sizes) <= vocab.MAX_FORCED_BYTES
 
 
-def test_where_loops_cut_no_run_is_too_long(tmp_path: Path) -> None:
+def test_pre_tokenizers_with_loops_read_runs_of_any_length(tmp_path: Path) -> None:
     paths = [relabelled(SHIPPED, name, tmp_path / name) for name in LOOPS]
-    reads(100_000, paths, every=7)
+    assert_runs_are_read(100_000, paths, every=7)
     for path in paths:
         with Model(str(path), n_gpu_layers=0) as model:
             assert model.vocab._cut("a" * (2 * MAX_RUN), lambda: 7) == 7
 
 
-def test_a_run_that_no_stack_holds_is_refused_with_its_length() -> None:
+def test_run_too_long_for_any_stack_is_refused_with_its_length() -> None:
     for text in ("a" * (MAX_RUN + 1), "x " + "\n" * (MAX_RUN + 1), "a- 7" + "-" * MAX_RUN):
         with pytest.raises(InvalidRequest, match=r"run of \d{6} characters"):
             WordSplitter("tekken", list).run(text, lambda: pytest.fail("it must not be read"))
@@ -144,7 +144,7 @@ def test_a_run_that_would_take_minutes_is_refused() -> None:
         assert WordSplitter(name, list).run(row * 2_000, lambda: 7) == 7
 
 
-def test_a_text_that_takes_long_is_known_before(shipped: Vocab) -> None:
+def test_slow_texts_are_estimated_in_advance(shipped: Vocab) -> None:
     cutter = WordSplitter("gpt-4o", lambda: ["<|end|>"])
     assert cutter.estimate_s("word " * 1000) < 0.1
     assert cutter.estimate_s("<|end|>x" * 1000) > 1
@@ -153,30 +153,30 @@ def test_a_text_that_takes_long_is_known_before(shipped: Vocab) -> None:
 
 
 @given(text=st.text(max_size=200), repeats=st.integers(1, 3000))
-def test_no_text_has_fewer_tokens_than_are_certain(shipped: Vocab, text: str, repeats: int) -> None:
-    whole = text * repeats
-    tokens = shipped.tokenize(whole, add_special=False, parse_special=True)
-    assert shipped.min_tokens(whole) <= len(tokens)
+def test_min_tokens_is_a_lower_bound(shipped: Vocab, text: str, repeats: int) -> None:
+    full_text = text * repeats
+    tokens = shipped.tokenize(full_text, add_special=False, parse_special=True)
+    assert shipped.min_tokens(full_text) <= len(tokens)
 
 
-def test_of_a_long_text_many_tokens_are_certain(shipped: Vocab) -> None:
+def test_min_tokens_of_a_long_text_is_large(shipped: Vocab) -> None:
     assert shipped.min_tokens("word " * 1_000_000) > 5000
 
 
 def test_without_room_for_a_stack_the_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    def full(_: threading.Thread) -> None:
+    def fail_to_start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    monkeypatch.setattr(threading.Thread, "start", full)
+    monkeypatch.setattr(threading.Thread, "start", fail_to_start)
     with pytest.raises(InvalidRequest, match="memory for them"):
         WordSplitter("tekken", list).run("a" * 100_000, lambda: 7)
 
 
-def test_a_failure_on_a_deep_stack_is_the_callers() -> None:
-    def work() -> int:
+def test_error_on_a_deep_stack_reaches_the_caller() -> None:
+    def fail() -> int:
         raise ValueError("of the caller")
 
     with pytest.raises(ValueError, match="of the caller"):
-        WordSplitter("tekken", list).run("a" * 100_000, work)
+        WordSplitter("tekken", list).run("a" * 100_000, fail)

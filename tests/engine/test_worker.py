@@ -1,4 +1,4 @@
-"""The worker as the daemon sees it: a child process at the other end of a socketpair."""
+"""The worker from the daemon's side: a child process at the other end of a socketpair."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ from tests.support.gguf_files import relabelled
 from tests.support.pairs import BOS, N_VOCAB, cycle_pair, expected
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 60.0  # seconds; only a bug waits so long
+PATIENCE = 60.0  # seconds; only a bug takes this long
 SMALL = EngineSettings(n_ctx=512, n_batch=128, n_threads=1)
 GREEDY = Sampling(temperature=0.0)
 Kind = TypeVar("Kind", bound=Frame)
 
 
 class Child:
-    """One worker process."""
+    """A worker process and the frames received from it."""
 
     def __init__(self, engine: Sequence[str] = (sys.executable, "-m", "localspec.engine")) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._socket, worker_socket = socket.socketpair()
         self._socket.settimeout(PATIENCE)
-        with theirs:
+        with worker_socket:
             self.process = subprocess.Popen(
-                [*engine, "--fd", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [*engine, "--fd", str(worker_socket.fileno())],
+                pass_fds=[worker_socket.fileno()],
                 cwd=ROOT,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
             )
-        self.seen: list[Frame] = []
+        self.received: list[Frame] = []
 
     def send(self, frame: Frame) -> None:
         self._socket.sendall(frames.encode_frame(frame))
@@ -83,13 +83,13 @@ class Child:
 
     def receive(self) -> Frame:
         body = frames.read_frame(self._socket)
-        assert body is not None, f"the worker went away after {self.seen[-3:]}"
+        assert body is not None, f"the worker went away after {self.received[-3:]}"
         frame: Frame = frames.from_worker_decoder.decode(body)
-        self.seen.append(frame)
+        self.received.append(frame)
         return frame
 
-    def await_one(self, kind: type[Kind], request: int | None = None) -> Kind:
-        """The next frame of this kind, about this request."""
+    def await_frame(self, kind: type[Kind], request: int | None = None) -> Kind:
+        """Return the next frame of this kind about this request."""
         while True:
             frame = self.receive()
             if isinstance(frame, kind) and request in (None, getattr(frame, "id", None)):
@@ -102,11 +102,11 @@ class Child:
                 return frame
 
     def text(self, request: int) -> str:
-        return "".join(f.text for f in self.seen if isinstance(f, Delta) and f.id == request)
+        return "".join(f.text for f in self.received if isinstance(f, Delta) and f.id == request)
 
     def load(self, files: PairFiles, settings: EngineSettings = SMALL) -> Loaded:
         self.send(Load(files, settings))
-        return self.await_one(Loaded)
+        return self.await_frame(Loaded)
 
     def hang_up(self) -> int:
         self._socket.close()
@@ -123,18 +123,18 @@ class Child:
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    made = Child()
-    yield made
-    made.close()
+    worker = Child()
+    yield worker
+    worker.close()
 
 
 @pytest.fixture(scope="module")
 def loaded(cycle_files: PairFiles) -> Iterator[Child]:
-    """A worker with a pair, for tests that leave it as it was."""
-    made = Child()
-    made.load(cycle_files)
-    yield made
-    made.close()
+    """Start a worker with a pair, for tests that do not change its state."""
+    worker = Child()
+    worker.load(cycle_files)
+    yield worker
+    worker.close()
 
 
 _ids = count(100)
@@ -144,28 +144,33 @@ def _fresh_id() -> int:
     return next(_ids)
 
 
-def ask(first: int, **more: object) -> Generate:
-    wishes: dict[str, object] = {"sampling": GREEDY, "max_tokens": 20, **more}
-    return Generate(_fresh_id(), TokenPrompt([BOS, first]), **wishes)  # type: ignore[arg-type]
+def make_request(first_token: int, **more: object) -> Generate:
+    options: dict[str, object] = {"sampling": GREEDY, "max_tokens": 20, **more}
+    return Generate(_fresh_id(), TokenPrompt([BOS, first_token]), **options)  # type: ignore[arg-type]
 
 
-def expected_text(first: int, length: int) -> str:
-    """What the synthetic vocabulary writes for the tokens of a cycle."""
+def expected_text(first_token: int, length: int) -> str:
+    """Return the text of the tokens of a cycle in the synthetic vocabulary."""
     from gguf.vocab import bytes_to_unicode  # type: ignore[attr-defined,unused-ignore]
 
     spelled = {character: byte for byte, character in bytes_to_unicode().items()}
     words = vocabulary(N_VOCAB)
     raw = b"".join(
-        bytes(spelled[character] for character in words[token]) for token in expected(first, length)
+        bytes(spelled[character] for character in words[token])
+        for token in expected(first_token, length)
     )
     return raw.decode("utf-8", "replace")
 
 
-def test_a_pair_is_loaded_with_progress_and_described(child: Child, cycle_files: PairFiles) -> None:
+def test_loading_a_pair_reports_progress_and_its_description(
+    child: Child, cycle_files: PairFiles
+) -> None:
     info = child.load(cycle_files)
-    stages = [f.stage for f in child.seen if isinstance(f, Loading)]
+    stages = [f.stage for f in child.received if isinstance(f, Loading)]
     assert set(stages) == {"target", "draft", "profile"}
-    fractions = [f.fraction for f in child.seen if isinstance(f, Loading) and f.stage == "target"]
+    fractions = [
+        f.fraction for f in child.received if isinstance(f, Loading) and f.stage == "target"
+    ]
     assert fractions == sorted(fractions)
     assert fractions[-1] == 1.0
     assert (info.name, info.n_ctx) == (cycle_files.name, 512)
@@ -175,9 +180,9 @@ def test_a_pair_is_loaded_with_progress_and_described(child: Child, cycle_files:
 
 
 def test_an_answer_is_streamed_and_ends_with_its_statistics(loaded: Child) -> None:
-    request = ask(7, speculative=SpeculationSettings(depth=3, kind="draft"))
+    request = make_request(7, speculative=SpeculationSettings(depth=3, kind="draft"))
     loaded.send(request)
-    started = loaded.await_one(Started, request.id)
+    started = loaded.await_frame(Started, request.id)
     assert started.prompt_tokens == 2
     done = loaded.ending(request.id)
     assert isinstance(done, Done)
@@ -188,33 +193,33 @@ def test_an_answer_is_streamed_and_ends_with_its_statistics(loaded: Child) -> No
 
 def test_small_requests_are_answered(loaded: Child) -> None:
     loaded.send(Tokenize(1, "ab <|end|>", parse_special=True))
-    reply = loaded.await_one(Reply, 1).value
+    reply = loaded.await_frame(Reply, 1).value
     assert reply["tokens"][-1] == N_VOCAB - 1
     assert b"".join(reply["pieces"]) == b"ab <|end|>"
     loaded.send(Detokenize(2, reply["tokens"]))
-    assert loaded.await_one(Reply, 2).value == {"content": "ab <|end|>"}
+    assert loaded.await_frame(Reply, 2).value == {"content": "ab <|end|>"}
     loaded.send(ApplyTemplate(3, ChatPrompt([Message("user", "hi")])))
-    assert loaded.await_one(Reply, 3).value == {"prompt": "<|bos|><|user|>hi<|end|><|assistant|>"}
+    assert loaded.await_frame(Reply, 3).value == {"prompt": "<|bos|><|user|>hi<|end|><|assistant|>"}
 
 
-def test_a_prompt_is_counted_as_it_would_be_read_also_one_that_does_not_fit(loaded: Child) -> None:
+def test_prompt_is_counted_as_read_even_if_it_does_not_fit(loaded: Child) -> None:
     chat = ChatPrompt([Message("user", "hi")])
     for prompt in (chat, TextPrompt("ab cd"), MixedPrompt([5, "ab", 7])):
         loaded.send(CountTokens(6, prompt))
-        counted = loaded.await_one(Reply, 6).value["tokens"]
+        counted = loaded.await_frame(Reply, 6).value["tokens"]
         request = Generate(_fresh_id(), prompt, GREEDY, max_tokens=1)
         loaded.send(request)
-        assert loaded.await_one(Started, request.id).prompt_tokens == counted
+        assert loaded.await_frame(Started, request.id).prompt_tokens == counted
         loaded.ending(request.id)
     loaded.send(CountTokens(7, TextPrompt("ab cd " * 2000)))
-    assert loaded.await_one(Reply, 7).value["tokens"] > 2000
+    assert loaded.await_frame(Reply, 7).value["tokens"] > 2000
 
 
-def test_texts_and_token_ids_in_one_prompt_are_read_one_after_the_other(loaded: Child) -> None:
+def test_mixed_prompt_is_read_in_order(loaded: Child) -> None:
     loaded.send(Tokenize(8, "ab", add_special=True))
-    beginning = loaded.await_one(Reply, 8).value["tokens"]
+    beginning = loaded.await_frame(Reply, 8).value["tokens"]
     loaded.send(Tokenize(9, "ab"))
-    within = loaded.await_one(Reply, 9).value["tokens"]
+    within = loaded.await_frame(Reply, 9).value["tokens"]
     mixed = MixedPrompt(["ab", 5, 6, "ab", 7]), MixedPrompt([5, "ab", 7])
     plain = [*beginning, 5, 6, *within, 7], [5, *within, 7]
     for parts, tokens in zip(mixed, plain, strict=True):
@@ -223,17 +228,19 @@ def test_texts_and_token_ids_in_one_prompt_are_read_one_after_the_other(loaded: 
                 _fresh_id(), prompt, GREEDY, max_tokens=4, return_tokens=True, cache_prompt=False
             )
             loaded.send(request)
-            assert loaded.await_one(Started, request.id).prompt_tokens == len(tokens)
+            assert loaded.await_frame(Started, request.id).prompt_tokens == len(tokens)
             assert isinstance(loaded.ending(request.id), Done)
             assert loaded.text(request.id) == expected_text(7, 4)
 
 
-def test_tokens_and_times_come_with_their_text_and_every_token_is_named(loaded: Child) -> None:
-    request = ask(7, return_tokens=True, timings=True, stop=["never"])
+def test_deltas_carry_every_token_and_timings(loaded: Child) -> None:
+    request = make_request(7, return_tokens=True, timings=True, stop=["never"])
     loaded.send(request)
     done = loaded.ending(request.id)
     assert isinstance(done, Done)
-    deltas = [each for each in loaded.seen if isinstance(each, Delta) and each.id == request.id]
+    deltas = [
+        frame for frame in loaded.received if isinstance(frame, Delta) and frame.id == request.id
+    ]
     assert [token for delta in deltas for token in delta.ids] == expected(7, 20)
     assert [delta.tokens for delta in deltas if delta.timings] == [d.tokens for d in deltas]
     for delta in deltas:
@@ -242,10 +249,10 @@ def test_tokens_and_times_come_with_their_text_and_every_token_is_named(loaded: 
     assert deltas[-1].timings.predicted_ms <= done.timings.predicted_ms  # type: ignore[union-attr] # see above
 
 
-def test_probabilities_of_the_draw_sum_to_one_and_name_what_could_be_drawn(loaded: Child) -> None:
+def test_post_sampling_probabilities_sum_to_one(loaded: Child) -> None:
     sampling = Sampling(temperature=3.0, top_k=4, top_p=1.0, min_p=0.0, seed=5)
     for greedy in (False, True):
-        request = ask(
+        request = make_request(
             7,
             sampling=GREEDY if greedy else sampling,
             top_logprobs=10,
@@ -254,23 +261,27 @@ def test_probabilities_of_the_draw_sum_to_one_and_name_what_could_be_drawn(loade
         )
         loaded.send(request)
         assert isinstance(loaded.ending(request.id), Done)
-        seen = [each for each in loaded.seen if isinstance(each, Delta) and each.id == request.id]
-        told = [entry for delta in seen for entry in delta.logprobs]
-        assert len(told) == 20
-        for entry in told:
+        deltas = [
+            frame
+            for frame in loaded.received
+            if isinstance(frame, Delta) and frame.id == request.id
+        ]
+        entries = [entry for delta in deltas for entry in delta.logprobs]
+        assert len(entries) == 20
+        for entry in entries:
             assert len(entry.top) == (1 if greedy else 4)
             assert sum(math.exp(value) for _, _, value in entry.top) == pytest.approx(1.0)
             assert entry.logprob in [value for token, _, value in entry.top if token == entry.id]
 
 
-def test_a_bias_of_a_text_is_one_of_each_of_its_tokens(loaded: Child) -> None:
+def test_text_bias_is_a_bias_of_each_of_its_tokens(loaded: Child) -> None:
     loaded.send(Tokenize(10, "ab cd"))
-    tokens = loaded.await_one(Reply, 10).value["tokens"]
+    tokens = loaded.await_frame(Reply, 10).value["tokens"]
     texts = []
-    for wish in ({"text_bias": {"ab cd": 90.0}}, {"logit_bias": dict.fromkeys(tokens, 90.0)}):
-        request = ask(7, sampling=Sampling(temperature=0.0, **wish))
+    for options in ({"text_bias": {"ab cd": 90.0}}, {"logit_bias": dict.fromkeys(tokens, 90.0)}):
+        request = make_request(7, sampling=Sampling(temperature=0.0, **options))
         loaded.send(request)
-        assert loaded.await_one(Started, request.id).logit_bias == dict.fromkeys(tokens, 90.0)
+        assert loaded.await_frame(Started, request.id).logit_bias == dict.fromkeys(tokens, 90.0)
         assert isinstance(loaded.ending(request.id), Done)
         texts.append(loaded.text(request.id))
     assert texts[0] == texts[1] != expected_text(7, 20)
@@ -279,23 +290,23 @@ def test_a_bias_of_a_text_is_one_of_each_of_its_tokens(loaded: Child) -> None:
 @pytest.mark.parametrize("token", [-1, N_VOCAB, 2**40])
 def test_detokenize_refuses_ids_outside_the_vocabulary(loaded: Child, token: int) -> None:
     loaded.send(Detokenize(4, [1, token]))
-    assert loaded.await_one(Failed, 4).code == "invalid_request"
+    assert loaded.await_frame(Failed, 4).code == "invalid_request"
 
 
 def test_a_chat_is_answered_without_a_second_bos(loaded: Child) -> None:
     prompt = ChatPrompt([Message("user", "hi")])
     loaded.send(Tokenize(5, "<|bos|><|user|>hi<|end|><|assistant|>"))
-    tokens = loaded.await_one(Reply, 5).value["tokens"]
+    tokens = loaded.await_frame(Reply, 5).value["tokens"]
     request = Generate(_fresh_id(), prompt, GREEDY, max_tokens=4)
     loaded.send(request)
-    assert loaded.await_one(Started, request.id).prompt_tokens == len(tokens)
+    assert loaded.await_frame(Started, request.id).prompt_tokens == len(tokens)
     assert isinstance(loaded.ending(request.id), Done)
 
 
 def test_a_running_answer_is_cancelled(loaded: Child) -> None:
-    request = ask(7, max_tokens=None)
+    request = make_request(7, max_tokens=None)
     loaded.send(request)
-    loaded.await_one(Delta, request.id)
+    loaded.await_frame(Delta, request.id)
     loaded.send(Cancel(request.id))
     done = loaded.ending(request.id)
     assert isinstance(done, Done)
@@ -305,58 +316,56 @@ def test_a_running_answer_is_cancelled(loaded: Child) -> None:
 
 @pytest.fixture(scope="module")
 def unhurried(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
-    """A pass over 512 tokens takes long beside what a frame does, and others are to wait less for it, on any
-    machine.
-    """
+    """Start a worker whose long passes take far more time than a frame, on any machine."""
     path = tmp_path_factory.mktemp("unhurried") / "target.gguf"
     shape = Shape(n_layer=8, n_embd=512, n_ff=1536, n_head=8, n_vocab=N_VOCAB, n_ctx=2048)
     write_model(path, shape, target_cycle(N_VOCAB))
-    made = Child()
-    made.load(
+    worker = Child()
+    worker.load(
         PairFiles("slow", str(path)),
         EngineSettings(n_ctx=2048, n_batch=512, n_threads=1, gap_s=0.02),
     )
-    yield made
-    made.close()
+    yield worker
+    worker.close()
 
 
-def reading(first: int, count: int = 1200, **more: Any) -> Generate:
-    tokens = [first, *((7 * at) % 400 for at in range(count))]
+def make_long_request(first_token: int, count: int = 1200, **more: Any) -> Generate:
+    tokens = [first_token, *((7 * at) % 400 for at in range(count))]
     return Generate(_fresh_id(), TokenPrompt(tokens), GREEDY, max_tokens=2, **more)
 
 
-def test_one_that_leaves_ends_the_pass_that_reads_its_prompt(unhurried: Child) -> None:
-    leaving = reading(1)
+def test_cancelling_a_request_ends_the_pass_over_its_prompt(unhurried: Child) -> None:
+    leaving = make_long_request(1)
     unhurried.send(leaving)
-    unhurried.await_one(Started, leaving.id)
+    unhurried.await_frame(Started, leaving.id)
     unhurried.send(Cancel(leaving.id))
     done = unhurried.ending(leaving.id)
     assert isinstance(done, Done)
     assert done.finish_reason == "cancelled"
-    again = reading(1, 2)
-    unhurried.send(again)
-    assert unhurried.await_one(Started, again.id).cached_tokens == 0
-    assert isinstance(unhurried.ending(again.id), Done)
+    repeated = make_long_request(1, 2)
+    unhurried.send(repeated)
+    assert unhurried.await_frame(Started, repeated.id).cached_tokens == 0
+    assert isinstance(unhurried.ending(repeated.id), Done)
 
 
-def test_one_that_comes_ends_the_wide_pass_of_another_and_is_answered_first(
+def test_new_request_interrupts_a_wide_pass_and_is_answered_first(
     unhurried: Child,
 ) -> None:
-    long, key = reading(2), reading(3, 10, priority="editor")
+    long, key = make_long_request(2), make_long_request(3, 10, priority="editor")
     unhurried.send(long)
-    unhurried.await_one(Started, long.id)
+    unhurried.await_frame(Started, long.id)
     unhurried.send(key)
     assert isinstance(unhurried.ending(key.id), Done)
     unhurried.send(Cancel(long.id))
     unhurried.ending(long.id)
-    again = reading(2, 1200)
-    unhurried.send(again)
-    assert unhurried.await_one(Started, again.id).cached_tokens < 512
-    assert isinstance(unhurried.ending(again.id), Done)
+    repeated = make_long_request(2, 1200)
+    unhurried.send(repeated)
+    assert unhurried.await_frame(Started, repeated.id).cached_tokens < 512
+    assert isinstance(unhurried.ending(repeated.id), Done)
 
 
 def test_a_request_is_cancelled_before_it_runs(loaded: Child) -> None:
-    """While it waits behind one whose grammar takes its time to compile."""
+    """It waits behind a request whose grammar takes long to compile."""
     slow = Generate(
         _fresh_id(),
         TextPrompt("x"),
@@ -364,7 +373,7 @@ def test_a_request_is_cancelled_before_it_runs(loaded: Child) -> None:
         max_tokens=2,
         constraint=Constraint("grammar", "root ::= " + " | ".join(['"a"'] * 8_000)),
     )
-    waiting = ask(9, max_tokens=400)
+    waiting = make_request(9, max_tokens=400)
     loaded.send(slow)
     loaded.send(waiting)
     loaded.send(Cancel(waiting.id))
@@ -376,33 +385,33 @@ def test_a_request_is_cancelled_before_it_runs(loaded: Child) -> None:
     failed = endings[waiting.id]
     assert isinstance(failed, Failed)
     assert failed.code == "cancelled"
-    assert not any(isinstance(f, Started) and f.id == waiting.id for f in loaded.seen)
+    assert not any(isinstance(f, Started) and f.id == waiting.id for f in loaded.received)
 
 
-def test_cancelling_what_is_unknown_or_over_is_no_error(loaded: Child) -> None:
+def test_cancelling_an_unknown_or_finished_request_is_no_error(loaded: Child) -> None:
     loaded.send(Cancel(999_999))
-    request = ask(7)
+    request = make_request(7)
     loaded.send(request)
     loaded.ending(request.id)
     loaded.send(Cancel(request.id))
     loaded.send(Ping(6))
-    assert loaded.await_one(Pong, 6).id == 6
+    assert loaded.await_frame(Pong, 6).id == 6
 
 
 def test_a_ping_is_answered_while_answers_are_written(loaded: Child) -> None:
-    requests = [ask(first, max_tokens=450) for first in (1, 2, 3)]
+    requests = [make_request(first_token, max_tokens=450) for first_token in (1, 2, 3)]
     for request in requests:
         loaded.send(request)
-    loaded.await_one(Delta, requests[0].id)
+    loaded.await_frame(Delta, requests[0].id)
     loaded.send(Ping(7))
-    loaded.await_one(Pong, 7)
+    loaded.await_frame(Pong, 7)
     # A tokenizer's request has its own thread and does not wait either.
     loaded.send(Tokenize(8, "ab"))
-    loaded.await_one(Reply, 8)
-    finished = {f.id for f in loaded.seen if isinstance(f, Done)}
+    loaded.await_frame(Reply, 8)
+    finished = {f.id for f in loaded.received if isinstance(f, Done)}
     assert not finished.issuperset(r.id for r in requests)
     for request in requests:
-        if request.id not in {f.id for f in loaded.seen if isinstance(f, Done)}:
+        if request.id not in {f.id for f in loaded.received if isinstance(f, Done)}:
             loaded.ending(request.id)
         assert loaded.text(request.id).startswith(
             expected_text(request.prompt.tokens[-1], 300)[:300]  # type: ignore[union-attr]
@@ -410,27 +419,27 @@ def test_a_ping_is_answered_while_answers_are_written(loaded: Child) -> None:
 
 
 def test_a_ping_is_answered_while_a_pass_takes_long(tmp_path: Path) -> None:
-    """It says for how long the pass has run, so that one that never ends is found."""
+    """The answer tells how long the pass has run, so that a hanging pass is detected."""
     hang = tmp_path / "hang"
     slow = [sys.executable, "-P", str(ROOT / "tests/support/slow_engine.py"), "0", str(hang)]
     child = Child(slow)
     try:
         child.load(cycle_pair(tmp_path / "cycle", 0.75))
         child.send(Ping(1))
-        assert child.await_one(Pong, 1).still_s < PATIENCE
+        assert child.await_frame(Pong, 1).still_s < PATIENCE
         hang.touch()
-        request = ask(7)
+        request = make_request(7)
         child.send(request)
-        child.await_one(Started, request.id)
+        child.await_frame(Started, request.id)
         still = [0.0]
         while still[-1] < 0.2:
             child.send(Ping(2))
-            still.append(child.await_one(Pong, 2).still_s)
-        assert not any(isinstance(frame, Delta) for frame in child.seen)
+            still.append(child.await_frame(Pong, 2).still_s)
+        assert not any(isinstance(frame, Delta) for frame in child.received)
         hang.unlink()
         assert isinstance(child.ending(request.id), Done)
         child.send(Ping(3))
-        assert child.await_one(Pong, 3).still_s < still[-1]
+        assert child.await_frame(Pong, 3).still_s < still[-1]
     finally:
         child.close()
 
@@ -450,7 +459,7 @@ def test_a_ping_is_answered_while_a_pass_takes_long(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_request_fails_alone(loaded: Child, wish: dict[str, object], code: str) -> None:
-    good, bad = ask(7), Generate(_fresh_id(), **{"prompt": TokenPrompt([1]), **wish})  # type: ignore[arg-type]
+    good, bad = make_request(7), Generate(_fresh_id(), **{"prompt": TokenPrompt([1]), **wish})  # type: ignore[arg-type]
     loaded.send(good)
     loaded.send(bad)
     endings: dict[int, Frame] = {}
@@ -476,33 +485,35 @@ def test_a_load_that_fails_leaves_the_worker_ready_for_the_next(
     garbage.write_bytes(b"<html>not found</html>" * 100)
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(Path(cycle_files.target).read_bytes()[:20_000])
-    other = write_model(tmp_path / "other.gguf", Shape(1, 64, 64, 4, 1024), target_cycle(1024))
+    other_model = write_model(
+        tmp_path / "other.gguf", Shape(1, 64, 64, 4, 1024), target_cycle(1024)
+    )
     for files, words in [
         (PairFiles("p", "/nowhere/at/all.gguf"), "no model file"),
         (PairFiles("p", str(tmp_path)), "no model file"),
         (PairFiles("p", str(garbage)), "cannot load"),
         (PairFiles("p", str(cut)), "cannot load"),
         (PairFiles("p", cycle_files.target, str(garbage)), "cannot load"),
-        (PairFiles("p", cycle_files.target, str(other)), "not a matched draft"),
+        (PairFiles("p", cycle_files.target, str(other_model)), "not a matched draft"),
     ]:
         child.send(Load(files, SMALL))
-        error = child.await_one(LoadError)
+        error = child.await_frame(LoadError)
         assert words in error.message
         child.send(Generate(_fresh_id(), TextPrompt("x")))
-        assert child.await_one(Failed).code == "unavailable"
+        assert child.await_frame(Failed).code == "unavailable"
     child.load(cycle_files)
-    request = ask(7)
+    request = make_request(7)
     child.send(request)
     assert isinstance(child.ending(request.id), Done)
 
 
-def test_another_pair_takes_the_place_of_the_first(
+def test_loading_another_pair_replaces_the_first(
     child: Child, cycle_files: PairFiles, contextual_files: PairFiles
 ) -> None:
     child.load(cycle_files)
     assert child.load(contextual_files).name == "contextual"
     assert child.load(cycle_files).name == "cycle"
-    request = ask(7)
+    request = make_request(7)
     child.send(request)
     child.ending(request.id)
     assert child.text(request.id) == expected_text(7, 20)
@@ -510,12 +521,12 @@ def test_another_pair_takes_the_place_of_the_first(
 
 def test_before_a_load_requests_are_refused_and_pings_answered(child: Child) -> None:
     child.send(Tokenize(1, "x"))
-    assert child.await_one(Failed, 1).code == "unavailable"
+    assert child.await_frame(Failed, 1).code == "unavailable"
     child.send(Ping(2))
-    assert child.await_one(Pong, 2).id == 2
+    assert child.await_frame(Pong, 2).id == 2
 
 
-def test_what_was_measured_is_kept_for_the_next_load(
+def test_measured_profile_is_stored_for_the_next_load(
     child: Child, cycle_files: PairFiles, tmp_path: Path
 ) -> None:
     settings = EngineSettings(n_ctx=512, n_batch=128, n_threads=1, state_dir=str(tmp_path))
@@ -523,40 +534,40 @@ def test_what_was_measured_is_kept_for_the_next_load(
     child.send(Shutdown())
     assert child.process.wait(PATIENCE) == 0
     (stored,) = tmp_path.glob("profile-*.json")
-    # As of a quiet day: what a busy one measured would be measured again.
-    kept = json.loads(stored.read_text(encoding="utf-8")) | {"noise": 0.0}
-    stored.write_text(json.dumps(kept), encoding="utf-8")
-    again = Child()
+    # The noise is set to zero, since a profile of a busy machine would be measured again.
+    profile = json.loads(stored.read_text(encoding="utf-8")) | {"noise": 0.0}
+    stored.write_text(json.dumps(profile), encoding="utf-8")
+    restarted = Child()
     try:
-        told = again.load(cycle_files, settings).profile["target_ms"]
-        assert {str(width): ms for width, ms in told.items()} == kept["target_ms"]
+        stored_ms = restarted.load(cycle_files, settings).profile["target_ms"]
+        assert {str(width): ms for width, ms in stored_ms.items()} == profile["target_ms"]
     finally:
-        again.close()
+        restarted.close()
 
 
-# ---------------------------------------------------------------------------- its end
+# ---------------------------------------------------------------------------- exit
 
 
 def test_it_ends_when_the_daemon_hangs_up_even_while_writing(
     child: Child, cycle_files: PairFiles
 ) -> None:
     child.load(cycle_files)
-    child.send(ask(7, max_tokens=None))
-    child.await_one(Started)
+    child.send(make_request(7, max_tokens=None))
+    child.await_frame(Started)
     assert child.hang_up() == 0
 
 
-def test_it_ends_when_told_to(child: Child) -> None:
+def test_it_ends_on_shutdown(child: Child) -> None:
     child.send(Shutdown())
     assert child.process.wait(PATIENCE) == 0
 
 
 def test_it_outlives_the_terminals_interrupt(child: Child) -> None:
     child.send(Ping(1))
-    child.await_one(Pong)
+    child.await_frame(Pong)
     os.kill(child.process.pid, signal.SIGINT)
     child.send(Ping(2))
-    assert child.await_one(Pong, 2).id == 2
+    assert child.await_frame(Pong, 2).id == 2
 
 
 def test_it_ends_on_a_frame_it_cannot_read(child: Child) -> None:
@@ -573,19 +584,19 @@ def test_nothing_is_written_to_its_stdout(child: Child, cycle_files: PairFiles) 
     assert child.process.stdout.read() == b""
 
 
-def test_a_prompt_that_takes_long_to_read_holds_up_nobody(child: Child, tmp_path: Path) -> None:
+def test_prompt_that_is_slow_to_tokenize_delays_no_other(child: Child, tmp_path: Path) -> None:
     shipped = ROOT / "localspec" / "builtin" / "draft.gguf"
     model = relabelled(shipped, "gpt-4o", tmp_path / "slow.gguf")
     child.load(PairFiles("slow", str(model)))
     child.send(Tokenize(1, "<|end|>a" * 1000))
     child.send(Tokenize(2, "quick"))
-    first = child.await_one(Reply)
-    assert first.id == 2
-    assert len(child.await_one(Reply, 1).value["tokens"]) == 2000
+    first_reply = child.await_frame(Reply)
+    assert first_reply.id == 2
+    assert len(child.await_frame(Reply, 1).value["tokens"]) == 2000
 
 
 def test_a_prompt_that_cannot_fit_is_refused_unread(loaded: Child) -> None:
     loaded.send(Generate(5, TextPrompt("word " * 2_000_000)))
-    failed = loaded.await_one(Failed, 5)
+    failed = loaded.await_frame(Failed, 5)
     assert failed.code == "context_length_exceeded"
     assert "The prompt has about 8" in failed.message

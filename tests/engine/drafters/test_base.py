@@ -1,4 +1,4 @@
-"""A kind of drafts is a class: the engine finds it, asks it, teaches it and tells of it by its name."""
+"""A kind of drafts is a class that the engine discovers, uses, calibrates and reports by its name."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from tests.support.running import GREEDY, Running, drafting, skip_on
 
 Load = Callable[..., Running]
 PROMPT = [7, 8, 9]
-SAME = Sampling(temperature=0.0, logit_bias={50: 100.0})  # one token, over and over
+SAME = Sampling(temperature=0.0, logit_bias={50: 100.0})  # the same token over and over
 
 
 @pytest.fixture
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test defines is no kind of the next one."""
+    """Restore the registered kinds of drafters after a test."""
     monkeypatch.setattr(Drafter, "kinds", list(Drafter.kinds))
 
 
 @pytest.fixture
 def repeating(kinds: None) -> None:
-    """A kind that proposes the last token again."""
+    """Register a kind of drafter that proposes the last token again."""
 
     class RepeatDrafter(Drafter):
         kind, rank, initial_acceptance = "repeat", -1, 0.5
 
         @classmethod
-        def serves(cls, given: Resources) -> bool:
-            return given.asked.kind == "auto" and not given.reject
+        def serves(cls, resources: Resources) -> bool:
+            return resources.asked.kind == "auto" and not resources.reject
 
         def offer(self, request: DraftRequest) -> Candidate | None:
             return self.known(request.slot.tokens[-1:] * min(request.limit, 8), 5)
@@ -53,23 +53,23 @@ def test_the_kinds_are_ranked_for_a_fixed_depth() -> None:
     assert [kind.kind for kind in Drafter.kinds] == ["grammar", "draft", "mtp", "ngram"]
 
 
-def test_a_new_kind_is_in_the_statistics(
+def test_new_kind_is_reported_in_the_statistics(
     repeating: None, contextual_files: PairFiles, load: Load
 ) -> None:
     engine = load(contextual_files)
     answer = engine.ask(PROMPT, 60, SAME, drafting(4, "auto"))
-    told = answer.done.speculation
+    speculation = answer.done.speculation
     assert answer.tokens == [50] * 60
-    assert (told.kind, told.verification) == ("repeat", "match")
-    assert told.drafted - 8 <= told.accepted
-    assert told.accepted > 40
+    assert (speculation.kind, speculation.verification) == ("repeat", "match")
+    assert speculation.drafted - 8 <= speculation.accepted
+    assert speculation.accepted > 40
     assert engine.ask(PROMPT, 60, GREEDY, drafting(4)).done.speculation.kind == "draft"
 
 
 @skip_on(
     "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
 )
-def test_what_a_new_kind_is_worth_is_kept_for_the_next_load(
+def test_calibration_of_a_new_kind_is_stored_for_the_next_load(
     repeating: None, contextual_files: PairFiles, load: Load, tmp_path: Path
 ) -> None:
     engine = load(contextual_files, state_dir=str(tmp_path))
@@ -77,8 +77,8 @@ def test_what_a_new_kind_is_worth_is_kept_for_the_next_load(
     learned = engine.pair.learned.calibrations["repeat"]
     assert learned.count.sum() > 40
     engine.pair.save()
-    again = load(contextual_files, state_dir=str(tmp_path)).pair.learned.calibrations["repeat"]
-    assert again.count.tolist() == learned.count.tolist()
+    restored = load(contextual_files, state_dir=str(tmp_path)).pair.learned.calibrations["repeat"]
+    assert restored.count.tolist() == learned.count.tolist()
 
 
 def test_a_new_kind_gives_the_tokens_of_plain_decoding(
@@ -90,20 +90,20 @@ def test_a_new_kind_gives_the_tokens_of_plain_decoding(
     assert tokens == truth or worst_gap(contextual_files.target, PROMPT, tokens) < NEAR_TIE
 
 
-def test_known_tokens_that_lose_too_much_leave_the_rounds_to_other_kinds(kinds: None) -> None:
-    """However sure they seem: these are never right, and never say so."""
+def test_losing_known_tokens_yield_to_other_kinds(kinds: None) -> None:
+    """They lose however certain they seem: these drafts are never right, and never learn it."""
 
     class SureDrafter(Drafter):
         kind, rank = "sure", -2
 
         @classmethod
-        def serves(cls, given: Resources) -> bool:
+        def serves(cls, resources: Resources) -> bool:
             return True
 
         def offer(self, request: DraftRequest) -> Candidate | None:
             return self.known([5] * 8, 9)
 
-        def observe(self, request: DraftRequest, kept: list[int], used: bool) -> None:
+        def observe(self, request: DraftRequest, accepted: list[int], used: bool) -> None:
             pass
 
     class RightDrafter(SureDrafter):
@@ -116,12 +116,12 @@ def test_known_tokens_that_lose_too_much_leave_the_rounds_to_other_kinds(kinds: 
             for request in requests:
                 request.tokens, request.buckets = [7, 7, 7], [9, 9, 9]
 
-    given: Any = None
+    resources: Any = None
     table = CostTable(COSTS)
     controller = Controller(lambda: CostProfile(table, None, 0.3), lambda _: False)
-    sure = SureDrafter(given, Belief(Calibration(0.98)))
+    sure = SureDrafter(resources, Belief(Calibration(0.98)))
     sure.belief.weights = np.where(GRID >= 0.98, 1.0, 0.0)
-    drafting = Drafting([sure, RightDrafter(given, Belief(Calibration(0.8)))], MeasuredDepth())
+    drafting = Drafting([sure, RightDrafter(resources, Belief(Calibration(0.8)))], MeasuredDepth())
     verifier: Any = SimpleNamespace(reject=False, matcher=None)
     slot: Any = SimpleNamespace(tokens=[1])
     tried, lost = [], 0.0
@@ -137,7 +137,7 @@ def test_known_tokens_that_lose_too_much_leave_the_rounds_to_other_kinds(kinds: 
     assert tried.count("right") > 40
 
 
-def test_a_kind_that_cannot_draft_steps_aside(
+def test_failing_kind_is_replaced_by_another(
     kinds: None, contextual_files: PairFiles, load: Load
 ) -> None:
     closed: list[Slot] = []
@@ -146,7 +146,7 @@ def test_a_kind_that_cannot_draft_steps_aside(
         kind, rank, initial_acceptance = "broken", -1, 0.9
 
         @classmethod
-        def serves(cls, given: Resources) -> bool:
+        def serves(cls, resources: Resources) -> bool:
             return True
 
         def offer(self, request: DraftRequest) -> Candidate | None:

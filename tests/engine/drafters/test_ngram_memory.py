@@ -1,4 +1,4 @@
-"""What is remembered of earlier requests: found where it stands, bounded, and gone when it is forgotten."""
+"""The memory of earlier requests: exact matches, a bounded size, and forgetting."""
 
 from __future__ import annotations
 
@@ -19,33 +19,37 @@ from tests.support.rescoring import assert_alike
 from tests.support.running import GREEDY, Running, drafting
 
 texts = st.lists(st.integers(0, 2), max_size=30)
-Act = tuple[list[int] | None, str | None]  # a text that is kept, or None: forgotten; and whose
-acts: st.SearchStrategy[list[Act]] = st.lists(
+Action = tuple[list[int] | None, str | None]  # (text to add, or None to forget; conversation)
+actions: st.SearchStrategy[list[Action]] = st.lists(
     st.tuples(st.none() | texts, st.sampled_from(["a", "b", None])), max_size=12
 )
 
 
-@given(acts, texts)
-def test_only_what_is_remembered_is_found(acts: list[Act], tokens: list[int]) -> None:
-    """The last tokens of it, whole, and nothing that was forgotten or overwritten."""
-    memory, kept = NgramMemory(64), list[tuple[list[int], str | None]]()
-    for text, conversation in acts:
+@given(actions, texts)
+def test_find_returns_only_remembered_tokens(actions: list[Action], tokens: list[int]) -> None:
+    """A match ends with the last tokens, and comes from no forgotten or overwritten text."""
+    memory, stored = NgramMemory(64), list[tuple[list[int], str | None]]()
+    for text, conversation in actions:
         if text is not None:
             memory.add(text, conversation)
-            kept.append((text, conversation))
+            stored.append((text, conversation))
         else:
             memory.forget(conversation)
-            kept = [k for k in kept if conversation is not None and k[1] != conversation]
+            stored = [
+                entry for entry in stored if conversation is not None and entry[1] != conversation
+            ]
         assert len(memory) <= 64
-    found = memory.find(tokens)
-    if found is None:
+    match = memory.find(tokens)
+    if match is None:
         return
-    text, place, length = found
+    text, place, length = match
     assert length >= KEY_TOKENS
     assert text[place - length : place] == tokens[-length:]
-    piece = text[place - length : place + 1]  # with a token that follows
+    piece = text[place - length : place + 1]  # including the next token
     assert len(piece) == length + 1
-    assert any(piece == k[at : at + len(piece)] for k, _ in kept for at in range(len(k)))
+    assert any(
+        piece == entry[at : at + len(piece)] for entry, _ in stored for at in range(len(entry))
+    )
     assert -1 not in text[place:]
 
 
@@ -53,8 +57,8 @@ def test_an_earlier_answer_is_proposed_in_another_request() -> None:
     memory = NgramMemory()
     answer = list(range(100, 200))
     memory.add([1, 2, 3, *answer], "a")
-    found = NgramIndex((), [7, 8, 9], memory).propose([7, 8, 9, *answer[:20]], 64, 20)
-    assert found.tokens == answer[20:84]
+    proposal = NgramIndex((), [7, 8, 9], memory).propose([7, 8, 9, *answer[:20]], 64, 20)
+    assert proposal.tokens == answer[20:84]
     memory.forget("b")
     assert memory.find(answer[:20]) is not None
     memory.forget("a")
@@ -62,17 +66,17 @@ def test_an_earlier_answer_is_proposed_in_another_request() -> None:
     assert not len(memory)
 
 
-def test_the_newer_of_two_texts_is_followed() -> None:
+def test_newer_of_two_matches_wins() -> None:
     memory = NgramMemory()
     memory.add([*range(10), 50, 51], None)
     memory.add([*range(10), 60, 61], None)
-    found = memory.find(list(range(10)))
-    assert found is not None
-    text, place, length = found
+    match = memory.find(list(range(10)))
+    assert match is not None
+    text, place, length = match
     assert (text[place:], length) == ([60, 61], 10)
 
 
-def test_a_memory_has_a_bound_and_nothing_to_remember_takes_none() -> None:
+def test_memory_is_bounded_and_empty_memory_takes_nothing() -> None:
     tracemalloc.start()
     try:
         memory = NgramMemory()
@@ -83,64 +87,64 @@ def test_a_memory_has_a_bound_and_nothing_to_remember_takes_none() -> None:
         tracemalloc.stop()
     assert nothing < 1 << 16
     assert size < 16 << 20
-    assert size > 8 * CAPACITY_TOKENS  # all of it, from the first text on
+    assert size > 8 * CAPACITY_TOKENS  # the whole capacity is allocated with the first text
 
 
 def test_the_oldest_is_overwritten() -> None:
     memory = NgramMemory(1 << 12)
 
-    def found(start: int) -> bool:  # some places are hidden by later ones of the same hash
+    def is_found(start: int) -> bool:  # later entries with the same hash hide some places
         return any(memory.find(list(range(at, at + 50))) for at in range(start, start + 20))
 
     for start in range(0, 3 << 12, 1 << 11):
         memory.add(range(start, start + (1 << 11)), None)
     assert len(memory) == 1 << 12
-    assert [found(at) for at in (0, 7_000, 9_000, 11_000)] == [False, False, True, True]
-    memory.add(range(1 << 20), None)  # of more than there is room for, the end
-    assert [found(at) for at in (9_000, 500_000, 1_048_000)] == [False, False, True]
+    assert [is_found(at) for at in (0, 7_000, 9_000, 11_000)] == [False, False, True, True]
+    memory.add(range(1 << 20), None)  # only the end of a text beyond the capacity is stored
+    assert [is_found(at) for at in (9_000, 500_000, 1_048_000)] == [False, False, True]
 
 
-# ---------------------------------------------------------------------------- of a loaded pair
+# ---------------------------------------------------------------------------- with a loaded pair
 
 PROMPT = [7, 8, 9]
 
 
 @pytest.mark.parametrize(
-    ("asked", "kept"),
+    ("options", "remembered"),
     [
         ({}, True),
         ({"conversation": "c"}, True),
         ({"private": True}, False),
-        ({"private": True, "conversation": "c"}, True),  # private is what has no conversation
+        ({"private": True, "conversation": "c"}, True),  # a conversation overrides `private`
         ({"cache_prompt": False}, False),
         ({"priority": "editor"}, False),
     ],
 )
-def test_what_a_request_leaves_behind(
-    contextual: Running, asked: dict[str, Any], kept: bool
+def test_requests_that_are_remembered(
+    contextual: Running, options: dict[str, Any], remembered: bool
 ) -> None:
     contextual.forget()
-    answer = contextual.ask(PROMPT, 20, GREEDY, **asked)
-    assert len(contextual.pair.memory) == kept * len([*PROMPT, *answer.tokens])
+    answer = contextual.ask(PROMPT, 20, GREEDY, **options)
+    assert len(contextual.pair.memory) == remembered * len([*PROMPT, *answer.tokens])
     contextual.engine.forget("another")
-    assert bool(len(contextual.pair.memory)) == kept
+    assert bool(len(contextual.pair.memory)) == remembered
     contextual.engine.forget(None)
     assert not len(contextual.pair.memory)
 
 
-def test_an_answer_is_the_same_where_it_is_remembered_and_where_it_is_forgotten_meanwhile(
+def test_answer_is_the_same_when_remembered_or_forgotten(
     contextual: Running,
 ) -> None:
     contextual.forget()
     first = contextual.ask(PROMPT, 60, GREEDY, drafting(None, "ngram"))
     rounds = first.done.speculation.rounds
-    again = contextual.start(PROMPT, 60, GREEDY, drafting(None, "ngram"), conversation="c")
+    repeated = contextual.start(PROMPT, 60, GREEDY, drafting(None, "ngram"), conversation="c")
     beside = contextual.start([5, 6, 7, 8], 60, GREEDY)
     contextual.engine.step()
-    contextual.engine.forget("c")  # it is still running, and leaves nothing
+    contextual.engine.forget("c")  # the request is still running, and leaves nothing behind
     contextual.finish()
     target = contextual.pair.files.target
-    assert_alike(target, PROMPT, contextual.answers[again].tokens, first.tokens)
-    assert contextual.answers[again].done.speculation.rounds < rounds
-    kept = len(contextual.pair.memory)
-    assert kept == len(PROMPT) + 60 + 4 + len(contextual.answers[beside].tokens)
+    assert_alike(target, PROMPT, contextual.answers[repeated].tokens, first.tokens)
+    assert contextual.answers[repeated].done.speculation.rounds < rounds
+    size = len(contextual.pair.memory)
+    assert size == len(PROMPT) + 60 + 4 + len(contextual.answers[beside].tokens)

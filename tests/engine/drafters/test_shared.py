@@ -1,4 +1,4 @@
-"""A draft whose vocabulary is another one: speculation over what the two share."""
+"""A draft with a different vocabulary: speculation uses the tokens that both share."""
 
 from __future__ import annotations
 
@@ -27,30 +27,41 @@ CHANGED = range(400, 420)
 SHARED = frozenset(range(DRAFT_SIZE)) - frozenset(CHANGED)
 
 
-def resized(shape: Shape, count: int) -> Shape:
+def resize_shape(shape: Shape, count: int) -> Shape:
     return Shape(shape.n_layer, shape.n_embd, shape.n_ff, shape.n_head, count, n_ctx=2048)
 
 
-def words(count: int) -> list[str]:
-    """A vocabulary whose special tokens come before its words, so that a shorter one has them too."""
-    usual = vocabulary(count)
-    return [*usual[:256], *usual[-5:], *usual[256:-5]]
+def make_vocabulary(count: int) -> list[str]:
+    """Return a vocabulary with special tokens before words, so that a shorter one has them too."""
+    tokens = vocabulary(count)
+    return [*tokens[:256], *tokens[-5:], *tokens[256:-5]]
 
 
 def write_pair(folder: Path, target_size: int, draft_size: int) -> PairFiles:
-    """The draft follows the target's cycle wherever that stays among its own tokens."""
+    """Write a pair whose draft follows the target's cycle within its own tokens."""
     order = np.random.default_rng(3).permutation(
         [at for at in range(target_size) if not 256 <= at < 261]
     )
     cycle = np.zeros(target_size, dtype=np.int64)
     cycle[order] = np.roll(order, -1)
     write_model(
-        folder / "t.gguf", resized(TINY_TARGET, target_size), cycle, tokens=words(target_size)
+        folder / "t.gguf",
+        resize_shape(TINY_TARGET, target_size),
+        cycle,
+        tokens=make_vocabulary(target_size),
     )
-    theirs = np.resize(cycle, draft_size)
-    theirs[theirs >= draft_size] = 0
-    other = [f"{text}?" if at in CHANGED else text for at, text in enumerate(words(draft_size))]
-    write_model(folder / "d.gguf", resized(TINY_DRAFT, draft_size), theirs, seed=2, tokens=other)
+    draft_cycle = np.resize(cycle, draft_size)
+    draft_cycle[draft_cycle >= draft_size] = 0
+    draft_tokens = [
+        f"{text}?" if at in CHANGED else text for at, text in enumerate(make_vocabulary(draft_size))
+    ]
+    write_model(
+        folder / "d.gguf",
+        resize_shape(TINY_DRAFT, draft_size),
+        draft_cycle,
+        seed=2,
+        tokens=draft_tokens,
+    )
     return PairFiles("shared", str(folder / "t.gguf"), str(folder / "d.gguf"))
 
 
@@ -63,20 +74,20 @@ def files(request: pytest.FixtureRequest, tmp_path: Path) -> PairFiles:
 
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Batch, int]]:
-    """Every token that is put into a batch, of the target's or of the draft's."""
-    seen: list[tuple[Batch, int]] = []
+    """Record every token that is added to a batch of the target or of the draft."""
+    recorded: list[tuple[Batch, int]] = []
     add = Batch.add
 
-    def noted(self: Batch, token: int, *more: Any) -> int:
-        seen.append((self, token))
+    def recording_add(self: Batch, token: int, *more: Any) -> int:
+        recorded.append((self, token))
         return add(self, token, *more)
 
-    monkeypatch.setattr(Batch, "add", noted)
-    return seen
+    monkeypatch.setattr(Batch, "add", recording_add)
+    return recorded
 
 
-def shown(engine: Running, rows: Sequence[tuple[Batch, int]]) -> set[int]:
-    """What the draft was shown."""
+def list_draft_inputs(engine: Running, rows: Sequence[tuple[Batch, int]]) -> set[int]:
+    """Return the tokens that the draft has read."""
     assert engine.pair.drafter is not None
     return {token for batch, token in rows if batch is engine.pair.drafter._batch}
 
@@ -86,8 +97,8 @@ def test_greedy_text_is_the_targets_and_only_shared_tokens_are_drafted(
 ) -> None:
     engine = load(files)
     drafted = accepted = 0
-    for first in range(0, DRAFT_SIZE, 90):
-        prompt = [first, first + 1, min(405, first + 2)]
+    for first_token in range(0, DRAFT_SIZE, 90):
+        prompt = [first_token, first_token + 1, min(405, first_token + 2)]
         plain = engine.ask(prompt, 64)
         engine.forget()
         rows.clear()
@@ -97,18 +108,16 @@ def test_greedy_text_is_the_targets_and_only_shared_tokens_are_drafted(
         accepted += spec.done.speculation.accepted
         proposed = {token for batch, token in rows if batch is engine.pair.shared.batch}
         assert proposed - set(spec.tokens) - set(prompt) <= SHARED
-        assert shown(engine, rows) <= SHARED
+        assert list_draft_inputs(engine, rows) <= SHARED
         engine.forget()
     assert drafted > accepted > drafted / 10
 
 
-def test_a_token_that_is_not_shared_is_never_drawn_for_a_draft(
-    files: PairFiles, load: Load
-) -> None:
-    """However much the draft would like it: its whole output says nothing else."""
+def test_unshared_token_is_never_drafted(files: PairFiles, load: Load) -> None:
+    """Every token is about equally likely, so the draft would propose others without the restriction."""
     for path in (files.target, files.draft):
         assert path
-        rescale(Path(path), {"output.weight": 1e-4})  # every token is about as likely as any other
+        rescale(Path(path), {"output.weight": 1e-4})  # every token is about equally likely
     engine = load(files)
     answers = [
         engine.ask(
@@ -125,26 +134,26 @@ def test_a_token_that_is_not_shared_is_never_drawn_for_a_draft(
 
 @pytest.mark.slow
 def test_sampled_drafts_keep_the_targets_distribution(tmp_path: Path, load: Load) -> None:
-    """Also where the target says what the draft cannot propose."""
+    """This also holds for tokens that the draft cannot propose."""
     files = write_pair(tmp_path, TARGET_SIZE, DRAFT_SIZE)
     for path in (files.target, files.draft):
         assert path
         rescale(Path(path), {"output.weight": 0.05})
     engine = load(files)
-    asked = Sampling(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0)
+    sampling = Sampling(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0)
     sampler = Sampler(Settings(temperature=1.0, top_k=5, top_p=1.0, min_p=0.0))
     speculative = drafting(2, verification="rejection")
-    answers = [engine.ask([5, 9], 3, asked, speculative) for _ in range(500)]
+    answers = [engine.ask([5, 9], 3, sampling, speculative) for _ in range(500)]
     assert sum(answer.done.speculation.accepted for answer in answers) > 10
     by_first: dict[int, list[int]] = {}
     for answer in answers:
         by_first.setdefault(answer.tokens[0], []).append(answer.tokens[1])
     size = engine.pair.vocab.size
     samples = []
-    for first, drawn in by_first.items():
+    for first_token, drawn in by_first.items():
         if len(drawn) <= 20:
             continue
-        (entry,) = engine.ask([5, 9, first], 1, top_logprobs=size).logprobs
+        (entry,) = engine.ask([5, 9, first_token], 1, top_logprobs=size).logprobs
         row = np.full(size, -np.inf, dtype=np.float32)
         for token, _, value in entry.top:
             row[token] = value
@@ -154,7 +163,7 @@ def test_sampled_drafts_keep_the_targets_distribution(tmp_path: Path, load: Load
     assert chi_square_z(*samples) < 4.5
 
 
-def test_it_is_said_how_much_is_shared(files: PairFiles, load: Load) -> None:
+def test_note_reports_how_much_is_shared(files: PairFiles, load: Load) -> None:
     (note,) = load(files).pair.info().notes
     assert note.startswith("Token 400 is 'Ġw139' in the target and 'Ġw139?' in the draft; ")
     assert "of the target's tokens are never drafted, an estimated" in note
@@ -170,7 +179,7 @@ EDITS: dict[str, dict[str, int]] = {
 
 @pytest.mark.parametrize("pre", ["gpt-2", "qwen2", "tekken"])
 @pytest.mark.parametrize("edit", EDITS)
-def test_what_is_only_a_note_changes_no_answer(
+def test_harmless_differences_change_no_answer(
     edit: str,
     pre: str,
     contextual: Running,
@@ -187,9 +196,9 @@ def test_what_is_only_a_note_changes_no_answer(
         for part in field.data:
             field.parts[part][:] = value
     engine = load(PairFiles("edited", contextual_files.target, str(draft)))
-    for first in (3, 77, 191):
+    for first_token in (3, 77, 191):
         contextual.forget()
-        prompt = [first, first + 5]
+        prompt = [first_token, first_token + 5]
         plain = contextual.ask(prompt, 40)
         spec = engine.ask(prompt, 40, speculative=drafting(4))
         assert_alike(contextual_files.target, prompt, spec.tokens, plain.tokens)
