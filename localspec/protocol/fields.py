@@ -98,7 +98,7 @@ _REFUSED_TEXT: dict[str, FieldRule] = {
     ),
 }
 
-_ELSEWHERE = "it is a field of the endpoints below /v1, OpenAI's"
+_ELSEWHERE = "it is a field of /v1/chat/completions"
 # Fields that constrain an answer, for requests whose struct does not declare them.
 _BINDING: dict[str, FieldRule] = {
     **dict.fromkeys(
@@ -160,7 +160,7 @@ _REFUSED_SCORES: dict[str, FieldRule] = {
     "max_chunks_per_doc": FieldRule("each document is read as one text", (1,)),
 }
 
-# Refused fields by the `refuses` of a request's struct.
+# Refused fields by the `refusal_table` of a request's struct.
 REFUSED: dict[str, Mapping[str, FieldRule]] = {
     "": {},
     "text": _REFUSED_TEXT,

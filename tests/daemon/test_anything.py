@@ -21,6 +21,7 @@ import localspec
 from localspec.engine.llama import Model
 from tests.support.any_request import Drawn
 from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
+from tests.support.error_shapes import has_error, read_error
 from tests.support.gguf_files import relabelled
 from tests.support.rescoring import SHIPPED_NEAR_TIE, worst_gap
 
@@ -50,29 +51,29 @@ def check_answer(path: str, body: bytes, answer: Answer) -> str:
 
     content_type = answer.headers.get("content-type", "")
     if content_type.startswith("text/event-stream"):
-        events = [json.loads(event) for event in answer.events if event != "[DONE]"]
-        errors = [event["error"] for event in events if "error" in event]
+        values = [json.loads(event) for event in answer.events if event != "[DONE]"]
+        errors = [value for value in values if has_error(path, value)]
     elif content_type.startswith("application/x-ndjson"):
         values = [json.loads(line) for line in answer.body.splitlines()]
-        errors = [value["error"] for value in values if "error" in value]
+        errors = [value for value in values if has_error(path, value)]
     elif content_type.startswith("application/json"):
-        errors = [answer.json["error"]] if answer.status >= 400 else []
+        errors = [answer.json] if answer.status >= 400 else []
     else:
         raise trouble("not JSON")
     if not errors:
         return "ok" if answer.status < 400 else "no error"
     [error] = errors
-    if path.startswith("/api/"):  # Ollama's errors are a sentence
-        if not isinstance(error, str) or answer.status >= 500:
-            raise trouble("no error of Ollama's shape")
+    try:
+        _, code = read_error(path, error)
+    except (AssertionError, KeyError):
+        raise trouble("no error of its protocol's shape") from None
+    if code is None:
+        if answer.status >= 500:
+            raise trouble("not its own error")
         return str(answer.status)
-    if not {"message", "type", "param", "code"} <= error.keys():
-        raise trouble("no error of OpenAI's shape")
-    if error["code"] not in OWN_ERROR_CODES or (
-        answer.status >= 500 and error["code"] != "load_failed"
-    ):
+    if code not in OWN_ERROR_CODES or (answer.status >= 500 and code != "load_failed"):
         raise trouble("not its own error")
-    return str(error["code"])
+    return code
 
 
 class Company:

@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from localspec.daemon.http.errors import error_body
-from localspec.errors import ContextExceeded, LocalspecError, recognizable_message
-from localspec.extras.anthropic.errors import messages_error
-from localspec.extras.ollama.wire import OllamaError
+from localspec.daemon import routes
+from localspec.daemon.http.errors import shape_error
+from localspec.errors import ContextExceeded, LocalspecError
 from tests.support.daemons import Home
+from tests.support.error_shapes import read_error
 
 CLIENTS = json.loads((Path(__file__).parent / "overflow_words.json").read_text("utf-8"))
 OWN_MESSAGE = (
@@ -24,29 +25,34 @@ ERRORS = [
     ContextExceeded("The vLLM at http://x refuses the request: it is long", param="prompt"),
     ContextExceeded(""),
 ]
-SHAPES = {
-    "openai": error_body,
-    "anthropic": messages_error,
-    "ollama": lambda error: OllamaError(recognizable_message(error)),
+TEXT = "refuse context_length_exceeded"
+MESSAGES = {"messages": [{"role": "user", "content": TEXT}]}
+# Each protocol with a question for the scripted engine.
+QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "openai": ("/v1/chat/completions", MESSAGES),
+    "responses": ("/v1/responses", {"input": TEXT}),
+    "anthropic": ("/v1/messages", MESSAGES),
+    "ollama": ("/api/chat", MESSAGES),
 }
+assert routes.ENDPOINTS  # the extras have added the shapes of their errors
 
 
-def read_error(shape: Any, error: LocalspecError) -> tuple[str, str | None]:
-    """Return the message and the code of an error as a client reads them."""
-    details = shape(error).error
-    return (details, None) if isinstance(details, str) else (details.message, details.code)
+def format_error(path: str, error: LocalspecError) -> tuple[str, str | None]:
+    """Return the message and the code of an error as a client of this path reads them."""
+    body, _ = shape_error({"type": "http", "path": path, "headers": []}, error)
+    return read_error(path, msgspec.to_builtins(body))
 
 
 @pytest.mark.parametrize("client", CLIENTS)
-@pytest.mark.parametrize("protocol", SHAPES)
+@pytest.mark.parametrize("protocol", QUESTIONS)
 @pytest.mark.parametrize("error", ERRORS, ids=["the engine", "a server", "no words"])
 def test_each_client_recognises_an_overflow(
     client: str, protocol: str, error: ContextExceeded
 ) -> None:
     rules = CLIENTS[client]
-    if protocol not in rules.get("protocols", SHAPES):
+    if protocol not in rules.get("protocols", QUESTIONS):
         return
-    message, code = read_error(SHAPES[protocol], error)
+    message, code = format_error(QUESTIONS[protocol][0], error)
     if "code" in rules:
         assert code == rules["code"]
         return
@@ -55,22 +61,16 @@ def test_each_client_recognises_an_overflow(
 
 
 def test_no_client_takes_another_error_for_an_overflow() -> None:
-    message, _ = read_error(error_body, LocalspecError("The queue is full."))
+    message, _ = format_error("/v1/chat/completions", LocalspecError("The queue is full."))
     patterns = [pattern for client in CLIENTS.values() for pattern in client.get("any", [])]
     assert not any(re.search(pattern, message, re.IGNORECASE) for pattern in patterns)
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat"]
-)
+@pytest.mark.parametrize(("path", "body"), QUESTIONS.values(), ids=QUESTIONS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_daemon_sends_the_recognised_words(api: Home, path: str, stream: bool) -> None:
-    text = "refuse context_length_exceeded"
-    body = (
-        {"input": text}
-        if "responses" in path
-        else {"messages": [{"role": "user", "content": text}]}
-    )
+def test_the_daemon_sends_the_recognised_words(
+    api: Home, path: str, body: dict[str, Any], stream: bool
+) -> None:
     answer = api.request("POST", path, {**body, "stream": stream, "max_tokens": 9})
     words = "prompt is too long" if "messages" in path else "exceeds the available context size"
     assert words in answer.body.decode()

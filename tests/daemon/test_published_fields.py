@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.daemons import Answer, Home, RunningDaemon, scripted_home, temporary_home
 from tests.support.encoders import Bert
+from tests.support.error_shapes import read_error
 
 PUBLISHED = Path(__file__).parent / "published"
 LISTS = {path.stem: json.loads(path.read_text("utf-8")) for path in PUBLISHED.glob("*.json")}
@@ -507,8 +508,7 @@ def check_field(home: Home, endpoint: str, field: str) -> None:
         value = base.get("model", "")
     answer = home.request("POST", endpoint, with_field(base, field, value))
     if answer.status == 400:
-        message = json.loads(answer.body)["error"]
-        message = message if isinstance(message, str) else message["message"]
+        message, _ = read_error(endpoint, answer.json)
         assert message.startswith(f"'{field}"), message
         assert re.search(
             "not supported|leave it out|greater than 'n'|there is no|text only", message

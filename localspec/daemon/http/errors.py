@@ -43,6 +43,12 @@ def add_shape(applies: Callable[[Scope], bool], shape: Shape) -> None:
     _shapes.append((applies, shape))
 
 
+def shape_error(scope: Scope, error: LocalspecError) -> tuple[object, dict[str, str]]:
+    """Return the body of an error in the shape of the requested path, and headers that go with it."""
+    shape = next((shape for applies, shape in _shapes if applies(scope)), None)
+    return (error_body(error), {}) if shape is None else shape(error)
+
+
 class ErrorResponse(Response):
     """An error as a response. Its shape depends on the requested path."""
 
@@ -54,8 +60,7 @@ class ErrorResponse(Response):
         self._error = error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        shape = next((shape for applies, shape in _shapes if applies(scope)), None)
-        body, headers = (error_body(self._error), {}) if shape is None else shape(self._error)
+        body, headers = shape_error(scope, self._error)
         self.headers.update(headers)
         self.body = msgspec.json.encode(body)
         self.headers["content-length"] = str(len(self.body))

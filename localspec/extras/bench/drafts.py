@@ -15,7 +15,8 @@ from localspec.extras.bench.report import Ranked, Report
 from localspec.extras.bench.running import BenchPlan
 from localspec.extras.bench.statistics import geometric_mean
 
-# Drafts that are not a model of their own, with the field `speculative` of a request for them.
+# Drafts that are not a model of their own, by their name for `bench --drafts`, with the field
+# `speculative` of a request for them.
 _MODEL_FREE_DRAFTS: dict[str, dict[str, Any]] = {
     "ngram": {"enabled": True, "kind": "ngram"},
     "heads": {"enabled": True, "kind": "mtp"},
