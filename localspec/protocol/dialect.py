@@ -43,6 +43,4 @@ class Dialect(msgspec.Struct, frozen=True, omit_defaults=True):
     thoughts: tuple[ThoughtMarkers, ...] = ()
     # The template renders thoughts, but their markers could not be detected.
     has_unknown_thoughts: bool = False
-    # `enable_thinking` or `thinking` changes what the template renders.
-    can_switch_thoughts: bool = False
     messages: MessageForms = MessageForms()

@@ -130,22 +130,6 @@ def test_dialect_survives_serialization(renderer: Renderers, name: str) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(dialect), type=Dialect) == dialect
 
 
-@pytest.mark.parametrize(
-    ("template", "can_switch"),
-    [
-        (templates.template("chatml_thinking"), True),
-        (DETECTED["the prompt opens them where that is asked for"][0], True),
-        (DETECTED["the model opens them"][0], False),
-        (templates.template("chatml"), False),
-        ("{{ raise_exception('no thinking') }}", False),
-    ],
-)
-def test_switchable_thoughts_are_detected_from_the_prompt(
-    renderer: Renderers, template: str, can_switch: bool
-) -> None:
-    assert renderer(template).dialect.can_switch_thoughts == can_switch
-
-
 def test_second_renderer_reuses_the_dialect() -> None:
     original = TemplateRenderer(templates.template("chatml_thinking"), "", "")
     second = TemplateRenderer(*original.texts, original.dialect)

@@ -93,8 +93,8 @@ def learn_dialect(template: str | None, render: Render, bos: str = "", eos: str 
         return Dialect(EXPLAINED, REASONING_MARKERS)
     prober = _Prober(render, bos, eos)
     forms = _learn_message_forms(prober)
-    thoughts, is_unknown, can_switch = _learn_thoughts(template, prober, forms)
-    return Dialect(learn_calls(template, render), thoughts, is_unknown, can_switch, forms)
+    thoughts, is_unknown = _learn_thoughts(template, prober, forms)
+    return Dialect(_learn_calls(template, prober), thoughts, is_unknown, forms)
 
 
 def main() -> None:
@@ -188,44 +188,30 @@ class _UnknownMarkers(Exception):
 
 def _learn_thoughts(
     template: str, prober: _Prober, forms: MessageForms
-) -> tuple[tuple[ThoughtMarkers, ...], bool, bool]:
-    """Return the markers of thoughts, whether they are unknown, and whether thoughts can be switched."""
+) -> tuple[tuple[ThoughtMarkers, ...], bool]:
+    """Return the markers of thoughts, and whether there are some that are unknown."""
     if not _THOUGHT.search(template):
-        return _known_markers(template), False, False
+        return _known_markers(template), False
 
     def render(messages: Messages, add_generation_prompt: bool, **variables: Any) -> str:
         worded = with_forms(messages, forms)
         return prober.render(worded, add_generation_prompt=add_generation_prompt, **variables)
 
-    can_switch = _can_switch(render)
     markers = _known_markers(template)
     if markers or CHANNELS in template:
-        return markers, False, can_switch
+        return markers, False
     try:
         detected = _detect_markers(partial(render, **_THINKING))
     except _UnknownMarkers:
-        return (), True, can_switch
+        return (), True
     except (TemplateRaised, TemplateFailed):
         detected = None
-    return (() if detected is None else (detected,)), False, can_switch
+    return (() if detected is None else (detected,)), False
 
 
 def _known_markers(template: str) -> tuple[ThoughtMarkers, ...]:
     """Return the known markers that occur in the template."""
     return tuple((o, c) for o, c in REASONING_MARKERS if o.rstrip() in template or c in template)
-
-
-def _can_switch(render: Callable[..., str]) -> bool:
-    """Return whether the template's own switches change the prompt of a question."""
-    question = {"role": "user", "content": _QUESTION}
-    try:
-        on, off = (
-            render([question], True, enable_thinking=value, thinking=value)
-            for value in (True, False)
-        )
-    except (TemplateRaised, TemplateFailed):
-        return False
-    return on != off
 
 
 def _detect_markers(render: Callable[[Messages, bool], str]) -> ThoughtMarkers | None:
@@ -370,11 +356,13 @@ class _NotDiscovered(Exception):
 
 
 def learn_calls(template: str, render: Render) -> CallFormat:
-    """Return how a model with this template writes calls; UNKNOWN_FORMAT if that cannot be discovered.
+    """Return how a model with this template writes calls; UNKNOWN_FORMAT if that cannot be discovered."""
+    return _learn_calls(template, _Prober(render))
 
-    Only a template that names no known format is rendered.
-    """
-    form, prober = read_family(template), _Prober(render)
+
+def _learn_calls(template: str, prober: _Prober) -> CallFormat:
+    # Only a template that names no known format is rendered.
+    form = read_family(template)
     if not form.guessed:
         return form
     for variant in _VARIANTS:
