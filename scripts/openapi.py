@@ -1,28 +1,26 @@
 #!/usr/bin/env python3
-"""Write the schemas of localspec/openapi.yaml anew from the structs that the daemon uses.
+"""Write the schemas of localspec/openapi.yaml from the structs that the daemon uses.
 
-What stands above the marker in that file is written by hand; the schemas below it are made here, so
-that they say what the daemon checks and sends. An endpoint that is not described yet gets a description
-made of its function's docstring, to be written out. Run it after changing a struct or adding an
-endpoint; a test compares.
+The text above the marker in that file is written by hand. The schemas below it are generated here, so that
+they say what the daemon checks and sends. An endpoint that is not described yet gets an outline from its
+function's docstring, to be written out. Run this script after you change a struct or add an endpoint; a test
+compares.
 """
 
 from __future__ import annotations
 
 import inspect
+import pkgutil
 import re
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 import yaml
 
+from localspec import extras
 from localspec.daemon import routes
-from localspec.extras.anthropic import wire
-from localspec.extras.ollama import wire as ollama
-from localspec.extras.responses import wire as events
-from localspec.extras.responses import wire as items
-from localspec.extras.responses.wire import ResponsesRequest
 from localspec.protocol import answers, conversations, pairs, requests
 from localspec.registry.pulls.pull import PullState
 
@@ -42,11 +40,15 @@ def completion(name: str, kind: str, choice: type[msgspec.Struct]) -> type[msgsp
     return msgspec.defstruct(name, fields)
 
 
+# The wire types of each protocol. Each of these modules has `REQUESTS` and `ANSWERS`.
+WIRES = [
+    import_module(module.name)
+    for module in pkgutil.walk_packages(extras.__path__, f"{extras.__name__}.")
+    if module.name.endswith(".wire")
+]
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     requests.ChatRequest,
     requests.CompletionRequest,
-    wire.MessagesRequest,
-    wire.CountTokensRequest,
     requests.EmbeddingRequest,
     requests.RerankRequest,
     requests.LoadRequest,
@@ -61,22 +63,12 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     pairs.CollectRequest,
     pairs.DraftsRequest,
     pairs.DiskRequest,
-    ollama.OllamaChatRequest,
-    ollama.OllamaGenerateRequest,
-    ollama.OllamaEmbedRequest,
-    ollama.OllamaEmbeddingsRequest,
-    ollama.OllamaModelRequest,
-    ResponsesRequest,
+    *(request for wire in WIRES for request in wire.REQUESTS),
 )
 ANSWERS: tuple[type[msgspec.Struct], ...] = (
     completion("ChatCompletion", "chat.completion", answers.ChatChoice),
     completion("ChatChunk", "chat.completion.chunk", answers.ChunkChoice),
     completion("TextCompletion", "text_completion", answers.TextChoice),
-    wire.MessagesAnswer,
-    *get_args(wire.MessagesEvent),
-    wire.TokenCount,
-    wire.MessagesModelPage,
-    wire.MessagesError,
     answers.EmbeddingList,
     answers.NativeEmbedding,
     answers.RankedList,
@@ -100,20 +92,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
     conversations.Undone,
     conversations.Forgotten,
     conversations.Statistics,
-    ollama.OllamaError,
-    ollama.OllamaChatLine,
-    ollama.OllamaGenerateLine,
-    ollama.OllamaEmbeddings,
-    ollama.OllamaEmbedding,
-    ollama.OllamaModels,
-    ollama.OllamaProgress,
-    ollama.OllamaShown,
-    ollama.OllamaVersion,
-    items.ResponseObject,
-    items.ItemList,
-    items.DeletedResponse,
-    items.InputTokens,
-    *get_args(events.AnyEvent),
+    *(answer for wire in WIRES for answer in wire.ANSWERS),
 )
 
 

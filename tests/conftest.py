@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import settings
 
-from tests.support.daemons import Home, RunningDaemon, temporary_home
+from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home
 
 # A suite that was started in the background inherits an ignored SIGINT, and every process it starts
 # would too: Ctrl-C could not be tested.
@@ -47,3 +47,17 @@ def start_daemon(home: Home) -> Iterator[Callable[..., RunningDaemon]]:
 def daemon(start_daemon: Callable[..., RunningDaemon]) -> RunningDaemon:
     """A daemon with the scripted engine."""
     return start_daemon()
+
+
+@pytest.fixture(scope="module")
+def api() -> Iterator[Home]:
+    """One daemon for all tests of a file that leave nothing behind."""
+    with scripted_home() as home:
+        yield home
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[Home]:
+    """As `api`, for tests of commands."""
+    with scripted_home() as home:
+        yield home

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import openapi
-from localspec.extras.ollama.wire import OllamaChatRequest, OllamaGenerateRequest
 from localspec.protocol import pairs, requests
 from localspec.protocol.reading import BadBody, decode
 from localspec.protocol.requests import (
@@ -465,13 +464,7 @@ REFUSED = b'{"system": 1, "prompt": 1, "messages": 1, "options": '  # before wha
 def test_any_bytes_are_taken_or_refused_in_a_sentence(
     body: bytes, begun: bytes, value: bytes, end: bytes
 ) -> None:
-    for kind in (
-        ChatRequest,
-        requests.TokenizeRequest,
-        requests.DetokenizeRequest,
-        OllamaChatRequest,
-        OllamaGenerateRequest,
-    ):
+    for kind in openapi.REQUESTS:
         for tried in (body, begun + body, begun + value + end, b'{"options": ' + value + end):
             with contextlib.suppress(BadBody):
                 decode(tried, kind)

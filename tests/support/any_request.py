@@ -7,10 +7,8 @@ types the fields and limits. A new field is drawn without a word here.
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import math
-import pkgutil
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -19,14 +17,8 @@ import msgspec.inspect as types
 import yaml
 
 import openapi
-from localspec import extras
 from localspec.protocol import pairs, requests
 
-OTHERS = [
-    importlib.import_module(module.name)
-    for module in pkgutil.walk_packages(extras.__path__, f"{extras.__name__}.")
-    if module.name.endswith(".wire")
-]
 Number = TypeVar("Number", int, float)
 TOKENS = 4096  # ids up to here are drawn most; some are halves of characters, some control tokens
 TINY, HUGE = 5e-324, 1.7e308
@@ -69,7 +61,7 @@ def described() -> dict[str, types.Type]:
         body = item.get("post", {}).get("requestBody")
         if body is not None:
             name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-            rooms = (requests, pairs, pairs, *OTHERS)
+            rooms = (requests, pairs, pairs, *openapi.WIRES)
             room = next(module for module in rooms if hasattr(module, name))
             found[path] = types.type_info(getattr(room, name))
     return found

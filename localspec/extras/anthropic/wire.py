@@ -6,7 +6,7 @@ unknown here. Blocks of a known kind are checked when they are translated. Other
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
@@ -311,3 +311,17 @@ class MessagesModelPage(Struct):
     first_id: str | None
     last_id: str | None
     has_more: bool = False
+
+
+# For the description (scripts/openapi.py).
+REQUESTS = (
+    MessagesRequest,
+    CountTokensRequest,
+)
+ANSWERS = (
+    MessagesAnswer,
+    *get_args(MessagesEvent),
+    TokenCount,
+    MessagesModelPage,
+    MessagesError,
+)

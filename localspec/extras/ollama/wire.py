@@ -294,3 +294,24 @@ class OllamaError(Struct):
     """Ollama's error, which is only a sentence."""
 
     error: str
+
+
+# For the description (scripts/openapi.py).
+REQUESTS = (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaEmbedRequest,
+    OllamaEmbeddingsRequest,
+    OllamaModelRequest,
+)
+ANSWERS = (
+    OllamaError,
+    OllamaChatLine,
+    OllamaGenerateLine,
+    OllamaEmbeddings,
+    OllamaEmbedding,
+    OllamaModels,
+    OllamaProgress,
+    OllamaShown,
+    OllamaVersion,
+)

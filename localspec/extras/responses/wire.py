@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
@@ -473,3 +473,14 @@ class ResponsesRequest(GenerationRequest, kw_only=True):
     safety_identifier: str | None = None
     service_tier: str | None = None
     chat_template_kwargs: OrDefault[dict[str, Any]] = msgspec.field(default_factory=dict)
+
+
+# For the description (scripts/openapi.py).
+REQUESTS = (ResponsesRequest,)
+ANSWERS = (
+    ResponseObject,
+    ItemList,
+    DeletedResponse,
+    InputTokens,
+    *get_args(AnyEvent),
+)

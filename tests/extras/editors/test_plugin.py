@@ -584,7 +584,7 @@ def test_it_is_installed_and_leaves_nothing_behind(name: str, tmp_path: Path) ->
         "PATH": "/usr/bin:/bin",
         "LOCALSPEC_HOME": str(tmp_path / "ls"),
     }
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    environment["PYTHONPATH"] = str(Path(__file__).parents[3])
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "localspec", "editor", *arguments, name]

@@ -1,0 +1,84 @@
+"""Settings for editors: no path and no name changes what stands around it."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import string
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from localspec import literals
+from localspec.extras.editors.settings import SETTINGS, EditorEnvironment
+from tests.test_literals import every, run
+
+
+def machine(text: str) -> EditorEnvironment:
+    return EditorEnvironment(
+        Path(f"/{text}/s.sock"), "127.0.0.1:8012", "t", text or "x", True, (f"/{text}", "-P")
+    )
+
+
+def outside(text: str, language: str) -> str:
+    """What stands outside of strings and comments."""
+    strings = {
+        "lua": r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|--[^\n]*',
+        "lisp": r'"(?:[^"\\]|\\.)*"|;[^\n]*',
+        "vim": r"'(?:[^'\n]|'')*'|\"(?:[^\"\\\n]|\\.)*\"",
+    }
+    return re.sub(strings[language], "S", text)
+
+
+LANGUAGES = {
+    **dict.fromkeys(("vim", "nvim", "llama.vim"), "vim"),
+    **dict.fromkeys(("nvim-lsp", "minuet"), "lua"),
+    **dict.fromkeys(("eglot", "lsp-mode", "gptel", "emacs"), "lisp"),
+    **dict.fromkeys(("helix", "kakoune"), "toml"),
+    **dict.fromkeys(("zed", "jetbrains", "vscode"), "json"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_no_path_and_no_name_changes_the_settings_around_it(name: str) -> None:
+    """Outside of strings they are the same, whatever the paths and names are."""
+    language = LANGUAGES[name]
+
+    @every
+    def holds(text: str) -> None:
+        if language in ("toml", "kakoune") and text.encode("utf-8", "ignore").decode() != text:
+            return
+        made, plain = (SETTINGS[name].text(machine(each)) for each in (text, "plain"))
+        if language == "json":
+            assert json.loads(made)
+        elif name == "helix":
+            assert tomllib.loads(made)["language-server"]["localspec"]["command"] == f"/{text}"
+        elif name == "kakoune":
+            assert made.count("{") == plain.count("{") == made.count("}") == plain.count("}")
+            inner = made[made.index("[localspec]") : made.index("    }")]
+            assert tomllib.loads(inner)["localspec"]["command"] == f"/{text}"
+        else:
+            assert outside(made, language) == outside(plain, language)
+            assert set(made) <= {*"\n", *filter(str.isprintable, made)}
+
+    holds()
+
+
+def test_emacs_has_the_pair_of_the_settings(tmp_path: Path) -> None:
+    """A stand-in for gptel takes the settings of Emacs' own reader."""
+    if not shutil.which("emacs"):
+        pytest.skip("this machine has no emacs among its editors")
+    for name in ("/x(1).gguf,/y/draft.gguf", "a b", "é'`,@#", string.punctuation):
+        script = tmp_path / "x.el"
+        out = literals.lisp(str(tmp_path / "out"))
+        script.write_text(
+            "(defun gptel-make-openai (name &rest given) (list name given))\n"
+            f"{SETTINGS['gptel'].text(machine(name))}\n"
+            "(unless (eq gptel-model (car (plist-get (cadr gptel-backend) :models))) (kill-emacs 1))\n"
+            '(insert (mapconcat (lambda (c) (format "%02x" c)) (encode-coding-string '
+            '(symbol-name gptel-model) \'utf-8-unix) "") "\\n")\n'
+            f"(write-region nil nil {out})\n"
+        )
+        assert run(["emacs", "-Q", "--batch", "-l", str(script)], tmp_path) == [name.encode()]
