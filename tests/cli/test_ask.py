@@ -1,4 +1,4 @@
-"""What `ask` asks about, and how it prints: in a pipe."""
+"""Test the input of `localspec ask` (files, options, stdin) and its output in a pipe."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.support.daemons import Home
 
 
 def ask_echo(home: Home, *arguments: str, **options: Any) -> Any:
-    """The request as the engine got it: `echo` answers with it."""
+    """Return the request that the engine received; the prompt `echo` is answered with it."""
     run = home.run("ask", *arguments, **options)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
 
 def ask_for_content(home: Home, *arguments: str, **options: Any) -> str:
-    """What the engine was asked; the command `echo` must come first in it."""
+    """Return the last message that the engine received; it must begin with the command `echo`."""
     messages = ask_echo(home, *arguments, **options)["prompt"]["messages"]
     content: str = messages[-1]["content"]
     return content

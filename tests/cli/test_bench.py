@@ -1,4 +1,4 @@
-"""`localspec bench`: its arithmetic, its sentences, and a real run on the shipped pair."""
+"""Test `localspec bench`: its arithmetic, its sentences and real runs of the shipped pair."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_ratio_that_never_varies_is_certain(ratio: float, seconds: list[float]
 def test_an_interval_holds_the_truth_as_often_as_it_says(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """95 %, however few pairs there are; plain quantiles of four hold it in 80 %."""
+    """The coverage is 95 % even for few pairs; plain quantiles of four pairs would reach only 80 %."""
     monkeypatch.setattr(statistics, "RESAMPLES", 200)
     rng, hits, trials = random.Random(count), 0, 400
     for _ in range(trials):
@@ -105,7 +105,7 @@ def test_an_interval_holds_the_truth_as_often_as_it_says(
 
 
 def test_short_answers_are_asked_more_often() -> None:
-    """As many tokens of them as make a rate; each time is another pair, and no two have one number."""
+    """Short answers are repeated until they have enough tokens for a rate, each under its own number."""
     works = workloads.shipped_works()
     plan = running.BenchPlan(works, 128, 2)
     probes = [bool(trial.probe) for trial in running.plan_trials(plan)]
@@ -158,7 +158,7 @@ def test_optimal_replay_is_never_slower_than_a_fixed_depth(hits: list[bool], cos
 @given(HIT_LISTS, COSTS, st.integers(0, 12))
 @example([False, False], Costs({1: 99.0, 2: 98.0, 8: 98.0}, {1: 0.5}, 0.0), 0)
 def test_a_replay_costs_what_its_rounds_cost(hits: list[bool], costs: Costs, depth: int) -> None:
-    """Rounds made from what is known are known again, but for what stands behind whole acceptance."""
+    """The hits of replayed rounds are counted as accepted, and the replay costs what its rounds cost."""
     rounds, position = [], 0
     while position < len(hits):
         drafted = min(depth, len(hits) - position - 1)
@@ -183,7 +183,7 @@ def test_a_replay_costs_what_its_rounds_cost(hits: list[bool], costs: Costs, dep
 def test_drafting_costs_are_learned_from_the_time_beyond_passes(
     costs: Costs, overhead: float, drafting: float, drafted: float, count: int
 ) -> None:
-    """Python's share of rounds and of drafts, which no table of passes knows, is found again."""
+    """The overhead of rounds and drafts, which the table of passes lacks, is learned from timings."""
     passes = theory.RoundCosts(replace(costs, draft_ms={}, overhead_ms=overhead))
 
     def time_rounds(depth: int) -> theory.TimedRounds:
@@ -214,7 +214,7 @@ def test_drafting_costs_are_learned_from_the_time_beyond_passes(
 def test_a_replay_charges_drafts_at_their_measured_cost(
     probe_ms: float, best: int, speed_up: float
 ) -> None:
-    """The usual answer drafted nothing; the one that drafted as deep as it could had all accepted."""
+    """The usual answer drafts nothing; the probe drafts at full depth and has every token accepted."""
 
     def run(rounds: list[Round], ms: float) -> reports.Run:
         times = (1.0, ms + 1.0, ms, 13e3 / ms, "")
@@ -510,7 +510,7 @@ def test_joules_are_added_up_when_the_counter_wraps(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Home, dict[str, Any], Path]]:
-    """A home with a report of the shipped pair, and where that lies."""
+    """Yield a home, a report of its shipped pair, and the folder of the report."""
     folder = tmp_path_factory.mktemp("bench")
     prompts = folder / "prompts.jsonl"
     questions = ["What does os.walk do?", "What does shutil.copytree do?"]
@@ -539,7 +539,7 @@ def test_a_report_matches_its_schema(real: tuple[Home, dict[str, Any], Path]) ->
 
 @given(st.integers(40, 200))
 def test_tables_fit_their_terminal(columns: int) -> None:
-    """From 80 columns on every row is one line, and nothing is left out."""
+    """From 80 columns on, every row is one line and no column is omitted."""
     side = reports.Side(4, 512, 1234.56, 12.0, 100.0)
     workload_rows = [
         make_workload(work.name, work.about, 0.91, 12.34) for work in workloads.shipped_works()
@@ -616,7 +616,7 @@ def test_a_pair_keeps_what_it_learned_only_with_apply(
 def test_drafts_are_ranked_and_another_server_is_asked_the_same(
     real: tuple[Home, dict[str, Any], Path],
 ) -> None:
-    """The other server is this one, which speaks OpenAI's API to anybody."""
+    """The other server is this daemon itself, through its OpenAI API."""
     home, _, folder = real
     options = ("--prompts", str(folder / "prompts.jsonl"), "-n", "24", "--repetitions", "1")
     file = folder / "report.html"
@@ -665,7 +665,7 @@ def test_depth_is_plotted_from_the_first_token_to_the_last() -> None:
 
 
 def _check_page(document: str, sentence: str, plots: int) -> None:
-    """It asks for nothing from elsewhere, says the same, and no plot is empty."""
+    """Check that a page is self-contained, contains the sentence, and has no empty plot."""
     assert sentence in html.unescape(document)
     assert not re.findall(r"<(script|link|img|iframe|object)\b", document)
     assert all(link.startswith("#") for link in re.findall(r"(?:href|src)=\"([^\"]*)", document))
@@ -707,7 +707,7 @@ def test_an_interrupt_prints_a_partial_report(tmp_path: Path) -> None:
 
 
 def test_the_lead_of_a_token_is_measured_between_the_two_texts() -> None:
-    """Of what is likelier than both and forbidden nothing is told."""
+    """A forbidden token that is likelier than both has no effect on the lead."""
     logprobs = [("state", -2.45), ("1", -2.878), ("2", -2.891), ("", -3.0), ("-2", -3.5)]
     top_logprobs = [{"token": token, "logprob": logprob} for token, logprob in logprobs]
     event = {"token": "1", "logprob": -2.878, "top_logprobs": top_logprobs}

@@ -1,4 +1,4 @@
-"""`localspec bench` that ends early: what there is by then is told, whatever ended it and when."""
+"""Test a `localspec bench` that ends early: it always reports the answers it has."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ SCHEMA = functools.cache(lambda: json.loads(reports.schema_text()))
 
 
 class Daemon:
-    """A daemon in this process, with a pair whose every answer takes no time. dies: at that question."""
+    """A fake daemon in this process that answers at once. It ends at question number `dies`."""
 
     name = "localspec"
 
@@ -111,8 +111,9 @@ def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def run_with_signal(
     function: Callable[[], int], line_number: int, signal_number: int
 ) -> tuple[int, int]:
-    """The code of a call in which a signal comes before the `at`th line of the bench (0: never), and how
-    many lines it has.
+    """Run a function and raise a signal before the given line of the bench (0: never).
+
+    Returns the exit code and the number of lines that ran.
     """
     count, folder = 0, str(Path(measure.__file__).parent)
 
@@ -120,7 +121,7 @@ def run_with_signal(
         nonlocal count
         code = frame.f_code
         if not code.co_filename.startswith(folder) or code.co_name == "watching":
-            return None  # when nobody watches any more all is told
+            return None  # everything is reported once the watching has ended
         if code.co_filename.endswith("measure.py") or count:
             count += event == "line"
             if count == line_number and event == "line":
@@ -138,7 +139,7 @@ def run_with_signal(
 
 @pytest.fixture(autouse=True)
 def default_signal_handlers() -> Iterator[None]:
-    """What `nohup` or a shell in the background has the tests ignore is not ignored by what they start."""
+    """Restore the default signal handlers, which `nohup` or a background shell may have disabled."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -156,7 +157,7 @@ def drop_other_load(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_a_signal_at_any_moment_loses_nothing(
     daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    """Wherever it comes between the load and the last figure: one report, valid, and marked."""
+    """A signal at any line between the load and the last figure gives one valid, marked report."""
     del daemon
     file = tmp_path / "prompts"
     file.write_text("first?\n\nsecond?")
@@ -195,7 +196,7 @@ def test_a_signal_at_any_moment_loses_nothing(
 def test_a_daemon_that_ends_leaves_a_partial_report(
     daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], dies: int
 ) -> None:
-    """The first two questions warm up; without any answer there is nothing but the reason."""
+    """The first questions warm up; without any answer there is only the error."""
     del daemon
     file = tmp_path / "prompts"
     file.write_text("first?\n\nsecond?")
@@ -219,7 +220,7 @@ WORKS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 def test_plain_and_speculative_runs_alternate_in_going_first(
     counts: list[int], repetitions: int, own: bool
 ) -> None:
-    """Of every kind of work, where what comes second finds something warm."""
+    """The second mode finds a warm cache, so the modes take turns within every workload."""
     works = [
         Work(str(number), "text", [Prompt("a")] * count) for number, count in enumerate(counts)
     ]
@@ -246,7 +247,7 @@ def prompts(tmp_path: Path) -> Path:
 
 
 def start_bench(home: Home, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """A bench that waits for its first answers."""
+    """Start a bench and wait until its first question is running."""
     run = subprocess.Popen(
         [sys.executable, "-m", "localspec", "bench", *arguments],
         env=home.environment,

@@ -1,4 +1,4 @@
-"""A chat, in a terminal as a person has it."""
+"""Test `localspec chat` in a real terminal."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def stored_messages(home: Home) -> list[str]:
 
 
 def type_line(session: Terminal, text: str) -> None:
-    """Type a line when the prompt is there."""
+    """Wait for the prompt and type a line."""
     session.expect("›")
     session.send(f"{text}\r")
 

@@ -1,4 +1,4 @@
-"""Whatever is typed in a chat, its screen, the daemon's history and what the model is asked agree."""
+"""Test random chats: the screen, the stored history and the requests to the model must agree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = 40
 
 
 class RandomUser:
-    """Somebody who types at random; `turns` are the questions and answers that should be left."""
+    """A user who types at random; `turns` are the questions and answers that should be stored."""
 
     def __init__(self, home: Home, session: Terminal, seed: int, *, saved: bool) -> None:
         self.home, self.session, self.saved = home, session, saved
@@ -45,7 +45,7 @@ class RandomUser:
         return self.session.raw.count(PROMPT)
 
     def type(self, line: str, stop_at: str = "") -> str:
-        """What is shown for a line until the next prompt; Ctrl-C when `stop_at` is among it."""
+        """Type a line and return the output up to the next prompt; press Ctrl-C at `stop_at`."""
         start, prompts = len(self.session.raw), self._prompts()
         self.session.send(f"{line}\r")
         if stop_at:
@@ -118,14 +118,14 @@ class RandomUser:
         self._record_turn("think", "")
 
     def kill_the_engine(self) -> None:
-        """At most once: a pair whose engine died too often is set aside."""
+        """Kill the engine, at most once, because a pair that crashes too often is set aside."""
         if "engine" not in self.crashed:
             self.crashed.add("engine")
             assert "localspec: " in self.type("die SIGKILL")
             self._record_turn("die SIGKILL", "one two")
 
     def kill_the_daemon(self) -> None:
-        """Its answers are kept when they end."""
+        """Kill the daemon during an answer, whose partial text is stored with the next question."""
         if "daemon" not in self.crashed:
             self.crashed.add("daemon")
             pid = self.home.status()["pid"]
@@ -173,7 +173,7 @@ class RandomUser:
             self._record_turn(question, answer)
 
     def continue_answer(self) -> None:
-        """The engine goes on from an answer with the same again."""
+        """Continue the last answer; the scripted engine repeats it."""
         if self.unsaved_turn is not None:
             return
         if not self.turns:
@@ -200,14 +200,14 @@ class RandomUser:
         assert f"seed is {self.seed} from" in self.type(f"/set seed {self.seed}")
 
     def show_history(self) -> None:
-        """Markdown may break lines elsewhere."""
+        """Show the history and compare it without blanks, because Markdown may break lines elsewhere."""
         output, position = "".join(self.type("/history").split()), 0
         for text in (text for turn in self.turns for text in turn):
             compact = "".join(text.split())
             position = output.index(compact, position) + len(compact)
 
     def echo_request(self) -> None:
-        """The engine answers with what it got."""
+        """Let the engine echo its request, and compare that with the turns."""
         self._record_unsaved_turn()
         self.type("echo")
         conversation = self.home.request("GET", "/localspec/conversations/last").json
@@ -236,7 +236,7 @@ class RandomUser:
     # ------------------------------------------------------------------ afterwards
 
     def check(self) -> None:
-        """The history has what was shown, and nothing else."""
+        """Check that the history contains exactly the turns that were shown."""
         conversations = [
             item for item in self.list_conversations() if item["id"] not in self.known_ids
         ]

@@ -1,4 +1,4 @@
-"""What is copied: through the desktop's program, or by asking the terminal."""
+"""Test `--copy` through the program of a desktop and through the terminal (OSC 52)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DESKTOP = ("DISPLAY", "WAYLAND_DISPLAY", "SSH_CONNECTION", "TMUX")
 
 @pytest.fixture
 def desktop(warm: Home, tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """The environment of a desktop where these programs, and no others, copy into a file."""
+    """Return a function that makes the environment of a desktop with the given clipboard programs."""
 
     def make_environment(*programs: str, **variables: str) -> dict[str, str]:
         for name in programs:
@@ -42,7 +42,7 @@ def desktop(warm: Home, tmp_path: Path) -> Callable[..., dict[str, str]]:
 
 
 def osc52_texts(raw: str) -> list[str]:
-    """What the terminal was asked to copy."""
+    """Return the texts that the output asks the terminal to copy."""
     return [
         base64.b64decode(encoded).decode() for encoded in re.findall(r"\x1b]52;c;(.*?)\x07", raw)
     ]

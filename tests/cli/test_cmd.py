@@ -1,4 +1,4 @@
-"""cmd: what a model wrote becomes one command, and a person decides by a key what becomes of that."""
+"""Test `localspec cmd`: an answer becomes one command, which the user runs, edits or cancels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = "any other key cancels."
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """Its model answers with what `cmd` was told, so that a test says what is proposed."""
+    """Yield a home whose model repeats the words of `cmd`, so that a test chooses the proposal."""
     with scripted_home() as home:
         file = home.root / "config" / "templates" / "cmd.toml"
         file.parent.mkdir(parents=True)
@@ -291,7 +291,7 @@ def test_a_command_can_be_edited_first(home: Home) -> None:
 def test_an_edit_with_an_invisible_character_is_refused(
     home: Home, tmp_path: Path, char: str
 ) -> None:
-    """As with a paste: it may hold what no terminal shows."""
+    """A pasted text may contain characters that no terminal shows."""
     touched = tmp_path / "touched"
     with terminal(home.environment, "cmd", "--shell", "sh", "echo one", columns=200) as session:
         session.expect(KEYS)

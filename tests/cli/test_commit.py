@@ -1,4 +1,4 @@
-"""commit: a message for what is staged, in git's own editor; and in git's hook, where it stops nothing."""
+"""Test `localspec commit`, in git's editor and in git's hook, which must never prevent a commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STRANGE = [
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """Its model writes the message that stands in the first line that is added."""
+    """Yield a home whose scripted model writes commit messages."""
     with scripted_home() as home:
         with_program(home)
         home.environment |= {
@@ -100,7 +100,7 @@ def repository(home: Home, tmp_path: Path) -> Repository:
 
 
 def set_answer(home: Home, answer: str) -> None:
-    """Let the model answer this, whatever is staged."""
+    """Let the model give this answer, whatever is staged."""
     file = home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     # What is staged follows, where the template does not place it; a model may go on, too.
@@ -353,7 +353,7 @@ def test_generated_files_are_left_out_before_anything_else() -> None:
 
 
 def make_generated_patch(rng: random.Random) -> staged.Patch:
-    """Return the patch of a generated file, which its name shows, or its lines alone."""
+    """Return the patch of a generated file, recognizable by its name or only by its lines."""
     name, lines = f"file{rng.randrange(10**6)}.txt", ["+a: 1"] * 3
     match rng.randrange(4):
         case 0:
@@ -402,7 +402,7 @@ def test_a_diff_of_generated_files_alone_is_shortened() -> None:
 
 @pytest.mark.parametrize("tty", [False, True])
 def test_a_diff_that_takes_long_to_read_is_shortened(repository: Repository, tty: bool) -> None:
-    """The scripted engine says that it reads 100 tokens, here words, a second."""
+    """The scripted engine reports a prefill speed of 100 tokens (here words) per second."""
     file = repository.home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('prompt = "late 0.5 $input"')

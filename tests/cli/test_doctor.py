@@ -1,4 +1,4 @@
-"""`doctor` on machines that are not this one."""
+"""Test `localspec doctor` on simulated machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CXX = "c++ (Debian 12.2.0) 12.2.0"
 
 
 def make_host(**changes: Any) -> machine.Host:
-    """A machine with a compiler that works and nothing else."""
+    """Return a host with a working compiler and nothing else."""
     outputs: dict[str, machine.CommandResult] = {
         "c++ --version": machine.CommandResult(0, f"{CXX}\n")
     }
@@ -48,7 +48,7 @@ def make_host(**changes: Any) -> machine.Host:
 
 @pytest.fixture
 def healthy(tmp_path: Path) -> CheckedMachine:
-    """A machine where all is well."""
+    """Return a machine without any problem."""
     folders = [tmp_path / name for name in ("run", "config", "data", "state", "cache")]
     for folder in folders:
         folder.mkdir(mode=0o700)
@@ -69,7 +69,7 @@ SAFE_MODE = {
 
 
 def worst_finding(healthy: CheckedMachine, subject: str) -> Finding:
-    """The worst finding about something."""
+    """Return the worst finding about a subject."""
     order = {"ok": 0, "note": 1, "bad": 2}
     return max(
         (f for f in doctor.findings(healthy) if f.about == subject), key=lambda f: order[f.state]
@@ -140,7 +140,7 @@ def test_an_unused_gpu_is_reported_with_its_cure(healthy: CheckedMachine) -> Non
 def test_a_pip_installation_is_rebuilt_by_pip(
     healthy: CheckedMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There is no scripts/setup beside it, and pip has to be told the flags for this machine."""
+    """A pip installation has no scripts/setup, and pip needs the build flags for this machine."""
     monkeypatch.setattr(machine, "CHECKOUT", False)
     monkeypatch.setattr("localspec.machine.build.CHECKOUT", False)
     gpu = replace(healthy, host=make_host(outputs=GPU, tools=TOOLS))
@@ -273,7 +273,7 @@ FREE = "nvidia-smi --query-gpu=name,memory.free,memory.total --format=csv,nohead
 def gpu_machine(
     healthy: CheckedMachine, built: str = "cuda", arch: str = "90-real", **outputs: str
 ) -> CheckedMachine:
-    """A machine with an H200, CUDA 12.8 and this build; `outputs` replaces the output of commands."""
+    """Return a machine with an H200, CUDA 12.8 and this build; `outputs` overrides command outputs."""
     answers = {**GPU, **{line: machine.CommandResult(0, text) for line, text in outputs.items()}}
     return replace(
         healthy, host=make_host(outputs=answers, tools=TOOLS), built=built, architectures=arch
@@ -351,7 +351,7 @@ def test_vulkan_where_there_is_a_gpu_and_no_cuda(healthy: CheckedMachine) -> Non
 
 
 def test_outdated_vulkan_headers_are_not_taken_for_missing_ones(healthy: CheckedMachine) -> None:
-    """Debian 12's are: its build ends after minutes, and what to install is not its package."""
+    """Debian 12 has such headers: a build would fail after minutes, and its package does not help."""
     host = make_host(outputs=VULKAN, tools=VULKAN_TOOLS)
 
     def old(argv: Any) -> machine.CommandResult:
@@ -383,7 +383,7 @@ def test_the_architectures_of_a_build_are_read_from_its_stamp(tmp_path: Path) ->
 
 
 def test_doctor_asks_the_tools_on_the_path(home: Home, tmp_path: Path) -> None:
-    """A GPU, and a CUDA compiler without cuBLAS, by programs that really run."""
+    """Real scripts on the PATH report a GPU and a CUDA compiler without cuBLAS."""
     tools = {
         "nvidia-smi": 'case "$1" in --query-gpu=name,c*) echo "NVIDIA L4, 8.9, 580.1";; esac',
         "nvcc": 'case "$1" in --version) echo "release 13.0, V13";; *) exit 1;; esac',

@@ -1,5 +1,4 @@
-"""README and the pages tell the truth: their commands are run, their links lead somewhere, the table of the
-configuration is the configuration, and the page of commands is what the commands say."""
+"""Test the README and the pages: commands run, links exist, and generated tables are current."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ def blocks(language: str) -> list[str]:
     return list(dict.fromkeys(block for text in PAGES.values() for block in pattern.findall(text)))
 
 
-def commands() -> list[str]:
+def list_commands() -> list[str]:
     """Return every line of shell, once, except those of scripts/, which the tests of setup run."""
     text = "".join(blocks("sh")).replace("\\\n", " ")
     lines = [re.sub(r"\s{2,}#.*", "", line).strip() for line in text.splitlines()]
@@ -85,7 +84,7 @@ NOT_ALONE = {  # what comes before
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[dict[str, str]]:
-    """Somebody who follows the pages in a folder of code; the environment, with PWD."""
+    """Yield the environment of a reader who follows the pages in a folder of code."""
     root = Path(tempfile.mkdtemp(prefix="ls-"))
     for name in ("bin", "run", "work/src", "models"):
         (root / name).mkdir(parents=True, mode=0o700)
@@ -97,13 +96,13 @@ def reader() -> Iterator[dict[str, str]]:
     (work / "src" / "main.py").write_text("X = 1\n" * 45)
     shutil.copy(BUILTIN / "target.gguf", work / "a.gguf")
     shutil.copy(BUILTIN / "draft.gguf", work / "b.gguf")
-    kept = {
+    environment_kept = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("LOCALSPEC_", "XDG_", "HF_", "DISPLAY", "WAYLAND_"))
     }
     environment = {
-        **kept,
+        **environment_kept,
         "PATH": f"{root}/bin:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HOME": str(root),
@@ -131,18 +130,18 @@ def shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess
     )
 
 
-def test_the_pages_show_commands() -> None:
-    assert len(commands()) > 60
-    assert set(REFUSED) | set(NOT_ALONE) <= set(commands())
+def test_the_pages_contain_commands() -> None:
+    assert len(list_commands()) > 60
+    assert set(REFUSED) | set(NOT_ALONE) <= set(list_commands())
 
 
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.parametrize("line", list_commands())
 def test_a_command_of_a_page_runs(reader: dict[str, str], line: str) -> None:
-    code, said = REFUSED.get(line, (0, ""))
+    code, message = REFUSED.get(line, (0, ""))
     # Whichever port is free: another test, or a real daemon, may have this one.
     run = shell(NOT_ALONE.get(line, "") + line.replace(":8012", ":0"), reader)
     shell("localspec config set pair; localspec config set listen", reader)
-    assert (run.returncode, said in run.stderr) == (code, True), run.stderr
+    assert (run.returncode, message in run.stderr) == (code, True), run.stderr
     assert "Traceback" not in run.stderr
     if line.startswith("curl"):
         assert json.loads(run.stdout)["choices"][0]["message"]["content"]
@@ -150,14 +149,16 @@ def test_a_command_of_a_page_runs(reader: dict[str, str], line: str) -> None:
 
 def test_the_snippet_for_python_runs(reader: dict[str, str]) -> None:
     (snippet,) = blocks("python")
-    used = snippet.replace("/run/user/1000", reader["XDG_RUNTIME_DIR"])
-    assert used != snippet
-    asked = f"{used}\nprint([each.id for each in client.models.list()])\n"
-    run = subprocess.run([sys.executable, "-c", asked], env=reader, capture_output=True, text=True)
+    adapted = snippet.replace("/run/user/1000", reader["XDG_RUNTIME_DIR"])
+    assert adapted != snippet
+    program = f"{adapted}\nprint([each.id for each in client.models.list()])\n"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=reader, capture_output=True, text=True
+    )
     assert "builtin" in run.stdout, run.stderr
 
 
-def test_the_table_is_the_configuration() -> None:
+def test_the_table_of_the_configuration_is_current() -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| `(.*?)` \|", (DOCS / "configuration.md").read_text(), re.MULTILINE
     )
@@ -165,7 +166,7 @@ def test_the_table_is_the_configuration() -> None:
     assert rows == [(key, json.dumps(getattr(default, key))) for key in config.KEYS]
 
 
-def test_its_picture_is_there_and_fetches_nothing() -> None:
+def test_the_picture_of_the_readme_is_self_contained() -> None:
     (name,) = re.findall(r"!\[.*?\]\((.*?)\)", README)
     picture = (ROOT / name).read_text()
     assert "localspec&#160;status" in picture
@@ -175,17 +176,19 @@ def test_its_picture_is_there_and_fetches_nothing() -> None:
 
 def test_the_readme_is_short_and_begins_with_two_commands() -> None:
     assert len(README.splitlines()) <= 150
-    first, second = [line for line in README.splitlines() if line.startswith("scripts/")][:2]
-    assert (first.split()[0], second.split()[0]) == ("scripts/ask", "scripts/test")
+    first_line, second_line = [line for line in README.splitlines() if line.startswith("scripts/")][
+        :2
+    ]
+    assert (first_line.split()[0], second_line.split()[0]) == ("scripts/ask", "scripts/test")
 
 
 def test_the_page_of_commands_is_current() -> None:
     # In a process of its own: click keeps the names of --help from the first context that a command had.
     script = [sys.executable, str(ROOT / "scripts" / "commands_page.py"), "--print"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    made = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8")
-    assert made.returncode == 0, made.stderr
-    assert PAGES["localspec/docs/commands.md"] == made.stdout, "run scripts/commands_page.py"
+    result = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stderr
+    assert PAGES["localspec/docs/commands.md"] == result.stdout, "run scripts/commands_page.py"
 
 
 # --- links
@@ -243,6 +246,6 @@ def test_a_page_begins_with_its_title_and_what_it_is_about(name: str) -> None:
 
 def test_the_files_that_contributing_names_are_there() -> None:
     text = LINKING[".github/CONTRIBUTING.md"]
-    named = re.findall(r"`((?:localspec|scripts|tests)/[\w./-]+)`", text)
-    assert len(named) > 30
-    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+    names = re.findall(r"`((?:localspec|scripts|tests)/[\w./-]+)`", text)
+    assert len(names) > 30
+    assert [name for name in names if "NAME" not in name and not (ROOT / name).exists()] == []

@@ -1,4 +1,4 @@
-"""history, config, logs, status --watch, completion, complete; the examples of every help."""
+"""Test history, config, logs, status --watch, completion, complete, and the examples of every help."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_the_completion_script_is_valid(home: Home, shell: str) -> None:
 
 
 def list_completions(home: Home, *words: str) -> list[str]:
-    """What bash is told when the last of `words` is to be completed."""
+    """Return the completions that bash receives for the last of `words`."""
     variables = {"COMP_WORDS": " ".join(("localspec", *words)), "COMP_CWORD": str(len(words))}
     environment = {**home.environment, "_LOCALSPEC_COMPLETE": "bash_complete", **variables}
     return subprocess.run(
@@ -382,7 +382,7 @@ def render_help(path: tuple[str, ...]) -> str:
 
 
 def split_invocations(line: str) -> Iterator[list[str]]:
-    """The arguments of every `localspec` in a line of shell."""
+    """Yield the arguments of every `localspec` in a line of shell."""
     inner = re.findall(r"\$\((localspec [^)]*)\)", line)
     plain = re.sub(r"\$\(localspec [^)]*\)", "X", line)
     for part in [*inner, *re.split(r"\||&&|;", plain)]:
@@ -393,7 +393,7 @@ def split_invocations(line: str) -> Iterator[list[str]]:
 
 
 def parses(line: str) -> bool:
-    """Whether every `localspec` in it is a command line that click takes; nothing is run."""
+    """Return whether click accepts every `localspec` command in a line, without running it."""
     for arguments in split_invocations(line):
         context = click.Context(app, info_name="localspec")
         command: click.Command = app

@@ -1,4 +1,4 @@
-"""explain: what failed last in this very shell, or what was piped in."""
+"""Test `localspec explain` for the last failed command of a shell and for piped text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOOKED = ["bash", "zsh", "fish"]
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """Its model answers with the prompt of the template."""
+    """Yield a home whose model repeats the prompt of the template."""
     with scripted_home() as home:
         with_program(home)
         yield home
@@ -103,7 +103,7 @@ def test_successes_and_hidden_commands_are_not_recorded(home: Home, name: str) -
 
 @pytest.mark.parametrize("name", HOOKED)
 def test_the_hook_leaves_the_shell_as_it_was(home: Home, name: str) -> None:
-    """Its exit codes, its own hooks, its umask; and evaluated twice it is there once."""
+    """The hook keeps exit codes, own hooks and the umask, and is installed once even if run twice."""
     own_hooks = {
         "bash": "PROMPT_COMMAND='echo own $? | tr a-z A-Z;'",
         "zsh": "precmd() { echo own $? | tr a-z A-Z; }",

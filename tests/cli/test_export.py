@@ -1,4 +1,4 @@
-"""Pairs for other engines: each option and key is one of theirs, and a shell reads what was meant."""
+"""Test exports for other engines: options and keys exist there, and names are quoted."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
 def parse_options(command: EngineCommand, arguments: list[str]) -> dict[str, str]:
-    """The options of a command, each of which the engine has, with a value where it takes one."""
+    """Parse the options of a command and check that the engine has each of them."""
     accepted_options: dict[str, Any] = RECORDED[command.short]["options"]
     options_: dict[str, str] = {}
     positionals = command.short in ("vllm", "trtllm")  # stands before the options
@@ -136,7 +136,7 @@ def test_limitations_of_engines_are_noted_or_refused() -> None:
 
 
 def test_a_fill_in_pair_has_its_official_name() -> None:
-    """By that name the markers are known with which an engine without llama-server's /infill is asked."""
+    """The name selects the fill-in markers for engines without llama-server's /infill."""
     from localspec.extras.upstream.dialects import KINDS
     from localspec.extras.upstream.request import build_request
     from localspec.protocol import frames

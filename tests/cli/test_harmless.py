@@ -1,4 +1,4 @@
-"""No character that commands a terminal reaches one, from wherever it comes and by which command."""
+"""Test that no control character reaches a terminal, whatever its source and whichever the command."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _THROUGH = re.compile(f"❮(?:{_ANY})|(?:{_ANY})❯")
 
 
 def find_unescaped(output: str) -> list[str]:
-    """What got through; a terminal's own line ends, and moves to a line's begin, are no harm."""
+    """Return the control characters that were not replaced; a terminal's own line ends are harmless."""
     return _THROUGH.findall(output.replace("\r\n", "\n").replace("\r\x1b[", "\x1b["))
 
 
@@ -72,7 +72,7 @@ UNPOISONED_KEYS = {
 
 
 def poison(value: Any, key: str = "") -> Any:
-    """`value` with the poison in every text that is not a word of the protocol."""
+    """Return `value` with the poison in every text that is not a word of the protocol."""
     if isinstance(value, dict):
         return {name: poison(item, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -83,7 +83,7 @@ def poison(value: Any, key: str = "") -> Any:
 
 
 class HostileHandler(BaseHTTPRequestHandler):
-    """Hands requests on to a real daemon, and back with poison; or refuses them with it."""
+    """Forwards requests to a real daemon and poisons the responses, or refuses them with poison."""
 
     server: HostileServer
     protocol_version = "HTTP/1.1"
@@ -92,7 +92,7 @@ class HostileHandler(BaseHTTPRequestHandler):
         return "unix"
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -141,12 +141,12 @@ class HostileServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     refuses = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has enough is no news."""
+        """Ignore clients that disconnect early."""
 
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[tuple[Home, HostileServer]]:
-    """A home with poison in its own name, its log, and all that its daemon says."""
+    """Yield a home with poison in its path, its log and every response of its daemon."""
     with scripted_home() as real, temporary_home() as outer:
         real.chat("say hello", localspec={"conversation": "new"})
         root = outer.root / "❮\x1b❯❮\x9b❯"
@@ -241,7 +241,7 @@ ARGUMENTS: dict[str, list[str]] = {
 
 
 def list_commands(group: click.Command, *names: str) -> Iterator[str]:
-    """Every command that can be run, from the program itself."""
+    """Yield every command of the program."""
     if not isinstance(group, click.Group):
         yield " ".join(names)
         return
@@ -258,7 +258,7 @@ def test_every_command_has_arguments_for_these_tests() -> None:
     assert set(list_commands(app)) == set(ARGUMENTS)
 
 
-LINES = [f"{name} {more}".strip() for name, each in ARGUMENTS.items() for more in each]
+LINES = [f"{name} {more}".strip() for name, variants in ARGUMENTS.items() for more in variants]
 
 
 def make_job(line: str) -> Job:
@@ -361,7 +361,7 @@ def test_completion_offers_nothing_harmful(hostile: tuple[Home, HostileServer]) 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_markdown_in_pieces(capsys: pytest.CaptureFixture[str], size: int) -> None:
-    """Also where Markdown itself has names for them."""
+    """Control characters are replaced even where Markdown has entities for them."""
     text = (
         f"# A {POISON[:200]}\n\n- `{POISON}`\n\n```\n{POISON}\n```\n\n&#8238;x&#x2066; [a](b)\n\n"
     )

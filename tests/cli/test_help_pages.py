@@ -1,4 +1,4 @@
-"""`localspec help TOPIC` shows the pages of the documentation, and `--search` finds text in them."""
+"""Test `localspec help TOPIC`, which shows pages of the documentation, and its `--search`."""
 
 from __future__ import annotations
 

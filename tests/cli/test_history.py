@@ -1,4 +1,4 @@
-"""`localspec history`, and what `ask` and `chat` keep for it."""
+"""Test `localspec history` and what `ask` and `chat` store in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`localspec import` in a home where every program has left models: all found, pairs made as printed."""
+"""Test `localspec import` in a home with the models of every supported program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people type from habit: other names of commands, slips, questions without `ask`, parts of pairs."""
+"""Test aliases, typos, questions without `ask`, and pairs chosen by a part of their name."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def find_suggestion(group: click.Group, word: str) -> str:
 
 @st.composite
 def slips(draw: st.DrawFn, names: list[str], max_edits: int) -> tuple[str, str]:
-    """A name, and the same with up to `most` letters left out, added, changed or swapped."""
+    """Draw a name and the same name with up to `max_edits` edits of a letter."""
     name = word = draw(st.sampled_from(names))
     for _ in range(draw(st.integers(1, max_edits))):
         position = draw(st.integers(0, len(word)))

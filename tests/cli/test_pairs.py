@@ -1,4 +1,4 @@
-"""Pairs as a person meets them: pull, list, ask, rm, gc, and the sentences when something is wrong."""
+"""Test the commands for pairs: pull, list, show, add, rm, gc, drafts, and their errors."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def home(tmp_path: Path) -> Iterator[PullingHome]:
 
 @pytest.fixture
 def slow(home: PullingHome) -> PullingHome:
-    """A pull from here takes some seconds."""
+    """Return a home whose hub is so slow that a pull takes some seconds."""
     home.hub.rate = 300_000
     return home
 
 
 def use_scripted_engine(home: PullingHome) -> PullingHome:
-    """With the scripted engine: nothing of llama.cpp is needed."""
+    """Let a home use the scripted engine, which needs no llama.cpp."""
     home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
     return home
 
@@ -437,7 +437,7 @@ def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path
 
 @pytest.mark.slow
 def test_drafts_are_ranked_by_their_acceptance(home: PullingHome, tmp_path: Path) -> None:
-    """Whatever else the machine does: acceptance of greedy text does not depend on it."""
+    """The load of the machine does not matter, because the acceptance of greedy text is fixed."""
     cycle = target_cycle(1024)
     shape = Shape(4, 128, 256, 4, 1024)
     write_model(tmp_path / "target.gguf", shape, cycle)
@@ -471,7 +471,7 @@ sys.addaudithook(witness)
 
 
 def check_offline(home: PullingHome, prefix: list[str]) -> None:
-    """List, show, ask; no process may have opened a socket to a network."""
+    """Run list, show and ask, and check that no process opened a network socket."""
     folder = home.root / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(_WITNESS)

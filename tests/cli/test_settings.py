@@ -1,4 +1,4 @@
-"""`localspec config`: what is accepted works, what is set counts at once, and no file stops it."""
+"""Test `localspec config`: accepted values work and apply at once, and no file stops the commands."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localspec.config import KEYS, Config, load_config
 from tests.support.daemons import Home, RunningDaemon, wait_for
 from tests.support.many import in_pipes
 
-# A daemon that only sees what it is told: no edit of a file is noticed by watching it.
+# A daemon that does not watch its files, so that it learns of changes only from the client.
 BLIND = """
 import sys
 from localspec.daemon import lifecycle
@@ -28,7 +28,7 @@ sys.exit(main())
 
 @pytest.fixture
 def fake_home(home: Home) -> Home:
-    """With the scripted engine, and the pair left to config.toml."""
+    """Return a home with the scripted engine whose pair is set in config.toml alone."""
     home.use_fake()
     del home.environment["LOCALSPEC_PAIR"]
     return home
@@ -192,7 +192,7 @@ def test_a_running_answer_ends_before_new_settings_apply(
 
 
 def is_draining(home: Home) -> bool:
-    """A daemon that has been told to end says so until nobody answers any more."""
+    """Return whether the daemon is stopping or has already stopped."""
     try:
         return bool(home.status()["draining"])
     except OSError:
@@ -226,7 +226,7 @@ def test_a_change_during_a_load_or_a_stop_applies_from_the_next_question(
 
 
 def test_a_starting_daemon_uses_a_change_made_meanwhile(fake_home: Home) -> None:
-    """Between its reading the file and its listening nobody can be told."""
+    """The daemon cannot be reached between reading the file and listening."""
     names = make_pairs(fake_home, 2)
     for turn in range(2):
         config_file(fake_home).write_text(f'pair = "{names[0]}"\n')

@@ -1,4 +1,4 @@
-"""`localspec stats`: what was measured, what was not, as a table, plots, JSON and a page."""
+"""Test `localspec stats` as a table, plots, JSON and an HTML page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DAY = 86_400.0
 
 @pytest.fixture(scope="module")
 def home_with_answers() -> Iterator[Home]:
-    """A home with answers of today, three days ago and a year ago."""
+    """Yield a home with answers of today, three days ago and 300 days ago."""
     with scripted_home() as home:
         assert "No answers were saved in the last 30 days." in home.run("stats").stdout
         home.chat("say hello", localspec={"kind": "other"})  # makes the file
@@ -113,7 +113,7 @@ def test_json_output(home_with_answers: Home) -> None:
 
 
 class PageParser(HTMLParser):
-    """Notes what is open, what is asked of elsewhere, and the texts."""
+    """Collects the open tags, the attributes that load external content, and the texts."""
 
     VOID = ("meta", "br")
 

@@ -1,6 +1,6 @@
-"""Every command, whatever its streams lead to and whatever its home is: a sentence, the right exit code.
+"""Test commands with broken streams and homes: each prints a sentence and has the right exit code.
 
-Some at random in every run; LOCALSPEC_TEST_STREAMS=2000 for longer.
+Every run tests some random cases; LOCALSPEC_TEST_STREAMS=2000 runs more.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def test_a_closed_pipe_is_not_an_error(home: Home) -> None:
 
 
 def test_output_interrupted_by_ctrl_c_is_written_once(home: Home) -> None:
-    """A pipe takes a part of a piece; the rest waits when Ctrl-C comes, and follows later."""
+    """A full pipe accepts a part of the output; the rest follows after Ctrl-C."""
     program = (
         "import sys; from localspec.cli import streams; streams.prepare()\n"
         "try:\n sys.stdout.write(' '.join(map(str, range(1500)))); sys.stdout.flush()\n"
@@ -210,7 +210,7 @@ def test_output_interrupted_by_ctrl_c_is_written_once(home: Home) -> None:
 
 
 def count_waiting_bytes(pipe: int) -> int:
-    """Bytes that can be read from it."""
+    """Return the number of bytes that can be read from a pipe."""
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 

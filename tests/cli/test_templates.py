@@ -1,4 +1,4 @@
-"""Templates: saved, used, listed, shown, edited, removed; wrong ones named."""
+"""Test templates: saving, using, listing, showing, editing and removing them, and their errors."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.support.terminal import terminal
 
 @contextmanager
 def in_home(home: Home) -> Iterator[None]:
-    """This process is in that home."""
+    """Let this process use the given home."""
     with patch.dict("os.environ", {"LOCALSPEC_HOME": str(home.root)}):
         yield
 
 
 @pytest.fixture(scope="module")
 def home_without_daemon() -> Iterator[Home]:
-    """A home where no daemon runs."""
+    """Yield a home where no daemon runs."""
     with temporary_home() as home, in_home(home):
         yield home
 
@@ -101,7 +101,7 @@ SAVED_VALUES = st.fixed_dictionaries(
 def test_saved_options_come_back_unchanged(
     home_without_daemon: Home, values: dict[str, Any], words: str
 ) -> None:
-    """Whatever was given with --save comes back with -t, and nothing else."""
+    """Options that were saved with --save come back with -t, and no others."""
     assume(words.strip())
     prompt = words.replace("$", "$$") + " $known"
     values["values"] = values["values"] or ["known="]
@@ -324,7 +324,7 @@ def test_builtin_templates_are_shown_and_overridden(home: Home) -> None:
 
 
 def write_editor(home: Home, *texts: str) -> None:
-    """$EDITOR writes the first text, the next time the second, …"""
+    """Set $EDITOR to a program that writes the first text, then the second, and so on."""
     program = home.root / "editor"
     program.write_text(
         f"#!{sys.executable}\nimport os, sys, pathlib\n"
@@ -376,7 +376,7 @@ def test_a_new_template_begins_with_an_example(home: Home) -> None:
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """The literals of a program, with "it" for what is put into them; of others all."""
+    """Yield the string literals of a Python file, with "it" for inserted values, or a whole text."""
     if path.suffix != ".py":
         yield path.read_text()
         return
@@ -388,7 +388,7 @@ def read_texts(path: Path) -> Iterator[str]:
 
 
 def list_hints() -> set[str]:
-    """Every command line in our messages and pages that saves a prompt with a variable."""
+    """Return every command line in messages and pages that saves a prompt with a variable."""
     paths = [*(ROOT / "localspec").rglob("*.py"), *(ROOT / "localspec" / "docs").rglob("*.md")]
     lines = [line for path in paths for text in read_texts(path) for line in text.splitlines()]
     commands = {

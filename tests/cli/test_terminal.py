@@ -1,4 +1,4 @@
-"""The commands in a real terminal."""
+"""Test the commands in a real terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever a command prints fits the terminal, from 44 columns to 200, and no word is broken for it."""
+"""Test that output fits terminals of 44 to 200 columns without breaking words."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ LINES = [
     line
     for line in dict.fromkeys(_command_lines())
     if line.endswith("--help")
-    or not (any(each in line for each in VERBATIM) or line.startswith(VERBATIM_TOO))
+    or not (any(part in line for part in VERBATIM) or line.startswith(VERBATIM_TOO))
 ]
 
 
 @pytest.fixture(scope="module")
 def home_with_history() -> Iterator[Home]:
-    """A home whose daemon has something to tell."""
+    """Yield a home with some conversations."""
     with scripted_home() as home:
         home.environment["EDITOR"] = "true"
         for text in (f"say {TITLE * 3}", "say two"):
@@ -83,13 +83,13 @@ def make_job(line: str, width: int = 80) -> Job:
 
 
 def final_lines(raw: str) -> list[str]:
-    """As they stand at the end: what a carriage return overwrote was a spinner's."""
+    """Return the lines as they stand at the end, without the spinner that a carriage return overwrote."""
     text = raw.replace("\r\n", "\n")
     return [ESCAPES.sub("", line.rsplit("\r", 1)[-1]) for line in text.split("\n")]
 
 
 def is_too_wide(line: str, width: int) -> bool:
-    """Whether it could be shorter: a word that is wider than the terminal is left to it."""
+    """Return whether a line is too wide; a single word may be wider than the terminal."""
     return wcswidth(line) > width and len(line.removesuffix(" \\").split()) > 1
 
 
@@ -115,7 +115,7 @@ def test_no_line_of_any_command_is_wider_than_the_terminal(
 
 
 def normalized_words(text: str) -> set[str]:
-    """Without what a table of another form adds: commas, and headings in small letters."""
+    """Return the words of a text without commas and case, which differ between table layouts."""
     return {word.strip(",").casefold().rstrip("?") for word in text.split()} - {"\\"}
 
 
