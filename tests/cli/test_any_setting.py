@@ -79,7 +79,7 @@ def test_any_accepted_setting_works_or_is_explained(real: Home) -> None:
         if rng.random() < 0.3:
             for command in ("config", "list", "status", "doctor"):
                 run_command(real, command)
-        if rng.random() < 0.2:  # and a daemon starts with it
+        if rng.random() < 0.2:  # The daemon must also start with this setting.
             assert run_command(real, "stop").returncode == 0
             wait_for(lambda: not real.socket.exists(), "its end")
             run_command(real, "ask", "-n", "2", "hi")

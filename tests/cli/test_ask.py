@@ -160,7 +160,7 @@ ANSWER = "Use this:\n```python\nprint('hé')\n```\nor\n~~~\nx = '''\n```\n'''\n~
 
 
 def test_code_blocks_alone(warm: Home) -> None:
-    # `say` would fold the lines; the scripted engine answers other texts with themselves
+    # `say` would join the lines; the scripted engine repeats every other text.
     assert warm.run("ask", "-x", stdin=ANSWER).stdout == "print('hé')\n"
     code = warm.run("ask", "--xl", stdin=ANSWER).stdout
     assert code == "x = '''\n```\n'''\n"

@@ -49,7 +49,7 @@ class Typist:
     def type(self, command: str, code: int = 0) -> None:
         number = next(self.numbers)
         self.session.send(f"{command}\n")
-        # A prompt of its own, which no echo of a command can be taken for.
+        # A numbered prompt cannot be confused with the echo of a command.
         self.session.send(f"PS1='ready-'{number}'> '\n")
         self.session.expect(f"ready-{number}> ")
         if code:
@@ -137,7 +137,7 @@ def test_the_record_is_a_failed_command_or_absent(
             assert failed, (control, settings, command)
             last_failed = failed[-1]
             if (split_words(text), number) != last_failed:
-                # Kept out of the history, and the line before it is the record.
+                # The command is not in the history, so the line before it is the record.
                 kept_out = command[:1].isspace() or not code
                 repeated = split_words(text) == failed[-1][0]
                 assert kept_out or repeated, (control, settings, text, command, code)
@@ -162,7 +162,7 @@ def test_a_hidden_command_does_not_record_the_one_before(
         typist.type("sh -c 'exit 4'", 4)
         assert typist.record == ("sh -c 'exit 4'", 4)
         typist.type("echo harmless >/dev/null")
-        assert typist.record == ("sh -c 'exit 4'", 4)  # what did not fail changes nothing
+        assert typist.record == ("sh -c 'exit 4'", 4)  # A successful command changes nothing.
         typist.type(" (exit 7)", 7)
         assert typist.record == (None if blank else (" (exit 7)", 7))
 

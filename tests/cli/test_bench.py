@@ -50,14 +50,15 @@ from tests.support.daemons import Home, scripted_home, temporary_home
 PAIR = st.builds(PairedAnswers, *[st.floats(0.01, 1000) for _ in range(4)])
 
 
-@settings(max_examples=20)  # each draws a thousand times
+@settings(max_examples=20)  # Each example resamples a thousand times.
 @given(st.lists(PAIR, min_size=1, max_size=8), st.floats(0.1, 10))
 def test_an_interval_is_around_its_figure_and_scales_with_it(
     pairs: list[PairedAnswers], ratio: float
 ) -> None:
     estimate = statistics.estimate_speed_up(pairs)
     assert estimate is not None
-    assert statistics.estimate_speed_up(pairs) == estimate  # the same answers, the same interval
+    # The same answers give the same interval.
+    assert statistics.estimate_speed_up(pairs) == estimate
     assert (estimate.low is None) is (len(pairs) < 3)
     faster = statistics.estimate_speed_up(
         [pair._replace(speculative_s=pair.speculative_s / ratio) for pair in pairs]
@@ -169,7 +170,7 @@ def test_a_replay_costs_what_its_rounds_cost(hits: list[bool], costs: Costs, dep
     assert len(replayed_hits) == len(hits)
     assert sum(replayed_hits) == sum(
         round_.accepted for round_ in rounds
-    )  # nothing is promised that was not seen
+    )  # Only hits that were seen count.
     prices = theory.RoundCosts(costs)
     spent = sum(map(prices.reported_cost, rounds))
     assert spent == pytest.approx(theory.replay_fixed_ms(hits, depth, prices))
@@ -195,7 +196,7 @@ def test_drafting_costs_are_learned_from_the_time_beyond_passes(
     for depth in (1, 4, 12):
         expected = passes.round_cost(depth) + drafting + depth * drafted
         assert prices.round_cost(depth) == pytest.approx(expected, rel=1e-6)
-    prices.learn(time_rounds(12))  # there was no time for more
+    prices.learn(time_rounds(12))  # The shallow probe was not run.
     assert prices.round_cost(12) == pytest.approx(
         passes.round_cost(12) + drafting + 12 * drafted, rel=1e-6
     )
@@ -206,9 +207,9 @@ def test_drafting_costs_are_learned_from_the_time_beyond_passes(
 @pytest.mark.parametrize(
     ("probe_ms", "best", "speed_up"),
     [
-        (1.2, 12, 13 / 1.2),  # looked up: nearly nothing beside the pass
+        (1.2, 12, 13 / 1.2),  # An n-gram draft costs almost nothing beside the pass.
         (7.0, 12, 13 / 7),
-        (26.0, 0, 1.0),  # all accepted, and yet drafting takes longer than it saves
+        (26.0, 0, 1.0),  # Drafting takes longer than it saves, although all tokens are accepted.
     ],
 )
 def test_a_replay_charges_drafts_at_their_measured_cost(
@@ -377,7 +378,7 @@ def test_a_single_gain_without_drafts_is_unclear() -> None:
             0.92,
             0,
             "Not worth it here: too few answers to be sure for prose (0.92×).",
-        ),  # off, and yet it cost something
+        ),  # The verdict would be "off", but the pair lost time.
         (0.99, 0, "Not worth it here: off by itself for prose."),
         (0.99, 300, "Not worth it here: no gain and no loss for prose."),
         (1.5, 300, "Worth it for prose (1.5×)."),
@@ -467,7 +468,8 @@ def test_well_known_prompts_come_from_installed_packages(
     path, records, expected = SETS[name]
     file = tmp_path / path
     file.parent.mkdir(parents=True)
-    (tmp_path / path.split("/")[0] / "__init__.py").write_text("raise SystemExit\n")  # never run
+    # This must never be run.
+    (tmp_path / path.split("/")[0] / "__init__.py").write_text("raise SystemExit\n")
     pack = gzip.compress if path.endswith(".gz") else bytes
     file.write_bytes(pack("\n".join(map(json.dumps, records)).encode()))
     importlib.invalidate_caches()
@@ -490,7 +492,7 @@ def test_joules_are_added_up_when_the_counter_wraps(tmp_path: Path) -> None:
     def count(microjoules: int) -> None:
         (tmp_path / "intel-rapl:0" / "energy_uj").write_text(f"{microjoules}\n")
 
-    for name in ("intel-rapl:0", "intel-rapl:0:0"):  # the second is a part of the first
+    for name in ("intel-rapl:0", "intel-rapl:0:0"):  # The second counter is a part of the first.
         (tmp_path / name).mkdir()
         (tmp_path / name / "max_energy_range_uj").write_text("10000000\n")
         (tmp_path / name / "energy_uj").write_text("9000000\n")
@@ -566,7 +568,7 @@ def test_a_real_pair_is_measured_both_ways(real: tuple[Home, dict[str, Any], Pat
         assert sum(entry[1] for entry in run["rounds"]) <= run["drafted"]
         assert sum(entry[2] for entry in run["rounds"]) <= run["accepted"]
         assert {entry[3] for entry in run["rounds"] if entry[1]} <= {"draft", "ngram"}
-        tokens = sum(1 + entry[2] for entry in run["rounds"])  # one token comes with the prompt
+        tokens = sum(1 + entry[2] for entry in run["rounds"])  # One token comes with the prompt.
         assert abs(tokens - (run["tokens"] - 1)) <= max(
             (entry[2] for entry in run["rounds"]), default=0
         )
@@ -576,7 +578,7 @@ def test_a_real_pair_is_measured_both_ways(real: tuple[Home, dict[str, Any], Pat
     assert acceptance["rejected"] == acceptance["drafted"] - acceptance["accepted"]
     assert report["costs"]["target_ms"]["1"] > 0
     assert work["theory"]["optimum"] >= work["theory"]["best_speed_up"] * 0.999
-    assert "temperature 0" in " ".join(report["notes"])  # as this pair samples by itself
+    assert "temperature 0" in " ".join(report["notes"])  # This is the pair's own sampling.
     assert report["sentence"].endswith(".")
 
 
@@ -660,7 +662,7 @@ def test_depth_is_plotted_from_the_first_token_to_the_last() -> None:
     assert (edges[0], edges[-1], len(edges)) == (0, 97, len(depths) + 1)
     assert edges == sorted(set(edges))
     assert (depths[0], depths[-1]) == (4, 0)
-    # what came together may be of several passes
+    # A single event may contain several passes.
     assert plots.group_depths([Round(6, 4, 2)]) == ([0, 6], [1.0])
 
 

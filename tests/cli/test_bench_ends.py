@@ -101,7 +101,8 @@ def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         drafts, "_rank", lambda name, report, *_: reports.Ranked(name, report.overall)
     )
     monkeypatch.setattr(measure, "_BUSY_SAMPLE_S", 0.0)
-    monkeypatch.setattr(statistics, "RESAMPLES", 4)  # every line of it is looked at
+    # Every line is traced, so keep the number of lines small.
+    monkeypatch.setattr(statistics, "RESAMPLES", 4)
     monkeypatch.setattr(distribution, "_SHUFFLES", 4)
     monkeypatch.setattr(distribution, "ANSWERS_PER_MODE", 4)
     monkeypatch.setattr(Daemon, "dies", 0)
@@ -306,7 +307,7 @@ def test_a_busy_machine_is_noticed(prompts: Path) -> None:
     assert report["quiet"] is False
     assert re.search(
         r"other programs \([^)]*python", " ".join(report["notes"])
-    )  # among others' own
+    )  # The list may name other programs too.
     assert "answers other programs used" in " ".join(report["notes"])
 
 
@@ -315,7 +316,7 @@ def test_a_killed_daemon_is_reported_in_one_line(prompts: Path) -> None:
         run = start_bench(home, "--prompts", str(prompts))
         wait_for(
             lambda: home.status()["counts"]["requests"] > 4, "two answers"
-        )  # after the warm-up's
+        )  # The warm-up has its own requests.
         pid = home.status()["pid"]
         os.kill(pid, signal.SIGKILL)
         stdout, stderr = run.communicate(timeout=30)

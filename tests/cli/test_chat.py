@@ -26,7 +26,7 @@ def stored_messages(home: Home) -> list[str]:
     conversation = home.request("GET", "/localspec/conversations/last").json
     return [
         message["content"] for message in conversation.get("messages", [])
-    ]  # none: nothing is kept yet
+    ]  # There are none before anything is stored.
 
 
 def type_line(session: Terminal, text: str) -> None:
@@ -39,7 +39,7 @@ def test_a_chat_is_stored_and_ends_with_ctrl_d(warm: Home) -> None:
     with terminal(warm.environment, "chat") as session:
         type_line(session, "say one")
         type_line(session, "say two")
-        session.expect("accepted")  # the line at the bottom: the prompt is there
+        session.expect("accepted")  # The status line means that the prompt is shown.
         session.send("\x04")
         assert session.wait() == 0
     assert stored_messages(warm) == ["say one", "one", "say two", "two"]
@@ -74,13 +74,13 @@ def test_ctrl_c_stops_the_answer_and_not_the_chat(warm: Home) -> None:
         session.expect("2 3")
         session.interrupt()
         session.expect("Stopped; the partial answer is part of the conversation.")
-        # The daemon keeps it when it sees that the client left, which a program may outrun.
+        # The daemon stores the turn once it notices the disconnect, which may be after the message.
         wait_for(lambda: len(stored_messages(warm)) == 2, "the turn that was stopped")
         type_line(session, "say still here")
-        # Not by the screen alone: what is typed looks like the answer, which Ctrl-C would stop.
+        # The screen alone does not tell: the echo of the input looks like the answer.
         wait_for(lambda: len(stored_messages(warm)) == 4, "both turns")
-        session.expect("accepted")  # the line at the bottom: the prompt is there
-        session.send("half a question\x03")  # empties the line
+        session.expect("accepted")  # The status line means that the prompt is shown.
+        session.send("half a question\x03")  # Ctrl-C empties the line.
         type_line(session, "/exit")
         assert session.wait() == 0
     assert "half" not in " ".join(stored_messages(warm))
@@ -92,8 +92,8 @@ def test_several_lines_by_quotes_and_by_alt_enter(warm: Home) -> None:
         session.send('two"""\r')
         wait_for(
             lambda: len(stored_messages(warm)) == 2, "the turn"
-        )  # what is typed looks like the answer
-        session.expect("accepted")  # the line at the bottom: the prompt is there
+        )  # The echo of the input looks like the answer.
+        session.expect("accepted")  # The status line means that the prompt is shown.
         session.send("say three\x1b\rfour\r")
         session.expect("three four")
         type_line(session, "/exit")
@@ -164,7 +164,8 @@ def test_edit_puts_the_text_in_the_prompt(warm: Home, tmp_path: Path) -> None:
     environment = {**warm.environment, "EDITOR": str(editor), "VISUAL": ""}
     with terminal(environment, "chat") as session:
         type_line(session, "/edit")
-        session.expect("say edited")  # in the prompt: it is seen before it is sent
+        # The text is in the prompt, so that the user sees it before it is sent.
+        session.expect("say edited")
         session.expect("› say edited")
         assert stored_messages(warm)[:1] != ["say edited"]
         session.send(" twice\r")
@@ -212,7 +213,7 @@ def test_tab_completes_commands(warm: Home) -> None:
         session.expect("›")
         session.send("/ex\t")
         session.expect("/ex")
-        session.expect("it")  # in one drawing or the next
+        session.expect("it")  # The suffix may be drawn separately.
         session.send("\r")
         assert session.wait() == 0
 
@@ -377,7 +378,7 @@ def test_an_interrupt_before_the_first_word_leaves_nothing(warm: Home) -> None:
     with terminal(warm.environment, "chat") as session:
         type_line(session, "late 30")
         wait_for(lambda: warm.status()["running"], "the question at the engine")
-        time.sleep(0.5)  # the answer's head is on its way
+        time.sleep(0.5)  # The head of the response is on its way.
         session.interrupt()
         session.expect("Stopped before the answer began")
         type_line(session, "say hello")
@@ -455,7 +456,7 @@ def test_files_and_a_template_go_with_the_first_question(warm: Home, tmp_path: P
     with terminal(warm.environment, "chat", *options) as session:
         session.expect("will be included in your next question.")
         type_line(session, "why?")
-        session.expect("say /")  # what is sent is shown
+        session.expect("say /")  # The text that is sent is shown.
         wait_for(lambda: len(stored_messages(warm)) == 3, "the turn")
         type_line(session, "say more")
         wait_for(lambda: len(stored_messages(warm)) == 5, "the turn")
@@ -503,7 +504,7 @@ def test_tab_completes_commands_and_settings(warm: Home, typed: str, effect: str
     with terminal(warm.environment, "chat", columns=120) as session:
         session.expect("›")
         session.send(f"{typed}\t")
-        time.sleep(0.5)  # it completes in a thread
+        time.sleep(0.5)  # Completion runs in a thread.
         session.send("\r")
         session.expect(effect)
         type_line(session, "/exit")

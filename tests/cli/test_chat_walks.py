@@ -14,7 +14,7 @@ import pytest
 from tests.support.daemons import Home, wait_for
 from tests.support.terminal import ESCAPES, Terminal, terminal
 
-PROMPT = "\x1b[?2004h"  # prompt_toolkit's first word of every prompt
+PROMPT = "\x1b[?2004h"  # prompt_toolkit writes this at the start of every prompt.
 STEPS = 40
 
 
@@ -25,12 +25,13 @@ class RandomUser:
         self.home, self.session, self.saved = home, session, saved
         self.random = random.Random(seed)
         self.turns: list[tuple[str, str]] = []
-        self.other_conversations: list[list[tuple[str, str]]] = []  # conversations before
+        self.other_conversations: list[list[tuple[str, str]]] = []  # earlier conversations
         self.system: str | None = None
         self.recorded_system: str | None = None
         self.seed: int | None = None
         self.crashed: set[str] = set()
-        self.unsaved_turn: tuple[str, str] | None = None  # a turn that goes with the next question
+        # a turn that is stored with the next question
+        self.unsaved_turn: tuple[str, str] | None = None
         self.known_ids = {conversation["id"] for conversation in self.list_conversations()}
         wait_for(lambda: self._prompts() == 1, "the first prompt")
 
@@ -56,7 +57,7 @@ class RandomUser:
 
     def _since(self, start: int) -> str:
         output = ESCAPES.sub("", self.session.raw[start:])
-        return output.replace("^C", "")  # the terminal's echo
+        return output.replace("^C", "")  # the echo of the terminal
 
     def _word(self) -> str:
         return f"{self.random.getrandbits(32):08x}"
@@ -166,7 +167,7 @@ class RandomUser:
             assert "There is no question to answer again." in self.type("/regen")
         elif self.turns[-1][0].startswith(("say", "/", "exit", "quit")):
             question, answer = self.turns.pop()
-            if question.startswith("say"):  # it may have been continued
+            if question.startswith("say"):  # The answer may have been continued.
                 answer = " ".join(question.split()[1:])
             output = self.type("/regen").replace("\n", "")
             assert answer.replace("\n", "") in output
@@ -284,7 +285,7 @@ def test_screen_history_and_model_agree(home: Home, seed: int, options: tuple[st
         ]
         for _ in range(STEPS):
             action = user.random.choice(actions)
-            print(action.__name__)  # pytest shows it of a walk that fails
+            print(action.__name__)  # pytest shows this output when a walk fails.
             action()
             user.check()
         session.send("/exit\r")

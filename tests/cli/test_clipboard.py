@@ -32,7 +32,7 @@ def desktop(warm: Home, tmp_path: Path) -> Callable[..., dict[str, str]]:
     def make_environment(*programs: str, **variables: str) -> dict[str, str]:
         for name in programs:
             program = tmp_path / name
-            # xclip and wl-copy stay behind and serve the clipboard
+            # xclip and wl-copy keep running to serve the clipboard.
             program.write_text(f'#!/bin/sh\n/bin/cat > "{tmp_path}/copied"\n/bin/sleep 20 &\n')
             program.chmod(0o755)
         plain = {key: value for key, value in warm.environment.items() if key not in DESKTOP}
@@ -149,7 +149,7 @@ def test_copying_in_a_chat(desktop: Callable[..., dict[str, str]]) -> None:
         session.expect("›")
         for number in ("one", "two"):
             session.send(f'"""raw \x1b\r```\x1b\r{number} \x1b\r```"""\r')
-            session.expect("/4096 tokens")  # the line at the bottom: the prompt is there
+            session.expect("/4096 tokens")  # The status line means that the prompt is shown.
         for command in ("/copy", "/copy 1", "/copy 2"):
             session.send(f"{command}\r")
             session.expect("Copied")

@@ -105,7 +105,8 @@ def test_a_fenced_command_is_found(
     command = command.strip()
     answer = f"{intro}{put_in_fence(command, fence, language, indent)}{outro}"
     extracted = asking.extract_command(answer.replace("\n", "\r\n") if crlf else answer)
-    if indent and "\n" in command:  # an indented fence's lines are stripped alike
+    # The lines of an indented fence are all stripped by the same amount.
+    if indent and "\n" in command:
         assert [line.strip() for line in extracted.split("\n")] == [
             line.strip() for line in command.split("\n")
         ]
@@ -164,7 +165,7 @@ def test_an_extracted_command_is_part_of_the_answer(answer: str) -> None:
     assert command == command.strip()
     assert not command.startswith("-")
     remaining = iter(answer.replace("\r", "\n"))
-    assert all(char in remaining for char in command)  # in this order
+    assert all(char in remaining for char in command)  # The characters are in this order.
 
 
 @given(st.characters())

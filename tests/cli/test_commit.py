@@ -23,7 +23,7 @@ from tests.support.shells import with_program
 from tests.support.terminal import Terminal, terminal
 
 WHO = {f"GIT_{who}_{what}": "n" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-# Names that would do something if a shell, or git, read them.
+# These names would have an effect if a shell or git interpreted them.
 STRANGE = [
     "$(touch pwned).txt",
     "`touch pwned`",
@@ -103,7 +103,7 @@ def set_answer(home: Home, answer: str) -> None:
     """Let the model give this answer, whatever is staged."""
     file = home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    # What is staged follows, where the template does not place it; a model may go on, too.
+    # The diff follows if the template does not place it, and a model may continue after the fence.
     prompt = f"raw ```\n{answer}\n```"
     file.write_text(f"prompt = {json.dumps(prompt)}\n")
 
@@ -212,7 +212,7 @@ def test_the_template_gets_the_diff_the_words_and_the_last_subjects(
         assert part in answer.replace("\n", " ")
     assert "not.staged" not in answer
     file.unlink()
-    assert "- Add a" in repository.run().stdout  # what comes with localspec says them too
+    assert "- Add a" in repository.run().stdout  # The built-in template contains the subjects too.
 
 
 def test_a_message_that_repeats_an_earlier_one_is_asked_for_again(repository: Repository) -> None:
@@ -268,7 +268,7 @@ def test_names_of_files_reach_no_shell(repository: Repository) -> None:
             (repository.root / name).parent.mkdir(parents=True, exist_ok=True)
             (repository.root / name).write_text(f"{name!r}\n")
         except OSError:
-            continue  # a file system that knows only UTF-8
+            continue  # This file system accepts only UTF-8.
     repository.git("add", "-A")
     run = repository.run()
     assert (run.returncode, run.stdout) == (0, "Add them\n"), run.stderr
@@ -307,13 +307,13 @@ def test_a_shortened_diff_fits_and_names_what_is_missing() -> None:
         assert ("left out" in text) == bool(left_out) == (text != diff)
         retained_lines = {line for line in text.split("\n") if not line.startswith("[… ")}
         assert retained_lines <= set(diff.split("\n"))
-        for patch in patches:  # the small ones are whole where others are cut
+        for patch in patches:  # Small patches stay whole while others are shortened.
             if len(patch.text) < max_chars // len(patches) - 1:
                 assert patch.text in text
 
 
 def test_a_diff_longer_than_the_context_is_cut_with_a_notice(tmp_path: Path) -> None:
-    with temporary_home() as home:  # the shipped pair, whose context is short
+    with temporary_home() as home:  # The shipped pair has a short context.
         home.environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         repository = Repository(home, tmp_path)
         repository.stage("large.py", "".join(f"value_{n} = {n}\n" for n in range(6_000)))
@@ -322,7 +322,8 @@ def test_a_diff_longer_than_the_context_is_cut_with_a_notice(tmp_path: Path) -> 
         assert (run.returncode, run.stdout) == (1, "")
         assert "Too long for the pair's context; left out: " in run.stderr
         assert "lines of large.py." in run.stderr
-        assert "The built-in demo pair knows only Python" in run.stderr  # and nothing of commits
+        # It has not learned commit messages.
+        assert "The built-in demo pair knows only Python" in run.stderr
         repository.hook()
         repository.git("commit", GIT_EDITOR="sh -c 'echo Own > \"$1\"' -", **WHO)
         assert repository.message() == "Own"
@@ -565,7 +566,7 @@ def test_all_changes_of_tracked_files_are_committed_with_a(
     repository: Repository,
 ) -> None:
     set_answer(repository.home, "Change a")
-    assert "git cannot show" in repository.run("-a").stderr  # there is no commit yet
+    assert "git cannot show" in repository.run("-a").stderr  # There is no commit yet.
     repository.stage("a", "a\n")
     repository.git("commit", "-qm", "Add a")
     for flags in ([], ["-a"]):

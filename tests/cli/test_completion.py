@@ -33,7 +33,7 @@ def completion_setup(name: str) -> str:
 @pytest.mark.parametrize("name", SHELLS)
 def test_tab_completes_commands_options_and_values(home: Home, name: str) -> None:
     with shell(home, name) as session:
-        # Before compinit, as a start-up file may have it.
+        # A start-up file may source it before compinit.
         session.send(f"{completion_setup(name)}; echo done | tr a-z A-Z\n")
         session.expect("DONE")
         session.expect("ready> ")
@@ -52,7 +52,7 @@ def test_tab_completes_commands_options_and_values(home: Home, name: str) -> Non
         ):
             session.send(f"localspec {typed}\t")
             session.expect(f"localspec {completed}")
-            session.send("\x15")  # empties the line
+            session.send("\x15")  # Ctrl-U empties the line.
         assert "not found" not in session.text
 
 
@@ -71,8 +71,8 @@ def test_tab_completes_the_program_ask(home: Home, name: str) -> None:
         ):
             session.send(f"ask {typed}\t")
             session.expect(f"ask {completed}")
-            session.send("\x15")  # empties the line
-        session.send("localspec hist\t")  # as before
+            session.send("\x15")  # Ctrl-U empties the line.
+        session.send("localspec hist\t")  # The completion of `localspec` still works.
         session.expect("localspec history")
         assert "not found" not in session.text
 

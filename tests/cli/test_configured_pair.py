@@ -39,7 +39,7 @@ def test_use_chooses_an_installed_pair(home: PullingHome) -> None:
     assert home.run("use").stdout == "builtin\n"
     assert home.run("use", "tiny").stdout.startswith("pair: builtin → tiny.")
     assert home.run("use").stdout == home.run("config", "get", "pair").stdout == "tiny\n"
-    assert home.run("use", "little").returncode == 0  # its other name
+    assert home.run("use", "little").returncode == 0  # little is an alias of tiny.
     assert home.run("use").stdout == "tiny\n"
     assert home.run("use", "builtin").returncode == 0
 
@@ -75,7 +75,7 @@ def marked_names(listing: str) -> list[str]:
 
 def test_the_configured_pair_is_marked_and_shown(home: PullingHome) -> None:
     assert marked_names(home.run("list").stdout) == ["builtin"]
-    home.run("config", "set", "pair", "little")  # by its other name
+    home.run("config", "set", "pair", "little")  # little is an alias of tiny.
     assert (
         marked_names(home.run("list").stdout)
         == marked_names(home.run("list", "--all").stdout)
@@ -93,7 +93,7 @@ def test_the_configured_pair_is_marked_and_shown(home: PullingHome) -> None:
 def test_a_chat_marks_the_configured_pair(home: PullingHome) -> None:
     home.run("use", "tiny")
     with terminal(home.environment, "chat", columns=100) as session:
-        session.expect("tiny")  # in the line at the bottom, before any answer
+        session.expect("tiny")  # The status line names it before any answer.
         session.send("/pair\r")
         session.expect("* tiny")
         session.send("/pair builtin\r")
@@ -147,7 +147,7 @@ def test_an_unusable_name_is_reported_as_the_configured_pair(
     assert run.stderr.startswith("localspec: The configured pair")
     assert "localspec use NAME" in run.stderr
     assert "any_model" not in run.stderr
-    answer = home.chat("hi")  # another program is told the same
+    answer = home.chat("hi")  # Other programs get the same message.
     assert (answer.status, "The configured pair" in answer.error["message"]) == (404, True)
 
 

@@ -59,7 +59,7 @@ def test_a_cut_off_answer_with_a_schema_is_an_error(warm: Home, tmp_path: Path) 
 
 def test_continue_without_words_resumes_the_answer(warm: Home) -> None:
     warm.run("ask", "-n", "2", "say one two three")
-    run = warm.run("ask", "-c")  # the scripted engine repeats what it reads
+    run = warm.run("ask", "-c")  # The scripted engine repeats the text that it continues.
     assert (run.returncode, run.stdout, run.stderr) == (0, "one two\n", "")
     assert list_answers(warm) == ["one twoone two"]
     run = warm.run("ask", "-c")

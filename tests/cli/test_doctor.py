@@ -84,7 +84,7 @@ def test_a_healthy_machine_has_no_cures(healthy: CheckedMachine) -> None:
 
 def test_without_a_compiler_it_names_the_command_that_installs_one(healthy: CheckedMachine) -> None:
     bare = replace(healthy, host=make_host(tools={"apt-get": "/usr/bin/apt-get"}))
-    assert worst_finding(bare, "compiler").state == "note"  # what is installed works on
+    assert worst_finding(bare, "compiler").state == "note"  # The existing build still works.
     assert "sudo apt-get install build-essential" in worst_finding(bare, "compiler").cure
     assert worst_finding(replace(bare, built=None), "compiler").state == "bad"
     assert worst_finding(replace(bare, built=None), "engine").cure == "scripts/setup --again"
@@ -177,7 +177,7 @@ def test_folders_open_to_others_and_not_writable(
     for name in ("config", "data", "state"):
         folder: Path = getattr(healthy.paths, name)
         folder.mkdir(parents=True, exist_ok=True)
-        # As the system answers whoever is not root.
+        # The system answers so to any user but root.
         monkeypatch.setattr(os, "access", lambda path, _, folder=folder: Path(path) != folder)
         closed = worst_finding(healthy, "folders")
         assert (closed.state, closed.what) == ("bad", f"{folder} cannot be written.")
@@ -187,7 +187,7 @@ def test_folders_open_to_others_and_not_writable(
 def test_a_folder_that_cannot_be_written_is_named_once(
     healthy: CheckedMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / "home"  # the others would be made in it
+    home = tmp_path / "home"  # The other folders would be created in it.
     home.mkdir()
     folders = {name: home / name for name in ("config", "data", "state")}
     monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home)

@@ -47,7 +47,7 @@ def list_commands() -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-# What cannot end well here: no network, no terminal, the small pair. Exit code, and what is said.
+# Commands that fail here, without network and terminal: their exit code and a part of the message.
 REFUSED = {
     "localspec pull coder-7b": (1, "HF_HUB_OFFLINE"),
     "localspec pull Qwen/Qwen3-8B-GGUF:Q4_K_M": (1, "HF_HUB_OFFLINE"),
@@ -62,7 +62,7 @@ REFUSED = {
     "localspec chat -t review -f 'src/*.py'": (2, "A chat needs a terminal"),
     'localspec ask --copy "What does glob do?"': (1, "Not copied"),
     'localspec cmd "find files over 1 GB changed this week"': (1, "built-in demo pair"),
-    "localspec ask -x > dates.py": (2, "No question given"),  # only at a terminal
+    "localspec ask -x > dates.py": (2, "No question given"),  # This works only at a terminal.
     "localspec commit": (1, "built-in demo pair"),
     "localspec status --watch": (130, ""),
     "localspec rpc-worker": (130, "Serving layers on 127.0.0.1:50052"),
@@ -71,7 +71,7 @@ REFUSED = {
         "writes code only when asked for an example",
     ),
 }
-NOT_ALONE = {  # what comes before
+NOT_ALONE = {  # commands that must run before
     'localspec ask -m big "What does shutil.copytree do?"': (
         "localspec add big --upstream http://127.0.0.1:9/v1 --fallback builtin --replace; "
     ),
@@ -91,7 +91,7 @@ def reader() -> Iterator[dict[str, str]]:
     program = root / "bin" / "localspec"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localspec "$@"\n')
     program.chmod(0o755)
-    (root / "bin" / "ssh").symlink_to("/bin/true")  # nobody else's machine
+    (root / "bin" / "ssh").symlink_to("/bin/true")  # No other machine is contacted.
     work = root / "work"
     (work / "src" / "main.py").write_text("X = 1\n" * 45)
     shutil.copy(BUILTIN / "target.gguf", work / "a.gguf")
@@ -138,7 +138,7 @@ def test_the_pages_contain_commands() -> None:
 @pytest.mark.parametrize("line", list_commands())
 def test_a_command_of_a_page_runs(reader: dict[str, str], line: str) -> None:
     code, message = REFUSED.get(line, (0, ""))
-    # Whichever port is free: another test, or a real daemon, may have this one.
+    # Use any free port, because another test or a real daemon may use this one.
     run = shell(NOT_ALONE.get(line, "") + line.replace(":8012", ":0"), reader)
     shell("localspec config set pair; localspec config set listen", reader)
     assert (run.returncode, message in run.stderr) == (code, True), run.stderr
@@ -183,7 +183,7 @@ def test_the_readme_is_short_and_begins_with_two_commands() -> None:
 
 
 def test_the_page_of_commands_is_current() -> None:
-    # In a process of its own: click keeps the names of --help from the first context that a command had.
+    # Use a new process, because click keeps the names of --help from a command's first context.
     script = [sys.executable, str(ROOT / "scripts" / "commands_page.py"), "--print"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
     result = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8")

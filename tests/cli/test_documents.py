@@ -55,7 +55,7 @@ def test_a_folder_includes_its_text_files_and_lists_the_rest(warm: Home, folder:
 def test_files_that_git_ignores_are_left_out(warm: Home, folder: Path) -> None:
     git = ["git", "-C", str(folder / "src")]
     if subprocess.run([*git, "init", "-q"], capture_output=True).returncode:
-        return  # without git this is the case above
+        return  # Without git, this is the same as the test above.
     (folder / "src" / ".gitignore").write_text("b.py\nsub\nnode_modules\n")
     marker = folder / "ran"
     subprocess.run([*git, "config", "core.fsmonitor", f"touch {marker}"], check=True)
@@ -200,7 +200,7 @@ def test_any_notebook_is_text_or_refused(value: object) -> None:
 def test_a_pdf_is_read_by_the_program_for_it(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "-d.pdf").write_bytes(b"%PDF-1.7\n\0")
     run = warm.run("ask", "--file", "./-d.pdf", "say it", cwd=tmp_path, stdin="")
-    assert run.returncode in (1, 2)  # pdftotext is not here, or cannot read it
+    assert run.returncode in (1, 2)  # pdftotext is missing or cannot read the file.
     assert "./-d.pdf is a PDF document" in run.stderr
     program = tmp_path / "bin" / "pdftotext"
     program.parent.mkdir()

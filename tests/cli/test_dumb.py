@@ -18,7 +18,7 @@ LINES = [
     f"{name} {more}".strip()
     for name, variants in ARGUMENTS.items()
     for more in ["--help", *variants]
-    if "❮" not in more and f"{name} {more}".strip() != "cmd hello"  # which waits for a key
+    if "❮" not in more and f"{name} {more}".strip() != "cmd hello"  # This command waits for a key.
 ]
 
 

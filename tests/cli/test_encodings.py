@@ -81,5 +81,5 @@ def test_a_file_in_another_encoding_is_never_misread(
         text_read = inputs.read_text(str(file))
     except UsageError as error:
         refused = error.message
-    # A few texts in Latin-1 are UTF-8 as well, and nothing tells them apart.
+    # A few texts in Latin-1 are valid UTF-8 too, and cannot be told apart.
     assert ("iconv" in refused) if refused else text_read == data.decode("utf-8")

@@ -174,7 +174,7 @@ def test_a_change_of_any_file_keeps_the_rest(
         expected["queue"] = value
     new = settings.changed(old, "queue", value)
     assert tomllib.loads(new) == expected
-    top = f"\n{old}".partition("\n[")[0]  # a comment below [queue.inner] goes with it
+    top = f"\n{old}".partition("\n[")[0]  # A comment below [queue.inner] is removed with it.
     comments = [line for line in top.splitlines() if "#" in line and "queue" not in line]
     assert [line for line in comments if line not in new.splitlines()] == []
 

@@ -70,7 +70,7 @@ def test_the_last_failed_command_is_explained(home: Home, name: str) -> None:
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
         assert record.read_text() == "9\nsh -c 'echo out; exit 9' \"$HOME\"\n"
         assert record.name == f"failed-{session.process.pid}"
-    assert home.run("completion", name, "--hook").returncode == 0  # the shell has ended
+    assert home.run("completion", name, "--hook").returncode == 0  # The shell has ended.
     assert not find_records(home)
 
 
@@ -119,7 +119,7 @@ def test_the_hook_leaves_the_shell_as_it_was(home: Home, name: str) -> None:
         session.expect("ready> ")
         session.send(f"echo code {code}, mask x | tr a-z A-Z; umask | tr 0-9 a-j\n")
         session.expect("CODE 6, MASK X")
-        session.expect("acc")  # 022, as it was
+        session.expect("acc")  # The umask is still 022.
         session.expect("ready> ")
         session.send("cat ~/nothing\n")
         session.expect("ready> ")
@@ -141,7 +141,7 @@ def test_bash_with_common_settings(home: Home, options: str, typed: str, command
     with shell(home, "bash") as session:
         session.send(f"{options}\n")
         install_hook(session, "bash")
-        for _ in range(2):  # the second is no new line of the history to ignoreboth
+        for _ in range(2):  # With ignoreboth, the second command adds no line to the history.
             session.send(f"{typed}\n")
             session.expect("ready> ")
         session.send("echo [$?]\n")
@@ -209,7 +209,7 @@ def test_piped_text_words_and_files_are_explained(home: Home, tmp_path: Path) ->
     (tmp_path / "err.txt").write_text("Traceback")
     assert "Traceback" in home.run("explain", "-f", str(tmp_path / "err.txt")).stdout
     assert "Traceback" in home.run("explain", str(tmp_path / "err.txt")).stdout
-    assert home.run("explain").returncode == 2  # nothing at all, from no shell of ours
+    assert home.run("explain").returncode == 2  # There are no words, and no shell with the hook.
 
 
 def test_an_empty_pipe_is_refused(home: Home) -> None:

@@ -30,7 +30,7 @@ from localspec.extras.upstream.export import (
 from localspec.registry.catalogue import load_catalogue
 from tests.support.daemons import Home, temporary_home
 
-# As vLLM's and SGLang's own parsers list them, and the sources of the others: option → what it takes.
+# Options of each engine, as vLLM's and SGLang's parsers and the other sources list them.
 RECORDED: dict[str, Any] = json.loads(Path(__file__).with_name("engines.json").read_text())
 CATALOGUE = load_catalogue(Path("/nonexistent"))
 OWN = ExportedModel(
@@ -44,8 +44,8 @@ def read_catalogue_pair(name: str, **counts: int) -> ExportedPair:
     return read_pair(name, entry, None, counts)
 
 
-# A draft with another vocabulary, one with the same, heads in a file of their own, heads in the target's
-# file, and a file of this machine without any draft.
+# A draft with another vocabulary, a draft with the same vocabulary, heads in a separate file, heads in
+# the target's file, and a local file without a draft.
 PAIRS = [
     read_catalogue_pair("coder-32b"),
     read_catalogue_pair("llama33-70b"),
@@ -61,7 +61,7 @@ def parse_options(command: EngineCommand, arguments: list[str]) -> dict[str, str
     """Parse the options of a command and check that the engine has each of them."""
     accepted_options: dict[str, Any] = RECORDED[command.short]["options"]
     options_: dict[str, str] = {}
-    positionals = command.short in ("vllm", "trtllm")  # stands before the options
+    positionals = command.short in ("vllm", "trtllm")  # The model comes before the options.
     assert not positionals or not arguments[0].startswith("-")
     remaining = iter(arguments[positionals:])
     for word in remaining:
@@ -93,7 +93,8 @@ def test_every_option_exists_in_the_engine(pair: ExportedPair, engine: str) -> N
     if engine == "sglang":
         assert options_["--speculative-algorithm"] in RECORDED["sglang"]["algorithms"]
     add_words = export.add_command(pair, TOWER, served)
-    pairs.add_command.make_context("add", add_words[2:])  # raises where `localspec add` refuses it
+    # This raises if `localspec add` refuses the arguments.
+    pairs.add_command.make_context("add", add_words[2:])
 
 
 @each_pair
@@ -171,8 +172,9 @@ def test_several_machines_share_a_target() -> None:
 @pytest.mark.parametrize(
     ("kind", "drafted", "accepted", "depth"),
     [
-        ("model", 0, 0, 3),  # nothing measured
-        ("model", 1000, 50, 0),  # one token in twenty does not pay for drafts at a tenth of a pass
+        ("model", 0, 0, 3),  # Nothing was measured.
+        # An acceptance of 5 % does not pay for drafts at a tenth of a pass.
+        ("model", 1000, 50, 0),
         ("model", 1000, 600, 3),
         ("model", 1000, 800, 6),
         ("ngram", 1000, 600, 6),
@@ -205,10 +207,10 @@ def test_names_are_quoted_for_a_shell_and_for_compose(
     commands = []
     for engine in ENGINES.values():
         served = engine(pair, Deployment())
-        served.files.clear()  # written into the folder where the script runs
+        served.files.clear()  # These would be written into the current folder.
         commands.append(served)
     scripts = "\n".join(export.render_script(pair, Deployment(), served) for served in commands)
-    # In place of each program, one that prints its words.
+    # Replace each program by a function that prints its arguments.
     print_arguments = "() { printf '%s\\0' \"$@\"; }\n"
     programs = "".join(f"{served.command[0]}{print_arguments}" for served in commands)
     result = subprocess.run(["bash", "-c", programs + scripts], capture_output=True, check=True)

@@ -30,7 +30,7 @@ def is_harmful(code: int) -> bool:
     return unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp") or code in BIDI
 
 
-# Each between two signs that nothing of ours writes, so that one that gets through is seen.
+# Each character is put between two marks that localspec never prints, so that leaks are found.
 BAD = [chr(code) for code in range(0x110000) if is_harmful(code) and chr(code) not in "\n\t"]
 POISON = "".join(f"❮{char}❯" for char in BAD)
 _ANY = "|".join(map(re.escape, BAD))
@@ -168,10 +168,10 @@ def hostile() -> Iterator[tuple[Home, HostileServer]]:
             thread.join()
 
 
-# What is typed after each command so that it comes to print something.
+# Arguments for each command that make it print something.
 ARGUMENTS: dict[str, list[str]] = {
     "ask": ["", "--plain", "--show-draft", "-u", "--no-stream", "--json", "-x", "-m ❮\x1b❯"],
-    "chat": [],  # below, with somebody who types
+    "chat": [],  # A separate test types into a chat.
     "run": ["missing❮\x1b❯ hello"],
     "help": ["", "ask", "❮\x1b❯"],
     "list": ["", "--all", "--json"],
@@ -231,8 +231,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "logs": ["", "--path"],
     "status": ["", "-v", "--json"],
     "use": ["", "❮\x1b❯"],
-    "restart": [],  # as stop
-    "stop": [],  # ends by waiting for a lock; what it prints is ours alone
+    "restart": [],  # It is like stop.
+    "stop": [],  # It waits for a lock at the end and prints only its own texts.
     "doctor": ["", "--json"],
     "rpc-worker": ["--ssh ❮\x1b❯", "--listen-insecure ❮\x1b❯"],
     "token": ["", "--json"],
@@ -281,7 +281,7 @@ def test_commands_send_no_control_characters_to_a_terminal(
     for line, output in zip(lines, outputs, strict=True):
         assert not find_unescaped(output), line
         assert "Traceback" not in output
-    # The poison came along, and was seen.
+    # The poison arrived and was replaced.
     assert sum("❮␛❯" in output for output in outputs) > len(lines) // 2
 
 
@@ -352,7 +352,7 @@ def test_completion_offers_nothing_harmful(hostile: tuple[Home, HostileServer]) 
     results = in_pipes(home.environment, jobs)
     for (_, variables), result in zip(jobs, results, strict=True):
         assert not find_unescaped(result.out + result.err)
-        # A title is told beside what is typed, but by bash; a name with poison nobody could type.
+        # Only bash shows no title beside a completion; a name with poison could not be typed.
         titles = (
             "history" in variables["COMP_WORDS"] and "bash" not in variables["_LOCALSPEC_COMPLETE"]
         )

@@ -18,7 +18,7 @@ from tests.support.terminal import terminal
 @pytest.mark.parametrize(
     ("words", "topic"),
     [
-        ("pairs", "pairs"),  # the synonym of a command, too
+        ("pairs", "pairs"),  # This is also a synonym of a command.
         ("editors/vim", "editors/vim"),
         ("editors vim", "editors/vim"),
         ("vim", "editors/vim"),

@@ -139,7 +139,7 @@ def test_an_unsaved_answer_is_reported_at_once(
         run = home.run("ask", *line, "raw ```\n1\n```\n")
         assert "The answer was not saved" in run.stderr
     with terminal(home.environment, "chat") as session:
-        for word in ("one", "two"):  # the second goes on with the first all the same
+        for word in ("one", "two"):  # The second question continues the conversation all the same.
             session.expect("›")
             session.send(f"say {word}\r")
             session.expect(f"\n{word}\n")

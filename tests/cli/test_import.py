@@ -82,7 +82,7 @@ def test_unusable_files_are_reported(tmp_path: Path) -> None:
         problems = {item["name"]: item["problem"] for item in report["models"] if item["problem"]}
         assert set(problems) == {"text.gguf", "cut.gguf", "pipe.gguf", "gone.gguf", "lora.gguf"}
         names = [item["name"] for item in report["models"]]
-        assert not {"one.gguf", "copy.gguf"} & {*names}  # the hub's cache has the same
+        assert not {"one.gguf", "copy.gguf"} & {*names}  # The hub's cache contains the same file.
         run = home.run("import", str(tmp_path / "absent"))
         assert (run.returncode, "There is no folder" in run.stderr) == (1, True)
 
@@ -99,7 +99,8 @@ def test_pairs_are_added_with_the_add_option(tmp_path: Path) -> None:
         assert {"qwen2.5-7b", "q-7b", "coder-7b-2", "builtin-2", "my-7b"} <= names
         records = home.root / "data/models/pairs"
         target = json.loads((records / "qwen2.5-7b.json").read_text())["target"]["parts"][0]
-        assert target["sha256"] in target["path"]  # as Ollama names it, not read whole
+        # The hash is taken from Ollama's file name, so the file is not read.
+        assert target["sha256"] in target["path"]
         assert target["checked"] == 0
         assert home.run("ask", "-m", "qwen2.5-7b", "say hello").stdout == "hello\n"
         assert run_import(home, str(tmp_path))["pairs"] == []
@@ -115,7 +116,7 @@ def test_drafts_prints_commands_that_add_pairs(tmp_path: Path) -> None:
             if output_line.startswith("  localspec add")
         ]
         assert "localspec add qwen2.5-7b --target qwen2.5:7b --draft qwen2.5:0.5b" in lines
-        assert len(lines) == printed.count("×")  # one for each draft
+        assert len(lines) == printed.count("×")  # There is one line for each draft.
         path = next(line for line in lines if "Studio-7B.Q8_0.GGUF" in line)
         run = home.run(*shlex.split(path)[1:])
         assert run.returncode == 0, run.stderr
@@ -135,7 +136,7 @@ def test_model_folders_are_taken_from_the_environment(tmp_path: Path) -> None:
         blob = in_ollama(tmp_path / "ollama", "registry.ollama.ai/library/far/7b", large(95).data())
         report = run_import(home)
         assert {str(link), str(blob)} <= {item["path"] for item in report["models"]}
-        # The daemon's own Ollama does not know it by its name.
+        # The daemon's own Ollama does not know its name.
         assert str(blob) in {item["target"] for item in report["pairs"]}
 
 

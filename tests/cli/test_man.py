@@ -15,7 +15,7 @@ from localspec.cli.app import COMMANDS
 from localspec.cli.commands.help import page, pages
 from tests.support.daemons import Home
 
-# Each reads a page and complains of it on stderr or stdout; the text is what the first ones print.
+# Each viewer reads a page and reports problems on stderr or stdout.
 VIEWERS = {
     "man": ["man", "--warnings", "-E", "UTF-8", "-l"],
     "groff": ["groff", "-man", "-ww", "-Tutf8", "-K", "utf8"],
@@ -61,7 +61,7 @@ def test_a_page_shows_the_help(home: Home, tmp_path: Path) -> None:
             [*INSTALLED_VIEWERS[name], str(file)], env=environment, capture_output=True, text=True
         )
         text = " ".join(re.sub(r"\x1b\[[\d;]*m|.\x08", "", result.stdout).split())
-        text = text.replace("‐ ", "")  # a word that groff has divided
+        text = text.replace("‐ ", "")  # Rejoin words that groff has hyphenated.
         command = app.app.get_command(click.Context(app.app), "ask")
         assert command is not None
         for option in command.params:

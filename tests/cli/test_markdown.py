@@ -167,7 +167,7 @@ def test_a_continued_answer_shows_the_new_text(
     characters = significant_characters(
         "".join(render_screen(text, columns, lines, cuts, text_before).shown)
     )
-    # a row of a table, and the marker of a list, are drawn whole
+    # A table row or a list marker is drawn again as a whole.
     assert characters.endswith(significant_characters(text))
     assert significant_characters(text_before).endswith(
         characters.removesuffix(significant_characters(text))
@@ -268,7 +268,7 @@ def test_emphasis_and_code_have_a_style(monkeypatch: pytest.MonkeyPatch) -> None
     assert (
         markdown.paint(markdown.parse_inline("a **b** `c`")) == "a \x1b[1mb\x1b[0m \x1b[36mc\x1b[0m"
     )
-    monkeypatch.setenv("NO_COLOR", "1")  # then backticks alone say what is code
+    monkeypatch.setenv("NO_COLOR", "1")  # Without colours, backticks mark the code.
     assert markdown.paint(markdown.parse_inline("a **b** `c`")) == "a \x1b[1mb\x1b[0m `c`"
 
 

@@ -107,7 +107,7 @@ def test_synonyms_do_the_same(warm: Home) -> None:
     assert warm.run("--debug", "ls").stdout == warm.run("list").stdout
     assert warm.run("prompt", "say hello").stdout == "hello\n"
     assert warm.run("version").stdout == warm.run("--version").stdout
-    # Not as a table: how much memory is free is in it.
+    # The table cannot be compared, because it shows the free memory.
     listings = [
         json.loads(warm.run(word, "coder", "--json").stdout) for word in ("search", "catalogue")
     ]
@@ -297,7 +297,7 @@ def test_a_single_typo_always_has_a_suggestion(data: st.DataObject, name: str) -
     slip = data.draw(st.sampled_from(slips))
     context = click.Context(app.app, info_name="localspec")
     known_words = {*COMMANDS, *ALIASES, *HABITS, *command_names.WITHOUT_COUNTERPART}
-    if slip in known_words or slip == "uload":  # which may be "load" with a letter too many
+    if slip in known_words or slip == "uload":  # It may be "load" with an extra letter.
         return
     with pytest.raises(click.UsageError, match="did you mean"):
         app.app.resolve_command(context, [slip])

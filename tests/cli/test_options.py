@@ -36,7 +36,7 @@ def test_the_short_parser_and_click_agree(arguments: list[str]) -> None:
         assert vars(plain) == parse_by_click(arguments)
 
 
-# Quoted text and numbers, which begin with a dash and are no options.
+# Quoted text and numbers that begin with a dash but are no options.
 DASHED = st.one_of(
     st.sampled_from(["-5 + 3?", "-5", "-0.5", "- a list", "-x is what?", "--- a/file\n+++ b/file",
                      "--no such option", "-c why?", "-1e3", "-7z", "-\t", "-🙂 smile"]),
@@ -54,7 +54,7 @@ def test_words_with_a_dash_are_words_in_their_order(arguments: list[str]) -> Non
     takes_value = {flag: word.kind is not bool for word in options.ASK for flag in word.flags}
     words = arguments[:dashes]
     if not all(word in ("-u", "-x") or options.is_word(word, takes_value) for word in words):
-        return  # among the random texts is an option
+        return  # One of the random texts is an option.
     expected = [word for word in words if word not in ("-u", "-x")] + arguments[dashes + 1 :]
     assert parsed is not None
     assert parsed["words"] == expected

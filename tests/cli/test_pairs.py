@@ -63,7 +63,7 @@ def test_a_pair_is_pulled_used_and_removed(home: PullingHome) -> None:
         1,
         "localspec: The pair 'tiny' is not pulled yet; run: localspec pull tiny\n",
     )
-    run = home.run("pull", "little")  # by its other name
+    run = home.run("pull", "little")  # little is an alias of tiny.
     assert run.returncode == 0, run.stderr
     assert run.stdout == 'tiny is installed (966 KiB). Try: localspec ask -m tiny "…"\n'
     assert re.search(r"^tiny +966 KiB +chat +two small models$", home.run("list").stdout, re.M)
@@ -122,7 +122,7 @@ def test_edits_of_the_catalogue_apply_and_mistakes_are_named(home: PullingHome) 
     home.catalogue.write_text(catalogue + "nonsense = 1\n")
     wait_for(lambda: home.status()["problems"], "the problem")
     run = home.run("list", "--all")
-    assert "other" in run.stdout  # the last good one
+    assert "other" in run.stdout  # The last valid catalogue is still in use.
     assert "The last good catalogue stays in use." in run.stderr
     assert "models.toml, line 11, pairs.tiny.draft.nonsense" in run.stderr
     assert "problem" in home.run("status").stdout
@@ -147,15 +147,16 @@ def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
     wait_for(lambda: slow.hub.sent > 150_000, "some bytes")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=10)
-    slow.hub.rate = 1e3  # it is still under way when the last of these has asked
+    slow.hub.rate = 1e3  # Slow enough to be still running at the last of these checks.
     assert process.returncode == 130
     assert "The pull of tiny continues in the daemon. To watch it: localspec pull tiny" in stderr
     assert list_pulls(slow)["tiny"]["state"] == "downloading"
     assert "downloading" in slow.run("pulls").stdout
     assert "1 running" in slow.run("status").stdout
     slow.hub.rate = 0
-    assert slow.run("pull", "tiny").returncode == 0  # joins it, to its end
-    assert slow.hub.sent < 1_100_000  # one transfer of 989 kB
+    # The command joins the running pull and waits for its end.
+    assert slow.run("pull", "tiny").returncode == 0
+    assert slow.hub.sent < 1_100_000  # The 989 kB were transferred once.
 
 
 @pytest.mark.parametrize("columns", [30, 100])
@@ -167,8 +168,8 @@ def test_ctrl_c_in_a_terminal_leaves_the_bar_on_a_line_of_its_own(
         session.interrupt()
         assert session.wait() == 130
         assert "To watch it: localspec pull tiny" in " ".join(session.text.split())
-        # Everything that is drawn over itself fits, or it would scroll the window away.
-        raw = session.raw.replace("^C", "")  # the terminal's own
+        # Lines that are redrawn must fit, or the window would scroll.
+        raw = session.raw.replace("^C", "")  # Remove the terminal's echo.
         parts = [part for part in re.split(r"[\r\n]", raw) if "%" in part]
         assert max(len(ESCAPES.sub("", part)) for part in parts) <= columns
     assert list_pulls(slow)["tiny"]["state"] == "downloading"
@@ -188,7 +189,7 @@ def test_a_pull_is_cancelled_and_continued(slow: PullingHome) -> None:
     assert list_pulls(slow)["tiny"]["state"] == "cancelled"
     slow.hub.rate, bytes_sent = 0, slow.hub.sent
     assert slow.run("pull", "tiny").returncode == 0
-    assert slow.hub.sent - bytes_sent < 989_000  # the rest only
+    assert slow.hub.sent - bytes_sent < 989_000  # Only the rest is transferred.
     assert slow.run("pulls", "cancel", "nope").stderr == (
         "localspec: There is no pull of 'nope'; see: localspec pulls\n"
     )
@@ -217,7 +218,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None
     os.close(follower)
     piped = start_command(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     output = b""
-    with contextlib.suppress(OSError):  # what a terminal says at its end
+    with contextlib.suppress(OSError):  # A terminal reports its end as an error.
         while data := os.read(leader, 4096):
             output += data
     os.close(leader)
@@ -251,7 +252,7 @@ def test_a_gated_repository_is_named_and_the_token_stays_secret(home: PullingHom
     run = home.run("pull", "tiny")
     assert run.returncode == 1
     assert "own/target is gated: accept its terms at" in run.stderr
-    # The daemon has no token in its environment; the client's counts.
+    # The daemon has no token in its environment; the client's token is used.
     home.environment["HF_TOKEN"] = home.hub.token
     assert home.run("pull", "tiny").returncode == 0
     output = home.log.read_text() + home.run("pulls", "--json").stdout
@@ -292,7 +293,8 @@ def test_a_damaged_file_is_found_and_not_loaded(home: PullingHome) -> None:
     bytes_sent = home.hub.sent
     run = home.run("pull", "tiny")
     assert run.returncode == 0, run.stderr
-    assert home.hub.sent - bytes_sent < 1.05 * len(data) + 70_000  # the other one's header at most
+    # At most the header of the other file is transferred.
+    assert home.hub.sent - bytes_sent < 1.05 * len(data) + 70_000
     assert "target.gguf: OK" in home.run("verify", "tiny").stdout
     assert home.run("ask", "-m", "tiny", "say x").stdout == "x\n"
 
@@ -306,7 +308,7 @@ def test_a_store_that_cannot_be_written(home: PullingHome) -> None:
 def test_a_full_disk_is_reported_with_numbers(home: PullingHome) -> None:
     home.store.mkdir(parents=True)
     localspec = f"{sys.executable} -m localspec"
-    # The reserve is 64 MiB, so nothing fits here.
+    # The reserve is 64 MiB, so nothing fits.
     script = f"mount -t tmpfs -o size=64m none {home.store} || exit 77; {localspec} pull tiny"
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", f"{script}; {localspec} stop"]
     if not shutil.which("unshare"):
@@ -417,7 +419,7 @@ def test_several_pairs_are_removed_by_one_command(home: PullingHome) -> None:
         *("Removed one", "kept", "Removed two", "kept"),
     ]
     assert "There is no pair 'nothing'." in run.stderr
-    assert home.run("list").stdout.count("\n") == 2  # the head and builtin
+    assert home.run("list").stdout.count("\n") == 2  # the header and builtin
 
 
 def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path: Path) -> None:
@@ -431,7 +433,7 @@ def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path
     row = rf"^{draft.name} .* \d+% \(\d+% to \d+%\) +[\d.]+× \([\d.]+ to [\d.]+\)"
     assert re.search(row, run.stdout, re.M), run
     assert "The target alone: " in run.stdout
-    assert home.status()["worker_pid"] is None  # its memory is free again
+    assert home.status()["worker_pid"] is None  # Its memory has been freed.
     assert "There is no folder" in home.run("drafts", str(target), "/nowhere").stderr
 
 
@@ -513,4 +515,4 @@ def test_commands_work_without_a_network(home: PullingHome) -> None:
         pytest.skip("this machine does not let us take the network away")
     home.run("pull", "tiny")
     home.run("stop")
-    check_offline(home, command)  # the daemon starts in there too
+    check_offline(home, command)  # The daemon starts without a network too.

@@ -55,7 +55,7 @@ def test_a_repository_is_pulled_and_answers(tmp_path: Path) -> None:
         assert re.search(r"^F32 +\d+ KiB +yes +taken$", run.stdout, re.M), run.stdout
         assert NO_DRAFT in run.stdout
         assert "maker-tiny-8b is installed" in run.stdout
-        run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # or by the pair's name
+        run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # The pair's name works too.
         assert run.returncode == 0, run.stderr
         home.run("unload")
         assert "Removed maker-tiny-8b" in home.run("rm", REPO).stdout
@@ -73,7 +73,7 @@ def test_the_quantization_and_the_pair_name_are_chosen(home: PullingHome) -> Non
     assert "Pair name: maker-tiny-8b\n" in run.stdout
     assert pulled_file(home, "maker-tiny-8b") == "Tiny-8B-Q8_0.gguf"
     assert home.hub.sent <= 1.05 * len(BIGGER)
-    # The same again is nothing new, by either name; what is named gets a name of its own.
+    # A repeated pull transfers nothing; a chosen quantization is a pair of its own.
     bytes_sent = home.hub.sent
     assert home.run("pull", REPO).returncode == 0
     assert home.run("pull", "maker-tiny-8b").returncode == 0

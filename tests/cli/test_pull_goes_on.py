@@ -111,7 +111,7 @@ def test_a_pull_resumes_after_a_stop_and_after_a_kill(home: PullingHome) -> None
     assert list_pulls(home)["maker-tiny-8b"]["state"] in (
         "checking",
         "downloading",
-    )  # starts the daemon
+    )  # This command starts the daemon.
     wait_for(lambda: count_missing_bytes(home) < at_stop, "more bytes")
     os.kill(daemon_pid(home), signal.SIGKILL)
     at_kill, bytes_sent = wait_until_settled(home)
@@ -123,7 +123,7 @@ def test_a_pull_resumes_after_a_stop_and_after_a_kill(home: PullingHome) -> None
     pair = json.loads(record.read_text())
     assert pair["target"]["parts"][0]["file"] == "Tiny-8B-Q4_K_M.gguf"
     assert pair["draft"]["parts"][0]["file"] == "d-Q8_0.gguf"
-    assert home.hub.sent - bytes_sent <= at_kill + 0.05 * NEEDED  # and headers
+    assert home.hub.sent - bytes_sent <= at_kill + 0.05 * NEEDED  # The headers are read again.
     wait_for(lambda: not journal_file(home).exists(), "nothing to be wanted")
     assert home.run("stop").stdout == "The daemon has stopped.\n"
 
@@ -132,7 +132,8 @@ def test_gc_keeps_parts_of_pulls_that_will_resume(home: PullingHome) -> None:
     start_pull(home)
     home.run("stop")
     home.hub.list_page = True
-    for entry in home.hub.files.values():  # nobody answers any more: it fails, and stays wanted
+    # The hub fails from now on, so the pull fails but stays in the journal.
+    for entry in home.hub.files.values():
         entry.faults.portal = True
     home.run("start")
     wait_for(lambda: list_pulls(home)["maker-tiny-8b"]["state"] == "failed", "the failure")

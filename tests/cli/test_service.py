@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.daemons import Home, RunningDaemon
 
-# Fails for the arguments that hold the word FAIL; "is-active" has an answer.
+# The fake fails if its arguments contain the word in FAIL; "is-active" has a reply.
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$TOLD"
 case " $* " in
@@ -143,7 +143,7 @@ def test_without_a_service_manager_nothing_is_written(
     assert reason in run.stderr
     assert run.stderr.count("\n") == 1
     assert not machine.units.exists()
-    assert home.status()["pid"] == daemon.pid  # it runs on
+    assert home.status()["pid"] == daemon.pid  # The daemon is still running.
     daemon.stop()
 
 

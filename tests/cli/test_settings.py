@@ -256,7 +256,8 @@ def test_undoing_a_setting_restores_a_pair_that_was_set_aside(fake_home: Home) -
     assert fake_home.status()["pair"]["state"] == "unloaded"
     assert fake_home.chat("say x").text == "x"
     assert fake_home.run("config", "set", "context", "512").returncode == 0
-    assert fake_home.chat("say x").error["code"] == "pair_set_aside"  # for that nothing has changed
+    # This configuration is still set aside.
+    assert fake_home.chat("say x").error["code"] == "pair_set_aside"
     daemon.stop()
 
 
@@ -337,7 +338,8 @@ def test_every_problem_is_gone_after_its_cure(fake_home: Home) -> None:
         if not problems:
             break
         cures = [problem.cure for problem in problems]
-        cures.sort(key=lambda cure: cure.endswith("edit"))  # an editor saves when all is right
+        # The editor saves only valid files, so try it last.
+        cures.sort(key=lambda cure: cure.endswith("edit"))
         cure = cures[-1 if step % 2 and not cures[-1].endswith("edit") else 0]
         run = run_in_shell(fake_home, cure)
         assert run.returncode == 0, (cure, run.stderr)
@@ -400,7 +402,7 @@ def test_doctor_finds_and_cures_configuration_problems(
     (finding,) = curable_findings(fake_home)
     assert message in finding["what"]
     assert finding["cure"] == cure
-    if "pull" not in cure:  # that needs a network; tests of pulls show it
+    if "pull" not in cure:  # A pull needs a network and is tested elsewhere.
         assert run_in_shell(fake_home, cure).returncode == 0
         assert curable_findings(fake_home) == []
 
@@ -408,7 +410,8 @@ def test_doctor_finds_and_cures_configuration_problems(
 def test_doctor_cures_problems_that_only_a_daemon_knows(fake_home: Home) -> None:
     (name,) = make_pairs(fake_home, 1)
     config_file(fake_home).write_text(f'pair = "{name}"\n')
-    fake_home.environment["LOCALSPEC_QUEUE"] = "many"  # in the shell that started it, and no longer
+    # The variable is set only while the daemon starts.
+    fake_home.environment["LOCALSPEC_QUEUE"] = "many"
     fake_home.run("start")
     del fake_home.environment["LOCALSPEC_QUEUE"]
     for _ in range(3):

@@ -30,8 +30,8 @@ def home_with_answers() -> Iterator[Home]:
     """Yield a home with answers of today, three days ago and 300 days ago."""
     with scripted_home() as home:
         assert "No answers were saved in the last 30 days." in home.run("stats").stdout
-        home.chat("say hello", localspec={"kind": "other"})  # makes the file
-        home.run("stats")  # which is there then
+        home.chat("say hello", localspec={"kind": "other"})  # This creates the database.
+        home.run("stats")  # The database exists now.
         current_time = time.time()
         rows = [
             (current_time, "coder-7b", "ask", 500, 10.0, 400, 300, 2.0),

@@ -27,7 +27,7 @@ from tests.support.terminal import terminal
 
 ROUNDS = int(os.environ.get("LOCALSPEC_TEST_STREAMS", "25"))
 
-# What a command needs to do something; one that is not here is run as it is.
+# Arguments that make a command do something; other commands run without arguments.
 WORDS = {
     "ask": ["say hello"],
     "complete": ["code.py:1"],
@@ -44,11 +44,11 @@ WORDS = {
     "export": ["builtin", "--to", "llama-server"],
     "pull": ["nothing-of-that-name"],
     "pulls cancel": ["nothing"],
-    "service install": ["--help"],  # would be one of the machine the tests run on
+    "service install": ["--help"],  # It would install a service on the machine of the tests.
     "service uninstall": ["--help"],
-    "start": ["--help"],  # with the limits of this test the daemon would be another's
+    "start": ["--help"],  # A daemon with the limits of this test would serve other tests.
     "stop": ["--help"],
-    "rpc-worker": ["--help"],  # would run until it is ended
+    "rpc-worker": ["--help"],  # It would run until it is ended.
 }
 MORE = [
     ["ask", "--save", "brief", "x"], ["ask", "-x", "say ```\n1\n```"], ["ask", "--json", "say 1"], ["ask"],
@@ -73,7 +73,7 @@ def open_unread_pipe() -> int:
     return writing
 
 
-# What a shell may make of a stream: None closes it.
+# States of a stream that a shell can create; None closes it.
 OUTPUTS: dict[str, Callable[[], int | None]] = {
     "as usual": lambda: subprocess.PIPE,
     "a full disk": lambda: os.open("/dev/full", os.O_WRONLY),
@@ -85,7 +85,7 @@ INPUTS: dict[str, Callable[[], int | None]] = {
     "closed": lambda: None,
     "only to be written": lambda: os.open(os.devnull, os.O_WRONLY),
 }
-# Of <linux/prctl.h> and <linux/capability.h>.
+# Constants of <linux/prctl.h> and <linux/capability.h>.
 _CAPBSET_DROP, _DAC_OVERRIDE, _DAC_READ_SEARCH = 24, 1, 2
 PLACES = ["as usual", "a full disk", "read-only", "/proc/localspec", "/dev/null/localspec"]
 
@@ -101,7 +101,7 @@ def run(
                 os.close(number)
         if place == "a full disk":
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        if place == "read-only":  # root, too, writes only where it may
+        if place == "read-only":  # Without these capabilities, even root cannot write there.
             for capability in (_DAC_OVERRIDE, _DAC_READ_SEARCH):
                 ctypes.CDLL(None).prctl(_CAPBSET_DROP, capability, 0, 0, 0)
 

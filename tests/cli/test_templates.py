@@ -118,7 +118,8 @@ def test_saved_options_come_back_unchanged(
 def test_given_options_override_the_template(warm: Home) -> None:
     warm.run("ask", "--save", "it", "-n", "9", "--draft", "3", "--temperature", "1", "-x", "echo")
     request = ask_echo(warm, "-t", "it", "--draft", "0", "--temperature", "0", "--json")
-    request = json.loads(request["choices"][0]["message"]["content"])  # and --json before its -x
+    # --json also overrides the -x of the template.
+    request = json.loads(request["choices"][0]["message"]["content"])
     assert request["sampling"]["temperature"] == 0
     assert request["speculative"]["enabled"] is False
     assert request["max_tokens"] == 9
@@ -177,7 +178,8 @@ def test_a_template_is_only_replaced_after_a_confirmation(home_without_daemon: H
         return (home_without_daemon.root / "config" / "templates" / "mine.toml").read_text()
 
     assert home_without_daemon.run("ask", "--save", "mine", "one").returncode == 0
-    assert home_without_daemon.run("ask", "--save", "mine", "one").returncode == 0  # the same
+    # The prompt is the same.
+    assert home_without_daemon.run("ask", "--save", "mine", "one").returncode == 0
     run = home_without_daemon.run("ask", "--save", "mine", "two")
     assert (run.returncode, "--force replaces it" in run.stderr) == (2, True)
     assert read_stored() == 'prompt = "one"\n'

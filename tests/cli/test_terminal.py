@@ -27,7 +27,7 @@ def test_markdown_is_drawn_and_stays_inside_the_window(warm: Home, columns: int)
         assert "\x1b[" in session.raw
         for expected in ("Title", "bold", "• one", "print('hi')", "end"):
             assert expected in session.text
-        # What a carriage return overwrote was the spinner's.
+        # Ignore the spinner, which a carriage return overwrote.
         lines = [line.rsplit("\r", 1)[-1] for line in session.raw.replace("\r\n", "\n").split("\n")]
         assert max(len(ESCAPES.sub("", line)) for line in lines) < columns
 
@@ -112,13 +112,13 @@ def test_ctrl_c_while_the_pair_is_loaded_leaves_an_empty_line(
         session.interrupt()
         assert session.wait() == 130
         assert session.raw.rsplit("\r", 1)[-1] == "\x1b[K"
-    os.kill(daemon.worker_pid(), signal.SIGKILL)  # it would load to its end
+    os.kill(daemon.worker_pid(), signal.SIGKILL)  # The worker would go on loading.
 
 
 def test_a_waiting_client_sees_what_it_waits_for(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
-    start_daemon("--load-delay", "1", memory=200)  # MiB, which hold one scripted engine
+    start_daemon("--load-delay", "1", memory=200)  # These MiB hold one scripted engine.
     other_model = home.root / "other.gguf"
     other_model.touch()
     with terminal(

@@ -18,8 +18,8 @@ from tests.support.many import Job, in_a_terminal, in_pipes
 from tests.support.terminal import ESCAPES
 
 WIDTHS = range(44, 201)
-PER_TERMINAL = 150  # commands, which take some seconds together
-# What is printed as it is, on a terminal of any width: scripts, logs, paths, records, code.
+PER_TERMINAL = 150  # This many commands take some seconds together.
+# Verbatim output of any width: scripts, logs, paths, records and code.
 VERBATIM = (
     "--json",
     "--html",
@@ -93,7 +93,7 @@ def is_too_wide(line: str, width: int) -> bool:
     return wcswidth(line) > width and len(line.removesuffix(" \\").split()) > 1
 
 
-# Each at the narrowest, the usual and two more widths: all of them, among the commands.
+# Each command at 44, 80 and two other columns; together they cover all widths.
 JOBS = [
     (line, width)
     for at, line in enumerate(LINES)
@@ -125,8 +125,8 @@ def test_no_word_is_broken_that_would_fit(home_with_history: Home) -> None:
         jobs = [make_job(line, width) for line in LINES]
         outputs = in_a_terminal(home_with_history.environment, jobs, columns=80)
         for line, raw, (_, out, err) in zip(LINES, outputs, plain, strict=True):
-            # Markdown is drawn on a terminal, which is told that nothing was found too; and what is measured
-            # differs each time.
+            # Skip Markdown, which is drawn differently on a terminal, and measurements, which differ
+            # between runs.
             if line.startswith(("history", "bench")):
                 continue
             plain_words = normalized_words(out + err)
@@ -153,7 +153,7 @@ def test_wrapped_text_fits_and_keeps_its_words(text: str, width: int, indent: in
 
 @given(text=TEXTS, width=st.integers(14, 60), tinted=st.integers(0, 2**32))
 def test_streamed_text_breaks_between_words(text: str, width: int, tinted: int) -> None:
-    text = f"a {text}"  # which begins no code
+    text = f"a {text}"  # Begin with a word, so that no code block begins.
     flow = layout.Flow(width)
     styles = ["32" * (tinted >> position % 32 & 1) for position in range(len(text))]
     output = "".join(map(flow.text, text, styles))

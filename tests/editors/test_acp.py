@@ -45,7 +45,8 @@ async def run_session(daemon: RunningDaemon) -> None:
         assert await ask(acp.text_block("say one two")) == "end_turn"
         assert editor.text.strip() == "one two"
         assert await ask(acp.resource_link_block("a b.txt", file.as_uri())) == "end_turn"
-        assert editor.text == "a b.txt:\n\nas it is there"  # the scripted engine repeats a question
+        # The scripted engine repeats a question.
+        assert editor.text == "a b.txt:\n\nas it is there"
         (conversation,) = home.request("GET", "/localspec/conversations").json["conversations"]
         messages = home.request("GET", f"/localspec/conversations/{conversation['id']}").json[
             "messages"

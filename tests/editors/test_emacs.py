@@ -16,7 +16,7 @@ from localspec.extras.editors import emacs
 from tests.support.daemons import Home
 from tests.support.editors import program
 
-# Each is what the block goes into: where Emacs looks first comes first.
+# The init files in the order in which Emacs looks for them.
 INIT = [".emacs.el", ".emacs", ".emacs.d/init.el", ".config/emacs/init.el"]
 
 
@@ -44,7 +44,7 @@ def test_settings_are_written_into_the_init_file_and_taken_out_again(
         dotfiles.write_bytes(mine)
         dotfiles.chmod(0o640)
         path.symlink_to(dotfiles)
-    for _ in range(2):  # the second takes the first one's place
+    for _ in range(2):  # The second installation replaces the first.
         assert emacs.install() == path
         block = emacs.text(note="" if name else ";; There was no such file before.\n")
         assert path.read_bytes() == mine + block.encode()

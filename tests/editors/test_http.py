@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.editors import EDITORS, PLUGIN, chunked, program
 
-# Feeds each message's pieces (bytes as hexadecimal) to the parser and writes what it made of them.
+# Feed the pieces of each message (in hexadecimal) to the parser and write its results.
 SCRIPT = """\
 set encoding=utf-8
 let &runtimepath = {plugin!r} .. ',' .. &runtimepath

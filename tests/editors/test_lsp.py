@@ -68,7 +68,7 @@ def test_positions_are_converted_in_every_encoding(
     unit_offset = count_units(line_text[:column], encoding)
     assert document.to_position(line, unit_offset) == Position(line, column)
     assert document.to_units(Position(line, column)) == unit_offset
-    # Beyond the line is its end; within a character is before that.
+    # A position beyond the line is its end; one within a character is before that character.
     assert document.to_position(line, count_units(line_text, encoding) + 3) == Position(
         line, len(line_text)
     )
@@ -143,10 +143,10 @@ def test_visited_places_are_sent_after_they_are_taken() -> None:
     visited.rest(document, 10)
     assert visited.extra() == []
     assert visited.send_waiting()
-    visited.rest(document, 60)  # not far away
+    visited.rest(document, 60)  # This is near the last place.
     assert not visited.send_waiting()
     visited.rest(document, 100)
-    visited.leave(document, 12)  # near the first one, whose place it takes
+    visited.leave(document, 12)  # This replaces the first place, which is near.
     assert visited.send_waiting()
     excerpts = [(entry["filename"], entry["text"].partition("\n")[0]) for entry in visited.extra()]
     assert excerpts == [("one .py", "line 76"), ("one .py", "line 0")]
@@ -419,7 +419,7 @@ def test_abandoned_requests_end_and_a_dead_daemon_is_restarted(real: Home) -> No
         os.kill(real.status()["pid"], signal.SIGKILL)
         assert request.answer.items == ()
     wait_for(lambda: not autostart.listens(str(real.socket)), "the daemon's end")
-    (item,) = client.completion(4, end).answer.items  # whoever types next starts it anew
+    (item,) = client.completion(4, end).answer.items  # The next request starts the daemon again.
     assert item.insert_text
     assert len(client.messages) == 1
     assert "The daemon ended in the middle of its answer" in client.messages[0]
@@ -483,8 +483,8 @@ def test_neovim_completes_explains_and_edits() -> None:
         desk.answer = "```\ndef add(a: int, b: int):\n    return\n```"
         act("1GVG", 2)
         wait_for(lambda: editor.shown()[-1].startswith("Instruction:"), "the question")
-        # Neovim 0.11 handles what comes meanwhile once Visual mode is left.
-        editor.type("\r\x1b")  # no other instruction than the comment's
+        # Neovim 0.11 handles pending messages once Visual mode has ended.
+        editor.type("\r\x1b")  # Accept the instruction of the comment.
         editor.until("getline(1, '$')", ["def add(a: int, b: int):", "    return"])
         editor.type("u")
         editor.until("line('$')", 3)

@@ -43,7 +43,7 @@ class Desk:
     def __init__(self, name: str, home: Home, stack: ExitStack) -> None:
         self.home = home
         self.suggestion = " a + b"
-        self.replies: dict[str, Any] = {}  # by target: pieces, or None
+        self.replies: dict[str, Any] = {}  # pieces or None, by request target
         self.opened = 0
         self.server: Scripted = stack.enter_context(scripted(home.root / "s", self._reply))
         self.file = home.root / "sum.py"
@@ -72,8 +72,8 @@ class Desk:
         self.suggestion = " a + b"
         self.opened += 1
         self.editor.type(f"\x1b\x1b:only! | let g:opened = {self.opened}\r")
-        # What was typed before may still go to this file: an editor that finds it changed on the way there
-        # asks what to do, and takes the next keys for the answer.
+        # Keys typed earlier may still go to this file. An editor that notices a change of the file asks a
+        # question and takes the next keys as the answer.
         self.editor.until("get(g:, 'opened')", self.opened)
         self.file.write_bytes(text.encode())
         self.editor.type(f":edit! {settings} {self.file} | call cursor(1, 1)\r")
@@ -95,7 +95,7 @@ def test_a_suggestion_is_shown_accepted_and_undone(desk: Desk) -> None:
     editor.type("jA")
     editor.ghost(" a + b")
     assert "    return a + b" in editor.shown()
-    assert editor.lines[1] == "    return"  # it is no text yet
+    assert editor.lines[1] == "    return"  # The suggestion is not part of the text yet.
     (_, body), *_ = desk.server.requests
     assert (body["input_prefix"], body["prompt"]) == ("def add(a, b):\n", "    return")
     assert body["input_suffix"] == "\n\n\nprint(add(1, 2))\n"
@@ -113,12 +113,12 @@ def test_a_key_drops_the_suggestion_unless_it_matches(desk: Desk) -> None:
     desk.replies["/infill"] = None
     editor.type(" a")
     editor.ghost(" + b")
-    assert len(desk.server.requests) == 1  # nothing was asked anew
+    assert len(desk.server.requests) == 1  # There was no new request.
     editor.type("x")
     editor.ghost("")
     wait_for(lambda: len(desk.server.requests) == 2, "the next request")
     disconnected = desk.server.left
-    editor.type("y")  # nobody waits for that one any more
+    editor.type("y")  # This abandons that request.
     wait_for(lambda: desk.server.left == disconnected + 1, "its connection's end")
     editor.type("\x1b")
     wait_for(lambda: desk.server.left == disconnected + 2, "the last one's end")
@@ -147,7 +147,7 @@ def test_a_suggestion_is_gone_with_insert_mode(desk: Desk, key: str) -> None:
     editor = desk.open()
     editor.type(":inoremap <F1> <Cmd>stopinsert<CR>\rjA")
     editor.ghost(" a + b")
-    editor.type(key)  # of these <C-c> tells no InsertLeave
+    editor.type(key)  # <C-c> triggers no InsertLeave.
     editor.until(
         "[mode(1), localspec#ghost#text()]", lambda state: state[0] != "i" and state[1] == ""
     )
@@ -161,7 +161,7 @@ def test_a_word_or_a_line_is_accepted_and_others_are_requested(desk: Desk) -> No
     desk.suggestion = " one\n    two()\nthree"
     editor.type("jA")
     editor.ghost(desk.suggestion)
-    assert "    two()" in editor.shown()  # below, before what follows
+    assert "    two()" in editor.shown()  # The lines are shown below the cursor's line.
     editor.type("\x1b[1;5B")  # <C-Down>
     editor.ghost(f"{desk.suggestion}1")
     editor.type("\x1b[1;5A")
@@ -198,8 +198,8 @@ def test_existing_text_is_trimmed_from_suggestions(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "one\r\ntwo\r\n",  # as DOS has it
-        "one\r\ntwo\n",  # and mixed
+        "one\r\ntwo\r\n",  # DOS line ends
+        "one\r\ntwo\n",  # mixed line ends
         "\tone\t\n\ttwo\n",
         "日本語\n",
         "e\u0301e\u0301 👩‍💻\n",
@@ -283,7 +283,7 @@ def test_a_question_about_lines_goes_on_as_a_conversation(desk: Desk) -> None:
     assert text.endswith("    return\n```\n\nwhy?")
     assert body["localspec"] == {"kind": "chat", "conversation": "new"}
     assert editor.value("expand('%:t')") == "sum.py"
-    assert "It adds." in editor.shown()  # its window goes along with what comes
+    assert "It adds." in editor.shown()  # The window follows the answer.
     editor.type(":Localspec chat\rAand then\x1b\r")
     editor.until(lines, lambda lines_: lines_.count("It adds.") == 2)
     (_, body) = desk.server.requests[-1]
@@ -311,13 +311,13 @@ def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
         editor.until("[tabpagenr('$'), getline(1, '$')]", [1, expected.splitlines()])
     editor.type("u")
     editor.until("getline(1, '$')", CODE.splitlines())
-    # Half an answer would delete the other half.
+    # A truncated answer would delete the rest of the lines.
     desk.replies["/v1/chat/completions"] = chat(f"```python\n{new[:30]}", "length")
     editor.type(":1,2Localspec edit add types\r")
     editor.until("execute('messages')", lambda messages: "select fewer lines" in messages)
     assert editor.value("tabpagenr('$')") == 1
     desk.replies["/v1/chat/completions"] = chat(f"```python\n{new}\n```")
-    # Lines that have changed since are not written over.
+    # Lines that have changed since then are not overwritten.
     editor.type(":1,2Localspec edit add types\r")
     editor.until("tabpagenr('$')", 2)
     editor.value(f"setbufline('{desk.file}', 1, 'changed')")
@@ -361,7 +361,7 @@ def test_the_state_is_shown_in_a_window(desk: Desk) -> None:
 
 
 PROSE = "Sure! You can declare the types of the parameters, and then of what is returned.\n\nThat helps."
-# What an answer to an edit of CODE's first two lines leads to: the proposed lines, or what is said.
+# The result of an answer to an edit of the first two lines of CODE: proposed lines or a message.
 EDITS = {
     PROSE: "the answer has no code: Sure! You can",
     "": "the answer is empty.",
@@ -477,7 +477,7 @@ def test_a_running_answer_is_not_interleaved(desk: Desk) -> None:
     lines = editor.value("getbufline('localspec://chat', 1, '$')")
     assert lines[-1] == ""
     assert "and this" not in lines
-    # Its buffer is gone: what comes belongs into no other one.
+    # The buffer is gone, and the rest of the answer must go to no other one.
     disconnected = desk.server.left
     editor.type(":bwipeout! localspec://chat\r:Localspec chat\r")
     wait_for(lambda: desk.server.left == disconnected + 1, "its connection's end")
@@ -513,7 +513,7 @@ def test_the_language_server_asks_with_the_same_text(desk: Desk) -> None:
     visited = VisitedPlaces()
     for number, units in ((1, 0), (64, 9), (65, 3), (901, 70_000), (902, 5), (1400, 1), (1501, 4)):
         position = document.to_position(number - 1, units)
-        column = document.to_units(position)  # at a whole character
+        column = document.to_units(position)  # the start of a whole character
         body = editor.value(f"localspec#context#fields({number}, getline({number}), {column})")
         assert context_fields(document, position) == {
             name: body[name] for name in context_fields(document, position)

@@ -18,7 +18,7 @@ TEXT = "import os\n\n\ndef add(one, two):\n\treturn one + two  # 日本 é\n\n\n
 ACCEPT = {"all": "\t", "line": "\x1b[Z", "word": "\x1b[1;5C", "next": "\x1b[1;5B"}
 ACCEPT |= {"previous": "\x1b[1;5A", "dismiss": "\x1d"}
 PART = {"all": r"(?s).*", "line": r"\n?[^\n]*", "word": r"\s*(?:\w+|[^\w\s]+)"}
-# In Insert mode: text, what deletes and indents, arrows, menus, one command, another mode, a paste.
+# Insert mode: text, deletion, indentation, arrows, menus, commands, other modes and a paste.
 INSERT_KEYS = [
     *"abc xyz_(,)'日\r",
     "   ",
@@ -32,7 +32,7 @@ INSERT_KEYS = [
 INSERT_KEYS += [*"\x7f\x17\x15\x14\x04\x0e\x10\x05\x19\x03\x1b\x1b", "\x1b[200~to\tgo\non\x1b[201~"]
 INSERT_KEYS += [f"\x1b[{key}" for key in "A B C D F H 2~".split()]
 INSERT_KEYS += ["\x18\x0c", *(f"\x0f{keys}" for keys in ("x", "D", "j", ":2\r", "u"))]
-# In Normal and Visual mode.
+# Keys of Normal and Visual mode.
 COMMANDS = [*"iaAIoOsCR", "cw", "ciw", "gi", "gI", "3A", "2o"] * 2
 COMMANDS += [*"xpPuJ~.wbjkGD&\x12", *"gg dd yy yyp >> vd Vjd @a \x16jI \x16jA qaA!\x1bq".split()]
 COMMANDS += [":s/o/0/e\r", ":2\r", ":split\r", "\x17w", ":only\r", ":normal! Aone\r"]
@@ -44,7 +44,7 @@ class Snapshot(NamedTuple):
 
     mode: str
     lines: list[str]
-    place: list[int]  # the cursor's line and byte, from 1
+    place: list[int]  # the line and byte of the cursor, from 1
     windows: int
     ghost: str
 
@@ -131,7 +131,7 @@ class EditorPair:
 
         A key that interrupts discards pending keys, including F12, so F12 is typed again.
         """
-        if key.endswith("\x1b"):  # what comes next is no part of it
+        if key.endswith("\x1b"):  # The next key must not be part of an escape sequence.
             time.sleep(0.15)
         count = editor.value("get(g:, 'done')")
         for deadline in (2.0, 4.0, PATIENCE):
