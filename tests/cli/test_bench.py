@@ -52,7 +52,7 @@ PAIR = st.builds(PairedAnswers, *[st.floats(0.01, 1000) for _ in range(4)])
 
 @settings(max_examples=20)  # Each example resamples a thousand times.
 @given(st.lists(PAIR, min_size=1, max_size=8), st.floats(0.1, 10))
-def test_an_interval_is_around_its_figure_and_scales_with_it(
+def test_an_interval_contains_its_estimate_and_scales_with_it(
     pairs: list[PairedAnswers], ratio: float
 ) -> None:
     estimate = statistics.estimate_speed_up(pairs)
@@ -89,9 +89,7 @@ def test_a_ratio_that_never_varies_is_certain(ratio: float, seconds: list[float]
 
 
 @pytest.mark.parametrize("count", [3, 4, 6, 18])
-def test_an_interval_holds_the_truth_as_often_as_it_says(
-    count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interval_has_its_nominal_coverage(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The coverage is 95 % even for few pairs; plain quantiles of four pairs would reach only 80 %."""
     monkeypatch.setattr(statistics, "RESAMPLES", 200)
     rng, hits, trials = random.Random(count), 0, 400

@@ -45,7 +45,7 @@ def test_a_chat_is_stored_and_ends_with_ctrl_d(warm: Home) -> None:
     assert stored_messages(warm) == ["say one", "one", "say two", "two"]
 
 
-def test_it_goes_on_with_the_last_conversation(warm: Home) -> None:
+def test_continue_resumes_the_last_conversation(warm: Home) -> None:
     warm.run("ask", "say before")
     with terminal(warm.environment, "chat", "-c") as session:
         session.expect("Continuing after 1 question.")

@@ -237,7 +237,7 @@ def test_no_page_hides_behind_a_command() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
-def test_a_page_begins_with_its_title_and_what_it_is_about(name: str) -> None:
+def test_a_page_begins_with_a_title_and_a_summary(name: str) -> None:
     title, blank, summary = PAGES[name].splitlines()[:3]
     assert title.startswith("# ")
     assert not blank

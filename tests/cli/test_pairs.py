@@ -102,7 +102,7 @@ def test_show_describes_a_pair(home: PullingHome) -> None:
         assert run.stderr.startswith(f"localspec: There is no pair '{name}'.")
 
 
-def test_the_catalogue_and_what_fits(home: PullingHome) -> None:
+def test_the_catalogue_shows_which_pairs_fit(home: PullingHome) -> None:
     output = home.run("catalogue").stdout
     assert "coder-7b" in output
     assert "of memory free" in output
@@ -160,9 +160,7 @@ def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
 
 
 @pytest.mark.parametrize("columns", [30, 100])
-def test_ctrl_c_in_a_terminal_leaves_the_bar_on_a_line_of_its_own(
-    slow: PullingHome, columns: int
-) -> None:
+def test_ctrl_c_in_a_terminal_ends_the_bar_with_a_new_line(slow: PullingHome, columns: int) -> None:
     with terminal(slow.environment, "pull", "tiny", columns=columns) as session:
         session.expect("%")
         session.interrupt()

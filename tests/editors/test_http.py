@@ -89,7 +89,7 @@ def make_message(events: list[dict[str, str]], rng: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("editor", EDITORS)
-def test_answers_are_read_however_they_are_cut(editor: str, tmp_path: Path) -> None:
+def test_answers_are_parsed_however_they_are_cut(editor: str, tmp_path: Path) -> None:
     rng = random.Random(7)
     words = [
         "a",
