@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
 
 
 @pytest.fixture(autouse=True)
-def default(home: PullingHome) -> Iterator[None]:
+def default_pair(home: PullingHome) -> Iterator[None]:
     yield
     home.run("config", "unset", "pair")
 

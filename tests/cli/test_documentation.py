@@ -33,7 +33,7 @@ README = PAGES["README.md"]
 BUILTIN = ROOT / "localspec" / "builtin"
 
 
-def blocks(language: str) -> list[str]:
+def find_code_blocks(language: str) -> list[str]:
     """Return all code blocks of a language, each once."""
     pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
     return list(dict.fromkeys(block for text in PAGES.values() for block in pattern.findall(text)))
@@ -41,7 +41,7 @@ def blocks(language: str) -> list[str]:
 
 def list_commands() -> list[str]:
     """Return every line of shell, once, except those of scripts/, which the tests of setup run."""
-    text = "".join(blocks("sh")).replace("\\\n", " ")
+    text = "".join(find_code_blocks("sh")).replace("\\\n", " ")
     lines = [re.sub(r"\s{2,}#.*", "", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line and line[0] != "#" and not line.startswith("scripts/")]
     return list(dict.fromkeys(lines))
@@ -110,15 +110,17 @@ def reader() -> Iterator[dict[str, str]]:
         "HF_HUB_OFFLINE": "1",
         "PWD": str(work),
     }
-    shell("git init -q && git add src && echo 'X = 2' > src/main.py", environment)
+    run_in_shell("git init -q && git add src && echo 'X = 2' > src/main.py", environment)
     (work / "src" / "main.py").write_text("X = 1\n" * 44 + "X = 2\n")
-    assert shell('localspec ask "What does shutil.copytree do?"', environment).returncode == 0
+    assert (
+        run_in_shell('localspec ask "What does shutil.copytree do?"', environment).returncode == 0
+    )
     yield environment
-    assert shell("localspec stop", environment).returncode == 0
+    assert run_in_shell("localspec stop", environment).returncode == 0
     shutil.rmtree(root)
 
 
-def shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run_in_shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", line],
         env=environment,
@@ -139,8 +141,8 @@ def test_the_pages_contain_commands() -> None:
 def test_a_command_of_a_page_runs(reader: dict[str, str], line: str) -> None:
     code, message = REFUSED.get(line, (0, ""))
     # Use any free port, because another test or a real daemon may use this one.
-    run = shell(NOT_ALONE.get(line, "") + line.replace(":8012", ":0"), reader)
-    shell("localspec config set pair; localspec config set listen", reader)
+    run = run_in_shell(NOT_ALONE.get(line, "") + line.replace(":8012", ":0"), reader)
+    run_in_shell("localspec config set pair; localspec config set listen", reader)
     assert (run.returncode, message in run.stderr) == (code, True), run.stderr
     assert "Traceback" not in run.stderr
     if line.startswith("curl"):
@@ -148,7 +150,7 @@ def test_a_command_of_a_page_runs(reader: dict[str, str], line: str) -> None:
 
 
 def test_the_snippet_for_python_runs(reader: dict[str, str]) -> None:
-    (snippet,) = blocks("python")
+    (snippet,) = find_code_blocks("python")
     adapted = snippet.replace("/run/user/1000", reader["XDG_RUNTIME_DIR"])
     assert adapted != snippet
     program = f"{adapted}\nprint([each.id for each in client.models.list()])\n"
@@ -196,13 +198,13 @@ def test_the_page_of_commands_is_current() -> None:
 _LINK = re.compile(r"!?\[[^]]*\]\(([^)\s]+)\)")
 
 
-def anchors(text: str) -> set[str]:
+def find_anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
-def links(text: str) -> list[str]:
+def find_links(text: str) -> list[str]:
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return [
         target for target in _LINK.findall(re.sub(r"`[^`]*`", "", prose)) if "://" not in target
@@ -211,17 +213,19 @@ def links(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", LINKING)
 def test_the_links_of_a_page_lead_somewhere(name: str) -> None:
-    for link in links(LINKING[name]):
+    for link in find_links(LINKING[name]):
         target, _, anchor = link.partition("#")
         path = (ROOT / name).parent / target if target else ROOT / name
         assert path.exists(), f"{name} links to {link}"
         if anchor:
-            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{name} links to {link}"
+            assert anchor in find_anchors(path.read_text(encoding="utf-8")), (
+                f"{name} links to {link}"
+            )
 
 
 def test_every_decision_is_in_their_index() -> None:
     folder = DOCS / "decisions"
-    listed = links((folder / "index.md").read_text())
+    listed = find_links((folder / "index.md").read_text())
     decisions = sorted(path.name for path in folder.glob("0*.md"))
     assert [name for name in listed if not name.startswith("..")] == decisions
 

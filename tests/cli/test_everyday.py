@@ -367,7 +367,7 @@ def test_every_help_has_an_example_that_parses(path: tuple[str, ...]) -> None:
     lines = [line for line in examples.splitlines() if "localspec " in line]
     assert lines
     for line in lines:
-        assert parses(line), line
+        assert is_valid_command_line(line), line
 
 
 def render_help(path: tuple[str, ...]) -> str:
@@ -392,7 +392,7 @@ def split_invocations(line: str) -> Iterator[list[str]]:
             yield arguments[: arguments.index(">")] if ">" in arguments else arguments
 
 
-def parses(line: str) -> bool:
+def is_valid_command_line(line: str) -> bool:
     """Return whether click accepts every `localspec` command in a line, without running it."""
     for arguments in split_invocations(line):
         context = click.Context(app, info_name="localspec")

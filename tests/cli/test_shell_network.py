@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
 
 
 @pytest.fixture(autouse=True)
-def _afresh(home: PullingHome) -> Iterator[None]:
+def _remove_tiny(home: PullingHome) -> Iterator[None]:
     yield
     home.run("rm", "tiny")
     home.hub.requests.clear()
