@@ -1,4 +1,4 @@
-"""What `ask` asks about, and how it prints: in a pipe."""
+"""Test the input of `localspec ask` (files, options, stdin) and its output in a pipe."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from localspec.cli.terminal import markdown
 from tests.support.daemons import Home
 
 
-def asked(home: Home, *arguments: str, **options: Any) -> Any:
-    """The request as the engine got it: `echo` answers with it."""
+def ask_echo(home: Home, *arguments: str, **options: Any) -> Any:
+    """Return the request that the engine received; the prompt `echo` is answered with it."""
     run = home.run("ask", *arguments, **options)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 
 
-def question(home: Home, *arguments: str, **options: Any) -> str:
-    """What the engine was asked; the command `echo` must come first in it."""
-    messages = asked(home, *arguments, **options)["prompt"]["messages"]
+def ask_for_content(home: Home, *arguments: str, **options: Any) -> str:
+    """Return the last message that the engine received; it must begin with the command `echo`."""
+    messages = ask_echo(home, *arguments, **options)["prompt"]["messages"]
     content: str = messages[-1]["content"]
     return content
 
@@ -34,7 +34,9 @@ def question(home: Home, *arguments: str, **options: Any) -> str:
 def test_files_come_with_their_names_before_the_words(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)\n")
     (tmp_path / "b.md").write_text("```sh\nls\n```\n")
-    text = question(warm, "-f", "-", "-f", "*.py", "-f", "b.md", "why?", stdin="echo", cwd=tmp_path)
+    text = ask_for_content(
+        warm, "-f", "-", "-f", "*.py", "-f", "b.md", "why?", stdin="echo", cwd=tmp_path
+    )
     assert text == (
         "echo\n\na.py:\n```\nprint(1)\n```\n\nb.md:\n````\n```sh\nls\n```\n````\n\nwhy?"
     )
@@ -42,12 +44,12 @@ def test_files_come_with_their_names_before_the_words(warm: Home, tmp_path: Path
 
 def test_a_file_named_twice_is_asked_about_once(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a[1].py").write_text("one")
-    text = question(warm, "-f", "a[1].py", "-f", "a*", stdin="echo", cwd=tmp_path)
+    text = ask_for_content(warm, "-f", "a[1].py", "-f", "a*", stdin="echo", cwd=tmp_path)
     assert text.count("one") == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "why"),
+    ("name", "data", "message"),
     [
         ("logo.png", b"\x89PNG\r\n\x1a\n\0", "is not text but a PNG image"),
         ("a.pdf", b"%PDF-1.7\n\xff\0", "is a PDF document"),
@@ -55,32 +57,32 @@ def test_a_file_named_twice_is_asked_about_once(warm: Home, tmp_path: Path) -> N
         ("latin.txt", "Grüße".encode("latin-1"), "is not UTF-8: byte 2 is 0xfc"),
     ],
 )
-def test_what_is_no_text_is_refused_with_the_reason(
-    warm: Home, tmp_path: Path, name: str, data: bytes, why: str
+def test_binary_files_are_refused_with_a_reason(
+    warm: Home, tmp_path: Path, name: str, data: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(data)
     run = warm.run("ask", "-f", name, "what is it?", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (2, "")
-    assert f"{name} {why}" in run.stderr
+    assert f"{name} {message}" in run.stderr
 
 
 def test_utf16_with_its_mark_is_text(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_text("Grüße", encoding="utf-16")
-    assert "Grüße" in question(warm, "-f", "w.txt", stdin="echo", cwd=tmp_path)
+    assert "Grüße" in ask_for_content(warm, "-f", "w.txt", stdin="echo", cwd=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("pattern", "why"),
+    ("pattern", "message"),
     [
         ("*.nothing", "No file matches '*.nothing'."),
         ("missing.py", "missing.py cannot be read: No such file or directory."),
         (".", ". has no text files."),
     ],
 )
-def test_a_file_that_is_not_there(warm: Home, tmp_path: Path, pattern: str, why: str) -> None:
+def test_a_missing_file_is_refused(warm: Home, tmp_path: Path, pattern: str, message: str) -> None:
     run = warm.run("ask", "-f", pattern, "hi", cwd=tmp_path)
     assert run.returncode == 2
-    assert why in run.stderr
+    assert message in run.stderr
 
 
 def test_binary_data_on_stdin_is_refused(warm: Home) -> None:
@@ -98,28 +100,30 @@ def test_binary_data_on_stdin_is_refused(warm: Home) -> None:
 
 
 def test_sampling_options_reach_the_engine(warm: Home) -> None:
-    sent = asked(warm, "--top-p", "0.5", "--top-k", "3", "--min-p", "0.1", "--seed", "7", "echo")
-    assert sent["sampling"] == {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7}
-    sent = asked(
+    request = ask_echo(
+        warm, "--top-p", "0.5", "--top-k", "3", "--min-p", "0.1", "--seed", "7", "echo"
+    )
+    assert request["sampling"] == {"top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7}
+    request = ask_echo(
         warm, *"--repeat-penalty 1.1 --presence-penalty=-1 --frequency-penalty 2".split(), "echo"
     )
     penalties = {"repeat_penalty": 1.1, "presence_penalty": -1.0, "frequency_penalty": 2.0}
-    assert sent["sampling"] == penalties
+    assert request["sampling"] == penalties
 
 
-def test_drafting_can_be_fixed_or_switched_off_and_exactness_wanted(warm: Home) -> None:
-    assert asked(warm, "--draft", "5", "--exact", "echo")["speculative"]["depth"] == 5
-    assert asked(warm, "--exact", "echo")["exact"] is True
-    assert asked(warm, "--draft", "0", "echo")["speculative"]["enabled"] is False
+def test_draft_depth_and_exactness_are_options(warm: Home) -> None:
+    assert ask_echo(warm, "--draft", "5", "--exact", "echo")["speculative"]["depth"] == 5
+    assert ask_echo(warm, "--exact", "echo")["exact"] is True
+    assert ask_echo(warm, "--draft", "0", "echo")["speculative"]["enabled"] is False
     assert "(0 to 64)" in warm.run("ask", "--draft", "65", "hi").stderr
 
 
 def test_a_schema_from_a_file_or_in_place(warm: Home, tmp_path: Path) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     (tmp_path / "s.json").write_text(json.dumps(schema))
-    for given in ("s.json", json.dumps(schema)):
-        sent = asked(warm, "--schema", given, "echo", cwd=tmp_path)
-        assert json.loads(sent["constraint"]["source"]) == schema
+    for schema_argument in ("s.json", json.dumps(schema)):
+        request = ask_echo(warm, "--schema", schema_argument, "echo", cwd=tmp_path)
+        assert json.loads(request["constraint"]["source"]) == schema
     refused = warm.run("ask", "--schema", "{no", "echo")
     assert (refused.returncode, "not valid JSON" in refused.stderr) == (2, True)
 
@@ -127,27 +131,27 @@ def test_a_schema_from_a_file_or_in_place(warm: Home, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options", [["-x", "--xl"], ["-x", "--json"], ["-c", "--cid", "a"], ["-c", "--no-log"]]
 )
-def test_options_that_exclude_each_other(warm: Home, options: list[str]) -> None:
+def test_contradicting_options_are_refused(warm: Home, options: list[str]) -> None:
     run = warm.run("ask", *options, "hi")
     assert run.returncode == 2
     assert "cannot be used" in run.stderr
 
 
-def test_continuing_sends_what_was_said(warm: Home) -> None:
+def test_continuing_sends_the_earlier_messages(warm: Home) -> None:
     warm.run("ask", "say one")
-    messages = asked(warm, "-c", "echo")["prompt"]["messages"]
-    assert [each["content"] for each in messages] == ["say one", "one", "echo"]
+    messages = ask_echo(warm, "-c", "echo")["prompt"]["messages"]
+    assert [item["content"] for item in messages] == ["say one", "one", "echo"]
     name = json.loads(warm.run("ask", "--json", "say two").stdout)["localspec"]["conversation"]
-    messages = asked(warm, "--cid", name, "echo")["prompt"]["messages"]
-    assert [each["content"] for each in messages] == ["say two", "two", "echo"]
+    messages = ask_echo(warm, "--cid", name, "echo")["prompt"]["messages"]
+    assert [item["content"] for item in messages] == ["say two", "two", "echo"]
     assert "no conversation 'nope'" in warm.run("ask", "--cid", "nope", "hi").stderr
 
 
-def test_nothing_is_kept_with_no_log(warm: Home) -> None:
+def test_no_log_stores_nothing(warm: Home) -> None:
     warm.run("ask", "say kept")
     warm.run("ask", "--no-log", "say secret")
-    found = warm.request("GET", "/localspec/conversations/last").json
-    assert found["title"] == "say kept"
+    conversation = warm.request("GET", "/localspec/conversations/last").json
+    assert conversation["title"] == "say kept"
 
 
 # ------------------------------------------------------------------ code blocks
@@ -156,14 +160,14 @@ ANSWER = "Use this:\n```python\nprint('hé')\n```\nor\n~~~\nx = '''\n```\n'''\n~
 
 
 def test_code_blocks_alone(warm: Home) -> None:
-    # `say` would fold the lines; the scripted engine answers other texts with themselves
+    # `say` would join the lines; the scripted engine repeats every other text.
     assert warm.run("ask", "-x", stdin=ANSWER).stdout == "print('hé')\n"
-    last = warm.run("ask", "--xl", stdin=ANSWER).stdout
-    assert last == "x = '''\n```\n'''\n"
-    compile(last, "answer", "exec")
+    code = warm.run("ask", "--xl", stdin=ANSWER).stdout
+    assert code == "x = '''\n```\n'''\n"
+    compile(code, "answer", "exec")
 
 
-def test_an_answer_without_code_is_an_error_that_says_where_it_is(warm: Home) -> None:
+def test_an_answer_without_code_is_an_error_with_a_hint(warm: Home) -> None:
     run = warm.run("ask", "-x", "say nothing")
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.endswith("to read it: localspec history show last\n")
@@ -173,7 +177,7 @@ def test_an_answer_without_code_is_an_error_that_says_where_it_is(warm: Home) ->
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("no code", []),
         ("```\na\n", ["a"]),
@@ -183,8 +187,8 @@ def test_an_answer_without_code_is_an_error_that_says_where_it_is(warm: Home) ->
         ("```\n```", [""]),
     ],
 )
-def test_fences(text: str, found: list[str]) -> None:
-    assert markdown.blocks(text) == found
+def test_fences(text: str, expected: list[str]) -> None:
+    assert markdown.blocks(text) == expected
 
 
 # ------------------------------------------------------------------ a pipe

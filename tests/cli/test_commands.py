@@ -1,4 +1,4 @@
-"""The commands as a person runs them."""
+"""Test the basic commands: ask, status, help and their errors."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def test_statistics_go_to_stderr(warm: Home) -> None:
 
 
 def test_options_reach_the_request(warm: Home) -> None:
-    sent = json.loads(
+    request = json.loads(
         warm.run("ask", "-s", "be brief", "-n", "9", "--temperature", "0", "echo").stdout
     )
-    assert sent["max_tokens"] == 9
-    assert sent["sampling"] == {"temperature": 0.0}
-    assert sent["prompt"]["messages"][0] == {"role": "system", "content": "be brief"}
+    assert request["max_tokens"] == 9
+    assert request["sampling"] == {"temperature": 0.0}
+    assert request["prompt"]["messages"][0] == {"role": "system", "content": "be brief"}
 
 
 def test_without_streaming_the_answer_is_the_same(warm: Home) -> None:
@@ -86,12 +86,12 @@ def test_a_wrong_option_is_a_usage_error(warm: Home, arguments: list[str]) -> No
     assert "Error: " in run.stderr
 
 
-def test_click_understands_what_the_short_way_does_not(warm: Home) -> None:
+def test_click_parses_what_the_short_parser_refuses(warm: Home) -> None:
     assert warm.run("ask", "-un5", "--temperature=0", "say hello").stdout == "hello\n"
     assert warm.run("ask", "--", "say", "--bogus").stdout == "--bogus\n"
 
 
-def test_words_that_are_not_utf8_are_no_reason_to_fail(warm: Home) -> None:
+def test_words_that_are_not_utf8_are_accepted(warm: Home) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "localspec", "ask", b"say h\xe9"],
         env=warm.environment,
@@ -101,7 +101,7 @@ def test_words_that_are_not_utf8_are_no_reason_to_fail(warm: Home) -> None:
     assert (run.returncode, run.stdout) == (0, "h\ufffd\n".encode())
 
 
-def test_no_daemon_and_autostart_off_has_its_own_exit_code(home: Home) -> None:
+def test_without_daemon_and_autostart_the_exit_code_is_3(home: Home) -> None:
     run = home.run("ask", "--no-daemon-start", "hi")
     assert run.returncode == 3
     assert run.stderr == "localspec: No daemon is running; start one with: localspec start\n"
@@ -158,17 +158,17 @@ def test_a_closed_pipe_is_quiet(warm: Home) -> None:
     assert process.wait(timeout=30) == 0
 
 
-def test_a_worker_that_dies_leaves_what_it_said_and_a_sentence(warm: Home) -> None:
+def test_a_crashed_worker_leaves_its_text_and_a_message(warm: Home) -> None:
     run = warm.run("ask", "die SIGABRT")
     assert run.returncode == 1
     assert run.stdout == "one two \n"
     assert run.stderr.startswith("localspec: The engine crashed (signal SIGABRT)")
 
 
-def test_status_for_people_and_for_programs(warm: Home) -> None:
+def test_status_prints_text_and_json(warm: Home) -> None:
     warm.run("ask", "say hello")
-    shown = warm.run("status").stdout
-    assert "ready, context 4096" in shown
+    output = warm.run("status").stdout
+    assert "ready, context 4096" in output
     assert f"localspec {localspec.__version__}" in warm.run("status", "-v").stdout
     assert json.loads(warm.run("status", "--json").stdout)["pair"]["state"] == "ready"
 
@@ -198,29 +198,29 @@ def test_every_help_has_an_example(home: Home, command: str) -> None:
     assert f"localspec {command}".strip() in run.stdout.split("Example")[1]
 
 
-def every_command(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def list_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     yield path
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         if isinstance(command, click.Group):
-            yield from every_command(command, (*path, name))
+            yield from list_commands(command, (*path, name))
         else:
             yield (*path, name)
 
 
-@pytest.mark.parametrize("path", list(every_command(app)), ids=" ".join)
-def test_help_says_limits_in_words_and_summaries_whole(path: tuple[str, ...]) -> None:
-    said = CliRunner().invoke(app, [*path, "--help"]).output
-    assert said.startswith("Usage:")
-    cut = [line for line in said.splitlines() if line.endswith("...") and "Usage" not in line]
+@pytest.mark.parametrize("path", list(list_commands(app)), ids=" ".join)
+def test_help_has_limits_in_words_and_whole_summaries(path: tuple[str, ...]) -> None:
+    page = CliRunner().invoke(app, [*path, "--help"]).output
+    assert page.startswith("Usage:")
+    cut = [line for line in page.splitlines() if line.endswith("...") and "Usage" not in line]
     assert not cut
-    assert " RANGE" not in said
-    assert "<=" not in said
-    assert ">=" not in said
+    assert " RANGE" not in page
+    assert "<=" not in page
+    assert ">=" not in page
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("ask -n x hi", "must be a whole number (at least 1), not 'x'."),
         ("ask --temperature 300 hi", "must be a number (0 to 100), not '300'."),
@@ -230,15 +230,13 @@ def test_help_says_limits_in_words_and_summaries_whole(path: tuple[str, ...]) ->
         ("logs -n -1", "must be a whole number (at least 0), not '-1'."),
     ],
 )
-def test_a_wrong_number_is_answered_with_its_limits_in_words(
-    home: Home, line: str, said: str
-) -> None:
+def test_a_wrong_number_shows_its_limits(home: Home, line: str, message: str) -> None:
     run = home.run(*line.split())
     assert (run.returncode, run.stdout) == (2, "")
-    assert said in run.stderr
+    assert message in run.stderr
 
 
-def test_a_plain_ask_imports_nothing_it_can_do_without(warm: Home) -> None:
+def test_a_plain_ask_imports_no_heavy_module(warm: Home) -> None:
     code = (
         "import sys\nfrom localspec.cli import main\n"
         "code = main(['ask', '-u', '-n', '5', 'say', 'hello'])\n"

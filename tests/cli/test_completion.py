@@ -1,4 +1,4 @@
-"""Tab in real shells: commands, options, and values with descriptions that are whole."""
+"""Test tab completion of commands, options and values in real shells."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def home() -> Iterator[Home]:
         yield home
 
 
-def set_up(name: str) -> str:
+def completion_setup(name: str) -> str:
     if name == "fish":
         return "localspec completion fish | source"
     return f'eval "$(localspec completion {name})"'
@@ -32,11 +32,11 @@ def set_up(name: str) -> str:
 
 @pytest.mark.parametrize("name", SHELLS)
 def test_tab_completes_commands_options_and_values(home: Home, name: str) -> None:
-    with shell(home, name) as shown:
-        # Before compinit, as a start-up file may have it.
-        shown.send(f"{set_up(name)}; echo done | tr a-z A-Z\n")
-        shown.expect("DONE")
-        shown.expect("ready> ")
+    with shell(home, name) as session:
+        # A start-up file may source it before compinit.
+        session.send(f"{completion_setup(name)}; echo done | tr a-z A-Z\n")
+        session.expect("DONE")
+        session.expect("ready> ")
         for typed, completed in (
             ("hist", "history"),
             ("restar", "restart"),
@@ -50,18 +50,18 @@ def test_tab_completes_commands_options_and_values(home: Home, name: str) -> Non
             ("ask -t exc", "ask -t excerpt"),
             ("help templ", "help templates"),
         ):
-            shown.send(f"localspec {typed}\t")
-            shown.expect(f"localspec {completed}")
-            shown.send("\x15")  # empties the line
-        assert "not found" not in shown.text
+            session.send(f"localspec {typed}\t")
+            session.expect(f"localspec {completed}")
+            session.send("\x15")  # Ctrl-U empties the line.
+        assert "not found" not in session.text
 
 
 @pytest.mark.parametrize("name", SHELLS)
 def test_tab_completes_the_program_ask(home: Home, name: str) -> None:
-    with shell(home, name) as shown:
-        shown.send(f"{set_up(name)}; echo done | tr a-z A-Z\n")
-        shown.expect("DONE")
-        shown.expect("ready> ")
+    with shell(home, name) as session:
+        session.send(f"{completion_setup(name)}; echo done | tr a-z A-Z\n")
+        session.expect("DONE")
+        session.expect("ready> ")
         for typed, completed in (
             ("--no-l", "--no-log"),
             ("-m bui", "-m builtin"),
@@ -69,33 +69,35 @@ def test_tab_completes_the_program_ask(home: Home, name: str) -> None:
             ("-u -t exc", "-u -t excerpt"),
             ("--no-log -c --temperat", "--no-log -c --temperature"),
         ):
-            shown.send(f"ask {typed}\t")
-            shown.expect(f"ask {completed}")
-            shown.send("\x15")  # empties the line
-        shown.send("localspec hist\t")  # as before
-        shown.expect("localspec history")
-        assert "not found" not in shown.text
+            session.send(f"ask {typed}\t")
+            session.expect(f"ask {completed}")
+            session.send("\x15")  # Ctrl-U empties the line.
+        session.send("localspec hist\t")  # The completion of `localspec` still works.
+        session.expect("localspec history")
+        assert "not found" not in session.text
 
 
-def test_zsh_keeps_it_when_compinit_comes_later(home: Home) -> None:
-    with shell(home, "zsh") as shown:
+def test_zsh_completes_when_compinit_comes_later(home: Home) -> None:
+    with shell(home, "zsh") as session:
         later = "autoload -U compinit; compinit -u -D"
-        shown.send(f"{set_up('zsh')}; {later}; echo done | tr a-z A-Z\n")
-        shown.expect("DONE")
-        shown.expect("ready> ")
-        shown.send("localspec hist\t")
-        shown.expect("localspec history")
-        shown.send("\x15ask -m bui\t")
-        shown.expect("ask -m builtin")
+        session.send(f"{completion_setup('zsh')}; {later}; echo done | tr a-z A-Z\n")
+        session.expect("DONE")
+        session.expect("ready> ")
+        session.send("localspec hist\t")
+        session.expect("localspec history")
+        session.send("\x15ask -m bui\t")
+        session.expect("ask -m builtin")
 
 
-def test_fish_shows_descriptions_whole(home: Home) -> None:
+def test_fish_shows_whole_descriptions(home: Home) -> None:
     if not shutil.which("fish"):
         pytest.skip("this machine has no fish among its shells")
     with_commas = {name: text for name, (_, text) in COMMANDS.items()}
-    asked = f'{set_up("fish")}; complete -C "localspec "; complete -C "localspec ask --s"'
+    command = (
+        f'{completion_setup("fish")}; complete -C "localspec "; complete -C "localspec ask --s"'
+    )
     run = subprocess.run(
-        ["fish", "--no-config", "-c", asked], env=home.environment, capture_output=True, text=True
+        ["fish", "--no-config", "-c", command], env=home.environment, capture_output=True, text=True
     )
     assert run.stderr == ""
     offered = dict(line.split("\t") for line in run.stdout.splitlines())

@@ -1,4 +1,4 @@
-"""The pair that answers where none is named: choosing it, seeing it, and errors that say it is meant."""
+"""Test the configured pair: how it is chosen, where it is shown, and which errors name it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.terminal import terminal
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
-    """A home with the pair `tiny` pulled."""
+    """Yield a home where the pair `tiny` is pulled."""
     folder = tmp_path_factory.mktemp("home")
     with pulling_home(folder) as home:
         home.environment["OLLAMA_MODELS"] = str(folder / "ollama")
@@ -27,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
 
 
 @pytest.fixture(autouse=True)
-def default(home: PullingHome) -> Iterator[None]:
+def default_pair(home: PullingHome) -> Iterator[None]:
     yield
     home.run("config", "unset", "pair")
 
@@ -35,17 +35,17 @@ def default(home: PullingHome) -> Iterator[None]:
 # ------------------------------------------------------------------ choosing it
 
 
-def test_use_chooses_a_pair_that_is_here(home: PullingHome) -> None:
+def test_use_chooses_an_installed_pair(home: PullingHome) -> None:
     assert home.run("use").stdout == "builtin\n"
     assert home.run("use", "tiny").stdout.startswith("pair: builtin → tiny.")
     assert home.run("use").stdout == home.run("config", "get", "pair").stdout == "tiny\n"
-    assert home.run("use", "little").returncode == 0  # its other name
+    assert home.run("use", "little").returncode == 0  # little is an alias of tiny.
     assert home.run("use").stdout == "tiny\n"
     assert home.run("use", "builtin").returncode == 0
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("nothing", "There is no pair 'nothing'."),
         ("coder-7b", "The pair 'coder-7b' is not pulled yet; run: localspec pull coder-7b"),
@@ -53,14 +53,14 @@ def test_use_chooses_a_pair_that_is_here(home: PullingHome) -> None:
         ("/none.gguf", "/none.gguf does not exist."),
     ],
 )
-def test_use_refuses_what_cannot_answer(home: PullingHome, name: str, says: str) -> None:
+def test_use_refuses_unusable_pairs(home: PullingHome, name: str, message: str) -> None:
     run = home.run("use", name)
     assert (run.returncode != 0, run.stdout) == (True, "")
-    assert says in run.stderr
+    assert message in run.stderr
     assert home.run("use").stdout == "builtin\n"
 
 
-def test_use_starts_the_daemon_to_look(home: PullingHome) -> None:
+def test_use_starts_the_daemon(home: PullingHome) -> None:
     home.run("stop")
     assert home.run("use", "nothing").returncode == 1
     assert home.run("status").returncode == 0
@@ -69,40 +69,44 @@ def test_use_starts_the_daemon_to_look(home: PullingHome) -> None:
 # ------------------------------------------------------------------ seeing it
 
 
-def marked(listing: str) -> list[str]:
+def marked_names(listing: str) -> list[str]:
     return re.findall(r"^(\S+) \* ", listing, re.MULTILINE)
 
 
 def test_the_configured_pair_is_marked_and_shown(home: PullingHome) -> None:
-    assert marked(home.run("list").stdout) == ["builtin"]
-    home.run("config", "set", "pair", "little")  # by its other name
-    assert marked(home.run("list").stdout) == marked(home.run("list", "--all").stdout) == ["tiny"]
+    assert marked_names(home.run("list").stdout) == ["builtin"]
+    home.run("config", "set", "pair", "little")  # little is an alias of tiny.
+    assert (
+        marked_names(home.run("list").stdout)
+        == marked_names(home.run("list", "--all").stdout)
+        == ["tiny"]
+    )
     assert json.loads(home.run("list", "--json").stdout)["configured"] == "tiny"
     home.run("load", "builtin")
     for command in (["status"], ["status", "-v"]):
-        shown = home.run(*command).stdout
-        assert re.search(r"^pair +tiny: unloaded$", shown, re.MULTILINE)
-        assert re.search(r"^also +builtin: ready", shown, re.MULTILINE)
+        output = home.run(*command).stdout
+        assert re.search(r"^pair +tiny: unloaded$", output, re.MULTILINE)
+        assert re.search(r"^also +builtin: ready", output, re.MULTILINE)
     assert json.loads(home.run("status", "--json").stdout)["configured"] == "tiny"
 
 
-def test_the_chat_marks_and_names_it(home: PullingHome) -> None:
+def test_a_chat_marks_the_configured_pair(home: PullingHome) -> None:
     home.run("use", "tiny")
-    with terminal(home.environment, "chat", columns=100) as shown:
-        shown.expect("tiny")  # in the line at the bottom, before any answer
-        shown.send("/pair\r")
-        shown.expect("* tiny")
-        shown.send("/pair builtin\r")
-        shown.expect("Now using builtin.")
-        shown.send("/pair\r")
-        shown.expect("* builtin")
-        assert "the configured pair" not in shown.text
+    with terminal(home.environment, "chat", columns=100) as session:
+        session.expect("tiny")  # The status line names it before any answer.
+        session.send("/pair\r")
+        session.expect("* tiny")
+        session.send("/pair builtin\r")
+        session.expect("Now using builtin.")
+        session.send("/pair\r")
+        session.expect("* builtin")
+        assert "the configured pair" not in session.text
 
 
 # ------------------------------------------------------------------ errors
 
 
-def test_its_absence_is_said_of_the_configured_pair(home: PullingHome) -> None:
+def test_errors_name_a_missing_configured_pair(home: PullingHome) -> None:
     home.run("use", "tiny")
     run = home.run("rm", "tiny")
     assert run.returncode == 0
@@ -122,7 +126,7 @@ def test_its_absence_is_said_of_the_configured_pair(home: PullingHome) -> None:
         assert home.run("pull", "tiny").returncode == 0
 
 
-def test_rm_of_another_pair_says_nothing_of_it(home: PullingHome) -> None:
+def test_removing_another_pair_causes_no_warning(home: PullingHome) -> None:
     home.run("use", "builtin")
     try:
         assert home.run("rm", "tiny").stderr == ""
@@ -131,7 +135,7 @@ def test_rm_of_another_pair_says_nothing_of_it(home: PullingHome) -> None:
 
 
 @pytest.mark.parametrize("name", ["nobodys", "Ollama-has-not:7b", "/none/x.gguf", "/a,b,c.gguf"])
-def test_any_name_that_leads_nowhere_is_called_the_configured_one(
+def test_an_unusable_name_is_reported_as_the_configured_pair(
     home: PullingHome, name: str, tmp_path: Path
 ) -> None:
     file = Path(home.run("config", "path").stdout.strip())
@@ -143,11 +147,11 @@ def test_any_name_that_leads_nowhere_is_called_the_configured_one(
     assert run.stderr.startswith("localspec: The configured pair")
     assert "localspec use NAME" in run.stderr
     assert "any_model" not in run.stderr
-    answer = home.chat("hi")  # another program is told the same
+    answer = home.chat("hi")  # Other programs get the same message.
     assert (answer.status, "The configured pair" in answer.error["message"]) == (404, True)
 
 
-def test_a_variable_is_what_is_to_be_unset(home: PullingHome) -> None:
+def test_a_pair_from_a_variable_suggests_unsetting_it(home: PullingHome) -> None:
     home.run("stop")
     home.environment["LOCALSPEC_PAIR"] = "nobodys"
     try:
@@ -157,7 +161,7 @@ def test_a_variable_is_what_is_to_be_unset(home: PullingHome) -> None:
         home.run("restart")
 
 
-def test_only_other_programs_are_told_of_any_model(home: PullingHome) -> None:
+def test_any_model_is_suggested_only_over_http(home: PullingHome) -> None:
     for command in (
         ["ask", "-m", "gpt-4o", "hi"],
         ["load", "gpt-4o"],
@@ -167,9 +171,7 @@ def test_only_other_programs_are_told_of_any_model(home: PullingHome) -> None:
     assert "any_model" in home.chat("hi", model="gpt-4o").error["message"]
 
 
-def test_a_pair_that_exists_is_replaced_by_a_flag_that_is_named(
-    home: PullingHome, tmp_path: Path
-) -> None:
+def test_an_existing_pair_is_replaced_with_a_flag(home: PullingHome, tmp_path: Path) -> None:
     file = model(layers=1).write(tmp_path / "a.gguf")
     assert home.run("add", "mine", "--target", str(file)).returncode == 0
     run = home.run("add", "mine", "--target", str(file))
@@ -198,8 +200,8 @@ def test_a_name_of_ollamas_means_the_pair_with_the_same_model(
         assert (run.returncode, "run: localspec pull qwen3-4b" in run.stderr) == (1, True)
     in_ollama(Path(home.environment["OLLAMA_MODELS"]),
               "registry.ollama.ai/library/qwen3/4b-mine", model(layers=1, seed=5).data())  # fmt: skip
-    shown = json.loads(home.run("show", "qwen3:4b-mine", "--json").stdout)
-    assert shown["name"] == "qwen3:4b-mine", "Ollama's own model goes before a pair"
+    view = json.loads(home.run("show", "qwen3:4b-mine", "--json").stdout)
+    assert view["name"] == "qwen3:4b-mine", "Ollama's own model goes before a pair"
     home.run("config", "unset", "pair")
     home.run("rm", "qwen3-4b-mine")
 
@@ -213,12 +215,12 @@ def test_pull_understands_ollamas_names(home: PullingHome) -> None:
     assert home.run("rm", "tiny").returncode == 0
     outputs: list[str] = []
 
-    def pulled() -> bool:
+    def pull_succeeds() -> bool:
         run = home.run("pull", "small:1b")
         outputs.append(run.stdout)
         return run.returncode == 0
 
-    wait_for(pulled, "the new alias")
+    wait_for(pull_succeeds, "the new alias")
     assert outputs[-1].startswith("tiny is installed")
 
 
@@ -230,8 +232,8 @@ def test_a_comma_in_a_files_name_is_part_of_it(
     files = [model(layers=1, seed=1).write(tmp_path / target)]
     if draft:
         files.append(model(layers=1, seed=1).write(tmp_path / draft))
-    named = ",".join(map(str, files))
-    view = json.loads(home.run("show", named, "--json").stdout)
+    name = ",".join(map(str, files))
+    view = json.loads(home.run("show", name, "--json").stdout)
     assert view["target"]["path"] == str(files[0])
     assert (view["draft"] or {}).get("path") == (str(files[1]) if draft else None)
-    assert home.run("use", named).returncode == 0
+    assert home.run("use", name).returncode == 0

@@ -1,5 +1,4 @@
-"""README and the pages tell the truth: their commands are run, their links lead somewhere, the table of the
-configuration is the configuration, and the page of commands is what the commands say."""
+"""Test the README and the pages: commands run, links exist, and generated tables are current."""
 
 from __future__ import annotations
 
@@ -34,21 +33,21 @@ README = PAGES["README.md"]
 BUILTIN = ROOT / "localspec" / "builtin"
 
 
-def blocks(language: str) -> list[str]:
+def find_code_blocks(language: str) -> list[str]:
     """Return all code blocks of a language, each once."""
     pattern = re.compile(rf"^```{language}\n(.*?)^```", re.MULTILINE | re.DOTALL)
     return list(dict.fromkeys(block for text in PAGES.values() for block in pattern.findall(text)))
 
 
-def commands() -> list[str]:
+def list_commands() -> list[str]:
     """Return every line of shell, once, except those of scripts/, which the tests of setup run."""
-    text = "".join(blocks("sh")).replace("\\\n", " ")
+    text = "".join(find_code_blocks("sh")).replace("\\\n", " ")
     lines = [re.sub(r"\s{2,}#.*", "", line).strip() for line in text.splitlines()]
     lines = [line for line in lines if line and line[0] != "#" and not line.startswith("scripts/")]
     return list(dict.fromkeys(lines))
 
 
-# What cannot end well here: no network, no terminal, the small pair. Exit code, and what is said.
+# Commands that fail here, without network and terminal: their exit code and a part of the message.
 REFUSED = {
     "localspec pull coder-7b": (1, "HF_HUB_OFFLINE"),
     "localspec pull Qwen/Qwen3-8B-GGUF:Q4_K_M": (1, "HF_HUB_OFFLINE"),
@@ -63,7 +62,7 @@ REFUSED = {
     "localspec chat -t review -f 'src/*.py'": (2, "A chat needs a terminal"),
     'localspec ask --copy "What does glob do?"': (1, "Not copied"),
     'localspec cmd "find files over 1 GB changed this week"': (1, "built-in demo pair"),
-    "localspec ask -x > dates.py": (2, "No question given"),  # only at a terminal
+    "localspec ask -x > dates.py": (2, "No question given"),  # This works only at a terminal.
     "localspec commit": (1, "built-in demo pair"),
     "localspec status --watch": (130, ""),
     "localspec rpc-worker": (130, "Serving layers on 127.0.0.1:50052"),
@@ -72,7 +71,7 @@ REFUSED = {
         "writes code only when asked for an example",
     ),
 }
-NOT_ALONE = {  # what comes before
+NOT_ALONE = {  # commands that must run before
     'localspec ask -m big "What does shutil.copytree do?"': (
         "localspec add big --upstream http://127.0.0.1:9/v1 --fallback builtin --replace; "
     ),
@@ -85,25 +84,25 @@ NOT_ALONE = {  # what comes before
 
 @pytest.fixture(scope="module")
 def reader() -> Iterator[dict[str, str]]:
-    """Somebody who follows the pages in a folder of code; the environment, with PWD."""
+    """Yield the environment of a reader who follows the pages in a folder of code."""
     root = Path(tempfile.mkdtemp(prefix="ls-"))
     for name in ("bin", "run", "work/src", "models"):
         (root / name).mkdir(parents=True, mode=0o700)
     program = root / "bin" / "localspec"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m localspec "$@"\n')
     program.chmod(0o755)
-    (root / "bin" / "ssh").symlink_to("/bin/true")  # nobody else's machine
+    (root / "bin" / "ssh").symlink_to("/bin/true")  # No other machine is contacted.
     work = root / "work"
     (work / "src" / "main.py").write_text("X = 1\n" * 45)
     shutil.copy(BUILTIN / "target.gguf", work / "a.gguf")
     shutil.copy(BUILTIN / "draft.gguf", work / "b.gguf")
-    kept = {
+    environment_kept = {
         k: v
         for k, v in os.environ.items()
         if not k.startswith(("LOCALSPEC_", "XDG_", "HF_", "DISPLAY", "WAYLAND_"))
     }
     environment = {
-        **kept,
+        **environment_kept,
         "PATH": f"{root}/bin:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "HOME": str(root),
@@ -111,15 +110,17 @@ def reader() -> Iterator[dict[str, str]]:
         "HF_HUB_OFFLINE": "1",
         "PWD": str(work),
     }
-    shell("git init -q && git add src && echo 'X = 2' > src/main.py", environment)
+    run_in_shell("git init -q && git add src && echo 'X = 2' > src/main.py", environment)
     (work / "src" / "main.py").write_text("X = 1\n" * 44 + "X = 2\n")
-    assert shell('localspec ask "What does shutil.copytree do?"', environment).returncode == 0
+    assert (
+        run_in_shell('localspec ask "What does shutil.copytree do?"', environment).returncode == 0
+    )
     yield environment
-    assert shell("localspec stop", environment).returncode == 0
+    assert run_in_shell("localspec stop", environment).returncode == 0
     shutil.rmtree(root)
 
 
-def shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def run_in_shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["bash", "-c", line],
         env=environment,
@@ -131,33 +132,35 @@ def shell(line: str, environment: dict[str, str]) -> subprocess.CompletedProcess
     )
 
 
-def test_the_pages_show_commands() -> None:
-    assert len(commands()) > 60
-    assert set(REFUSED) | set(NOT_ALONE) <= set(commands())
+def test_the_pages_contain_commands() -> None:
+    assert len(list_commands()) > 60
+    assert set(REFUSED) | set(NOT_ALONE) <= set(list_commands())
 
 
-@pytest.mark.parametrize("line", commands())
+@pytest.mark.parametrize("line", list_commands())
 def test_a_command_of_a_page_runs(reader: dict[str, str], line: str) -> None:
-    code, said = REFUSED.get(line, (0, ""))
-    # Whichever port is free: another test, or a real daemon, may have this one.
-    run = shell(NOT_ALONE.get(line, "") + line.replace(":8012", ":0"), reader)
-    shell("localspec config set pair; localspec config set listen", reader)
-    assert (run.returncode, said in run.stderr) == (code, True), run.stderr
+    code, message = REFUSED.get(line, (0, ""))
+    # Use any free port, because another test or a real daemon may use this one.
+    run = run_in_shell(NOT_ALONE.get(line, "") + line.replace(":8012", ":0"), reader)
+    run_in_shell("localspec config set pair; localspec config set listen", reader)
+    assert (run.returncode, message in run.stderr) == (code, True), run.stderr
     assert "Traceback" not in run.stderr
     if line.startswith("curl"):
         assert json.loads(run.stdout)["choices"][0]["message"]["content"]
 
 
 def test_the_snippet_for_python_runs(reader: dict[str, str]) -> None:
-    (snippet,) = blocks("python")
-    used = snippet.replace("/run/user/1000", reader["XDG_RUNTIME_DIR"])
-    assert used != snippet
-    asked = f"{used}\nprint([each.id for each in client.models.list()])\n"
-    run = subprocess.run([sys.executable, "-c", asked], env=reader, capture_output=True, text=True)
+    (snippet,) = find_code_blocks("python")
+    adapted = snippet.replace("/run/user/1000", reader["XDG_RUNTIME_DIR"])
+    assert adapted != snippet
+    program = f"{adapted}\nprint([each.id for each in client.models.list()])\n"
+    run = subprocess.run(
+        [sys.executable, "-c", program], env=reader, capture_output=True, text=True
+    )
     assert "builtin" in run.stdout, run.stderr
 
 
-def test_the_table_is_the_configuration() -> None:
+def test_the_table_of_the_configuration_is_current() -> None:
     rows = re.findall(
         r"^\| `(\w+)` \| `(.*?)` \|", (DOCS / "configuration.md").read_text(), re.MULTILINE
     )
@@ -165,7 +168,7 @@ def test_the_table_is_the_configuration() -> None:
     assert rows == [(key, json.dumps(getattr(default, key))) for key in config.KEYS]
 
 
-def test_its_picture_is_there_and_fetches_nothing() -> None:
+def test_the_picture_of_the_readme_is_self_contained() -> None:
     (name,) = re.findall(r"!\[.*?\]\((.*?)\)", README)
     picture = (ROOT / name).read_text()
     assert "localspec&#160;status" in picture
@@ -175,17 +178,19 @@ def test_its_picture_is_there_and_fetches_nothing() -> None:
 
 def test_the_readme_is_short_and_begins_with_two_commands() -> None:
     assert len(README.splitlines()) <= 150
-    first, second = [line for line in README.splitlines() if line.startswith("scripts/")][:2]
-    assert (first.split()[0], second.split()[0]) == ("scripts/ask", "scripts/test")
+    first_line, second_line = [line for line in README.splitlines() if line.startswith("scripts/")][
+        :2
+    ]
+    assert (first_line.split()[0], second_line.split()[0]) == ("scripts/ask", "scripts/test")
 
 
 def test_the_page_of_commands_is_current() -> None:
-    # In a process of its own: click keeps the names of --help from the first context that a command had.
+    # Use a new process, because click keeps the names of --help from a command's first context.
     script = [sys.executable, str(ROOT / "scripts" / "commands_page.py"), "--print"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8"}
-    made = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8")
-    assert made.returncode == 0, made.stderr
-    assert PAGES["localspec/docs/commands.md"] == made.stdout, "run scripts/commands_page.py"
+    result = subprocess.run(script, env=environment, capture_output=True, encoding="utf-8")
+    assert result.returncode == 0, result.stderr
+    assert PAGES["localspec/docs/commands.md"] == result.stdout, "run scripts/commands_page.py"
 
 
 # --- links
@@ -193,13 +198,13 @@ def test_the_page_of_commands_is_current() -> None:
 _LINK = re.compile(r"!?\[[^]]*\]\(([^)\s]+)\)")
 
 
-def anchors(text: str) -> set[str]:
+def find_anchors(text: str) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
-def links(text: str) -> list[str]:
+def find_links(text: str) -> list[str]:
     prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
     return [
         target for target in _LINK.findall(re.sub(r"`[^`]*`", "", prose)) if "://" not in target
@@ -208,17 +213,19 @@ def links(text: str) -> list[str]:
 
 @pytest.mark.parametrize("name", LINKING)
 def test_the_links_of_a_page_lead_somewhere(name: str) -> None:
-    for link in links(LINKING[name]):
+    for link in find_links(LINKING[name]):
         target, _, anchor = link.partition("#")
         path = (ROOT / name).parent / target if target else ROOT / name
         assert path.exists(), f"{name} links to {link}"
         if anchor:
-            assert anchor in anchors(path.read_text(encoding="utf-8")), f"{name} links to {link}"
+            assert anchor in find_anchors(path.read_text(encoding="utf-8")), (
+                f"{name} links to {link}"
+            )
 
 
 def test_every_decision_is_in_their_index() -> None:
     folder = DOCS / "decisions"
-    listed = links((folder / "index.md").read_text())
+    listed = find_links((folder / "index.md").read_text())
     decisions = sorted(path.name for path in folder.glob("0*.md"))
     assert [name for name in listed if not name.startswith("..")] == decisions
 
@@ -234,7 +241,7 @@ def test_no_page_hides_behind_a_command() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
-def test_a_page_begins_with_its_title_and_what_it_is_about(name: str) -> None:
+def test_a_page_begins_with_a_title_and_a_summary(name: str) -> None:
     title, blank, summary = PAGES[name].splitlines()[:3]
     assert title.startswith("# ")
     assert not blank
@@ -243,6 +250,6 @@ def test_a_page_begins_with_its_title_and_what_it_is_about(name: str) -> None:
 
 def test_the_files_that_contributing_names_are_there() -> None:
     text = LINKING[".github/CONTRIBUTING.md"]
-    named = re.findall(r"`((?:localspec|scripts|tests)/[\w./-]+)`", text)
-    assert len(named) > 30
-    assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
+    names = re.findall(r"`((?:localspec|scripts|tests)/[\w./-]+)`", text)
+    assert len(names) > 30
+    assert [name for name in names if "NAME" not in name and not (ROOT / name).exists()] == []

@@ -1,4 +1,4 @@
-"""What a question may be about: folders, notebooks, PDF documents, words that are files, URLs."""
+"""Test questions about folders, notebooks, PDF documents, files named as words, and URLs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.daemons import Home
 from tests.support.terminal import terminal
 
 
-def asked(home: Home, *line: str, **options: Any) -> tuple[str, str]:
-    """What the model was asked, and what was said on stderr."""
+def ask_model(home: Home, *line: str, **options: Any) -> tuple[str, str]:
+    """Ask and return the question that the model received and the text on stderr."""
     home.run("ask", *line, **options)
     run = home.run("ask", *line, **options)
     assert run.returncode == 0, run.stderr
@@ -42,24 +42,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_folder_is_its_text_files_and_what_is_left_out_is_said(warm: Home, folder: Path) -> None:
-    question, said = asked(warm, "-f", "src", "say it", cwd=folder)
+def test_a_folder_includes_its_text_files_and_lists_the_rest(warm: Home, folder: Path) -> None:
+    question, stderr = ask_model(warm, "-f", "src", "say it", cwd=folder)
     names = [line for line in question.splitlines() if line.endswith(":")]
     assert names == ["src/a.py:", "src/b.py:", "src/sub/c.txt:"]
-    assert said == (
+    assert stderr == (
         "src: 3 files, 14 bytes; left out: 1 hidden (.hidden); 1 over 256 KiB (data.csv); "
         "2 not text (latin.txt, picture.png).\n"
     )
 
 
-def test_what_git_ignores_is_left_out(warm: Home, folder: Path) -> None:
+def test_files_that_git_ignores_are_left_out(warm: Home, folder: Path) -> None:
     git = ["git", "-C", str(folder / "src")]
     if subprocess.run([*git, "init", "-q"], capture_output=True).returncode:
-        return  # without git this is the case above
+        return  # Without git, this is the same as the test above.
     (folder / "src" / ".gitignore").write_text("b.py\nsub\nnode_modules\n")
     marker = folder / "ran"
     subprocess.run([*git, "config", "core.fsmonitor", f"touch {marker}"], check=True)
-    question, _ = asked(warm, "-f", "src", "say it", cwd=folder)
+    question, _ = ask_model(warm, "-f", "src", "say it", cwd=folder)
     names = [line for line in question.splitlines() if line.endswith(":")]
     assert names == ["src/a.py:"]
     assert not marker.exists()
@@ -72,8 +72,8 @@ def test_a_folder_without_text_and_one_with_too_much_are_refused(
     run = warm.run("ask", "-f", "empty", "say it", cwd=tmp_path)
     assert (run.returncode, run.stderr) == (2, "localspec: empty has no text files.\n")
     (tmp_path / "much").mkdir()
-    for each in range(20):
-        (tmp_path / "much" / f"{each}.txt").write_text("x" * 250_000)
+    for number in range(20):
+        (tmp_path / "much" / f"{number}.txt").write_text("x" * 250_000)
     run = warm.run("ask", "-f", "much/", "say it", cwd=tmp_path)
     assert run.returncode == 2
     assert "for example: -f 'much/**/*.py'" in run.stderr
@@ -94,12 +94,12 @@ def test_a_pattern_that_the_shell_expanded_is_all_files(warm: Home, folder: Path
         ["-f", "src/a.py", "src/b.py", "say it"],
         ["say it", "-f", "src/a.py", "src/b.py"],
     ):
-        question, said = asked(warm, *line, cwd=folder)
+        question, stderr = ask_model(warm, *line, cwd=folder)
         assert question == "src/a.py:\n```\na = 1\n```\n\nsrc/b.py:\n```\nb = 2\n```\n\nsay it"
-        assert said == "Also included, as files named after -f: src/b.py.\n"
+        assert stderr == "Also included, as files named after -f: src/b.py.\n"
 
 
-def test_only_what_follows_a_file_and_is_one_becomes_one(
+def test_only_files_after_a_file_option_are_included(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder / "src")
@@ -119,19 +119,19 @@ def test_a_word_that_is_a_file_is_asked_about_on_a_terminal(warm: Home, folder: 
     for reply, included in (("", True), ("n", False)):
         with terminal(
             warm.environment, "ask", "say", str(folder / "src" / "a.py"), columns=400
-        ) as shown:
-            shown.expect("is a file here; include its text? [Y/n]")
-            shown.send(f"{reply}\r")
-            assert shown.wait() == 0
+        ) as session:
+            session.expect("is a file here; include its text? [Y/n]")
+            session.send(f"{reply}\r")
+            assert session.wait() == 0
         messages = json.loads(warm.run("history", "show", "--json").stdout)["messages"]
         assert ("a = 1" in messages[0]["content"]) is included
         assert messages[0]["content"].endswith(f"say {folder / 'src' / 'a.py'}")
 
 
-def test_a_word_that_is_a_file_is_said_where_nobody_can_answer(warm: Home, folder: Path) -> None:
-    question, said = asked(warm, "say", "src/a.py", cwd=folder)
+def test_a_word_that_is_a_file_is_noted_without_a_terminal(warm: Home, folder: Path) -> None:
+    question, stderr = ask_model(warm, "say", "src/a.py", cwd=folder)
     assert question == "say src/a.py"
-    assert said == "src/a.py is a file, and its text is not included; -f src/a.py includes it.\n"
+    assert stderr == "src/a.py is a file, and its text is not included; -f src/a.py includes it.\n"
 
 
 @pytest.mark.parametrize(
@@ -139,13 +139,13 @@ def test_a_word_that_is_a_file_is_said_where_nobody_can_answer(warm: Home, folde
              ["-f", "/dev/stdin", "say"]]
 )  # fmt: skip
 def test_standard_input_is_read_once(warm: Home, line: list[str]) -> None:
-    assert asked(warm, *line, stdin="given\n")[0] == "given\n\nsay"
+    assert ask_model(warm, *line, stdin="given\n")[0] == "given\n\nsay"
 
 
 # ------------------------------------------------------------------ notebooks and PDF documents
 
 
-def code(source: object, **output: object) -> dict[str, object]:
+def make_code_cell(source: object, **output: object) -> dict[str, object]:
     return {"cell_type": "code", "source": source, "outputs": [output] if output else []}
 
 
@@ -154,17 +154,17 @@ NOTEBOOK = {
     "metadata": {"language_info": {"name": "python"}},
     "cells": [
         {"cell_type": "markdown", "source": ["# Title\n", "text"]},
-        code("print(1)", output_type="stream", text=["1\n"]),
-        code("1/0", ename="ZeroDivisionError", evalue="by zero"),
-        code("x", data={"text/plain": "\x1b[31mred\x1b[0m"}),
-        code([]),
+        make_code_cell("print(1)", output_type="stream", text=["1\n"]),
+        make_code_cell("1/0", ename="ZeroDivisionError", evalue="by zero"),
+        make_code_cell("x", data={"text/plain": "\x1b[31mred\x1b[0m"}),
+        make_code_cell([]),
     ],
 }
 
 
 def test_a_notebook_is_its_cells_and_what_they_printed(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "n.ipynb").write_text(json.dumps(NOTEBOOK))
-    question, _ = asked(warm, "-f", "n.ipynb", "say it", cwd=tmp_path)
+    question, _ = ask_model(warm, "-f", "n.ipynb", "say it", cwd=tmp_path)
     assert question == (
         "n.ipynb:\n````\n# Title\ntext\n\n```python\nprint(1)\n```\nOutput:\n```\n1\n```\n\n"
         "```python\n1/0\n```\nOutput:\n```\nZeroDivisionError: by zero\n```\n\n"
@@ -187,7 +187,7 @@ JSON = st.recursive(
 
 
 @given(JSON)
-def test_whatever_a_notebook_says_is_text_or_refused(value: object) -> None:
+def test_any_notebook_is_text_or_refused(value: object) -> None:
     for text in (json.dumps(value), json.dumps({"cells": value}), json.dumps({"cells": [value]})):
         try:
             assert isinstance(documents.notebook_text("n.ipynb", text), str)
@@ -200,7 +200,7 @@ def test_whatever_a_notebook_says_is_text_or_refused(value: object) -> None:
 def test_a_pdf_is_read_by_the_program_for_it(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "-d.pdf").write_bytes(b"%PDF-1.7\n\0")
     run = warm.run("ask", "--file", "./-d.pdf", "say it", cwd=tmp_path, stdin="")
-    assert run.returncode in (1, 2)  # pdftotext is not here, or cannot read it
+    assert run.returncode in (1, 2)  # pdftotext is missing or cannot read the file.
     assert "./-d.pdf is a PDF document" in run.stderr
     program = tmp_path / "bin" / "pdftotext"
     program.parent.mkdir()
@@ -214,7 +214,7 @@ def test_a_pdf_is_read_by_the_program_for_it(warm: Home, tmp_path: Path) -> None
         "PATH": f"{program.parent}:/bin:/usr/bin",
         "TEXT": "page",
     }
-    question, _ = asked(home, "-f", "./-d.pdf", "say it", cwd=tmp_path)
+    question, _ = ask_model(home, "-f", "./-d.pdf", "say it", cwd=tmp_path)
     assert question == "./-d.pdf:\n```\npage\n```\n\nsay it"
     home.environment["TEXT"] = ""
     run = home.run("ask", "-f", "./-d.pdf", "say it", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""A terminal that knows no escape codes gets none, and no pipe does, by whatever command."""
+"""Test that no command sends escape codes to a dumb terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ from tests.support.terminal import terminal
 
 LINES = [
     f"{name} {more}".strip()
-    for name, each in ARGUMENTS.items()
-    for more in ["--help", *each]
-    if "❮" not in more and f"{name} {more}".strip() != "cmd hello"  # which waits for a key
+    for name, variants in ARGUMENTS.items()
+    for more in ["--help", *variants]
+    if "❮" not in more and f"{name} {more}".strip() != "cmd hello"  # This command waits for a key.
 ]
 
 
-def job(line: str) -> Job:
+def make_job(line: str) -> Job:
     return [*shlex.split(line), *(["say", "hi"] if line.startswith("ask") else [])], {}
 
 
 @pytest.fixture(scope="module")
-def lived_in() -> Iterator[Home]:
+def home_with_history() -> Iterator[Home]:
     with scripted_home() as home:
         home.environment["EDITOR"] = "true"
         home.chat("raw # Title\n\n**bold**", localspec={"conversation": "new", "kind": "ask"})
         yield home
 
 
-def test_a_dumb_terminal_gets_no_escape_codes_from_any_command(lived_in: Home) -> None:
-    environment = {**lived_in.environment, "TERM_": "dumb"}
-    shown = in_a_terminal(environment, [job(line) for line in LINES], columns=80)
-    for line, raw in zip(LINES, shown, strict=True):
+def test_a_dumb_terminal_gets_no_escape_codes_from_any_command(home_with_history: Home) -> None:
+    environment = {**home_with_history.environment, "TERM_": "dumb"}
+    outputs = in_a_terminal(environment, [make_job(line) for line in LINES], columns=80)
+    for line, raw in zip(LINES, outputs, strict=True):
         assert "\x1b" not in raw, line
 
 
-def test_a_pipe_gets_no_escape_codes_from_any_command(lived_in: Home) -> None:
-    shown = in_pipes(lived_in.environment, [job(line) for line in LINES])
-    for line, done in zip(LINES, shown, strict=True):
-        assert "\x1b" not in done.out + done.err, line
+def test_a_pipe_gets_no_escape_codes_from_any_command(home_with_history: Home) -> None:
+    results = in_pipes(home_with_history.environment, [make_job(line) for line in LINES])
+    for line, result in zip(LINES, results, strict=True):
+        assert "\x1b" not in result.out + result.err, line
 
 
-def test_thoughts_and_a_watched_status_have_none_either(lived_in: Home) -> None:
-    environment = {**lived_in.environment, "TERM_": "dumb"}
-    with terminal(environment, "status", "--watch") as shown:
-        shown.expect("daemon")
-        shown.expect("daemon")
-        shown.interrupt()
-        shown.wait()
-        assert "\x1b" not in shown.raw
-    with terminal(environment, "ask", "raw <think>Hm.</think>Yes.") as shown:
-        shown.expect("Yes.")
-        assert shown.wait() == 0
-        assert "\x1b" not in shown.raw
+def test_thoughts_and_watched_status_have_no_escape_codes(home_with_history: Home) -> None:
+    environment = {**home_with_history.environment, "TERM_": "dumb"}
+    with terminal(environment, "status", "--watch") as session:
+        session.expect("daemon")
+        session.expect("daemon")
+        session.interrupt()
+        session.wait()
+        assert "\x1b" not in session.raw
+    with terminal(environment, "ask", "raw <think>Hm.</think>Yes.") as session:
+        session.expect("Yes.")
+        assert session.wait() == 0
+        assert "\x1b" not in session.raw
 
 
-def test_the_line_about_the_small_pair_comes_once_a_day(
+def test_the_hint_about_the_small_pair_is_daily(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "state" / "hint"

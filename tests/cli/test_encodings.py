@@ -1,4 +1,4 @@
-"""Text that is not UTF-8: named files are refused with the cure, standard input is taken and counted."""
+"""Test text that is not UTF-8: files are refused with a cure, and stdin is accepted with a count."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_standard_input_is_taken_and_replaced_bytes_are_counted(
     assert f"iconv -f latin1 -t utf8 {file} | localspec ask" in run.stderr
 
 
-def test_utf8_is_taken_without_a_word(warm: Home) -> None:
+def test_utf8_causes_no_message(warm: Home) -> None:
     run = warm.run("ask", stdin="say Grüße 漢字 🦙")
     assert (run.stdout, run.stderr) == ("Grüße 漢字 🦙\n", "")
 
@@ -76,10 +76,10 @@ def test_a_file_in_another_encoding_is_never_misread(
     file = tmp_path / "a.txt"
     data = text.encode(encoding)
     file.write_bytes(data)
-    found = refused = ""
+    text_read = refused = ""
     try:
-        found = inputs.read_text(str(file))
+        text_read = inputs.read_text(str(file))
     except UsageError as error:
         refused = error.message
-    # A few texts in Latin-1 are UTF-8 as well, and nothing tells them apart.
-    assert ("iconv" in refused) if refused else found == data.decode("utf-8")
+    # A few texts in Latin-1 are valid UTF-8 too, and cannot be told apart.
+    assert ("iconv" in refused) if refused else text_read == data.decode("utf-8")

@@ -1,4 +1,4 @@
-"""history, config, logs, status --watch, completion, complete; the examples of every help."""
+"""Test history, config, logs, status --watch, completion, complete, and the examples of every help."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tests.support.terminal import ESCAPES, terminal
 # ------------------------------------------------------------------ history
 
 
-def test_history_shows_thoughts_as_a_quotation(warm: Home) -> None:
+def test_history_quotes_thoughts(warm: Home) -> None:
     assert warm.run("ask", "raw <think>Hm.\nSo.</think>Yes.").returncode == 0
-    shown = warm.run("history", "show").stdout
-    assert shown.endswith("## Answer\n\n> Hm.\n> So.\n\nYes.\n\n")
+    output = warm.run("history", "show").stdout
+    assert output.endswith("## Answer\n\n> Hm.\n> So.\n\nYes.\n\n")
     warm.run("history", "rm", "last")
 
 
-def test_history_lists_shows_searches_exports_and_forgets(warm: Home) -> None:
+def test_history_list_show_search_export_and_rm(warm: Home) -> None:
     assert warm.run("history").stdout == ""
     warm.run("ask", "say one")
     warm.run("ask", "say two")
@@ -43,7 +43,7 @@ def test_history_lists_shows_searches_exports_and_forgets(warm: Home) -> None:
     assert "say one" in warm.run("history", "search", "ONE").stdout
     assert json.loads(warm.run("history", "search", "zzz", "--json").stdout) == []
     exported = [json.loads(line) for line in warm.run("history", "export").stdout.splitlines()]
-    assert [each["title"] for each in exported] == ["say one", "say two"]
+    assert [conversation["title"] for conversation in exported] == ["say one", "say two"]
     name = exported[0]["id"]
     assert warm.run("history", "rm", name[:7]).stdout == f"Removed {name}.\n"
     assert warm.run("history", "rm", name).returncode == 1
@@ -52,10 +52,10 @@ def test_history_lists_shows_searches_exports_and_forgets(warm: Home) -> None:
 
 
 def test_an_interrupted_answer_is_marked(warm: Home) -> None:
-    with terminal(warm.environment, "ask", "forever") as shown:
-        shown.expect("1 2")
-        shown.interrupt()
-        assert shown.wait() == 130
+    with terminal(warm.environment, "ask", "forever") as session:
+        session.expect("1 2")
+        session.interrupt()
+        assert session.wait() == 130
     assert warm.run("history", "show", "last").stdout.rstrip().endswith("*(interrupted)*")
 
 
@@ -66,15 +66,15 @@ def test_config_shows_every_value_and_its_origin(home: Home) -> None:
     home.run("config", "set", "parallel", "2")
     home.environment["LOCALSPEC_QUEUE"] = "7"
     file = home.run("config", "path").stdout.strip()
-    shown = json.loads(home.run("config", "show", "--json").stdout)
-    assert shown["parallel"] == {"value": 2, "origin": file}
-    assert shown["queue"] == {"value": 7, "origin": "LOCALSPEC_QUEUE"}
-    assert shown["threads"] == {"value": 0, "origin": "default"}
+    values = json.loads(home.run("config", "show", "--json").stdout)
+    assert values["parallel"] == {"value": 2, "origin": file}
+    assert values["queue"] == {"value": 7, "origin": "LOCALSPEC_QUEUE"}
+    assert values["threads"] == {"value": 0, "origin": "default"}
     assert re.search(rf"parallel +2 +{file}", home.run("config").stdout)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "why"),
+    ("key", "value", "message"),
     [
         ("paralel", "2", "no setting 'paralel' (did you mean 'parallel'?)."),
         ("parallel", "0", "must be between 1 and 64"),
@@ -84,17 +84,20 @@ def test_config_shows_every_value_and_its_origin(home: Home) -> None:
     ],
 )
 def test_a_wrong_value_is_refused_and_nothing_changes(
-    home: Home, key: str, value: str, why: str
+    home: Home, key: str, value: str, message: str
 ) -> None:
     run = home.run("config", "set", key, value)
-    assert (run.returncode, why in run.stderr) == (2, True)
+    assert (run.returncode, message in run.stderr) == (2, True)
     assert not (home.root / "config" / "config.toml").exists()
 
 
-def test_a_pair_is_one_that_is_known(warm: Home, tmp_path: Path) -> None:
-    for wrong, why in (("coder-7", "did you mean coder-7b?"), ("x.gguf", "x.gguf does not exist.")):
-        run = warm.run("config", "set", "pair", wrong, cwd=tmp_path)
-        assert (run.returncode, why in run.stderr) == (2, True)
+def test_the_pair_setting_is_checked_by_the_daemon(warm: Home, tmp_path: Path) -> None:
+    for pair, message in (
+        ("coder-7", "did you mean coder-7b?"),
+        ("x.gguf", "x.gguf does not exist."),
+    ):
+        run = warm.run("config", "set", "pair", pair, cwd=tmp_path)
+        assert (run.returncode, message in run.stderr) == (2, True)
     run = warm.run("config", "set", "pair", "coder-7b")
     assert (run.returncode, "not pulled yet; run: localspec pull coder-7b" in run.stderr) == (
         0,
@@ -102,17 +105,17 @@ def test_a_pair_is_one_that_is_known(warm: Home, tmp_path: Path) -> None:
     )
     (tmp_path / "a.gguf").touch()
     assert warm.run("config", "set", "pair", "a.gguf", cwd=tmp_path).returncode == 0
-    written = tomllib.loads((warm.root / "config" / "config.toml").read_text())
-    assert written["pair"] == str(tmp_path / "a.gguf")
+    config = tomllib.loads((warm.root / "config" / "config.toml").read_text())
+    assert config["pair"] == str(tmp_path / "a.gguf")
     warm.run("config", "set", "pair")
 
 
-def test_a_pair_is_taken_at_its_word_without_a_daemon(home: Home) -> None:
+def test_the_pair_setting_is_not_checked_without_a_daemon(home: Home) -> None:
     assert home.run("config", "set", "pair", "mine").returncode == 0
     assert not home.socket.exists()
 
 
-def test_a_variable_that_comes_first_is_said(home: Home) -> None:
+def test_a_variable_that_overrides_a_setting_is_named(home: Home) -> None:
     home.environment["LOCALSPEC_QUEUE"] = "7"
     assert "LOCALSPEC_QUEUE is set" in home.run("config", "set", "queue", "9").stderr
 
@@ -130,11 +133,11 @@ def test_a_variable_that_comes_first_is_said(home: Home) -> None:
         ("queue = 1\n[table]\npair = 2\n", 'queue = 1\npair = "x"\n\n[table]\npair = 2\n'),
     ],
 )
-def test_a_change_leaves_everything_else(old: str, new: str) -> None:
-    made = settings.changed(old, "pair", "x")
-    assert made.endswith(new)
-    assert tomllib.loads(made)["pair"] == "x"
-    assert "pair" not in tomllib.loads(settings.changed(made, "pair", None))
+def test_a_change_keeps_comments_and_other_settings(old: str, new: str) -> None:
+    changed = settings.changed(old, "pair", "x")
+    assert changed.endswith(new)
+    assert tomllib.loads(changed)["pair"] == "x"
+    assert "pair" not in tomllib.loads(settings.changed(changed, "pair", None))
 
 
 STATEMENTS = [
@@ -158,7 +161,7 @@ STATEMENTS = [
     end=st.sampled_from(["\n", "\r\n"]),
     value=st.sampled_from([None, 7, "text"]),
 )
-def test_any_file_differs_in_what_was_changed(
+def test_a_change_of_any_file_keeps_the_rest(
     statements: list[str], end: str, value: int | str | None
 ) -> None:
     old = "".join(f"{statement}\n" for statement in statements).replace("\n", end)
@@ -171,12 +174,12 @@ def test_any_file_differs_in_what_was_changed(
         expected["queue"] = value
     new = settings.changed(old, "queue", value)
     assert tomllib.loads(new) == expected
-    top = f"\n{old}".partition("\n[")[0]  # a comment below [queue.inner] goes with it
-    left = [line for line in top.splitlines() if "#" in line and "queue" not in line]
-    assert [line for line in left if line not in new.splitlines()] == []
+    top = f"\n{old}".partition("\n[")[0]  # A comment below [queue.inner] is removed with it.
+    comments = [line for line in top.splitlines() if "#" in line and "queue" not in line]
+    assert [line for line in comments if line not in new.splitlines()] == []
 
 
-def test_a_file_too_clever_for_a_change_is_left_alone(home: Home) -> None:
+def test_a_file_that_cannot_be_changed_is_left_alone(home: Home) -> None:
     file = home.root / "config" / "config.toml"
     file.parent.mkdir()
     file.write_text("hello\n[table]\n[queue]\n")
@@ -186,7 +189,7 @@ def test_a_file_too_clever_for_a_change_is_left_alone(home: Home) -> None:
     assert file.read_text() == "hello\n[table]\n[queue]\n"
 
 
-def test_edit_refuses_what_is_wrong(home: Home) -> None:
+def test_edit_refuses_wrong_values(home: Home) -> None:
     editor = home.root / "editor"
     editor.write_text('#!/bin/sh\necho "parallel = $N" > "$1"; touch -d "+2 seconds" "$1"\n')
     editor.chmod(0o755)
@@ -206,65 +209,65 @@ def test_edit_refuses_what_is_wrong(home: Home) -> None:
 def test_logs(warm: Home) -> None:
     assert warm.run("logs", "--path").stdout == f"{warm.log}\n"
     assert "listens on" in warm.run("logs", "-n", "1000").stdout
-    with terminal(warm.environment, "logs", "-f", "-n", "1000") as shown:
-        shown.expect("listens on")
+    with terminal(warm.environment, "logs", "-f", "-n", "1000") as session:
+        session.expect("listens on")
         with warm.log.open("a") as log:
             log.write("a new line\n")
-        shown.expect("a new line")
-        shown.interrupt()
-        assert shown.wait() == 130
+        session.expect("a new line")
+        session.interrupt()
+        assert session.wait() == 130
 
 
 def test_there_is_no_log_before_the_first_start(home: Home) -> None:
     assert "the daemon has never been started" in home.run("logs").stderr
 
 
-def test_status_goes_on_until_ctrl_c(warm: Home) -> None:
-    with terminal(warm.environment, "status", "--watch") as shown:
-        shown.expect("requests")
-        shown.resize(40, 12)
-        shown.expect("requests")
-        before = len(shown.raw)
-        shown.expect("requests")
-        drawn = re.split(r"[\r\n]", shown.raw[before:])
-        assert max(len(ESCAPES.sub("", line)) for line in drawn) <= 40
-        shown.interrupt()
-        assert shown.wait() == 130
+def test_status_watch_runs_until_ctrl_c(warm: Home) -> None:
+    with terminal(warm.environment, "status", "--watch") as session:
+        session.expect("requests")
+        session.resize(40, 12)
+        session.expect("requests")
+        offset = len(session.raw)
+        session.expect("requests")
+        lines = re.split(r"[\r\n]", session.raw[offset:])
+        assert max(len(ESCAPES.sub("", line)) for line in lines) <= 40
+        session.interrupt()
+        assert session.wait() == 130
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_is_what_the_shell_understands(home: Home, shell: str) -> None:
+def test_the_completion_script_is_valid(home: Home, shell: str) -> None:
     source = home.run("completion", shell).stdout
     assert "_LOCALSPEC_COMPLETE" in source
     if shell == "bash":
         assert subprocess.run(["bash", "-n"], input=source, text=True).returncode == 0
-    assert offered(home, "hist") == ["plain,history"]
+    assert list_completions(home, "hist") == ["plain,history"]
 
 
-def offered(home: Home, *words: str) -> list[str]:
-    """What bash is told when the last of `words` is to be completed."""
-    typed = {"COMP_WORDS": " ".join(("localspec", *words)), "COMP_CWORD": str(len(words))}
-    environment = {**home.environment, "_LOCALSPEC_COMPLETE": "bash_complete", **typed}
+def list_completions(home: Home, *words: str) -> list[str]:
+    """Return the completions that bash receives for the last of `words`."""
+    variables = {"COMP_WORDS": " ".join(("localspec", *words)), "COMP_CWORD": str(len(words))}
+    environment = {**home.environment, "_LOCALSPEC_COMPLETE": "bash_complete", **variables}
     return subprocess.run(
         [sys.executable, "-m", "localspec"], env=environment, capture_output=True, text=True
     ).stdout.split()
 
 
-def test_a_shell_is_told_pairs_templates_and_conversations(warm: Home) -> None:
+def test_pairs_templates_and_conversations_are_completed(warm: Home) -> None:
     name = json.loads(warm.run("ask", "--json", "say hi").stdout)["localspec"]["conversation"]
     warm.run("ask", "--save", "excerpt", "Summarize $input")
-    assert offered(warm, "ask", "-m", "bui") == ["plain,builtin"]
-    assert offered(warm, "chat", "-m", "bui") == ["plain,builtin"]
-    assert "plain,coder-7b" in offered(warm, "pull", "coder-7")
-    assert offered(warm, "ask", "-t", "ex") == ["plain,excerpt", "plain,explain"]
-    assert f"plain,{name}" in offered(warm, "history", "show", name[:6])
-    assert offered(warm, "ask", "--cid", "las") == ["plain,last"]
-    assert offered(warm, "config", "set", "wat") == ["plain,watchdog"]
-    assert offered(warm, "ask", "-f", "READ") == ["file,READ"]
+    assert list_completions(warm, "ask", "-m", "bui") == ["plain,builtin"]
+    assert list_completions(warm, "chat", "-m", "bui") == ["plain,builtin"]
+    assert "plain,coder-7b" in list_completions(warm, "pull", "coder-7")
+    assert list_completions(warm, "ask", "-t", "ex") == ["plain,excerpt", "plain,explain"]
+    assert f"plain,{name}" in list_completions(warm, "history", "show", name[:6])
+    assert list_completions(warm, "ask", "--cid", "las") == ["plain,last"]
+    assert list_completions(warm, "config", "set", "wat") == ["plain,watchdog"]
+    assert list_completions(warm, "ask", "-f", "READ") == ["file,READ"]
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--save", "fix"], "There is nothing to save; for example: localspec ask --save fix"),
         (["-t", "none", "hi"], "There is no template 'none'; there are broken, cmd, cmd-explain, "),
@@ -273,22 +276,22 @@ def test_a_shell_is_told_pairs_templates_and_conversations(warm: Home) -> None:
         (["-t", "broken", "hi"], "broken.toml, line 1: "),
     ],
 )
-def test_a_template_that_cannot_be_used_is_named(home: Home, words: list[str], says: str) -> None:
+def test_a_template_that_cannot_be_used_is_named(
+    home: Home, words: list[str], message: str
+) -> None:
     assert home.run("ask", "--save", "short", "--system", "Be short.").returncode == 0
-    [made] = home.root.rglob("short.toml")
-    made.with_name("broken.toml").write_bytes(b'system = "\xff"')
+    [template] = home.root.rglob("short.toml")
+    template.with_name("broken.toml").write_bytes(b'system = "\xff"')
     run = home.run("ask", *words)
     assert (run.returncode, run.stdout) == (2, "")
-    assert says in run.stderr
+    assert message in run.stderr
     assert not home.socket.exists()
 
 
 @pytest.mark.parametrize("name", templates.BUILTIN)
-def test_a_template_that_comes_with_localspec_is_whole_and_a_file_overrides_it(
-    warm: Home, name: str
-) -> None:
-    its = templates.parameters(templates.parse(templates.BUILTIN[name].encode(), name))
-    values = [word for each in its for word in ("-p", f"{each}=Linux")]
+def test_a_builtin_template_works_and_a_file_overrides_it(warm: Home, name: str) -> None:
+    parameters = templates.parameters(templates.parse(templates.BUILTIN[name].encode(), name))
+    values = [word for parameter in parameters for word in ("-p", f"{parameter}=Linux")]
     assert "$(x)" in warm.run("ask", "-t", name, *values, "$(x)").stdout.splitlines()
     file = warm.root / "config" / "templates" / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -297,36 +300,36 @@ def test_a_template_that_comes_with_localspec_is_whole_and_a_file_overrides_it(
     file.unlink()
 
 
-def test_completing_starts_no_daemon_and_fails_never(home: Home) -> None:
-    assert offered(home, "ask", "-m", "bui") == []
+def test_completing_starts_no_daemon_and_never_fails(home: Home) -> None:
+    assert list_completions(home, "ask", "-m", "bui") == []
     assert not home.socket.exists()
 
 
 @pytest.mark.parametrize(
-    ("column", "line", "after"), [(":7", "!echo ", "b\nend\n"), ("", "!echo b", "\nend\n")]
+    ("column", "line", "suffix"), [(":7", "!echo ", "b\nend\n"), ("", "!echo b", "\nend\n")]
 )
-def test_complete_asks_as_an_editor_does(
-    warm: Home, tmp_path: Path, column: str, line: str, after: str
+def test_complete_sends_the_request_of_an_editor(
+    warm: Home, tmp_path: Path, column: str, line: str, suffix: str
 ) -> None:
     (tmp_path / "a.py").write_text("one\n!echo b\nend\n")
-    sent = json.loads(warm.run("complete", f"a.py:2{column}", "-n", "9", cwd=tmp_path).stdout)
-    prompt = sent["prompt"]
-    assert (prompt["prefix"], prompt["prompt"], prompt["suffix"]) == ("one\n", line, after)
-    assert (sent["priority"], sent["max_tokens"]) == ("editor", 9)
-    assert sent["sampling"]["temperature"] == 0
+    request = json.loads(warm.run("complete", f"a.py:2{column}", "-n", "9", cwd=tmp_path).stdout)
+    prompt = request["prompt"]
+    assert (prompt["prefix"], prompt["prompt"], prompt["suffix"]) == ("one\n", line, suffix)
+    assert (request["priority"], request["max_tokens"]) == ("editor", 9)
+    assert request["sampling"]["temperature"] == 0
 
 
-def test_complete_with_a_pair_that_is_not_there_is_refused(warm: Home, tmp_path: Path) -> None:
+def test_complete_with_an_unknown_pair_is_refused(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("one\n")
     run = warm.run("complete", "a.py:1", "-m", "nope", cwd=tmp_path)
     assert (run.returncode, run.stdout) == (1, "")
     assert "There is no pair 'nope'" in run.stderr
-    shown = warm.run("complete", "a.py:1", "-u", cwd=tmp_path)
-    assert (shown.stdout, "token" in shown.stderr) == ("|\n", True)
+    result = warm.run("complete", "a.py:1", "-u", cwd=tmp_path)
+    assert (result.stdout, "token" in result.stderr) == ("|\n", True)
 
 
 @pytest.mark.parametrize(
-    ("place", "why"),
+    ("place", "message"),
     [
         ("a.py", "'a.py' is not FILE:LINE[:COL]"),
         ("a.py:9", "a.py has no line 9; it has 1 lines."),
@@ -334,69 +337,71 @@ def test_complete_with_a_pair_that_is_not_there_is_refused(warm: Home, tmp_path:
         ("b.py:1", "b.py cannot be read"),
     ],
 )
-def test_a_place_that_is_none(warm: Home, tmp_path: Path, place: str, why: str) -> None:
+def test_complete_refuses_a_wrong_position(
+    warm: Home, tmp_path: Path, place: str, message: str
+) -> None:
     (tmp_path / "a.py").write_text("one\n")
     run = warm.run("complete", place, cwd=tmp_path)
-    assert (run.returncode, why in run.stderr) == (2, True)
+    assert (run.returncode, message in run.stderr) == (2, True)
 
 
 # ------------------------------------------------------------------ help
 
 
-def every_command() -> list[tuple[str, ...]]:
-    found: list[tuple[str, ...]] = [()]
+def list_commands() -> list[tuple[str, ...]]:
+    paths: list[tuple[str, ...]] = [()]
     context = click.Context(app)
     for name in COMMANDS:
-        found.append((name,))
+        paths.append((name,))
         command = app.get_command(context, name)
         if isinstance(command, click.Group):
-            found += [(name, inner) for inner in command.commands]
-    return found
+            paths += [(name, inner) for inner in command.commands]
+    return paths
 
 
-@pytest.mark.parametrize("path", every_command(), ids=" ".join)
+@pytest.mark.parametrize("path", list_commands(), ids=" ".join)
 def test_every_help_has_an_example_that_parses(path: tuple[str, ...]) -> None:
-    shown = help_of(path)
-    assert "Example" in shown, f"localspec {' '.join(path)} --help has no example"
-    examples = shown.split("Example")[-1].split(":", 1)[1]
+    page = render_help(path)
+    assert "Example" in page, f"localspec {' '.join(path)} --help has no example"
+    examples = page.split("Example")[-1].split(":", 1)[1]
     lines = [line for line in examples.splitlines() if "localspec " in line]
     assert lines
     for line in lines:
-        assert parses(line), line
+        assert is_valid_command_line(line), line
 
 
-def help_of(path: tuple[str, ...]) -> str:
+def render_help(path: tuple[str, ...]) -> str:
     context = click.Context(app, info_name="localspec")
     command: click.Command = app
     for name in path:
         assert isinstance(command, click.Group)
-        found = command.get_command(context, name)
-        assert found is not None
-        command, context = found, click.Context(found, parent=context, info_name=name)
+        subcommand = command.get_command(context, name)
+        assert subcommand is not None
+        command, context = subcommand, click.Context(subcommand, parent=context, info_name=name)
     return command.get_help(context)
 
 
-def invocations(line: str) -> Iterator[list[str]]:
-    """The arguments of every `localspec` in a line of shell."""
+def split_invocations(line: str) -> Iterator[list[str]]:
+    """Yield the arguments of every `localspec` in a line of shell."""
     inner = re.findall(r"\$\((localspec [^)]*)\)", line)
     plain = re.sub(r"\$\(localspec [^)]*\)", "X", line)
     for part in [*inner, *re.split(r"\||&&|;", plain)]:
         words = shlex.split(part, comments=True)
         if "localspec" in words:
-            after = words[words.index("localspec") + 1 :]
-            yield after[: after.index(">")] if ">" in after else after
+            arguments = words[words.index("localspec") + 1 :]
+            yield arguments[: arguments.index(">")] if ">" in arguments else arguments
 
 
-def parses(line: str) -> bool:
-    """Whether every `localspec` in it is a command line that click takes; nothing is run."""
-    for arguments in invocations(line):
+def is_valid_command_line(line: str) -> bool:
+    """Return whether click accepts every `localspec` command in a line, without running it."""
+    for arguments in split_invocations(line):
         context = click.Context(app, info_name="localspec")
         command: click.Command = app
         while isinstance(command, click.Group) and arguments and not arguments[0].startswith("-"):
-            found = command.get_command(context, arguments[0])
-            if found is None:
+            subcommand = command.get_command(context, arguments[0])
+            if subcommand is None:
                 return False
-            command, arguments = found, arguments[1:]
+            command, arguments = subcommand, arguments[1:]
         if arguments in (["--help"], ["--version"]):
             continue
         try:
@@ -408,7 +413,7 @@ def parses(line: str) -> bool:
     return True
 
 
-def test_a_mistake_of_ours_is_one_line_without_debug(home: Home) -> None:
+def test_an_internal_error_is_one_line_without_debug(home: Home) -> None:
     code = (
         "import sys\nfrom localspec import cli\nfrom localspec.cli import app\n"
         "app.run = lambda arguments: 1 // 0\nsys.exit(cli.main(sys.argv[1:]))"

@@ -1,4 +1,4 @@
-"""No character that commands a terminal reaches one, from wherever it comes and by which command."""
+"""Test that no control character reaches a terminal, whatever its source and whichever the command."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from tests.support.terminal import terminal
 BIDI = {0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 
 
-def harmful(code: int) -> bool:
+def is_harmful(code: int) -> bool:
     return unicodedata.category(chr(code)) in ("Cc", "Zl", "Zp") or code in BIDI
 
 
-# Each between two signs that nothing of ours writes, so that one that gets through is seen.
-BAD = [chr(code) for code in range(0x110000) if harmful(code) and chr(code) not in "\n\t"]
+# Each character is put between two marks that localspec never prints, so that leaks are found.
+BAD = [chr(code) for code in range(0x110000) if is_harmful(code) and chr(code) not in "\n\t"]
 POISON = "".join(f"❮{char}❯" for char in BAD)
 _ANY = "|".join(map(re.escape, BAD))
 _THROUGH = re.compile(f"❮(?:{_ANY})|(?:{_ANY})❯")
 
 
-def through(shown: str) -> list[str]:
-    """What got through; a terminal's own line ends, and moves to a line's begin, are no harm."""
-    return _THROUGH.findall(shown.replace("\r\n", "\n").replace("\r\x1b[", "\x1b["))
+def find_unescaped(output: str) -> list[str]:
+    """Return the control characters that were not replaced; a terminal's own line ends are harmless."""
+    return _THROUGH.findall(output.replace("\r\n", "\n").replace("\r\x1b[", "\x1b["))
 
 
-def test_every_character_of_unicode_is_itself_or_seen() -> None:
+def test_harmful_characters_are_replaced_by_visible_ones() -> None:
     for code in range(0x110000):
         char = chr(code)
-        shown = replace_control_characters(char)
-        if harmful(code) and char not in "\n\t":
-            assert len(shown) == 1
-            assert not harmful(ord(shown))
+        replaced = replace_control_characters(char)
+        if is_harmful(code) and char not in "\n\t":
+            assert len(replaced) == 1
+            assert not is_harmful(ord(replaced))
         else:
-            assert shown == char
+            assert replaced == char
     assert replace_control_characters("a\n\tb") == "a\n\tb"
     assert replace_control_characters("a\n\tb\x1b[2J", lines=False) == "a␊␉b␛[2J"
 
 
 # ---------------------------------------------------------------------------- a hostile daemon
 
-KEPT = {
+UNPOISONED_KEYS = {
     "state",
     "role",
     "object",
@@ -71,19 +71,19 @@ KEPT = {
 }
 
 
-def poisoned(value: Any, key: str = "") -> Any:
-    """`value` with the poison in every text that is not a word of the protocol."""
+def poison(value: Any, key: str = "") -> Any:
+    """Return `value` with the poison in every text that is not a word of the protocol."""
     if isinstance(value, dict):
-        return {name: poisoned(each, name) for name, each in value.items()}
+        return {name: poison(item, name) for name, item in value.items()}
     if isinstance(value, list):
-        return [poisoned(each, key) for each in value]
-    if isinstance(value, str) and key not in KEPT:
+        return [poison(item, key) for item in value]
+    if isinstance(value, str) and key not in UNPOISONED_KEYS:
         return f"{value}{POISON} &#8238;&#12;"
     return value
 
 
-class Hostile(BaseHTTPRequestHandler):
-    """Hands requests on to a real daemon, and back with poison; or refuses them with it."""
+class HostileHandler(BaseHTTPRequestHandler):
+    """Forwards requests to a real daemon and poisons the responses, or refuses them with poison."""
 
     server: HostileServer
     protocol_version = "HTTP/1.1"
@@ -92,7 +92,7 @@ class Hostile(BaseHTTPRequestHandler):
         return "unix"
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def _serve(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -109,23 +109,23 @@ class Hostile(BaseHTTPRequestHandler):
         try:
             connection.request(self.command, self.path, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            kind, data = answer.headers["Content-Type"], answer.read()
+            content_type, data = answer.headers["Content-Type"], answer.read()
         finally:
             connection.close()
-        if "event-stream" in kind:
-            events = [each.removeprefix(b"data: ") for each in data.split(b"\n\n") if each]
+        if "event-stream" in content_type:
+            events = [event.removeprefix(b"data: ") for event in data.split(b"\n\n") if event]
             data = b"".join(
-                b"data: %s\n\n" % (each if each == b"[DONE]" else self._poisoned(each))
-                for each in events
+                b"data: %s\n\n" % (event if event == b"[DONE]" else self._poisoned(event))
+                for event in events
             )
         else:
             data = self._poisoned(data)
-        self._send(answer.status, kind, data)
+        self._send(answer.status, content_type, data)
 
     do_GET = do_POST = do_DELETE = _serve  # noqa: N815
 
     def _poisoned(self, data: bytes) -> bytes:
-        return json.dumps(poisoned(json.loads(data))).encode()
+        return json.dumps(poison(json.loads(data))).encode()
 
     def _send(self, status: int, kind: str, data: bytes) -> None:
         self.send_response(status)
@@ -141,12 +141,12 @@ class HostileServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     refuses = False
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has enough is no news."""
+        """Ignore clients that disconnect early."""
 
 
 @pytest.fixture(scope="module")
 def hostile() -> Iterator[tuple[Home, HostileServer]]:
-    """A home with poison in its own name, its log, and all that its daemon says."""
+    """Yield a home with poison in its path, its log and every response of its daemon."""
     with scripted_home() as real, temporary_home() as outer:
         real.chat("say hello", localspec={"conversation": "new"})
         root = outer.root / "❮\x1b❯❮\x9b❯"
@@ -159,7 +159,7 @@ def hostile() -> Iterator[tuple[Home, HostileServer]]:
         for name, prompt in (("good", '"❮\\u001b❯ $input"'), ("bad❮\x1b❯", "❮\x1b❯")):
             file = root / "config" / "templates" / f"{name}.toml"
             file.write_text(f"prompt = {prompt}\n")
-        with HostileServer(str(home.socket), Hostile) as server:
+        with HostileServer(str(home.socket), HostileHandler) as server:
             server.real = real.socket
             thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
             thread.start()
@@ -168,10 +168,10 @@ def hostile() -> Iterator[tuple[Home, HostileServer]]:
             thread.join()
 
 
-# What is typed after each command so that it comes to print something.
+# Arguments for each command that make it print something.
 ARGUMENTS: dict[str, list[str]] = {
     "ask": ["", "--plain", "--show-draft", "-u", "--no-stream", "--json", "-x", "-m ❮\x1b❯"],
-    "chat": [],  # below, with somebody who types
+    "chat": [],  # A separate test types into a chat.
     "run": ["missing❮\x1b❯ hello"],
     "help": ["", "ask", "❮\x1b❯"],
     "list": ["", "--all", "--json"],
@@ -231,8 +231,8 @@ ARGUMENTS: dict[str, list[str]] = {
     "logs": ["", "--path"],
     "status": ["", "-v", "--json"],
     "use": ["", "❮\x1b❯"],
-    "restart": [],  # as stop
-    "stop": [],  # ends by waiting for a lock; what it prints is ours alone
+    "restart": [],  # It is like stop.
+    "stop": [],  # It waits for a lock at the end and prints only its own texts.
     "doctor": ["", "--json"],
     "rpc-worker": ["--ssh ❮\x1b❯", "--listen-insecure ❮\x1b❯"],
     "token": ["", "--json"],
@@ -240,8 +240,8 @@ ARGUMENTS: dict[str, list[str]] = {
 }
 
 
-def commands(group: click.Command, *names: str) -> Iterator[str]:
-    """Every command that can be run, from the program itself."""
+def list_commands(group: click.Command, *names: str) -> Iterator[str]:
+    """Yield every command of the program."""
     if not isinstance(group, click.Group):
         yield " ".join(names)
         return
@@ -249,42 +249,46 @@ def commands(group: click.Command, *names: str) -> Iterator[str]:
         yield " ".join(names)
     context = click.Context(group)
     for name in group.list_commands(context):
-        found = group.get_command(context, name)
-        assert found is not None
-        yield from commands(found, *names, name)
+        command = group.get_command(context, name)
+        assert command is not None
+        yield from list_commands(command, *names, name)
 
 
-def test_no_command_is_forgotten_here() -> None:
-    assert set(commands(app)) == set(ARGUMENTS)
+def test_every_command_has_arguments_for_these_tests() -> None:
+    assert set(list_commands(app)) == set(ARGUMENTS)
 
 
-LINES = [f"{name} {more}".strip() for name, each in ARGUMENTS.items() for more in each]
+LINES = [f"{name} {more}".strip() for name, variants in ARGUMENTS.items() for more in variants]
 
 
-def job(line: str) -> Job:
+def make_job(line: str) -> Job:
     return [*shlex.split(line), *(["say", "hello"] if line.startswith("ask") else [])], {}
 
 
 @pytest.mark.parametrize("refuses", [False, True])
-def test_no_command_lets_a_terminal_be_commanded(
+def test_commands_send_no_control_characters_to_a_terminal(
     hostile: tuple[Home, HostileServer], refuses: bool
 ) -> None:
     home, server = hostile
     server.refuses = refuses
     home.environment["EDITOR"] = "true"
-    lines = [f"{name} {each[0]}" for name, each in ARGUMENTS.items() if each] if refuses else LINES
-    shown = in_a_terminal(home.environment, [job(line) for line in lines], columns=4000)
-    for line, each in zip(lines, shown, strict=True):
-        assert not through(each), line
-        assert "Traceback" not in each
-    # The poison came along, and was seen.
-    assert sum("❮␛❯" in each for each in shown) > len(lines) // 2
+    lines = (
+        [f"{name} {output[0]}" for name, output in ARGUMENTS.items() if output]
+        if refuses
+        else LINES
+    )
+    outputs = in_a_terminal(home.environment, [make_job(line) for line in lines], columns=4000)
+    for line, output in zip(lines, outputs, strict=True):
+        assert not find_unescaped(output), line
+        assert "Traceback" not in output
+    # The poison arrived and was replaced.
+    assert sum("❮␛❯" in output for output in outputs) > len(lines) // 2
 
 
-def test_a_chat_lets_nothing_through(hostile: tuple[Home, HostileServer]) -> None:
+def test_a_chat_sends_no_control_characters(hostile: tuple[Home, HostileServer]) -> None:
     home, server = hostile
     server.refuses = False
-    with terminal(home.environment, "chat", columns=400) as shown:
+    with terminal(home.environment, "chat", columns=400) as session:
         for typed, answer in (
             ("say hello", "hello❮"),
             ("/pair", "builtin"),
@@ -293,41 +297,41 @@ def test_a_chat_lets_nothing_through(hostile: tuple[Home, HostileServer]) -> Non
             ("/nothing", "Unknown command"),
             ("/file /nowhere", "cannot be read"),
         ):
-            shown.expect("›")
-            shown.send(f"{typed}\r")
-            shown.expect(answer)
-        shown.expect("›")
-        shown.send("/pair \t\t")
-        shown.send("\x03\x04")
-        shown.wait()
-    assert "❮␛❯" in shown.raw
-    assert not through(shown.raw)
+            session.expect("›")
+            session.send(f"{typed}\r")
+            session.expect(answer)
+        session.expect("›")
+        session.send("/pair \t\t")
+        session.send("\x03\x04")
+        session.wait()
+    assert "❮␛❯" in session.raw
+    assert not find_unescaped(session.raw)
 
 
-def test_in_a_pipe_an_answer_is_what_was_written_and_all_else_is_harmless(
+def test_in_a_pipe_only_the_answer_is_unchanged(
     hostile: tuple[Home, HostileServer],
 ) -> None:
     home, server = hostile
     server.refuses = False
     home.environment["EDITOR"] = "true"
-    done = in_pipes(home.environment, [job(line) for line in LINES])
-    for line, (code, out, err) in zip(LINES, done, strict=True):
-        assert not through(err), line
+    results = in_pipes(home.environment, [make_job(line) for line in LINES])
+    for line, (code, stdout, stderr) in zip(LINES, results, strict=True):
+        assert not find_unescaped(stderr), line
         command = line.split()[0]
         answers = command in ("ask", "complete", "explain") or line in (
             "history show",
             "history show last",
         )
         if "--json" in line:
-            if "❮" in out:
-                assert "❮\x1b❯" in json.dumps(json.loads(out), ensure_ascii=False).replace(
+            if "❮" in stdout:
+                assert "❮\x1b❯" in json.dumps(json.loads(stdout), ensure_ascii=False).replace(
                     "\\u001b", "\x1b"
                 )
-            assert not through(out)
+            assert not find_unescaped(stdout)
         elif answers and code == 0:
-            assert POISON in out
+            assert POISON in stdout
         elif "path" not in line:
-            assert not through(out), line
+            assert not find_unescaped(stdout), line
 
 
 def test_completion_offers_nothing_harmful(hostile: tuple[Home, HostileServer]) -> None:
@@ -345,29 +349,31 @@ def test_completion_offers_nothing_harmful(hostile: tuple[Home, HostileServer]) 
         for shell in ("bash", "zsh", "fish")
         for line in ("localspec history show ", "localspec show ", "localspec ask -m ")
     ]
-    done = in_pipes(home.environment, jobs)
-    for (_, asked), each in zip(jobs, done, strict=True):
-        assert not through(each.out + each.err)
-        # A title is told beside what is typed, but by bash; a name with poison nobody could type.
-        titles = "history" in asked["COMP_WORDS"] and "bash" not in asked["_LOCALSPEC_COMPLETE"]
-        assert ("❮␛❯" in each.out) == titles
+    results = in_pipes(home.environment, jobs)
+    for (_, variables), result in zip(jobs, results, strict=True):
+        assert not find_unescaped(result.out + result.err)
+        # Only bash shows no title beside a completion; a name with poison could not be typed.
+        titles = (
+            "history" in variables["COMP_WORDS"] and "bash" not in variables["_LOCALSPEC_COMPLETE"]
+        )
+        assert ("❮␛❯" in result.out) == titles
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_markdown_in_pieces(capsys: pytest.CaptureFixture[str], size: int) -> None:
-    """Also where Markdown itself has names for them."""
+    """Control characters are replaced even where Markdown has entities for them."""
     text = (
         f"# A {POISON[:200]}\n\n- `{POISON}`\n\n```\n{POISON}\n```\n\n&#8238;x&#x2066; [a](b)\n\n"
     )
     printer = MarkdownPrinter()
-    for at in range(0, len(text), size):
-        printer.text(text[at : at + size], [])
+    for position in range(0, len(text), size):
+        printer.text(text[position : position + size], [])
     printer.close()
-    shown = re.sub(r"\x1b\[[0-9;]*[mAJ]|\r(?=\x1b)", "", capsys.readouterr().out)
-    assert not [char for char in shown if harmful(ord(char)) and char not in "\n\t"]
+    output = re.sub(r"\x1b\[[0-9;]*[mAJ]|\r(?=\x1b)", "", capsys.readouterr().out)
+    assert not [char for char in output if is_harmful(ord(char)) and char not in "\n\t"]
 
 
-def test_a_mistake_of_ours_is_harmless_too(
+def test_internal_errors_contain_no_control_characters(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from localspec import cli
@@ -381,4 +387,4 @@ def test_a_mistake_of_ours_is_harmless_too(
     monkeypatch.setattr(cli, "_dispatch", fail(POISON))
     for arguments in (["status"], ["--debug", "status"]):
         assert cli.main(arguments) == 1
-        assert not through(capsys.readouterr().err)
+        assert not find_unescaped(capsys.readouterr().err)

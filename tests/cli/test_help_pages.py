@@ -1,4 +1,4 @@
-"""`localspec help TOPIC` shows the pages of the documentation, and `--search` finds text in them."""
+"""Test `localspec help TOPIC`, which shows pages of the documentation, and its `--search`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.terminal import terminal
 @pytest.mark.parametrize(
     ("words", "topic"),
     [
-        ("pairs", "pairs"),  # the synonym of a command, too
+        ("pairs", "pairs"),  # This is also a synonym of a command.
         ("editors/vim", "editors/vim"),
         ("editors vim", "editors/vim"),
         ("vim", "editors/vim"),
@@ -27,9 +27,9 @@ from tests.support.terminal import terminal
         ("changelog", "changelog"),
     ],
 )
-def test_a_pipe_gets_a_page_as_it_was_written(home: Home, words: str, topic: str) -> None:
-    done = home.run("help", *words.split())
-    assert (done.returncode, done.stdout) == (0, topics.source(topic)), done.stderr
+def test_a_pipe_gets_the_source_of_a_page(home: Home, words: str, topic: str) -> None:
+    result = home.run("help", *words.split())
+    assert (result.returncode, result.stdout) == (0, topics.source(topic)), result.stderr
 
 
 def test_commands_come_before_pages_and_pages_before_synonyms(home: Home) -> None:
@@ -40,7 +40,7 @@ def test_commands_come_before_pages_and_pages_before_synonyms(home: Home) -> Non
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"),
+    ("word", "suggestion"),
     [
         ("quickstrat", "did you mean quickstart?"),
         ("configuraton", "configuration"),
@@ -50,33 +50,33 @@ def test_commands_come_before_pages_and_pages_before_synonyms(home: Home) -> Non
         ("xyzzy", "To search the pages: localspec help --search TEXT"),
     ],
 )
-def test_an_unknown_topic_names_what_is_near(home: Home, word: str, meant: str) -> None:
-    done = home.run("help", word)
-    assert done.returncode == 2
-    assert f"No command or page '{word}'" in done.stderr
-    assert meant in done.stderr
+def test_an_unknown_topic_suggests_a_similar_one(home: Home, word: str, suggestion: str) -> None:
+    result = home.run("help", word)
+    assert result.returncode == 2
+    assert f"No command or page '{word}'" in result.stderr
+    assert suggestion in result.stderr
 
 
 def test_a_search_prints_page_heading_and_line(home: Home) -> None:
-    done = home.run("help", "--search", "HTTPS_proxy")
-    assert done.returncode == 0
-    assert done.stdout.startswith("pairs: Pull from the hub\n  ")
-    assert "HTTPS_PROXY" in done.stdout.splitlines()[1]
-    nothing = home.run("help", "--search", "no page has this")
-    assert (nothing.returncode, nothing.stdout) == (1, "")
-    assert "No page contains 'no page has this'." in nothing.stderr
+    result = home.run("help", "--search", "HTTPS_proxy")
+    assert result.returncode == 0
+    assert result.stdout.startswith("pairs: Pull from the hub\n  ")
+    assert "HTTPS_PROXY" in result.stdout.splitlines()[1]
+    no_match = home.run("help", "--search", "no page has this")
+    assert (no_match.returncode, no_match.stdout) == (1, "")
+    assert "No page contains 'no page has this'." in no_match.stderr
     assert home.run("help", "ask", "--search", "x").returncode == 2
 
 
 def test_help_lists_the_pages(home: Home) -> None:
-    shown = home.run("help").stdout
+    session = home.run("help").stdout
     for entries in topics.groups().values():
         assert entries
         for topic, _ in entries:
-            assert f"    {topic} " in shown
+            assert f"    {topic} " in session
 
 
-def test_a_heading_within_code_is_no_heading() -> None:
+def test_a_comment_within_code_is_not_a_heading() -> None:
     headings = {match.heading for match in topics.search("localspec")}
     assert "localspec ask" in headings
     assert not {heading for heading in headings if heading.startswith("in ~/")}
@@ -97,11 +97,11 @@ def test_rows_fit_the_terminal_and_lose_no_word(topic: str, columns: int) -> Non
 
 
 def test_links_to_pages_are_shown_as_commands() -> None:
-    shown = topics.with_commands("quickstart")
-    assert "The page asking (`localspec help asking`)" not in shown
-    assert "The page asking has all the ways to ask" in shown
-    assert "at the shell prompt (`localspec help shell`)" in shown
-    assert "](" not in shown
+    session = topics.with_commands("quickstart")
+    assert "The page asking (`localspec help asking`)" not in session
+    assert "The page asking has all the ways to ask" in session
+    assert "at the shell prompt (`localspec help shell`)" in session
+    assert "](" not in session
     assert "gptel (https://github.com/karthink/gptel)" in topics.with_commands("editors/emacs")
 
 
@@ -110,39 +110,39 @@ def test_links_to_pages_are_shown_as_commands() -> None:
 
 def test_a_short_page_is_drawn_on_the_terminal(home: Home) -> None:
     environment = {**home.environment, "PAGER": "false"}
-    with terminal(environment, "help", "vscode", lines=60) as shown:
-        shown.expect("llama-vscode.endpoint")
-        assert shown.wait() == 0
-        assert "# VS Code" not in shown.text
-        assert "\x1b[1" in shown.raw
+    with terminal(environment, "help", "vscode", lines=60) as session:
+        session.expect("llama-vscode.endpoint")
+        assert session.wait() == 0
+        assert "# VS Code" not in session.text
+        assert "\x1b[1" in session.raw
 
 
 def test_a_long_page_goes_through_the_pager(home: Home, tmp_path: Path) -> None:
     copy = tmp_path / "paged"
     environment = {**home.environment, "PAGER": f"cat > {shlex.quote(str(copy))}; echo $LESS >&2"}
-    with terminal(environment, "help", "pairs", lines=24) as shown:
-        shown.expect("FRX")
-        assert shown.wait() == 0
-        assert "Pull from the hub" not in shown.text
+    with terminal(environment, "help", "pairs", lines=24) as session:
+        session.expect("FRX")
+        assert session.wait() == 0
+        assert "Pull from the hub" not in session.text
     assert "Pull from the hub" in copy.read_text()
 
 
 @pytest.mark.parametrize("pager", ["", "cat", "no-such-program-zq"])
 def test_without_a_pager_the_page_is_printed(home: Home, pager: str) -> None:
-    with terminal({**home.environment, "PAGER": pager}, "help", "pairs", lines=24) as shown:
-        shown.expect("Several pairs in memory")
-        assert shown.wait() == 0
+    with terminal({**home.environment, "PAGER": pager}, "help", "pairs", lines=24) as session:
+        session.expect("Several pairs in memory")
+        assert session.wait() == 0
 
 
 def test_a_pager_that_leaves_early_is_no_error(home: Home) -> None:
-    with terminal({**home.environment, "PAGER": "head -1"}, "help", "facts", lines=24) as shown:
-        shown.expect("Measured facts")
-        assert shown.wait() == 0
-        assert "Traceback" not in shown.text
+    with terminal({**home.environment, "PAGER": "head -1"}, "help", "facts", lines=24) as session:
+        session.expect("Measured facts")
+        assert session.wait() == 0
+        assert "Traceback" not in session.text
 
 
 def test_a_dumb_terminal_gets_no_escape_codes(home: Home) -> None:
-    with terminal({**home.environment, "TERM_": "dumb"}, "help", "vscode") as shown:
-        shown.expect("# VS Code")
-        assert shown.wait() == 0
-        assert "\x1b" not in shown.raw
+    with terminal({**home.environment, "TERM_": "dumb"}, "help", "vscode") as session:
+        session.expect("# VS Code")
+        assert session.wait() == 0
+        assert "\x1b" not in session.raw

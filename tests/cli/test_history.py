@@ -1,4 +1,4 @@
-"""`localspec history`, and what `ask` and `chat` keep for it."""
+"""Test `localspec history` and what `ask` and `chat` store in it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from tests.support.terminal import terminal
 
 
 @pytest.fixture(autouse=True)
-def empty(request: pytest.FixtureRequest) -> Iterator[None]:
+def empty_history(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "warm" in request.fixturenames:
         request.getfixturevalue("warm").run("history", "rm", "--all")
 
 
-def titles(home: Home) -> list[str]:
-    return [each["title"] for each in json.loads(home.run("history", "--json").stdout)]
+def list_titles(home: Home) -> list[str]:
+    return [
+        conversation["title"] for conversation in json.loads(home.run("history", "--json").stdout)
+    ]
 
 
 def test_titles_come_from_the_words(warm: Home, tmp_path: Path) -> None:
@@ -34,28 +36,28 @@ def test_titles_come_from_the_words(warm: Home, tmp_path: Path) -> None:
     warm.run("ask", "-f", "a.py", "what", "is it?", cwd=tmp_path)
     warm.run("ask", "-f", "a.py", cwd=tmp_path)
     warm.run("ask", stdin=diff)
-    assert titles(warm) == ["Piped text", "a.py", "what is it?", "review this"]
+    assert list_titles(warm) == ["Piped text", "a.py", "what is it?", "review this"]
     for line, name in (("ask < a.py", "a.py"), ("cmd 'say ls'", "cmd: say ls")):
         shell = f"{sys.executable} -m localspec {line}"
         subprocess.run(["sh", "-c", shell], env=warm.environment, cwd=tmp_path)
-        assert titles(warm)[0] == name
+        assert list_titles(warm)[0] == name
     warm.run("ask", "--save", "brief", "Briefly: $input")
     warm.run("ask", "-t", "brief", stdin=diff)
     warm.run("ask", "-t", "brief", "say it")
-    assert titles(warm)[:2] == ["say it", "brief: Piped text"]
+    assert list_titles(warm)[:2] == ["say it", "brief: Piped text"]
 
 
 def test_the_title_of_a_chat_is_what_was_typed(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import os\n")
-    with terminal(warm.environment, "chat") as shown:
-        shown.expect("›")
-        shown.send(f"/file {tmp_path / 'a.py'}\r")
-        shown.expect("be included in your next question")
-        shown.send("say what it is\r")
-        shown.expect("say what it is\n\n›")
-        shown.send("/exit\r")
-        assert shown.wait() == 0
-    assert titles(warm) == ["say what it is"]
+    with terminal(warm.environment, "chat") as session:
+        session.expect("›")
+        session.send(f"/file {tmp_path / 'a.py'}\r")
+        session.expect("be included in your next question")
+        session.send("say what it is\r")
+        session.expect("say what it is\n\n›")
+        session.send("/exit\r")
+        assert session.wait() == 0
+    assert list_titles(warm) == ["say what it is"]
 
 
 def test_search_shows_the_line_and_fails_when_there_is_none(warm: Home) -> None:
@@ -74,48 +76,48 @@ def test_search_shows_the_line_and_fails_when_there_is_none(warm: Home) -> None:
 
 
 @pytest.mark.parametrize("columns", [44, 80, 200])
-def test_what_was_found_stands_out_on_a_terminal_of_any_width(warm: Home, columns: int) -> None:
+def test_matches_are_highlighted_on_a_terminal(warm: Home, columns: int) -> None:
     warm.run("ask", f"say {'before 前 ' * 30}needle{' after 後' * 30}")
-    with terminal(warm.environment, "history", "search", "NEEDLE", columns=columns) as shown:
-        assert shown.wait() == 0
-    assert "\x1b[1;31mneedle\x1b[0m" in shown.raw
-    assert max(map(cells, shown.text.split("\n"))) <= columns
+    with terminal(warm.environment, "history", "search", "NEEDLE", columns=columns) as session:
+        assert session.wait() == 0
+    assert "\x1b[1;31mneedle\x1b[0m" in session.raw
+    assert max(map(cells, session.text.split("\n"))) <= columns
 
 
-def test_so_many_conversations_are_listed(warm: Home) -> None:
-    for each in ("one", "two", "three"):
-        warm.run("ask", f"say {each}")
+def test_the_number_of_listed_conversations_is_limited(warm: Home) -> None:
+    for word in ("one", "two", "three"):
+        warm.run("ask", f"say {word}")
     assert len(warm.run("history", "-n", "2").stdout.splitlines()) == 3
     assert len(json.loads(warm.run("history", "-n", "1", "--json").stdout)) == 1
     assert warm.run("history", "-n", "0").returncode == 2
 
 
 def test_removing_everything_asks_on_a_terminal(warm: Home) -> None:
-    for line, reply, left in (([], "n", 1), ([], "y", 0), (["-y"], "", 0)):
+    for line, reply, remaining in (([], "n", 1), ([], "y", 0), (["-y"], "", 0)):
         warm.run("ask", "say one")
-        with terminal(warm.environment, "history", "rm", "--all", *line) as shown:
+        with terminal(warm.environment, "history", "rm", "--all", *line) as session:
             if reply:
-                shown.expect("[y/N]")
-                shown.send(f"{reply}\r")
-            assert shown.wait() == left
-        assert len(titles(warm)) == left
+                session.expect("[y/N]")
+                session.send(f"{reply}\r")
+            assert session.wait() == remaining
+        assert len(list_titles(warm)) == remaining
 
 
-def test_of_several_all_that_are_there_are_removed(warm: Home) -> None:
-    for each in ("one", "two", "three"):
-        warm.run("ask", f"say {each}")
-    ids = [each["id"] for each in json.loads(warm.run("history", "--json").stdout)]
+def test_existing_conversations_are_removed_despite_unknown_ones(warm: Home) -> None:
+    for item in ("one", "two", "three"):
+        warm.run("ask", f"say {item}")
+    ids = [item["id"] for item in json.loads(warm.run("history", "--json").stdout)]
     run = warm.run("history", "rm", ids[0], "zzz", ids[1])
     assert (run.returncode, run.stdout) == (1, f"Removed {ids[0]}.\nRemoved {ids[1]}.\n")
     assert "no conversation 'zzz'" in run.stderr
-    assert titles(warm) == ["say one"]
+    assert list_titles(warm) == ["say one"]
 
 
-def test_an_answer_alone_and_its_code(warm: Home) -> None:
+def test_show_prints_the_last_answer_or_its_code(warm: Home) -> None:
     warm.run("ask", "raw text\n```py\n1\n```\nand\n```\n2\n```\n")
-    shown = {line: warm.run("history", "show", line).stdout for line in ("--last", "-x", "--xl")}
-    assert shown["--last"].startswith("text\n```py\n1\n```\n")
-    assert (shown["-x"], shown["--xl"]) == ("1\n", "2\n")
+    outputs = {line: warm.run("history", "show", line).stdout for line in ("--last", "-x", "--xl")}
+    assert outputs["--last"].startswith("text\n```py\n1\n```\n")
+    assert (outputs["-x"], outputs["--xl"]) == ("1\n", "2\n")
     assert json.loads(warm.run("history", "show", "--json").stdout)["messages"]
     assert warm.run("history", "show", "-x", "--last").returncode == 2
     warm.run("ask", "say no code")
@@ -124,7 +126,7 @@ def test_an_answer_alone_and_its_code(warm: Home) -> None:
 
 
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="only Linux sets another's limits")
-def test_an_answer_that_is_not_saved_is_said_at_once(
+def test_an_unsaved_answer_is_reported_at_once(
     home: Home, start_daemon: Callable[..., RunningDaemon]
 ) -> None:
     daemon = start_daemon()
@@ -136,15 +138,15 @@ def test_an_answer_that_is_not_saved_is_said_at_once(
     for line in (["--json"], ["--no-stream"], ["-x"]):
         run = home.run("ask", *line, "raw ```\n1\n```\n")
         assert "The answer was not saved" in run.stderr
-    with terminal(home.environment, "chat") as shown:
-        for word in ("one", "two"):  # the second goes on with the first all the same
-            shown.expect("›")
-            shown.send(f"say {word}\r")
-            shown.expect(f"\n{word}\n")
-        shown.expect("›")
-        assert shown.text.count("was not saved") == 1
-        shown.send("/exit\r")
-        shown.wait()
+    with terminal(home.environment, "chat") as session:
+        for word in ("one", "two"):  # The second question continues the conversation all the same.
+            session.expect("›")
+            session.send(f"say {word}\r")
+            session.expect(f"\n{word}\n")
+        session.expect("›")
+        assert session.text.count("was not saved") == 1
+        session.send("/exit\r")
+        session.wait()
     resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, limits)
     run = home.run("ask", "-c", "say no")
     assert (run.returncode, run.stdout) == (1, "")

@@ -1,4 +1,4 @@
-"""Markdown on a terminal: what the model wrote is what is shown, and what is copied."""
+"""Test Markdown on a terminal: the text that is shown and copied is the text of the model."""
 
 from __future__ import annotations
 
@@ -25,30 +25,34 @@ from tests.support.screen import Screen
 BRACKETS = "()[]{}<>"
 
 
-def shown(
-    text: str, columns: int = 80, lines: int = 24, cuts: list[int] | None = None, begun: str = ""
+def render_screen(
+    text: str,
+    columns: int = 80,
+    lines: int = 24,
+    cuts: list[int] | None = None,
+    text_before: str = "",
 ) -> Screen:
-    """The screen after `text`, in one piece or cut at these places; `begun` was shown before."""
-    out = io.StringIO()
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or [])})
+    """Return the screen after `text`, cut at the given positions; `text_before` was shown before."""
+    stdout = io.StringIO()
+    positions = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts or [])})
     with (
-        patch.object(sys, "stdout", out),
+        patch.object(sys, "stdout", stdout),
         patch.object(shutil, "get_terminal_size", lambda: os.terminal_size((columns, lines))),
         patch.object(markdown, "_REDRAW_INTERVAL_S", 0.0),
     ):
-        printer = render.MarkdownPrinter(begun)
-        for start, end in itertools.pairwise(places):
+        printer = render.MarkdownPrinter(text_before)
+        for start, end in itertools.pairwise(positions):
             printer.text(text[start:end], [])
         printer.close()
-    return Screen(columns, lines).feed(out.getvalue())
+    return Screen(columns, lines).feed(stdout.getvalue())
 
 
-def drawn(text: str, columns: int = 80) -> str:
-    return "\n".join(shown(text, columns).shown).strip()
+def render_text(text: str, columns: int = 80) -> str:
+    return "\n".join(render_screen(text, columns).shown).strip()
 
 
-def weight(text: str) -> str:
-    """Every letter, digit and bracket."""
+def significant_characters(text: str) -> str:
+    """Return the letters, digits and brackets of a text."""
     return "".join(char for char in text if char.isalnum() or char in BRACKETS)
 
 
@@ -127,19 +131,20 @@ cuts = st.lists(st.integers(0, 4000), max_size=80)
 @given(documents, columns, lines, cuts)
 @example("**" + "a " * 60 + "b** c", 20, 4, list(range(400)))
 @example("| a |\n|---|\n" + "| b |\n" * 20 + "| " + "word " * 9 + "|\n", 20, 4, list(range(400)))
-def test_every_letter_digit_and_bracket_is_on_the_screen_in_order(
+def test_no_character_is_lost_on_the_screen(
     text: str, columns: int, lines: int, cuts: list[int]
 ) -> None:
-    found = shown(text, columns, lines, cuts)
-    assert weight("".join(found.shown)) == weight(text)
+    screen = render_screen(text, columns, lines, cuts)
+    assert significant_characters("".join(screen.shown)) == significant_characters(text)
 
 
 @settings(max_examples=120, deadline=None)
 @given(documents, columns, cuts)
-def test_an_answer_in_pieces_looks_as_the_whole_one(
-    text: str, columns: int, cuts: list[int]
-) -> None:
-    assert shown(text, columns, 10_000, cuts).shown == shown(text, columns, 10_000).shown
+def test_an_answer_in_pieces_looks_like_the_whole(text: str, columns: int, cuts: list[int]) -> None:
+    assert (
+        render_screen(text, columns, 10_000, cuts).shown
+        == render_screen(text, columns, 10_000).shown
+    )
 
 
 @settings(max_examples=120, deadline=None)
@@ -147,8 +152,8 @@ def test_an_answer_in_pieces_looks_as_the_whole_one(
 def test_a_copied_code_block_is_what_the_model_wrote(
     parts: list[tuple[str, str]], columns: int, lines: int, cuts: list[int]
 ) -> None:
-    text = "\n\n".join(each for part in parts for each in part)
-    copied = shown(text, columns, lines, cuts).copied
+    text = "\n\n".join(piece for part in parts for piece in part)
+    copied = render_screen(text, columns, lines, cuts).copied
     for block in blocks(text):
         assert f"\n{block}\n" in copied
         copied = copied[copied.index(f"\n{block}\n") + len(block) + 1 :]
@@ -156,13 +161,17 @@ def test_a_copied_code_block_is_what_the_model_wrote(
 
 @settings(max_examples=120, deadline=None)
 @given(documents, documents, columns, lines, cuts)
-def test_an_answer_that_goes_on_shows_all_that_is_new(
-    begun: str, text: str, columns: int, lines: int, cuts: list[int]
+def test_a_continued_answer_shows_the_new_text(
+    text_before: str, text: str, columns: int, lines: int, cuts: list[int]
 ) -> None:
-    found = weight("".join(shown(text, columns, lines, cuts, begun).shown))
-    # a row of a table, and the marker of a list, are drawn whole
-    assert found.endswith(weight(text))
-    assert weight(begun).endswith(found.removesuffix(weight(text)))
+    characters = significant_characters(
+        "".join(render_screen(text, columns, lines, cuts, text_before).shown)
+    )
+    # A table row or a list marker is drawn again as a whole.
+    assert characters.endswith(significant_characters(text))
+    assert significant_characters(text_before).endswith(
+        characters.removesuffix(significant_characters(text))
+    )
 
 
 # ------------------------------------------------------------------ real answers
@@ -170,36 +179,38 @@ def test_an_answer_that_goes_on_shows_all_that_is_new(
 ROOT = Path(__file__).parents[2]
 
 
-def real_answers() -> list[str]:
-    """Answers of the shipped pair and in the manner of larger models; texts of Python and of ours."""
-    found = (ROOT / "tests" / "support" / "answers.md").read_text().split("\f\n")
+def load_answers() -> list[str]:
+    """Load answers of the shipped pair, texts in the style of larger models, and documentation."""
+    answers = (ROOT / "tests" / "support" / "answers.md").read_text().split("\f\n")
     pages = sorted((ROOT / "localspec" / "docs").glob("*.md"))
     for path in (ROOT / "README.md", *(page for page in pages if page.name != "commands.md")):
-        found += path.read_text(encoding="utf-8").split("\n## ")
+        answers += path.read_text(encoding="utf-8").split("\n## ")
     for name in ("argparse", "textwrap", "shutil", "json", "re", "random", "string", "statistics"):
         module = importlib.import_module(name)
         texts = [
-            inspect.getdoc(each) for each in [module, *vars(module).values()] if callable(each)
+            inspect.getdoc(member)
+            for member in [module, *vars(module).values()]
+            if callable(member)
         ]
-        found += [each for each in texts if each]
-    return list(dict.fromkeys(found))
+        answers += [member for member in texts if member]
+    return list(dict.fromkeys(answers))
 
 
-ANSWERS = real_answers()
+ANSWERS = load_answers()
 
 
-def test_there_are_two_hundred() -> None:
+def test_there_are_200_real_answers() -> None:
     assert len(ANSWERS) >= 200
 
 
 @pytest.mark.parametrize("columns", [20, 44, 80, 200])
-def test_every_letter_digit_and_bracket_of_real_answers(columns: int) -> None:
-    chance = random.Random(columns)
+def test_no_character_of_real_answers_is_lost(columns: int) -> None:
+    rng = random.Random(columns)
     for answer in ANSWERS:
-        at = [chance.randrange(len(answer)) for _ in range(len(answer) // chance.randint(1, 40))]
-        found = shown(answer, columns, chance.choice([6, 24, 60]), at)
-        assert weight("".join(found.shown)) == weight(answer)
-        copied = found.copied.expandtabs()
+        positions = [rng.randrange(len(answer)) for _ in range(len(answer) // rng.randint(1, 40))]
+        screen = render_screen(answer, columns, rng.choice([6, 24, 60]), positions)
+        assert significant_characters("".join(screen.shown)) == significant_characters(answer)
+        copied = screen.copied.expandtabs()
         assert [b for b in blocks(answer) if f"\n{b.expandtabs()}\n" not in f"\n{copied}"] == []
 
 
@@ -227,8 +238,8 @@ def test_every_letter_digit_and_bracket_of_real_answers(columns: int) -> None:
         "one\ntwo\nthree",
     ],
 )
-def test_what_is_no_mark_is_shown_as_it_is(text: str) -> None:
-    assert drawn(text) == text
+def test_text_without_markup_is_unchanged(text: str) -> None:
+    assert render_text(text) == text
 
 
 @pytest.mark.parametrize(
@@ -249,15 +260,15 @@ def test_what_is_no_mark_is_shown_as_it_is(text: str) -> None:
         ("| a | b |\n|---|--:|\n| `x|y` | 10 |", "a   │  b\n────┼───\nx|y │ 10"),
     ],
 )
-def test_what_is_a_mark_is_drawn(text: str, plain: str) -> None:
-    assert drawn(text) == plain
+def test_markup_is_rendered(text: str, plain: str) -> None:
+    assert render_text(text) == plain
 
 
 def test_emphasis_and_code_have_a_style(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (
         markdown.paint(markdown.parse_inline("a **b** `c`")) == "a \x1b[1mb\x1b[0m \x1b[36mc\x1b[0m"
     )
-    monkeypatch.setenv("NO_COLOR", "1")  # then backticks alone say what is code
+    monkeypatch.setenv("NO_COLOR", "1")  # Without colours, backticks mark the code.
     assert markdown.paint(markdown.parse_inline("a **b** `c`")) == "a \x1b[1mb\x1b[0m `c`"
 
 
@@ -266,22 +277,22 @@ def test_emphasis_and_code_have_a_style(monkeypatch: pytest.MonkeyPatch) -> None
 @example(
     "*_1*_"
 )  # the first mark ends before the second does, though it opens nothing that is drawn
-def test_emphasis_is_only_what_commonmark_sees(text: str) -> None:
+def test_emphasis_agrees_with_commonmark(text: str) -> None:
     tokens = MarkdownIt("commonmark").parseInline(text)[0].children or []
     theirs = "".join(token.content for token in tokens if token.type == "text")
     ours = markdown.parse_inline(text).plain
     assert [ours.count(mark) >= theirs.count(mark) for mark in "*_"] == [True, True]
 
 
-def test_code_goes_on_as_code() -> None:
-    assert shown("n\n    x = a*b*c\n```\n**so**", begun="Do:\n```python\nretur").copied.startswith(
-        "n\n    x = a*b*c\n\nso"
-    )
+def test_a_continued_code_block_stays_code() -> None:
+    assert render_screen(
+        "n\n    x = a*b*c\n```\n**so**", text_before="Do:\n```python\nretur"
+    ).copied.startswith("n\n    x = a*b*c\n\nso")
 
 
 def test_a_table_that_does_not_fit_keeps_its_cells_in_order() -> None:
     text = "| a | b |\n|---|---|\n| one two three | four five six |\n| 1 | 2 |\n"
-    assert drawn(text, 20).split("\n") == [
+    assert render_text(text, 20).split("\n") == [
         "a │ b",
         "─" * 19,
         "one two three │",
@@ -293,15 +304,15 @@ def test_a_table_that_does_not_fit_keeps_its_cells_in_order() -> None:
 def test_a_code_block_in_a_list_is_copied_without_the_lists_indentation() -> None:
     text = "1. Do\n   ```sh\n   if a; then\n     b\n   fi\n   ```\n2. Then"
     assert blocks(text) == ["if a; then\n  b\nfi"]
-    assert "\nif a; then\n  b\nfi\n" in shown(text).copied
+    assert "\nif a; then\n  b\nfi\n" in render_screen(text).copied
 
 
-def test_tabs_and_what_looks_like_a_line_end_are_part_of_the_code() -> None:
+def test_tabs_and_other_separators_are_part_of_the_code() -> None:
     text = "```make\nall:\n\tcc\x0b -o\u2028 x\n```\n"
     assert blocks(text) == ["all:\n\tcc\x0b -o\u2028 x"]
-    assert "all:\n        cc" in shown(text).copied
+    assert "all:\n        cc" in render_screen(text).copied
 
 
 def test_a_tab_at_the_end_of_a_row_loses_no_character() -> None:
     text = f"```\n{'x' * 20}\ty\n{'x' * 18}\ty\n```"
-    assert f"{'x' * 20} y\n{'x' * 18} y" in shown(text, 20).copied
+    assert f"{'x' * 20} y\n{'x' * 18} y" in render_screen(text, 20).copied

@@ -1,4 +1,4 @@
-"""What people type from habit: other names of commands, slips, questions without `ask`, parts of pairs."""
+"""Test aliases, typos, questions without `ask`, and pairs chosen by a part of their name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HABITS = {**command_names.SYNONYMS, **command_names.HINTED_WORDS}
 CONTEXT = click.Context(app.app, info_name="localspec")
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def run_refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert app.run(list(arguments)) == 2
     return capsys.readouterr().err.splitlines()[-1]
 
@@ -34,7 +34,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 # ------------------------------------------------------------------ other names
 
 
-def test_other_names_do_the_same(warm: Home) -> None:
+def test_aliases_do_the_same(warm: Home) -> None:
     warm.run("ask", "say hello")
     assert warm.run("models").stdout == warm.run("list").stdout
     assert json.loads(warm.run("ps", "--json").stdout)["pair"]["state"] == "ready"
@@ -46,25 +46,25 @@ def test_other_names_do_the_same(warm: Home) -> None:
     assert warm.run("history", "search", "bye").returncode == 1
 
 
-def test_help_is_what_the_option_shows(home: Home) -> None:
+def test_the_help_command_shows_the_same_as_the_option(home: Home) -> None:
     for command in ([], ["ask"], ["history", "rm"], ["history", "delete"], ["models"]):
-        asked = home.run("help", *command)
-        assert asked.returncode == 0, asked.stderr
-        own = [{"delete": "rm", "models": "list"}.get(word, word) for word in command]
-        shown, _, pages = asked.stdout.partition("\nPages, shown by localspec help TOPIC:")
-        assert shown == home.run(*own, "--help").stdout
+        result = home.run("help", *command)
+        assert result.returncode == 0, result.stderr
+        canonical = [{"delete": "rm", "models": "list"}.get(word, word) for word in command]
+        page, _, pages = result.stdout.partition("\nPages, shown by localspec help TOPIC:")
+        assert page == home.run(*canonical, "--help").stdout
         assert bool(pages) == (command == [])
     assert home.run("help", "nope").returncode == 2
 
 
-def test_no_habit_is_a_command_of_ours() -> None:
+def test_habitual_words_are_no_commands() -> None:
     names = {*COMMANDS, *ALIASES}
     assert not HABITS.keys() & names
     assert not command_names.SYNONYMS.keys() & command_names.HINTED_WORDS.keys()
     assert not command_names.WITHOUT_COUNTERPART & (names | HABITS.keys())
 
 
-def test_what_a_habit_stands_for_exists(
+def test_the_command_behind_a_habitual_word_exists(
     subtests: pytest.Subtests,
 ) -> None:
     for word in HABITS:
@@ -76,8 +76,8 @@ def resolve(group: click.Group, arguments: list[str]) -> None:
     """Fail unless the arguments name a command, down to one in a group, or an option."""
     name, *rest = arguments
     if name.startswith("-"):
-        known = {flag for param in group.params for flag in param.opts}
-        assert name in known
+        flags = {flag for param in group.params for flag in param.opts}
+        assert name in flags
         return
     command = group.get_command(CONTEXT, name)
     assert command is not None, arguments
@@ -91,14 +91,14 @@ def resolve(group: click.Group, arguments: list[str]) -> None:
 @pytest.mark.parametrize("word", sorted(command_names.SYNONYMS))
 def test_a_synonym_runs(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     name, *rest = command_names.SYNONYMS[word]
-    shown = []
+    outputs = []
     for arguments in ([name, *rest], [word]):
         assert cli.main([*arguments, *(["--help"] if word != "version" else [])]) == 0
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1]
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
     if word != "version":
-        resolved, _, more = app.app.resolve_command(CONTEXT, [word, "-x"])
-        assert (resolved, more) == (name, [*rest, "-x"]), "after --debug too"
+        resolved, _, remaining = app.app.resolve_command(CONTEXT, [word, "-x"])
+        assert (resolved, remaining) == (name, [*rest, "-x"]), "after --debug too"
 
 
 def test_synonyms_do_the_same(warm: Home) -> None:
@@ -107,14 +107,14 @@ def test_synonyms_do_the_same(warm: Home) -> None:
     assert warm.run("--debug", "ls").stdout == warm.run("list").stdout
     assert warm.run("prompt", "say hello").stdout == "hello\n"
     assert warm.run("version").stdout == warm.run("--version").stdout
-    # Not as a table: how much memory is free is in it.
-    found = [
+    # The table cannot be compared, because it shows the free memory.
+    listings = [
         json.loads(warm.run(word, "coder", "--json").stdout) for word in ("search", "catalogue")
     ]
-    assert [each["name"] for each in found[0]["pairs"]] == [
-        each["name"] for each in found[1]["pairs"]
+    assert [pair["name"] for pair in listings[0]["pairs"]] == [
+        pair["name"] for pair in listings[1]["pairs"]
     ]
-    assert "coder-7b" in {each["name"] for each in found[0]["pairs"]}
+    assert "coder-7b" in {pair["name"] for pair in listings[0]["pairs"]}
     assert warm.run("history", "last").stdout == warm.run("history", "show", "last").stdout
     assert warm.run("config", "ls").stdout == warm.run("config").stdout
     assert warm.run("set", "depth", "3").returncode == 0
@@ -123,7 +123,7 @@ def test_synonyms_do_the_same(warm: Home) -> None:
 
 
 @pytest.mark.parametrize("group", ["server", "daemon"])
-def test_the_server_as_a_group_of_commands(warm: Home, group: str) -> None:
+def test_server_and_daemon_stand_for_groups_of_commands(warm: Home, group: str) -> None:
     warm.run("ask", "say hello")
     assert json.loads(warm.run(group, "status", "--json").stdout)["pair"]["state"] == "ready"
     assert warm.run(group, "--help").returncode == 2
@@ -136,30 +136,32 @@ def test_the_server_as_a_group_of_commands(warm: Home, group: str) -> None:
 SHORT = ("-c", "import sys; from localspec.cli import short; sys.exit(short())")
 
 
-def short(home: Home, *arguments: str, stdin: str | None = None) -> str:
-    given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+def run_short(home: Home, *arguments: str, stdin: str | None = None) -> str:
+    options: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     command = [sys.executable, *SHORT, *arguments]
-    run = subprocess.run(command, env=home.environment, capture_output=True, text=True, **given)
+    run = subprocess.run(command, env=home.environment, capture_output=True, text=True, **options)
     return str(run.stdout + run.stderr)
 
 
-def test_ask_asks_whatever_its_first_word_is(warm: Home) -> None:
-    assert short(warm, "say hello") == short(warm, "say", "hello") == "hello\n"
-    assert short(warm, "-n", "9", "say hello") == short(warm, stdin="say hello") == "hello\n"
+def test_ask_sends_a_question_whatever_its_first_word_is(warm: Home) -> None:
+    assert run_short(warm, "say hello") == run_short(warm, "say", "hello") == "hello\n"
+    assert (
+        run_short(warm, "-n", "9", "say hello") == run_short(warm, stdin="say hello") == "hello\n"
+    )
     for command in ("stop", "list", "ask", "--version", "complete"):
-        assert short(warm, command, "-n", "x") == warm.run("ask", command, "-n", "x").stderr
-    assert short(warm, "stop", "say", "hello") == warm.run("ask", "stop", "say", "hello").stdout
+        assert run_short(warm, command, "-n", "x") == warm.run("ask", command, "-n", "x").stderr
+    assert run_short(warm, "stop", "say", "hello") == warm.run("ask", "stop", "say", "hello").stdout
     assert warm.run("status").returncode == 0, "it was not stopped"
-    assert short(warm, "--help") == short(warm, "-h") == warm.run("ask", "--help").stdout
+    assert run_short(warm, "--help") == run_short(warm, "-h") == warm.run("ask", "--help").stdout
 
 
 @pytest.mark.parametrize(
     "typed", [["hi"], ["hello"], ["cats"], ["list", "all", "files"], ["stop"], ["histroy"]]
 )
-def test_a_word_at_a_terminal_is_asked_too(warm: Home, typed: list[str]) -> None:
-    with terminal(warm.environment, *typed, program=SHORT, columns=120) as shown:
-        shown.wait()
-        assert "No such command" not in shown.text
+def test_a_single_word_at_a_terminal_is_a_question(warm: Home, typed: list[str]) -> None:
+    with terminal(warm.environment, *typed, program=SHORT, columns=120) as session:
+        session.wait()
+        assert "No such command" not in session.text
         assert (
             " ".join(typed)
             in json.loads(warm.run("history", "show", "last", "--json").stdout)["title"]
@@ -167,26 +169,26 @@ def test_a_word_at_a_terminal_is_asked_too(warm: Home, typed: list[str]) -> None
 
 
 def test_ask_alone_at_a_terminal_shows_how_to_ask(warm: Home) -> None:
-    with terminal(warm.environment, program=SHORT) as shown:
-        shown.wait()
-        assert "No question given" in shown.text
-        assert 'localspec ask "What does shutil.copytree do?"' in shown.text
-        assert "localspec ask --help" in shown.text
-        assert "COMMAND" not in shown.text
+    with terminal(warm.environment, program=SHORT) as session:
+        session.wait()
+        assert "No question given" in session.text
+        assert 'localspec ask "What does shutil.copytree do?"' in session.text
+        assert "localspec ask --help" in session.text
+        assert "COMMAND" not in session.text
 
 
 @given(words=st.lists(st.one_of(st.text(), st.sampled_from(sorted({*COMMANDS, *HABITS})))))
 def test_ask_is_localspec_ask(words: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        given: list[list[str]] = []
+        calls: list[list[str]] = []
         patch.setattr(sys, "argv", ["ask", *words])
-        patch.setattr(cli, "main", given.append)
+        patch.setattr(cli, "main", calls.append)
         cli.short()
-    assert given == [["ask", *words]]
+    assert calls == [["ask", *words]]
 
 
 def test_both_names_are_installed() -> None:
-    scripts = {each.name: each for each in entry_points(group="console_scripts")}
+    scripts = {script.name: script for script in entry_points(group="console_scripts")}
     assert (scripts["localspec"].load(), scripts["ask"].load()) == (cli.main, cli.short)
 
 
@@ -194,9 +196,9 @@ def test_both_names_are_installed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("typed", "suggestion"),
     [
-        *((word, " ".join(meant)) for word, meant in command_names.HINTED_WORDS.items()),
+        *((word, " ".join(suggestion)) for word, suggestion in command_names.HINTED_WORDS.items()),
         ("hist", "history"),
         ("histroy", "history"),
         ("stat", "stats" if "stats" in COMMANDS else "status"),
@@ -207,118 +209,116 @@ def test_both_names_are_installed() -> None:
         ("modles", "list"),
     ],
 )
-def test_a_habit_or_a_slip_is_told_the_command(
-    capsys: pytest.CaptureFixture[str], typed: str, meant: str
+def test_a_habitual_or_misspelled_word_suggests_the_command(
+    capsys: pytest.CaptureFixture[str], typed: str, suggestion: str
 ) -> None:
-    assert refusal(capsys, typed, "-x").endswith(f"'{typed}'; did you mean {meant}?")
+    assert run_refused(capsys, typed, "-x").endswith(f"'{typed}'; did you mean {suggestion}?")
 
 
-def test_groups_tell_theirs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert refusal(capsys, "history", "serach", "x").endswith("did you mean search?")
-    assert refusal(capsys, "config", "shwo").endswith("did you mean show?")
-    assert refusal(capsys, "service", "nothing").endswith("see: localspec service --help")
+def test_groups_suggest_their_own_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_refused(capsys, "history", "serach", "x").endswith("did you mean search?")
+    assert run_refused(capsys, "config", "shwo").endswith("did you mean show?")
+    assert run_refused(capsys, "service", "nothing").endswith("see: localspec service --help")
 
 
 @pytest.mark.parametrize("word", ["push", "cp", "keys", "upload", "uload", "nload", "zzz"])
-def test_nothing_is_suggested_where_something_else_may_be_meant(
-    capsys: pytest.CaptureFixture[str], word: str
-) -> None:
-    assert refusal(capsys, word).endswith(f"No such command '{word}'; see: localspec --help")
+def test_an_ambiguous_word_has_no_suggestion(capsys: pytest.CaptureFixture[str], word: str) -> None:
+    assert run_refused(capsys, word).endswith(f"No such command '{word}'; see: localspec --help")
 
 
-def suggested(group: click.Group, word: str) -> str:
+def find_suggestion(group: click.Group, word: str) -> str:
     """Return what a group suggests for a word; empty if it suggests nothing, or knows the word."""
     try:
         group.resolve_command(CONTEXT, [word])
     except click.UsageError as error:
-        found = re.search(r"did you mean (.*)\?$", error.message)
-        return found[1] if found else ""
+        match = re.search(r"did you mean (.*)\?$", error.message)
+        return match[1] if match else ""
     return ""
 
 
 @st.composite
-def slips(draw: st.DrawFn, names: list[str], most: int) -> tuple[str, str]:
-    """A name, and the same with up to `most` letters left out, added, changed or swapped."""
+def slips(draw: st.DrawFn, names: list[str], max_edits: int) -> tuple[str, str]:
+    """Draw a name and the same name with up to `max_edits` edits of a letter."""
     name = word = draw(st.sampled_from(names))
-    for _ in range(draw(st.integers(1, most))):
-        at = draw(st.integers(0, len(word)))
+    for _ in range(draw(st.integers(1, max_edits))):
+        position = draw(st.integers(0, len(word)))
         letter = draw(st.sampled_from("abcdefghijklmnopqrstuvwxyz-_1"))
-        before, after = word[:at], word[at:]
-        swapped = before + after[1:2] + after[:1] + after[2:]
+        head, tail = word[:position], word[position:]
+        swapped = head + tail[1:2] + tail[:1] + tail[2:]
         word = draw(
             st.sampled_from(
-                [before + after[1:], before + letter + after, before + letter + after[1:], swapped]
+                [head + tail[1:], head + letter + tail, head + letter + tail[1:], swapped]
             )
         )
     return name, word
 
 
-def groups() -> list[click.Group]:
+def list_groups() -> list[click.Group]:
     commands = [app.app.get_command(CONTEXT, name) for name in COMMANDS]
-    return [app.app, *(each for each in commands if isinstance(each, click.Group))]
+    return [app.app, *(command for command in commands if isinstance(command, click.Group))]
 
 
 @given(data=st.data())
 @settings(max_examples=1000)
-def test_no_slip_is_told_the_opposite_or_a_command_that_is_not_there(data: st.DataObject) -> None:
-    group = data.draw(st.sampled_from(groups()))
+def test_a_suggestion_is_an_existing_command_and_not_the_opposite(data: st.DataObject) -> None:
+    group = data.draw(st.sampled_from(list_groups()))
     names = group.list_commands(CONTEXT)
     name, word = data.draw(slips(names, 1))
     opposites = [pair[1 - pair.index(name)] for pair in command_names.OPPOSITES if name in pair]
-    if not (meant := suggested(group, word)):
+    if not (suggestion := find_suggestion(group, word)):
         return
-    assert meant not in opposites
-    resolve(group, meant.split())
+    assert suggestion not in opposites
+    resolve(group, suggestion.split())
 
 
 @given(slip=slips([name for pair in command_names.OPPOSITES for name in pair], 2))
 @settings(max_examples=1000)
-def test_affixes_do_not_make_the_opposite_of_a_name(slip: tuple[str, str]) -> None:
+def test_a_misspelled_long_name_is_not_taken_for_its_opposite(slip: tuple[str, str]) -> None:
     name, word = slip
-    for first, second in command_names.OPPOSITES:
-        short, long = sorted((first, second), key=len)
+    for name_a, name_b in command_names.OPPOSITES:
+        short, long = sorted((name_a, name_b), key=len)
         if name == long and short in long and word != short:
             assert command_names.closest(word, [short, long]) != short
 
 
 @given(word=st.one_of(st.text(max_size=12), st.from_regex(r"[a-z]{1,10}", fullmatch=True)))
-def test_what_is_suggested_for_any_word_is_there(word: str) -> None:
-    for group in groups():
-        if meant := suggested(group, word):
-            resolve(group, meant.split())
+def test_every_suggestion_exists(word: str) -> None:
+    for group in list_groups():
+        if suggestion := find_suggestion(group, word):
+            resolve(group, suggestion.split())
 
 
-@given(data=st.data(), name=st.sampled_from([each for each in COMMANDS if len(each) > 3]))
-def test_one_slip_is_never_left_without_a_suggestion(data: st.DataObject, name: str) -> None:
-    place = data.draw(st.integers(1, len(name) - 2))
+@given(data=st.data(), name=st.sampled_from([name for name in COMMANDS if len(name) > 3]))
+def test_a_single_typo_always_has_a_suggestion(data: st.DataObject, name: str) -> None:
+    position = data.draw(st.integers(1, len(name) - 2))
     letter = data.draw(st.sampled_from("aeiouxst"))
-    slips = [name[:place] + name[place + 1 :], name[:place] + letter + name[place:]]
-    slips.append(name[:place] + name[place + 1] + name[place] + name[place + 2 :])
+    slips = [name[:position] + name[position + 1 :], name[:position] + letter + name[position:]]
+    slips.append(name[:position] + name[position + 1] + name[position] + name[position + 2 :])
     slip = data.draw(st.sampled_from(slips))
     context = click.Context(app.app, info_name="localspec")
-    known = {*COMMANDS, *ALIASES, *HABITS, *command_names.WITHOUT_COUNTERPART}
-    if slip in known or slip == "uload":  # which may be "load" with a letter too many
+    known_words = {*COMMANDS, *ALIASES, *HABITS, *command_names.WITHOUT_COUNTERPART}
+    if slip in known_words or slip == "uload":  # It may be "load" with an extra letter.
         return
     with pytest.raises(click.UsageError, match="did you mean"):
         app.app.resolve_command(context, [slip])
 
 
 @pytest.mark.parametrize(
-    ("typed", "not_meant"),
+    ("typed", "opposite"),
     [("--stream", "--no-stream"), ("--log", "--no-log"), ("--daemon-start", "--no-daemon-start")],
 )
-def test_no_option_is_told_its_opposite(
-    capsys: pytest.CaptureFixture[str], typed: str, not_meant: str
+def test_an_option_does_not_suggest_its_opposite(
+    capsys: pytest.CaptureFixture[str], typed: str, opposite: str
 ) -> None:
-    assert not_meant not in refusal(capsys, "ask", typed, "hi")
+    assert opposite not in run_refused(capsys, "ask", typed, "hi")
 
 
-def test_llama_cpps_name_of_the_temperature_is_known(warm: Home) -> None:
+def test_temp_is_an_alias_of_temperature(warm: Home) -> None:
     assert warm.run("ask", "--temp", "0", "say hello").stdout == "hello\n"
 
 
 @pytest.mark.parametrize(
-    ("typed", "ask"),
+    ("typed", "arguments"),
     [
         (["What does os.walk return?"], "'What does os.walk return?'"),
         (["what", "does", "it", "do"], "'what does it do'"),
@@ -327,17 +327,17 @@ def test_llama_cpps_name_of_the_temperature_is_known(warm: Home) -> None:
         (["tell", "me", "more"], "'tell me more'"),
     ],
 )
-def test_a_question_is_told_how_it_is_asked(
-    capsys: pytest.CaptureFixture[str], typed: list[str], ask: str
+def test_a_question_without_ask_shows_how_to_ask(
+    capsys: pytest.CaptureFixture[str], typed: list[str], arguments: str
 ) -> None:
-    said = refusal(capsys, *typed)
-    assert said.endswith(f"A question is not a command. To ask it: localspec ask {ask}")
+    message = run_refused(capsys, *typed)
+    assert message.endswith(f"A question is not a command. To ask it: localspec ask {arguments}")
 
 
 # ------------------------------------------------------------------ options and keys
 
 
-def test_messages_are_in_the_command_lines_own_words(home: Home) -> None:
+def test_messages_use_the_names_of_the_command_line(home: Home) -> None:
     run = home.run("ask", "--draft", "10000", "hi")
     assert (run.returncode, "--draft" in run.stderr) == (2, True)
     assert "speculative" not in run.stderr
@@ -364,7 +364,7 @@ def test_a_pair_is_chosen_by_parts_of_its_name(warm: Home) -> None:
     assert "-m and -q cannot be used together" in run.stderr
 
 
-def test_of_several_the_shortest_name_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shortest_of_several_matching_names_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("coder-14b", "coder-7b", "b-coder-7b", "tiny")
     listed = {"pairs": [{"name": name, "here": True} for name in names]}
     monkeypatch.setattr(PairsClient, "pairs", lambda self, everything=False: listed)

@@ -1,4 +1,4 @@
-"""A file serves wherever a pair's name does: by its path, in a cache or not, or by its name in Ollama."""
+"""Test files in place of pair names: by path, in the hub's cache, or by their name in Ollama."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBRARY = "registry.ollama.ai/library"
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """A home in which the shipped pair lies in Ollama's folder, the hub's cache and a plain one."""
+    """Yield a home with the shipped pair in Ollama's folder, the hub's cache and a plain folder."""
     with temporary_home() as home:
         home.use_fake()
         del home.environment["LOCALSPEC_PAIR"]
@@ -31,8 +31,8 @@ def home() -> Iterator[Home]:
 
 @pytest.fixture(scope="module")
 def names(home: Home) -> dict[str, str]:
-    """Ways to name the shipped target, each by what it is."""
-    target, draft = ((SHIPPED / f"{each}.gguf").read_bytes() for each in ("target", "draft"))
+    """Return the ways to name the shipped target, by kind."""
+    target, draft = ((SHIPPED / f"{name}.gguf").read_bytes() for name in ("target", "draft"))
     ollama = home.root / ".ollama/models"
     blob = in_ollama(ollama, f"{LIBRARY}/shipped/7b", target)
     in_ollama(ollama, f"{LIBRARY}/shipped/0.5b", draft)
@@ -51,55 +51,57 @@ def names(home: Home) -> dict[str, str]:
     }
 
 
-def test_it_answers(home: Home, names: dict[str, str]) -> None:
-    for what, name in names.items():
+def test_a_model_named_by_a_file_answers(home: Home, names: dict[str, str]) -> None:
+    for kind, name in names.items():
         run = home.run("ask", "-m", name, "say hello")
-        assert (run.returncode, run.stdout) == (0, "hello\n"), (what, run.stderr)
+        assert (run.returncode, run.stdout) == (0, "hello\n"), (kind, run.stderr)
 
 
-def test_it_is_shown_and_verified(home: Home, names: dict[str, str]) -> None:
-    for what, name in names.items():
+def test_a_model_named_by_a_file_is_shown_and_verified(home: Home, names: dict[str, str]) -> None:
+    for kind, name in names.items():
         run = home.run("show", name)
-        assert run.returncode == 0, (what, run.stderr)
-        assert ("tokenizers  match" in run.stdout) == ("," in name), what
+        assert run.returncode == 0, (kind, run.stderr)
+        assert ("tokenizers  match" in run.stdout) == ("," in name), kind
         run = home.run("verify", name)
-        assert run.returncode == 0, (what, run.stderr)
+        assert run.returncode == 0, (kind, run.stderr)
         assert "OK" in run.stdout
     plain = home.root / "plain.gguf"
     shutil.copy(SHIPPED / "target.gguf", plain)
     assert "no checksum" in home.run("verify", str(plain)).stdout
 
 
-def test_a_blob_that_is_not_what_it_is_called_is_damaged(home: Home) -> None:
+def test_a_blob_with_another_hash_is_damaged(home: Home) -> None:
     blob = in_ollama(
         home.root / "other", f"{LIBRARY}/bad/1b", (SHIPPED / "draft.gguf").read_bytes()
     )
-    other = blob.with_name("sha256-" + "a" * 64)
-    shutil.copy(blob, other)
-    run = home.run("verify", str(other))
+    renamed_blob = blob.with_name("sha256-" + "a" * 64)
+    shutil.copy(blob, renamed_blob)
+    run = home.run("verify", str(renamed_blob))
     assert run.returncode == 1
     assert "is damaged" in run.stdout
-    run = home.run("add", "bad", "--target", str(other))
+    run = home.run("add", "bad", "--target", str(renamed_blob))
     assert run.returncode == 1
     assert "is damaged" in run.stderr
 
 
-def test_it_is_configured_and_is_the_target_that_drafts_are_sought_for(
+def test_a_file_is_configured_and_drafts_are_found_for_it(
     home: Home, names: dict[str, str]
 ) -> None:
     config = home.root / "config" / "config.toml"
-    for what, name in names.items():
-        assert home.run("config", "set", "pair", name).returncode == 0, what
+    for kind, name in names.items():
+        assert home.run("config", "set", "pair", name).returncode == 0, kind
         assert name in config.read_text()
         if "," not in name:
-            found = json.loads(home.run("drafts", name, "--json").stdout)
-            assert [each["name"] for each in found["drafts"] if each["matched"]] == ["shipped:0.5b"]
+            report = json.loads(home.run("drafts", name, "--json").stdout)
+            assert [draft["name"] for draft in report["drafts"] if draft["matched"]] == [
+                "shipped:0.5b"
+            ]
     assert home.run("config", "set", "pair").returncode == 0
     run = home.run("config", "set", "pair", "nothing:7b")
     assert (run.returncode, "Ollama has no model 'nothing:7b'" in run.stderr) == (1, True)
 
 
-def test_pairs_are_made_of_it(home: Home, names: dict[str, str]) -> None:
+def test_pairs_are_made_of_files(home: Home, names: dict[str, str]) -> None:
     run = home.run("add", "mine", "--target", "shipped:7b", "--draft", "shipped:0.5b")
     assert run.returncode == 0, run.stderr
     assert "shipped:7b with shipped:0.5b" in home.run("list").stdout
@@ -120,12 +122,12 @@ def test_a_file_is_named_from_where_the_shell_is(home: Home, names: dict[str, st
         assert run.returncode == 0, run.stderr
 
 
-def test_what_is_not_there_is_said(home: Home) -> None:
-    for name, says in {
+def test_missing_files_are_reported(home: Home) -> None:
+    for name, message in {
         "nothing:7b": "Ollama has no model 'nothing:7b'",
         "/nowhere/x": "There is no file /nowhere/x",
         "a:1,b:2,c:3": "more than two files",
     }.items():
         for command in (["ask", "-m", name, "hi"], ["show", name], ["verify", name]):
             run = home.run(*command)
-            assert (run.returncode, says in run.stderr) == (1, True), (command, run.stderr)
+            assert (run.returncode, message in run.stderr) == (1, True), (command, run.stderr)

@@ -1,4 +1,4 @@
-"""The short parser of `ask` agrees with click wherever it gives an answer."""
+"""Test that the short parser of `ask` agrees with click wherever it gives a result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ARGUMENTS = st.lists(
 )
 
 
-def by_click(arguments: list[str]) -> dict[str, Any] | None:
+def parse_by_click(arguments: list[str]) -> dict[str, Any] | None:
     try:
         context = ask.ask_command.make_context("ask", list(arguments))
     except (click.ClickException, click.exceptions.Exit):
@@ -33,10 +33,10 @@ def by_click(arguments: list[str]) -> dict[str, Any] | None:
 def test_the_short_parser_and_click_agree(arguments: list[str]) -> None:
     plain = options.parse(arguments)
     if plain is not None:
-        assert vars(plain) == by_click(arguments)
+        assert vars(plain) == parse_by_click(arguments)
 
 
-# Quoted text and numbers, which begin with a dash and are no options.
+# Quoted text and numbers that begin with a dash but are no options.
 DASHED = st.one_of(
     st.sampled_from(["-5 + 3?", "-5", "-0.5", "- a list", "-x is what?", "--- a/file\n+++ b/file",
                      "--no such option", "-c why?", "-1e3", "-7z", "-\t", "-🙂 smile"]),
@@ -49,16 +49,16 @@ DASHED = st.one_of(
     st.lists(st.one_of(DASHED, st.sampled_from(["hi", "-u", "--", "-", "-x"]), st.text(max_size=3)))
 )
 def test_words_with_a_dash_are_words_in_their_order(arguments: list[str]) -> None:
-    whole = by_click(arguments)
+    parsed = parse_by_click(arguments)
     dashes = arguments.index("--") if "--" in arguments else len(arguments)
-    takes = {flag: each.kind is not bool for each in options.ASK for flag in each.flags}
-    before = arguments[:dashes]
-    if not all(each in ("-u", "-x") or options.is_word(each, takes) for each in before):
-        return  # among the random texts is an option
-    expected = [each for each in before if each not in ("-u", "-x")] + arguments[dashes + 1 :]
-    assert whole is not None
-    assert whole["words"] == expected
-    assert (whole["usage"], whole["extract"]) == ("-u" in before, "-x" in before)
+    takes_value = {flag: word.kind is not bool for word in options.ASK for flag in word.flags}
+    words = arguments[:dashes]
+    if not all(word in ("-u", "-x") or options.is_word(word, takes_value) for word in words):
+        return  # One of the random texts is an option.
+    expected = [word for word in words if word not in ("-u", "-x")] + arguments[dashes + 1 :]
+    assert parsed is not None
+    assert parsed["words"] == expected
+    assert (parsed["usage"], parsed["extract"]) == ("-u" in words, "-x" in words)
 
 
 @pytest.mark.parametrize(
@@ -79,30 +79,30 @@ def test_words_with_a_dash_are_words_in_their_order(arguments: list[str]) -> Non
 def test_dashes_of_options_and_of_words(
     arguments: list[str], words: list[str], values: dict[str, Any]
 ) -> None:
-    found = by_click(arguments)
-    assert found is not None
-    assert found["words"] == words
-    assert {name: found[name] for name in values} == values
+    parsed = parse_by_click(arguments)
+    assert parsed is not None
+    assert parsed["words"] == words
+    assert {name: parsed[name] for name in values} == values
 
 
-@pytest.mark.parametrize("wrong", ["--tok", "--nonsense=1", "-z", "-uz", "--no-such", "-é"])
+@pytest.mark.parametrize("option", ["--tok", "--nonsense=1", "-z", "-uz", "--no-such", "-é"])
 @pytest.mark.parametrize("name", ["ask", "chat", "run"])
-def test_what_is_no_option_is_refused_as_before(
-    name: str, wrong: str, capsys: pytest.CaptureFixture[str]
+def test_unknown_options_are_refused(
+    name: str, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert app.run([name, *(["builtin"] if name == "run" else []), wrong, "hi"]) == 2
+    assert app.run([name, *(["builtin"] if name == "run" else []), option, "hi"]) == 2
     assert "No such option" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["ask", "chat", "run"])
 def test_sampling_comes_last_in_the_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     app.run([name, "--help"])
-    shown = capsys.readouterr().out
-    first, second = shown.split("\nSampling:\n")
+    page = capsys.readouterr().out
+    general, sampling = page.split("\nSampling:\n")
     for option in options.SAMPLING:
-        assert option.flags[0] not in first.split("Options:")[1]
-        assert option.flags[0] in second
-    assert "--help" in first
+        assert option.flags[0] not in general.split("Options:")[1]
+        assert option.flags[0] in sampling
+    assert "--help" in general
 
 
 @pytest.mark.parametrize(
@@ -117,10 +117,10 @@ def test_sampling_comes_last_in_the_help(name: str, capsys: pytest.CaptureFixtur
         ["-m", "x", "--temperature", "0.5"],
     ],
 )
-def test_what_people_type_takes_the_short_way(arguments: list[str]) -> None:
+def test_common_command_lines_use_the_short_parser(arguments: list[str]) -> None:
     parsed = options.parse(arguments)
     assert parsed is not None
-    assert vars(parsed) == by_click(arguments)
+    assert vars(parsed) == parse_by_click(arguments)
 
 
 def test_ask_options_declare_every_option() -> None:

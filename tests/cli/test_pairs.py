@@ -1,4 +1,4 @@
-"""Pairs as a person meets them: pull, list, ask, rm, gc, and the sentences when something is wrong."""
+"""Test the commands for pairs: pull, list, show, add, rm, gc, drafts, and their errors."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def home(tmp_path: Path) -> Iterator[PullingHome]:
 
 @pytest.fixture
 def slow(home: PullingHome) -> PullingHome:
-    """A pull from here takes some seconds."""
+    """Return a home whose hub is so slow that a pull takes some seconds."""
     home.hub.rate = 300_000
     return home
 
 
-def scripted(home: PullingHome) -> PullingHome:
-    """With the scripted engine: nothing of llama.cpp is needed."""
+def use_scripted_engine(home: PullingHome) -> PullingHome:
+    """Let a home use the scripted engine, which needs no llama.cpp."""
     home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
     return home
 
 
-def start(home: PullingHome, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+def start_command(home: PullingHome, *arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "localspec", *arguments],
         env=home.environment,
@@ -52,25 +52,25 @@ def start(home: PullingHome, *arguments: str, **options: Any) -> subprocess.Pope
     )
 
 
-def pulls(home: PullingHome) -> dict[str, dict[str, object]]:
-    return {each["name"]: each for each in json.loads(home.run("pulls", "--json").stdout)}
+def list_pulls(home: PullingHome) -> dict[str, dict[str, object]]:
+    return {pull["name"]: pull for pull in json.loads(home.run("pulls", "--json").stdout)}
 
 
-def test_from_the_hub_to_an_answer_and_away_again(home: PullingHome) -> None:
+def test_a_pair_is_pulled_used_and_removed(home: PullingHome) -> None:
     assert "tiny" not in home.run("list").stdout
     run = home.run("ask", "-m", "tiny", "hi")
     assert (run.returncode, run.stderr) == (
         1,
         "localspec: The pair 'tiny' is not pulled yet; run: localspec pull tiny\n",
     )
-    run = home.run("pull", "little")  # by its other name
+    run = home.run("pull", "little")  # little is an alias of tiny.
     assert run.returncode == 0, run.stderr
     assert run.stdout == 'tiny is installed (966 KiB). Try: localspec ask -m tiny "…"\n'
     assert re.search(r"^tiny +966 KiB +chat +two small models$", home.run("list").stdout, re.M)
     run = home.run("ask", "-m", "little", "-n", "8", "-u", "hi")
     assert run.returncode == 0, run.stderr
     assert "drafted" in run.stderr
-    names = [each["id"] for each in home.request("GET", "/v1/models").json["data"]]
+    names = [model["id"] for model in home.request("GET", "/v1/models").json["data"]]
     assert names == ["builtin", "tiny"]
     assert home.run("rm", "tiny").stdout == "Removed tiny; 966 KiB freed.\n"
     assert home.run("unload").stdout == "No pair is loaded.\n"
@@ -78,23 +78,23 @@ def test_from_the_hub_to_an_answer_and_away_again(home: PullingHome) -> None:
     assert home.run("ask", "-m", "tiny", "hi").returncode == 1
 
 
-def test_what_show_tells(home: PullingHome) -> None:
+def test_show_describes_a_pair(home: PullingHome) -> None:
     home.run("pull", "tiny")
-    shown = home.run("show", "tiny", "--context", "512").stdout
-    assert "own/target at 0123456789ab" in shown
-    assert re.search(r"^tokenizers +match$", shown, re.M)
-    assert "with 512 tokens of context" in shown
+    output = home.run("show", "tiny", "--context", "512").stdout
+    assert "own/target at 0123456789ab" in output
+    assert re.search(r"^tokenizers +match$", output, re.M)
+    assert "with 512 tokens of context" in output
     view = json.loads(home.run("show", "tiny", "--json").stdout)
     assert view["matched"] is True
     assert view["fit"]["draft"] is True
-    shown = home.run("show", "builtin").stdout
-    assert "match" in shown
-    assert "target.gguf, 11.9 MiB, Q8_0 (Q8_0 100%)" in shown
-    assert re.search(r"chat template of \d+ characters \([0-9a-f]{12}…\), without tools", shown)
-    assert "supports fill-in-the-middle (FIM)" in shown
-    assert "licence PSF-2.0 AND MIT" in shown
-    assert re.search(r"^drafts +a draft model", shown, re.M)
-    assert re.search(r"^tool calls +explained to the model in the question$", shown, re.M)
+    output = home.run("show", "builtin").stdout
+    assert "match" in output
+    assert "target.gguf, 11.9 MiB, Q8_0 (Q8_0 100%)" in output
+    assert re.search(r"chat template of \d+ characters \([0-9a-f]{12}…\), without tools", output)
+    assert "supports fill-in-the-middle (FIM)" in output
+    assert "licence PSF-2.0 AND MIT" in output
+    assert re.search(r"^drafts +a draft model", output, re.M)
+    assert re.search(r"^tool calls +explained to the model in the question$", output, re.M)
     assert "<|assistant|>" in home.run("show", "builtin", "--template").stdout
     for name in ("a/b", "", "a/../b"):
         run = home.run("show", name)
@@ -102,36 +102,36 @@ def test_what_show_tells(home: PullingHome) -> None:
         assert run.stderr.startswith(f"localspec: There is no pair '{name}'.")
 
 
-def test_the_catalogue_and_what_fits(home: PullingHome) -> None:
-    shown = home.run("catalogue").stdout
-    assert "coder-7b" in shown
-    assert "of memory free" in shown
+def test_the_catalogue_shows_which_pairs_fit(home: PullingHome) -> None:
+    output = home.run("catalogue").stdout
+    assert "coder-7b" in output
+    assert "of memory free" in output
     listed = json.loads(home.run("list", "--all", "--json").stdout)
-    fits = {each["name"]: each["fits"] for each in listed["pairs"]}
+    fits = {pair["name"]: pair["fits"] for pair in listed["pairs"]}
     fitting = home.run("catalogue", "--fits").stdout
     for name in ("smollm2", "llama33-70b"):
         assert (name in fitting) == (fits[name] != "no")
 
 
-def test_an_edit_of_the_catalogue_is_seen_and_a_broken_one_is_named(home: PullingHome) -> None:
-    scripted(home)
+def test_edits_of_the_catalogue_apply_and_mistakes_are_named(home: PullingHome) -> None:
+    use_scripted_engine(home)
     home.run("list")
-    before = home.catalogue.read_text()
-    home.catalogue.write_text(before.replace("pairs.tiny", "pairs.other"))
+    catalogue = home.catalogue.read_text()
+    home.catalogue.write_text(catalogue.replace("pairs.tiny", "pairs.other"))
     wait_for(lambda: "other" in home.run("list", "--all").stdout, "the new name")
-    home.catalogue.write_text(before + "nonsense = 1\n")
+    home.catalogue.write_text(catalogue + "nonsense = 1\n")
     wait_for(lambda: home.status()["problems"], "the problem")
     run = home.run("list", "--all")
-    assert "other" in run.stdout  # the last good one
+    assert "other" in run.stdout  # The last valid catalogue is still in use.
     assert "The last good catalogue stays in use." in run.stderr
     assert "models.toml, line 11, pairs.tiny.draft.nonsense" in run.stderr
     assert "problem" in home.run("status").stdout
-    home.catalogue.write_text(before)
+    home.catalogue.write_text(catalogue)
     wait_for(lambda: not home.status()["problems"], "the cure")
 
 
 def test_an_edit_of_the_configuration_is_used_from_the_next_load(home: PullingHome) -> None:
-    scripted(home)
+    use_scripted_engine(home)
     home.run("pull", "tiny")
     config = home.catalogue.with_name("config.toml")
     config.write_text('pair = "tiny"\n')
@@ -143,38 +143,37 @@ def test_an_edit_of_the_configuration_is_used_from_the_next_load(home: PullingHo
 
 
 def test_ctrl_c_leaves_the_pull_running_and_says_so(slow: PullingHome) -> None:
-    process = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = start_command(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     wait_for(lambda: slow.hub.sent > 150_000, "some bytes")
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=10)
-    slow.hub.rate = 1e3  # it is still under way when the last of these has asked
+    slow.hub.rate = 1e3  # Slow enough to be still running at the last of these checks.
     assert process.returncode == 130
     assert "The pull of tiny continues in the daemon. To watch it: localspec pull tiny" in stderr
-    assert pulls(slow)["tiny"]["state"] == "downloading"
+    assert list_pulls(slow)["tiny"]["state"] == "downloading"
     assert "downloading" in slow.run("pulls").stdout
     assert "1 running" in slow.run("status").stdout
     slow.hub.rate = 0
-    assert slow.run("pull", "tiny").returncode == 0  # joins it, to its end
-    assert slow.hub.sent < 1_100_000  # one transfer of 989 kB
+    # The command joins the running pull and waits for its end.
+    assert slow.run("pull", "tiny").returncode == 0
+    assert slow.hub.sent < 1_100_000  # The 989 kB were transferred once.
 
 
 @pytest.mark.parametrize("columns", [30, 100])
-def test_ctrl_c_in_a_terminal_leaves_the_bar_on_a_line_of_its_own(
-    slow: PullingHome, columns: int
-) -> None:
-    with terminal(slow.environment, "pull", "tiny", columns=columns) as shown:
-        shown.expect("%")
-        shown.interrupt()
-        assert shown.wait() == 130
-        assert "To watch it: localspec pull tiny" in " ".join(shown.text.split())
-        # Everything that is drawn over itself fits, or it would scroll the window away.
-        raw = shown.raw.replace("^C", "")  # the terminal's own
-        drawn = [part for part in re.split(r"[\r\n]", raw) if "%" in part]
-        assert max(len(ESCAPES.sub("", part)) for part in drawn) <= columns
-    assert pulls(slow)["tiny"]["state"] == "downloading"
+def test_ctrl_c_in_a_terminal_ends_the_bar_with_a_new_line(slow: PullingHome, columns: int) -> None:
+    with terminal(slow.environment, "pull", "tiny", columns=columns) as session:
+        session.expect("%")
+        session.interrupt()
+        assert session.wait() == 130
+        assert "To watch it: localspec pull tiny" in " ".join(session.text.split())
+        # Lines that are redrawn must fit, or the window would scroll.
+        raw = session.raw.replace("^C", "")  # Remove the terminal's echo.
+        parts = [part for part in re.split(r"[\r\n]", raw) if "%" in part]
+        assert max(len(ESCAPES.sub("", part)) for part in parts) <= columns
+    assert list_pulls(slow)["tiny"]["state"] == "downloading"
 
 
-def test_no_wait_cancel_and_going_on(slow: PullingHome) -> None:
+def test_a_pull_is_cancelled_and_continued(slow: PullingHome) -> None:
     assert slow.run("pull", "tiny", "--no-wait").stdout == (
         "Pulling tiny; to see its progress: localspec pulls\n"
     )
@@ -185,21 +184,23 @@ def test_no_wait_cancel_and_going_on(slow: PullingHome) -> None:
         run.stdout
         == "The pull was cancelled; anything already downloaded is kept for the next one.\n"
     )
-    assert pulls(slow)["tiny"]["state"] == "cancelled"
-    slow.hub.rate, before = 0, slow.hub.sent
+    assert list_pulls(slow)["tiny"]["state"] == "cancelled"
+    slow.hub.rate, bytes_sent = 0, slow.hub.sent
     assert slow.run("pull", "tiny").returncode == 0
-    assert slow.hub.sent - before < 989_000  # the rest only
+    assert slow.hub.sent - bytes_sent < 989_000  # Only the rest is transferred.
     assert slow.run("pulls", "cancel", "nope").stderr == (
         "localspec: There is no pull of 'nope'; see: localspec pulls\n"
     )
 
 
-def test_a_daemon_that_is_killed_or_told_to_end_loses_nothing(slow: PullingHome) -> None:
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        before = slow.hub.sent
-        process = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        wait_for(lambda before=before: slow.hub.sent > before + 250_000, "some bytes")  # type: ignore[misc]
-        os.kill(int((slow.root / "run" / "daemon.lock").read_text()), number)
+def test_a_daemon_that_ends_during_a_pull_loses_no_data(slow: PullingHome) -> None:
+    for signal_number in (signal.SIGKILL, signal.SIGTERM):
+        bytes_sent = slow.hub.sent
+        process = start_command(
+            slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        wait_for(lambda bytes_sent=bytes_sent: slow.hub.sent > bytes_sent + 250_000, "some bytes")  # type: ignore[misc]
+        os.kill(int((slow.root / "run" / "daemon.lock").read_text()), signal_number)
         _, stderr = process.communicate(timeout=20)
         assert process.returncode in (1, 3), stderr
         assert len(stderr.strip().splitlines()[-1]) > 30
@@ -211,18 +212,18 @@ def test_a_daemon_that_is_killed_or_told_to_end_loses_nothing(slow: PullingHome)
 def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None:
     slow.hub.rate = 500_000
     leader, follower = pty.openpty()
-    terminal = start(slow, "pull", "tiny", stdout=subprocess.DEVNULL, stderr=follower)
+    terminal = start_command(slow, "pull", "tiny", stdout=subprocess.DEVNULL, stderr=follower)
     os.close(follower)
-    piped = start(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    seen = b""
-    with contextlib.suppress(OSError):  # what a terminal says at its end
+    piped = start_command(slow, "pull", "tiny", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output = b""
+    with contextlib.suppress(OSError):  # A terminal reports its end as an error.
         while data := os.read(leader, 4096):
-            seen += data
+            output += data
     os.close(leader)
     assert terminal.wait(timeout=20) == 0
-    out, lines = piped.communicate(timeout=20)
-    assert out.startswith("tiny is installed")
-    text = seen.decode()
+    stdout, lines = piped.communicate(timeout=20)
+    assert stdout.startswith("tiny is installed")
+    text = output.decode()
     assert "░" in text
     assert re.search(r"\d+%  \d+ KiB of 966 KiB  \d+ KiB/s  \d+ s left", text)
     assert "\x1b" not in lines
@@ -234,10 +235,10 @@ def test_a_terminal_gets_a_bar_and_a_pipe_quiet_lines(slow: PullingHome) -> None
 
 
 def test_models_that_do_not_match_are_refused_by_their_headers(home: PullingHome) -> None:
-    other = home.root / "other.gguf"
+    mismatched = home.root / "other.gguf"
     shape = Shape(1, 64, 128, 4, 300)
-    write_model(other, shape, target_cycle(300))
-    home.hub.add("own/draft", "draft.gguf", other.read_bytes())
+    write_model(mismatched, shape, target_cycle(300))
+    home.hub.add("own/draft", "draft.gguf", mismatched.read_bytes())
     run = home.run("pull", "tiny")
     assert run.returncode == 1
     assert "target.gguf and draft.gguf: " in run.stderr
@@ -249,12 +250,12 @@ def test_a_gated_repository_is_named_and_the_token_stays_secret(home: PullingHom
     run = home.run("pull", "tiny")
     assert run.returncode == 1
     assert "own/target is gated: accept its terms at" in run.stderr
-    # The daemon has no token in its environment; the client's counts.
+    # The daemon has no token in its environment; the client's token is used.
     home.environment["HF_TOKEN"] = home.hub.token
     assert home.run("pull", "tiny").returncode == 0
-    said = home.log.read_text() + home.run("pulls", "--json").stdout
-    assert home.hub.token not in said
-    assert "signature=" not in said
+    output = home.log.read_text() + home.run("pulls", "--json").stdout
+    assert home.hub.token not in output
+    assert "signature=" not in output
 
 
 def test_a_login_page_and_a_wrong_hash(home: PullingHome) -> None:
@@ -272,7 +273,7 @@ def test_a_login_page_and_a_wrong_hash(home: PullingHome) -> None:
 
 
 def test_a_damaged_file_is_found_and_not_loaded(home: PullingHome) -> None:
-    scripted(home)
+    use_scripted_engine(home)
     home.run("pull", "tiny")
     (blob,) = [path for path in (home.store / "blobs").glob("*.gguf") if path.stat().st_size > 5e5]
     data = bytearray(blob.read_bytes())
@@ -287,10 +288,11 @@ def test_a_damaged_file_is_found_and_not_loaded(home: PullingHome) -> None:
     assert "target.gguf is damaged" in run.stderr
     blob.write_bytes(data[:1000])
     assert "has 1000 bytes but should have" in home.run("ask", "-m", "tiny", "hi").stderr
-    sent = home.hub.sent
+    bytes_sent = home.hub.sent
     run = home.run("pull", "tiny")
     assert run.returncode == 0, run.stderr
-    assert home.hub.sent - sent < 1.05 * len(data) + 70_000  # the other one's header at most
+    # At most the header of the other file is transferred.
+    assert home.hub.sent - bytes_sent < 1.05 * len(data) + 70_000
     assert "target.gguf: OK" in home.run("verify", "tiny").stdout
     assert home.run("ask", "-m", "tiny", "say x").stdout == "x\n"
 
@@ -301,10 +303,10 @@ def test_a_store_that_cannot_be_written(home: PullingHome) -> None:
     assert "cannot be written" in home.run("pull", "tiny").stderr
 
 
-def test_a_full_disk_is_told_with_numbers(home: PullingHome) -> None:
+def test_a_full_disk_is_reported_with_numbers(home: PullingHome) -> None:
     home.store.mkdir(parents=True)
     localspec = f"{sys.executable} -m localspec"
-    # The reserve is 64 MiB, so nothing fits here.
+    # The reserve is 64 MiB, so nothing fits.
     script = f"mount -t tmpfs -o size=64m none {home.store} || exit 77; {localspec} pull tiny"
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", f"{script}; {localspec} stop"]
     if not shutil.which("unshare"):
@@ -319,7 +321,7 @@ def test_a_full_disk_is_told_with_numbers(home: PullingHome) -> None:
 
 
 def test_a_record_of_a_newer_version_is_left_alone(home: PullingHome) -> None:
-    scripted(home)
+    use_scripted_engine(home)
     home.run("pull", "tiny")
     record = home.store / "pairs" / "tiny.json"
     newer = record.read_text().replace('"version": 1', '"version": 99')
@@ -336,8 +338,8 @@ def test_a_record_of_a_newer_version_is_left_alone(home: PullingHome) -> None:
     assert record.read_text() == newer
 
 
-def test_names_that_are_not_there(home: PullingHome) -> None:
-    scripted(home)
+def test_unknown_names_have_suggestions(home: PullingHome) -> None:
+    use_scripted_engine(home)
     assert home.run("show", "tinny").stderr == (
         "localspec: There is no pair 'tinny'. Did you mean tiny or builtin? See: localspec list --all\n"
     )
@@ -352,15 +354,15 @@ def test_names_that_are_not_there(home: PullingHome) -> None:
 # ------------------------------------------------------------------ own files
 
 
-def test_own_files_are_used_where_they_lie(home: PullingHome, tmp_path: Path) -> None:
-    scripted(home)
+def test_local_files_are_used_in_place(home: PullingHome, tmp_path: Path) -> None:
+    use_scripted_engine(home)
     target, draft = home.files
     run = home.run("add", "mine", "--target", target.name, "--draft", draft.name, cwd=tmp_path)
     assert run.stdout == 'mine is installed (966 KiB). Try: localspec ask -m mine "…"\n'
     assert home.run("ask", "-m", "mine", "say hello").stdout == "hello\n"
     home.run("unload")
-    again = home.run("add", "mine", "--target", str(target))
-    assert again.stderr == (
+    second_run = home.run("add", "mine", "--target", str(target))
+    assert second_run.stderr == (
         "localspec: A pair 'mine' already exists; to replace it, add: --replace\n"
     )
     assert "it stands for the configured pair" in home.run("add", "default", "--target", "x").stderr
@@ -369,10 +371,8 @@ def test_own_files_are_used_where_they_lie(home: PullingHome, tmp_path: Path) ->
     assert target.exists()
 
 
-def test_an_own_file_that_was_replaced_is_used_and_said_once(
-    home: PullingHome, tmp_path: Path
-) -> None:
-    scripted(home)
+def test_a_replaced_local_file_is_used_and_reported_once(home: PullingHome, tmp_path: Path) -> None:
+    use_scripted_engine(home)
     target, draft = home.files
     home.run("add", "mine", "--target", str(target), "--draft", str(draft))
     assert home.run("ask", "-m", "mine", "say x").stderr == ""
@@ -390,21 +390,25 @@ def test_an_own_file_that_was_replaced_is_used_and_said_once(
     assert ": OK" in home.run("verify", "mine").stdout
     home.run("unload")
     write_pair(tmp_path / "newest", seed=6)[0].replace(target)
-    with terminal(home.environment, "chat", "-m", "mine") as shown:
-        shown.expect("›")
-        shown.send("say x\r")
-        shown.expect("target.gguf has changed")
-        shown.expect("›")
-        shown.send("\x04")
-        assert shown.wait() == 0
+    with terminal(home.environment, "chat", "-m", "mine") as session:
+        session.expect("›")
+        session.send("say x\r")
+        session.expect("target.gguf has changed")
+        session.expect("›")
+        session.send("\x04")
+        assert session.wait() == 0
     target.unlink()
-    (line,) = (each for each in home.run("list").stdout.splitlines() if "missing" in each)
+    (line,) = (
+        output_line
+        for output_line in home.run("list").stdout.splitlines()
+        if "missing" in output_line
+    )
     assert line.startswith("mine: target.gguf is missing (")
     assert line.endswith("Restore it, or remove the pair: localspec rm mine")
 
 
-def test_several_pairs_go_with_one_command(home: PullingHome) -> None:
-    scripted(home)
+def test_several_pairs_are_removed_by_one_command(home: PullingHome) -> None:
+    use_scripted_engine(home)
     for name in ("one", "two"):
         home.run("add", name, "--target", str(home.files[0]))
     run = home.run("rm", "one", "nothing", "two", "one")
@@ -413,7 +417,7 @@ def test_several_pairs_go_with_one_command(home: PullingHome) -> None:
         *("Removed one", "kept", "Removed two", "kept"),
     ]
     assert "There is no pair 'nothing'." in run.stderr
-    assert home.run("list").stdout.count("\n") == 2  # the head and builtin
+    assert home.run("list").stdout.count("\n") == 2  # the header and builtin
 
 
 def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path: Path) -> None:
@@ -427,19 +431,19 @@ def test_drafts_on_this_disk_are_ranked_and_measured(home: PullingHome, tmp_path
     row = rf"^{draft.name} .* \d+% \(\d+% to \d+%\) +[\d.]+× \([\d.]+ to [\d.]+\)"
     assert re.search(row, run.stdout, re.M), run
     assert "The target alone: " in run.stdout
-    assert home.status()["worker_pid"] is None  # its memory is free again
+    assert home.status()["worker_pid"] is None  # Its memory has been freed.
     assert "There is no folder" in home.run("drafts", str(target), "/nowhere").stderr
 
 
 @pytest.mark.slow
 def test_drafts_are_ranked_by_their_acceptance(home: PullingHome, tmp_path: Path) -> None:
-    """Whatever else the machine does: acceptance of greedy text does not depend on it."""
+    """The load of the machine does not matter, because the acceptance of greedy text is fixed."""
     cycle = target_cycle(1024)
     shape = Shape(4, 128, 256, 4, 1024)
     write_model(tmp_path / "target.gguf", shape, cycle)
     for name, rate in (("b", 0.95), ("c", 0.6), ("a", 0.0)):
-        wrong = draft_cycle(cycle, rate)
-        write_model(tmp_path / f"{name}.gguf", Shape(1, 64, 64, 4, 1024), wrong, seed=2)
+        cycle_with_errors = draft_cycle(cycle, rate)
+        write_model(tmp_path / f"{name}.gguf", Shape(1, 64, 64, 4, 1024), cycle_with_errors, seed=2)
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as neighbour:
         try:
             run = home.run(
@@ -447,10 +451,10 @@ def test_drafts_are_ranked_by_their_acceptance(home: PullingHome, tmp_path: Path
             )
         finally:
             neighbour.kill()
-    ranked = [each for each in json.loads(run.stdout)["drafts"] if each["gain"]]
-    assert [each["name"] for each in ranked] == ["b.gguf", "c.gguf", "a.gguf"]
-    for each, rate in zip(ranked, (0.95, 0.6, 0.0), strict=True):
-        gain = each["gain"]
+    ranked = [draft for draft in json.loads(run.stdout)["drafts"] if draft["gain"]]
+    assert [draft["name"] for draft in ranked] == ["b.gguf", "c.gguf", "a.gguf"]
+    for draft, rate in zip(ranked, (0.95, 0.6, 0.0), strict=True):
+        gain = draft["gain"]
         assert gain["acceptance_low"] - 0.1 <= rate <= gain["acceptance_high"] + 0.1
 
 
@@ -466,8 +470,8 @@ sys.addaudithook(witness)
 """
 
 
-def offline_round(home: PullingHome, prefix: list[str]) -> None:
-    """List, show, ask; no process may have opened a socket to a network."""
+def check_offline(home: PullingHome, prefix: list[str]) -> None:
+    """Run list, show and ask, and check that no process opened a network socket."""
     folder = home.root / "site"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(_WITNESS)
@@ -490,23 +494,23 @@ def offline_round(home: PullingHome, prefix: list[str]) -> None:
 def test_with_hf_hub_offline_no_socket_is_opened(home: PullingHome) -> None:
     home.run("pull", "tiny")
     home.run("stop")
-    asked = len(home.hub.requests)
+    request_count = len(home.hub.requests)
     home.environment["HF_HUB_OFFLINE"] = "1"
-    offline_round(home, [])
+    check_offline(home, [])
     run = home.run("pull", "tiny")
     assert run.returncode == 1
     assert run.stderr == (
         "localspec: HF_HUB_OFFLINE is set, so nothing can be pulled; installed pairs still work.\n"
     )
-    assert len(home.hub.requests) == asked
+    assert len(home.hub.requests) == request_count
     assert not (home.root / "witness").exists()
 
 
-def test_with_the_network_taken_away(home: PullingHome) -> None:
+def test_commands_work_without_a_network(home: PullingHome) -> None:
     unshare = shutil.which("unshare")
-    alone = [unshare or "unshare", "--net", "--map-current-user"]
-    if not unshare or subprocess.run([*alone, "true"], capture_output=True).returncode:
+    command = [unshare or "unshare", "--net", "--map-current-user"]
+    if not unshare or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("this machine does not let us take the network away")
     home.run("pull", "tiny")
     home.run("stop")
-    offline_round(home, alone)  # the daemon starts in there too
+    check_offline(home, command)  # The daemon starts without a network too.

@@ -1,4 +1,4 @@
-"""Any model of the hub, as a person pulls it: what is chosen, what drafts, what it is called."""
+"""Test pulls of any repository of the hub: the quantization, the draft and the name of the pair."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NO_DRAFT = "No draft model is known for it; drafts come from the text itself (n-
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[PullingHome]:
-    """With the scripted engine: nothing of llama.cpp is needed."""
+    """Yield a home with the scripted engine, which needs no llama.cpp."""
     with pulling_home(tmp_path) as home:
         home.environment["LOCALSPEC_ENGINE"] = f"{sys.executable} {FAKE_WORKER}"
         home.hub.add(REPO, "README.md", b"about it")
@@ -36,18 +36,18 @@ def home(tmp_path: Path) -> Iterator[PullingHome]:
         yield home
 
 
-def record(home: PullingHome, name: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((home.store / "pairs" / f"{name}.json").read_text())
-    return found
+def read_record(home: PullingHome, name: str) -> dict[str, object]:
+    content: dict[str, object] = json.loads((home.store / "pairs" / f"{name}.json").read_text())
+    return content
 
 
-def file_of(home: PullingHome, name: str, role: str = "target") -> str | None:
-    model = record(home, name)[role]
+def pulled_file(home: PullingHome, name: str, role: str = "target") -> str | None:
+    model = read_record(home, name)[role]
     return model["parts"][0]["file"] if model else None  # type: ignore[index]
 
 
-def test_a_repository_the_quantization_chosen_and_an_answer(tmp_path: Path) -> None:
-    """With the real engine."""
+def test_a_repository_is_pulled_and_answers(tmp_path: Path) -> None:
+    """The real engine loads and answers with the pulled file."""
     with pulling_home(tmp_path) as home:
         home.hub.add(REPO, "Tiny-8B-F32.gguf", home.files[0].read_bytes())
         run = home.run("pull", f"https://huggingface.co/{REPO}")
@@ -55,7 +55,7 @@ def test_a_repository_the_quantization_chosen_and_an_answer(tmp_path: Path) -> N
         assert re.search(r"^F32 +\d+ KiB +yes +taken$", run.stdout, re.M), run.stdout
         assert NO_DRAFT in run.stdout
         assert "maker-tiny-8b is installed" in run.stdout
-        run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # or by the pair's name
+        run = home.run("ask", "-m", REPO, "-n", "4", "hi")  # The pair's name works too.
         assert run.returncode == 0, run.stderr
         home.run("unload")
         assert "Removed maker-tiny-8b" in home.run("rm", REPO).stdout
@@ -63,7 +63,7 @@ def test_a_repository_the_quantization_chosen_and_an_answer(tmp_path: Path) -> N
         assert f"localspec pull {REPO}" in run.stderr
 
 
-def test_what_is_offered_taken_and_called(home: PullingHome) -> None:
+def test_the_quantization_and_the_pair_name_are_chosen(home: PullingHome) -> None:
     run = home.run("pull", REPO)
     assert run.returncode == 0, run.stderr
     rows = [line.split() for line in run.stdout.splitlines()]
@@ -71,18 +71,18 @@ def test_what_is_offered_taken_and_called(home: PullingHome) -> None:
     assert rows[2][:1] + rows[2][3:] == ["Q4_K_M", "yes"]
     assert f"To choose another: localspec pull {REPO}:QUANTIZATION" in run.stdout
     assert "Pair name: maker-tiny-8b\n" in run.stdout
-    assert file_of(home, "maker-tiny-8b") == "Tiny-8B-Q8_0.gguf"
+    assert pulled_file(home, "maker-tiny-8b") == "Tiny-8B-Q8_0.gguf"
     assert home.hub.sent <= 1.05 * len(BIGGER)
-    # The same again is nothing new, by either name; what is named gets a name of its own.
-    before = home.hub.sent
+    # A repeated pull transfers nothing; a chosen quantization is a pair of its own.
+    bytes_sent = home.hub.sent
     assert home.run("pull", REPO).returncode == 0
     assert home.run("pull", "maker-tiny-8b").returncode == 0
-    assert home.hub.sent == before
+    assert home.hub.sent == bytes_sent
     run = home.run("pull", f"hf.co/{REPO}:q4_k_m")
     assert "QUANTIZATION" not in run.stdout
-    assert file_of(home, "maker-tiny-8b-q4_k_m") == "Tiny-8B-Q4_K_M.gguf"
+    assert pulled_file(home, "maker-tiny-8b-q4_k_m") == "Tiny-8B-Q4_K_M.gguf"
     assert home.run("pull", f"{REPO}:Tiny-8B-Q4_K_M.gguf", "--name", "mine").returncode == 0
-    assert file_of(home, "mine") == "Tiny-8B-Q4_K_M.gguf"
+    assert pulled_file(home, "mine") == "Tiny-8B-Q4_K_M.gguf"
     assert "Q4_K_M of maker/Tiny-8B-GGUF" in home.run("list").stdout
 
 
@@ -93,38 +93,38 @@ def test_a_split_model_in_a_folder(home: PullingHome) -> None:
         home.hub.add("maker/split", f"Q6_K/{file}", data)
     run = home.run("pull", "maker/split")
     assert run.returncode == 0, run.stderr
-    stored = record(home, "maker-split")["target"]
+    stored = read_record(home, "maker-split")["target"]
     assert len(stored["parts"]) == 3  # type: ignore[index]
 
 
-def test_sentences_for_what_is_not_there(home: PullingHome) -> None:
-    for named, says in (
+def test_unknown_repositories_are_refused(home: PullingHome) -> None:
+    for name, message in (
         (f"{REPO}:Q5_0", "has no 'Q5_0'; it has: Q8_0, Q4_K_M."),
         ("maker/none", "The hub has no repository maker/none"),
         ("https://example.com/a/b", "is not a URL of the hub"),
         ("models/a.gguf", "for a file on this disk: localspec add"),
     ):
-        run = home.run("pull", named)
+        run = home.run("pull", name)
         assert run.returncode == 1
-        assert says in run.stderr
+        assert message in run.stderr
         assert "maker" not in home.run("list").stdout
 
 
-def test_nothing_that_is_here_is_replaced(home: PullingHome) -> None:
+def test_existing_pairs_are_not_replaced(home: PullingHome) -> None:
     home.run("add", "maker-tiny-8b", "--target", str(home.files[0]))
     home.run("add", "tiny", "--target", str(home.files[0]))
-    for named in (REPO, "tiny"):
-        run = home.run("pull", named)
+    for name in (REPO, "tiny"):
+        run = home.run("pull", name)
         assert run.returncode == 1
         assert "is a pair of your own files, which a pull does not replace" in run.stderr
         assert "--name NAME" in run.stderr
-    assert record(home, "tiny")["source"] == "own"
+    assert read_record(home, "tiny")["source"] == "own"
     assert home.run("pull", REPO, "--name", "other").returncode == 0
     run = home.run("pull", f"{REPO}:Q4_K_M", "--name", "other")
     assert (
         "A pair 'other' already exists; it was pulled as maker/Tiny-8B-GGUF, not as" in run.stderr
     )
-    assert file_of(home, "other") == "Tiny-8B-Q8_0.gguf"
+    assert pulled_file(home, "other") == "Tiny-8B-Q8_0.gguf"
     assert "is a pair in the catalogue" in home.run("pull", REPO, "--name", "coder-7b").stderr
     assert "is not a valid pair name" in home.run("pull", REPO, "--name", "A B").stderr
     assert "part of the installation" in home.run("pull", REPO, "--name", "builtin").stderr
@@ -137,15 +137,15 @@ def test_a_draft_that_is_named_or_left_out(home: PullingHome) -> None:
     home.hub.add("maker/draft", "d-Q8_0.gguf", SMALL)
     run = home.run("pull", REPO, "--draft", "maker/draft:Q8_0")
     assert run.returncode == 0, run.stderr
-    assert file_of(home, "maker-tiny-8b", "draft") == "d-Q8_0.gguf"
+    assert pulled_file(home, "maker-tiny-8b", "draft") == "d-Q8_0.gguf"
     assert home.run("pull", "tiny", "--no-draft").returncode == 0
-    assert file_of(home, "tiny", "draft") is None
+    assert pulled_file(home, "tiny", "draft") is None
     assert (
         "pulled as tiny --no-draft, not as"
         in home.run("pull", "tiny", "--draft", "own/draft").stderr
     )
     run = home.run("pull", "tiny", "--draft", "own/draft", "--name", "both")
-    assert file_of(home, "both", "draft") == "draft.gguf", run.stderr
+    assert pulled_file(home, "both", "draft") == "draft.gguf", run.stderr
     assert home.run("pull", "tiny", "--draft", "a/b", "--no-draft").returncode == 2
     assert "is not a repository" in home.run("pull", REPO, "--draft", "coder-7b").stderr
 
@@ -169,13 +169,13 @@ def test_the_catalogue_proposes_the_draft_of_the_same_model_and_family(home: Pul
     home.hub.add("maker/draft", "d.gguf", SMALL)
     run = home.run("pull", f"{REPO}:Q4_K_M")
     assert "Draft: maker/draft/d.gguf, which the catalogue lists for tin.\n" in run.stdout
-    assert file_of(home, "maker-tiny-8b-q4_k_m", "draft") == "d.gguf"
+    assert pulled_file(home, "maker-tiny-8b-q4_k_m", "draft") == "d.gguf"
     assert home.hub.sent <= 1.05 * (len(BIG) + len(SMALL))
 
 
 def test_heads_are_found_in_the_file_and_beside_it(home: PullingHome) -> None:
-    inside = model(layers=3, filler=9000).put("llama.nextn_predict_layers", U32, 1).data()
-    home.hub.add("maker/inside", "inside-Q4_0.gguf", inside)
+    with_heads = model(layers=3, filler=9000).put("llama.nextn_predict_layers", U32, 1).data()
+    home.hub.add("maker/inside", "inside-Q4_0.gguf", with_heads)
     run = home.run("pull", "maker/inside")
     assert "Drafts: this model's own heads (MTP), which are in its file." in run.stdout
     assert "MTP heads of the architecture llama are not supported" in run.stdout
@@ -186,20 +186,22 @@ def test_heads_are_found_in_the_file_and_beside_it(home: PullingHome) -> None:
     home.hub.add("maker/gemma", "mtp-gemma.gguf", sidecar.read_bytes())
     run = home.run("pull", "maker/gemma")
     assert "(MTP), mtp-gemma.gguf in the same repository." in run.stdout
-    assert file_of(home, "maker-gemma", "draft") == "mtp-gemma.gguf"
-    shown = home.run("show", "maker-gemma").stdout
-    assert re.search(r"^drafts +the MTP heads in the draft's file$", shown, re.M)
+    assert pulled_file(home, "maker-gemma", "draft") == "mtp-gemma.gguf"
+    output = home.run("show", "maker-gemma").stdout
+    assert re.search(r"^drafts +the MTP heads in the draft's file$", output, re.M)
     listed = json.loads(home.run("list", "--json").stdout)["pairs"]
-    assert [each["kind"] for each in listed if each["name"] == "maker-gemma"] == ["mtp-sidecar"]
+    assert [pair["kind"] for pair in listed if pair["name"] == "maker-gemma"] == ["mtp-sidecar"]
 
 
-def test_heads_of_the_catalogue_come_with_their_target_or_are_said_to_be_of_no_use(
+def test_heads_of_the_catalogue_are_used_only_if_they_fit(
     home: PullingHome,
 ) -> None:
     target, sidecar = write_with_sidecar(home.root / "gemma")
-    other, _ = write_with_sidecar(home.root / "other", replace(TINY_GEMMA, n_embd=96, n_head=3))
+    wider_target, _ = write_with_sidecar(
+        home.root / "other", replace(TINY_GEMMA, n_embd=96, n_head=3)
+    )
     rows = []
-    for name, file in (("right", target), ("wrong", other)):
+    for name, file in (("right", target), ("wrong", wider_target)):
         home.hub.add(f"maker/{name}", "target.gguf", file.read_bytes())
         home.hub.add(f"maker/{name}", "mtp.gguf", sidecar.read_bytes())
         rows.append(f'[pairs.{name}]\nsummary = "s"\n')
@@ -207,26 +209,26 @@ def test_heads_of_the_catalogue_come_with_their_target_or_are_said_to_be_of_no_u
             rows.append(f'[pairs.{name}.{role}]\nrepo = "maker/{name}"\nfile = "{part}.gguf"\n')
     home.catalogue.write_text("".join(rows))
     assert home.run("pull", "right").returncode == 0
-    assert file_of(home, "right", "draft") == "mtp.gguf"
+    assert pulled_file(home, "right", "draft") == "mtp.gguf"
     run = home.run("pull", "wrong")
     assert run.returncode == 0
     assert "reads states of 64 numbers, and the target's have 96. Drafts come from" in run.stdout
-    assert file_of(home, "wrong", "draft") is None
+    assert pulled_file(home, "wrong", "draft") is None
 
 
-def test_a_draft_of_this_disk_is_used_where_it_lies(home: PullingHome) -> None:
-    """One of LM Studio's, and one of another pair, whose file stays when that goes."""
-    place = home.root / ".lmstudio" / "models" / "a" / "d.gguf"
-    place.parent.mkdir(parents=True)
-    place.write_bytes(SMALL)
+def test_a_local_draft_is_used_in_place(home: PullingHome) -> None:
+    """A draft may be a file of LM Studio or of another pair, whose file stays when that pair goes."""
+    path = home.root / ".lmstudio" / "models" / "a" / "d.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(SMALL)
     run = home.run("pull", f"{REPO}:Q4_K_M")
     assert "Draft: d.gguf (LM Studio), which is on this disk and matches.\n" in run.stdout
-    assert record(home, "maker-tiny-8b-q4_k_m")["draft"]["parts"][0]["path"] == str(place)  # type: ignore[index]
+    assert read_record(home, "maker-tiny-8b-q4_k_m")["draft"]["parts"][0]["path"] == str(path)  # type: ignore[index]
     assert home.run("ask", "-m", "maker-tiny-8b-q4_k_m", "say hello").stdout == "hello\n"
     home.run("unload")
     home.run("rm", "maker-tiny-8b-q4_k_m")
-    assert place.exists()
-    place.unlink()
+    assert path.exists()
+    path.unlink()
     home.hub.add("maker/draft", "d-Q8_0.gguf", SMALL)
     home.run("pull", "maker/draft", "--no-draft", "--name", "little-one")
     run = home.run("pull", REPO)
@@ -247,7 +249,7 @@ def test_several_names_and_which_of_them_failed(home: PullingHome) -> None:
     assert home.run("pull", "tiny", "nope", "--name", "x").returncode == 2
 
 
-def test_a_limit_for_all_files_of_a_pull(home: PullingHome) -> None:
+def test_the_rate_limit_applies_to_all_files_of_a_pull(home: PullingHome) -> None:
     home.hub.add("maker/draft", "d-Q8_0.gguf", BIG)
     home.hub.add("maker/big", "b-Q8_0.gguf", BIGGER)
     run = home.run("pull", "maker/big", "--draft", "maker/draft", "--limit-rate", "600K", "--json")

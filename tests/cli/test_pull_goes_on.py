@@ -1,4 +1,4 @@
-"""A pull that the daemon's end interrupts goes on by itself when the daemon starts again."""
+"""Test that a pull interrupted by the daemon's end resumes when the daemon starts again."""
 
 from __future__ import annotations
 
@@ -42,53 +42,53 @@ def home(tmp_path: Path) -> Iterator[PullingHome]:
         yield home
 
 
-def journal(home: PullingHome) -> Path:
+def journal_file(home: PullingHome) -> Path:
     return home.root / "state" / "pulls.json"
 
 
-def pulls(home: PullingHome) -> dict[str, Any]:
-    return {each["name"]: each for each in json.loads(home.run("pulls", "--json").stdout)}
+def list_pulls(home: PullingHome) -> dict[str, Any]:
+    return {pull["name"]: pull for pull in json.loads(home.run("pulls", "--json").stdout)}
 
 
-def begin(home: PullingHome, *arguments: str) -> None:
-    """A pull of some seconds, until a part of it is here."""
+def start_pull(home: PullingHome, *arguments: str) -> None:
+    """Start a pull of some seconds and wait until a part of it has arrived."""
     home.hub.rate = 1.5e6
     run = home.run("pull", *(arguments or (REPO,)), "--no-wait")
     assert run.returncode == 0, run.stderr
     wait_for(lambda: home.hub.sent > NEEDED // 10, "some bytes")
 
 
-def missing(home: PullingHome) -> int:
-    """Bytes of the pair that are not here."""
-    left = 0
+def count_missing_bytes(home: PullingHome) -> int:
+    """Return the number of bytes of the pair that are still missing."""
+    remaining = 0
     for data in (BIG, SMALL):
         name = hashlib.sha256(data).hexdigest()
         if not (home.store / "blobs" / name).exists():
-            left += len(data) - count_written_bytes(
+            remaining += len(data) - count_written_bytes(
                 home.store / "parts" / f"{name}.part", len(data)
             )
-    return left
+    return remaining
 
 
-def settled(home: PullingHome) -> tuple[int, int]:
-    """What is missing and what the hub has sent, once nothing is on its way any more.
+def wait_until_settled(home: PullingHome) -> tuple[int, int]:
+    """Wait until the hub sends nothing more, and return the missing bytes and the sent bytes.
 
-    What is on its way when a daemon ends is lost: a piece, and as much as the system's buffers hold,
-    which is more on a busy machine than on a quiet one.
+    Data in flight when a daemon ends is lost: one piece and the contents of the system's buffers,
+    which hold more on a busy machine than on a quiet one.
     """
-    sent = -1
-    while sent != (sent := home.hub.sent):
+    bytes_sent = -1
+    while bytes_sent != (bytes_sent := home.hub.sent):
         time.sleep(0.1)
-    return missing(home), sent
+    return count_missing_bytes(home), bytes_sent
 
 
-def daemon(home: PullingHome) -> int:
+def daemon_pid(home: PullingHome) -> int:
     return int((home.root / "run" / "daemon.lock").read_text())
 
 
-def test_stop_says_that_it_goes_on_and_it_does(home: PullingHome) -> None:
+def test_a_pull_resumes_after_a_stop_and_after_a_kill(home: PullingHome) -> None:
     home.environment["HF_TOKEN"] = "hf_canaryofthisshell"
-    begin(home)
+    start_pull(home)
     command = [sys.executable, "-m", "localspec", "pull", "own/draft", REPO]
     watching = subprocess.Popen(
         command,
@@ -97,21 +97,24 @@ def test_stop_says_that_it_goes_on_and_it_does(home: PullingHome) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_for(lambda: pulls(home).get("own-draft", {}).get("state") == "done", "the small one")
+    wait_for(lambda: list_pulls(home).get("own-draft", {}).get("state") == "done", "the small one")
     run = home.run("stop")
-    out, error = watching.communicate(timeout=20)
-    assert "own-draft is installed" in out
-    assert "is interrupted because the daemon is stopping; it resumes" in error
-    assert error.splitlines()[-1] == f"localspec: 1 of 2 pulls failed: {REPO}"
+    stdout, stderr = watching.communicate(timeout=20)
+    assert "own-draft is installed" in stdout
+    assert "is interrupted because the daemon is stopping; it resumes" in stderr
+    assert stderr.splitlines()[-1] == f"localspec: 1 of 2 pulls failed: {REPO}"
     assert watching.returncode == 1
-    assert "canary" not in journal(home).read_text()
+    assert "canary" not in journal_file(home).read_text()
     assert "The pull of maker-tiny-8b resumes when the daemon starts again" in run.stdout
-    at_stop, _ = settled(home)
-    assert stat.S_IMODE(journal(home).stat().st_mode) == 0o600
-    assert pulls(home)["maker-tiny-8b"]["state"] in ("checking", "downloading")  # starts the daemon
-    wait_for(lambda: missing(home) < at_stop, "more bytes")
-    os.kill(daemon(home), signal.SIGKILL)
-    at_kill, sent = settled(home)
+    at_stop, _ = wait_until_settled(home)
+    assert stat.S_IMODE(journal_file(home).stat().st_mode) == 0o600
+    assert list_pulls(home)["maker-tiny-8b"]["state"] in (
+        "checking",
+        "downloading",
+    )  # This command starts the daemon.
+    wait_for(lambda: count_missing_bytes(home) < at_stop, "more bytes")
+    os.kill(daemon_pid(home), signal.SIGKILL)
+    at_kill, bytes_sent = wait_until_settled(home)
     assert at_kill < at_stop < NEEDED
     home.hub.rate = 0
     home.run("start")
@@ -120,19 +123,20 @@ def test_stop_says_that_it_goes_on_and_it_does(home: PullingHome) -> None:
     pair = json.loads(record.read_text())
     assert pair["target"]["parts"][0]["file"] == "Tiny-8B-Q4_K_M.gguf"
     assert pair["draft"]["parts"][0]["file"] == "d-Q8_0.gguf"
-    assert home.hub.sent - sent <= at_kill + 0.05 * NEEDED  # and headers
-    wait_for(lambda: not journal(home).exists(), "nothing to be wanted")
+    assert home.hub.sent - bytes_sent <= at_kill + 0.05 * NEEDED  # The headers are read again.
+    wait_for(lambda: not journal_file(home).exists(), "nothing to be wanted")
     assert home.run("stop").stdout == "The daemon has stopped.\n"
 
 
-def test_what_is_wanted_is_not_collected_and_what_is_cancelled_is(home: PullingHome) -> None:
-    begin(home)
+def test_gc_keeps_parts_of_pulls_that_will_resume(home: PullingHome) -> None:
+    start_pull(home)
     home.run("stop")
     home.hub.list_page = True
-    for entry in home.hub.files.values():  # nobody answers any more: it fails, and stays wanted
+    # The hub fails from now on, so the pull fails but stays in the journal.
+    for entry in home.hub.files.values():
         entry.faults.portal = True
     home.run("start")
-    wait_for(lambda: pulls(home)["maker-tiny-8b"]["state"] == "failed", "the failure")
+    wait_for(lambda: list_pulls(home)["maker-tiny-8b"]["state"] == "failed", "the failure")
     parts = {path.name for path in (home.store / "parts").glob("*.part")}
     assert parts
     assert ".part" not in home.run("gc").stdout
@@ -142,17 +146,17 @@ def test_what_is_wanted_is_not_collected_and_what_is_cancelled_is(home: PullingH
         run.stdout
         == "The pull is cancelled; anything already downloaded is kept for the next one.\n"
     )
-    assert not journal(home).exists()
+    assert not journal_file(home).exists()
     assert ".part" in home.run("gc").stdout
     assert not list((home.store / "parts").glob("*.part"))
 
 
-def test_cancelled_failed_and_finished_pulls_are_not_wanted(home: PullingHome) -> None:
-    begin(home)
-    assert journal(home).exists()
+def test_only_interrupted_pulls_are_journaled(home: PullingHome) -> None:
+    start_pull(home)
+    assert journal_file(home).exists()
     home.run("pulls", "cancel", "maker-tiny-8b")
-    assert not journal(home).exists()
+    assert not journal_file(home).exists()
     home.hub.rate = 0
     assert home.run("pull", f"{REPO}:Q9").returncode == 1
     assert home.run("pull", REPO).returncode == 0
-    assert not journal(home).exists()
+    assert not journal_file(home).exists()

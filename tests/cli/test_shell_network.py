@@ -1,4 +1,4 @@
-"""A pull goes the way of the shell that asks for it, whatever shell the daemon came from."""
+"""Test that a pull uses the network settings of the shell that requests it, not of the daemon."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ from tests.support.hub import TestHub
 from tests.support.proxies import TestProxy, dead_port, make_certificate
 from tests.support.pulling import PullingHome, pulling_home
 
-SAYING = ("hf_", "ssl_", "http_proxy", "https_proxy", "all_proxy", "no_proxy")
-BUNDLES = ("requests_ca_bundle", "curl_ca_bundle", "transformers_offline")
+NETWORK_PREFIXES = ("hf_", "ssl_", "http_proxy", "https_proxy", "all_proxy", "no_proxy")
+NETWORK_VARIABLES = ("requests_ca_bundle", "curl_ca_bundle", "transformers_offline")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PullingHome]:
-    """Its daemon was started where nothing can be pulled."""
+    """Yield a home whose daemon was started with network settings that allow no pull."""
     folder = tmp_path_factory.mktemp("pair")
     with pulling_home(folder) as home:
         catalogue = home.catalogue.read_text()
-        same = catalogue.replace("pairs.tiny", "pairs.other").replace('"little"', "")
-        home.catalogue.write_text(catalogue + same)
-        usual = dict(home.environment)
-        dead = f"http://127.0.0.1:{dead_port()}"
+        other_pair = catalogue.replace("pairs.tiny", "pairs.other").replace('"little"', "")
+        home.catalogue.write_text(catalogue + other_pair)
+        environment = dict(home.environment)
+        dead_proxy = f"http://127.0.0.1:{dead_port()}"
         home.environment |= {
             "HF_HUB_OFFLINE": "1",
             "HF_ENDPOINT": "https://the-daemons.invalid",
             "HF_TOKEN": "hf_thedaemons",
-            "ALL_PROXY": dead,
+            "ALL_PROXY": dead_proxy,
             "SSL_CERT_FILE": "/none.pem",
         }
         assert home.run("start").returncode == 0
-        home.environment = usual
+        home.environment = environment
         yield home
 
 
 @pytest.fixture(autouse=True)
-def _afresh(home: PullingHome) -> Iterator[None]:
+def _remove_tiny(home: PullingHome) -> Iterator[None]:
     yield
     home.run("rm", "tiny")
     home.hub.requests.clear()
@@ -52,25 +52,25 @@ def _afresh(home: PullingHome) -> Iterator[None]:
 def pull(
     home: PullingHome, folder: Path | None = None, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """`localspec pull tiny` in a shell that says this about the network and nothing else."""
-    silent = {
+    """Run `localspec pull tiny` in a shell with exactly these network variables."""
+    environment = {
         name: value
         for name, value in home.environment.items()
-        if not name.lower().startswith(SAYING) and name.lower() not in BUNDLES
+        if not name.lower().startswith(NETWORK_PREFIXES) and name.lower() not in NETWORK_VARIABLES
     }
     return subprocess.run(
         [sys.executable, "-m", "localspec", "pull", "tiny"],
-        env={**silent, "HF_HOME": home.environment["HF_HOME"], **variables},
+        env={**environment, "HF_HOME": home.environment["HF_HOME"], **variables},
         capture_output=True,
         text=True,
         cwd=folder,
     )
 
 
-def test_what_the_shell_does_not_say_is_not_said(home: PullingHome) -> None:
+def test_variables_of_the_daemon_are_not_used(home: PullingHome) -> None:
     run = pull(home, HF_ENDPOINT=home.hub.endpoint)
     assert run.returncode == 0, run.stderr
-    assert {each.authorization for each in home.hub.requests} == {""}
+    assert {request.authorization for request in home.hub.requests} == {""}
 
 
 @pytest.mark.parametrize("variable", ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"])
@@ -92,21 +92,21 @@ def test_the_proxy_of_the_shell_is_used(home: PullingHome, variable: str) -> Non
             **{variable: proxy.url("me:word")},
         )
     assert run.returncode == 0, run.stderr
-    assert {each.split("/")[2] for each in proxy.asked} == {"hub.invalid"}
+    assert {url.split("/")[2] for url in proxy.asked} == {"hub.invalid"}
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])
 def test_the_certificate_of_the_shell_is_trusted(
     home: PullingHome, tmp_path: Path, variable: str
 ) -> None:
-    """Named as seen from the shell's folder."""
+    """The path of the certificate is relative to the folder of the shell."""
     certificate = make_certificate(tmp_path)
     with TestHub(certificate).running() as secure:
         secure.files = home.hub.files
         run = pull(home, HF_ENDPOINT=secure.endpoint)
         assert "is not trusted" in run.stderr
-        named = {variable: certificate.name}
-        run = pull(home, folder=tmp_path, HF_ENDPOINT=secure.endpoint, **named)
+        variables = {variable: certificate.name}
+        run = pull(home, folder=tmp_path, HF_ENDPOINT=secure.endpoint, **variables)
     assert run.returncode == 0, run.stderr
 
 
@@ -118,13 +118,13 @@ def test_the_token_of_the_shell_is_sent(home: PullingHome, tmp_path: Path) -> No
     ):
         run = pull(home, folder=tmp_path, HF_ENDPOINT=home.hub.endpoint, **variables)
         assert run.returncode == 0, run.stderr
-        assert {each.authorization for each in home.hub.requests} == {"", f"Bearer {token}"}
+        assert {request.authorization for request in home.hub.requests} == {"", f"Bearer {token}"}
         home.hub.requests.clear()
         home.run("rm", "tiny")
 
 
-def test_a_login_is_not_sent_to_whichever_endpoint_a_shell_names(home: PullingHome) -> None:
-    """That one was not what the person logged in at."""
+def test_a_login_is_not_sent_to_another_endpoint(home: PullingHome) -> None:
+    """The user logged in at another endpoint."""
     login = Path(home.environment["HF_HOME"]) / "token"
     login.parent.mkdir(exist_ok=True)
     login.write_text("hf_thelogin")
@@ -132,22 +132,22 @@ def test_a_login_is_not_sent_to_whichever_endpoint_a_shell_names(home: PullingHo
         assert pull(home, HF_ENDPOINT=home.hub.endpoint).returncode == 0
     finally:
         login.unlink()
-    assert {each.authorization for each in home.hub.requests} == {""}
+    assert {request.authorization for request in home.hub.requests} == {""}
 
 
-def test_two_shells_at_once_each_go_their_own_way(home: PullingHome) -> None:
-    """And the daemon's own environment stays what it was."""
+def test_concurrent_pulls_use_their_own_networks(home: PullingHome) -> None:
+    """Two pulls use two hubs at the same time, and the daemon's own environment does not change."""
     with TestHub().running() as elsewhere:
         elsewhere.files, elsewhere.rate, home.hub.rate = home.hub.files, 1e6, 1e6
-        ways = {"tiny": (home.hub, "hf_one"), "other": (elsewhere, "hf_two")}
-        for name, (hub, token) in ways.items():
+        networks = {"tiny": (home.hub, "hf_one"), "other": (elsewhere, "hf_two")}
+        for name, (hub, token) in networks.items():
             body = {"name": name, "network": {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": token}}
             assert home.request("POST", "/localspec/pulls", body).status == 202
-        for name, (hub, token) in ways.items():
-            last = home.request("GET", f"/localspec/pulls/{name}/events").events[-2]
-            assert '"state":"done"' in last
-            assert {each.authorization for each in hub.requests} <= {"", f"Bearer {token}"}
-            assert any(each.authorization for each in hub.requests)
+        for name, (hub, token) in networks.items():
+            last_event = home.request("GET", f"/localspec/pulls/{name}/events").events[-2]
+            assert '"state":"done"' in last_event
+            assert {request.authorization for request in hub.requests} <= {"", f"Bearer {token}"}
+            assert any(request.authorization for request in hub.requests)
     home.run("rm", "other")
     home.hub.rate = 0
     body = {"name": "tiny"}
@@ -155,8 +155,8 @@ def test_two_shells_at_once_each_go_their_own_way(home: PullingHome) -> None:
     assert "HF_HUB_OFFLINE is set" in refused.error["message"], "without a shell, the daemon's own"
 
 
-def test_that_a_pull_tries_again_is_shown(home: PullingHome) -> None:
-    """To whoever watches, in the list, and to programs."""
+def test_retries_of_a_pull_are_shown(home: PullingHome) -> None:
+    """Retries are shown during the pull, in the list of pulls, and over HTTP."""
     faults = home.hub.files["own/target", "target.gguf"].faults
     faults.head_statuses = [(503, "0"), (429, "2")]
     try:
@@ -170,14 +170,14 @@ def test_that_a_pull_tries_again_is_shown(home: PullingHome) -> None:
         faults.head_statuses = [(503, "30")]
         body = {"name": "tiny", "network": {"HF_ENDPOINT": home.hub.endpoint}}
         assert home.request("POST", "/localspec/pulls", body).status == 202
-        wait_for(lambda: state(home)["retry"], "the wait")
-        assert state(home)["state"] == "checking"
+        wait_for(lambda: read_pull(home)["retry"], "the wait")
+        assert read_pull(home)["state"] == "checking"
         assert "tiny: retrying in 3" in home.run("pulls").stdout
         home.run("pulls", "cancel", "tiny")
-        assert state(home)["retry"] is None
+        assert read_pull(home)["retry"] is None
     finally:
         faults.head_statuses = []
 
 
-def state(home: PullingHome) -> Any:
+def read_pull(home: PullingHome) -> Any:
     return home.request("GET", "/localspec/pulls/tiny").json

@@ -1,4 +1,4 @@
-"""The commands with the pair that ships and the engine that decodes it."""
+"""Test the commands with the shipped pair and the real engine."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from localspec.cli.terminal import markdown
 from tests.support.daemons import Home, temporary_home
 from tests.support.terminal import terminal
 
-# A family joined by three invisible characters, a combining accent, Devanagari, a flag: several bytes
-# each, which this vocabulary has as tokens of their own.
-HARD = "👩‍👩‍👧 e\u0301 नमस्ते 🇩🇪"
-SAYING_IT = ("--no-log", "--schema", json.dumps({"enum": [HARD]}, ensure_ascii=False), "hi")
+# Characters of several bytes, which the vocabulary of the shipped pair splits into one token per byte.
+HARD_TEXT = "👩‍👩‍👧 e\u0301 नमस्ते 🇩🇪"
+ARGUMENTS = ("--no-log", "--schema", json.dumps({"enum": [HARD_TEXT]}, ensure_ascii=False), "hi")
 
 
 @pytest.fixture(scope="module")
@@ -27,18 +26,20 @@ def warm() -> Iterator[Home]:
 
 
 def test_characters_cut_across_tokens_arrive_whole(warm: Home) -> None:
-    tokens = warm.request("POST", "/tokenize", {"content": HARD, "with_pieces": True}).json
-    assert any(isinstance(each["piece"], list) for each in tokens["tokens"]), "no character is cut"
+    tokens = warm.request("POST", "/tokenize", {"content": HARD_TEXT, "with_pieces": True}).json
+    assert any(isinstance(token["piece"], list) for token in tokens["tokens"]), (
+        "no character is cut"
+    )
     for options in ((), ("--no-stream",), ("--draft", "0"), ("--show-draft",)):
-        assert warm.run("ask", *options, *SAYING_IT).stdout == f'"{HARD}"\n'
+        assert warm.run("ask", *options, *ARGUMENTS).stdout == f'"{HARD_TEXT}"\n'
 
 
 @pytest.mark.parametrize("options", [(), ("--plain",), ("--show-draft",)])
-def test_on_a_terminal_too(warm: Home, options: tuple[str, ...]) -> None:
-    with terminal(warm.environment, "ask", *options, *SAYING_IT) as shown:
-        assert shown.wait() == 0
-        assert f'"{HARD}"' in shown.text
-        assert "\ufffd" not in shown.text
+def test_characters_arrive_whole_on_a_terminal(warm: Home, options: tuple[str, ...]) -> None:
+    with terminal(warm.environment, "ask", *options, *ARGUMENTS) as session:
+        assert session.wait() == 0
+        assert f'"{HARD_TEXT}"' in session.text
+        assert "\ufffd" not in session.text
 
 
 def test_a_pipe_gets_the_answer_alone(warm: Home) -> None:
@@ -48,7 +49,7 @@ def test_a_pipe_gets_the_answer_alone(warm: Home) -> None:
     assert "\x1b" not in run.stdout
 
 
-def test_nearly_four_megabytes_are_refused_with_what_fits_and_it_does(warm: Home) -> None:
+def test_a_too_long_text_is_refused_with_a_length_that_fits(warm: Home) -> None:
     text = "some words and then some more of them. " * 100_000
     run = warm.run("ask", "--no-log", stdin=text)
     assert (run.returncode, run.stdout) == (1, "")
@@ -59,7 +60,7 @@ def test_nearly_four_megabytes_are_refused_with_what_fits_and_it_does(warm: Home
     assert warm.run("ask", "--no-log", "-n", "5", stdin=text[:fits]).returncode == 0
 
 
-def test_the_code_block_alone_is_the_blocks_text_and_python_compiles(warm: Home) -> None:
+def test_an_extracted_code_block_compiles(warm: Home) -> None:
     for name in ("itertools.groupby", "functools.reduce", "math.sqrt", "zip"):
         question = f"Show an example of {name}."
         run = warm.run("ask", "-x", "--temperature", "0", question)
@@ -75,7 +76,7 @@ def test_an_answer_without_code_is_no_code(warm: Home) -> None:
     assert "no code block (the built-in demo pair writes" in run.stderr
 
 
-def test_complete_fills_in(warm: Home, tmp_path: Path) -> None:
+def test_complete_prints_an_infill(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import os\n\ndef names(folder):\n    \n    return found\n")
     run = warm.run("complete", "a.py:4:5", "-n", "12", "-u", cwd=tmp_path)
     assert run.returncode == 0

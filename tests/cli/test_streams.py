@@ -1,6 +1,6 @@
-"""Every command, whatever its streams lead to and whatever its home is: a sentence, the right exit code.
+"""Test commands with broken streams and homes: each prints a sentence and has the right exit code.
 
-Some at random in every run; LOCALSPEC_TEST_STREAMS=2000 for longer.
+Every run tests some random cases; LOCALSPEC_TEST_STREAMS=2000 runs more.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.support.terminal import terminal
 
 ROUNDS = int(os.environ.get("LOCALSPEC_TEST_STREAMS", "25"))
 
-# What a command needs to do something; one that is not here is run as it is.
+# Arguments that make a command do something; other commands run without arguments.
 WORDS = {
     "ask": ["say hello"],
     "complete": ["code.py:1"],
@@ -44,11 +44,11 @@ WORDS = {
     "export": ["builtin", "--to", "llama-server"],
     "pull": ["nothing-of-that-name"],
     "pulls cancel": ["nothing"],
-    "service install": ["--help"],  # would be one of the machine the tests run on
+    "service install": ["--help"],  # It would install a service on the machine of the tests.
     "service uninstall": ["--help"],
-    "start": ["--help"],  # with the limits of this test the daemon would be another's
+    "start": ["--help"],  # A daemon with the limits of this test would serve other tests.
     "stop": ["--help"],
-    "rpc-worker": ["--help"],  # would run until it is ended
+    "rpc-worker": ["--help"],  # It would run until it is ended.
 }
 MORE = [
     ["ask", "--save", "brief", "x"], ["ask", "-x", "say ```\n1\n```"], ["ask", "--json", "say 1"], ["ask"],
@@ -56,36 +56,36 @@ MORE = [
 ]  # fmt: skip
 
 
-def every_command() -> Iterator[list[str]]:
+def command_lines() -> Iterator[list[str]]:
     for name in COMMANDS:
         context = click.Context(app)
-        found = Commands.get_command(app, context, name)
-        inner = found.list_commands(context) if isinstance(found, click.Group) else []
-        for each in ["", *inner]:
-            line = f"{name} {each}".strip()
+        command = Commands.get_command(app, context, name)
+        subcommands = command.list_commands(context) if isinstance(command, click.Group) else []
+        for subcommand in ["", *subcommands]:
+            line = f"{name} {subcommand}".strip()
             yield [*line.split(), *WORDS.get(line, [])]
     yield from MORE
 
 
-def unread() -> int:
+def open_unread_pipe() -> int:
     reading, writing = os.pipe()
     os.close(reading)
     return writing
 
 
-# What a shell may make of a stream: None closes it.
+# States of a stream that a shell can create; None closes it.
 OUTPUTS: dict[str, Callable[[], int | None]] = {
     "as usual": lambda: subprocess.PIPE,
     "a full disk": lambda: os.open("/dev/full", os.O_WRONLY),
     "closed": lambda: None,
-    "a pipe nobody reads": unread,
+    "a pipe nobody reads": open_unread_pipe,
 }
 INPUTS: dict[str, Callable[[], int | None]] = {
     "nothing": lambda: subprocess.DEVNULL,
     "closed": lambda: None,
     "only to be written": lambda: os.open(os.devnull, os.O_WRONLY),
 }
-# Of <linux/prctl.h> and <linux/capability.h>.
+# Constants of <linux/prctl.h> and <linux/capability.h>.
 _CAPBSET_DROP, _DAC_OVERRIDE, _DAC_READ_SEARCH = 24, 1, 2
 PLACES = ["as usual", "a full disk", "read-only", "/proc/localspec", "/dev/null/localspec"]
 
@@ -95,13 +95,13 @@ def run(
 ) -> subprocess.CompletedProcess[bytes]:
     streams = [INPUTS[stdin](), OUTPUTS[out](), OUTPUTS[err]()]
 
-    def prepared() -> None:
+    def prepare_streams() -> None:
         for number, stream in enumerate(streams):
             if stream is None:
                 os.close(number)
         if place == "a full disk":
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        if place == "read-only":  # root, too, writes only where it may
+        if place == "read-only":  # Without these capabilities, even root cannot write there.
             for capability in (_DAC_OVERRIDE, _DAC_READ_SEARCH):
                 ctypes.CDLL(None).prctl(_CAPBSET_DROP, capability, 0, 0, 0)
 
@@ -118,7 +118,7 @@ def run(
             stdin=streams[0],
             stdout=streams[1],
             stderr=streams[2],
-            preexec_fn=prepared,
+            preexec_fn=prepare_streams,
             timeout=PATIENCE,
             cwd=home.root,
         )
@@ -133,57 +133,57 @@ def test_every_command_with_broken_streams_and_places(warm: Home) -> None:
     (warm.root / "code.py").write_text("x = \n")
     (warm.root / "folder").mkdir(exist_ok=True)
     seed = random.randrange(1 << 30)
-    chance = random.Random(seed)
-    lines = list(every_command())
+    rng = random.Random(seed)
+    lines = list(command_lines())
     for _ in range(ROUNDS):
-        line, stdin = chance.choice(lines), chance.choice(list(INPUTS))
-        out, err, place = chance.choice(list(OUTPUTS)), chance.choice(list(OUTPUTS)), "as usual"
-        if chance.random() < 0.3:
-            place = chance.choice(PLACES)
+        line, stdin = rng.choice(lines), rng.choice(list(INPUTS))
+        out, err, place = rng.choice(list(OUTPUTS)), rng.choice(list(OUTPUTS)), "as usual"
+        if rng.random() < 0.3:
+            place = rng.choice(PLACES)
         case = (seed, line, f"stdin {stdin}, stdout {out}, stderr {err}, home {place}")
-        done = run(warm, line, stdin, out, err, place)
-        said = (done.stderr or b"").decode()
-        shown = (done.stdout or b"").decode()
-        assert done.returncode in (0, 1, 2, 3), (case, said)
+        result = run(warm, line, stdin, out, err, place)
+        stderr_text = (result.stderr or b"").decode()
+        stdout_text = (result.stdout or b"").decode()
+        assert result.returncode in (0, 1, 2, 3), (case, stderr_text)
         for wrong in ("Traceback", "in localspec (", "Exception ignored", "NoneType", "Errno"):
-            assert wrong not in said + shown, (case, said, shown)
-        if out in ("a full disk", "closed") and done.returncode == 0:
+            assert wrong not in stderr_text + stdout_text, (case, stderr_text, stdout_text)
+        if out in ("a full disk", "closed") and result.returncode == 0:
             usual = run(warm, line, stdin, "as usual", err, place)
             assert usual.stdout == b"", (case, "what it wrote is lost and nobody knows")
-        if out in ("a full disk", "closed") and done.returncode == 1 and err == "as usual":
-            assert said.startswith("localspec: "), (case, said)
+        if out in ("a full disk", "closed") and result.returncode == 1 and err == "as usual":
+            assert stderr_text.startswith("localspec: "), (case, stderr_text)
 
 
 def test_a_result_that_cannot_be_written_is_an_error(home: Home) -> None:
-    for broken, why in (("/dev/full", "No space left on device"), ("&-", "it is closed")):
+    for broken, reason in (("/dev/full", "No space left on device"), ("&-", "it is closed")):
         shell = f"{sys.executable} -m localspec config show >{broken}"
-        done = subprocess.run(["sh", "-c", shell], env=home.environment, stderr=subprocess.PIPE)
-        assert done.returncode == 1
-        assert done.stderr.decode() == f"localspec: Standard output cannot be written: {why}.\n"
+        result = subprocess.run(["sh", "-c", shell], env=home.environment, stderr=subprocess.PIPE)
+        assert result.returncode == 1
+        assert (
+            result.stderr.decode() == f"localspec: Standard output cannot be written: {reason}.\n"
+        )
 
 
 @pytest.mark.parametrize("broken", ["/dev/full", "&-"])
-def test_nobody_is_told_where_nobody_listens_and_the_exit_code_holds(
-    home: Home, broken: str
-) -> None:
+def test_a_broken_stderr_does_not_change_the_exit_code(home: Home, broken: str) -> None:
     shell = f"{sys.executable} -m localspec ask </dev/null 2>{broken}"
     assert subprocess.run(["sh", "-c", shell], env=home.environment).returncode == 2
 
 
-def test_a_reader_that_has_enough_is_no_error(home: Home) -> None:
-    with contextlib.closing(os.fdopen(unread(), "w")) as pipe:
+def test_a_closed_pipe_is_not_an_error(home: Home) -> None:
+    with contextlib.closing(os.fdopen(open_unread_pipe(), "w")) as pipe:
         for line in (["config", "show"], ["--help"], ["completion", "bash"]):
-            done = subprocess.run(
+            result = subprocess.run(
                 [sys.executable, "-m", "localspec", *line],
                 env=home.environment,
                 stdout=pipe,
                 stderr=subprocess.PIPE,
             )
-            assert (done.returncode, done.stderr) == (0, b"")
+            assert (result.returncode, result.stderr) == (0, b"")
 
 
-def test_what_ctrl_c_comes_upon_is_written_once(home: Home) -> None:
-    """A pipe takes a part of a piece; the rest waits when Ctrl-C comes, and follows later."""
+def test_output_interrupted_by_ctrl_c_is_written_once(home: Home) -> None:
+    """A full pipe accepts a part of the output; the rest follows after Ctrl-C."""
     program = (
         "import sys; from localspec.cli import streams; streams.prepare()\n"
         "try:\n sys.stdout.write(' '.join(map(str, range(1500)))); sys.stdout.flush()\n"
@@ -191,7 +191,7 @@ def test_what_ctrl_c_comes_upon_is_written_once(home: Home) -> None:
         "sys.stdout.flush()"
     )
     reading, writing = os.pipe()
-    room = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
+    pipe_size = fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
     with subprocess.Popen(
         [sys.executable, "-c", program],
         env=home.environment,
@@ -200,7 +200,7 @@ def test_what_ctrl_c_comes_upon_is_written_once(home: Home) -> None:
         text=True,
     ) as writer:
         os.close(writing)
-        wait_for(lambda: waiting_in(reading) == room, "a full pipe")
+        wait_for(lambda: count_waiting_bytes(reading) == pipe_size, "a full pipe")
         writer.send_signal(signal.SIGINT)
         assert writer.stderr is not None
         assert writer.stderr.readline() == "stopped\n"
@@ -209,23 +209,23 @@ def test_what_ctrl_c_comes_upon_is_written_once(home: Home) -> None:
     assert writer.returncode == 0
 
 
-def waiting_in(pipe: int) -> int:
-    """Bytes that can be read from it."""
+def count_waiting_bytes(pipe: int) -> int:
+    """Return the number of bytes that can be read from a pipe."""
     return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def test_a_chat_goes_on_where_nothing_can_be_kept(warm: Home) -> None:
+def test_a_chat_works_on_a_full_disk(warm: Home) -> None:
     program = (
         "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0));"
         "from localspec.cli import main; sys.exit(main(['chat']))"
     )
-    with terminal(warm.environment, program=("-c", program), columns=200) as shown:
-        shown.expect("›")
-        shown.send("say one\r")
-        shown.expect("localspec: Input history is not saved")
-        shown.expect("one\n\n›")
-        shown.send("say two\r")
-        shown.expect("two\n\n›")
-        assert shown.text.count("is not saved") == 1
-        shown.send("/exit\r")
-        assert shown.wait() == 0
+    with terminal(warm.environment, program=("-c", program), columns=200) as session:
+        session.expect("›")
+        session.send("say one\r")
+        session.expect("localspec: Input history is not saved")
+        session.expect("one\n\n›")
+        session.send("say two\r")
+        session.expect("two\n\n›")
+        assert session.text.count("is not saved") == 1
+        session.send("/exit\r")
+        assert session.wait() == 0

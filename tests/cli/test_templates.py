@@ -1,4 +1,4 @@
-"""Templates: saved, used, listed, shown, edited, removed; wrong ones named."""
+"""Test templates: saving, using, listing, showing, editing and removing them, and their errors."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from hypothesis import strategies as st
 
 from localspec.cli import options, templates
 from localspec.errors import UsageError
-from tests.cli.test_ask import asked, question
+from tests.cli.test_ask import ask_echo, ask_for_content
 from tests.support.daemons import ROOT, Home, temporary_home
 from tests.support.terminal import terminal
 
 
 @contextmanager
-def here(home: Home) -> Iterator[None]:
-    """This process is in that home."""
+def in_home(home: Home) -> Iterator[None]:
+    """Let this process use the given home."""
     with patch.dict("os.environ", {"LOCALSPEC_HOME": str(home.root)}):
         yield
 
 
 @pytest.fixture(scope="module")
-def away() -> Iterator[Home]:
-    """A home where no daemon runs."""
-    with temporary_home() as home, here(home):
+def home_without_daemon() -> Iterator[Home]:
+    """Yield a home where no daemon runs."""
+    with temporary_home() as home, in_home(home):
         yield home
 
 
-def written(home: Home, name: str, data: str | bytes) -> Path:
+def write_template(home: Home, name: str, data: str | bytes) -> Path:
     file = home.root / "config" / "templates" / f"{name}.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data if isinstance(data, bytes) else data.encode())
@@ -54,81 +54,84 @@ def test_a_template_is_saved_and_used(warm: Home) -> None:
     assert run.returncode == 0, run.stderr
     assert "localspec ask -t tr -p language=VALUE WORDS" in run.stdout
     warm.run("ask", "--save", "plain", "echo")
-    sent = asked(warm, "-t", "tr", "-p", "language=German", "good day")
-    contents = [each["content"] for each in sent["prompt"]["messages"]]
+    request = ask_echo(warm, "-t", "tr", "-p", "language=German", "good day")
+    contents = [message["content"] for message in request["prompt"]["messages"]]
     assert contents == ["In German.", "echo good day"]
-    assert sent["max_tokens"] == 9
-    assert question(warm, "-t", "plain", "more") == "echo\n\nmore"
-    assert asked(warm, "-t", "tr", "-p", "language=x", "-n", "3", "hi")["max_tokens"] == 3
+    assert request["max_tokens"] == 9
+    assert ask_for_content(warm, "-t", "plain", "more") == "echo\n\nmore"
+    assert ask_echo(warm, "-t", "tr", "-p", "language=x", "-n", "3", "hi")["max_tokens"] == 3
 
 
-def test_files_and_statistics_are_kept(warm: Home, tmp_path: Path) -> None:
+def test_files_and_statistics_are_saved(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("print(1)")
     warm.run("ask", "--save", "review", "-u", "-f", "a.py", "echo $input", cwd=tmp_path)
     run = warm.run("ask", "-t", "review", "why?", cwd="/")
     assert "speculation: drafted" in run.stderr
-    sent = json.loads(run.stdout)["prompt"]["messages"][0]["content"]
-    assert sent == f"echo {tmp_path}/a.py:\n```\nprint(1)\n```\n\nwhy?"
+    content = json.loads(run.stdout)["prompt"]["messages"][0]["content"]
+    assert content == f"echo {tmp_path}/a.py:\n```\nprint(1)\n```\n\nwhy?"
 
 
-def value_of(option: options.Option) -> st.SearchStrategy[Any]:
+def option_values(option: options.Option) -> st.SearchStrategy[Any]:
     if option.kind is bool:
         return st.booleans()
     if option.name == "schema":
         return st.just('{"type": "object"}')
     words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
     if option.kind is str:
-        one = words.map(lambda text: text.replace("$", "$$"))
+        value = words.map(lambda text: text.replace("$", "$$"))
         if option.name == "files":
-            one = st.from_regex(r"/[a-z*?]{1,9}", fullmatch=True)
+            value = st.from_regex(r"/[a-z*?]{1,9}", fullmatch=True)
         if option.name == "values":
-            one = words.map(lambda text: f"known={text}")
+            value = words.map(lambda text: f"known={text}")
         if option.name == "model":
-            one = st.sampled_from(["mine", "qwen2.5:7b", "/a.gguf,/b.gguf"])
-        return st.lists(one, max_size=2) if option.many else st.none() | one
+            value = st.sampled_from(["mine", "qwen2.5:7b", "/a.gguf,/b.gguf"])
+        return st.lists(value, max_size=2) if option.many else st.none() | value
     low, high = option.low, option.high
     if option.kind is int:
         return st.none() | st.integers(int(low), int(high))
     return st.none() | st.floats(low, high)
 
 
-KEPT = st.fixed_dictionaries(
-    {name: value_of(each) for name, each in templates.SAVED_OPTIONS.items()}
+SAVED_VALUES = st.fixed_dictionaries(
+    {name: option_values(option) for name, option in templates.SAVED_OPTIONS.items()}
 )
 
 
-@given(KEPT, st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
-def test_what_is_saved_is_what_is_used(away: Home, values: dict[str, Any], words: str) -> None:
-    """Whatever was given with --save comes back with -t, and nothing else."""
+@given(SAVED_VALUES, st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1))
+def test_saved_options_come_back_unchanged(
+    home_without_daemon: Home, values: dict[str, Any], words: str
+) -> None:
+    """Options that were saved with --save come back with -t, and no others."""
     assume(words.strip())
     prompt = words.replace("$", "$$") + " $known"
     values["values"] = values["values"] or ["known="]
     saved = options.AskOptions(**values, save="it", words=[prompt], replace=True)
     templates.save(saved)
     used = templates.Template(options.AskOptions(template="it"))
-    known = values.pop("values")[-1].removeprefix("known=")
-    assert used.question("") == f"{words} {known}"
+    known_value = values.pop("values")[-1].removeprefix("known=")
+    assert used.question("") == f"{words} {known_value}"
     system = values.pop("system")
     assert used.options.system == (system and system.replace("$$", "$"))
     assert {key: getattr(used.options, key) for key in values} == values
 
 
-def test_what_is_given_comes_before_the_template(warm: Home) -> None:
+def test_given_options_override_the_template(warm: Home) -> None:
     warm.run("ask", "--save", "it", "-n", "9", "--draft", "3", "--temperature", "1", "-x", "echo")
-    sent = asked(warm, "-t", "it", "--draft", "0", "--temperature", "0", "--json")
-    sent = json.loads(sent["choices"][0]["message"]["content"])  # and --json before its -x
-    assert sent["sampling"]["temperature"] == 0
-    assert sent["speculative"]["enabled"] is False
-    assert sent["max_tokens"] == 9
+    request = ask_echo(warm, "-t", "it", "--draft", "0", "--temperature", "0", "--json")
+    # --json also overrides the -x of the template.
+    request = json.loads(request["choices"][0]["message"]["content"])
+    assert request["sampling"]["temperature"] == 0
+    assert request["speculative"]["enabled"] is False
+    assert request["max_tokens"] == 9
 
 
 def test_limits_of_options_are_those_of_requests() -> None:
     from localspec.protocol.requests import sampling_parameters
 
     limits = {}
-    for each in sampling_parameters():
-        bounds = [m for m in each.kind.__metadata__ if hasattr(m, "ge")]
-        limits[each.name] = (bounds[0].ge, bounds[0].le) if bounds else None
+    for parameter in sampling_parameters():
+        bounds = [m for m in parameter.kind.__metadata__ if hasattr(m, "ge")]
+        limits[parameter.name] = (bounds[0].ge, bounds[0].le) if bounds else None
     for option in options.SAMPLING:
         assert (option.low, option.high) == limits[option.name], option.name
 
@@ -137,7 +140,7 @@ def test_limits_of_options_are_those_of_requests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "why"),
+    ("arguments", "message"),
     [
         (["-t", "nope", "hi"], "There is no template 'nope'"),
         (["-t", "../needs", "hi"], "There is no template '../needs'"),
@@ -157,35 +160,38 @@ def test_limits_of_options_are_those_of_requests() -> None:
         (["--save", "x", "-c", "hi"], "-c and --save cannot be used together"),
     ],
 )
-def test_what_cannot_be_used_or_saved(away: Home, arguments: list[str], why: str) -> None:
-    written(away, "needs", 'prompt = "about $thing"\nsystem = "$tone"\n')
-    written(away, "about", 'prompt = "Explain $input"\n')
-    written(away, "brief", 'system = "Be brief."\n')
-    run = away.run("ask", *arguments)
+def test_unusable_templates_are_refused(
+    home_without_daemon: Home, arguments: list[str], message: str
+) -> None:
+    write_template(home_without_daemon, "needs", 'prompt = "about $thing"\nsystem = "$tone"\n')
+    write_template(home_without_daemon, "about", 'prompt = "Explain $input"\n')
+    write_template(home_without_daemon, "brief", 'system = "Be brief."\n')
+    run = home_without_daemon.run("ask", *arguments)
     assert (run.returncode, run.stdout) == (2, "")
-    assert why in run.stderr
-    assert not away.socket.exists()
-    assert not (away.root / "config" / "templates" / "x.toml").exists()
+    assert message in run.stderr
+    assert not home_without_daemon.socket.exists()
+    assert not (home_without_daemon.root / "config" / "templates" / "x.toml").exists()
 
 
-def test_another_is_not_replaced_unasked(away: Home) -> None:
-    def kept() -> str:
-        return (away.root / "config" / "templates" / "mine.toml").read_text()
+def test_a_template_is_only_replaced_after_a_confirmation(home_without_daemon: Home) -> None:
+    def read_stored() -> str:
+        return (home_without_daemon.root / "config" / "templates" / "mine.toml").read_text()
 
-    assert away.run("ask", "--save", "mine", "one").returncode == 0
-    assert away.run("ask", "--save", "mine", "one").returncode == 0  # the same
-    run = away.run("ask", "--save", "mine", "two")
+    assert home_without_daemon.run("ask", "--save", "mine", "one").returncode == 0
+    # The prompt is the same.
+    assert home_without_daemon.run("ask", "--save", "mine", "one").returncode == 0
+    run = home_without_daemon.run("ask", "--save", "mine", "two")
     assert (run.returncode, "--force replaces it" in run.stderr) == (2, True)
-    assert kept() == 'prompt = "one"\n'
-    for answer, code, now in (("n", 1, "one"), ("y", 0, "two")):
-        with terminal(away.environment, "ask", "--save", "mine", "two") as shown:
-            shown.expect("Replace it?")
-            shown.send(f"{answer}\r")
-            assert shown.wait() == code
-        assert kept() == f'prompt = "{now}"\n'
-    assert away.run("ask", "-y", "--save", "mine", "three").returncode == 0
-    assert away.run("ask", "--save", "mine", "four", "--force").returncode == 0
-    assert kept() == 'prompt = "four"\n'
+    assert read_stored() == 'prompt = "one"\n'
+    for answer, code, prompt in (("n", 1, "one"), ("y", 0, "two")):
+        with terminal(home_without_daemon.environment, "ask", "--save", "mine", "two") as session:
+            session.expect("Replace it?")
+            session.send(f"{answer}\r")
+            assert session.wait() == code
+        assert read_stored() == f'prompt = "{prompt}"\n'
+    assert home_without_daemon.run("ask", "-y", "--save", "mine", "three").returncode == 0
+    assert home_without_daemon.run("ask", "--save", "mine", "four", "--force").returncode == 0
+    assert read_stored() == 'prompt = "four"\n'
 
 
 # ------------------------------------------------------------------ wrong files
@@ -204,25 +210,27 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("data", "why"), WRONG)
-def test_a_wrong_file_is_named_with_its_line_and_stops_nothing_else(
-    away: Home, data: str | bytes, why: str
+@pytest.mark.parametrize(("data", "message"), WRONG)
+def test_an_invalid_template_is_named_with_its_line(
+    home_without_daemon: Home, data: str | bytes, message: str
 ) -> None:
-    file = written(away, "bad", data)
-    written(away, "good", 'prompt = "Explain $input"\n')
-    run = away.run("ask", "-t", "bad", "hi")
+    file = write_template(home_without_daemon, "bad", data)
+    write_template(home_without_daemon, "good", 'prompt = "Explain $input"\n')
+    run = home_without_daemon.run("ask", "-t", "bad", "hi")
     assert run.returncode == 2
-    assert f"{file}, {why}" in run.stderr
+    assert f"{file}, {message}" in run.stderr
     assert "To edit it: localspec templates edit bad" in run.stderr
-    run = away.run("templates")
+    run = home_without_daemon.run("templates")
     assert run.returncode == 0
-    assert f"{file}, {why}" in run.stdout
+    assert f"{file}, {message}" in run.stdout
     assert re.search(r"^good +yours +Explain \$input$", run.stdout, re.MULTILINE)
-    assert away.run("templates", "show", "good").stdout == 'prompt = "Explain $input"\n'
-    run = away.run("templates", "show", "bad")
-    assert (run.returncode, why in run.stderr) == (2, True)
+    assert (
+        home_without_daemon.run("templates", "show", "good").stdout == 'prompt = "Explain $input"\n'
+    )
+    run = home_without_daemon.run("templates", "show", "bad")
+    assert (run.returncode, message in run.stderr) == (2, True)
     assert run.stdout.splitlines()[0] == file.read_text(errors="replace").splitlines()[0]
-    assert away.run("templates", "rm", "bad").stdout == "Removed bad.\n"
+    assert home_without_daemon.run("templates", "rm", "bad").stdout == "Removed bad.\n"
 
 
 @given(
@@ -249,9 +257,9 @@ def test_a_wrong_file_is_named_with_its_line_and_stops_nothing_else(
         max_size=4,
     ).map(lambda lines: "\n".join(lines).encode())
 )
-def test_whatever_is_in_a_file_it_is_read_or_named(away: Home, data: bytes) -> None:
-    file = written(away, "any", data)
-    [entry] = [each for each in templates.list_templates() if each["name"] == "any"]
+def test_any_template_file_is_read_or_reported(home_without_daemon: Home, data: bytes) -> None:
+    file = write_template(home_without_daemon, "any", data)
+    [entry] = [template for template in templates.list_templates() if template["name"] == "any"]
     if entry["problem"]:
         assert re.match(rf"{re.escape(str(file))}, line \d+: ", entry["problem"])
         with pytest.raises(UsageError):
@@ -262,9 +270,9 @@ def test_whatever_is_in_a_file_it_is_read_or_named(away: Home, data: bytes) -> N
     file.unlink()
 
 
-def test_a_folder_and_a_name_that_is_none_are_listed_with_the_reason(home: Home) -> None:
+def test_a_folder_and_an_invalid_name_are_listed_with_a_reason(home: Home) -> None:
     (home.root / "config" / "templates" / "folder.toml").mkdir(parents=True)
-    written(home, "two words", "prompt = 'x'")
+    write_template(home, "two words", "prompt = 'x'")
     run = home.run("templates")
     assert run.returncode == 0
     assert "folder.toml cannot be read: " in run.stdout
@@ -275,7 +283,7 @@ def test_a_folder_and_a_name_that_is_none_are_listed_with_the_reason(home: Home)
 # ------------------------------------------------------------------ listed, shown, edited, removed
 
 
-def test_they_are_listed_shown_and_removed(home: Home) -> None:
+def test_templates_are_listed_shown_and_removed(home: Home) -> None:
     home.run("ask", "--save", "tr", "-s", "In $language.", "Translate\n$input")
     home.run("ask", "--save", "brief", "-s", "Be brief.")
     rows = [row.split(None, 2) for row in home.run("templates", "list").stdout.splitlines()]
@@ -284,9 +292,9 @@ def test_they_are_listed_shown_and_removed(home: Home) -> None:
         [*row[:2], re.sub(" {2,}", "    ", row[2])] for row in rows
     ]
     assert {row[0] for row in rows if row[1] == "localspec"} == templates.BUILTIN.keys()
-    found = json.loads(home.run("templates", "list", "--json").stdout)
+    listed = json.loads(home.run("templates", "list", "--json").stdout)
     file = home.root / "config" / "templates" / "tr.toml"
-    assert found[-1] == {
+    assert listed[-1] == {
         "name": "tr",
         "file": str(file),
         "parameters": ["language"],
@@ -303,7 +311,7 @@ def test_they_are_listed_shown_and_removed(home: Home) -> None:
     assert not file.exists()
 
 
-def test_those_that_come_with_localspec_are_shown_and_overridden(home: Home) -> None:
+def test_builtin_templates_are_shown_and_overridden(home: Home) -> None:
     name = min(templates.BUILTIN)
     assert home.run("templates", "show", name).stdout == templates.BUILTIN[name]
     for command in ("path", "rm"):
@@ -317,8 +325,8 @@ def test_those_that_come_with_localspec_are_shown_and_overridden(home: Home) -> 
     assert home.run("templates", "show", name).stdout == templates.BUILTIN[name]
 
 
-def editor(home: Home, *texts: str) -> None:
-    """$EDITOR writes the first text, the next time the second, …"""
+def write_editor(home: Home, *texts: str) -> None:
+    """Set $EDITOR to a program that writes the first text, then the second, and so on."""
     program = home.root / "editor"
     program.write_text(
         f"#!{sys.executable}\nimport os, sys, pathlib\n"
@@ -332,16 +340,16 @@ def editor(home: Home, *texts: str) -> None:
     home.environment |= {"EDITOR": str(program), "VISUAL": ""}
 
 
-def test_one_is_edited_until_it_is_right(home: Home) -> None:
+def test_a_template_is_edited_until_it_is_valid(home: Home) -> None:
     file = home.root / "config" / "templates" / "new.toml"
-    editor(home, "prompt = 1", "prompt = 'new $x'\n")
+    write_editor(home, "prompt = 1", "prompt = 'new $x'\n")
     run = home.run("templates", "edit", "new", stdin="n\n")
     assert (run.returncode, "new.toml, line 1: 'prompt' must be a string" in run.stderr) == (
         2,
         True,
     )
     assert not file.exists()
-    editor(home, "prompt = 1", "prompt = 'new $x'\n")
+    write_editor(home, "prompt = 1", "prompt = 'new $x'\n")
     run = home.run("templates", "edit", "new", stdin="y\n")
     assert "localspec ask -t new -p x=VALUE\n" in run.stdout
     assert file.read_text() == "prompt = 'new $x'\n"
@@ -354,7 +362,7 @@ def test_an_editor_that_does_not_run_is_named(home: Home) -> None:
     assert (run.returncode, "$EDITOR names the editor to use" in run.stderr) == (2, True)
 
 
-def test_a_new_one_begins_with_what_can_be_kept(home: Home) -> None:
+def test_a_new_template_begins_with_an_example(home: Home) -> None:
     home.environment |= {"EDITOR": f"cp {{}} {home.root}/seen; true", "VISUAL": ""}
     program = home.root / "editor"
     program.write_text(f'#!/bin/sh\ncp "$1" {home.root}/seen\n')
@@ -369,36 +377,40 @@ def test_a_new_one_begins_with_what_can_be_kept(home: Home) -> None:
 # ------------------------------------------------------------------ hints
 
 
-def texts_in(path: Path) -> Iterator[str]:
-    """The literals of a program, with "it" for what is put into them; of others all."""
+def read_texts(path: Path) -> Iterator[str]:
+    """Yield the string literals of a Python file, with "it" for inserted values, or a whole text."""
     if path.suffix != ".py":
         yield path.read_text()
         return
     for node in ast.walk(ast.parse(path.read_text())):
         parts = node.values if isinstance(node, ast.JoinedStr) else [node]
-        found = [each.value if isinstance(each, ast.Constant) else "it" for each in parts]
+        literals = [part.value if isinstance(part, ast.Constant) else "it" for part in parts]
         if isinstance(node, ast.Constant | ast.JoinedStr):
-            yield "".join(each for each in found if isinstance(each, str))
+            yield "".join(part for part in literals if isinstance(part, str))
 
 
-def hints() -> set[str]:
-    """Every command line in our messages and pages that saves a prompt with a variable."""
+def list_hints() -> set[str]:
+    """Return every command line in messages and pages that saves a prompt with a variable."""
     paths = [*(ROOT / "localspec").rglob("*.py"), *(ROOT / "localspec" / "docs").rglob("*.md")]
-    lines = [line for path in paths for text in texts_in(path) for line in text.splitlines()]
-    found = {line[line.index("localspec ask --save") :] for line in lines if "ask --save" in line}
-    return {line.strip("`. ") for line in found if "$" in line}
+    lines = [line for path in paths for text in read_texts(path) for line in text.splitlines()]
+    commands = {
+        line[line.index("localspec ask --save") :] for line in lines if "ask --save" in line
+    }
+    return {line.strip("`. ") for line in commands if "$" in line}
 
 
-@pytest.mark.parametrize("shell", [each for each in ("bash", "zsh", "fish") if shutil.which(each)])
+@pytest.mark.parametrize(
+    "shell", [shell for shell in ("bash", "zsh", "fish") if shutil.which(shell)]
+)
 def test_hints_with_a_variable_keep_it_in_every_shell(home: Home, shell: str) -> None:
-    assert len(hints()) > 2
-    for hint in hints():
+    assert len(list_hints()) > 2
+    for hint in list_hints():
         command = hint.replace("localspec ask", f"{sys.executable} -m localspec ask --force")
         environment = {**home.environment, "HOME": str(home.root), "input": "wrong"}
-        done = subprocess.run(
+        result = subprocess.run(
             [shell, "-c", command], env=environment, capture_output=True, text=True
         )
-        assert done.returncode == 0, (hint, done.stderr)
+        assert result.returncode == 0, (hint, result.stderr)
         [file] = (home.root / "config" / "templates").glob("*.toml")
         assert "$input" in templates.parse(file.read_bytes(), "it")["prompt"], hint
         file.unlink()

@@ -1,4 +1,4 @@
-"""Whatever a command prints fits the terminal, from 44 columns to 200, and no word is broken for it."""
+"""Test that output fits terminals of 44 to 200 columns without breaking words."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.support.many import Job, in_a_terminal, in_pipes
 from tests.support.terminal import ESCAPES
 
 WIDTHS = range(44, 201)
-PER_TERMINAL = 150  # commands, which take some seconds together
-# What is printed as it is, on a terminal of any width: scripts, logs, paths, records, code.
+PER_TERMINAL = 150  # This many commands take some seconds together.
+# Verbatim output of any width: scripts, logs, paths, records and code.
 VERBATIM = (
     "--json",
     "--html",
@@ -45,10 +45,10 @@ VERBATIM_TOO = (
 TITLE = "why is the 缓存 not emptied when a conversation was removed, and where does that happen? "
 
 
-def _lines() -> Iterator[str]:
-    for name, each in ARGUMENTS.items():
+def _command_lines() -> Iterator[str]:
+    for name, variants in ARGUMENTS.items():
         yield f"{name} --help"
-        yield from (f"{name} {more}".strip() for more in each if "❮" not in more)
+        yield from (f"{name} {arguments}".strip() for arguments in variants if "❮" not in arguments)
     yield from ("--help", "nothing", "ask --nothing", "show missing-pair", "history show zzz")
     yield from (
         "verify builtin",
@@ -61,15 +61,15 @@ def _lines() -> Iterator[str]:
 
 LINES = [
     line
-    for line in dict.fromkeys(_lines())
+    for line in dict.fromkeys(_command_lines())
     if line.endswith("--help")
-    or not (any(each in line for each in VERBATIM) or line.startswith(VERBATIM_TOO))
+    or not (any(part in line for part in VERBATIM) or line.startswith(VERBATIM_TOO))
 ]
 
 
 @pytest.fixture(scope="module")
-def lived_in() -> Iterator[Home]:
-    """A home whose daemon has something to tell."""
+def home_with_history() -> Iterator[Home]:
+    """Yield a home with some conversations."""
     with scripted_home() as home:
         home.environment["EDITOR"] = "true"
         for text in (f"say {TITLE * 3}", "say two"):
@@ -77,23 +77,23 @@ def lived_in() -> Iterator[Home]:
         yield home
 
 
-def job(line: str, width: int = 80) -> Job:
+def make_job(line: str, width: int = 80) -> Job:
     words = [*shlex.split(line), *(["say", TITLE] if line.startswith("ask") else [])]
     return words, {"COLUMNS": str(width)}
 
 
-def lines_of(raw: str) -> list[str]:
-    """As they stand at the end: what a carriage return overwrote was a spinner's."""
-    whole = raw.replace("\r\n", "\n")
-    return [ESCAPES.sub("", line.rsplit("\r", 1)[-1]) for line in whole.split("\n")]
+def final_lines(raw: str) -> list[str]:
+    """Return the lines as they stand at the end, without the spinner that a carriage return overwrote."""
+    text = raw.replace("\r\n", "\n")
+    return [ESCAPES.sub("", line.rsplit("\r", 1)[-1]) for line in text.split("\n")]
 
 
-def too_wide(line: str, width: int) -> bool:
-    """Whether it could be shorter: a word that is wider than the terminal is left to it."""
+def is_too_wide(line: str, width: int) -> bool:
+    """Return whether a line is too wide; a single word may be wider than the terminal."""
     return wcswidth(line) > width and len(line.removesuffix(" \\").split()) > 1
 
 
-# Each at the narrowest, the usual and two more widths: all of them, among the commands.
+# Each command at 44, 80 and two other columns; together they cover all widths.
 JOBS = [
     (line, width)
     for at, line in enumerate(LINES)
@@ -101,33 +101,39 @@ JOBS = [
 ]
 
 
-@pytest.mark.parametrize("at", range(0, len(JOBS), PER_TERMINAL))
-def test_no_line_of_any_command_is_wider_than_the_terminal(lived_in: Home, at: int) -> None:
-    jobs = JOBS[at : at + PER_TERMINAL]
-    shown = in_a_terminal(lived_in.environment, [job(*each) for each in jobs], columns=80)
-    for (line, width), raw in zip(jobs, shown, strict=True):
-        wide = [each for each in lines_of(raw) if too_wide(each, width)]
-        assert not wide, (line, width)
+@pytest.mark.parametrize("start", range(0, len(JOBS), PER_TERMINAL))
+def test_no_line_of_any_command_is_wider_than_the_terminal(
+    home_with_history: Home, start: int
+) -> None:
+    jobs = JOBS[start : start + PER_TERMINAL]
+    outputs = in_a_terminal(
+        home_with_history.environment, [make_job(*entry) for entry in jobs], columns=80
+    )
+    for (line, width), raw in zip(jobs, outputs, strict=True):
+        wide_lines = [entry for entry in final_lines(raw) if is_too_wide(entry, width)]
+        assert not wide_lines, (line, width)
 
 
-def words(text: str) -> set[str]:
-    """Without what a table of another form adds: commas, and headings in small letters."""
+def normalized_words(text: str) -> set[str]:
+    """Return the words of a text without commas and case, which differ between table layouts."""
     return {word.strip(",").casefold().rstrip("?") for word in text.split()} - {"\\"}
 
 
-def test_no_word_is_broken_that_would_fit(lived_in: Home) -> None:
-    plain = in_pipes(lived_in.environment, [job(line) for line in LINES])
+def test_no_word_is_broken_that_would_fit(home_with_history: Home) -> None:
+    plain = in_pipes(home_with_history.environment, [make_job(line) for line in LINES])
     for width in (44, 80):
-        jobs = [job(line, width) for line in LINES]
-        shown = in_a_terminal(lived_in.environment, jobs, columns=80)
-        for line, raw, (_, out, err) in zip(LINES, shown, plain, strict=True):
-            # Markdown is drawn on a terminal, which is told that nothing was found too; and what is measured
-            # differs each time.
+        jobs = [make_job(line, width) for line in LINES]
+        outputs = in_a_terminal(home_with_history.environment, jobs, columns=80)
+        for line, raw, (_, out, err) in zip(LINES, outputs, plain, strict=True):
+            # Skip Markdown, which is drawn differently on a terminal, and measurements, which differ
+            # between runs.
             if line.startswith(("history", "bench")):
                 continue
-            known = words(out + err)
-            found = words("\n".join(lines_of(raw)))
-            broken = {each for each in found - known if each.isalpha() and each.isascii()}
+            plain_words = normalized_words(out + err)
+            terminal_words = normalized_words("\n".join(final_lines(raw)))
+            broken = {
+                word for word in terminal_words - plain_words if word.isalpha() and word.isascii()
+            }
             assert not broken, (line, width, broken)
 
 
@@ -137,68 +143,62 @@ WORDS = st.text(st.sampled_from("abc`.:缓é"), min_size=1, max_size=12)
 TEXTS = st.lists(WORDS, max_size=40).map(" ".join)
 
 
-@given(text=TEXTS, room=st.integers(12, 200), indent=st.integers(0, 8))
-def test_a_wrapped_text_has_its_words_in_their_order_and_fits(
-    text: str, room: int, indent: int
-) -> None:
-    lines = layout.wrap(text, room, "- ", " " * indent)
-    assert not [line for line in lines if too_wide(line, room)]
+@given(text=TEXTS, width=st.integers(12, 200), indent=st.integers(0, 8))
+def test_wrapped_text_fits_and_keeps_its_words(text: str, width: int, indent: int) -> None:
+    lines = layout.wrap(text, width, "- ", " " * indent)
+    assert not [line for line in lines if is_too_wide(line, width)]
     assert "".join("".join(lines).split()) == "-" + "".join(text.split())
     assert len(lines) == 1 or all(line.strip() for line in lines)
 
 
-@given(text=TEXTS, room=st.integers(14, 60), tinted=st.integers(0, 2**32))
-def test_a_text_that_is_being_written_breaks_between_words(
-    text: str, room: int, tinted: int
-) -> None:
-    text = f"a {text}"  # which begins no code
-    flow = layout.Flow(room)
-    styles = ["32" * (tinted >> at % 32 & 1) for at in range(len(text))]
-    shown = "".join(map(flow.text, text, styles))
-    shown = ESCAPES.sub("", shown + flow.release_word())
-    assert shown.replace("\n", "").replace(" ", "") == text.replace(" ", "")
-    assert not [line for line in shown.split("\n") if too_wide(line, room)]
-    assert set(shown.split()) <= set(text.split()) or not text.isascii()
+@given(text=TEXTS, width=st.integers(14, 60), tinted=st.integers(0, 2**32))
+def test_streamed_text_breaks_between_words(text: str, width: int, tinted: int) -> None:
+    text = f"a {text}"  # Begin with a word, so that no code block begins.
+    flow = layout.Flow(width)
+    styles = ["32" * (tinted >> position % 32 & 1) for position in range(len(text))]
+    output = "".join(map(flow.text, text, styles))
+    output = ESCAPES.sub("", output + flow.release_word())
+    assert output.replace("\n", "").replace(" ", "") == text.replace(" ", "")
+    assert not [line for line in output.split("\n") if is_too_wide(line, width)]
+    assert set(output.split()) <= set(text.split()) or not text.isascii()
 
 
-@given(code=TEXTS, room=st.integers(12, 60))
-def test_code_that_is_being_written_stays_as_it_is(code: str, room: int) -> None:
+@given(code=TEXTS, width=st.integers(12, 60))
+def test_streamed_code_is_unchanged(code: str, width: int) -> None:
     text = f"```sh\n{code.replace('`', '')}\n```\n    {code}"
-    flow = layout.Flow(room)
+    flow = layout.Flow(width)
     assert "".join(map(flow.text, text)) + flow.release_word() == text
 
 
-@given(path=st.text("abc/", min_size=1, max_size=80), room=st.integers(30, 120))
-def test_a_path_stands_beside_its_name_or_below_it_never_somewhere_between(
-    path: str, room: int
-) -> None:
-    *_, last = layout.fields([("socket", f"/{path}"), ("config", "fine")], room)[:-1]
-    if last.startswith("socket"):
+@given(path=st.text("abc/", min_size=1, max_size=80), width=st.integers(30, 120))
+def test_a_path_stands_beside_or_below_its_name(path: str, width: int) -> None:
+    *_, last_line = layout.fields([("socket", f"/{path}"), ("config", "fine")], width)[:-1]
+    if last_line.startswith("socket"):
         return
-    indent = len(last) - len(last.lstrip())
+    indent = len(last_line) - len(last_line.lstrip())
     assert indent in (0, 4)
-    assert indent == 4 or len(last) + 4 > room
+    assert indent == 4 or len(last_line) + 4 > width
 
 
 @given(
     rows=st.lists(
         st.tuples(WORDS, TEXTS.map(lambda text: text[:20].strip()), TEXTS), min_size=1, max_size=6
     ),
-    room=st.none() | st.integers(30, 200),
+    width=st.none() | st.integers(30, 200),
 )
-def test_a_table_has_every_word_and_no_column_that_is_empty(
-    rows: list[tuple[str, str, str]], room: int | None
+def test_a_table_has_every_word_and_no_empty_column(
+    rows: list[tuple[str, str, str]], width: int | None
 ) -> None:
     head = ("NAME", "NOTHING", "SOME", "WHAT")
-    lines = layout.table([head, *((a, "", b, c) for a, b, c in rows)], room)
-    shown = "\n".join(lines)
-    assert "NOTHING" not in shown
-    assert "nothing" not in shown
+    lines = layout.table([head, *((a, "", b, c) for a, b, c in rows)], width)
+    table = "\n".join(lines)
+    assert "NOTHING" not in table
+    assert "nothing" not in table
     for row in rows:
         for word in " ".join(row).split():
-            assert word in shown or "".join(re.split(r"(缓)", word)) in "".join(shown.split())
-    if room is not None:
-        assert not [line for line in lines if too_wide(line, room)]
+            assert word in table or "".join(re.split(r"(缓)", word)) in "".join(table.split())
+    if width is not None:
+        assert not [line for line in lines if is_too_wide(line, width)]
 
 
 def test_columns_are_aligned_wrapped_or_put_below_as_there_is_room() -> None:
@@ -223,18 +223,18 @@ def test_columns_are_aligned_wrapped_or_put_below_as_there_is_room() -> None:
     assert layout.table(rows, 10)[:3] == ["tiny", "size 1 MiB", "    a"]
 
 
-def test_what_is_copied_from_several_lines_is_one_command() -> None:
+def test_a_wrapped_command_can_be_copied() -> None:
     line = "  localspec add mine --target /models/large.gguf --draft /models/small.gguf"
-    shown = layout.wrap(line, 44)
-    assert shown == [
+    wrapped = layout.wrap(line, 44)
+    assert wrapped == [
         "  localspec add mine --target \\",
         "      /models/large.gguf --draft \\",
         "      /models/small.gguf",
     ]
-    assert shlex.split("\n".join(shown).replace("\\\n", "")) == shlex.split(line)
+    assert shlex.split("\n".join(wrapped).replace("\\\n", "")) == shlex.split(line)
     quoted = "  git diff | localspec ask -f 'src/*.py' \"is it complete, and is it right?\""
-    shown = layout.wrap(quoted, 44)
-    assert shown == [
+    wrapped = layout.wrap(quoted, 44)
+    assert wrapped == [
         "  git diff | localspec ask -f 'src/*.py' \\",
         '      "is it complete, and is it right?"',
     ]
@@ -245,5 +245,5 @@ def test_what_is_copied_from_several_lines_is_one_command() -> None:
     ]
     hook = '  eval "$(localspec completion bash --hook)"'
     assert layout.wrap(hook, 42) == ["  eval \\", '"$(localspec completion bash --hook)"']
-    told = "They were found on this disk: localspec list --all"
-    assert layout.wrap(told, 44) == ["They were found on this disk:", "localspec list --all"]
+    message = "They were found on this disk: localspec list --all"
+    assert layout.wrap(message, 44) == ["They were found on this disk:", "localspec list --all"]

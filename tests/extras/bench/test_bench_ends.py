@@ -1,4 +1,4 @@
-"""`localspec bench` that ends early: what there is by then is told, whatever ended it and when."""
+"""Test a `localspec bench` that ends early: it always reports the answers it has."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ SCHEMA = functools.cache(lambda: json.loads(reports.schema_text()))
 
 
 class Daemon:
-    """A daemon in this process, with a pair whose every answer takes no time. dies: at that question."""
+    """A fake daemon in this process that answers at once. It ends at question number `dies`."""
 
     name = "localspec"
 
     def __init__(self, model: str = "") -> None:
-        self.model, self.autostart, self.asked = model, True, 0
+        self.model, self.autostart = model, True
 
     dies = 0
     questions = 0
 
-    def ask(self, prompt: Prompt, how: RequestOptions) -> TimedAnswer:
+    def ask(self, prompt: Prompt, options: RequestOptions) -> TimedAnswer:
         Daemon.questions += 1
         if "none" in self.model:
             raise LoadFailed("It does not load.")
         if Daemon.questions == Daemon.dies:
             raise NoDaemon("The daemon ended.")
-        drafted = how.speculative != {"enabled": False}
+        drafted = options.speculative != {"enabled": False}
         answer = TimedAnswer(prompt.ask[:3] or "x", 12, 0.01, 0.1, "stop")
         answer.timings = {"predicted_ms": 90.0, "draft_n": 4.0 * drafted, "predicted_n": 12}
         answer.rounds = [Round(3, 4 * drafted, 2 * drafted, "draft")]
@@ -101,16 +101,20 @@ def daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         drafts, "_rank", lambda name, report, *_: reports.Ranked(name, report.overall)
     )
     monkeypatch.setattr(measure, "_BUSY_SAMPLE_S", 0.0)
-    monkeypatch.setattr(statistics, "RESAMPLES", 4)  # every line of it is looked at
+    # Every line is traced, so keep the number of lines small.
+    monkeypatch.setattr(statistics, "RESAMPLES", 4)
     monkeypatch.setattr(distribution, "_SHUFFLES", 4)
     monkeypatch.setattr(distribution, "ANSWERS_PER_MODE", 4)
     monkeypatch.setattr(Daemon, "dies", 0)
     monkeypatch.setattr(Daemon, "questions", 0)
 
 
-def signalled(call: Callable[[], int], at: int, number: int) -> tuple[int, int]:
-    """The code of a call in which a signal comes before the `at`th line of the bench (0: never), and how
-    many lines it has.
+def run_with_signal(
+    function: Callable[[], int], line_number: int, signal_number: int
+) -> tuple[int, int]:
+    """Run a function and raise a signal before the given line of the bench (0: never).
+
+    Returns the exit code and the number of lines that ran.
     """
     count, folder = 0, str(Path(measure.__file__).parent)
 
@@ -118,16 +122,16 @@ def signalled(call: Callable[[], int], at: int, number: int) -> tuple[int, int]:
         nonlocal count
         code = frame.f_code
         if not code.co_filename.startswith(folder) or code.co_name == "watching":
-            return None  # when nobody watches any more all is told
+            return None  # everything is reported once the watching has ended
         if code.co_filename.endswith("measure.py") or count:
             count += event == "line"
-            if count == at and event == "line":
-                signal.raise_signal(number)
+            if count == line_number and event == "line":
+                signal.raise_signal(signal_number)
         return trace
 
     sys.settrace(trace)
     try:
-        return call(), count
+        return function(), count
     except KeyboardInterrupt:
         return -1, count
     finally:
@@ -135,92 +139,101 @@ def signalled(call: Callable[[], int], at: int, number: int) -> tuple[int, int]:
 
 
 @pytest.fixture(autouse=True)
-def heeded() -> Iterator[None]:
-    """What `nohup` or a shell in the background has the tests ignore is not ignored by what they start."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
+def default_signal_handlers() -> Iterator[None]:
+    """Restore the default signal handlers, which `nohup` or a background shell may have disabled."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP)}
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    for number, handler in before.items():
+    for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
-def without_others(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def drop_other_load(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return runs without the load of other processes, which differs from call to call."""
     return [{key: value for key, value in run.items() if key != "others"} for run in runs]
 
 
-@pytest.mark.parametrize("more", [[], ["--drafts", "one", "none", "two"]])
+@pytest.mark.parametrize("options", [[], ["--drafts", "one", "none", "two"]])
 def test_a_signal_at_any_moment_loses_nothing(
-    daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+    daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
-    """Wherever it comes between the load and the last figure: one report, valid, and marked."""
+    """A signal at any line between the load and the last figure gives one valid, marked report."""
     del daemon
     file = tmp_path / "prompts"
     file.write_text("first?\n\nsecond?")
-    words = ["--json", "--prompts", str(file), "-n", "12", *(["pair", *more] if more else [])]
+    arguments = [
+        "--json",
+        "--prompts",
+        str(file),
+        "-n",
+        "12",
+        *(["pair", *options] if options else []),
+    ]
 
     def run() -> int:
         Daemon.questions = 0
-        return int(command.main(words, standalone_mode=False))
+        return int(command.main(arguments, standalone_mode=False))
 
-    code, lines = signalled(run, 0, signal.SIGINT)
-    whole = json.loads(capsys.readouterr().out)
-    assert (code, whole["partial"]) == (0, False)
+    code, lines = run_with_signal(run, 0, signal.SIGINT)
+    full_report = json.loads(capsys.readouterr().out)
+    assert (code, full_report["partial"]) == (0, False)
     rng = random.Random(1)
-    for at in [1, *rng.sample(range(2, lines), 40)]:
-        number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-        code, _ = signalled(run, at, number)
-        found = json.loads(capsys.readouterr().out)
-        jsonschema_rs.validate(SCHEMA(), found)
-        assert code == 130, at
-        assert len(found["runs"]) <= len(whole["runs"])
-        assert found["partial"] or without_others(found["runs"]) == without_others(whole["runs"]), (
-            at
-        )
-        if more:
-            assert {each["draft"] for each in found["drafts"]} == {"one", "none", "two"}
+    for line_number in [1, *rng.sample(range(2, lines), 40)]:
+        signal_number = rng.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+        code, _ = run_with_signal(run, line_number, signal_number)
+        report = json.loads(capsys.readouterr().out)
+        jsonschema_rs.validate(SCHEMA(), report)
+        assert code == 130, line_number
+        assert len(report["runs"]) <= len(full_report["runs"])
+        assert report["partial"] or drop_other_load(report["runs"]) == drop_other_load(
+            full_report["runs"]
+        ), line_number
+        if options:
+            assert {draft["draft"] for draft in report["drafts"]} == {"one", "none", "two"}
 
 
 @pytest.mark.parametrize("dies", [1, 2, 3, 4, 10, 17])
-def test_a_daemon_that_ends_leaves_what_it_answered(
+def test_a_daemon_that_ends_leaves_a_partial_report(
     daemon: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], dies: int
 ) -> None:
-    """The first two questions warm up; without any answer there is nothing but the reason."""
+    """The first questions warm up; without any answer there is only the error."""
     del daemon
     file = tmp_path / "prompts"
     file.write_text("first?\n\nsecond?")
     Daemon.dies = dies
-    words = ["--json", "--prompts", str(file)]
+    arguments = ["--json", "--prompts", str(file)]
     if dies <= 3:
         with pytest.raises(NoDaemon, match=r"The daemon ended\."):
-            command.main(words, standalone_mode=False)
+            command.main(arguments, standalone_mode=False)
         return
-    assert command.main(words, standalone_mode=False) == 1
-    found = json.loads(capsys.readouterr().out)
-    jsonschema_rs.validate(SCHEMA(), found)
-    assert (found["partial"], "The daemon ended." in found["notes"]) == (True, True)
-    assert len(found["runs"]) + len(found["their_runs"]) >= min(dies - 3, 8)
+    assert command.main(arguments, standalone_mode=False) == 1
+    report = json.loads(capsys.readouterr().out)
+    jsonschema_rs.validate(SCHEMA(), report)
+    assert (report["partial"], "The daemon ended." in report["notes"]) == (True, True)
+    assert len(report["runs"]) + len(report["their_runs"]) >= min(dies - 3, 8)
 
 
 WORKS = st.lists(st.integers(1, 4), min_size=1, max_size=4)
 
 
 @given(WORKS, st.integers(1, 4), st.booleans())
-def test_no_way_of_answering_always_comes_first(
+def test_plain_and_speculative_runs_alternate_in_going_first(
     counts: list[int], repetitions: int, own: bool
 ) -> None:
-    """Of every kind of work, where what comes second finds something warm."""
-    works = [Work(str(at), "text", [Prompt("a")] * count) for at, count in enumerate(counts)]
+    """The second mode finds a warm cache, so the modes take turns within every workload."""
+    works = [
+        Work(str(number), "text", [Prompt("a")] * count) for number, count in enumerate(counts)
+    ]
     plan = BenchPlan(works, 8, repetitions, own=own)
     bench = Bench(Daemon(), plan, None, ())  # type: ignore[arg-type]
-    asked: dict[tuple[str, str], list[str]] = {}
-    turn: Trial
-    for turn in plan_trials(plan):
-        if not turn.probe:
-            first = next(iter(bench._modes_of(turn)))
-            asked.setdefault((turn.work.name, turn.sampling), []).append(str(first))
-    for modes in asked.values():
+    first_modes: dict[tuple[str, str], list[str]] = {}
+    trial: Trial
+    for trial in plan_trials(plan):
+        if not trial.probe:
+            mode = next(iter(bench._modes_of(trial)))
+            first_modes.setdefault((trial.work.name, trial.sampling), []).append(str(mode))
+    for modes in first_modes.values():
         assert abs(modes.count("plain") - modes.count("speculative")) <= 1
 
 
@@ -234,10 +247,10 @@ def prompts(tmp_path: Path) -> Path:
     return file
 
 
-def _begun(home: Home, *words: str, **options: Any) -> subprocess.Popen[str]:
-    """A bench that waits for its first answers."""
+def start_bench(home: Home, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start a bench and wait until its first question is running."""
     run = subprocess.Popen(
-        [sys.executable, "-m", "localspec", "bench", *words],
+        [sys.executable, "-m", "localspec", "bench", *arguments],
         env=home.environment,
         text=True,
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options},
@@ -247,26 +260,26 @@ def _begun(home: Home, *words: str, **options: Any) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_process_that_is_ended_reports(prompts: Path, seed: int) -> None:
+def test_a_bench_that_is_signalled_reports(prompts: Path, seed: int) -> None:
     rng = random.Random(seed)
     with scripted_home("--load-delay", "0.3") as home:
         page = prompts.parent / "page.html"
-        run = _begun(home, "--json", "--prompts", str(prompts), "--html", str(page))
+        run = start_bench(home, "--json", "--prompts", str(prompts), "--html", str(page))
         time.sleep(rng.uniform(0, 2))
         run.send_signal((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)[seed])
-        out, said = run.communicate(timeout=30)
-    found = json.loads(out)
-    jsonschema_rs.validate(SCHEMA(), found)
-    assert (run.returncode, found["partial"]) == (130, True), said
+        stdout, stderr = run.communicate(timeout=30)
+    report = json.loads(stdout)
+    jsonschema_rs.validate(SCHEMA(), report)
+    assert (run.returncode, report["partial"]) == (130, True), stderr
     document = page.read_text()
-    assert found["sentence"] in document.replace("&#x27;", "'")
-    assert re.fullmatch(r"Saved .*\n", said)
+    assert report["sentence"] in document.replace("&#x27;", "'")
+    assert re.fullmatch(r"Saved .*\n", stderr)
 
 
-def test_a_terminal_that_is_closed_costs_nothing_but_what_it_showed(prompts: Path) -> None:
+def test_closing_the_terminal_still_writes_the_page(prompts: Path) -> None:
     page, (master, slave) = prompts.parent / "page.html", pty.openpty()
     with scripted_home() as home:
-        run = _begun(
+        run = start_bench(
             home, "--prompts", str(prompts), "--html", str(page),
             **dict.fromkeys(("stdin", "stdout", "stderr"), slave), start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
@@ -287,51 +300,56 @@ def test_a_busy_machine_is_noticed(prompts: Path) -> None:
     finally:
         busy.kill()
         busy.wait()
-    found = json.loads(run.stdout)
+    report = json.loads(run.stdout)
     if not Path("/proc/stat").exists():
-        assert found["quiet"] is None
+        assert report["quiet"] is None
         return
-    assert found["quiet"] is False
-    assert re.search(r"other programs \([^)]*python", " ".join(found["notes"]))  # among others' own
-    assert "answers other programs used" in " ".join(found["notes"])
+    assert report["quiet"] is False
+    assert re.search(
+        r"other programs \([^)]*python", " ".join(report["notes"])
+    )  # The list may name other programs too.
+    assert "answers other programs used" in " ".join(report["notes"])
 
 
-def test_a_daemon_that_is_killed_is_one_line(prompts: Path) -> None:
+def test_a_killed_daemon_is_reported_in_one_line(prompts: Path) -> None:
     with scripted_home() as home:
-        run = _begun(home, "--prompts", str(prompts))
+        run = start_bench(home, "--prompts", str(prompts))
         wait_for(
             lambda: home.status()["counts"]["requests"] > 4, "two answers"
-        )  # after the warm-up's
+        )  # The warm-up has its own requests.
         pid = home.status()["pid"]
         os.kill(pid, signal.SIGKILL)
-        out, said = run.communicate(timeout=30)
+        stdout, stderr = run.communicate(timeout=30)
         assert not autostart.listens(str(home.socket)), "nobody starts another one"
-    assert (run.returncode, said) == (1, "")
-    assert out.count("The daemon ended in the middle of its answer") == 1
+    assert (run.returncode, stderr) == (1, "")
+    assert stdout.count("The daemon ended in the middle of its answer") == 1
 
 
 @pytest.mark.parametrize("full", ["json", "html"])
-def test_a_full_disk_takes_one_of_two(prompts: Path, full: str) -> None:
+def test_a_full_disk_spoils_only_one_of_two_outputs(prompts: Path, full: str) -> None:
     prompts.write_text("say one two three four five six")
     page = prompts.parent / "page.html"
     with scripted_home() as home, Path("/dev/full").open("w") as disk:
-        where = "/dev/full" if full == "html" else str(page)
-        words = ("--json", "--repetitions", "1", "--prompts", str(prompts), "--html", where)
-        run = _begun(home, *words, **({"stdout": disk} if full == "json" else {}))
-        out, said = run.communicate(timeout=30)
+        html_path = "/dev/full" if full == "html" else str(page)
+        arguments = ("--json", "--repetitions", "1", "--prompts", str(prompts), "--html", html_path)
+        run = start_bench(home, *arguments, **({"stdout": disk} if full == "json" else {}))
+        stdout, stderr = run.communicate(timeout=30)
     assert run.returncode == 1
-    assert "No space left on device" in said
+    assert "No space left on device" in stderr
     if full == "html":
-        jsonschema_rs.validate(SCHEMA(), json.loads(out))
-        assert said.count("\n") == 1
+        jsonschema_rs.validate(SCHEMA(), json.loads(stdout))
+        assert stderr.count("\n") == 1
     else:
         assert "<h1>" in page.read_text()
 
 
-def test_where_no_page_can_be_written_nothing_is_measured(tmp_path: Path) -> None:
+def test_an_unwritable_page_is_refused_before_measuring(tmp_path: Path) -> None:
     with temporary_home() as home:
-        for place, why in ((tmp_path, "it is a folder"), (tmp_path / "no" / "x", "no such folder")):
-            run = home.run("bench", "--html", str(place))
+        for path, reason in (
+            (tmp_path, "it is a folder"),
+            (tmp_path / "no" / "x", "no such folder"),
+        ):
+            run = home.run("bench", "--html", str(path))
             assert (run.returncode, run.stdout, run.stderr.count("\n")) == (2, "", 1)
-            assert why in run.stderr
+            assert reason in run.stderr
         assert not home.socket.exists(), "no daemon was asked"

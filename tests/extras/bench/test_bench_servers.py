@@ -1,4 +1,4 @@
-"""`localspec bench --against`: whatever another server does, its answer is one, or a line says why not."""
+"""Test `localspec bench --against`: another server gives an answer or an error of one line."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from localspec.extras.bench.report import Run
 from localspec.extras.bench.running import Bench, BenchPlan
 
 CHAT, PLACE = Prompt(ask="Hello?"), Prompt(prefix="def f(", suffix="\n")
-HOW = RequestOptions(8, 200)
+OPTIONS = RequestOptions(8, 200)
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
 
 
 @contextlib.contextmanager
-def serving(*answers: bytes) -> Iterator[str]:
-    """A server that answers each connection with the next of these bytes, the last one again and again."""
+def serve_answers(*answers: bytes) -> Iterator[str]:
+    """Serve the given answers, one for each connection; the last one is repeated."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
-            for at in range(100):
+            for number in range(100):
                 try:
                     connection, _ = listener.accept()
                 except OSError:
                     return
                 with connection, contextlib.suppress(OSError):
                     connection.recv(65536)
-                    connection.sendall(answers[min(at, len(answers) - 1)])
+                    connection.sendall(answers[min(number, len(answers) - 1)])
                     connection.shutdown(socket.SHUT_WR)
 
         thread = threading.Thread(target=serve)
@@ -53,7 +53,7 @@ def serving(*answers: bytes) -> Iterator[str]:
 
 
 def stream(*events: Any) -> bytes:
-    return HEAD + b"".join(b"data: %s\n\n" % json.dumps(each).encode() for each in events)
+    return HEAD + b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events)
 
 
 def piece(text: str, finish: str | None = None) -> dict[str, Any]:
@@ -61,11 +61,11 @@ def piece(text: str, finish: str | None = None) -> dict[str, Any]:
 
 
 MODELS = HEAD + b'{"data": [{"id": "theirs"}]}'
-WHOLE = stream(piece("Hello"), piece(" you"), piece("", "stop"))
+COMPLETE_ANSWER = stream(piece("Hello"), piece(" you"), piece("", "stop"))
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
         ((MODELS, stream(piece("Hel"))), "ended in the middle of an answer"),
         ((MODELS, HEAD), "has no text"),
@@ -82,32 +82,34 @@ WHOLE = stream(piece("Hello"), piece(" you"), piece("", "stop"))
         ((b"",), "cannot be reached"),
     ],
 )
-def test_what_is_no_answer_is_one_line(answers: tuple[bytes, ...], said: str) -> None:
+def test_an_invalid_answer_is_reported_in_one_line(
+    answers: tuple[bytes, ...], message: str
+) -> None:
     with (
-        serving(*answers) as url,
-        pytest.raises(BadResponse, match=re.escape(said)) as error,
+        serve_answers(*answers) as url,
+        pytest.raises(BadResponse, match=re.escape(message)) as error,
     ):
-        OtherServer(url).ask(CHAT, HOW)
+        OtherServer(url).ask(CHAT, OPTIONS)
     assert "\n" not in str(error.value)
 
 
-def test_a_server_without_a_list_of_models_is_asked_for_any() -> None:
-    with serving(b"HTTP/1.1 404 Not Found\r\n\r\n", WHOLE) as url:
-        assert OtherServer(url).ask(CHAT, HOW).text == "Hello you"
+def test_a_server_without_a_model_list_is_used() -> None:
+    with serve_answers(b"HTTP/1.1 404 Not Found\r\n\r\n", COMPLETE_ANSWER) as url:
+        assert OtherServer(url).ask(CHAT, OPTIONS).text == "Hello you"
 
 
-def test_one_that_says_nothing_is_given_up_in_time() -> None:
+def test_a_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        other = OtherServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        server = OtherServer(f"http://127.0.0.1:{listener.getsockname()[1]}")
         with pytest.raises(ServerGone, match="did not answer in time"):
-            other.ask(CHAT, RequestOptions(8, 200, until=time.monotonic() + 0.2))
+            server.ask(CHAT, RequestOptions(8, 200, until=time.monotonic() + 0.2))
 
 
 @pytest.mark.parametrize(
     "address",
     ["ftp://x", "http://", "http://:80", "http://x:0", "http://x:99999", "http://[::1", "/nowhere"],
 )
-def test_what_is_no_address_is_told_before_anything_is_measured(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match="neither a URL"):
         OtherServer(address)
 
@@ -133,24 +135,24 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.sampled_from([CHAT, PLACE]))
-def test_whatever_comes_is_an_answer_or_a_reason(events: list[Any], prompt: Prompt) -> None:
+def test_any_events_give_an_answer_or_an_error(events: list[Any], prompt: Prompt) -> None:
     class Odd(OtherServer):
         def _read(self, method: str, path: str, body: Any, how: RequestOptions) -> Iterator[bytes]:
             del method, path, body, how
             yield stream(*events).removeprefix(HEAD)
 
-    other = Odd("http://127.0.0.1:1")
-    other._model = "theirs"
+    server = Odd("http://127.0.0.1:1")
+    server._model = "theirs"
     try:
-        answer = other.ask(prompt, HOW)
+        answer = server.ask(prompt, OPTIONS)
     except BadResponse as error:
         assert "\n" not in error.message  # noqa: PT017 - whether it is raised is left to chance
         return
     bench = Bench(None, BenchPlan([Work("x", "text", [prompt])], 8, 1), None, ())  # type: ignore[arg-type]
     bench.answers.theirs.append(_run(answer))
-    (told,) = summary.summarize_other_server(bench.plan.works, bench.answers)
-    assert told.side is not None
-    assert told.side.answers == 1
+    (entry,) = summary.summarize_other_server(bench.plan.works, bench.answers)
+    assert entry.side is not None
+    assert entry.side.answers == 1
 
 
 def _run(answer: TimedAnswer) -> Run:

@@ -1,4 +1,4 @@
-"""The agent of the Agent Client Protocol, asked by the protocol's own library."""
+"""Test the agent of the Agent Client Protocol with the protocol's own library."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from tests.support.daemons import PATIENCE, RunningDaemon
 
 
 class Editor:
-    """What the agent has told it."""
+    """An editor that collects the text of the agent."""
 
     def __init__(self) -> None:
-        self.told = ""
-        self.begun = asyncio.Event()
+        self.text = ""
+        self.started = asyncio.Event()
 
     async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
-        self.told += update.content.text
-        self.begun.set()
+        self.text += update.content.text
+        self.started.set()
 
     def on_connect(self, conn: acp.Agent) -> None:
-        """Nothing is asked of it."""
+        """Ignore the connection."""
 
 
-async def talk(daemon: RunningDaemon) -> None:
+async def run_session(daemon: RunningDaemon) -> None:
     home, editor = daemon.home, Editor()
     file = home.root / "a b.txt"
     file.write_text("as it is there")
@@ -39,22 +39,25 @@ async def talk(daemon: RunningDaemon) -> None:
         session = (await agent.new_session(cwd=str(home.root), mcp_servers=[])).session_id
 
         async def ask(*blocks: Any) -> str:
-            editor.told = ""
+            editor.text = ""
             return (await agent.prompt(session_id=session, prompt=[*blocks])).stop_reason
 
         assert await ask(acp.text_block("say one two")) == "end_turn"
-        assert editor.told.strip() == "one two"
+        assert editor.text.strip() == "one two"
         assert await ask(acp.resource_link_block("a b.txt", file.as_uri())) == "end_turn"
-        assert editor.told == "a b.txt:\n\nas it is there"  # the scripted engine repeats a question
-        (kept,) = home.request("GET", "/localspec/conversations").json["conversations"]
-        told = home.request("GET", f"/localspec/conversations/{kept['id']}").json["messages"]
-        assert [each["role"] for each in told] == ["user", "assistant"] * 2
-        assert told[2]["content"] == editor.told
-        editor.begun.clear()
-        asked = asyncio.create_task(ask(acp.text_block("forever")))
-        await editor.begun.wait()
+        # The scripted engine repeats a question.
+        assert editor.text == "a b.txt:\n\nas it is there"
+        (conversation,) = home.request("GET", "/localspec/conversations").json["conversations"]
+        messages = home.request("GET", f"/localspec/conversations/{conversation['id']}").json[
+            "messages"
+        ]
+        assert [message["role"] for message in messages] == ["user", "assistant"] * 2
+        assert messages[2]["content"] == editor.text
+        editor.started.clear()
+        request = asyncio.create_task(ask(acp.text_block("forever")))
+        await editor.started.wait()
         await agent.cancel(session_id=session)
-        assert await asked == "cancelled"
+        assert await request == "cancelled"
         while home.status()["running"]:
             await asyncio.sleep(0.01)
         with pytest.raises(acp.RequestError, match=r"gone\.txt cannot be read"):
@@ -64,4 +67,4 @@ async def talk(daemon: RunningDaemon) -> None:
 
 
 def test_a_chat_is_streamed_kept_and_cancelled(daemon: RunningDaemon) -> None:
-    asyncio.run(asyncio.wait_for(talk(daemon), PATIENCE))
+    asyncio.run(asyncio.wait_for(run_session(daemon), PATIENCE))

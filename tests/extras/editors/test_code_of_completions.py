@@ -1,4 +1,4 @@
-"""`localspec complete` prints code, without the fence that a chat model ends it with and its chatter."""
+"""Test that `localspec complete` prints code without a closing fence and the text after it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ CODE = CODE.filter(lambda lines: bool("".join(lines).strip()))
 
 
 @given(code=CODE, chatter=st.text(max_size=60), opened=st.booleans())
-def test_nothing_after_the_closing_fence_is_code(
+def test_text_after_the_closing_fence_is_removed(
     code: list[str], chatter: str, opened: bool
 ) -> None:
     text = "\n".join(code)
-    whole = f"{'```python' + chr(10) if opened else ''}{text}\n```\n\n{chatter}"
-    assert code_of(whole) == text
+    answer = f"{'```python' + chr(10) if opened else ''}{text}\n```\n\n{chatter}"
+    assert code_of(answer) == text
     assert code_of(text) == text
 
 

@@ -1,4 +1,4 @@
-"""Settings in Emacs' init file."""
+"""Test the settings in the init file of Emacs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localspec.extras.editors import emacs
 from tests.support.daemons import Home
 from tests.support.editors import program
 
-# Each is what the block goes into: where Emacs looks first comes first.
+# The init files in the order in which Emacs looks for them.
 INIT = [".emacs.el", ".emacs", ".emacs.d/init.el", ".config/emacs/init.el"]
 
 
@@ -44,7 +44,7 @@ def test_settings_are_written_into_the_init_file_and_taken_out_again(
         dotfiles.write_bytes(mine)
         dotfiles.chmod(0o640)
         path.symlink_to(dotfiles)
-    for _ in range(2):  # the second takes the first one's place
+    for _ in range(2):  # The second installation replaces the first.
         assert emacs.install() == path
         block = emacs.text(note="" if name else ";; There was no such file before.\n")
         assert path.read_bytes() == mine + block.encode()
@@ -57,7 +57,7 @@ def test_settings_are_written_into_the_init_file_and_taken_out_again(
     assert emacs.uninstall() is None
 
 
-def test_an_editor_that_is_not_on_the_path_is_said(home: Home, tmp_path: Path) -> None:
+def test_an_editor_that_is_not_on_the_path_is_noted(home: Home, tmp_path: Path) -> None:
     home.environment["HOME"] = str(tmp_path)
     path = home.environment["PATH"]
     (tmp_path / "bin").mkdir()
@@ -76,21 +76,21 @@ def test_an_editor_that_is_not_on_the_path_is_said(home: Home, tmp_path: Path) -
     st.none() | st.lists(st.sampled_from([b"(a)", b"\n", b"\r\n", b"\xe9", b";; x"])),
     st.integers(1, 3),
 )
-def test_uninstalling_leaves_the_file_as_it_was(before: list[bytes] | None, times: int) -> None:
-    """Also one without an end of its last line, and none."""
+def test_uninstalling_leaves_the_file_as_it_was(chunks: list[bytes] | None, times: int) -> None:
+    """The file may lack a final line end, or not exist at all."""
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", folder)
         patch.setenv("LOCALSPEC_HOME", f"{folder}/ls")
-        path = Path(folder, ".emacs" if before is not None else ".emacs.d/init.el")
-        if before is not None:
-            path.write_bytes(b"".join(before))
+        path = Path(folder, ".emacs" if chunks is not None else ".emacs.d/init.el")
+        if chunks is not None:
+            path.write_bytes(b"".join(chunks))
         for _ in range(times):
             assert emacs.install() == path
         assert emacs.uninstall() == path
-        if before is None:
+        if chunks is None:
             assert not path.parent.exists()
         else:
-            assert path.read_bytes() == b"".join(before)
+            assert path.read_bytes() == b"".join(chunks)
         assert emacs.uninstall() is None
 
 
@@ -107,7 +107,7 @@ def test_a_file_that_is_read_only_is_left_alone(
 
 
 def test_emacs_reads_the_settings(home: Home) -> None:
-    """What they set in gptel and minuet, as far as that is to be seen without these."""
+    """Stand-ins for gptel and minuet show which settings they receive."""
     (home.root / "gptel.el").write_text("(provide 'gptel)")
     (home.root / "gptel-openai.el").write_text(
         "(defun gptel-make-openai (&rest given) given) (provide 'gptel-openai)"
@@ -122,19 +122,29 @@ def test_emacs_reads_the_settings(home: Home) -> None:
     )
     init = home.root / "init.el"
     init.write_text(home.run("editor", "config", "emacs").stdout)
-    look = """(progn (require 'gptel) (require 'minuet)
+    expression = """(progn (require 'gptel) (require 'minuet)
       (princ (format "%S\\n" (plist-get (cdr gptel-backend) :curl-args)))
       (princ (plist-get minuet-openai-fim-compatible-options :model))
       (minuet--openai-fim-compatible-complete 1 2))"""
-    done = subprocess.run(
-        [program("emacs"), "-Q", "--batch", "-L", str(home.root), "-l", str(init), "--eval", look],
+    result = subprocess.run(
+        [
+            program("emacs"),
+            "-Q",
+            "--batch",
+            "-L",
+            str(home.root),
+            "-l",
+            str(init),
+            "--eval",
+            expression,
+        ],
         env={**os.environ, "HOME": str(home.root)},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
     socket = str(home.socket)
-    assert done.stdout == (
+    assert result.stdout == (
         f'("--unix-socket" "{socket}")\nbuiltin("--unix-socket" "{socket}" "--silent") (1 2)\n'
     )

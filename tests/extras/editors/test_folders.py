@@ -1,4 +1,4 @@
-"""Whatever lies in the folder where somebody is, nothing of it runs: neither by name nor by accident."""
+"""Test that no module in the current folder is ever imported instead of ours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PYTHONS = sorted(
 
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
-    """A folder with a module of each name of the standard library and of ours, which tells that it ran."""
+    """Return a folder whose modules shadow the standard library and ours, and report that they ran."""
     folder = tmp_path / "project"
     folder.mkdir()
     for name in {*sys.stdlib_module_names, "localspec", "click", "msgspec", "httpx", "llama_cpp"}:
@@ -39,8 +39,8 @@ def home() -> Iterator[Home]:
         yield home
 
 
-def commands() -> dict[str, list[str]]:
-    """What is written into other programs' settings, with something to do."""
+def installed_commands() -> dict[str, list[str]]:
+    """Return the command lines that are written into the settings of other programs."""
     [vim] = re.findall(r"'localspec_command', (\[.*\])\)", plugin.text("vim"))
     command = json.loads(vim.replace("'", '"'))
     agent = _agent_command()
@@ -52,12 +52,12 @@ def commands() -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("name", commands())
-def test_nothing_of_the_folder_where_an_editor_is_runs(
+@pytest.mark.parametrize("name", installed_commands())
+def test_modules_in_the_folder_of_an_editor_are_not_run(
     name: str, hostile: Path, home: Home
 ) -> None:
-    done = subprocess.run(
-        commands()[name],
+    result = subprocess.run(
+        installed_commands()[name],
         cwd=hostile,
         env=home.environment,
         capture_output=True,
@@ -65,13 +65,11 @@ def test_nothing_of_the_folder_where_an_editor_is_runs(
         timeout=60,
     )
     assert not (hostile / "ran").exists()
-    assert done.returncode == 0, done.stderr
+    assert result.returncode == 0, result.stderr
 
 
-def test_nothing_of_the_folder_of_a_daemon_in_the_foreground_runs(
-    hostile: Path, home: Home
-) -> None:
-    """Nor in what it starts."""
+def test_modules_in_the_folder_of_a_daemon_are_not_run(hostile: Path, home: Home) -> None:
+    """The same holds for the processes that the daemon starts."""
     command = [sys.executable, "-P", "-m", "localspec"]
     with subprocess.Popen(
         [*command, "start", "--foreground"],
@@ -80,7 +78,7 @@ def test_nothing_of_the_folder_of_a_daemon_in_the_foreground_runs(
         stdout=subprocess.DEVNULL,
     ) as daemon:
         try:
-            asked = subprocess.run(
+            result = subprocess.run(
                 [*command, "ask", "--no-log", "hello"],
                 cwd=hostile,
                 env=home.environment,
@@ -91,18 +89,18 @@ def test_nothing_of_the_folder_of_a_daemon_in_the_foreground_runs(
         finally:
             daemon.terminate()
     assert not (hostile / "ran").exists()
-    assert asked.returncode == 0, asked.stderr
+    assert result.returncode == 0, result.stderr
 
 
 @pytest.mark.parametrize("path", PYTHONS, ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_whoever_starts_one_of_our_modules_says_that_the_folder_is_none_of_its(path: Path) -> None:
-    """`-m` alone puts the present folder before all others."""
+def test_own_modules_are_started_in_safe_path_mode(path: Path) -> None:
+    """Without -P, `-m` puts the current folder first on the module path."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.List | ast.Tuple):
-            words = [each.value for each in node.elts if isinstance(each, ast.Constant)]
+            words = [element.value for element in node.elts if isinstance(element, ast.Constant)]
             if "-m" in words and any(str(word).startswith("localspec") for word in words):
                 assert words[words.index("-m") - 1] == "-P", f"{path}:{node.lineno}"
-    told = re.findall(
+    options = re.findall(
         r"sys\.executable\)?\}? (\S+ \S+) localspec", path.read_text(encoding="utf-8")
     )
-    assert set(told) <= {"-P -m"}
+    assert set(options) <= {"-P -m"}

@@ -1,4 +1,4 @@
-"""What the plug-in reads from the socket, in the editors themselves: any bytes, cut anywhere."""
+"""Test the plug-in's HTTP parser in real editors, with any bytes, cut anywhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.editors import EDITORS, PLUGIN, chunked, program
 
-# Feeds each message's pieces (bytes as hexadecimal) to the parser and writes what it made of them.
+# Feed the pieces of each message (in hexadecimal) to the parser and write its results.
 SCRIPT = """\
 set encoding=utf-8
 let &runtimepath = {plugin!r} .. ',' .. &runtimepath
@@ -35,49 +35,51 @@ qall!
 """
 
 
-def read(editor: str, folder: Path, messages: list[list[bytes]]) -> list[Any]:
-    """State, status, events, body and exception of each message, read in these pieces."""
-    asked, told = folder / "asked.json", folder / "told.json"
-    asked.write_text(json.dumps([[piece.hex() for piece in pieces] for pieces in messages]))
+def parse_in_editor(editor: str, folder: Path, messages: list[list[bytes]]) -> list[Any]:
+    """Feed each message in pieces to an editor; return its state, status, events, body and exception."""
+    messages_file, answers_file = folder / "asked.json", folder / "told.json"
+    messages_file.write_text(json.dumps([[piece.hex() for piece in pieces] for pieces in messages]))
     script = folder / "script.vim"
-    script.write_text(SCRIPT.format(plugin=str(PLUGIN), asked=str(asked), told=str(told)))
-    quietly = ["--headless"] if editor == "nvim" else ["-es"]
-    command = [program(editor), *quietly, "-N", "-u", "NONE", "-i", "NONE", "-S", str(script)]
+    script.write_text(
+        SCRIPT.format(plugin=str(PLUGIN), asked=str(messages_file), told=str(answers_file))
+    )
+    flags = ["--headless"] if editor == "nvim" else ["-es"]
+    command = [program(editor), *flags, "-N", "-u", "NONE", "-i", "NONE", "-S", str(script)]
     subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
-    answers: list[Any] = json.loads(told.read_text(encoding="utf-8", errors="replace"))
+    answers: list[Any] = json.loads(answers_file.read_text(encoding="utf-8", errors="replace"))
     return answers
 
 
-def cut(message: bytes, chance: random.Random) -> list[bytes]:
-    """In pieces, some of a byte; now and then all of them are."""
-    size = chance.choice([1, 3, 40, 4000])
-    pieces, at = [], 0
-    while at < len(message):
-        length = chance.randint(1, size)
-        pieces.append(message[at : at + length])
-        at += length
+def cut_into_pieces(message: bytes, rng: random.Random) -> list[bytes]:
+    """Cut a message into random pieces, sometimes of a single byte each."""
+    size = rng.choice([1, 3, 40, 4000])
+    pieces, position = [], 0
+    while position < len(message):
+        length = rng.randint(1, size)
+        pieces.append(message[position : position + length])
+        position += length
     return pieces
 
 
-def body_of(events: list[dict[str, str]], chance: random.Random) -> bytes:
-    """The events with what may stand between them: comments, names, the end's own mark."""
+def make_body(events: list[dict[str, str]], rng: random.Random) -> bytes:
+    """Return a body of events with comments and names between them, and the end mark."""
     text = ""
     for event in events:
-        end = chance.choice(["\n", "\r\n"])
-        text += chance.choice(["", f": ping{end}{end}", f"event: x{end}"])
-        text += f"data: {json.dumps(event, ensure_ascii=chance.random() < 0.5)}{end}{end}"
+        end = rng.choice(["\n", "\r\n"])
+        text += rng.choice(["", f": ping{end}{end}", f"event: x{end}"])
+        text += f"data: {json.dumps(event, ensure_ascii=rng.random() < 0.5)}{end}{end}"
     return (text + "data: [DONE]\n\n").encode()
 
 
-def message(events: list[dict[str, str]], chance: random.Random) -> bytes:
-    """A whole answer, chunked anywhere, of a known length, or ended by the connection."""
-    head = chance.choice([b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
+def make_message(events: list[dict[str, str]], rng: random.Random) -> bytes:
+    """Return a whole answer: chunked, with a content length, or ended by the connection."""
+    head = rng.choice([b"", b"HTTP/1.1 100 Continue\r\n\r\n"])
     head += b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream; charset=utf-8\r\nx: a: b\r\n"
-    body = body_of(events, chance)
-    match chance.choice(["chunked", "length", "close"]):
+    body = make_body(events, rng)
+    match rng.choice(["chunked", "length", "close"]):
         case "chunked":
-            sized = chunked(cut(body, chance))
-            if chance.random() < 0.5:
+            sized = chunked(cut_into_pieces(body, rng))
+            if rng.random() < 0.5:
                 sized = sized.removesuffix(b"\r\n") + b"trailer: x\r\n\r\n"
             return head + b"Transfer-Encoding: chunked\r\n\r\n" + sized
         case "length":
@@ -87,8 +89,8 @@ def message(events: list[dict[str, str]], chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("editor", EDITORS)
-def test_answers_are_read_however_they_are_cut(editor: str, tmp_path: Path) -> None:
-    chance = random.Random(7)
+def test_answers_are_parsed_however_they_are_cut(editor: str, tmp_path: Path) -> None:
+    rng = random.Random(7)
     words = [
         "a",
         "é",
@@ -103,41 +105,41 @@ def test_answers_are_read_however_they_are_cut(editor: str, tmp_path: Path) -> N
         "\r\n\r\n",
         " " * 99,
     ]
-    wanted = [
+    expected = [
         [
-            {"content": "".join(chance.choices(words, k=chance.randint(0, 12)))}
-            for _ in range(chance.randint(0, 5))
+            {"content": "".join(rng.choices(words, k=rng.randint(0, 12)))}
+            for _ in range(rng.randint(0, 5))
         ]
         for _ in range(40)
     ]
-    cuts = [cut(message(events, chance), chance) for events in wanted]
-    for events, (state, status, got, _, thrown) in zip(
-        wanted, read(editor, tmp_path, cuts), strict=True
+    cuts = [cut_into_pieces(make_message(events, rng), rng) for events in expected]
+    for events, (state, status, parsed, _, thrown) in zip(
+        expected, parse_in_editor(editor, tmp_path, cuts), strict=True
     ):
-        assert (status, got, thrown) == (200, events, "")
+        assert (status, parsed, thrown) == (200, events, "")
         assert state in ("done", "close")
 
 
 @pytest.mark.parametrize("editor", EDITORS)
-def test_what_is_no_answer_is_one_exception_at_most(editor: str, tmp_path: Path) -> None:
-    """Bytes changed, left out, repeated: what comes is read or refused, and nothing hangs."""
-    chance = random.Random(11)
+def test_invalid_answers_raise_at_most_one_exception(editor: str, tmp_path: Path) -> None:
+    """Changed, missing or repeated bytes are parsed or refused, and the parser does not hang."""
+    rng = random.Random(11)
     broken = []
     for _ in range(40):
-        whole = bytearray(message([{"content": "x" * 50}, {"content": "y"}], chance))
-        for _ in range(chance.randint(1, 4)):
-            at = chance.randrange(len(whole))
-            whole[at : at + chance.randint(0, 3)] = chance.randbytes(chance.randint(0, 3))
-        broken.append(cut(bytes(whole).replace(b"\0", b"0"), chance))
-    for state, _, events, _, thrown in read(editor, tmp_path, broken):
+        data = bytearray(make_message([{"content": "x" * 50}, {"content": "y"}], rng))
+        for _ in range(rng.randint(1, 4)):
+            position = rng.randrange(len(data))
+            data[position : position + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+        broken.append(cut_into_pieces(bytes(data).replace(b"\0", b"0"), rng))
+    for state, _, events, _, thrown in parse_in_editor(editor, tmp_path, broken):
         assert state in ("head", "size", "data", "mark", "trailer", "length", "close", "done")
         assert thrown == "" or "localspec: " in thrown or ":E" in thrown
         assert len(events) <= 2
 
 
 @pytest.mark.parametrize("editor", EDITORS)
-def test_an_error_is_gathered_whole(editor: str, tmp_path: Path) -> None:
+def test_an_error_body_is_read_whole(editor: str, tmp_path: Path) -> None:
     body = '{"error": {"message": "Loading é"}}'.encode()
     answer = b"HTTP/1.1 503 Busy\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s"
     pieces = [bytes([byte]) for byte in answer % (len(body), body)]
-    assert read(editor, tmp_path, [pieces]) == [["done", 503, [], body.decode(), ""]]
+    assert parse_in_editor(editor, tmp_path, [pieces]) == [["done", 503, [], body.decode(), ""]]

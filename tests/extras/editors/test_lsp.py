@@ -1,4 +1,4 @@
-"""The language server, asked by pygls' client and by a real Neovim."""
+"""Test the language server with the client of pygls and with a real Neovim."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ WIDTH = {"utf-8": 1, "utf-16": 2, "utf-32": 4}
 texts = st.text("ab \t\n\r\x0b\x0c\x85\u2028é日😀", max_size=30)
 
 
-def units(text: str, encoding: Encoding) -> int:
+def count_units(text: str, encoding: Encoding) -> int:
     return len(text.encode(ENCODINGS[encoding])) // WIDTH[encoding]
 
 
-def content(line: str) -> str:
+def strip_line_end(line: str) -> str:
     return line.removesuffix("\n").removesuffix("\r")
 
 
@@ -58,50 +58,54 @@ def test_lines_end_as_the_protocol_says(text: str) -> None:
 
 
 @given(texts, st.sampled_from(list(ENCODINGS)), st.data())
-def test_a_position_is_the_same_place_in_every_encoding(
+def test_positions_are_converted_in_every_encoding(
     text: str, encoding: Encoding, data: st.DataObject
 ) -> None:
     document = Document(URI, text, encoding)
     line = data.draw(st.integers(0, len(document.lines) - 1))
-    here = content(document.lines[line])
-    column = data.draw(st.integers(0, len(here)))
-    there = units(here[:column], encoding)
-    assert document.to_position(line, there) == Position(line, column)
-    assert document.to_units(Position(line, column)) == there
-    # Beyond the line is its end; within a character is before that.
-    assert document.to_position(line, units(here, encoding) + 3) == Position(line, len(here))
-    if column < len(here) and units(here[column], encoding) > 1:
-        assert document.to_position(line, there + 1) == Position(line, column)
+    line_text = strip_line_end(document.lines[line])
+    column = data.draw(st.integers(0, len(line_text)))
+    unit_offset = count_units(line_text[:column], encoding)
+    assert document.to_position(line, unit_offset) == Position(line, column)
+    assert document.to_units(Position(line, column)) == unit_offset
+    # A position beyond the line is its end; one within a character is before that character.
+    assert document.to_position(line, count_units(line_text, encoding) + 3) == Position(
+        line, len(line_text)
+    )
+    if column < len(line_text) and count_units(line_text[column], encoding) > 1:
+        assert document.to_position(line, unit_offset + 1) == Position(line, column)
     assert document.to_position(len(document.lines), 0) == Position(
         len(document.lines) - 1, len(document.lines[-1])
     )
 
 
 @given(texts, st.sampled_from(list(ENCODINGS)), st.lists(texts, max_size=4), st.data())
-def test_changes_make_the_text_that_the_editor_has(
+def test_changes_give_the_text_of_the_editor(
     text: str, encoding: Encoding, changes: list[str], data: st.DataObject
 ) -> None:
     document = Document(URI, text, encoding)
     for change in changes:
-        places, offsets = [], []
+        positions, offsets = [], []
         for _ in range(2):
             line = data.draw(st.integers(0, len(document.lines) - 1))
-            column = data.draw(st.integers(0, len(content(document.lines[line]))))
-            places.append(Position(line, column))
+            column = data.draw(st.integers(0, len(strip_line_end(document.lines[line]))))
+            positions.append(Position(line, column))
             offsets.append(sum(map(len, document.lines[:line])) + column)
         start, end = sorted(offsets)
         text = text[:start] + change + text[end:]
-        document.replace(min(places), max(places), change)
+        document.replace(min(positions), max(positions), change)
         assert document.lines == split_lines(text)
 
 
 # ---------------------------------------------------------------------------- what is shown and asked
 
 
-@pytest.mark.parametrize(("column", "suggestion", "shown"), FITTING)
-def test_what_is_there_already_is_not_suggested(column: int, suggestion: str, shown: str) -> None:
+@pytest.mark.parametrize(("column", "suggestion", "trimmed"), FITTING)
+def test_existing_text_is_trimmed_from_suggestions(
+    column: int, suggestion: str, trimmed: str
+) -> None:
     line, *below = CALL.splitlines()
-    assert lsp.trim_suggestion(suggestion, line[column:], below) == shown
+    assert lsp.trim_suggestion(suggestion, line[column:], below) == trimmed
 
 
 def test_an_item_of_a_menu_begins_with_the_word_at_the_cursor() -> None:
@@ -126,61 +130,61 @@ def test_an_instruction_is_found_in_a_comment_of_any_language() -> None:
     assert lsp.parse_instruction("# localspec:") == ""
 
 
-def test_code_is_an_answers_block_or_all_of_it() -> None:
+def test_code_is_the_block_or_the_whole_answer() -> None:
     block = lsp.fence("a\n```\nb", "python")
     assert block == "````python\na\n```\nb\n````"
     assert lsp.extract_code(f"Here:\n{block}\nDone.", "") == "a\n```\nb"
     assert lsp.extract_code("\na\r\nb\n", "a\nb\nc") == "a\nb"
 
 
-def test_places_that_were_visited_are_sent_once_they_are_taken() -> None:
-    one = Document("file:///a/one%20.py", "".join(f"line {n}\n" for n in range(300)), "utf-8")
+def test_visited_places_are_sent_after_they_are_taken() -> None:
+    document = Document("file:///a/one%20.py", "".join(f"line {n}\n" for n in range(300)), "utf-8")
     visited = VisitedPlaces()
-    visited.rest(one, 10)
+    visited.rest(document, 10)
     assert visited.extra() == []
     assert visited.send_waiting()
-    visited.rest(one, 60)  # not far away
+    visited.rest(document, 60)  # This is near the last place.
     assert not visited.send_waiting()
-    visited.rest(one, 100)
-    visited.leave(one, 12)  # near the first one, whose place it takes
+    visited.rest(document, 100)
+    visited.leave(document, 12)  # This replaces the first place, which is near.
     assert visited.send_waiting()
-    shown = [(each["filename"], each["text"].partition("\n")[0]) for each in visited.extra()]
-    assert shown == [("one .py", "line 76"), ("one .py", "line 0")]
+    excerpts = [(entry["filename"], entry["text"].partition("\n")[0]) for entry in visited.extra()]
+    assert excerpts == [("one .py", "line 76"), ("one .py", "line 0")]
     for line in range(0, 300, 40):
-        visited.leave(one, line)
+        visited.leave(document, line)
     assert visited.send_waiting()
-    assert all(len(each["text"].splitlines()) <= 48 for each in visited.extra())
+    assert all(len(entry["text"].splitlines()) <= 48 for entry in visited.extra())
 
 
-def test_what_was_visited_is_read_ahead_in_a_quiet_moment(
+def test_visited_places_are_prefilled_when_idle(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lsp, "_QUIET_S", 0.0)
 
     def extra(body: dict[str, Any]) -> list[str]:
-        return [each["filename"] for each in body["input_extra"]]
+        return [entry["filename"] for entry in body["input_extra"]]
 
     async def type_in_both(server: Scripted) -> None:
-        sat = lsp.EditorSession(AsyncDaemon(str(server.server_address)))
+        session = lsp.EditorSession(AsyncDaemon(str(server.server_address)))
         for name in ("one", "two"):
-            sat.open(Document(f"file:///{name}.py", f"{name}\n" * 9, "utf-8"))
-            found = await sat.suggest(f"file:///{name}.py", 4, 3)
-            assert found is not None
-            assert (found.before, found.text) == (name, "()")
-        both = ["one.py", "two.py"]
+            session.open(Document(f"file:///{name}.py", f"{name}\n" * 9, "utf-8"))
+            suggestion = await session.suggest(f"file:///{name}.py", 4, 3)
+            assert suggestion is not None
+            assert (suggestion.before, suggestion.text) == (name, "()")
+        file_names = ["one.py", "two.py"]
         while not any(
-            body["n_predict"] == 0 and extra(body) == both for _, body in server.requests
+            body["n_predict"] == 0 and extra(body) == file_names for _, body in server.requests
         ):
             await asyncio.sleep(0.01)
-        sat.close("file:///two.py")
-        await sat.suggest("file:///one.py", 5, 0)
-        assert extra(server.requests[-1][1]) == both
+        session.close("file:///two.py")
+        await session.suggest("file:///one.py", 5, 0)
+        assert extra(server.requests[-1][1]) == file_names
 
     with scripted(home.root / "s", lambda *_: whole({"content": "()"})) as server:
         asyncio.run(asyncio.wait_for(type_in_both(server), PATIENCE))
 
 
-def test_a_daemon_that_does_not_start_is_let_be_for_a_while() -> None:
+def test_a_failed_start_is_not_repeated_at_once() -> None:
     started: list[bool] = []
 
     def call(client: Any) -> dict[str, Any]:
@@ -198,7 +202,7 @@ def test_a_daemon_that_does_not_start_is_let_be_for_a_while() -> None:
 
 
 @pytest.mark.parametrize(("command", "package"), [("lsp", "pygls"), ("acp", "acp")])
-def test_a_missing_library_is_said_with_its_cure(
+def test_a_missing_library_is_reported_with_its_cure(
     command: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
@@ -207,20 +211,20 @@ def test_a_missing_library_is_said_with_its_cure(
     assert refused.value.message.endswith(f"run: {installation.install_extra_command(command)}")
 
 
-def test_somebody_at_a_terminal_is_told_who_starts_it(home: Home) -> None:
+def test_a_terminal_shows_that_an_editor_starts_it(home: Home) -> None:
     command = [sys.executable, "-m", "localspec", "lsp"]
-    done = subprocess.run(
+    result = subprocess.run(
         command, env=home.environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert "is started by an editor" in done.stderr
+    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "is started by an editor" in result.stderr
 
 
 # ---------------------------------------------------------------------------- a client library
 
 
-class Asked(NamedTuple):
-    """A request that was sent."""
+class SentRequest(NamedTuple):
+    """A request that was sent and may be answered later."""
 
     client: Client
     number: int
@@ -231,19 +235,19 @@ class Asked(NamedTuple):
         return self.client.run(self.future)
 
     def cancel(self) -> None:
-        """Tell the server so, and wait until it has answered that."""
+        """Cancel the request and wait for the server's reply."""
         self.client.client.cancel_request(types.CancelParams(self.number))
         with pytest.raises(JsonRpcRequestCancelled):
             _ = self.answer
 
 
 class Client:
-    """pygls' client and the server that it started, with what the server told it."""
+    """The client of pygls with the server that it started and the server's messages."""
 
     def __init__(self, home: Home, encoding: Encoding, *, inline: bool) -> None:
         self.loop = asyncio.Runner()
         self.client = LanguageClient("tests", "0")
-        self.told: list[str] = []
+        self.messages: list[str] = []
         self.applied: list[types.WorkspaceEdit] = []
         self.client.feature(types.WINDOW_LOG_MESSAGE)(lambda params: self._tell(params))
         self.client.feature(types.WINDOW_SHOW_MESSAGE)(lambda params: self._tell(params))
@@ -263,13 +267,13 @@ class Client:
         )
         command = (sys.executable, "-m", "localspec", "lsp")
         self.loop.run(self.client.start_io(*command, env=home.environment))
-        self.can = self.run(
+        self.server_capabilities = self.run(
             self.client.initialize_async(types.InitializeParams(capabilities=capabilities))
         ).capabilities
         self.client.initialized(types.InitializedParams())
 
     def _tell(self, params: Any) -> None:
-        self.told.append(params.message)
+        self.messages.append(params.message)
 
     def _work(self, params: types.ProgressParams) -> None:
         value: Any = params.value
@@ -283,19 +287,19 @@ class Client:
         return types.ApplyWorkspaceEditResult(applied=True)
 
     def run(self, awaited: Awaitable[Any]) -> Any:
-        async def soon() -> Any:
+        async def wait() -> Any:
             return await asyncio.wait_for(awaited, PATIENCE)
 
-        return self.loop.run(soon())
+        return self.loop.run(wait())
 
     def until(self, condition: Callable[[], Any]) -> None:
-        """Go on with what the server says until it is so."""
+        """Process messages of the server until the condition holds."""
 
-        async def soon() -> None:
+        async def wait() -> None:
             while not condition():
                 await asyncio.sleep(0.01)
 
-        self.run(soon())
+        self.run(wait())
 
     def open(self, text: str) -> None:
         item = types.TextDocumentItem(URI, "python", 1, text)
@@ -303,31 +307,31 @@ class Client:
 
     def type(self, line: int, character: int, text: str) -> None:
         self._version += 1
-        here = types.Position(line, character)
-        change = types.TextDocumentContentChangePartial(types.Range(here, here), text)
+        position = types.Position(line, character)
+        change = types.TextDocumentContentChangePartial(types.Range(position, position), text)
         document = types.VersionedTextDocumentIdentifier(uri=URI, version=self._version)
         self.client.text_document_did_change(types.DidChangeTextDocumentParams(document, [change]))
 
-    def ask(self, method: str, params: Any) -> Asked:
-        """Send a request now; its answer is waited for later."""
+    def ask(self, method: str, params: Any) -> SentRequest:
+        """Send a request without waiting for its answer."""
         number = next(self._numbers)
 
-        async def begun() -> Any:
+        async def send() -> Any:
             return self.client.protocol.send_request_async(method, params, msg_id=number)
 
-        return Asked(self, number, self.run(begun()))
+        return SentRequest(self, number, self.run(send()))
 
-    def completion(self, line: int, character: int) -> Asked:
-        document, here = types.TextDocumentIdentifier(URI), types.Position(line, character)
-        if self.can.inline_completion_provider:
+    def completion(self, line: int, character: int) -> SentRequest:
+        document, position = types.TextDocumentIdentifier(URI), types.Position(line, character)
+        if self.server_capabilities.inline_completion_provider:
             context = types.InlineCompletionContext(types.InlineCompletionTriggerKind.Automatic)
-            params: Any = types.InlineCompletionParams(context, document, here)
+            params: Any = types.InlineCompletionParams(context, document, position)
             return self.ask(types.TEXT_DOCUMENT_INLINE_COMPLETION, params)
-        params = types.CompletionParams(document, here)
+        params = types.CompletionParams(document, position)
         return self.ask(types.TEXT_DOCUMENT_COMPLETION, params)
 
-    def command(self, name: str, first: int, last: int, *words: str) -> Asked:
-        arguments = [{"uri": URI, "first": first, "last": last}, *words]
+    def command(self, name: str, first_line: int, last_line: int, *words: str) -> SentRequest:
+        arguments = [{"uri": URI, "first": first_line, "last": last_line}, *words]
         params = types.ExecuteCommandParams(f"localspec.{name}", arguments)
         return self.ask(types.WORKSPACE_EXECUTE_COMMAND, params)
 
@@ -340,7 +344,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def real() -> Iterator[Home]:
-    """A daemon with the shipped pair, which is loaded."""
+    """Yield a home whose daemon has loaded the shipped pair."""
     with temporary_home() as home:
         home.run("start")
         assert home.request("POST", "/infill", {"prompt": "x", "n_predict": 1}).status == 200
@@ -348,8 +352,8 @@ def real() -> Iterator[Home]:
 
 
 @contextlib.contextmanager
-def stopped(home: Home) -> Iterator[None]:
-    """Meanwhile the engine does nothing: a request that has begun does not end by itself."""
+def pause_engine(home: Home) -> Iterator[None]:
+    """Pause the engine, so that a running request does not end by itself."""
     worker = home.status()["worker_pid"]
     os.kill(worker, signal.SIGSTOP)
     try:
@@ -358,8 +362,8 @@ def stopped(home: Home) -> Iterator[None]:
         os.kill(worker, signal.SIGCONT)
 
 
-def cancelled(home: Home) -> int:
-    """How many requests of clients that have left the daemon counts."""
+def count_cancelled(home: Home) -> int:
+    """Return the daemon's count of cancelled requests."""
     count: int = home.status()["counts"]["cancelled"]
     return count
 
@@ -368,57 +372,57 @@ CODE = "import shutil\n\n\ndef copy(a, b):\n    '😀é日', "
 
 
 def test_completions_with_wide_characters_before_the_cursor(real: Home) -> None:
-    """Every encoding gets what the daemon says to the text up to the cursor."""
+    """Every encoding gives the daemon's completion of the text up to the cursor."""
     above, _, line = f"{CODE}shutil.c".rpartition("\n")
     fields = {"n_predict": 64, "top_k": 40, "top_p": 0.99, "samplers": ["top_k", "top_p", "infill"]}
-    asked = {"input_prefix": f"{above}\n", "prompt": line, "input_suffix": "", **fields}
-    expected = real.request("POST", "/infill", asked).json["content"].rstrip()
+    body = {"input_prefix": f"{above}\n", "prompt": line, "input_suffix": "", **fields}
+    expected = real.request("POST", "/infill", body).json["content"].rstrip()
     assert expected
     for encoding in ENCODINGS:
         client = Client(real, encoding, inline=encoding != "utf-16")
-        assert client.can.position_encoding == encoding
+        assert client.server_capabilities.position_encoding == encoding
         client.open(CODE)
-        client.type(4, units(CODE.rpartition("\n")[2], encoding), "shutil.c")
-        (item,) = client.completion(4, units(line, encoding)).answer.items
+        client.type(4, count_units(CODE.rpartition("\n")[2], encoding), "shutil.c")
+        (item,) = client.completion(4, count_units(line, encoding)).answer.items
         if encoding == "utf-16":
-            start = units(line, encoding) - 1
+            start = count_units(line, encoding) - 1
             assert item.text_edit.range.start == types.Position(4, start)
             assert item.text_edit.new_text == f"c{expected}"
         else:
             assert item.insert_text == expected
-            assert item.range.start == types.Position(4, units(line, encoding))
-        assert client.told == []
+            assert item.range.start == types.Position(4, count_units(line, encoding))
+        assert client.messages == []
         client.close()
 
 
-def test_what_nobody_waits_for_is_ended_and_a_dead_daemon_costs_one_suggestion(real: Home) -> None:
+def test_abandoned_requests_end_and_a_dead_daemon_is_restarted(real: Home) -> None:
     client = Client(real, "utf-8", inline=True)
     client.open(f"{CODE}shutil.c")
     end = len(f"{CODE}shutil.c".rpartition("\n")[2].encode())
-    before = cancelled(real)
-    with stopped(real):
-        asked = client.completion(4, end)
+    cancelled_before = count_cancelled(real)
+    with pause_engine(real):
+        request = client.completion(4, end)
         client.until(lambda: real.status()["running"])
-        asked.cancel()
-        client.until(lambda: cancelled(real) == before + 1)
-    with stopped(real):
+        request.cancel()
+        client.until(lambda: count_cancelled(real) == cancelled_before + 1)
+    with pause_engine(real):
         assert client.command("explain", 3, 4).answer is None
         client.until(lambda: client.working and real.status()["running"])
         stop = types.WorkDoneProgressCancelParams(client.working[0])
         client.client.window_work_done_progress_cancel(stop)
         client.until(lambda: not client.working)
-        client.until(lambda: cancelled(real) == before + 2)
+        client.until(lambda: count_cancelled(real) == cancelled_before + 2)
     client.until(lambda: real.status()["running"] == 0)
-    with stopped(real):
-        asked = client.completion(4, end)
+    with pause_engine(real):
+        request = client.completion(4, end)
         client.until(lambda: real.status()["running"])
         os.kill(real.status()["pid"], signal.SIGKILL)
-        assert asked.answer.items == ()
+        assert request.answer.items == ()
     wait_for(lambda: not autostart.listens(str(real.socket)), "the daemon's end")
-    (item,) = client.completion(4, end).answer.items  # whoever types next starts it anew
+    (item,) = client.completion(4, end).answer.items  # The next request starts the daemon again.
     assert item.insert_text
-    assert len(client.told) == 1
-    assert "The daemon ended in the middle of its answer" in client.told[0]
+    assert len(client.messages) == 1
+    assert "The daemon ended in the middle of its answer" in client.messages[0]
     client.close()
 
 
@@ -426,7 +430,7 @@ def test_what_nobody_waits_for_is_ended_and_a_dead_daemon_costs_one_suggestion(r
 
 
 class Neovim:
-    """Neovim as it is set up for the server, with one file, and the socket that is asked."""
+    """Neovim with the language server, one file, and a scripted daemon."""
 
     def __init__(self, home: Home, stack: ExitStack) -> None:
         self.suggestion = ""
@@ -462,8 +466,8 @@ def test_neovim_completes_explains_and_edits() -> None:
         desk.suggestion = " a +\\\n        b"
         editor.type("GA😀\x18\x0f")  # <C-x><C-o>
         editor.until("pumvisible()", 1)
-        (_, asked), *_ = desk.server.requests
-        assert (asked["prompt"], asked["input_suffix"]) == ("    return😀", "\n")
+        (_, body), *_ = desk.server.requests
+        assert (body["prompt"], body["input_suffix"]) == ("    return😀", "\n")
         editor.type("\x19")  # <C-y>
         editor.until("getline(3, '$')", ["    return😀 a +\\"])
         desk.answer = "It adds."
@@ -479,8 +483,8 @@ def test_neovim_completes_explains_and_edits() -> None:
         desk.answer = "```\ndef add(a: int, b: int):\n    return\n```"
         act("1GVG", 2)
         wait_for(lambda: editor.shown()[-1].startswith("Instruction:"), "the question")
-        # Neovim 0.11 handles what comes meanwhile once Visual mode is left.
-        editor.type("\r\x1b")  # no other instruction than the comment's
+        # Neovim 0.11 handles pending messages once Visual mode has ended.
+        editor.type("\r\x1b")  # Accept the instruction of the comment.
         editor.until("getline(1, '$')", ["def add(a: int, b: int):", "    return"])
         editor.type("u")
         editor.until("line('$')", 3)

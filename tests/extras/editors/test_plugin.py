@@ -1,4 +1,4 @@
-"""The plug-in in a real Vim and a real Neovim, with keys as somebody types them."""
+"""Test the plug-in in a real Vim and a real Neovim with typed keys."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ CODE = "def add(a, b):\n    return\n\n\nprint(add(1, 2))\n"
 
 
 class Desk:
-    """An editor, the socket it asks, and what that answers now."""
+    """An editor with a scripted daemon and the replies of that daemon."""
 
     def __init__(self, name: str, home: Home, stack: ExitStack) -> None:
         self.home = home
         self.suggestion = " a + b"
-        self.others: dict[str, Any] = {}  # by target: pieces, or None
+        self.replies: dict[str, Any] = {}  # pieces or None, by request target
         self.opened = 0
         self.server: Scripted = stack.enter_context(scripted(home.root / "s", self._reply))
         self.file = home.root / "sum.py"
@@ -55,8 +55,8 @@ class Desk:
         )
 
     def _reply(self, target: str, body: dict[str, Any]) -> list[bytes] | None:
-        if target in self.others:
-            pieces: list[bytes] | None = self.others[target]
+        if target in self.replies:
+            pieces: list[bytes] | None = self.replies[target]
             return pieces
         if body.get("n_predict") == 0:
             return infill("")
@@ -66,20 +66,20 @@ class Desk:
         wait_for(lambda: len(self.server.requests) > count, "a request")
 
     def open(self, text: str = CODE, settings: str = "") -> Editor:
-        """The file with this text, the cursor on its first line, and nothing suggested."""
-        self.others.clear()
+        """Open the file with this text, the cursor on its first line, and no suggestion."""
+        self.replies.clear()
         self.server.requests.clear()
         self.suggestion = " a + b"
         self.opened += 1
         self.editor.type(f"\x1b\x1b:only! | let g:opened = {self.opened}\r")
-        # What was typed before may still go to this file: an editor that finds it changed on the way there
-        # asks what to do, and takes the next keys for the answer.
+        # Keys typed earlier may still go to this file. An editor that notices a change of the file asks a
+        # question and takes the next keys as the answer.
         self.editor.until("get(g:, 'opened')", self.opened)
         self.file.write_bytes(text.encode())
         self.editor.type(f":edit! {settings} {self.file} | call cursor(1, 1)\r")
         self.editor.until(
             "[mode(), line('.'), localspec#ghost#text()]",
-            lambda now: now[0] == "n" and now[1] == 1 and now[2] == "",
+            lambda state: state[0] == "n" and state[1] == 1 and state[2] == "",
         )
         return self.editor
 
@@ -95,10 +95,10 @@ def test_a_suggestion_is_shown_accepted_and_undone(desk: Desk) -> None:
     editor.type("jA")
     editor.ghost(" a + b")
     assert "    return a + b" in editor.shown()
-    assert editor.lines[1] == "    return"  # it is no text yet
-    (_, asked), *_ = desk.server.requests
-    assert (asked["input_prefix"], asked["prompt"]) == ("def add(a, b):\n", "    return")
-    assert asked["input_suffix"] == "\n\n\nprint(add(1, 2))\n"
+    assert editor.lines[1] == "    return"  # The suggestion is not part of the text yet.
+    (_, body), *_ = desk.server.requests
+    assert (body["input_prefix"], body["prompt"]) == ("def add(a, b):\n", "    return")
+    assert body["input_suffix"] == "\n\n\nprint(add(1, 2))\n"
     editor.type("\t")
     editor.until("getline(2)", "    return a + b")
     editor.type("\x1bu")
@@ -106,27 +106,27 @@ def test_a_suggestion_is_shown_accepted_and_undone(desk: Desk) -> None:
     assert editor.wrong == []
 
 
-def test_the_next_key_drops_it_unless_it_is_the_same(desk: Desk) -> None:
+def test_a_key_drops_the_suggestion_unless_it_matches(desk: Desk) -> None:
     editor = desk.open()
     editor.type("jA")
     editor.ghost(" a + b")
-    desk.others["/infill"] = None
+    desk.replies["/infill"] = None
     editor.type(" a")
     editor.ghost(" + b")
-    assert len(desk.server.requests) == 1  # nothing was asked anew
+    assert len(desk.server.requests) == 1  # There was no new request.
     editor.type("x")
     editor.ghost("")
     wait_for(lambda: len(desk.server.requests) == 2, "the next request")
-    left = desk.server.left
-    editor.type("y")  # nobody waits for that one any more
-    wait_for(lambda: desk.server.left == left + 1, "its connection's end")
+    disconnected = desk.server.left
+    editor.type("y")  # This abandons that request.
+    wait_for(lambda: desk.server.left == disconnected + 1, "its connection's end")
     editor.type("\x1b")
-    wait_for(lambda: desk.server.left == left + 2, "the last one's end")
+    wait_for(lambda: desk.server.left == disconnected + 2, "the last one's end")
     assert not editor.value("get(maparg('<Tab>', 'i', 0, 1), 'buffer')")
     assert editor.wrong == []
 
 
-def test_what_was_typed_of_it_and_taken_back_is_asked_anew(desk: Desk) -> None:
+def test_typing_and_deleting_requests_a_new_suggestion(desk: Desk) -> None:
     editor = desk.open()
     editor.type("jA")
     editor.ghost(" a + b")
@@ -143,23 +143,25 @@ def test_what_was_typed_of_it_and_taken_back_is_asked_anew(desk: Desk) -> None:
 @pytest.mark.parametrize(
     "key", ["\x1b", "\x03", "\x0f", "\x1bOP"], ids=["esc", "c-c", "c-o", "command"]
 )
-def test_it_is_gone_with_insert_mode(desk: Desk, key: str) -> None:
+def test_a_suggestion_is_gone_with_insert_mode(desk: Desk, key: str) -> None:
     editor = desk.open()
     editor.type(":inoremap <F1> <Cmd>stopinsert<CR>\rjA")
     editor.ghost(" a + b")
-    editor.type(key)  # of these <C-c> tells no InsertLeave
-    editor.until("[mode(1), localspec#ghost#text()]", lambda now: now[0] != "i" and now[1] == "")
+    editor.type(key)  # <C-c> triggers no InsertLeave.
+    editor.until(
+        "[mode(1), localspec#ghost#text()]", lambda state: state[0] != "i" and state[1] == ""
+    )
     assert not editor.value("get(maparg('<Tab>', 'i', 0, 1), 'buffer')")
     editor.type("h\x1b")
     assert editor.wrong == []
 
 
-def test_a_word_a_line_and_another_one(desk: Desk) -> None:
+def test_a_word_or_a_line_is_accepted_and_others_are_requested(desk: Desk) -> None:
     editor = desk.open()
     desk.suggestion = " one\n    two()\nthree"
     editor.type("jA")
     editor.ghost(desk.suggestion)
-    assert "    two()" in editor.shown()  # below, before what follows
+    assert "    two()" in editor.shown()  # The lines are shown below the cursor's line.
     editor.type("\x1b[1;5B")  # <C-Down>
     editor.ghost(f"{desk.suggestion}1")
     editor.type("\x1b[1;5A")
@@ -184,20 +186,20 @@ def test_a_word_a_line_and_another_one(desk: Desk) -> None:
     assert editor.wrong == []
 
 
-def test_what_is_there_already_is_not_suggested(desk: Desk) -> None:
+def test_existing_text_is_trimmed_from_suggestions(desk: Desk) -> None:
     editor = desk.open(CALL)
-    for column, suggestion, shown in FITTING:
+    for column, suggestion, trimmed in FITTING:
         desk.suggestion = suggestion
         editor.type(f"\x1b:call cursor(1, {column + 1})\r{'i' if column < 4 else 'a'}")
-        editor.ghost(shown)
+        editor.ghost(trimmed)
     assert editor.wrong == []
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "one\r\ntwo\r\n",  # as DOS has it
-        "one\r\ntwo\n",  # and mixed
+        "one\r\ntwo\r\n",  # DOS line ends
+        "one\r\ntwo\n",  # mixed line ends
         "\tone\t\n\ttwo\n",
         "日本語\n",
         "e\u0301e\u0301 👩‍💻\n",
@@ -208,24 +210,24 @@ def test_what_is_there_already_is_not_suggested(desk: Desk) -> None:
     ],
     ids=["dos", "mixed", "tabs", "wide", "combining", "unended", "empty", "long", "many"],
 )
-def test_any_text(desk: Desk, text: str) -> None:
+def test_suggestions_in_any_text(desk: Desk, text: str) -> None:
     editor = desk.open(text)
     desk.suggestion = "\tä\x1b[2J日本\n\tb"
     editor.type("GA,")
     editor.ghost(desk.suggestion)
-    before = editor.lines
+    old_lines = editor.lines
     editor.shown()
-    (_, asked) = desk.server.requests[-1]
-    assert len(asked["input_prefix"]) + len(asked["prompt"]) < 120_000
-    assert "\n".join(before)[:-1].endswith(asked["prompt"][-100:-1])
+    (_, body) = desk.server.requests[-1]
+    assert len(body["input_prefix"]) + len(body["prompt"]) < 120_000
+    assert "\n".join(old_lines)[:-1].endswith(body["prompt"][-100:-1])
     desk.suggestion = ""
     editor.type("\t")
     editor.until("getline('$')", "\tb")
-    assert editor.lines[:-1] == [*before[:-1], before[-1] + "\tä\x1b[2J日本"]
+    assert editor.lines[:-1] == [*old_lines[:-1], old_lines[-1] + "\tä\x1b[2J日本"]
     assert editor.wrong == []
 
 
-def test_bytes_that_are_no_text_are_asked_all_the_same(desk: Desk) -> None:
+def test_invalid_bytes_do_not_prevent_suggestions(desk: Desk) -> None:
     editor = desk.open("")
     desk.file.write_bytes(b"caf\xe9 \xff\xe2\x82\n")
     editor.type(":edit! ++enc=utf-8 ++bad=keep\rA")
@@ -254,13 +256,13 @@ def test_a_bad_answer_costs_one_suggestion(desk: Desk) -> None:
     editor = desk.open()
     editor.type("jA")
     for name, pieces in BROKEN.items():
-        desk.others["/infill"] = pieces
-        asked = len(desk.server.requests)
+        desk.replies["/infill"] = pieces
+        request_count = len(desk.server.requests)
         editor.type("x")
-        desk.wait_for_more_than(asked)
+        desk.wait_for_more_than(request_count)
         if name != "other JSON":
             editor.until("localspec#error()", bool)
-        del desk.others["/infill"]
+        del desk.replies["/infill"]
         editor.type("y")
         editor.ghost(" a + b")
         assert editor.wrong == [], name
@@ -270,64 +272,64 @@ def test_a_bad_answer_costs_one_suggestion(desk: Desk) -> None:
 
 def test_a_question_about_lines_goes_on_as_a_conversation(desk: Desk) -> None:
     editor = desk.open()
-    desk.others["/v1/chat/completions"] = chat("It adds.\nBoth.")
+    desk.replies["/v1/chat/completions"] = chat("It adds.\nBoth.")
     editor.type(":1,2Localspec ask why?\r")
     answer = ["## localspec", "", "It adds.", "Both.", "", "## You", "", ""]
     lines = "getbufline('localspec://chat', 1, '$')"
-    editor.until(lines, lambda now: now[-8:] == answer)
-    (_, asked) = desk.server.requests[-1]
-    text = asked["messages"][0]["content"]
+    editor.until(lines, lambda lines_: lines_[-8:] == answer)
+    (_, body) = desk.server.requests[-1]
+    text = body["messages"][0]["content"]
     assert text.startswith("sum.py, lines 1 to 2:\n```")
     assert text.endswith("    return\n```\n\nwhy?")
-    assert asked["localspec"] == {"kind": "chat", "conversation": "new"}
+    assert body["localspec"] == {"kind": "chat", "conversation": "new"}
     assert editor.value("expand('%:t')") == "sum.py"
-    assert "It adds." in editor.shown()  # its window goes along with what comes
+    assert "It adds." in editor.shown()  # The window follows the answer.
     editor.type(":Localspec chat\rAand then\x1b\r")
-    editor.until(lines, lambda now: now.count("It adds.") == 2)
-    (_, asked) = desk.server.requests[-1]
-    assert asked["messages"] == [{"role": "user", "content": "and then"}]
-    assert asked["localspec"]["conversation"] == "c1"
+    editor.until(lines, lambda lines_: lines_.count("It adds.") == 2)
+    (_, body) = desk.server.requests[-1]
+    assert body["messages"] == [{"role": "user", "content": "and then"}]
+    assert body["localspec"]["conversation"] == "c1"
     assert editor.wrong == []
 
 
 def test_an_edit_is_a_diff_before_it_is_taken(desk: Desk) -> None:
     editor = desk.open()
     new = "def add(a: int, b: int):\n    return a + b\n    # done"
-    desk.others["/v1/chat/completions"] = chat(f"Here:\n```python\n{new}\n```\nThat is all.")
-    for key, wanted in (("q", CODE), ("\r", new + CODE[CODE.index("\n\n") :])):
+    desk.replies["/v1/chat/completions"] = chat(f"Here:\n```python\n{new}\n```\nThat is all.")
+    for key, expected in (("q", CODE), ("\r", new + CODE[CODE.index("\n\n") :])):
         editor.type(":1,2Localspec edit add types\r")
         editor.until("[tabpagenr('$'), winnr('$'), &diff]", [2, 2, 1])
         assert editor.lines == new.splitlines()
-        (_, asked) = desk.server.requests[-1]
-        assert "def add(a, b):\n    return\n" in asked["prediction"]["content"]
-        question, fenced = asked["messages"][0]["content"], asked["prediction"]["content"]
+        (_, body) = desk.server.requests[-1]
+        assert "def add(a, b):\n    return\n" in body["prediction"]["content"]
+        question, fenced = body["messages"][0]["content"], body["prediction"]["content"]
         assert question.startswith("This is a part of the file sum.py:\n\n```")
         assert "Write all 2 lines of this part out again, from the first" in question
         assert question.endswith("except for this change: add types.")
         assert question == lsp.edit_question("sum.py", fenced, "add types", whole=False)
         editor.type(key)
-        editor.until("[tabpagenr('$'), getline(1, '$')]", [1, wanted.splitlines()])
+        editor.until("[tabpagenr('$'), getline(1, '$')]", [1, expected.splitlines()])
     editor.type("u")
     editor.until("getline(1, '$')", CODE.splitlines())
-    # Half an answer would delete the other half.
-    desk.others["/v1/chat/completions"] = chat(f"```python\n{new[:30]}", "length")
+    # A truncated answer would delete the rest of the lines.
+    desk.replies["/v1/chat/completions"] = chat(f"```python\n{new[:30]}", "length")
     editor.type(":1,2Localspec edit add types\r")
-    editor.until("execute('messages')", lambda said: "select fewer lines" in said)
+    editor.until("execute('messages')", lambda messages: "select fewer lines" in messages)
     assert editor.value("tabpagenr('$')") == 1
-    desk.others["/v1/chat/completions"] = chat(f"```python\n{new}\n```")
-    # Lines that have changed since are not written over.
+    desk.replies["/v1/chat/completions"] = chat(f"```python\n{new}\n```")
+    # Lines that have changed since then are not overwritten.
     editor.type(":1,2Localspec edit add types\r")
     editor.until("tabpagenr('$')", 2)
     editor.value(f"setbufline('{desk.file}', 1, 'changed')")
     editor.type("\r")
-    editor.until("execute('messages')", lambda said: "nothing was taken" in said)
+    editor.until("execute('messages')", lambda messages: "nothing was taken" in messages)
     editor.type("q")
     editor.until("tabpagenr('$')", 1)
     assert editor.wrong == []
 
 
-def test_in_a_macro_nothing_is_suggested(desk: Desk) -> None:
-    """So its keys do the same each time."""
+def test_nothing_is_suggested_in_a_macro(desk: Desk) -> None:
+    """A macro must do the same every time it runs."""
     editor = desk.open("a\nb\n")
     editor.type("qqA x")
     editor.until("getline(1)", "a x")
@@ -359,7 +361,7 @@ def test_the_state_is_shown_in_a_window(desk: Desk) -> None:
 
 
 PROSE = "Sure! You can declare the types of the parameters, and then of what is returned.\n\nThat helps."
-# What an answer to an edit of CODE's first two lines leads to: the proposed lines, or what is said.
+# The result of an answer to an edit of the first two lines of CODE: proposed lines or a message.
 EDITS = {
     PROSE: "the answer has no code: Sure! You can",
     "": "the answer is empty.",
@@ -373,23 +375,23 @@ EDITS = {
 @pytest.mark.parametrize("answer", EDITS, ids=range(len(EDITS)))
 def test_only_code_is_proposed(desk: Desk, answer: str) -> None:
     editor = desk.open()
-    desk.others["/v1/chat/completions"] = chat(answer)
+    desk.replies["/v1/chat/completions"] = chat(answer)
     editor.type(":messages clear | 1,2Localspec edit add types\r")
-    wanted = EDITS[answer]
-    if isinstance(wanted, str):
-        editor.until("execute('messages')", lambda said: f"localspec: {wanted}" in said)
+    expected = EDITS[answer]
+    if isinstance(expected, str):
+        editor.until("execute('messages')", lambda messages: f"localspec: {expected}" in messages)
         assert editor.value("tabpagenr('$')") == 1
     else:
         editor.until("tabpagenr('$')", 2)
-        assert editor.lines == wanted
+        assert editor.lines == expected
         editor.type("q")
         editor.until("tabpagenr('$')", 1)
     assert editor.wrong == []
 
 
-def test_what_is_code_is_decided_as_by_the_language_server(desk: Desk) -> None:
+def test_code_is_extracted_as_by_the_language_server(desk: Desk) -> None:
     editor = desk.open()
-    drawn = random.Random(24)
+    rng = random.Random(24)
     words = [
         "def",
         "add",
@@ -410,7 +412,7 @@ def test_what_is_code_is_decided_as_by_the_language_server(desk: Desk) -> None:
         "Sure!",
     ]
     for _ in range(200):
-        old, answer = ("".join(drawn.choices(words, k=drawn.randrange(12))) for _ in range(2))
+        old, answer = ("".join(rng.choices(words, k=rng.randrange(12))) for _ in range(2))
         answer_, old_ = (json.dumps(text, ensure_ascii=False) for text in (answer, old))
         ours = editor.value(f'localspec#edit#code({answer_}, split({old_}, "\\n", 1))')
         assert "\n".join(ours).strip("\n") == lsp.extract_code(answer, old).strip("\n"), (
@@ -420,7 +422,7 @@ def test_what_is_code_is_decided_as_by_the_language_server(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("keys", "message"),
     [
         ("\x17h:only\r\r", "the proposal was closed"),
         (":tabonly\rq", ""),
@@ -430,24 +432,24 @@ def test_what_is_code_is_decided_as_by_the_language_server(desk: Desk) -> None:
         (":tabfirst | 1m$ | m0 | 0put ='new'\r:tablast\r\r", ""),
     ],
 )
-def test_whatever_becomes_of_the_windows_nothing_is_lost(desk: Desk, way: str, said: str) -> None:
+def test_an_edit_survives_changes_of_the_windows(desk: Desk, keys: str, message: str) -> None:
     editor = desk.open()
-    desk.others["/v1/chat/completions"] = chat("```\ndef sub(a, b):\n    return a - b\n```")
+    desk.replies["/v1/chat/completions"] = chat("```\ndef sub(a, b):\n    return a - b\n```")
     editor.type(":messages clear | 1,2Localspec edit subtract\r")
     editor.until("tabpagenr('$')", 2)
-    editor.type(way)
-    if said:
-        editor.until("execute('messages')", lambda told: said in told)
+    editor.type(keys)
+    if message:
+        editor.until("execute('messages')", lambda messages: message in messages)
     else:
         editor.until("[tabpagenr('$'), &diff]", [1, 0])
     assert editor.wrong == []
     editor.type(":tabfirst | tabonly! | setlocal modifiable\r")
 
 
-def test_carriage_returns_that_are_text_stay(desk: Desk) -> None:
-    """Of a file that has them at some lines only."""
+def test_mixed_line_ends_are_kept(desk: Desk) -> None:
+    """Only some lines of the file end with a carriage return."""
     editor = desk.open("one\r\ntwo\r\nthree\nfour\r\n")
-    desk.others["/v1/chat/completions"] = chat("```\none\nnew\nthree\nfour\n```")
+    desk.replies["/v1/chat/completions"] = chat("```\none\nnew\nthree\nfour\n```")
     editor.type(":%Localspec edit rename\r")
     editor.until("tabpagenr('$')", 2)
     editor.type("\r")
@@ -455,28 +457,30 @@ def test_carriage_returns_that_are_text_stay(desk: Desk) -> None:
     assert editor.wrong == []
 
 
-def test_what_cannot_be_changed_is_not_edited(desk: Desk) -> None:
+def test_an_unmodifiable_buffer_is_not_edited(desk: Desk) -> None:
     editor = desk.open()
     editor.type(":setlocal nomodifiable | Localspec edit add types\r")
-    editor.until("execute('messages')", lambda told: "this buffer cannot be changed" in told)
+    editor.until(
+        "execute('messages')", lambda messages: "this buffer cannot be changed" in messages
+    )
     editor.type(":setlocal modifiable\r")
     assert desk.server.requests == []
 
 
-def test_nothing_is_put_into_an_answer_that_is_written(desk: Desk) -> None:
+def test_a_running_answer_is_not_interleaved(desk: Desk) -> None:
     editor = desk.open()
-    desk.others["/v1/chat/completions"] = None
+    desk.replies["/v1/chat/completions"] = None
     editor.type(":Localspec ask why?\r")
     desk.wait_for_more_than(0)
     editor.type(":Localspec chat and this\r")
-    editor.until("execute('messages')", lambda told: "an answer is being written" in told)
+    editor.until("execute('messages')", lambda messages: "an answer is being written" in messages)
     lines = editor.value("getbufline('localspec://chat', 1, '$')")
     assert lines[-1] == ""
     assert "and this" not in lines
-    # Its buffer is gone: what comes belongs into no other one.
-    left = desk.server.left
+    # The buffer is gone, and the rest of the answer must go to no other one.
+    disconnected = desk.server.left
     editor.type(":bwipeout! localspec://chat\r:Localspec chat\r")
-    wait_for(lambda: desk.server.left == left + 1, "its connection's end")
+    wait_for(lambda: desk.server.left == disconnected + 1, "its connection's end")
     editor.until("getline(1, '$')", ["## You", "", ""])
     editor.type(":quit\r")
     editor.until("expand('%:t')", "sum.py")
@@ -485,19 +489,19 @@ def test_nothing_is_put_into_an_answer_that_is_written(desk: Desk) -> None:
 
 def test_places_that_were_visited_are_sent_and_kept_warm(desk: Desk) -> None:
     editor = desk.open("\n".join(f"line {n}" for n in range(200)))
-    other = desk.home.root / "other.py"
-    other.write_text(CODE * 3)
+    other_file = desk.home.root / "other.py"
+    other_file.write_text(CODE * 3)
     editor.type("Ax\x1b")
     wait_for(lambda: desk.server.requests, "a request")
-    editor.type(f":edit {other}\r")
+    editor.type(f":edit {other_file}\r")
     wait_for(lambda: desk.server.requests[-1][1]["n_predict"] == 0, "reading ahead")
-    (_, asked) = desk.server.requests[-1]
-    assert [each["filename"] for each in asked["input_extra"]] == ["sum.py"]
-    assert "line 0x" in asked["input_extra"][0]["text"]
+    (_, body) = desk.server.requests[-1]
+    assert [entry["filename"] for entry in body["input_extra"]] == ["sum.py"]
+    assert "line 0x" in body["input_extra"][0]["text"]
     editor.type("A")
     wait_for(lambda: desk.server.requests[-1][1]["n_predict"] > 0, "a request")
-    assert desk.server.requests[-1][1]["input_extra"] == asked["input_extra"]
-    editor.type(f"\x1b:edit! {desk.file} | bwipeout! {other}\r")
+    assert desk.server.requests[-1][1]["input_extra"] == body["input_extra"]
+    editor.type(f"\x1b:edit! {desk.file} | bwipeout! {other_file}\r")
     assert editor.wrong == []
 
 
@@ -508,11 +512,11 @@ def test_the_language_server_asks_with_the_same_text(desk: Desk) -> None:
     document = Document(desk.file.as_uri(), text, "utf-8")
     visited = VisitedPlaces()
     for number, units in ((1, 0), (64, 9), (65, 3), (901, 70_000), (902, 5), (1400, 1), (1501, 4)):
-        place = document.to_position(number - 1, units)
-        here = document.to_units(place)  # at a whole character
-        asked = editor.value(f"localspec#context#fields({number}, getline({number}), {here})")
-        assert context_fields(document, place) == {
-            name: asked[name] for name in context_fields(document, place)
+        position = document.to_position(number - 1, units)
+        column = document.to_units(position)  # the start of a whole character
+        body = editor.value(f"localspec#context#fields({number}, getline({number}), {column})")
+        assert context_fields(document, position) == {
+            name: body[name] for name in context_fields(document, position)
         }
         editor.value(f"[cursor({number}, 1), localspec#context#left(), localspec#context#take()]")
         visited.leave(document, number - 1)
@@ -523,7 +527,7 @@ def test_the_language_server_asks_with_the_same_text(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("name", EDITORS)
-def test_without_the_program_nobody_is_disturbed(name: str, tmp_path: Path) -> None:
+def test_a_missing_program_does_not_disturb(name: str, tmp_path: Path) -> None:
     settings = "let g:localspec_command = 'nonexistent'\nlet g:localspec_socket = '/nonexistent'"
     with editing(name, tmp_path, dict(os.environ), settings=settings) as editor:
         editor.type("ifor x in")
@@ -539,7 +543,7 @@ def test_without_the_program_nobody_is_disturbed(name: str, tmp_path: Path) -> N
 
 
 def test_fast_keys_in_every_editor_and_a_daemon_that_is_killed() -> None:
-    """The shipped pair writes for all at once; the daemon dies, and whoever types next starts it anew."""
+    """The shipped pair serves all editors at once; after the daemon is killed, typing restarts it."""
     command = json.dumps([sys.executable, "-m", "localspec"])
     settings = f"let g:localspec_command = {command}\nlet g:localspec_debounce = 10"
     program("vim")
@@ -578,7 +582,7 @@ def test_fast_keys_in_every_editor_and_a_daemon_that_is_killed() -> None:
 
 
 @pytest.mark.parametrize("name", EDITORS)
-def test_it_is_installed_and_leaves_nothing_behind(name: str, tmp_path: Path) -> None:
+def test_the_plugin_is_installed_and_removed(name: str, tmp_path: Path) -> None:
     environment = {
         "HOME": str(tmp_path),
         "PATH": "/usr/bin:/bin",
@@ -591,26 +595,26 @@ def test_it_is_installed_and_leaves_nothing_behind(name: str, tmp_path: Path) ->
         return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
     (tmp_path / (".config" if name == "nvim" else ".vim")).mkdir()
-    before = sorted(tmp_path.rglob("*"))
-    shown = run("install", "--print").stdout
-    assert sorted(tmp_path.rglob("*")) == before
-    said = run("install").stdout
-    path = Path(said.splitlines()[0].removeprefix("Written: "))
-    assert shown == f'" {path}\n{path.read_text()}\n'
-    told = tmp_path / "told"
-    look = f"call writefile([exists(':Localspec'), g:localspec_command[0]], '{told}')"
-    look += " | help localspec | qall!"
-    quietly = ["--headless"] if name == "nvim" else ["--not-a-term", "-T", "dumb"]
+    paths_before = sorted(tmp_path.rglob("*"))
+    preview = run("install", "--print").stdout
+    assert sorted(tmp_path.rglob("*")) == paths_before
+    stdout = run("install").stdout
+    path = Path(stdout.splitlines()[0].removeprefix("Written: "))
+    assert preview == f'" {path}\n{path.read_text()}\n'
+    report = tmp_path / "told"
+    command_ = f"call writefile([exists(':Localspec'), g:localspec_command[0]], '{report}')"
+    command_ += " | help localspec | qall!"
+    flags = ["--headless"] if name == "nvim" else ["--not-a-term", "-T", "dumb"]
     subprocess.run(
-        [program(name), *quietly, "-c", look],
+        [program(name), *flags, "-c", command_],
         env=environment,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=60,
         check=True,
     )
-    assert told.read_text().splitlines() == ["2", sys.executable]
-    told.unlink()
+    assert report.read_text().splitlines() == ["2", sys.executable]
+    report.unlink()
     assert run("uninstall").stdout == f"Removed: {path}\n"
     assert not path.parents[4].exists()
     path.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The service command, with a systemctl and a launchctl that write down what they were told."""
+"""Test `localspec service` with fakes of systemctl and launchctl that log their arguments."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.daemons import Home, RunningDaemon
 
-# Fails for the arguments that hold the word FAIL; "is-active" has an answer.
+# The fake fails if its arguments contain the word in FAIL; "is-active" has a reply.
 FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$TOLD"
 case " $* " in
@@ -32,7 +32,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Machine:
-    """A home whose programs on PATH are ours."""
+    """A home whose PATH contains only fake programs."""
 
     def __init__(self, home: Home, *programs: str) -> None:
         self.home = home
@@ -41,19 +41,19 @@ class Machine:
         for name in programs:
             (folder / name).write_text(FAKE)
             (folder / name).chmod(0o755)
-        self._told = home.root / "told"
+        self._call_log = home.root / "told"
         self.units = home.root / "xdg" / "systemd" / "user"
         home.environment |= {
             "PATH": f"{folder}:/usr/bin:/bin" if programs else str(folder),
-            "TOLD": str(self._told),
+            "TOLD": str(self._call_log),
             "HOME": str(home.root),
             "XDG_CONFIG_HOME": str(home.root / "xdg"),
         }
 
-    def told(self) -> list[str]:
-        """What was called since the last look."""
-        lines = self._told.read_text().splitlines() if self._told.exists() else []
-        self._told.unlink(missing_ok=True)
+    def take_calls(self) -> list[str]:
+        """Return the calls since the last time, and clear the log."""
+        lines = self._call_log.read_text().splitlines() if self._call_log.exists() else []
+        self._call_log.unlink(missing_ok=True)
         return lines
 
     def on_macos(self, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -74,7 +74,7 @@ def test_install_writes_two_units_and_enables_the_socket(linux: Machine) -> None
     run = linux.home.run("service", "install")
     assert (run.returncode, run.stderr) == (0, "")
     assert "localspec.socket is active" in run.stdout
-    assert linux.told()[:3] == [
+    assert linux.take_calls()[:3] == [
         "systemctl --user show --property=Version",
         "systemctl --user daemon-reload",
         "systemctl --user enable --now localspec.socket",
@@ -89,12 +89,12 @@ def test_install_writes_two_units_and_enables_the_socket(linux: Machine) -> None
     assert "\nKillMode=mixed\n" in service
 
 
-def test_uninstall_takes_away_what_install_made_and_no_more(linux: Machine) -> None:
+def test_uninstall_removes_only_what_install_wrote(linux: Machine) -> None:
     linux.home.run("service", "install")
     (linux.units / "other.service").write_text("")
-    linux.told()
+    linux.take_calls()
     assert linux.home.run("service", "uninstall").stdout == "The service has been removed.\n"
-    assert linux.told() == [
+    assert linux.take_calls() == [
         "systemctl --user disable --now localspec.socket localspec.service",
         "systemctl --user daemon-reload",
     ]
@@ -105,13 +105,13 @@ def test_uninstall_takes_away_what_install_made_and_no_more(linux: Machine) -> N
     )
 
 
-def test_with_tcp_the_daemon_itself_is_started_too(linux: Machine) -> None:
+def test_with_tcp_the_daemon_is_enabled_too(linux: Machine) -> None:
     linux.home.environment["LOCALSPEC_LISTEN"] = "127.0.0.1:0"
     linux.home.run("service", "install")
-    assert "systemctl --user enable --now localspec.socket localspec.service" in linux.told()
+    assert "systemctl --user enable --now localspec.socket localspec.service" in linux.take_calls()
 
 
-def test_a_daemon_that_runs_gives_way_to_the_service(linux: Machine) -> None:
+def test_a_running_daemon_is_replaced_by_the_service(linux: Machine) -> None:
     linux.home.use_fake()
     daemon = RunningDaemon(linux.home)
     assert linux.home.run("service", "install").returncode == 0
@@ -123,7 +123,7 @@ def test_print_shows_the_units_and_changes_nothing(linux: Machine) -> None:
     run = linux.home.run("service", "install", "--print")
     assert f"# {linux.units / 'localspec.socket'}\n" in run.stdout
     assert "ExecStart=" in run.stdout
-    assert linux.told() == []
+    assert linux.take_calls() == []
     assert not linux.units.exists()
 
 
@@ -131,7 +131,7 @@ def test_print_shows_the_units_and_changes_nothing(linux: Machine) -> None:
     ("programs", "reason"),
     [([], "systemctl was not found"), (["systemctl"], "no medium found")],
 )
-def test_without_a_manager_that_is_said_and_nothing_is_written(
+def test_without_a_service_manager_nothing_is_written(
     home: Home, programs: list[str], reason: str
 ) -> None:
     machine = Machine(home, *programs)
@@ -143,11 +143,11 @@ def test_without_a_manager_that_is_said_and_nothing_is_written(
     assert reason in run.stderr
     assert run.stderr.count("\n") == 1
     assert not machine.units.exists()
-    assert home.status()["pid"] == daemon.pid  # it runs on
+    assert home.status()["pid"] == daemon.pid  # The daemon is still running.
     daemon.stop()
 
 
-def test_names_that_mean_something_to_systemd_are_quoted(linux: Machine) -> None:
+def test_special_characters_are_quoted_for_systemd(linux: Machine) -> None:
     root = linux.home.root / 'a %i "$b'
     linux.home.environment["LOCALSPEC_HOME"] = str(root)
     run = linux.home.run("service", "install", "--print")
@@ -163,22 +163,22 @@ def test_on_macos_an_agent_is_loaded_replaced_and_removed(home: Home) -> None:
     run = machine.on_macos("service", "install")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout == f"Installed as {file}: loaded.\n"
-    assert f"launchctl bootstrap {domain} {file}" in machine.told()
+    assert f"launchctl bootstrap {domain} {file}" in machine.take_calls()
     agent = plistlib.loads(file.read_bytes())
     assert agent["ProgramArguments"] == [sys.executable, "-P", "-m", "localspec.daemon"]
     assert agent["EnvironmentVariables"]["LOCALSPEC_HOME"] == str(home.root)
     assert agent["WorkingDirectory"] == "/"
 
     machine.on_macos("service", "install")
-    told = machine.told()
-    assert told.index(f"launchctl bootout {domain}/org.localspec.daemon") < told.index(
+    calls = machine.take_calls()
+    assert calls.index(f"launchctl bootout {domain}/org.localspec.daemon") < calls.index(
         f"launchctl bootstrap {domain} {file}"
     )
     assert machine.on_macos("service", "uninstall").stdout == "The service has been removed.\n"
     assert not file.exists()
 
 
-def test_the_file_is_where_a_service_manager_looks_without_xdg(linux: Machine) -> None:
+def test_units_are_in_the_default_folder_without_xdg(linux: Machine) -> None:
     del linux.home.environment["XDG_CONFIG_HOME"]
     linux.home.run("service", "install")
     assert Path(linux.home.root, ".config/systemd/user/localspec.socket").is_file()

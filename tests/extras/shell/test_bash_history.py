@@ -1,4 +1,4 @@
-"""The hook in a real bash, however its history is set: it records the last failed command, or nothing."""
+"""Test the hook in a real bash with many history settings: it records the last failed command, or none."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ BETWEEN = ["set +o history", "set -o history", "history -d -1", "history -c", ""
 
 @dataclass
 class Typist:
-    """Types commands at an interactive shell, and keeps the last one that failed and the record."""
+    """Types commands into an interactive shell and reads the record of the last failed command."""
 
-    shown: Terminal
+    session: Terminal
     folder: Path
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(100))
     failed: tuple[str, int] | None = None
 
     def type(self, command: str, code: int = 0) -> None:
         number = next(self.numbers)
-        self.shown.send(f"{command}\n")
-        # A prompt of its own, which no echo of a command can be taken for.
-        self.shown.send(f"PS1='ready-'{number}'> '\n")
-        self.shown.expect(f"ready-{number}> ")
+        self.session.send(f"{command}\n")
+        # A numbered prompt cannot be confused with the echo of a command.
+        self.session.send(f"PS1='ready-'{number}'> '\n")
+        self.session.expect(f"ready-{number}> ")
         if code:
             self.failed = command, code
 
@@ -64,12 +64,12 @@ class Typist:
         return command, int(code)
 
 
-def commands(draw: random.Random) -> Iterator[tuple[str, int]]:
-    """Commands and their exit codes; some often repeat."""
+def draw_commands(rng: random.Random) -> Iterator[tuple[str, int]]:
+    """Yield random commands with their exit codes; some of them repeat often."""
     while True:
-        code = draw.choice([1, 2, 9, 127])
-        word = draw.choice(["quiet", "'a  b'", '"$HOME"', "é", "\\*", "7 5", "x"])
-        yield draw.choice(
+        code = rng.choice([1, 2, 9, 127])
+        word = rng.choice(["quiet", "'a  b'", '"$HOME"', "é", "\\*", "7 5", "x"])
+        yield rng.choice(
             [
                 (f"sh -c 'exit {code}' {word}", code),
                 (f" sh -c 'exit {code}' {word}", code),
@@ -84,13 +84,13 @@ def commands(draw: random.Random) -> Iterator[tuple[str, int]]:
                 (f"! true {word}", 1),
                 (f"true | (exit {code})", code),
                 ("echo harmless >/dev/null", 0),
-                (draw.choice(BETWEEN), 0),
+                (rng.choice(BETWEEN), 0),
             ]
         )
 
 
-def words(command: str) -> list[str]:
-    """A command's words, however bash joins the lines of one that has several."""
+def split_words(command: str) -> list[str]:
+    """Split a command into words, regardless of how bash joins its lines."""
     return shlex.split(command.replace(";", " ").replace("\n", " "))
 
 
@@ -100,59 +100,61 @@ def home() -> Iterator[Home]:
         yield home
 
 
-def hooked(shown: Terminal, monkeypatch: pytest.MonkeyPatch, home: Home) -> None:
+def install_hook(session: Terminal, monkeypatch: pytest.MonkeyPatch, home: Home) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(home.root))
     (home.root / "hook").write_text(failures.hook("bash"))
-    shown.send(f"source {home.root}/hook; echo hooked | tr a-z A-Z\n")
-    shown.expect("HOOKED")
+    session.send(f"source {home.root}/hook; echo hooked | tr a-z A-Z\n")
+    session.expect("HOOKED")
 
 
 @pytest.mark.parametrize("seed", range(18))
-def test_the_record_is_the_last_failed_command_or_there_is_none(
+def test_the_record_is_a_failed_command_or_absent(
     home: Home, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    """A line that the history keeps out because it is the record's own again, or begins with a blank, may
-    leave that record: a command that failed, with its own exit code.
+    """Check the record after each of 25 random commands.
+
+    A line that the history omits, as a repetition or because of a leading blank, may leave the previous
+    record in place. That record is still a failed command with its own exit code.
     """
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     control = CONTROLS[seed % len(CONTROLS)]
-    chosen = draw.sample(SETTINGS, draw.randint(0, 2))
-    with shell(home, "bash") as shown:
-        typist = Typist(shown, home.root / "run")
-        for setting in [f"HISTCONTROL={control}", f"HISTFILE={home.root}/history", *chosen]:
+    settings = rng.sample(SETTINGS, rng.randint(0, 2))
+    with shell(home, "bash") as session:
+        typist = Typist(session, home.root / "run")
+        for setting in [f"HISTCONTROL={control}", f"HISTFILE={home.root}/history", *settings]:
             typist.type(setting)
-        hooked(shown, monkeypatch, home)
+        install_hook(session, monkeypatch, home)
         failed: list[tuple[list[str], int]] = []
         recorded = 0
-        for command, code in itertools.islice(commands(draw), 25):
+        for command, code in itertools.islice(draw_commands(rng), 25):
             typist.type(command, code)
             if code:
-                failed.append((words(command), code))
+                failed.append((split_words(command), code))
             if typist.record is None:
                 continue
             text, number = typist.record
             recorded += 1
-            assert failed, (control, chosen, command)
-            last = failed[-1]
-            if (words(text), number) != last:
-                # Kept out of the history, and the line before it is the record.
+            assert failed, (control, settings, command)
+            last_failed = failed[-1]
+            if (split_words(text), number) != last_failed:
+                # The command is not in the history, so the line before it is the record.
                 kept_out = command[:1].isspace() or not code
-                repeated = words(text) == failed[-1][0]
-                assert kept_out or repeated, (control, chosen, text, command, code)
-                assert (words(text), number) in failed, (control, chosen, text, number)
-        if not chosen and "dups" not in control and "both" not in control:
+                repeated = split_words(text) == failed[-1][0]
+                assert kept_out or repeated, (control, settings, text, command, code)
+                assert (split_words(text), number) in failed, (control, settings, text, number)
+        if not settings and "dups" not in control and "both" not in control:
             assert recorded > 5
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_a_command_before_it_is_not_taken_for_one_that_is_kept_out(
+def test_a_hidden_command_does_not_record_the_one_before(
     home: Home, monkeypatch: pytest.MonkeyPatch, control: str
 ) -> None:
     blank = "space" in control or "both" in control
-    with shell(home, "bash") as shown:
-        typist = Typist(shown, home.root / "run")
+    with shell(home, "bash") as session:
+        typist = Typist(session, home.root / "run")
         typist.type(f"HISTCONTROL={control}")
-        hooked(shown, monkeypatch, home)
+        install_hook(session, monkeypatch, home)
         typist.type("echo harmless >/dev/null")
         for command, code in ((" (exit 3)", 3), (" mysql -psecret --bad", 127)):
             typist.type(command, code)
@@ -160,24 +162,24 @@ def test_a_command_before_it_is_not_taken_for_one_that_is_kept_out(
         typist.type("sh -c 'exit 4'", 4)
         assert typist.record == ("sh -c 'exit 4'", 4)
         typist.type("echo harmless >/dev/null")
-        assert typist.record == ("sh -c 'exit 4'", 4)  # what did not fail changes nothing
+        assert typist.record == ("sh -c 'exit 4'", 4)  # A successful command changes nothing.
         typist.type(" (exit 7)", 7)
         assert typist.record == (None if blank else (" (exit 7)", 7))
 
 
 def test_an_empty_line_changes_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    with shell(home, "bash") as shown:
-        typist = Typist(shown, home.root / "run")
-        hooked(shown, monkeypatch, home)
+    with shell(home, "bash") as session:
+        typist = Typist(session, home.root / "run")
+        install_hook(session, monkeypatch, home)
         typist.type("(exit 3)", 3)
         for _ in range(3):
-            shown.send("\n")
+            session.send("\n")
         typist.type("")
         assert typist.record == ("(exit 3)", 3)
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("setting_before", "setting_after"),
     [
         ("PROMPT_COMMAND='history -a; history -n'", "true"),
         ("true", "PROMPT_COMMAND=\"history -n; $PROMPT_COMMAND\""),
@@ -186,22 +188,27 @@ def test_an_empty_line_changes_nothing(home: Home, monkeypatch: pytest.MonkeyPat
         ("PROMPT_COMMAND=(true 'history -n')", "true"),
     ],
 )  # fmt: skip
-def test_a_line_of_another_shell_is_not_taken_for_one_of_this(
-    home: Home, monkeypatch: pytest.MonkeyPatch, before: str, after: str
+def test_lines_of_another_shell_are_not_recorded(
+    home: Home, monkeypatch: pytest.MonkeyPatch, setting_before: str, setting_after: str
 ) -> None:
     history = home.root / "history"
-    with shell(home, "bash") as shown:
-        typist = Typist(shown, home.root / "run")
-        for setting in (f"HISTFILE={history}", "HISTCONTROL=ignorespace", "history -a", before):
+    with shell(home, "bash") as session:
+        typist = Typist(session, home.root / "run")
+        for setting in (
+            f"HISTFILE={history}",
+            "HISTCONTROL=ignorespace",
+            "history -a",
+            setting_before,
+        ):
             typist.type(setting)
-        hooked(shown, monkeypatch, home)
-        typist.type(after)
-        for at in range(3):
-            command = f" echo 'zqtheirs {at}' >> {history}; (exit 3)"
+        install_hook(session, monkeypatch, home)
+        typist.type(setting_after)
+        for number in range(3):
+            command = f" echo 'zqtheirs {number}' >> {history}; (exit 3)"
             typist.type(command, 3)
             assert typist.record is None
             typist.type("true")
             with history.open("a") as file:
-                file.write(f"zqothers {at}\n")
+                file.write(f"zqothers {number}\n")
             typist.type(" (exit 4)", 4)
             assert typist.record is None

@@ -1,4 +1,4 @@
-"""cmd: what a model wrote becomes one command, and a person decides by a key what becomes of that."""
+"""Test `localspec cmd`: an answer becomes one command, which the user runs, edits or cancels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KEYS = "any other key cancels."
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """Its model answers with what `cmd` was told, so that a test says what is proposed."""
+    """Yield a home whose model repeats the words of `cmd`, so that a test chooses the proposal."""
     with scripted_home() as home:
         file = home.root / "config" / "templates" / "cmd.toml"
         file.parent.mkdir(parents=True)
@@ -67,8 +67,8 @@ ARGUMENT = st.one_of(
 PROGRAM = st.sampled_from(
     ["find", "ls", "git", "tar", "grep", "./x", "sudo", "xargs", "du", "kubectl"]
 )
-MADE = st.tuples(PROGRAM, st.lists(ARGUMENT, max_size=6)).map(
-    lambda each: " ".join([each[0], *each[1]])
+GENERATED_COMMANDS = st.tuples(PROGRAM, st.lists(ARGUMENT, max_size=6)).map(
+    lambda parts: " ".join([parts[0], *parts[1]])
 )
 
 INTRO = [
@@ -80,18 +80,18 @@ INTRO = [
 OUTRO = ["", "\n\nThis lists the files.", "\n\n**Explanation:**\n- `a`: the first\n- `b`: more"]
 
 
-def fenced(command: str, fence: str, language: str, indent: str) -> str:
+def put_in_fence(command: str, fence: str, language: str, indent: str) -> str:
     lines = [f"{fence}{language}", *command.split("\n"), fence]
     return "\n".join(f"{indent}{line}" for line in lines)
 
 
-def prompted(command: str, prompt: str) -> str:
-    first, *more = command.split("\n")
-    return "\n".join([f"{prompt} {first}", *(f"> {line}" for line in more)])
+def put_behind_prompt(command: str, prompt: str) -> str:
+    first_line, *remaining = command.split("\n")
+    return "\n".join([f"{prompt} {first_line}", *(f"> {line}" for line in remaining)])
 
 
 @given(
-    st.one_of(st.sampled_from(COMMANDS), MADE),
+    st.one_of(st.sampled_from(COMMANDS), GENERATED_COMMANDS),
     st.sampled_from(INTRO),
     st.sampled_from(OUTRO),
     st.sampled_from(["```", "~~~", "````"]),
@@ -103,18 +103,19 @@ def test_a_fenced_command_is_found(
     command: str, intro: str, outro: str, fence: str, language: str, indent: str, crlf: bool
 ) -> None:
     command = command.strip()
-    answer = f"{intro}{fenced(command, fence, language, indent)}{outro}"
-    found = asking.extract_command(answer.replace("\n", "\r\n") if crlf else answer)
-    if indent and "\n" in command:  # an indented fence's lines are stripped alike
-        assert [line.strip() for line in found.split("\n")] == [
+    answer = f"{intro}{put_in_fence(command, fence, language, indent)}{outro}"
+    extracted = asking.extract_command(answer.replace("\n", "\r\n") if crlf else answer)
+    # The lines of an indented fence are all stripped by the same amount.
+    if indent and "\n" in command:
+        assert [line.strip() for line in extracted.split("\n")] == [
             line.strip() for line in command.split("\n")
         ]
     else:
-        assert found == command
+        assert extracted == command
 
 
 @given(
-    st.one_of(st.sampled_from([c for c in COMMANDS if "\n" not in c]), MADE),
+    st.one_of(st.sampled_from([c for c in COMMANDS if "\n" not in c]), GENERATED_COMMANDS),
     st.sampled_from(INTRO),
     st.sampled_from(OUTRO),
     st.sampled_from(
@@ -129,8 +130,8 @@ def test_a_bare_command_is_found(command: str, intro: str, outro: str, form: str
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.count("\n") == 0 or "\\\n" in c])
-def test_what_was_typed_in_a_session_is_found_without_its_output(command: str) -> None:
-    session = f"{prompted(command, '$')}\nsome output\nmore"
+def test_a_typed_command_is_found_without_its_output(command: str) -> None:
+    session = f"{put_behind_prompt(command, '$')}\nsome output\nmore"
     assert asking.extract_command(f"```console\n{session}\n```") == command
     assert asking.extract_command(session) == command
 
@@ -159,18 +160,18 @@ def test_answers_that_models_gave(answer: str, command: str) -> None:
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("`~$#>\n\r\t -*:.")), max_size=80))
-def test_nothing_is_made_up(answer: str) -> None:
-    found = asking.extract_command(answer)
-    assert found == found.strip()
-    assert not found.startswith("-")
-    rest = iter(answer.replace("\r", "\n"))
-    assert all(char in rest for char in found)  # in this order
+def test_an_extracted_command_is_part_of_the_answer(answer: str) -> None:
+    command = asking.extract_command(answer)
+    assert command == command.strip()
+    assert not command.startswith("-")
+    remaining = iter(answer.replace("\r", "\n"))
+    assert all(char in remaining for char in command)  # The characters are in this order.
 
 
 @given(st.characters())
-def test_what_a_terminal_does_not_show_is_seen(char: str) -> None:
-    shown = char.isprintable() or char in "\n\t"
-    assert shown or asking.find_invisible(f"ls {char}x") == char
+def test_invisible_characters_are_found(char: str) -> None:
+    visible = char.isprintable() or char in "\n\t"
+    assert visible or asking.find_invisible(f"ls {char}x") == char
 
 
 # ------------------------------------------------------------------ without a terminal
@@ -189,7 +190,7 @@ def test_without_a_terminal_the_command_is_printed_and_nothing_runs(
 @pytest.mark.parametrize(
     "char", ["\x1b[2J", "\x07", "\u202e", "\u200b", "\u00a0", "\x85", "\ufe0f"]
 )
-def test_what_cannot_be_seen_is_refused(home: Home, char: str) -> None:
+def test_an_invisible_character_is_refused(home: Home, char: str) -> None:
     run = home.run("cmd", f"```\necho a{char}b\n```")
     assert (run.returncode, run.stdout) == (1, "")
     assert f"U+{ord(char[0]):04X}" in run.stderr
@@ -201,10 +202,10 @@ def test_an_answer_without_a_command_is_an_error_and_so_is_one_cut_off(home: Hom
     assert (run.returncode, run.stdout) == (1, "")
     assert "contains no command: Here you are." in run.stderr
     file = home.root / "config" / "templates" / "cmd.toml"
-    before = file.read_text()
-    file.write_text(f"{before}\ntokens = 4")
+    template = file.read_text()
+    file.write_text(f"{template}\ntokens = 4")
     run = home.run("cmd", "rm -rf /tmp/x/cache")
-    file.write_text(before)
+    file.write_text(template)
     assert (run.returncode, run.stdout) == (1, "")
     assert "cut off" in run.stderr
 
@@ -221,123 +222,123 @@ def test_usage(home: Home) -> None:
 
 
 @pytest.mark.parametrize("name", SHELLS)
-def test_enter_runs_it_in_the_shell_in_use_and_the_exit_code_is_its_own(
-    home: Home, name: str
-) -> None:
-    with shell(home, name) as shown:
-        shown.send("localspec cmd 'expr 6 + 36; exit 7'\n")
-        shown.expect(f"Enter runs it in {name}, ")
-        shown.expect(KEYS)
-        shown.send("\r")
-        shown.expect("42")
-        shown.expect("ready> ")
-        shown.send(status(name))
-        shown.expect("[7]")
+def test_enter_runs_the_command_in_the_shell_in_use(home: Home, name: str) -> None:
+    with shell(home, name) as session:
+        session.send("localspec cmd 'expr 6 + 36; exit 7'\n")
+        session.expect(f"Enter runs it in {name}, ")
+        session.expect(KEYS)
+        session.send("\r")
+        session.expect("42")
+        session.expect("ready> ")
+        session.send(status(name))
+        session.expect("[7]")
 
 
-def test_the_shell_that_is_wanted_runs_it(home: Home) -> None:
-    with terminal(home.environment, "cmd", "--shell", "sh", "echo $0; kill -TERM $$") as shown:
-        shown.expect("runs it in sh")
-        shown.expect(KEYS)
-        shown.send("\n")
-        shown.expect("sh")
-        assert shown.wait() == -15
+def test_the_shell_option_chooses_the_shell(home: Home) -> None:
+    with terminal(home.environment, "cmd", "--shell", "sh", "echo $0; kill -TERM $$") as session:
+        session.expect("runs it in sh")
+        session.expect(KEYS)
+        session.send("\n")
+        session.expect("sh")
+        assert session.wait() == -15
 
 
 @pytest.mark.parametrize("typed", ["q", " ", "\x1b[A", "\x04", "\x03", "\rrm x\r", "y"])
 def test_another_key_cancels(home: Home, tmp_path: Path, typed: str) -> None:
-    with terminal(home.environment, "cmd", f"touch {tmp_path}/ran") as shown:
-        shown.expect(KEYS)
-        shown.send(typed)
-        assert shown.wait() == 130
+    with terminal(home.environment, "cmd", f"touch {tmp_path}/ran") as session:
+        session.expect(KEYS)
+        session.send(typed)
+        assert session.wait() == 130
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_typed_before_the_command_was_shown_runs_nothing(tmp_path: Path) -> None:
+def test_keys_typed_before_the_command_is_shown_are_ignored(tmp_path: Path) -> None:
     with (
         scripted_home("--first-delay", "1") as slow,
-        terminal(slow.environment, "cmd", "touch", f"{tmp_path}/ran") as shown,
+        terminal(slow.environment, "cmd", "touch", f"{tmp_path}/ran") as session,
     ):
-        shown.expect("reading")
-        shown.send("\r\r\r")
-        shown.expect(KEYS)
-        shown.send("q")
-        assert shown.wait() == 130
+        session.expect("reading")
+        session.send("\r\r\r")
+        session.expect(KEYS)
+        session.send("q")
+        assert session.wait() == 130
     assert not list(tmp_path.iterdir())
 
 
-def test_it_is_shown_as_it_will_run_whatever_its_length(home: Home) -> None:
+def test_a_command_of_any_length_is_shown_as_it_will_run(home: Home) -> None:
     long = "echo " + " ".join(f"word{number}" for number in range(40))
-    with terminal(home.environment, "cmd", long, columns=44) as shown:
-        shown.expect(KEYS.split()[-1])
-        assert f"{long}\n" in shown.text
-        shown.send("q")
+    with terminal(home.environment, "cmd", long, columns=44) as session:
+        session.expect(KEYS.split()[-1])
+        assert f"{long}\n" in session.text
+        session.send("q")
     lines = "for x in 1 2\ndo\n\techo $x\ndone"
-    with terminal(home.environment, "cmd", f"```\n{lines}\n```") as shown:
-        shown.expect("Enter runs all 4 lines")
-        assert f"{lines}\n" in shown.text.replace("        ", "\t")
-        shown.send("q")
+    with terminal(home.environment, "cmd", f"```\n{lines}\n```") as session:
+        session.expect("Enter runs all 4 lines")
+        assert f"{lines}\n" in session.text.replace("        ", "\t")
+        session.send("q")
 
 
-def test_it_can_be_edited_first(home: Home) -> None:
-    with terminal(home.environment, "cmd", "--shell", "sh", "echo one") as shown:
-        shown.expect(KEYS)
-        shown.send("e")
-        shown.expect("echo one")
-        shown.send(" two; exit 3\r")
-        shown.expect("\none two")
-        assert shown.wait() == 3
+def test_a_command_can_be_edited_first(home: Home) -> None:
+    with terminal(home.environment, "cmd", "--shell", "sh", "echo one") as session:
+        session.expect(KEYS)
+        session.send("e")
+        session.expect("echo one")
+        session.send(" two; exit 3\r")
+        session.expect("\none two")
+        assert session.wait() == 3
 
 
 @pytest.mark.parametrize("char", ["\u202e", "\u200b", "\u00ad"])
-def test_what_an_edit_brings_in_must_be_seen_as_well(home: Home, tmp_path: Path, char: str) -> None:
-    """As with a paste: it may hold what no terminal shows."""
+def test_an_edit_with_an_invisible_character_is_refused(
+    home: Home, tmp_path: Path, char: str
+) -> None:
+    """A pasted text may contain characters that no terminal shows."""
     touched = tmp_path / "touched"
-    with terminal(home.environment, "cmd", "--shell", "sh", "echo one", columns=200) as shown:
-        shown.expect(KEYS)
-        shown.send("e")
-        shown.expect("echo one")
-        shown.send(f"; touch {touched} #{char}\r")
-        shown.expect(f"invisible character (U+{ord(char):04X}) and was refused")
-        assert shown.wait() == 1
+    with terminal(home.environment, "cmd", "--shell", "sh", "echo one", columns=200) as session:
+        session.expect(KEYS)
+        session.send("e")
+        session.expect("echo one")
+        session.send(f"; touch {touched} #{char}\r")
+        session.expect(f"invisible character (U+{ord(char):04X}) and was refused")
+        assert session.wait() == 1
     assert not touched.exists()
 
 
 @pytest.mark.parametrize("typed", ["\x03", "\x15\r"])
-def test_an_edit_can_be_left(home: Home, typed: str) -> None:
-    with terminal(home.environment, "cmd", "echo one") as shown:
-        shown.expect(KEYS)
-        shown.send("e")
-        shown.expect("echo one")
-        shown.send(typed)
-        assert shown.wait() == 130
+def test_an_edit_can_be_cancelled(home: Home, typed: str) -> None:
+    with terminal(home.environment, "cmd", "echo one") as session:
+        session.expect(KEYS)
+        session.send("e")
+        session.expect("echo one")
+        session.send(typed)
+        assert session.wait() == 130
 
 
-def test_it_is_explained_and_asked_about_again(home: Home) -> None:
-    with terminal(home.environment, "cmd", "--plain", "touch x") as shown:
-        shown.expect(KEYS)
-        shown.send("x")
-        shown.expect("one short list item for each part")
-        shown.expect("touch x")
-        shown.expect(KEYS)
-        shown.send("q")
-        assert shown.wait() == 130
+def test_an_explanation_is_followed_by_the_question_again(home: Home) -> None:
+    with terminal(home.environment, "cmd", "--plain", "touch x") as session:
+        session.expect(KEYS)
+        session.send("x")
+        session.expect("one short list item for each part")
+        session.expect("touch x")
+        session.expect(KEYS)
+        session.send("q")
+        assert session.wait() == 130
 
 
-def test_what_cannot_be_seen_is_refused_at_a_terminal_before_anything_is_shown(home: Home) -> None:
-    with terminal(home.environment, "cmd", "```\necho a\x1b[8mb\n```") as shown:
-        assert shown.wait() == 1
-        assert "\x1b[8m" not in shown.raw
-        assert "U+001B" in shown.text
+def test_an_invisible_character_is_never_shown_at_a_terminal(home: Home) -> None:
+    with terminal(home.environment, "cmd", "```\necho a\x1b[8mb\n```") as session:
+        assert session.wait() == 1
+        assert "\x1b[8m" not in session.raw
+        assert "U+001B" in session.text
 
 
 def test_with_stdout_in_a_file_nothing_runs(home: Home, tmp_path: Path) -> None:
-    words = ("cmd", f"touch {tmp_path}/ran")
+    arguments = ("cmd", f"touch {tmp_path}/ran")
     with (
         (tmp_path / "out").open("wb") as out,
-        terminal(home.environment, *words, stdout=out.fileno()) as shown,
+        terminal(home.environment, *arguments, stdout=out.fileno()) as session,
     ):
-        assert shown.wait() == 0
+        assert session.wait() == 0
     assert (tmp_path / "out").read_text() == f"touch {tmp_path}/ran\n"
     assert not (tmp_path / "ran").exists()
 
@@ -345,7 +346,7 @@ def test_with_stdout_in_a_file_nothing_runs(home: Home, tmp_path: Path) -> None:
 # ------------------------------------------------------------------ the shell in use
 
 
-def test_the_shell_is_the_nearest_of_the_ancestors_else_that_of_the_environment(
+def test_the_shell_is_the_nearest_ancestor_or_from_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chain = [proposal.Process(3, 2, "python3"), proposal.Process(os.getpid(), 1, "dash")]
@@ -354,16 +355,16 @@ def test_the_shell_is_the_nearest_of_the_ancestors_else_that_of_the_environment(
     monkeypatch.setattr(proposal, "ancestors", lambda: iter(chain[:1]))
     monkeypatch.setenv("SHELL", "/opt/bin/fish")
     assert proposal.current_shell() == proposal.Shell("fish", "/opt/bin/fish")
-    for other in ("/bin/tcsh", ""):
-        monkeypatch.setenv("SHELL", other)
+    for program in ("/bin/tcsh", ""):
+        monkeypatch.setenv("SHELL", program)
         assert proposal.current_shell().language == "sh"
         assert os.access(proposal.current_shell().program, os.X_OK)
 
 
-def test_our_ancestors_are_found_with_ps_as_with_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list(proposal.ancestors())
-    assert found[0].pid == os.getppid()
-    if all(" " not in each.name for each in found):
+def test_ps_and_proc_find_the_same_ancestors(monkeypatch: pytest.MonkeyPatch) -> None:
+    ancestors = list(proposal.ancestors())
+    assert ancestors[0].pid == os.getppid()
+    if all(" " not in process.name for process in ancestors):
         monkeypatch.setattr("sys.platform", "darwin")
         with_ps = list(proposal.ancestors())
-        assert [each.pid for each in with_ps] == [each.pid for each in found]
+        assert [process.pid for process in with_ps] == [process.pid for process in ancestors]

@@ -1,4 +1,4 @@
-"""commit: a message for what is staged, in git's own editor; and in git's hook, where it stops nothing."""
+"""Test `localspec commit`, in git's editor and in git's hook, which must never prevent a commit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.shells import with_program
 from tests.support.terminal import Terminal, terminal
 
 WHO = {f"GIT_{who}_{what}": "n" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-# Names that would do something if a shell, or git, read them.
+# These names would have an effect if a shell or git interpreted them.
 STRANGE = [
     "$(touch pwned).txt",
     "`touch pwned`",
@@ -42,7 +42,7 @@ STRANGE = [
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """Its model writes the message that stands in the first line that is added."""
+    """Yield a home whose scripted model writes commit messages."""
     with scripted_home() as home:
         with_program(home)
         home.environment |= {
@@ -60,7 +60,7 @@ class Repository:
         self.git("init", "-q", "-b", "main")
 
     def git(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
+        result = subprocess.run(
             ["git", *words],
             cwd=self.root,
             env={**self.home.environment, **more},
@@ -69,8 +69,8 @@ class Repository:
             text=True,
             timeout=60,
         )
-        assert done.returncode == 0, done.stderr
-        return done
+        assert result.returncode == 0, result.stderr
+        return result
 
     def stage(self, name: str, text: str) -> None:
         file = self.root / name
@@ -99,11 +99,11 @@ def repository(home: Home, tmp_path: Path) -> Repository:
     return Repository(home, tmp_path)
 
 
-def says(home: Home, answer: str) -> None:
-    """Let the model answer this, whatever is staged."""
+def set_answer(home: Home, answer: str) -> None:
+    """Let the model give this answer, whatever is staged."""
     file = home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
-    # What is staged follows, where the template does not place it; a model may go on, too.
+    # The diff follows if the template does not place it, and a model may continue after the fence.
     prompt = f"raw ```\n{answer}\n```"
     file.write_text(f"prompt = {json.dumps(prompt)}\n")
 
@@ -125,17 +125,19 @@ SUBJECT = (
     st.sampled_from(["", "Here is the commit message:\n\n", "Sure! Here's a message:\n"]),
     st.sampled_from(["{}", "**{}**", '"{}"', "`{}`", "# {}", "Subject: {}", "Commit message: {}"]),
 )
-def test_a_message_is_found(subject: str, body: str, form: str, intro: str, title: str) -> None:
+def test_a_message_is_extracted_from_an_answer(
+    subject: str, body: str, form: str, intro: str, title: str
+) -> None:
     answer = intro + form.format(title.format(subject) + body)
     assert asking.extract_message(answer) == subject + body
 
 
 @given(st.text(st.one_of(st.characters(), st.sampled_from("#`*:\n\r -'")), max_size=200))
-def test_every_message_is_one_that_git_takes_as_it_is(answer: str) -> None:
-    found = asking.extract_message(answer)
-    assert found == found.strip()
-    assert all(char in "\n\t" or char.isprintable() for char in found)
-    subject, *rest = found.split("\n")
+def test_an_extracted_message_is_not_changed_by_git(answer: str) -> None:
+    message = asking.extract_message(answer)
+    assert message == message.strip()
+    assert all(char in "\n\t" or char.isprintable() for char in message)
+    subject, *rest = message.split("\n")
     assert not rest or rest[0] == ""
     assert not any(line.startswith("#") for line in [subject, *rest])
 
@@ -151,7 +153,7 @@ def test_long_lines_of_the_body_are_wrapped() -> None:
 # ------------------------------------------------------------------ what is staged
 
 
-def test_nothing_staged_no_repository_and_a_merge_are_said(
+def test_nothing_staged_no_repository_and_a_merge_are_refused(
     repository: Repository, home: Home, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     (repository.root / "a").write_text("a")
@@ -175,7 +177,7 @@ def test_nothing_staged_no_repository_and_a_merge_are_said(
     assert "A merge is in progress and git already has a message for it" in run.stderr
 
 
-def test_without_git_that_is_said(home: Home, tmp_path: Path) -> None:
+def test_missing_git_is_reported(home: Home, tmp_path: Path) -> None:
     path = home.environment["PATH"]
     home.environment["PATH"] = str(tmp_path)
     run = home.run("commit")
@@ -187,7 +189,7 @@ def test_without_git_that_is_said(home: Home, tmp_path: Path) -> None:
 def test_without_a_terminal_the_message_is_printed_and_nothing_committed(
     repository: Repository,
 ) -> None:
-    says(repository.home, "Add a retry\n\nUploads fail at night.")
+    set_answer(repository.home, "Add a retry\n\nUploads fail at night.")
     repository.stage("a", "a\n")
     run = repository.run()
     assert (run.returncode, run.stdout) == (0, "Add a retry\n\nUploads fail at night.\n")
@@ -205,16 +207,16 @@ def test_the_template_gets_the_diff_the_words_and_the_last_subjects(
     repository.git("mv", "a.py", "b.py")
     repository.stage("c.bin", "\0")
     (repository.root / "not.staged").write_text("no")
-    said = repository.run("mention", "issue 12").stdout
+    answer = repository.run("mention", "issue 12").stdout
     for part in ("<- Add a>", "mention issue 12", "rename to b.py", "c.bin", "Binary files"):
-        assert part in said.replace("\n", " ")
-    assert "not.staged" not in said
+        assert part in answer.replace("\n", " ")
+    assert "not.staged" not in answer
     file.unlink()
-    assert "- Add a" in repository.run().stdout  # what comes with localspec says them too
+    assert "- Add a" in repository.run().stdout  # The built-in template contains the subjects too.
 
 
 def test_a_message_that_repeats_an_earlier_one_is_asked_for_again(repository: Repository) -> None:
-    says(repository.home, "$recent")
+    set_answer(repository.home, "$recent")
     repository.stage("a", "a\n")
     repository.git("commit", "-qm", "Add a cache, a fetcher and a program")
     repository.stage("b", "b\n")
@@ -224,19 +226,21 @@ def test_a_message_that_repeats_an_earlier_one_is_asked_for_again(repository: Re
 @given(
     subject=st.text("abcdefghäß ,.-'", min_size=1, max_size=60),
     signs=st.text(" ,.-'*`", max_size=3),
-    more=st.text(max_size=60),
+    suffix=st.text(max_size=60),
 )
-def test_a_subject_with_other_signs_is_repeated_all_the_same(
-    subject: str, signs: str, more: str
+def test_repeated_subjects_are_found_despite_punctuation(
+    subject: str, signs: str, suffix: str
 ) -> None:
-    said = f"{signs}{subject.replace(' ', f'{signs} ').upper()}{signs}{more}"
-    letters = sum(each.isalnum() for each in subject.casefold())
-    assert asking.repeats_subject(said, f"- Other words than these\n- {subject}") == (letters >= 8)
+    message = f"{signs}{subject.replace(' ', f'{signs} ').upper()}{signs}{suffix}"
+    letters = sum(char.isalnum() for char in subject.casefold())
+    assert asking.repeats_subject(message, f"- Other words than these\n- {subject}") == (
+        letters >= 8
+    )
     assert not asking.repeats_subject("", f"- {subject}")
 
 
-def test_whatever_git_is_configured_to_show_the_diff_is_plain(repository: Repository) -> None:
-    says(repository.home, "x")
+def test_the_diff_is_plain_whatever_git_is_configured_to_show(repository: Repository) -> None:
+    set_answer(repository.home, "x")
     for key, value in {
         "color.ui": "always",
         "diff.external": "touch pwned",
@@ -250,66 +254,66 @@ def test_whatever_git_is_configured_to_show_the_diff_is_plain(repository: Reposi
     repository.stage("folder/a", "one\n")
     repository.stage("b", "two\n")
     with contextlib.chdir(repository.root / "folder"):
-        found = staged.patches()
-    assert [each.name for each in found] == ["b", "folder/a"]
-    assert "\x1b" not in found[0].text
-    assert "+two" in found[0].text
+        patches = staged.patches()
+    assert [patch.name for patch in patches] == ["b", "folder/a"]
+    assert "\x1b" not in patches[0].text
+    assert "+two" in patches[0].text
     assert not (repository.root / "pwned").exists()
 
 
 def test_names_of_files_reach_no_shell(repository: Repository) -> None:
-    says(repository.home, "Add them")
+    set_answer(repository.home, "Add them")
     for name in STRANGE:
         try:
             (repository.root / name).parent.mkdir(parents=True, exist_ok=True)
             (repository.root / name).write_text(f"{name!r}\n")
         except OSError:
-            continue  # a file system that knows only UTF-8
+            continue  # This file system accepts only UTF-8.
     repository.git("add", "-A")
     run = repository.run()
     assert (run.returncode, run.stdout) == (0, "Add them\n"), run.stderr
     repository.hook()
     repository.git("commit", GIT_EDITOR="true")
     assert repository.message() == "Add them"
-    found = {each.name for each in repository.root.rglob("*")}
-    assert "pwned" not in found
+    names = {path.name for path in repository.root.rglob("*")}
+    assert "pwned" not in names
 
 
 # ------------------------------------------------------------------ longer than the context
 
 
-def made(random_: random.Random) -> list[staged.Patch]:
-    found = []
-    for number in range(random_.randrange(1, 30)):
-        lines = [f"+{'x' * random_.randrange(80)}" for _ in range(int(random_.expovariate(0.02)))]
+def make_patches(rng: random.Random) -> list[staged.Patch]:
+    patches = []
+    for number in range(rng.randrange(1, 30)):
+        lines = [f"+{'x' * rng.randrange(80)}" for _ in range(int(rng.expovariate(0.02)))]
         name = f"file{number}.py"
         head = [f"diff --git a/{name} b/{name}", f"--- a/{name}", f"+++ b/{name}"]
-        found.append(staged.Patch(name, "\n".join([*head, *lines])))
-    return found
+        patches.append(staged.Patch(name, "\n".join([*head, *lines])))
+    return patches
 
 
-def test_a_cut_diff_has_its_length_and_says_what_is_missing() -> None:
-    random_ = random.Random(17)
+def test_a_shortened_diff_fits_and_names_what_is_missing() -> None:
+    rng = random.Random(17)
     for _ in range(300):
-        patches = made(random_)
-        whole = "\n".join(each.text for each in patches)
-        room = random_.randrange(1, len(whole) + 200)
-        text, left_out = staged.shorten_patches(patches, room)
-        if len(whole) < room:
-            assert (text, left_out) == (whole, "")
+        patches = make_patches(rng)
+        diff = "\n".join(patch.text for patch in patches)
+        max_chars = rng.randrange(1, len(diff) + 200)
+        text, left_out = staged.shorten_patches(patches, max_chars)
+        if len(diff) < max_chars:
+            assert (text, left_out) == (diff, "")
             continue
         notes = sum(len(line) + 1 for line in text.split("\n") if line.startswith("[… "))
-        assert len(text) - notes <= room
-        assert ("left out" in text) == bool(left_out) == (text != whole)
-        kept = {line for line in text.split("\n") if not line.startswith("[… ")}
-        assert kept <= set(whole.split("\n"))
-        for each in patches:  # the small ones are whole where others are cut
-            if len(each.text) < room // len(patches) - 1:
-                assert each.text in text
+        assert len(text) - notes <= max_chars
+        assert ("left out" in text) == bool(left_out) == (text != diff)
+        retained_lines = {line for line in text.split("\n") if not line.startswith("[… ")}
+        assert retained_lines <= set(diff.split("\n"))
+        for patch in patches:  # Small patches stay whole while others are shortened.
+            if len(patch.text) < max_chars // len(patches) - 1:
+                assert patch.text in text
 
 
-def test_a_diff_longer_than_the_context_is_cut_and_that_is_said(tmp_path: Path) -> None:
-    with temporary_home() as home:  # the shipped pair, whose context is short
+def test_a_diff_longer_than_the_context_is_cut_with_a_notice(tmp_path: Path) -> None:
+    with temporary_home() as home:  # The shipped pair has a short context.
         home.environment |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
         repository = Repository(home, tmp_path)
         repository.stage("large.py", "".join(f"value_{n} = {n}\n" for n in range(6_000)))
@@ -318,7 +322,8 @@ def test_a_diff_longer_than_the_context_is_cut_and_that_is_said(tmp_path: Path) 
         assert (run.returncode, run.stdout) == (1, "")
         assert "Too long for the pair's context; left out: " in run.stderr
         assert "lines of large.py." in run.stderr
-        assert "The built-in demo pair knows only Python" in run.stderr  # and nothing of commits
+        # It has not learned commit messages.
+        assert "The built-in demo pair knows only Python" in run.stderr
         repository.hook()
         repository.git("commit", GIT_EDITOR="sh -c 'echo Own > \"$1\"' -", **WHO)
         assert repository.message() == "Own"
@@ -329,29 +334,29 @@ def test_a_diff_longer_than_the_context_is_cut_and_that_is_said(tmp_path: Path) 
 
 
 def test_generated_files_are_left_out_before_anything_else() -> None:
-    random_ = random.Random(44)
+    rng = random.Random(44)
     for _ in range(200):
-        written = made(random_)
-        generated = [made_by_a_program(random_) for _ in range(random_.randrange(1, 9))]
-        for patch in generated:
+        written_patches = make_patches(rng)
+        generated_patches = [make_generated_patch(rng) for _ in range(rng.randrange(1, 9))]
+        for patch in generated_patches:
             assert staged.is_generated(patch), patch.name
-        for patch in written:
+        for patch in written_patches:
             assert not staged.is_generated(patch), patch.text[:300]
-        room = sum(len(each.text) + 1 for each in written)
-        mixed = [*written, *generated]
-        random_.shuffle(mixed)
-        text, left_out = staged.shorten_patches(mixed, room)
-        for patch in written:
+        max_chars = sum(len(patch.text) + 1 for patch in written_patches)
+        mixed = [*written_patches, *generated_patches]
+        rng.shuffle(mixed)
+        text, left_out = staged.shorten_patches(mixed, max_chars)
+        for patch in written_patches:
             assert patch.text in text
-        assert all(patch.text not in text for patch in generated)
-        named = [each for each in generated if f"{each.name} (generated)" in left_out]
-        assert named == generated or len(named) == 4
+        assert all(patch.text not in text for patch in generated_patches)
+        listed = [patch for patch in generated_patches if f"{patch.name} (generated)" in left_out]
+        assert listed == generated_patches or len(listed) == 4
 
 
-def made_by_a_program(random_: random.Random) -> staged.Patch:
-    """Return the patch of a generated file, which its name shows, or its lines alone."""
-    name, lines = f"file{random_.randrange(10**6)}.txt", ["+a: 1"] * 3
-    match random_.randrange(4):
+def make_generated_patch(rng: random.Random) -> staged.Patch:
+    """Return the patch of a generated file, recognizable by its name or only by its lines."""
+    name, lines = f"file{rng.randrange(10**6)}.txt", ["+a: 1"] * 3
+    match rng.randrange(4):
         case 0:
             names: tuple[str, ...] = (
                 "package-lock.json",
@@ -361,14 +366,14 @@ def made_by_a_program(random_: random.Random) -> staged.Patch:
                 "app.js.map",
             )
             names += ("go.sum", "pnpm-lock.yaml", "node_modules/a/b.js", "x/vendor/b.c", "a_pb2.py")
-            name = f"dir{random_.randrange(10**6)}/{random_.choice(names)}"
+            name = f"dir{rng.randrange(10**6)}/{rng.choice(names)}"
         case 1:
             lines = [
-                "+" + base64.b64encode(random_.randbytes(57)).decode()
-                for _ in range(random_.randrange(3, 99))
+                "+" + base64.b64encode(rng.randbytes(57)).decode()
+                for _ in range(rng.randrange(3, 99))
             ]
         case 2:
-            lines = ["+" + ";".join(f"var a{n}={n}" for n in range(random_.randrange(80, 900)))]
+            lines = ["+" + ";".join(f"var a{n}={n}" for n in range(rng.randrange(80, 900)))]
         case _:
             lines = ["+// Code generated by a tool. DO NOT EDIT.", *lines]
     head = [f"diff --git a/{name} b/{name}", f"--- a/{name}", f"+++ b/{name}", "@@ -1 +1 @@"]
@@ -384,12 +389,12 @@ def made_by_a_program(random_: random.Random) -> staged.Patch:
         "x = foo(bar)",
     ],
 )
-def test_what_people_write_is_not_generated(line: str) -> None:
+def test_text_that_people_write_is_not_generated(line: str) -> None:
     text = f"diff --git a/a.md b/a.md\n--- a/a.md\n+++ b/a.md\n@@ -1 +1 @@\n+{line}"
     assert not staged.is_generated(staged.Patch("a.md", text))
 
 
-def test_only_generated_files_are_shortened_as_others_are() -> None:
+def test_a_diff_of_generated_files_alone_is_shortened() -> None:
     patch = staged.Patch("uv.lock", "diff --git a/uv.lock b/uv.lock\n" + "+a\n" * 500)
     text, left_out = staged.shorten_patches([patch], 300)
     assert text.startswith("diff --git a/uv.lock")
@@ -398,21 +403,21 @@ def test_only_generated_files_are_shortened_as_others_are() -> None:
 
 @pytest.mark.parametrize("tty", [False, True])
 def test_a_diff_that_takes_long_to_read_is_shortened(repository: Repository, tty: bool) -> None:
-    """The scripted engine says that it reads 100 tokens, here words, a second."""
+    """The scripted engine reports a prefill speed of 100 tokens (here words) per second."""
     file = repository.home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('prompt = "late 0.5 $input"')
     repository.stage("package-lock.json", "a b c d e f\n" * 300)
     repository.stage("words.py", "one two three four five six\n" * 3000)
     if tty:
-        with at_terminal(repository, "--print", editor="true") as shown:
-            assert shown.wait() == 0
-            said = shown.text
+        with commit_at_terminal(repository, "--print", editor="true") as session:
+            assert session.wait() == 0
+            stderr = session.text
     else:
-        said = repository.run().stderr
-    said = " ".join(said.split())
-    assert "Too long to read in 20 seconds; left out: package-lock.json (generated)," in said
-    assert "lines of words.py." in said
+        stderr = repository.run().stderr
+    stderr = " ".join(stderr.split())
+    assert "Too long to read in 20 seconds; left out: package-lock.json (generated)," in stderr
+    assert "lines of words.py." in stderr
 
 
 def test_a_diff_that_is_read_in_time_is_whole(repository: Repository) -> None:
@@ -433,7 +438,7 @@ def test_a_message_after_m_is_explained(repository: Repository) -> None:
         assert "any_model" not in run.stderr
 
 
-def test_files_say_more_of_the_message(repository: Repository) -> None:
+def test_files_are_added_to_the_prompt(repository: Repository) -> None:
     file = repository.home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('prompt = "raw $input"')
@@ -458,7 +463,7 @@ esac
 """
 
 
-def stand_in(repository: Repository, name: str) -> str:
+def write_editor(repository: Repository, name: str) -> str:
     file = repository.root / ".git" / name
     file.write_text(VI)
     file.chmod(0o755)
@@ -472,38 +477,38 @@ def stand_in(repository: Repository, name: str) -> str:
 def test_only_a_saved_message_is_committed(
     repository: Repository, save: str, cleanup: str, sign: str
 ) -> None:
-    says(repository.home, "Add a\n\nBecause.")
+    set_answer(repository.home, "Add a\n\nBecause.")
     repository.stage("a", "a\n")
     repository.git("config", "commit.cleanup", cleanup)
     repository.git("config", "core.commentChar", sign)
     repository.git("config", "commit.status", "false")
     repository.home.environment["SAVE"] = save
-    with at_terminal(repository, editor=stand_in(repository, "vim")) as shown:
-        code = shown.wait()
-    seen = (repository.root / ".git" / "seen").read_text()
-    assert f"\n{sign} Proposed by localspec (" in seen
-    assert "To abort: delete the message, or leave with :cq." in seen
+    with commit_at_terminal(repository, editor=write_editor(repository, "vim")) as session:
+        code = session.wait()
+    proposal = (repository.root / ".git" / "seen").read_text()
+    assert f"\n{sign} Proposed by localspec (" in proposal
+    assert "To abort: delete the message, or leave with :cq." in proposal
     if save in ("no", "error"):
         assert code != 0
         assert repository.commits() == 0
-        assert "nothing is committed" in shown.text
+        assert "nothing is committed" in session.text
     else:
-        assert code == 0, shown.text
+        assert code == 0, session.text
         assert repository.message().startswith("Add a\n\nBecause.")
         assert "Proposed by localspec" not in repository.message()
 
 
 @pytest.mark.parametrize(("key", "commits"), [("y", 1), ("", 0), ("n", 0)])
-def test_after_an_editor_that_saves_only_changes_that_is_asked(
+def test_an_unsaved_message_needs_a_confirmation(
     repository: Repository, key: str, commits: int
 ) -> None:
-    says(repository.home, "Add a")
+    set_answer(repository.home, "Add a")
     repository.stage("a", "a\n")
     repository.home.environment["SAVE"] = "no"
-    with at_terminal(repository, editor=stand_in(repository, "nano")) as shown:
-        shown.expect("The message was not saved. Commit with it as it is?")
-        shown.send(f"{key}\r")
-        assert shown.wait() == 1 - commits
+    with commit_at_terminal(repository, editor=write_editor(repository, "nano")) as session:
+        session.expect("The message was not saved. Commit with it as it is?")
+        session.send(f"{key}\r")
+        assert session.wait() == 1 - commits
     assert repository.commits() == commits
 
 
@@ -515,53 +520,53 @@ os.execv(sys.executable, [sys.executable, "-m", "localspec", "commit", *sys.argv
 
 
 @contextlib.contextmanager
-def at_terminal(repository: Repository, *words: str, editor: str) -> Iterator[Terminal]:
+def commit_at_terminal(repository: Repository, *arguments: str, editor: str) -> Iterator[Terminal]:
     environment = {**repository.home.environment, "GIT_EDITOR": editor}
-    where = str(repository.root)
-    with terminal(environment, where, *words, program=("-c", IN_FOLDER)) as shown:
-        yield shown
+    folder = str(repository.root)
+    with terminal(environment, folder, *arguments, program=("-c", IN_FOLDER)) as session:
+        yield session
 
 
 def test_at_a_terminal_gits_editor_has_the_message(repository: Repository) -> None:
-    says(repository.home, "Add a\n\nBecause.\n#12 is done.")
+    set_answer(repository.home, "Add a\n\nBecause.\n#12 is done.")
     repository.stage("a", "a\n")
     editor = repository.root / ".git" / "editor"
     editor.write_text('#!/bin/sh\ncp "$1" seen\nsed -i 1s/a/b/ "$1"\ntest -t 0\n')
     editor.chmod(0o755)
-    with at_terminal(repository, editor=str(editor)) as shown:
-        assert shown.wait() == 0
-    seen = (repository.root / "seen").read_text()
-    assert seen.startswith("Add a\n\nBecause.\n #12 is done.\n")
-    assert "an empty message aborts the commit" in seen.replace("\n# ", " ")
+    with commit_at_terminal(repository, editor=str(editor)) as session:
+        assert session.wait() == 0
+    proposal = (repository.root / "seen").read_text()
+    assert proposal.startswith("Add a\n\nBecause.\n #12 is done.\n")
+    assert "an empty message aborts the commit" in proposal.replace("\n# ", " ")
     assert repository.message() == "Add b\n\nBecause.\n #12 is done."
 
 
 def test_without_a_message_left_git_aborts(repository: Repository) -> None:
-    says(repository.home, "Add a")
+    set_answer(repository.home, "Add a")
     repository.stage("a", "a\n")
-    with at_terminal(repository, editor="truncate -s 0") as shown:
-        assert shown.wait() == 1
-        assert "Aborting commit due to empty commit message" in shown.text
+    with commit_at_terminal(repository, editor="truncate -s 0") as session:
+        assert session.wait() == 1
+        assert "Aborting commit due to empty commit message" in session.text
     assert repository.commits() == 0
 
 
 def test_ctrl_c_reaches_the_editor(repository: Repository) -> None:
-    says(repository.home, "Add a")
+    set_answer(repository.home, "Add a")
     repository.stage("a", "a\n")
     editor = repository.root / ".git" / "editor"
     editor.write_text("#!/bin/sh\nkill -INT $$\ntouch survived\n")
     editor.chmod(0o755)
-    with at_terminal(repository, editor=str(editor)) as shown:
-        assert shown.wait() != 0
+    with commit_at_terminal(repository, editor=str(editor)) as session:
+        assert session.wait() != 0
     assert not (repository.root / "survived").exists()
     assert repository.commits() == 0
 
 
-def test_all_changes_of_tracked_files_are_committed_when_that_is_wanted(
+def test_all_changes_of_tracked_files_are_committed_with_a(
     repository: Repository,
 ) -> None:
-    says(repository.home, "Change a")
-    assert "git cannot show" in repository.run("-a").stderr  # there is no commit yet
+    set_answer(repository.home, "Change a")
+    assert "git cannot show" in repository.run("-a").stderr  # There is no commit yet.
     repository.stage("a", "a\n")
     repository.git("commit", "-qm", "Add a")
     for flags in ([], ["-a"]):
@@ -571,18 +576,18 @@ def test_all_changes_of_tracked_files_are_committed_when_that_is_wanted(
     assert "No tracked file has changed." in repository.run("-a").stderr
     (repository.root / "a").write_text("b\n")
     assert "Nothing is staged" in repository.run().stderr
-    with at_terminal(repository, "-a", editor="true") as shown:
-        assert shown.wait() == 0
+    with commit_at_terminal(repository, "-a", editor="true") as session:
+        assert session.wait() == 0
     assert repository.message() == "Change a"
     assert repository.git("show", "--name-only", "--format=").stdout == "a\n"
 
 
 def test_print_commits_nothing_at_a_terminal_too(repository: Repository) -> None:
-    says(repository.home, "Add a")
+    set_answer(repository.home, "Add a")
     repository.stage("a", "a\n")
-    with at_terminal(repository, "--print", editor="true") as shown:
-        assert shown.wait() == 0
-        assert shown.text.endswith("Add a\n")
+    with commit_at_terminal(repository, "--print", editor="true") as session:
+        assert session.wait() == 0
+        assert session.text.endswith("Add a\n")
     assert repository.commits() == 0
 
 
@@ -593,22 +598,22 @@ def test_the_hook_says_how_to_install_it(repository: Repository) -> None:
     run = repository.run("--hook")
     assert run.stdout.startswith("#!/bin/sh\n")
     assert subprocess.run(["sh", "-n"], input=run.stdout, text=True, check=False).returncode == 0
-    with terminal(repository.home.environment, "commit", "--hook", columns=200) as shown:
-        assert shown.wait() == 0
-        install = shown.text.split("To install it here:")[1].strip()
+    with terminal(repository.home.environment, "commit", "--hook", columns=200) as session:
+        assert session.wait() == 0
+        install = session.text.split("To install it here:")[1].strip()
     subprocess.run(
         ["sh", "-c", install], cwd=repository.root, env=repository.home.environment, check=True
     )
-    says(repository.home, "Add a")
+    set_answer(repository.home, "Add a")
     repository.stage("a", "a\n")
     repository.git("commit", GIT_EDITOR="true")
     assert repository.message() == "Add a"
 
 
-def test_the_hook_proposes_a_message_where_none_was_given_and_only_there(
+def test_the_hook_proposes_a_message_only_where_none_was_given(
     repository: Repository,
 ) -> None:
-    says(repository.home, "Proposed")
+    set_answer(repository.home, "Proposed")
     repository.hook()
     editor = {"GIT_EDITOR": "true"}
     repository.stage("a", "a\n")
@@ -643,7 +648,7 @@ def test_the_hook_proposes_a_message_where_none_was_given_and_only_there(
     assert repository.message() == ""
 
 
-def test_the_hook_sees_what_this_commit_takes(repository: Repository) -> None:
+def test_the_hook_sees_only_the_files_of_its_commit(repository: Repository) -> None:
     file = repository.home.root / "config" / "templates" / "commit.toml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text('prompt = "raw Files $input"')
@@ -658,34 +663,36 @@ def test_the_hook_sees_what_this_commit_takes(repository: Repository) -> None:
     assert "b/two" not in repository.message()
 
 
-@pytest.mark.parametrize("wrong", ["no daemon", "no pair", "slow", "no program", "broken template"])
-def test_the_hook_prevents_no_commit(repository: Repository, home: Home, wrong: str) -> None:
-    says(home, "Proposed")
+@pytest.mark.parametrize(
+    "failure", ["no daemon", "no pair", "slow", "no program", "broken template"]
+)
+def test_the_hook_prevents_no_commit(repository: Repository, home: Home, failure: str) -> None:
+    set_answer(home, "Proposed")
     repository.hook()
     repository.stage("a", "a\n")
-    said = "localspec: no commit message: "
+    message = "localspec: no commit message: "
     environment = {"GIT_EDITOR": "sh -c 'echo Own > \"$1\"' -"}
     hook = repository.root / ".git" / "hooks" / "prepare-commit-msg"
     template = home.root / "config" / "templates" / "commit.toml"
-    if wrong == "no daemon":
+    if failure == "no daemon":
         environment["LOCALSPEC_HOME"] = str(repository.root)
-    elif wrong == "no pair":
+    elif failure == "no pair":
         template.write_text('prompt = "x"\nmodel = "none"')
-    elif wrong == "slow":
+    elif failure == "slow":
         template.write_text('prompt = "forever"')
         program = repository.root / "impatient.py"
         program.write_text(IMPATIENT)
         text = hook.read_text()
         hook.write_text(text.replace("localspec commit", f"{sys.executable} {program} commit"))
-    elif wrong == "no program":
-        said = "not found"
+    elif failure == "no program":
+        message = "not found"
         hook.write_text(hook.read_text().replace("localspec commit", "localspec-gone commit"))
     else:
         template.write_text('prompt = "')
-    done = repository.git("commit", **environment)
+    result = repository.git("commit", **environment)
     assert repository.message() == "Own"
-    assert said in done.stderr
-    assert "Traceback" not in done.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 IMPATIENT = """

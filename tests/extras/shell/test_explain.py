@@ -1,4 +1,4 @@
-"""explain: what failed last in this very shell, or what was piped in."""
+"""Test `localspec explain` for the last failed command of a shell and for piped text."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ HOOKED = ["bash", "zsh", "fish"]
 
 @pytest.fixture(scope="module")
 def home() -> Iterator[Home]:
-    """Its model answers with the prompt of the template."""
+    """Yield a home whose model repeats the prompt of the template."""
     with scripted_home() as home:
         with_program(home)
         yield home
 
 
-def hooked(shown: Terminal, name: str) -> None:
+def install_hook(session: Terminal, name: str) -> None:
     """Let the shell record its failures, as its start-up file would."""
     if name == "fish":
-        shown.send("localspec completion fish --hook | source; echo hooked | tr a-z A-Z\n")
+        session.send("localspec completion fish --hook | source; echo hooked | tr a-z A-Z\n")
     else:
         if name == "zsh":
-            shown.send("autoload -U compinit; compinit -u -D\n")
-        shown.send(f'eval "$(localspec completion {name} --hook)"; echo hooked | tr a-z A-Z\n')
-    shown.expect("HOOKED")
-    shown.expect("ready> ")
+            session.send("autoload -U compinit; compinit -u -D\n")
+        session.send(f'eval "$(localspec completion {name} --hook)"; echo hooked | tr a-z A-Z\n')
+    session.expect("HOOKED")
+    session.expect("ready> ")
 
 
-def records(home: Home) -> list[Path]:
+def find_records(home: Home) -> list[Path]:
     return sorted((home.root / "run").glob("failed-*"))
 
 
-def recorded(home: Home) -> list[str]:
-    return [each.read_text() for each in records(home)]
+def read_records(home: Home) -> list[str]:
+    return [path.read_text() for path in find_records(home)]
 
 
 # ------------------------------------------------------------------ the hook, in real shells
@@ -52,52 +52,50 @@ def recorded(home: Home) -> list[str]:
 
 @pytest.mark.parametrize("name", HOOKED)
 def test_the_last_failed_command_is_explained(home: Home, name: str) -> None:
-    with shell(home, name) as shown:
-        hooked(shown, name)
-        assert not records(home)
-        shown.send("localspec explain; true\n")
-        shown.expect("No failed command is recorded")
-        shown.expect("ready> ")
-        shown.send("sh -c 'echo out; exit 9' \"$HOME\"\n")
-        shown.expect("ready> ")
-        shown.send("true\n")
-        shown.expect("ready> ")
-        shown.send("localspec explain\n")
-        shown.expect("exit code 9:")
-        shown.expect("sh -c 'echo out; exit 9' \"$HOME\"")
-        shown.expect("ready> ")
-        [record] = records(home)
+    with shell(home, name) as session:
+        install_hook(session, name)
+        assert not find_records(home)
+        session.send("localspec explain; true\n")
+        session.expect("No failed command is recorded")
+        session.expect("ready> ")
+        session.send("sh -c 'echo out; exit 9' \"$HOME\"\n")
+        session.expect("ready> ")
+        session.send("true\n")
+        session.expect("ready> ")
+        session.send("localspec explain\n")
+        session.expect("exit code 9:")
+        session.expect("sh -c 'echo out; exit 9' \"$HOME\"")
+        session.expect("ready> ")
+        [record] = find_records(home)
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
         assert record.read_text() == "9\nsh -c 'echo out; exit 9' \"$HOME\"\n"
-        assert record.name == f"failed-{shown.process.pid}"
-    assert home.run("completion", name, "--hook").returncode == 0  # the shell has ended
-    assert not records(home)
+        assert record.name == f"failed-{session.process.pid}"
+    assert home.run("completion", name, "--hook").returncode == 0  # The shell has ended.
+    assert not find_records(home)
 
 
 @pytest.mark.parametrize("name", HOOKED)
-def test_what_is_no_failure_or_kept_out_of_the_history_is_not_recorded(
-    home: Home, name: str
-) -> None:
-    with shell(home, name) as shown:
+def test_successes_and_hidden_commands_are_not_recorded(home: Home, name: str) -> None:
+    with shell(home, name) as session:
         if name == "bash":
-            shown.send("HISTCONTROL=ignorespace\n")
+            session.send("HISTCONTROL=ignorespace\n")
         if name == "zsh":
-            shown.send("setopt histignorespace\n")
-        hooked(shown, name)
-        shown.send("sh -c 'exit 4' first\n")
-        shown.expect("ready> ")
-        wait_for(lambda: records(home), "the record")
-        for quiet in (
+            session.send("setopt histignorespace\n")
+        install_hook(session, name)
+        session.send("sh -c 'exit 4' first\n")
+        session.expect("ready> ")
+        wait_for(lambda: find_records(home), "the record")
+        for command in (
             " sh -c 'exit 5' secret",
             "",
             "sh -c 'exit 130'",
             "localspec explain -m none",
         ):
-            shown.send(f"{quiet}\n")
-            shown.expect("ready> ")
-        shown.send("echo done | tr a-z A-Z\n")
-        shown.expect("DONE")
-        [record] = recorded(home)
+            session.send(f"{command}\n")
+            session.expect("ready> ")
+        session.send("echo done | tr a-z A-Z\n")
+        session.expect("DONE")
+        [record] = read_records(home)
         assert "secret" not in record
         assert record.splitlines()[1] == "sh -c 'exit 4' first"
     home.run("completion", name, "--hook")
@@ -105,32 +103,32 @@ def test_what_is_no_failure_or_kept_out_of_the_history_is_not_recorded(
 
 @pytest.mark.parametrize("name", HOOKED)
 def test_the_hook_leaves_the_shell_as_it_was(home: Home, name: str) -> None:
-    """Its exit codes, its own hooks, its umask; and evaluated twice it is there once."""
-    own = {
+    """The hook keeps exit codes, own hooks and the umask, and is installed once even if run twice."""
+    own_hooks = {
         "bash": "PROMPT_COMMAND='echo own $? | tr a-z A-Z;'",
         "zsh": "precmd() { echo own $? | tr a-z A-Z; }",
         "fish": "function own --on-event fish_postexec; echo own $status | tr a-z A-Z; end",
     }
     code = "$status" if name == "fish" else "$?"
-    with shell(home, name) as shown:
-        shown.send(f"{own[name]}\n")
-        hooked(shown, name)
-        hooked(shown, name)
-        shown.send("sh -c 'exit 6'\n")
-        shown.expect("OWN 6")
-        shown.expect("ready> ")
-        shown.send(f"echo code {code}, mask x | tr a-z A-Z; umask | tr 0-9 a-j\n")
-        shown.expect("CODE 6, MASK X")
-        shown.expect("acc")  # 022, as it was
-        shown.expect("ready> ")
-        shown.send("cat ~/nothing\n")
-        shown.expect("ready> ")
-        wait_for(lambda: any("nothing" in each for each in recorded(home)), "the record")
+    with shell(home, name) as session:
+        session.send(f"{own_hooks[name]}\n")
+        install_hook(session, name)
+        install_hook(session, name)
+        session.send("sh -c 'exit 6'\n")
+        session.expect("OWN 6")
+        session.expect("ready> ")
+        session.send(f"echo code {code}, mask x | tr a-z A-Z; umask | tr 0-9 a-j\n")
+        session.expect("CODE 6, MASK X")
+        session.expect("acc")  # The umask is still 022.
+        session.expect("ready> ")
+        session.send("cat ~/nothing\n")
+        session.expect("ready> ")
+        wait_for(lambda: any("nothing" in record for record in read_records(home)), "the record")
     home.run("completion", name, "--hook")
 
 
 @pytest.mark.parametrize(
-    ("options", "typed", "recorded"),
+    ("options", "typed", "command"),
     [
         ("HISTTIMEFORMAT='%F %T '", "sh -c 'exit 3' 42 17", "sh -c 'exit 3' 42 17"),
         ("HISTCONTROL=ignoreboth", "sh -c 'exit 3'", "sh -c 'exit 3'"),
@@ -139,34 +137,34 @@ def test_the_hook_leaves_the_shell_as_it_was(home: Home, name: str) -> None:
         ("PROMPT_COMMAND=(true); set -o vi", "sh -c 'exit 3' *", "sh -c 'exit 3' *"),
     ],
 )
-def test_bash_as_people_set_it(home: Home, options: str, typed: str, recorded: str) -> None:
-    with shell(home, "bash") as shown:
-        shown.send(f"{options}\n")
-        hooked(shown, "bash")
-        for _ in range(2):  # the second is no new line of the history to ignoreboth
-            shown.send(f"{typed}\n")
-            shown.expect("ready> ")
-        shown.send("echo [$?]\n")
-        shown.expect("[3]")
-        [record] = records(home)
-        assert record.read_text() == f"3\n{recorded}\n"
+def test_bash_with_common_settings(home: Home, options: str, typed: str, command: str) -> None:
+    with shell(home, "bash") as session:
+        session.send(f"{options}\n")
+        install_hook(session, "bash")
+        for _ in range(2):  # With ignoreboth, the second command adds no line to the history.
+            session.send(f"{typed}\n")
+            session.expect("ready> ")
+        session.send("echo [$?]\n")
+        session.expect("[3]")
+        [record] = find_records(home)
+        assert record.read_text() == f"3\n{command}\n"
     home.run("completion", "bash", "--hook")
 
 
 def test_two_shells_have_two_records(home: Home) -> None:
-    with shell(home, "bash") as one, shell(home, "bash") as two:
-        for shown, number in ((one, 3), (two, 4)):
-            hooked(shown, "bash")
-            shown.send(f"sh -c 'exit {number}'\n")
-            shown.expect("ready> ")
-        one.send("localspec explain\n")
-        one.expect("exit code 3:")
-        two.send("(localspec explain)\n")
-        two.expect("exit code 4:")
+    with shell(home, "bash") as first_shell, shell(home, "bash") as second_shell:
+        for session, exit_code in ((first_shell, 3), (second_shell, 4)):
+            install_hook(session, "bash")
+            session.send(f"sh -c 'exit {exit_code}'\n")
+            session.expect("ready> ")
+        first_shell.send("localspec explain\n")
+        first_shell.expect("exit code 3:")
+        second_shell.send("(localspec explain)\n")
+        second_shell.expect("exit code 4:")
     home.run("completion", "bash", "--hook")
 
 
-def test_a_strange_folder_reaches_no_shell(tmp_path: Path) -> None:
+def test_a_folder_name_is_not_run_by_a_shell(tmp_path: Path) -> None:
     with scripted_home() as home:
         home.root.chmod(0o700)
         strange = home.root / "a '$(touch pwned)'`x` \\b;"
@@ -174,20 +172,20 @@ def test_a_strange_folder_reaches_no_shell(tmp_path: Path) -> None:
         with_program(home)
         home.environment["LOCALSPEC_HOME"] = str(strange)
         for name in filter(shutil.which, ("bash", "zsh", "fish")):
-            with shell(home, name) as shown:
-                hooked(shown, name)
-                shown.send(f"cd {tmp_path}; sh -c 'exit 8'\n")
-                shown.expect("ready> ")
+            with shell(home, name) as session:
+                install_hook(session, name)
+                session.send(f"cd {tmp_path}; sh -c 'exit 8'\n")
+                session.expect("ready> ")
                 wait_for(lambda: list((strange / "run").glob("failed-*")), "the record")
             home.run("completion", name, "--hook")
         assert not list(home.root.rglob("pwned"))
         home.environment["LOCALSPEC_HOME"] = str(home.root)
 
 
-def test_a_runtime_folder_that_is_gone_is_not_complained_about(home: Home, tmp_path: Path) -> None:
+def test_a_missing_runtime_folder_causes_no_message(home: Home, tmp_path: Path) -> None:
     hook = home.run("completion", "bash", "--hook").stdout
     (tmp_path / "rc").write_text(hook.replace(str(home.root), "/none"))
-    ran = subprocess.run(
+    result = subprocess.run(
         ["bash", "--rcfile", str(tmp_path / "rc"), "-i"],
         input="true\nfalse\necho [$?]\n",
         env={**os.environ, "HOME": str(home.root)},
@@ -195,14 +193,14 @@ def test_a_runtime_folder_that_is_gone_is_not_complained_about(home: Home, tmp_p
         text=True,
         timeout=30,
     )
-    assert "[1]" in ran.stdout
-    assert "/none" not in ran.stderr
+    assert "[1]" in result.stdout
+    assert "/none" not in result.stderr
 
 
 # ------------------------------------------------------------------ what is explained
 
 
-def test_what_is_piped_said_or_in_a_file_is_explained(home: Home, tmp_path: Path) -> None:
+def test_piped_text_words_and_files_are_explained(home: Home, tmp_path: Path) -> None:
     run = home.run("explain", stdin="ld: cannot find -lfoo\n")
     assert run.stdout.startswith("ld: cannot find -lfoo\n\nExplain ")
     assert run.stderr == ""
@@ -211,21 +209,21 @@ def test_what_is_piped_said_or_in_a_file_is_explained(home: Home, tmp_path: Path
     (tmp_path / "err.txt").write_text("Traceback")
     assert "Traceback" in home.run("explain", "-f", str(tmp_path / "err.txt")).stdout
     assert "Traceback" in home.run("explain", str(tmp_path / "err.txt")).stdout
-    assert home.run("explain").returncode == 2  # nothing at all, from no shell of ours
+    assert home.run("explain").returncode == 2  # There are no words, and no shell with the hook.
 
 
-def test_a_program_that_pipes_nothing_is_not_waited_for(home: Home) -> None:
+def test_an_empty_pipe_is_refused(home: Home) -> None:
     run = home.run("explain", stdin="")
     assert (run.returncode, run.stdout) == (2, "")
     assert "make 2>&1 | localspec explain" in run.stderr
 
 
 @pytest.mark.parametrize(
-    ("code", "means"),
+    ("code", "meaning"),
     [(1, ""), (126, " (found, but not executable)"), (127, " (command not found)"), (200, "")],
 )
-def test_what_exit_codes_mean(code: int, means: str) -> None:
-    assert failures.meaning(code) == means
+def test_what_exit_codes_mean(code: int, meaning: str) -> None:
+    assert failures.meaning(code) == meaning
     assert failures.meaning(137) == " (ended by SIGKILL)"
 
 
@@ -233,16 +231,16 @@ def test_a_long_log_loses_its_middle() -> None:
     text = "\n".join(f"line {number}" for number in range(1000))
     cut = asking.middle_left_out(text)
     assert cut(len(text)) == asking.Cut(text)
-    for room in (0, 100, 2000, len(text) - 1):
-        short, said = cut(room)
-        head, _, rest = short.partition("\n[… ")
-        left, _, tail = rest.partition(" in the middle left out …]\n")
+    for max_chars in (0, 100, 2000, len(text) - 1):
+        short, notice = cut(max_chars)
+        head, _, remainder = short.partition("\n[… ")
+        omitted, _, tail = remainder.partition(" in the middle left out …]\n")
         assert text.startswith(head)
         assert text.endswith(tail)
-        lines = [each for each in (*head.split("\n"), *tail.split("\n")) if each]
-        assert int(left.split()[0]) == 1000 - len(lines)
-        assert said == f"{left} in the middle."
-        assert len(head) + len(tail) <= room
+        lines = [kept_line for kept_line in (*head.split("\n"), *tail.split("\n")) if kept_line]
+        assert int(omitted.split()[0]) == 1000 - len(lines)
+        assert notice == f"{omitted} in the middle."
+        assert len(head) + len(tail) <= max_chars
     line = "x" * 1000
     assert asking.middle_left_out(line)(100).text.replace("x", "") == (
         "\n[… 1 line in the middle left out …]\n"

@@ -1,4 +1,4 @@
-"""A speed-up is shown where enough tokens were measured to mean something, and nowhere else."""
+"""Test that a speed-up is shown only if enough tokens were measured."""
 
 from __future__ import annotations
 
@@ -14,64 +14,62 @@ from localspec.cli.terminal import figures, render
 from localspec.extras.stats.figures import group_row, summary_sentences
 from localspec.protocol.answers import Counts, Figures, PairStatus, Status
 
-FEWEST = figures.MIN_SPEED_UP_TOKENS
-TOKENS = st.one_of(st.integers(0, 10_000), st.integers(FEWEST - 2, FEWEST + 2))
+MIN_TOKENS = figures.MIN_SPEED_UP_TOKENS
+TOKENS = st.one_of(st.integers(0, 10_000), st.integers(MIN_TOKENS - 2, MIN_TOKENS + 2))
 RATIOS = st.floats(0.01, 20)
 
 
-def status(ratio: float, tokens: int) -> dict[str, Any]:
+def make_status(ratio: float, tokens: int) -> dict[str, Any]:
     import msgspec
 
-    found = Status(
+    status_ = Status(
         version="1", api_version=1, pid=1, uptime=1.0, pair=PairStatus("a", "unloaded"), running=0,
         waiting=0, queue_limit=1, worker_pid=None, safe_mode=False, draining=False, counts=Counts(),
         socket="/s", log="/l", figures=Figures(speed_up=ratio, measured_tokens=tokens),
     )  # fmt: skip
-    value: dict[str, Any] = msgspec.to_builtins(found)
+    value: dict[str, Any] = msgspec.to_builtins(status_)
     return value
 
 
 @given(ratio=RATIOS, tokens=TOKENS, verbose=st.booleans())
-def test_status_shows_it_from_enough_tokens_on(ratio: float, tokens: int, verbose: bool) -> None:
-    rows = dict(figures.rows(status(ratio, tokens), verbose=verbose))
-    assert rows.get("speed-up") == (f"{ratio:.2f}×" if tokens >= FEWEST else None)
+def test_status_shows_a_speed_up_of_enough_tokens(ratio: float, tokens: int, verbose: bool) -> None:
+    rows = dict(figures.rows(make_status(ratio, tokens), verbose=verbose))
+    assert rows.get("speed-up") == (f"{ratio:.2f}×" if tokens >= MIN_TOKENS else None)
     assert "×" not in "".join(text for name, text in rows.items() if name != "speed-up")
 
 
 @given(ratio=RATIOS, tokens=TOKENS)
-def test_an_answers_statistics_and_the_chats_line_show_it_alike(ratio: float, tokens: int) -> None:
+def test_statistics_and_chat_show_a_speed_up_of_enough_tokens(ratio: float, tokens: int) -> None:
     timings = {"predicted_n": tokens, "predicted_ms": 1000.0, "predicted_per_second": tokens}
     spec = {"active": True, "drafted": 9, "accepted": 9, "speed_up": ratio}
-    talk = Conversation(AskOptions(model="a"))
-    talk.last = {"timings": timings, "localspec": {"speculation": spec}}
+    conversation = Conversation(AskOptions(model="a"))
+    conversation.last = {"timings": timings, "localspec": {"speculation": spec}}
     with pytest.MonkeyPatch.context() as patch:
         notes: list[str] = []
         patch.setattr(render, "note", notes.append)
-        figures.statistics(talk.last)
-    for shown in (talk.state(), *notes):
-        assert (f"{ratio:.2f}×" in shown) == (tokens >= FEWEST)
-        assert ("×" in shown) == (tokens >= FEWEST)
+        figures.statistics(conversation.last)
+    for text in (conversation.state(), *notes):
+        assert (f"{ratio:.2f}×" in text) == (tokens >= MIN_TOKENS)
+        assert ("×" in text) == (tokens >= MIN_TOKENS)
 
 
 @given(ratio=RATIOS, tokens=TOKENS, part=st.floats(0, 1))
-def test_a_group_of_answers_shows_it_from_enough_measured_tokens_on(
-    ratio: float, tokens: int, part: float
-) -> None:
+def test_a_group_shows_a_speed_up_of_enough_tokens(ratio: float, tokens: int, part: float) -> None:
     group = {
         "answers": 3, "tokens": tokens, "seconds": 10.0, "measured_seconds": 10 * part,
         "tokens_per_second": tokens / 10, "acceptance": 0.5, "speed_up": ratio, "saved_seconds": 2.0,
     }  # fmt: skip
-    enough = tokens * part >= FEWEST
+    enough = tokens * part >= MIN_TOKENS
     cells = group_row(group)
     assert (f"{ratio:.2f}×" in cells) == enough
     assert ("not measured" in cells) == (not enough)
     assert cells[-1] == ("2.00 s" if enough else "")
-    said = " ".join(summary_sentences({"total": group, "days": 1, "pair": ""}))
-    assert ("×" in said) == enough
+    summary = " ".join(summary_sentences({"total": group, "days": 1, "pair": ""}))
+    assert ("×" in summary) == enough
 
 
-def test_the_short_status_names_little(capsys: pytest.CaptureFixture[str]) -> None:
-    value = status(1.5, 5000)
+def test_the_short_status_omits_details(capsys: pytest.CaptureFixture[str]) -> None:
+    value = make_status(1.5, 5000)
     figures.status(value)
     short = capsys.readouterr().out
     figures.status(value, verbose=True)
