@@ -92,7 +92,7 @@ def test_the_proxy_of_the_shell_is_used(home: PullingHome, variable: str) -> Non
             **{variable: proxy.url("me:word")},
         )
     assert run.returncode == 0, run.stderr
-    assert {each.split("/")[2] for each in proxy.asked} == {"hub.invalid"}
+    assert {each.split("/")[2] for each in proxy.requests} == {"hub.invalid"}
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])

@@ -25,7 +25,7 @@ class TestProxy:
 
     def __init__(self, to: int = 0, *, password: str = "", status: int = 0) -> None:
         self.to, self.password, self.status = to, password, status
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self._server = _Server(self)
         self.place = f"127.0.0.1:{self._server.server_address[1]}"
 
@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refused(self) -> bool:
         proxy = self.server.proxy
-        proxy.asked.append(self.path)
+        proxy.requests.append(self.path)
         given = self.headers.get("Proxy-Authorization", "").removeprefix("Basic ")
         wanted = base64.b64encode(proxy.password.encode()).decode()
         status = proxy.status or (407 if given != wanted else 0)
