@@ -463,7 +463,8 @@ def test_any_json_is_accepted_or_refused_with_a_sentence(fields: dict[str, Any])
     assert message.encode().endswith(b".")
 
 
-REFUSED = b'{"system": 1, "prompt": 1, "messages": 1, "options": '  # the fields before `options` are invalid, too
+# The fields before `options` are invalid, too.
+REFUSED = b'{"system": 1, "prompt": 1, "messages": 1, "options": '
 
 
 @given(

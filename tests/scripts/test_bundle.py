@@ -53,10 +53,10 @@ def rebuild_wheel(name: str, folder: Path) -> Path:
     """Write an installed distribution as a wheel again; its files are stored, not compressed."""
     distribution = importlib.metadata.distribution(name)
     wheel_metadata = distribution.read_text("WHEEL") or ""
-    tag = next(
-        line for line in wheel_metadata.splitlines() if line.startswith("Tag: ")
-    ).removeprefix("Tag: ")
-    info = f"{distribution.metadata['Name'].replace('-', '_').replace('.', '_')}-{distribution.version}.dist-info"
+    tag_line = next(line for line in wheel_metadata.splitlines() if line.startswith("Tag: "))
+    tag = tag_line.removeprefix("Tag: ")
+    stem = distribution.metadata["Name"].replace("-", "_").replace(".", "_")
+    info = f"{stem}-{distribution.version}.dist-info"
     wheel = folder / f"{info.removesuffix('.dist-info')}-{tag}.whl"
     record = io.StringIO()
     with zipfile.ZipFile(wheel, "w") as packed:
