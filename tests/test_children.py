@@ -138,9 +138,8 @@ def test_a_worker_and_its_children_run_without_secrets() -> None:
         children = [pid for task in tasks for pid in (task / "children").read_text().split()]
         environments = [read_environment(pid) for pid in (worker, *map(int, children))]
         daemon.stop()
-    assert (
-        len(environments) >= 3
-    )  # the worker, the process of its template and that of its grammars
+    # The worker, the process of its template and that of its grammars.
+    assert len(environments) >= 3
     for environment in environments:
         assert not environment.keys() & SECRETS.keys()
         assert not [text for text in environment.values() if "zq" in text]

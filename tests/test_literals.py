@@ -76,9 +76,8 @@ def read_lisp(literal: str) -> bytes:
             return chr(int(code[1:], 16))
         if code[0].isdigit():
             number = int(code, 8)
-            return (
-                chr(number) if number < 0x80 else chr(0xDC00 + number)
-            )  # a byte that is no character
+            # Numbers from 0x80 on are bytes, not characters.
+            return chr(number) if number < 0x80 else chr(0xDC00 + number)
         return code
 
     text = re.sub(r"\\([0-7]{1,3}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)", character, literal[1:-1])

@@ -192,9 +192,8 @@ def make_replay(first_ms: Sequence[float], read: int) -> editor.Replayed:
     keys = [
         editor.Key(index, recorded.KEY, ms, read, 0, True, "x") for index, ms in enumerate(first_ms)
     ]
-    cold = editor.Key(
-        0, recorded.FIRST, 9999.0, 9999, 0, True, "x"
-    )  # the cold request happens once
+    # The cold request happens once, so it must not count.
+    cold = editor.Key(0, recorded.FIRST, 9999.0, 9999, 0, True, "x")
     return editor.Replayed([cold, *keys], (), 0)
 
 

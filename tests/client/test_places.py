@@ -122,9 +122,8 @@ def check_case(
     with contextlib.suppress(FileExistsError):
         condition(path, name in FOLDERS)
     try:
-        assert_works_or_explains(
-            home.run(*line), (name, condition.__name__, line)
-        )  # home.run has a timeout of 30 s
+        # home.run has a timeout of 30 s.
+        assert_works_or_explains(home.run(*line), (name, condition.__name__, line))
     finally:
         if path.is_fifo():  # nothing may block on it when the home is removed
             path.unlink()

@@ -32,9 +32,8 @@ _PIECE = 64 << 10
 class Faults:
     """The faults of one file. Counts are used up, so that a retry succeeds."""
 
-    close_after: list[int] = field(
-        default_factory=list
-    )  # bytes per answer before the connection breaks
+    # Bytes per answer before the connection breaks.
+    close_after: list[int] = field(default_factory=list)
     stall_after: list[int] = field(default_factory=list)  # bytes per answer before silence
     statuses: list[tuple[int, str]] = field(default_factory=list)  # (status, Retry-After) to GETs
     head_statuses: list[tuple[int, str]] = field(default_factory=list)

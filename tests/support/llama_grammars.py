@@ -176,9 +176,8 @@ def _unpacked(mask: str) -> Mask:
 
 def _serve(path: Path, jobs: IO[bytes], outcomes: IO[bytes]) -> None:
     sampler = _Sampler(VocabularyFile(path).vocab())
-    resource.setrlimit(
-        resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT)
-    )  # `{5,3}` would use up all memory
+    # `{5,3}` would use up all memory.
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     for line in jobs:
         signal.setitimer(signal.ITIMER_REAL, JOB_LIMIT_S)  # its signal ends the process
         outcomes.write(json.dumps(sampler.outcome(json.loads(line))).encode() + b"\n")
