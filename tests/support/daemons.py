@@ -26,7 +26,7 @@ PATIENCE = 30.0  # seconds; only a bug waits so long
 
 
 def wait_for(condition: Callable[[], Any], description: str) -> Any:
-    """Return the first true result of `condition`; fail with the text `what` when there is none."""
+    """Return the first true result of `condition`; fail with `description` when there is none."""
     deadline = time.monotonic() + PATIENCE
     while True:
         if result := condition():

@@ -167,7 +167,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """Use a small send buffer, so that `sent` counts only bytes that have left."""
+        """Use a small send buffer, so that `TestHub.sent` counts only bytes that have left."""
         connection, address = super().get_request()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIECE)
         return connection, address

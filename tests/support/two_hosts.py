@@ -26,11 +26,8 @@ T = TypeVar("T")
 _CLONE_NEWNET = 0x40000000
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 _TUN = Path("/dev/net/tun")
-LOCAL_ADDRESS, REMOTE_ADDRESS, OTHER_REMOTE_ADDRESS = (
-    "10.77.0.1",
-    "10.77.0.2",
-    "10.77.0.3",
-)  # the last two are one host's
+# The last two addresses belong to one host.
+LOCAL_ADDRESS, REMOTE_ADDRESS, OTHER_REMOTE_ADDRESS = "10.77.0.1", "10.77.0.2", "10.77.0.3"
 
 
 class Host:

@@ -135,7 +135,7 @@ def encode_event(value: object) -> bytes:
 
 
 def encode_chat(*texts: str, finish: str = "stop", **last_chunk: Any) -> bytes:
-    """Return a complete chat in these pieces; `last` are keys of its last chunk."""
+    """Return a complete chat in these pieces; `last_chunk` are keys of its last chunk."""
     pieces: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     pieces += [{"content": text} for text in texts]
     deltas: list[tuple[dict[str, Any], str | None]] = [(piece, None) for piece in pieces]
