@@ -1,4 +1,4 @@
-"""Fixtures for everybody: a home of one's own, a running daemon."""
+"""Fixtures for all tests: a home of its own, and a running daemon."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from hypothesis import settings
 
 from tests.support.daemons import Home, RunningDaemon, scripted_home, temporary_home
 
-# A suite that was started in the background inherits an ignored SIGINT, and every process it starts
-# would too: Ctrl-C could not be tested.
+# A suite that was started in the background inherits an ignored SIGINT, and so would every process that it
+# starts: Ctrl-C could not be tested.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# How long an example takes is the machine's affair. Whether a change may land is not to hang on a
-# draw: `.ci/run` draws the same examples each time, as Hypothesis advises for CI; other runs draw others.
+# The time of an example depends on the machine. Whether a change may be merged must not depend on chance, so
+# `.ci/run` draws the same examples each time, as Hypothesis advises for CI; other runs draw other examples.
 settings.register_profile("suite", deadline=None, database=None, derandomize="CI" in os.environ)
 settings.load_profile("suite")
 
 
 @pytest.fixture
 def home() -> Iterator[Home]:
-    """A folder of its own for everything that localspec keeps."""
-    with temporary_home() as made:
-        yield made
+    """Yield a folder of its own for everything that localspec stores."""
+    with temporary_home() as temporary:
+        yield temporary
 
 
 @pytest.fixture
 def start_daemon(home: Home) -> Iterator[Callable[..., RunningDaemon]]:
-    """Start a daemon with the scripted engine: arguments for the engine, configuration by key."""
+    """Yield a function that starts a daemon: arguments for the scripted engine, configuration by key."""
     started: list[RunningDaemon] = []
 
     def start(*engine: str, **config: object) -> RunningDaemon:
@@ -45,7 +45,7 @@ def start_daemon(home: Home) -> Iterator[Callable[..., RunningDaemon]]:
 
 @pytest.fixture
 def daemon(start_daemon: Callable[..., RunningDaemon]) -> RunningDaemon:
-    """A daemon with the scripted engine."""
+    """Run a daemon with the scripted engine."""
     return start_daemon()
 
 

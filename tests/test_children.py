@@ -1,4 +1,4 @@
-"""What processes of ours get of the daemon's environment: what they need, and no secret."""
+"""Child processes get from the daemon's environment what they need, and no secret."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ NEEDED = {
     "VIRTUAL_ENV": "/venv",
     "XDG_CACHE_HOME": "/home/me/.cache",
 }
-LISTED = children._ENGINE_VARIABLES  # which Hypothesis may find in the code, and draw
+LISTED = children._ENGINE_VARIABLES  # Hypothesis may find these in the code, and draw them
 WORDS = ("KEY", "TOKEN", "SECRET", "PASS", "AUTH", "CREDENTIAL")
 name = st.text(
     st.characters(blacklist_characters="=\0", blacklist_categories=["Cs"]), min_size=1, max_size=20
@@ -72,23 +72,25 @@ secret = st.builds(
 
 @example(SECRETS)
 @given(st.dictionaries(st.one_of(name, secret), value, max_size=12))
-def test_a_variable_that_nobody_needs_reaches_no_child(strange: dict[str, str]) -> None:
-    """No more than what a list of names and of devices' prefixes lets through does."""
-    strange = {each: text for each, text in strange.items() if each not in LISTED}
-    for each in engine_environment({**NEEDED, **strange}).keys() - NEEDED.keys():
-        assert each == "GLIBC_TUNABLES" or each.startswith(children._ENGINE_PREFIXES)
-        assert not any(word in each.upper() for word in WORDS)
-    assert helper_environment({**NEEDED, **strange}).keys() <= NEEDED.keys()
+def test_a_variable_that_nobody_needs_reaches_no_child(unknown: dict[str, str]) -> None:
+    """Only listed names and prefixes of devices pass."""
+    unknown = {variable: text for variable, text in unknown.items() if variable not in LISTED}
+    for variable in engine_environment({**NEEDED, **unknown}).keys() - NEEDED.keys():
+        assert variable == "GLIBC_TUNABLES" or variable.startswith(children._ENGINE_PREFIXES)
+        assert not any(word in variable.upper() for word in WORDS)
+    assert helper_environment({**NEEDED, **unknown}).keys() <= NEEDED.keys()
 
 
 def test_no_listed_name_is_of_a_secret() -> None:
-    assert not [each for each in LISTED if any(word in each for word in (*WORDS, "PROXY"))]
+    assert not [
+        variable for variable in LISTED if any(word in variable for word in (*WORDS, "PROXY"))
+    ]
     assert NEEDED.keys() - LISTED == {
-        each for each in NEEDED if each.startswith(children._ENGINE_PREFIXES)
+        variable for variable in NEEDED if variable.startswith(children._ENGINE_PREFIXES)
     }
 
 
-def test_what_is_needed_reaches_them() -> None:
+def test_needed_variables_reach_the_children() -> None:
     engine = engine_environment({**NEEDED, **SECRETS})
     assert engine == {**NEEDED, "GLIBC_TUNABLES": HUGE_PAGES}
     template = helper_environment({**NEEDED, **SECRETS})
@@ -97,15 +99,15 @@ def test_what_is_needed_reaches_them() -> None:
     assert not {"PATH", "LOCALSPEC_HOME", "CUDA_VISIBLE_DEVICES"} & template.keys()
 
 
-def of_process(pid: int) -> dict[str, str]:
+def read_environment(pid: int) -> dict[str, str]:
     data = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
-    return dict(each.partition("=")[::2] for each in data.split("\0") if each)
+    return dict(entry.partition("=")[::2] for entry in data.split("\0") if entry)
 
 
 @pytest.fixture
 def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
-    for each, text in SECRETS.items():
-        monkeypatch.setenv(each, text)
+    for variable, text in SECRETS.items():
+        monkeypatch.setenv(variable, text)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
@@ -114,16 +116,16 @@ def test_a_template_runs_without_secrets(secrets: None) -> None:
     try:
         assert process.render("{{ messages[0] }}", {"messages": ["here"]}) == "here"
         assert process._child
-        found = of_process(process._child.pid)
+        environment = read_environment(process._child.pid)
     finally:
         process.close()
-    assert not found.keys() & SECRETS.keys()
-    assert not [text for text in found.values() if "zq" in text]
-    assert found.keys() <= helper_environment().keys() | {"LC_CTYPE"}
+    assert not environment.keys() & SECRETS.keys()
+    assert not [text for text in environment.values() if "zq" in text]
+    assert environment.keys() <= helper_environment().keys() | {"LC_CTYPE"}
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_worker_and_what_it_starts_run_without_secrets() -> None:
+def test_a_worker_and_its_children_run_without_secrets() -> None:
     with temporary_home() as home:
         home.environment |= {**SECRETS, "LOCALSPEC_CONTEXT": "512"}
         del home.environment["NOTIFY_SOCKET"], home.environment["LISTEN_FDS"]
@@ -134,11 +136,12 @@ def test_a_worker_and_what_it_starts_run_without_secrets() -> None:
         worker = daemon.worker_pid()
         tasks = Path(f"/proc/{worker}/task").iterdir()
         children = [pid for task in tasks for pid in (task / "children").read_text().split()]
-        found = [of_process(pid) for pid in (worker, *map(int, children))]
+        environments = [read_environment(pid) for pid in (worker, *map(int, children))]
         daemon.stop()
-    assert len(found) >= 3  # the worker, the process of its template and that of its grammars
-    for environment in found:
+    # The worker, the process of its template and that of its grammars.
+    assert len(environments) >= 3
+    for environment in environments:
         assert not environment.keys() & SECRETS.keys()
         assert not [text for text in environment.values() if "zq" in text]
-    assert found[0]["LOCALSPEC_HOME"] == home.environment["LOCALSPEC_HOME"]
-    assert found[0]["PATH"] == os.environ["PATH"]
+    assert environments[0]["LOCALSPEC_HOME"] == home.environment["LOCALSPEC_HOME"]
+    assert environments[0]["PATH"] == os.environ["PATH"]

@@ -1,4 +1,4 @@
-"""Configuration: where a value comes from, and what is said about a wrong one."""
+"""Configuration: the sources of a value, and the messages about a wrong one."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_no_file_means_the_defaults(file: Path) -> None:
 
 def test_flags_win_over_variables_over_the_file(file: Path) -> None:
     file.write_text('pair = "a"\nparallel = 2\nqueue = 3\n')
-    found = load_config(file, {"LOCALSPEC_PARALLEL": "5", "LOCALSPEC_QUEUE": "6"}, {"queue": 7})
-    assert (found.pair, found.parallel, found.queue) == ("a", 5, 7)
-    assert found.origin == {"pair": str(file), "parallel": "LOCALSPEC_PARALLEL", "queue": "flag"}
+    loaded = load_config(file, {"LOCALSPEC_PARALLEL": "5", "LOCALSPEC_QUEUE": "6"}, {"queue": 7})
+    assert (loaded.pair, loaded.parallel, loaded.queue) == ("a", 5, 7)
+    assert loaded.origin == {"pair": str(file), "parallel": "LOCALSPEC_PARALLEL", "queue": "flag"}
 
 
 @pytest.mark.parametrize(
-    ("text", "words", "cure"),
+    ("text", "message", "remedy"),
     [
         (
             "paralel = 2",
@@ -61,21 +61,21 @@ def test_flags_win_over_variables_over_the_file(file: Path) -> None:
         ("[engine]\ncontext = 512", "no setting 'engine'", "unset engine"),
     ],
 )
-def test_a_wrong_file_is_named_with_key_limit_and_cure(
-    file: Path, text: str, words: str, cure: str
+def test_a_wrong_file_is_named_with_key_limit_and_remedy(
+    file: Path, text: str, message: str, remedy: str
 ) -> None:
     file.write_text(text)
     (problem,) = load_config(file, {}).problems
     assert problem.sentence.startswith(str(file))
-    assert words in problem.sentence
-    assert cure in problem.cure
+    assert message in problem.sentence
+    assert remedy in problem.cure
 
 
-def test_one_wrong_line_costs_no_other(file: Path) -> None:
+def test_a_wrong_line_does_not_affect_others(file: Path) -> None:
     file.write_text('pair = "a"\ncontext = 8\nparallel = many\nqueue = 7\n')
-    found = load_config(file, {})
-    assert (found.pair, found.context, found.parallel, found.queue) == ("a", 0, 4, 7)
-    assert len(found.problems) == 2
+    loaded = load_config(file, {})
+    assert (loaded.pair, loaded.context, loaded.parallel, loaded.queue) == ("a", 0, 4, 7)
+    assert len(loaded.problems) == 2
 
 
 def test_a_line_may_end_as_on_windows(file: Path) -> None:
@@ -86,25 +86,25 @@ def test_a_line_may_end_as_on_windows(file: Path) -> None:
 
 def test_a_wrong_value_leaves_the_last_good_one(file: Path) -> None:
     file.write_text("context = 8\nqueue = 7\n")
-    found = load_config(file, {}, last=Config(context=512, queue=3, parallel=9))
-    assert (found.context, found.queue, found.parallel) == (512, 7, 4)
-    assert "512 is used instead" in found.problems[0].sentence
+    loaded = load_config(file, {}, last=Config(context=512, queue=3, parallel=9))
+    assert (loaded.context, loaded.queue, loaded.parallel) == (512, 7, 4)
+    assert "512 is used instead" in loaded.problems[0].sentence
 
 
-def test_a_file_that_cannot_be_read_is_told_with_how_to_put_it_away(file: Path) -> None:
+def test_an_unreadable_file_is_named_with_a_remedy(file: Path) -> None:
     file.mkdir()
     (problem,) = load_config(file, {}).problems
     assert problem.cure == f"mv {file} {file}.old"
 
 
-def test_what_is_no_text_is_told(file: Path) -> None:
+def test_invalid_text_is_reported(file: Path) -> None:
     file.write_bytes(b"queue = 3\npair = '\xff'\n# \xff\n")
-    found = load_config(file, {})
-    assert (found.queue, found.pair) == (3, "builtin")
-    assert "contains an unprintable character" in found.problems[0].sentence
+    loaded = load_config(file, {})
+    assert (loaded.queue, loaded.pair) == (3, "builtin")
+    assert "contains an unprintable character" in loaded.problems[0].sentence
 
 
-def test_a_byte_order_mark_is_none_of_ours(file: Path) -> None:
+def test_a_byte_order_mark_is_ignored(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbfqueue = 3\n")
     assert load_config(file, {}).queue == 3
 
@@ -127,9 +127,9 @@ def test_a_byte_order_mark_is_none_of_ours(file: Path) -> None:
 def test_variables_are_read_by_the_type_of_their_key(
     file: Path, variable: str, text: str, value: Any
 ) -> None:
-    found = load_config(file, {f"LOCALSPEC_{variable.upper()}": text})
-    assert not found.problems
-    assert getattr(found, variable) == value
+    loaded = load_config(file, {f"LOCALSPEC_{variable.upper()}": text})
+    assert not loaded.problems
+    assert getattr(loaded, variable) == value
 
 
 @pytest.mark.parametrize(
@@ -150,9 +150,9 @@ def test_a_wrong_flag_is_named_as_it_was_typed(file: Path) -> None:
 
 
 def test_a_setting_has_one_definition_of_its_limits() -> None:
-    """What the configuration accepts, the engine's settings and a request accept too, and no more."""
+    """The configuration, the engine's settings and a request accept the same values."""
     hints = config._type_hints()
-    engine = {each.name: each.type for each in msgspec.structs.fields(EngineSettings)}
+    engine = {field.name: field.type for field in msgspec.structs.fields(EngineSettings)}
     for ours, theirs in {
         "context": "n_ctx",
         "threads": "n_threads",
@@ -164,10 +164,10 @@ def test_a_setting_has_one_definition_of_its_limits() -> None:
         "kv_type_v": "type_v",
     }.items():
         assert limits_of(hints[ours]) == limits_of(engine[theirs]), ours
-    assert {each.name for each in msgspec.structs.fields(SpeculationSettings)} >= {"depth"}
+    assert {field.name for field in msgspec.structs.fields(SpeculationSettings)} >= {"depth"}
 
 
-# --- whatever there is
+# Random values and files.
 
 
 anything = (
@@ -181,28 +181,28 @@ anything = (
 
 
 @given(st.dictionaries(st.sampled_from(KEYS), anything), st.sampled_from(["text", "value"]))
-def test_of_any_values_what_is_right_counts_and_what_is_wrong_is_told(
-    tmp_path_factory: pytest.TempPathFactory, given_: dict[str, Any], how: str
+def test_valid_values_count_and_invalid_ones_are_reported(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], source: str
 ) -> None:
-    if how == "text":
-        variables = {f"LOCALSPEC_{key.upper()}": str(value) for key, value in given_.items()}
-        found = load_config(tmp_path_factory.getbasetemp() / "none", variables)
+    if source == "text":
+        variables = {f"LOCALSPEC_{key.upper()}": str(value) for key, value in values.items()}
+        loaded = load_config(tmp_path_factory.getbasetemp() / "none", variables)
     else:
         flags: dict[str, Any] = {}
-        for key, value in given_.items():
+        for key, value in values.items():
             try:
                 flags[key] = config.check_value(key, value)
             except ValueError as error:
-                said = str(error)
+                message = str(error)
             else:
-                said = key
-            assert key in said
-            assert said == replace_control_characters(said, lines=False)
-        found = Config(**flags)
-        for key, _ in config.find_conflicts(found):
-            assert key in given_
+                message = key
+            assert key in message
+            assert message == replace_control_characters(message, lines=False)
+        loaded = Config(**flags)
+        for key, _ in config.find_conflicts(loaded):
+            assert key in values
     for key in KEYS:
-        value = getattr(found, key)
+        value = getattr(loaded, key)
         assert config.check_value(key, value) == value
 
 
@@ -215,15 +215,15 @@ def test_of_any_values_what_is_right_counts_and_what_is_wrong_is_told(
         max_size=8,
     ).map(lambda lines: "\n".join(lines).encode("utf-8", "surrogatepass"))
 )
-def test_of_any_file_there_is_a_configuration(data: bytes) -> None:
-    found = load_config(Path("/nowhere/config.toml"), {}, data=data)
+def test_any_file_gives_a_configuration(data: bytes) -> None:
+    loaded = load_config(Path("/nowhere/config.toml"), {}, data=data)
     for key in KEYS:
-        assert config.check_value(key, getattr(found, key)) == getattr(found, key)
-    for problem in found.problems:
+        assert config.check_value(key, getattr(loaded, key)) == getattr(loaded, key)
+    for problem in loaded.problems:
         assert problem.cure
         problem.sentence.encode()  # can be sent
         assert problem.sentence == replace_control_characters(problem.sentence, lines=False)
-    if not found.problems and data.isascii():
+    if not loaded.problems and data.isascii():
         tomllib.loads(data.decode())
 
 
@@ -237,8 +237,13 @@ def test_of_any_file_there_is_a_configuration(data: bytes) -> None:
 )
 def test_pairs_are_named_by_their_roles_too(file: Path, text: str) -> None:
     file.write_text(text)
-    found = load_config(file, {})
-    assert (found.pair, found.pair_fim, found.pair_embed, found.problems) == ("one", "two", "", ())
+    loaded = load_config(file, {})
+    assert (loaded.pair, loaded.pair_fim, loaded.pair_embed, loaded.problems) == (
+        "one",
+        "two",
+        "",
+        (),
+    )
     assert (resolve_key("pair.chat"), resolve_key("pair.fim"), resolve_key("queue")) == (
         "pair",
         "pair_fim",

@@ -1,4 +1,4 @@
-"""How the last daemon ended, told by `status` afterwards."""
+"""How the previous daemon ended, as `status` reports it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Start = Callable[..., RunningDaemon]
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "message"),
     [
         (signal.SIGTERM, "was stopped at"),
         (signal.SIGKILL, "was killed."),
@@ -28,7 +28,7 @@ Start = Callable[..., RunningDaemon]
     ],
 )
 def test_status_says_how_the_daemon_ended(
-    number: signal.Signals, said: str, home: Home, start_daemon: Start
+    number: signal.Signals, message: str, home: Home, start_daemon: Start
 ) -> None:
     daemon = start_daemon()
     assert "The previous daemon" not in home.run("status").stdout
@@ -37,13 +37,13 @@ def test_status_says_how_the_daemon_ended(
     assert not alive(daemon.pid)
     run = home.run("status")
     assert run.returncode == 3
-    first, last, *_ = run.stderr.splitlines()
-    assert first == "localspec: No daemon is running; start one with: localspec start"
-    assert last.startswith(f"The previous daemon (pid {daemon.pid}, started ")
-    assert said in run.stderr
+    first_line, last_line, *_ = run.stderr.splitlines()
+    assert first_line == "localspec: No daemon is running; start one with: localspec start"
+    assert last_line.startswith(f"The previous daemon (pid {daemon.pid}, started ")
+    assert message in run.stderr
 
 
-def test_a_daemon_that_ended_of_a_mistake_left_it_behind(home: Home) -> None:
+def test_status_reports_the_bug_that_ended_a_daemon(home: Home) -> None:
     home.use_fake()
     program = (
         "from localspec.daemon import lifecycle, __main__ as main\n"
@@ -55,7 +55,7 @@ def test_a_daemon_that_ended_of_a_mistake_left_it_behind(home: Home) -> None:
     assert "This is a bug in localspec (KeyError: 'lost')" in home.run("status").stderr
 
 
-def test_one_that_could_not_start_left_its_reason(home: Home) -> None:
+def test_status_reports_why_a_daemon_could_not_start(home: Home) -> None:
     home.use_fake()
     home.socket.mkdir(parents=True)
     home.socket.parent.chmod(0o700)
@@ -64,7 +64,7 @@ def test_one_that_could_not_start_left_its_reason(home: Home) -> None:
     assert "is not a socket; remove it and try again." in home.run("status").stderr
 
 
-def test_one_that_is_just_starting_was_not_killed(home: Home) -> None:
+def test_a_daemon_that_is_starting_was_not_killed(home: Home) -> None:
     home.use_fake()
     program = (
         "import time\nfrom localspec.daemon import __main__ as main\nbegin = main.ended.record_start\n"
@@ -79,7 +79,7 @@ def test_one_that_is_just_starting_was_not_killed(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"boot": "another"}, "ended with the machine"),
         ({"oom_kills": -1}, "ended processes for want of memory"),
@@ -87,13 +87,13 @@ def test_one_that_is_just_starting_was_not_killed(home: Home) -> None:
         ({"ended": 1.0, "why": "It was tired."}, "ended at 1970-01-01 "),
     ],
 )
-def test_what_the_beginning_tells_of_an_end(
-    changes: dict[str, object], said: str, tmp_path: Path
+def test_the_end_is_derived_from_the_recorded_start(
+    changes: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "daemon.json"
     run = {"pid": 1, "started": 0.0, "boot": ended._read_boot_id(), "oom_kills": 1 << 60}
     file.write_text(json.dumps({**run, **changes}))
-    assert said in ended.describe_last_end(file)
+    assert message in ended.describe_last_end(file)
 
 
 @given(
@@ -103,7 +103,7 @@ def test_what_the_beginning_tells_of_an_end(
         st.none() | st.integers() | st.floats() | st.text(max_size=5) | st.lists(st.none()),
     ).map(lambda run: json.dumps(run).encode())
 )
-def test_whatever_is_in_the_file_nothing_fails(
+def test_any_content_of_the_file_is_accepted(
     tmp_path_factory: pytest.TempPathFactory, data: bytes
 ) -> None:
     file = tmp_path_factory.getbasetemp() / "daemon.json"

@@ -1,4 +1,4 @@
-"""The tree of errors is documentation that has to be true."""
+"""The tree of errors in the documentation agrees with the classes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_no_two_errors_share_a_code() -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_an_error_survives_the_way_through_its_code(cls: type[errors.LocalspecError]) -> None:
+def test_an_error_is_restored_from_its_code(cls: type[errors.LocalspecError]) -> None:
     error = errors.error_from_code(cls.code, "A sentence.", param="field")
     assert type(error) is cls
     assert (error.message, error.param, str(error)) == ("A sentence.", "field", "A sentence.")

@@ -1,4 +1,4 @@
-"""A file is replaced whole, or stays as it was."""
+"""A file is replaced completely, or stays unchanged."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("sync", [True, False])
-def test_what_is_written_takes_the_place_of_the_old_for_its_owner_alone(
-    file: Path, sync: bool
-) -> None:
+def test_a_new_file_replaces_the_old_one_for_its_owner_alone(file: Path, sync: bool) -> None:
     write_atomically(file, b"new", sync=sync)
     assert file.read_bytes() == b"new"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
@@ -62,7 +60,7 @@ def test_a_disk_that_is_full_at_the_end_leaves_the_old_file(
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_a_file_system_that_syncs_no_folders_will_do(
+def test_a_file_system_that_cannot_sync_folders_works(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.fsync
@@ -84,16 +82,16 @@ def test_a_link_is_replaced_and_not_followed(file: Path) -> None:
     assert (file.read_bytes(), link.read_bytes(), link.is_symlink()) == (b"old", b"new", False)
 
 
-def test_what_a_killed_process_left_is_swept_away(file: Path) -> None:
+def test_leftovers_of_a_killed_process_are_deleted(file: Path) -> None:
     with replace_atomically(file):
-        (left,) = file.parent.glob(UNFINISHED_PATTERN)
-    left.write_bytes(b"half")
+        (leftover,) = file.parent.glob(UNFINISHED_PATTERN)
+    leftover.write_bytes(b"half")
     delete_unfinished(file.parent)
     assert list(file.parent.iterdir()) == [file]
     delete_unfinished(file.parent / "nowhere")
 
 
-def test_what_another_process_is_writing_is_not_swept_away(file: Path) -> None:
+def test_files_of_a_running_process_are_not_deleted(file: Path) -> None:
     """Workers of several pairs write states into the same folders."""
     unfinished = file.with_name(f".state.{os.getppid()}.1.tmp")
     unfinished.write_bytes(b"half")

@@ -1,7 +1,7 @@
-"""Imports go one way. Each rule says why; one that no longer fits is changed here, openly.
+"""Rules about imports, each with its reason. To change one is a deliberate decision.
 
-The rules are tables; tests/support/imports.py reads them against the code. The second half of this file
-breaks each line of each table on purpose: a rule that nothing can break holds nothing.
+The rules are tables; tests/support/imports.py checks them against the code. The second half of this file
+breaks each line of each table on purpose, since a rule that nothing can break is useless.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ IMPORTS = imports_in(PACKAGE)
 
 
 def is_ours(place: str) -> bool:
-    """Whether a place is a folder or a file of this package."""
+    """Return whether a place is a folder or a file of this package."""
     return (PACKAGE / place).is_dir() or (PACKAGE / f"{place}.py").is_file()
 
 
-# --- our own parts
+# Our own parts.
 
 LEAVES = {"config", "ended", "errors", "files", "installation", "literals", "paths"}
 
@@ -132,8 +132,8 @@ def test_every_part_has_its_rule() -> None:
     assert {part.removesuffix(".py") for part in parts} == PARTS.keys(), (
         "say in PARTS what a part may import, and of none that is not there"
     )
-    allowed = {each for named, _ in PARTS.values() for each in named}
-    assert not {each for each in allowed if not is_ours(each)}
+    allowed = {place for places, _ in PARTS.values() for place in places}
+    assert not {place for place in allowed if not is_ours(place)}
 
 
 def allowed_to(part: str) -> set[str]:
@@ -154,7 +154,7 @@ def test_a_part_imports_only_what_it_may() -> None:
     assert not wrong
 
 
-# --- extras
+# Extras.
 
 EXTRAS = sorted(
     path.name for path in (PACKAGE / "extras").iterdir() if path.is_dir() and path.name[0] != "_"
@@ -163,14 +163,14 @@ TABLE = "extras"
 
 
 def is_table(imported: Import) -> bool:
-    """Whether a part that may read the table of extras imports that, and no extra."""
+    """Return whether a part that may read the table of extras imports only that."""
     return imported.ours == TABLE and part_of(imported.place) in READ_EXTRAS
 
 
 IMPORTS_BUT_TABLE = [imported for imported in IMPORTS if not is_table(imported)]
 
 
-def of_extras(imports: Iterable[Import]) -> list[Import]:
+def find_extra_imports(imports: Iterable[Import]) -> list[Import]:
     """Return the imports of an extra outside of its folder: by the core, or by another extra."""
     return [
         imported
@@ -183,7 +183,7 @@ def of_extras(imports: Iterable[Import]) -> list[Import]:
     ]
 
 
-def in_two_processes(imports: Iterable[Import]) -> list[str]:
+def find_mixed_files(imports: Iterable[Import]) -> list[str]:
     """Return the files of extras that need the parts of two processes, also by files of their folder."""
     reached: dict[str, set[str]] = {}
     for imported in imports:
@@ -191,41 +191,43 @@ def in_two_processes(imports: Iterable[Import]) -> list[str]:
             reached.setdefault(imported.place, set()).add(imported.ours)
     wrong = []
     for place in reached:
-        todo, known = [place], set[str]()
+        todo, visited = [place], set[str]()
         while todo:
-            for other in reached.get(todo.pop(), ()):
-                if other not in known:
-                    known.add(other)
-                    todo.append(other)
-        parts = {part_of(other) for other in known}
+            for imported_place in reached.get(todo.pop(), ()):
+                if imported_place not in visited:
+                    visited.add(imported_place)
+                    todo.append(imported_place)
+        parts = {part_of(imported_place) for imported_place in visited}
         if sum(bool(parts & process) for process in PROCESSES.values()) > 1:
             wrong.append(place)
     return wrong
 
 
 def test_nothing_imports_an_extra_from_outside() -> None:
-    """So that a folder can be deleted: the core reads a table of names, and tests for what is there."""
+    """A folder of extras can then be deleted: the core reads a table of names, and checks which exist."""
     assert EXTRAS
-    assert [str(imported) for imported in of_extras(IMPORTS)] == []
+    assert [str(imported) for imported in find_extra_imports(IMPORTS)] == []
 
 
 def test_each_file_of_an_extra_runs_in_one_process() -> None:
-    assert in_two_processes(IMPORTS) == []
+    assert find_mixed_files(IMPORTS) == []
 
 
 @pytest.mark.parametrize("place", ["cli", "daemon/handlers", "engine/worker", "extras/stats/page"])
 def test_an_import_of_an_extra_is_noticed(place: str) -> None:
-    wrong = made_up(place, "localspec.extras.bench.report", at_start=False)
-    assert of_extras([*IMPORTS, wrong]) == [wrong]
-    assert of_extras([made_up("extras/bench", "localspec.extras.bench.report")]) == []
+    wrong = invent_import(place, "localspec.extras.bench.report", at_start=False)
+    assert find_extra_imports([*IMPORTS, wrong]) == [wrong]
+    assert (
+        find_extra_imports([invent_import("extras/bench", "localspec.extras.bench.report")]) == []
+    )
 
 
 def test_a_file_of_two_processes_is_noticed() -> None:
-    wrong = [made_up("extras/stats/page", "localspec.daemon.state")]
-    assert "extras/stats/page" in in_two_processes([*IMPORTS, *wrong])
+    wrong = [invent_import("extras/stats/page", "localspec.daemon.state")]
+    assert "extras/stats/page" in find_mixed_files([*IMPORTS, *wrong])
 
 
-# --- rooms: the folders of a part
+# Rooms: the folders of a part.
 
 # What each room may import of its part's other rooms, and why no more: `*` is all of them. A folder is a
 # room; so is a file beside the rooms that has a line here; the other files beside them are the part's own
@@ -380,13 +382,15 @@ ROOMS: dict[str, tuple[set[str], str]] = {
     "cli/chat": ({"cli", "cli/terminal"}, "only `chat` pays for its imports"),
     "cli/commands": ({"cli", "cli/chat", "cli/terminal"}, "no command knows another"),
 }
-NAMED = {room: named for room, (named, _) in ROOMS.items()}
+ALLOWED_ROOMS = {room: named for room, (named, _) in ROOMS.items()}
 
 
 def rooms_missing(folders: set[str]) -> set[str]:
-    """Folders without a line in ROOMS, of parts that have rooms."""
+    """Return the folders without a line in ROOMS, of parts that have rooms."""
     return {
-        each for each in folders if "/" in each and each not in ROOMS and not is_in(each, "extras")
+        folder
+        for folder in folders
+        if "/" in folder and folder not in ROOMS and not is_in(folder, "extras")
     }
 
 
@@ -397,24 +401,26 @@ def folders() -> set[str]:
 def test_every_folder_is_a_room_with_a_rule() -> None:
     assert rooms_missing(folders()) == set(), "say in ROOMS what a room may import, and why no more"
     assert [room for room in ROOMS if not is_ours(room)] == []
-    named = {other for others in NAMED.values() for other in others} - {"*"}
-    assert named <= ROOMS.keys()
+    imported_rooms = {
+        room_name for room_names in ALLOWED_ROOMS.values() for room_name in room_names
+    } - {"*"}
+    assert imported_rooms <= ROOMS.keys()
 
 
 def test_a_room_imports_only_what_it_may() -> None:
     wrong = {
-        f"{room} may import {sorted(NAMED[room]) or 'no room'}: {reason}": faults
+        f"{room} may import {sorted(ALLOWED_ROOMS[room]) or 'no room'}: {reason}": faults
         for room, (_, reason) in ROOMS.items()
-        if (faults := [str(fault) for fault in beyond_room(room, NAMED, IMPORTS)])
+        if (faults := [str(fault) for fault in beyond_room(room, ALLOWED_ROOMS, IMPORTS)])
     }
     assert not wrong
 
 
 def test_no_rooms_import_each_other_in_a_circle() -> None:
-    assert circles(NAMED) == []
+    assert circles(ALLOWED_ROOMS) == []
 
 
-# --- other people's packages
+# Packages of others.
 
 # Where a package may be imported, and why only there. Tests are not meant: they may use them all.
 PACKAGES: dict[str, tuple[tuple[str, ...], str]] = {
@@ -473,10 +479,12 @@ def test_a_package_is_imported_only_where_it_belongs() -> None:
     }
     assert not wrong
     for package, (places, _) in PACKAGES.items():
-        for place in places:  # a rule for nothing would seem to hold something
+        for place in places:  # an unused rule would seem to protect something
             if is_ours(place):  # an extra may be missing
                 assert any(
-                    is_in(each.place, place) for each in IMPORTS if each.package == package
+                    is_in(statement.place, place)
+                    for statement in IMPORTS
+                    if statement.package == package
                 ), place
 
 
@@ -492,22 +500,22 @@ LAZY = {
 
 @pytest.mark.parametrize("package", LAZY)
 def test_a_slow_package_is_imported_when_it_is_needed(package: str) -> None:
-    assert any(each.package == package for each in IMPORTS), "nobody imports it"
-    wrong = [str(each) for each in early(package, IMPORTS)]
+    assert any(statement.package == package for statement in IMPORTS), "nobody imports it"
+    wrong = [str(statement) for statement in early(package, IMPORTS)]
     assert not wrong, f"import {package} inside the function that needs it: {LAZY[package]}"
 
 
 # scripts/setup imports these with a Python that has nothing installed.
-BARE = ("__init__", "machine")
+BARE_PLACES = ("__init__", "machine")
 
 
-@pytest.mark.parametrize("place", BARE)
-def test_what_setup_imports_needs_the_standard_library_alone(place: str) -> None:
-    assert not [str(each) for each in foreign(place, IMPORTS)]
+@pytest.mark.parametrize("place", BARE_PLACES)
+def test_setup_needs_the_standard_library_alone(place: str) -> None:
+    assert not [str(statement) for statement in foreign(place, IMPORTS)]
 
 
-# What a process must not have loaded once it imported a module, whoever asked for it: rules about
-# statements miss what comes along by way of others.
+# Modules that a process must not have loaded after it imported a module. Rules about statements miss
+# indirect imports.
 UNLOADED = {
     # What `localspec ask` imports before its first word.
     "localspec.cli.ask": [
@@ -531,25 +539,25 @@ UNLOADED = {
 }
 
 
-def loaded(module: str, absent: list[str], before: str = "") -> str:
-    """Those of `absent` that a process has loaded after it imported a module."""
-    program = f"import sys\n{before}\nimport {module}\n"
+def list_loaded(module: str, absent: list[str], setup: str = "") -> str:
+    """Return those of `absent` that a process has loaded after it imported a module."""
+    program = f"import sys\n{setup}\nimport {module}\n"
     program += f"print([name for name in {absent!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
 
 
 @pytest.mark.parametrize("module", UNLOADED)
-def test_what_a_process_really_loads(module: str) -> None:
-    assert loaded(module, UNLOADED[module]) == "[]"
+def test_a_process_loads_no_forbidden_module(module: str) -> None:
+    assert list_loaded(module, UNLOADED[module]) == "[]"
 
 
-# --- each rule broken on purpose
+# Each rule broken on purpose.
 
 
-def made_up(place: str, module: str, *, at_start: bool = True) -> Import:
-    """An import that nobody wrote, in a new file of a folder or in the file that a place is."""
+def invent_import(place: str, module: str, *, at_start: bool = True) -> Import:
+    """Return an import that does not exist, in a new file of a folder or in the file of a place."""
     folder = (PACKAGE / place).is_dir()
     return Import(f"{place}/made_up.py" if folder else f"{place}.py", 1, module, at_start)
 
@@ -560,70 +568,82 @@ def module_of(place: str) -> str:
 
 def test_a_part_that_imports_another_is_noticed() -> None:
     for part, (allowed, _) in PARTS.items():
-        for other in PARTS.keys() - allowed - {part, "__init__"}:
+        for imported_part in PARTS.keys() - allowed - {part, "__init__"}:
             for wrong in (
-                made_up(part, module_of(other)),
-                made_up(part, f"{module_of(other)}.inner", at_start=False),
+                invent_import(part, module_of(imported_part)),
+                invent_import(part, f"{module_of(imported_part)}.inner", at_start=False),
             ):
                 assert beyond_part(part, allowed, [wrong]) == [wrong]
-        for other in allowed | {part}:
-            assert beyond_part(part, allowed, [made_up(part, f"{module_of(other)}.inner")]) == []
+        for imported_part in allowed | {part}:
+            assert (
+                beyond_part(
+                    part, allowed, [invent_import(part, f"{module_of(imported_part)}.inner")]
+                )
+                == []
+            )
 
 
-def test_a_part_or_a_room_without_a_rule_is_told() -> None:
+def test_a_part_or_a_room_without_a_rule_is_noticed() -> None:
     assert part_of("attic/old") not in PARTS
     assert rooms_missing(folders() | {"daemon/attic"}) == {"daemon/attic"}
     assert rooms_missing(folders() | {"machine/attic"}) == {"machine/attic"}
 
 
 def test_a_room_that_imports_another_is_noticed() -> None:
-    for room, other in itertools.product(ROOMS, ROOMS):
-        allowed = NAMED[room]
-        if part_of(other) != part_of(room) or other == room:
+    for room, imported_room in itertools.product(ROOMS, ROOMS):
+        allowed = ALLOWED_ROOMS[room]
+        if part_of(imported_room) != part_of(room) or imported_room == room:
             continue
         # A part's own room is the files beside its rooms.
-        file = f"{other}/made_up" if (PACKAGE / other).is_dir() else other
-        wrong = made_up(room, module_of(file))
-        expected = [] if {"*", other} & allowed else [wrong]
-        assert beyond_room(room, NAMED, [wrong]) == expected
+        file = f"{imported_room}/made_up" if (PACKAGE / imported_room).is_dir() else imported_room
+        wrong = invent_import(room, module_of(file))
+        expected = [] if {"*", imported_room} & allowed else [wrong]
+        assert beyond_room(room, ALLOWED_ROOMS, [wrong]) == expected
 
 
 def test_a_circle_of_rooms_is_noticed() -> None:
-    """An arrow back along any that there is makes one."""
+    """An import in the opposite direction of any allowed one makes a circle."""
     for room in ROOMS:
-        others = [each for each in ROOMS if part_of(each) == part_of(room) and each != room]
-        for other in others if "*" in NAMED[room] else NAMED[room]:
-            back = {**NAMED, other: {*NAMED[other], room}}
-            assert any({room, other} <= set(circle) for circle in circles(back)), (room, other)
+        candidates = [
+            candidate
+            for candidate in ROOMS
+            if part_of(candidate) == part_of(room) and candidate != room
+        ]
+        for target_room in candidates if "*" in ALLOWED_ROOMS[room] else ALLOWED_ROOMS[room]:
+            back = {**ALLOWED_ROOMS, target_room: {*ALLOWED_ROOMS[target_room], room}}
+            assert any({room, target_room} <= set(circle) for circle in circles(back)), (
+                room,
+                target_room,
+            )
 
 
 def test_a_package_where_it_does_not_belong_is_noticed() -> None:
     for (package, (places, _)), place in itertools.product(PACKAGES.items(), {*PARTS, *ROOMS}):
-        wrong = made_up(place, f"{package}.inner")
+        wrong = invent_import(place, f"{package}.inner")
         at_home = any(is_in(wrong.place, home) for home in places)
         assert misplaced(package, places, [wrong]) == ([] if at_home else [wrong])
 
 
 @pytest.mark.parametrize("package", LAZY)
-def test_a_slow_package_at_the_top_of_a_file_is_told(package: str) -> None:
-    wrong, right = (made_up("cli", f"{package}.inner", at_start=top) for top in (True, False))
+def test_a_slow_package_at_the_top_of_a_file_is_noticed(package: str) -> None:
+    wrong, right = (invent_import("cli", f"{package}.inner", at_start=top) for top in (True, False))
     assert early(package, [*IMPORTS, wrong, right]) == [wrong]
 
 
-@pytest.mark.parametrize("place", BARE)
+@pytest.mark.parametrize("place", BARE_PLACES)
 @pytest.mark.parametrize("module", ["msgspec", "localspec.errors", "localspec.paths"])
-def test_a_package_that_setup_has_not_is_told(place: str, module: str) -> None:
-    wrong = made_up(place, module)
-    assert foreign(place, [*IMPORTS, wrong, made_up(place, "json.decoder")]) == [wrong]
+def test_a_package_that_setup_lacks_is_noticed(place: str, module: str) -> None:
+    wrong = invent_import(place, module)
+    assert foreign(place, [*IMPORTS, wrong, invent_import(place, "json.decoder")]) == [wrong]
 
 
 @pytest.mark.parametrize("module", UNLOADED)
-def test_what_is_loaded_by_way_of_others_is_told(module: str) -> None:
-    before = "import " + ", ".join(UNLOADED[module])
-    assert loaded(module, UNLOADED[module], before) == str(UNLOADED[module])
+def test_an_indirect_import_is_noticed(module: str) -> None:
+    setup = "import " + ", ".join(UNLOADED[module])
+    assert list_loaded(module, UNLOADED[module], setup) == str(UNLOADED[module])
 
 
-def test_an_import_in_any_form_is_seen(tmp_path: Path) -> None:
+def test_an_import_in_any_form_is_found(tmp_path: Path) -> None:
     inner = tmp_path / "localspec" / "inner"
     inner.mkdir(parents=True)
     (inner / "__init__.py").write_text("")
@@ -659,8 +679,10 @@ async def f():
 """
     )
     (inner / "other.py").write_text("")
-    found = [(each.module, each.at_start) for each in imports_in(tmp_path / "localspec")]
-    assert found == [
+    modules = [
+        (statement.module, statement.at_start) for statement in imports_in(tmp_path / "localspec")
+    ]
+    assert modules == [
         ("typing", True),
         ("typing", True),
         ("os.path", True),
@@ -681,4 +703,4 @@ async def f():
         ("seven.inner", False),
         ("eight", False),
     ]
-    assert {each.place for each in imports_in(tmp_path / "localspec")} == {"inner/some"}
+    assert {statement.place for statement in imports_in(tmp_path / "localspec")} == {"inner/some"}

@@ -1,4 +1,4 @@
-"""What to install is printed as a command that works for this installation, whatever made it."""
+"""The command that installs an extra works for this installation, however it was made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXTRAS = ("acp", "bench", "lsp")
 
 @pytest.fixture
 def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment that scripts/setup did not make, and that holds what a test puts into it."""
+    """Make an environment without scripts/setup, which a test fills."""
     folder = tmp_path / "my pipx" / "localspec"
     folder.mkdir(parents=True)
     monkeypatch.setattr(sys, "prefix", str(folder))
@@ -27,25 +27,27 @@ def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_what_scripts_setup_made_is_told_to_run_it_again(
+def test_an_environment_of_scripts_setup_runs_it_again(
     extra: str, prefix: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (prefix / "localspec.stamp").touch()
     setup, *extras = shlex.split(installation.install_extra_command(extra))
     assert (Path(setup), extras) == (ROOT / "scripts" / "setup", [extra])
-    refused = subprocess.run([setup, "no-such-extra"], capture_output=True, text=True)
-    assert re.search(rf"^ +EXTRA.*\b{extra}\b", refused.stderr, re.MULTILINE), "it knows the extra"
+    result = subprocess.run([setup, "no-such-extra"], capture_output=True, text=True)
+    assert re.search(rf"^ +EXTRA.*\b{extra}\b", result.stderr, re.MULTILINE), (
+        "setup knows the extra"
+    )
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.usefixtures("prefix")
-def test_a_virtual_environment_has_its_own_python_named(extra: str) -> None:
+def test_a_virtual_environment_uses_its_own_python(extra: str) -> None:
     words = shlex.split(installation.install_extra_command(extra))
     assert words[:4] == [sys.executable, "-m", "pip", "install"]
     assert words[4:] == installation.extra_requirements(extra)
 
 
-def test_pipx_puts_packages_into_the_environment_by_its_name(prefix: Path) -> None:
+def test_pipx_injects_packages_into_the_environment(prefix: Path) -> None:
     (prefix / "pipx_metadata.json").touch()
     words = shlex.split(installation.install_extra_command("lsp"))
     assert words == ["pipx", "inject", "localspec", *installation.extra_requirements("lsp")]
@@ -54,7 +56,7 @@ def test_pipx_puts_packages_into_the_environment_by_its_name(prefix: Path) -> No
 
 
 @pytest.mark.usefixtures("prefix")
-def test_without_pip_uv_is_told_which_python(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uv_gets_the_python_if_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         installation, "find_spec", lambda name: None if name == "pip" else find_spec(name)
     )
@@ -64,8 +66,10 @@ def test_without_pip_uv_is_told_which_python(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_packages_are_those_of_the_extra() -> None:
-    names = {extra: {re.split("[<>=]", each)[0] for each in installation.extra_requirements(extra)}
-             for extra in EXTRAS}  # fmt: skip
+    names = {
+        extra: {re.split("[<>=]", line)[0] for line in installation.extra_requirements(extra)}
+        for extra in EXTRAS
+    }
     assert names == {
         "acp": {"agent-client-protocol"},
         "bench": {"matplotlib"},
@@ -74,7 +78,7 @@ def test_the_packages_are_those_of_the_extra() -> None:
     assert installation.extra_requirements("nothing") == []
 
 
-def test_no_text_tells_to_install_from_an_index_by_our_name() -> None:
+def test_no_text_recommends_installing_us_from_an_index() -> None:
     texts = [*ROOT.glob("localspec/**/*"), *ROOT.glob("scripts/*"), ROOT / "README.md"]
     wrong = [
         f"{path.relative_to(ROOT)}: {line.strip()}"

@@ -1,4 +1,4 @@
-"""Where things live, and what is refused there."""
+"""The folders and files of localspec, and what is refused there."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from localspec.errors import UnsafePath
 
 def test_one_variable_moves_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
-    found = paths.default_paths()
-    assert all(folder.parent == tmp_path for folder in found)
-    assert found.socket == tmp_path / "run" / "localspec.sock"
+    default = paths.default_paths()
+    assert all(folder.parent == tmp_path for folder in default)
+    assert default.socket == tmp_path / "run" / "localspec.sock"
     assert list(tmp_path.iterdir()) == []  # nothing is created by looking
 
 
@@ -37,13 +37,13 @@ def test_a_private_directory_is_created_with_its_parents_and_kept(tmp_path: Path
     assert paths.make_private_directory(folder) == folder
 
 
-def test_a_directory_open_to_others_is_refused_with_the_cure(tmp_path: Path) -> None:
+def test_a_directory_open_to_others_is_refused_with_a_remedy(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     with pytest.raises(UnsafePath, match=f"chmod 700 {tmp_path}"):
         paths.make_private_directory(tmp_path)
 
 
-def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
+def test_a_link_or_a_file_instead_of_the_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir(mode=0o700)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     (tmp_path / "file").touch()
@@ -52,7 +52,7 @@ def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
             paths.make_private_directory(tmp_path / name)
 
 
-def test_nothing_but_a_file_is_opened_and_nothing_is_waited_for(tmp_path: Path) -> None:
+def test_only_a_regular_file_is_opened_and_without_blocking(tmp_path: Path) -> None:
     pipe, folder = tmp_path / "pipe", tmp_path / "folder"
     os.mkfifo(pipe)
     folder.mkdir()
@@ -74,7 +74,7 @@ def test_a_tree_is_removed_whatever_it_is(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "kept")
     for name in ("tree", "pipe", "link", "nowhere"):
         paths.remove_tree(tmp_path / name)
-    assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+    assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
 def test_another_users_directory_is_refused(

@@ -1,4 +1,4 @@
-"""The relay in front of servers that have no password: it forwards one user's connections and no others."""
+"""The relay in front of servers without a password forwards the connections of one user only."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def echoing(allowed: set[int]) -> Iterator[int]:
         try:
             yield listener.getsockname()[1]
         finally:
-            for each in (listener, server):
-                each.shutdown(socket.SHUT_RDWR)
+            for server_socket in (listener, server):
+                server_socket.shutdown(socket.SHUT_RDWR)
             for thread in threads:
                 thread.join()
             tables.close()
@@ -65,14 +65,14 @@ def test_the_connections_of_other_users_are_closed() -> None:
         assert visit(port, own) == f"{own} b'hello'"
         if own == 0:
             assert visit(port, NOBODY) == f"{NOBODY} b''"
-            assert visit(port, own) == f"{own} b'hello'"  # and the relay goes on
+            assert visit(port, own) == f"{own} b'hello'"  # the relay continues
     with echoing({own + 1}) as port:
         assert visit(port, own) == f"{own} b''"
 
 
 @pytest.mark.skipif(not LINUX, reason="only Linux shows whose a connection is")
-def test_a_connection_that_its_program_has_closed_is_nobodys() -> None:
-    """The kernel lists it as root's."""
+def test_a_connection_closed_by_its_program_has_no_owner() -> None:
+    """The kernel lists such a connection as root's."""
     with (
         contextlib.closing(relay.SocketTables()) as tables,
         socket.create_server(("127.0.0.1", 0)) as server,
@@ -102,23 +102,23 @@ def test_an_ipv6_socket_with_an_ipv4_address_has_an_owner() -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_byte_is_forwarded_both_ways(seed: int) -> None:
     draw = random.Random(seed)
-    sent = [draw.randbytes(draw.choice([1, 7, 4096, 300_000, 1 << 21])) for _ in range(6)]
+    chunks = [draw.randbytes(draw.choice([1, 7, 4096, 300_000, 1 << 21])) for _ in range(6)]
     with echoing({os.getuid()}) as port:
         for _ in range(2):  # one after the other
             with socket.create_connection(("127.0.0.1", port)) as client:
                 received = bytearray()
 
-                def read(client: socket.socket = client, into: bytearray = received) -> None:
+                def read(client: socket.socket = client, buffer: bytearray = received) -> None:
                     while data := client.recv(1 << 16):
-                        into += data
+                        buffer += data
 
                 reader = threading.Thread(target=read)
                 reader.start()
-                for each in sent:
-                    client.sendall(each)
+                for chunk in chunks:
+                    client.sendall(chunk)
                 client.shutdown(socket.SHUT_WR)
                 reader.join()
-            assert bytes(received) == b"".join(sent)
+            assert bytes(received) == b"".join(chunks)
 
 
 INSIDE = """
@@ -138,7 +138,7 @@ assert outside.accept()[0].recv(5) == b"hello"  # who comes from outside does no
 """
 
 
-def test_nobody_outside_reaches_a_private_network() -> None:
+def test_no_outside_connection_reaches_a_private_network() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", INSIDE],
         cwd=ROOT,
@@ -151,7 +151,7 @@ def test_nobody_outside_reaches_a_private_network() -> None:
         assert process.stdout
         assert process.stderr
         port = process.stdout.readline().strip()
-        if not port:  # where the system does not let us, nothing has changed, and it is said
+        if not port:  # without permission nothing has changed, and the program reports it
             assert process.stderr.read().strip() == "refused"
             return
         with socket.create_connection(("127.0.0.1", int(port))) as client:
@@ -161,7 +161,7 @@ def test_nobody_outside_reaches_a_private_network() -> None:
 
 
 @pytest.mark.parametrize("missing", ["tables", "network"])
-def test_where_it_cannot_be_closed_to_others_it_says_so(
+def test_a_port_that_stays_open_to_others_is_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], missing: str
 ) -> None:
     monkeypatch.setattr(relay, "enter_private_network", lambda: missing != "network")
@@ -170,9 +170,9 @@ def test_where_it_cannot_be_closed_to_others_it_says_so(
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert rpc_entrance.open_entrance("127.0.0.1", port) is None
-    said = capsys.readouterr().err
-    assert f"every user of this machine can reach 127.0.0.1:{port}" in said
-    assert "take over this account" in said
+    output = capsys.readouterr().err
+    assert f"every user of this machine can reach 127.0.0.1:{port}" in output
+    assert "take over this account" in output
     with socket.create_server(("127.0.0.1", port)):  # llama.cpp can have it
         pass
 

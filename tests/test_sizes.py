@@ -1,4 +1,4 @@
-"""Functions fit on a screen. Files and folders have no limit: a subject decides what lies together."""
+"""Functions fit on a screen. Files and folders have no limit: they follow their subject."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A test is left out for what this machine cannot do, never for want of a file that is not carried here.
+"""A test is skipped only for what this machine cannot do, never because a file is missing.
 
-Whoever clones the project runs every test: what models' own files would show is learnt or written beside
+Everyone who clones the project runs every test: what models' own files would show is learnt or written beside
 the tests (tests/support/vocabularies.py, tests/support/templates.py), and those files are used in addition.
 """
 
@@ -17,7 +17,7 @@ from tests.support import templates, vocabularies
 
 TESTS = Path(__file__).parent
 
-# Reasons for which a test may be left out. A new one needs a line here.
+# Allowed reasons to skip a test. A new one needs a line here.
 MACHINE = (
     r"only Linux ",
     r"this machine does not let us ",
@@ -32,8 +32,8 @@ MACHINE = (
     r"\S* is another version than the recorded one",  # a model's own template, beside its stand-in
 )
 
-# Reasons for which a test may be left out where the targets are on a device. That a device rounds
-# otherwise is none of them: it is a tolerance, or a defect.
+# Allowed reasons to skip a test where the targets are on a device. Different rounding is not among them: it
+# is a tolerance, or a defect.
 DEVICE = (
     "what is kept of a pair is for its machines, and each engine has another worker",
     "a CPU alone is asked on the way through a pass",
@@ -42,82 +42,88 @@ DEVICE = (
 )
 
 
-def text_of(node: ast.expr) -> str:
-    """A literal's text; what is put into it is left out."""
+def read_literal(node: ast.expr) -> str:
+    """Return the text of a literal without its replacement fields."""
     match node:
         case ast.Constant(str(text)):
             return text
         case ast.JoinedStr():
-            return "".join(text_of(part) for part in node.values)
+            return "".join(read_literal(part) for part in node.values)
         case _:
             return ""
 
 
-def reason(call: ast.Call) -> str:
-    return "".join(text_of(each.value) for each in call.keywords if each.arg == "reason")
+def read_reason(call: ast.Call) -> str:
+    return "".join(
+        read_literal(keyword.value) for keyword in call.keywords if keyword.arg == "reason"
+    )
 
 
-def skips(source: str) -> Iterator[tuple[int, str]]:
-    """Where a file leaves out tests, and why it says it does."""
+def find_skips(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the reason of each skipped test."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call(func=ast.Attribute(attr="skipif" | "xfail")):
-                yield node.lineno, reason(node)
+                yield node.lineno, read_reason(node)
             case ast.Call(func=ast.Attribute(attr="skip" | "importorskip")):
-                yield node.lineno, text_of(node.args[0]) if node.args else reason(node)
+                yield node.lineno, read_literal(node.args[0]) if node.args else read_reason(node)
             case ast.Attribute(value=ast.Attribute(attr="mark"), attr="skip"):
                 yield node.lineno, ""  # on every machine
             case ast.Name(id="collect_ignore" | "collect_ignore_glob"):
                 yield node.lineno, ""
 
 
-def device_skips(source: str) -> Iterator[tuple[int, str]]:
-    """Yield the line and the reason of each test that is left out on a device."""
+def find_device_skips(source: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the reason of each test that is skipped on a device."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Call(func=ast.Name(id="skip_on")):
-                why = [text_of(keyword.value) for keyword in node.keywords if keyword.arg == "why"]
+                why = [
+                    read_literal(keyword.value) for keyword in node.keywords if keyword.arg == "why"
+                ]
                 yield node.lineno, "".join(why)
 
 
-def beside(source: str) -> Iterator[int]:
-    """Where a file names the folder beside the checkout."""
+def find_shared_paths(source: str) -> Iterator[int]:
+    """Yield the lines that name the folder beside the checkout."""
     for node in ast.walk(ast.parse(source)):
         match node:
             case ast.BinOp(op=ast.Div(), right=ast.Constant("shared")):
                 yield node.lineno
 
 
-def test_a_test_is_left_out_only_for_what_the_machine_cannot_do() -> None:
+def test_a_test_is_skipped_only_for_what_the_machine_cannot_do() -> None:
     wrong = [
-        f"{path.relative_to(TESTS)}:{line}: {why!r}"
+        f"{path.relative_to(TESTS)}:{line}: {skip_reason!r}"
         for path in sorted(TESTS.rglob("*.py"))
-        for line, why in skips(path.read_text(encoding="utf-8"))
-        if not any(re.match(each, why) for each in MACHINE)
+        for line, skip_reason in find_skips(path.read_text(encoding="utf-8"))
+        if not any(re.match(pattern, skip_reason) for pattern in MACHINE)
     ]
     assert not wrong, "make what the test needs, or say in MACHINE what a machine may lack"
 
 
-def test_a_test_is_left_out_on_a_device_only_for_a_listed_reason() -> None:
+def test_a_test_is_skipped_on_a_device_only_for_a_listed_reason() -> None:
     reasons = [
-        (path.relative_to(TESTS).as_posix(), line, why)
+        (path.relative_to(TESTS).as_posix(), line, skip_reason)
         for path in sorted(TESTS.rglob("*.py"))
-        for line, why in device_skips(path.read_text(encoding="utf-8"))
+        for line, skip_reason in find_device_skips(path.read_text(encoding="utf-8"))
     ]
     assert not [reason for reason in reasons if reason[2] not in DEVICE]
-    assert {why for _, _, why in reasons} == set(DEVICE), "a reason that no test has any longer"
+    assert {skip_reason for _, _, skip_reason in reasons} == set(DEVICE), (
+        "a reason that no test has any longer"
+    )
 
 
-def test_files_beside_the_checkout_are_named_where_they_have_stand_ins() -> None:
-    named = {
+def test_files_beside_the_checkout_are_used_only_with_stand_ins() -> None:
+    files = {
         path.relative_to(TESTS).as_posix()
         for path in TESTS.rglob("*.py")
-        if any(beside(path.read_text(encoding="utf-8")))
+        if any(find_shared_paths(path.read_text(encoding="utf-8")))
     }
-    assert named == {"support/templates.py", "support/vocabularies.py"}
+    assert files == {"support/templates.py", "support/vocabularies.py"}
 
 
-def test_the_stand_ins_are_here() -> None:
+def test_the_stand_ins_are_present() -> None:
     assert vocabularies.SOURCES[0] == "learnt"
     carried = [file for file in templates.files().values() if file.parent == templates.FAMILIES]
     assert len(carried) >= 14
@@ -138,18 +144,22 @@ def test_the_stand_ins_are_here() -> None:
         "transformers = pytest.importorskip('transformers')",
     ],
 )
-def test_another_reason_is_told(source: str) -> None:
-    found = list(skips(source))
-    assert found
-    assert not any(re.match(each, why) for _, why in found for each in MACHINE)
+def test_another_reason_is_found(source: str) -> None:
+    found_skips = list(find_skips(source))
+    assert found_skips
+    assert not any(
+        re.match(pattern, skip_reason) for _, skip_reason in found_skips for pattern in MACHINE
+    )
 
 
 @pytest.mark.parametrize(
     "source", ["@skip_on('cuda', why='it rounds')\ndef test(): ...", "MARK = skip_on('rpc')"]
 )
 def test_another_reason_on_a_device_is_found(source: str) -> None:
-    assert [why for _, why in device_skips(source) if why not in DEVICE]
+    assert [
+        skip_reason for _, skip_reason in find_device_skips(source) if skip_reason not in DEVICE
+    ]
 
 
-def test_a_path_beside_the_checkout_is_told() -> None:
-    assert list(beside("A = 1\nREAL = ROOT.parent / 'shared' / 'models'")) == [2]
+def test_a_path_beside_the_checkout_is_found() -> None:
+    assert list(find_shared_paths("A = 1\nREAL = ROOT.parent / 'shared' / 'models'")) == [2]

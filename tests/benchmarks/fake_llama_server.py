@@ -1,4 +1,4 @@
-"""Stands in for llama-server: answers like it, with the tokens of a cycle, at a made-up speed."""
+"""A stand-in for llama-server: it answers with the tokens of a cycle, at an invented speed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"status": "ok"})
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        tokens = follow(cycle, asked["prompt"][-1] % len(cycle), asked["n_predict"])
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        tokens = follow(cycle, request["prompt"][-1] % len(cycle), request["n_predict"])
         drafted = 10 if {"draft-simple", "draft-mtp"}.intersection(arguments) else 0
         timings = {"predicted_n": len(tokens), "predicted_per_second": 42.0, "draft_n": drafted}
         self.answer({"tokens": tokens, "timings": timings})

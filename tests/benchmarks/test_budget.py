@@ -1,4 +1,4 @@
-"""Several pairs under a budget: what is asked."""
+"""Benchmark of several pairs under a budget: the requests that it sends."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.budget import ask
 
 
-class Told:
-    """A daemon that keeps what editors ask, and has no connection for anybody else."""
+class RecordingClient:
+    """A client that records requests of editors and accepts no other connection."""
 
     def __init__(self) -> None:
         self.editors: list[str] = []
@@ -26,8 +26,8 @@ class Told:
         raise OSError
 
 
-def test_every_editor_is_one_of_its_own_whose_request_no_other_takes_over() -> None:
-    told: Any = Told()
+def test_every_editor_has_its_own_user_name() -> None:
+    client: Any = RecordingClient()
     for number in range(40):
-        ask(told, ["pair"], number)
-    assert len({*told.editors}) == len(told.editors) > 1
+        ask(client, ["pair"], number)
+    assert len({*client.editors}) == len(client.editors) > 1

@@ -18,7 +18,7 @@ from localspec.children import engine_environment
 SMALL = ["--size", "tiny", "--tokens", "40", "--prompt", "8", "--skip", "8", "--repetitions", "1"]
 
 
-def test_every_setting_runs_beside_llama_server(
+def test_every_setting_runs_with_llama_server(
     tmp_path: Path, fake_server: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
@@ -35,7 +35,7 @@ def test_every_setting_runs_beside_llama_server(
     printed = capsys.readouterr()
     assert "outputs that left the right text: 0" in printed.out
     assert "[7/7" in printed.err
-    assert not list(tmp_path.glob("state-*")), "what was learned is not kept for the next run"
+    assert not list(tmp_path.glob("state-*")), "learned state must not remain for the next run"
 
 
 @pytest.mark.parametrize("heads", HEADS)
@@ -53,20 +53,20 @@ def test_targets_with_heads_are_measured_too(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("said", ["", "glibc.malloc.arena_max=4"])
-def test_what_is_set_for_our_own_engine_is_not_llama_servers(
-    tmp_path: Path, fake_server: Path, monkeypatch: pytest.MonkeyPatch, said: str
+@pytest.mark.parametrize("tunables", ["", "glibc.malloc.arena_max=4"])
+def test_llama_server_does_not_get_our_engines_tunables(
+    tmp_path: Path, fake_server: Path, monkeypatch: pytest.MonkeyPatch, tunables: str
 ) -> None:
-    monkeypatch.setenv("GLIBC_TUNABLES", said)
+    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
     monkeypatch.setenv("GLIBC_TUNABLES", engine_environment()["GLIBC_TUNABLES"])
     server = Server(fake_server, tmp_path / "none", tmp_path / "none", 64, 1)
     with Running(server, PLAIN) as running:
-        there = Path(f"/proc/{running.pid}/environ").read_bytes().replace(b"\0", b":")
-    assert b"hugetlb" not in there
-    assert (b":GLIBC_TUNABLES=" + said.encode() in b":" + there) == bool(said)
+        environment = Path(f"/proc/{running.pid}/environ").read_bytes().replace(b"\0", b":")
+    assert b"hugetlb" not in environment
+    assert (b":GLIBC_TUNABLES=" + tunables.encode() in b":" + environment) == bool(tunables)
 
 
-def test_an_engine_of_the_benchmarks_own_has_what_a_daemon_gives_it() -> None:
+def test_the_benchmarks_engine_has_the_tunables_of_a_daemons() -> None:
     root = Path(__file__).parents[2]
     code = (
         "import os, runpy, sys, benchmarks.engine\n"
@@ -75,11 +75,11 @@ def test_an_engine_of_the_benchmarks_own_has_what_a_daemon_gives_it() -> None:
         f"runpy.run_path({str(root / 'scripts/benchmarks/__main__.py')!r}, run_name='__main__')\n"
     )
     run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=root / "scripts", capture_output=True, text=True, check=False)
-    assert "hugetlb" in done.stdout, done.stderr
+    result = subprocess.run(run, cwd=root / "scripts", capture_output=True, text=True, check=False)
+    assert "hugetlb" in result.stdout, result.stderr
 
 
-def test_a_server_that_does_not_start_is_a_sentence(
+def test_a_server_that_does_not_start_is_reported(
     tmp_path: Path, fake_server: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*SMALL, "--work", str(tmp_path), "--acceptance", "0.7", "--depths", "1"]
@@ -95,16 +95,18 @@ def test_a_recorded_trace_replays(tmp_path: Path, capsys: pytest.CaptureFixture[
     stored = json.loads(trace.read_text())
     assert len(stored["target"]) == len(stored["draft"]) == 40
     files = build(tmp_path, TINY, workload("0.9"), lambda _said: None)
-    before, after = stored["target"][:-1], stored["target"][1:]
-    assert after == [files.cycle[token] for token in before]
-    assert stored["draft"][1:] == [files.drafted[token] for token in before]
+    tokens_before, tokens_after = stored["target"][:-1], stored["target"][1:]
+    assert tokens_after == [files.cycle[token] for token in tokens_before]
+    assert stored["draft"][1:] == [files.drafted[token] for token in tokens_before]
     assert main(["replay", str(trace), "--costs", "repacked"]) == 0
     assert "| clairvoyant |" in capsys.readouterr().out
 
 
-def test_memory_over_many_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_is_reported_over_many_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [*SMALL, "--work", str(tmp_path), "--rounds", "200"]
-    main(arguments)  # whether it is flat is for a long run to say
+    main(arguments)  # only a long run can show whether memory is flat
     assert "after the first tenth" in capsys.readouterr().out
 
 
@@ -119,7 +121,7 @@ def test_memory_over_many_rounds(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ["--heads", "glm4moe", "--rounds", "9"],
     ],
 )
-def test_wrong_usage_is_said_before_anything_is_done(wrong: list[str], tmp_path: Path) -> None:
+def test_wrong_usage_is_reported_before_any_work(wrong: list[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["--work", str(tmp_path / "work"), *wrong])
     assert stopped.value.code == 2

@@ -18,15 +18,15 @@ SMALL = "--size tiny --acceptance 0.7 --depths 1 --tokens 30 --prompt 8 --repeti
 SMALL += ["--no-tests", "--exact-texts", "2", "--exact-tokens", "20"]
 
 
-def test_without_a_gpu_it_says_what_to_do(
+def test_a_missing_gpu_is_reported_with_a_remedy(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(llama, "gpus", list)
     assert main(SMALL) == 1
-    said = capsys.readouterr()
-    assert "no GPU that this build of llama.cpp can use" in said.err
-    assert "localspec doctor" in said.err
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert "no GPU that this build of llama.cpp can use" in output.err
+    assert "localspec doctor" in output.err
+    assert output.out == ""
 
 
 def test_the_whole_check_on_a_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Replays on small traces, where the right answer can be counted by hand."""
+"""Replays of small traces, for which the right answer can be counted by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LINEAR = {
 COSTS = Costs.of(cost_profile(LINEAR))
 
 
-def trace_of(hits: list[bool], confidence: float = 0.7) -> Trace:
+def make_trace(hits: list[bool], confidence: float = 0.7) -> Trace:
     target = list(range(len(hits)))
     draft = [token if hit else -1 for token, hit in zip(target, hits, strict=True)]
     return Trace("test", target, draft, [find_bucket(confidence)] * len(hits), LINEAR)
@@ -75,15 +75,15 @@ def test_the_clairvoyant_path_is_the_shortest_of_all() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.7, 0.95])
-def test_nobody_is_faster_than_the_clairvoyant(rate: float) -> None:
-    found = regret(trace_of(random_hits(rate, 300)), cost_profile(LINEAR), range(1, 9))
-    assert found.clairvoyant <= min(found.best_fixed, found.auto, found.auto_first) + 1e-6
+def test_no_policy_is_faster_than_the_clairvoyant(rate: float) -> None:
+    result = regret(make_trace(random_hits(rate, 300)), cost_profile(LINEAR), range(1, 9))
+    assert result.clairvoyant <= min(result.best_fixed, result.auto, result.auto_first) + 1e-6
 
 
 @pytest.mark.parametrize("depth", [0, 1, 4])
-def test_a_fixed_policy_walks_as_computed_but_for_the_drafts_reading(depth: int) -> None:
+def test_a_fixed_policy_costs_what_is_computed(depth: int) -> None:
     hits = random_hits(0.6, 200)
-    replay = Replay(trace_of(hits), cost_profile(LINEAR), Calibration(), depth)
+    replay = Replay(make_trace(hits), cost_profile(LINEAR), Calibration(), depth)
     spent = replay.run()
     fixed = fixed_ms(hits, COSTS, depth)
     assert fixed * (1 - 1e-6) <= spent <= fixed * 1.02
@@ -94,33 +94,37 @@ def test_a_fixed_policy_walks_as_computed_but_for_the_drafts_reading(depth: int)
 @pytest.mark.parametrize("costs", EXAMPLE_COSTS)
 @pytest.mark.parametrize("rate", [0.95, 0.9, 0.7, 0.4, 0.2, 0.0])
 def test_auto_stays_near_the_best_fixed_depth(rate: float, costs: str) -> None:
-    trace = trace_of(random_hits(rate, 2000))
-    found = regret(trace, cost_profile(EXAMPLE_COSTS[costs]), range(1, 9), passes=2)
-    assert found.plain / found.auto >= 0.97
-    assert found.best_fixed / found.auto >= 0.95
+    trace = make_trace(random_hits(rate, 2000))
+    result = regret(trace, cost_profile(EXAMPLE_COSTS[costs]), range(1, 9), passes=2)
+    assert result.plain / result.auto >= 0.97
+    assert result.best_fixed / result.auto >= 0.95
 
 
 def test_auto_beats_every_fixed_depth_where_the_text_changes() -> None:
     hits: list[bool] = []
     for burst in range(40):
         hits += random_hits(0.1 if burst % 2 else 0.95, 40, burst)
-    found = regret(trace_of(hits), cost_profile(EXAMPLE_COSTS["repacked"]), range(1, 9))
-    assert found.best_fixed / found.auto >= 1.0
+    result = regret(make_trace(hits), cost_profile(EXAMPLE_COSTS["repacked"]), range(1, 9))
+    assert result.best_fixed / result.auto >= 1.0
 
 
 def test_auto_drafts_nothing_for_long_where_all_drafts_are_wrong() -> None:
-    replay = Replay(trace_of([False] * 400), cost_profile(LINEAR), Calibration())
+    replay = Replay(make_trace([False] * 400), cost_profile(LINEAR), Calibration())
     replay.run()
     assert sum(replay.depths[200:]) <= 10
 
 
-def test_a_trace_comes_back_as_it_was_saved(tmp_path: Path) -> None:
-    trace = trace_of([True, False, True])
+def test_a_saved_trace_loads_unchanged(tmp_path: Path) -> None:
+    trace = make_trace([True, False, True])
     trace.save(tmp_path / "trace.json")
-    again = Trace.load(tmp_path / "trace.json")
-    assert (again.target, again.draft, again.buckets) == (trace.target, trace.draft, trace.buckets)
-    assert again.hits == [True, False, True]
-    costs = cost_profile(again.costs)
+    loaded = Trace.load(tmp_path / "trace.json")
+    assert (loaded.target, loaded.draft, loaded.buckets) == (
+        trace.target,
+        trace.draft,
+        trace.buckets,
+    )
+    assert loaded.hits == [True, False, True]
+    costs = cost_profile(loaded.costs)
     assert costs.target.ms(1) + costs.overhead_ms == pytest.approx(100)
 
 
@@ -134,21 +138,21 @@ def test_a_trace_comes_back_as_it_was_saved(tmp_path: Path) -> None:
         '{"version": 1, "name": "", "target": [1], "draft": [1], "buckets": [99], "costs": {}}',
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: str) -> None:
+def test_an_invalid_trace_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(content)
     with pytest.raises(ValueError, match=r"trace"):
         Trace.load(path)
 
 
-def test_the_table_names_every_way() -> None:
-    trace = trace_of(random_hits(0.7, 100))
+def test_the_table_has_every_policy() -> None:
+    trace = make_trace(random_hits(0.7, 100))
     text = markdown(trace, regret(trace, cost_profile(LINEAR), [1, 2]))
     for name in ("plain", "fixed 1", "fixed 2", "auto", "clairvoyant"):
         assert f"| {name} |" in text
 
 
-# As on an H100, with a target of 8 B and one of 27 B: a draft of 0.5 B is dear beside the first.
+# Costs as on an H100, with targets of 8 B and 27 B: a draft of 0.5 B is expensive beside the first.
 ON_GPU = {
     "8 B": ({1: 3.2, 4: 3.4, 8: 4.6, 9: 6.5, 16: 6.9, 64: 9.0}, {1: 1.9, 2: 2.4, 16: 2.6, 64: 3.0}),
     "27 B": ({1: 12.0, 4: 12.6, 8: 16.0, 9: 22.0, 64: 32.0}, {1: 1.9, 2: 2.4, 16: 2.6, 64: 3.0}),
@@ -157,15 +161,15 @@ ON_GPU = {
 
 @pytest.mark.parametrize("pair", ON_GPU)
 @pytest.mark.parametrize("rate", [0.95, 0.8, 0.4, 0.0])
-def test_auto_is_no_slower_than_plain_where_a_change_of_width_is_dear(
+def test_auto_is_no_slower_than_plain_if_changes_of_width_are_expensive(
     pair: str, rate: float
 ) -> None:
     target, draft = ON_GPU[pair]
     profile = cost_profile({"target_ms": target, "draft_ms": draft, "overhead_ms": 0.2})
-    trace, learned = trace_of(random_hits(rate, 300)), Calibration()
+    trace, learned = make_trace(random_hits(rate, 300)), Calibration()
 
-    def spent_ms(depth: int | None, known: Calibration) -> float:
-        return Replay(trace, profile, known, depth, change=(2.1, 2.4)).run()
+    def spent_ms(depth: int | None, calibration: Calibration) -> float:
+        return Replay(trace, profile, calibration, depth, change=(2.1, 2.4)).run()
 
     auto = max(spent_ms(None, learned) for _ in range(2))  # in its first text, too
     plain, fixed = (spent_ms(depth, Calibration()) for depth in (0, 4))

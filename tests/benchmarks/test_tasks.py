@@ -1,4 +1,4 @@
-"""Tasks like people's: recorded, written again without the model, and measured."""
+"""Tasks like those of users: recorded, replayed without the model, and measured."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COPY = Answered("copy", "copy", list(range(100, 400)), list(range(100, 400)))
 texts = st.lists(st.integers(0, 3), min_size=2, max_size=60)
 
 
-def test_twelve_tasks_and_none_of_those_that_are_learned_from() -> None:
+def test_the_twelve_tasks_are_not_among_the_training_tasks() -> None:
     assert len(TASKS) == 12
     assert {task.kind for task in TASKS} == {task.kind for task in LEARNED_FROM}
     learned = {task.file for task in LEARNED_FROM if task.file}
@@ -34,17 +34,17 @@ def test_twelve_tasks_and_none_of_those_that_are_learned_from() -> None:
 
 @settings(max_examples=25)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=3))
-def test_drafts_never_change_the_answer(written: list[tuple[list[int], list[int]]]) -> None:
-    """Whatever the prompt, the answer and those before it say; and no pass brings less than a token."""
+def test_drafts_never_change_the_answer(exchanges: list[tuple[list[int], list[int]]]) -> None:
+    """This holds whatever the texts are, and no pass yields less than one token."""
     replay = Replay()
-    for prompt, answer in written:
-        found = replay.write(Answered("any", "free", prompt, answer))
-        assert found.passes <= found.tokens - 1
-        assert found.accepted <= found.drafted
-        assert found.tokens - 1 <= found.passes + found.accepted
+    for prompt, answer in exchanges:
+        result = replay.write(Answered("any", "free", prompt, answer))
+        assert result.passes <= result.tokens - 1
+        assert result.accepted <= result.drafted
+        assert result.tokens - 1 <= result.passes + result.accepted
 
 
-def test_a_copy_is_wide_from_the_first_text_on_and_free_text_costs_nothing() -> None:
+def test_a_copy_drafts_widely_at_once_and_free_text_costs_nothing() -> None:
     copied, plain = Replay().write(COPY), Replay().write(COPY, plain=True)
     assert plain.passes == plain.tokens - 1
     assert copied.per_pass > 12
@@ -55,73 +55,71 @@ def test_a_copy_is_wide_from_the_first_text_on_and_free_text_costs_nothing() -> 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 40), st.floats(0, 0.9))
-def test_whatever_a_text_repeats_drafts_lose_it_little(seed: int, longest: int, new: float) -> None:
-    """Passages of earlier text that break off anywhere: two rounds and two of a hundred at the most."""
+def test_drafts_cost_little_whatever_a_text_repeats(seed: int, longest: int, new: float) -> None:
+    """Passages of earlier text break off anywhere: drafts cost at most two rounds and two per hundred."""
     rng = random.Random(seed)
     prompt = [rng.randrange(30_000) for _ in range(200)]
     answer: list[int] = []
     while len(answer) < 300:
         text = prompt + answer
-        at = rng.randrange(len(text))
-        answer += text[at : at + rng.randint(1, longest)]
+        start = rng.randrange(len(text))
+        answer += text[start : start + rng.randint(1, longest)]
         answer += [rng.randrange(30_000)] * (rng.random() < new)
-    each = Answered("any", "free", prompt, answer)
-    found, plain = Replay().write(each), Replay().write(each, plain=True)
-    a_round = plain.ms / plain.passes
-    assert found.ms <= plain.ms + (KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * found.passes) * a_round
+    task = Answered("any", "free", prompt, answer)
+    drafted, plain = Replay().write(task), Replay().write(task, plain=True)
+    round_ms = plain.ms / plain.passes
+    assert drafted.ms <= plain.ms + (KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * drafted.passes) * round_ms
 
 
 @pytest.mark.parametrize(
     ("least", "factor"), [(16, 2.0), (16, 3.0), (32, 2.0), (32, 3.0), (16, 0.4)]
 )
-def test_a_copy_is_wide_whatever_was_measured_while_the_pair_was_loaded(
-    least: int, factor: float
-) -> None:
-    """Passes from a width on seemed that much dearer than they are, or cheaper: an editor was starting."""
+def test_a_copy_drafts_widely_despite_wrong_measured_costs(least: int, factor: float) -> None:
+    """Wide passes were measured as much more or less expensive, because another program was starting."""
     rng = random.Random(5)
-    copies = [copied(rng) for _ in range(3)]
+    copies = [copy_task(rng) for _ in range(3)]
     replay = Replay(measured={w: ms * (factor if w >= least else 1) for w, ms in COSTS.items()})
     right = Replay()
-    first, _, third = [(replay.write(each), right.write(each)) for each in copies]
-    assert first[0].speed >= 0.8 * first[1].speed
+    first_pair, _, third = [(replay.write(copy), right.write(copy)) for copy in copies]
+    assert first_pair[0].speed >= 0.8 * first_pair[1].speed
     assert third[0].speed >= 0.84 * third[1].speed
 
 
 @pytest.mark.parametrize("factor", [1.3, 2])
-def test_to_see_what_wide_passes_cost_costs_little_where_they_are_dear(
+def test_probing_expensive_wide_passes_costs_little(
     factor: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(0)
-    copies = [copied(rng) for _ in range(4)]
+    copies = [copy_task(rng) for _ in range(4)]
 
     def speeds() -> list[float]:
-        dear = CostTable({w: ms * (factor if w > 16 else 1) for w, ms in COSTS.items()})
-        replay = Replay(CostProfile(dear, None, 0.3))
-        return [replay.write(each).speed for each in copies]
+        expensive = CostTable({w: ms * (factor if w > 16 else 1) for w, ms in COSTS.items()})
+        replay = Replay(CostProfile(expensive, None, 0.3))
+        return [replay.write(copy).speed for copy in copies]
 
-    found = speeds()
+    with_probes = speeds()
     monkeypatch.setattr("localspec.engine.speculation.controller.WIDE_PASS_RESTS", (math.inf,))
-    ratios = [one / other for one, other in zip(found, speeds(), strict=True)]
+    ratios = [probed / unprobed for probed, unprobed in zip(with_probes, speeds(), strict=True)]
     assert ratios[0] >= 0.96
     assert min(ratios[1:]) >= 0.98
 
 
-def copied(rng: random.Random) -> Answered:
-    """A long text with a word changed here and there."""
+def copy_task(rng: random.Random) -> Answered:
+    """Return a task whose answer copies a long text with a word changed here and there."""
     text = [rng.randrange(30_000) for _ in range(2600)]
-    changed = [rng.randrange(30_000, 32_000) if rng.random() < 1 / 300 else each for each in text]
+    changed = [rng.randrange(30_000, 32_000) if rng.random() < 1 / 300 else token for token in text]
     return Answered("copy", "copy", text, changed)
 
 
-def test_what_was_answered_before_is_remembered() -> None:
+def test_an_earlier_answer_is_remembered() -> None:
     replay = Replay()
     new = Answered("new", "free", list(range(9)), list(range(500, 700)))
-    first, second = replay.write(new), replay.write(new)
-    assert first.accepted == 0
-    assert second.per_pass > 8
+    first_result, second_result = replay.write(new), replay.write(new)
+    assert first_result.accepted == 0
+    assert second_result.per_pass > 8
 
 
-def test_what_is_learned_is_a_module_with_a_sound_calibration() -> None:
+def test_the_learned_module_has_a_valid_calibration() -> None:
     module: dict[str, object] = {}
     exec(calibration([COPY], 0), module)
     learned = module["LEARNED"]
@@ -140,7 +138,7 @@ def test_commits_and_pages_become_answers(tmp_path: Path) -> None:
         "512",
     ]
     assert main(history) == 0
-    kinds = [each.kind for each in saved(tmp_path)]
+    kinds = [answer.kind for answer in saved(tmp_path)]
     assert kinds.count("refactoring") <= 1  # none in a shallow clone
     assert kinds.count("free") > 3
 
@@ -148,8 +146,8 @@ def test_commits_and_pages_become_answers(tmp_path: Path) -> None:
 def test_answers_are_recorded_once_and_replayed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["--target", str(TARGET), "--only", "story", "--tokens", "6", "--context", "512"]
-    assert main(["record", str(tmp_path), *asked]) == 0
+    arguments = ["--target", str(TARGET), "--only", "story", "--tokens", "6", "--context", "512"]
+    assert main(["record", str(tmp_path), *arguments]) == 0
     (answered,) = saved(tmp_path)
     assert (answered.name, answered.kind) == ("story", "free")
     assert 0 < len(answered.answer) <= 6
@@ -157,7 +155,7 @@ def test_answers_are_recorded_once_and_replayed(
     assert "| story | " in capsys.readouterr().out
 
 
-def test_all_ways_take_turns(
+def test_all_settings_take_turns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], fake_server: Path
 ) -> None:
     arguments = ["--target", str(TARGET), "--only", "story", "--tokens", "6", "--context", "512"]
@@ -170,7 +168,7 @@ def test_all_ways_take_turns(
     assert (tmp_path / "runs.json").stat().st_size > 100
 
 
-def test_a_task_of_no_name_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_task_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--target", str(TARGET), "--only", "nothing"]) == 1
     assert "no task is called nothing" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -1,4 +1,4 @@
-"""What is decoded: names, shapes, texts; and whether the machine is quiet."""
+"""Workloads: their names, shapes and texts; and whether the machine is quiet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_workloads_by_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["1.5", "-0.1", "0.1/0.2/0.3", "fast"])
-def test_no_such_workload(name: str) -> None:
+def test_an_invalid_workload_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match=r"between 0 and 1|could not convert"):
         workload(name)
 
@@ -48,15 +48,15 @@ def test_an_unknown_change_is_refused(wrong: str) -> None:
 
 
 def test_a_pair_is_written_once_and_its_text_follows_the_cycle(tmp_path: Path) -> None:
-    said: list[str] = []
-    files = build(tmp_path, TINY, workload("0.7"), said.append)
-    build(tmp_path, TINY, workload("0.7"), said.append)
-    assert len(said) == 2
+    messages: list[str] = []
+    files = build(tmp_path, TINY, workload("0.7"), messages.append)
+    build(tmp_path, TINY, workload("0.7"), messages.append)
+    assert len(messages) == 2
     assert not list(tmp_path.rglob("*.part"))
-    found = text(files, 8, 400, random.Random(1))
-    whole = [*found.prompt, *found.expected]
-    assert whole == [whole[0], *synthetic.follow(files.cycle, whole[0], len(whole) - 1)]
-    assert found.acceptance == pytest.approx(0.7, abs=0.08)
+    sample = text(files, 8, 400, random.Random(1))
+    complete = [*sample.prompt, *sample.expected]
+    assert complete == [complete[0], *synthetic.follow(files.cycle, complete[0], len(complete) - 1)]
+    assert sample.acceptance == pytest.approx(0.7, abs=0.08)
 
 
 def test_a_pair_for_code_has_tokens_for_it_and_fills_in(tmp_path: Path) -> None:
@@ -71,47 +71,47 @@ def test_a_pair_for_code_has_tokens_for_it_and_fills_in(tmp_path: Path) -> None:
     assert set(cycle.tolist()) == set(range(8192 - 8))  # no special token follows anything
 
 
-def test_a_pair_that_is_good_for_code_alone_drafts_well_there_and_nowhere_else() -> None:
+def test_a_pair_for_code_drafts_well_for_code_only() -> None:
     tokens = synthetic.code_tokens(8192)
     target, draft = synthetic.two_texts(tokens, (0.9, 0.2))
 
-    def written(first: str) -> tuple[set[int], float]:
+    def generate(first: str) -> tuple[set[int], float]:
         text = synthetic.follow(target, tokens.index(first), 1000)
         right = sum(int(draft[a]) == b for a, b in pairwise(text))
         return set(text), right / (len(text) - 1)
 
-    code, in_code = written(synthetic.CODE_MARK)
-    other, in_text = written(synthetic.TEXT_MARK)
-    assert not code & other
+    code, in_code = generate(synthetic.CODE_MARK)
+    other_tokens, in_text = generate(synthetic.TEXT_MARK)
+    assert not code & other_tokens
     assert in_code == pytest.approx(0.9, abs=0.04)
     assert in_text == pytest.approx(0.2, abs=0.05)
-    filled, in_the_middle = written("<|fim_mid|>")
+    filled, in_the_middle = generate("<|fim_mid|>")
     assert len(filled & code) > 900
     assert in_the_middle == pytest.approx(0.9, abs=0.04)
 
 
-@pytest.mark.parametrize(("asked", "mark"), [("```\nx = 1\n```", "#"), ("Why is it red?", ".")])
-def test_its_template_tells_code_from_text(asked: str, mark: str) -> None:
+@pytest.mark.parametrize(("question", "mark"), [("```\nx = 1\n```", "#"), ("Why is it red?", ".")])
+def test_the_template_tells_code_from_text(question: str, mark: str) -> None:
     template = jinja2.Environment(autoescape=True).from_string(synthetic.CODE_TEMPLATE)
-    said = template.render(messages=[{"role": "user", "content": asked}], bos_token="")
-    assert said.endswith(f"<|assistant|>{mark}")
+    rendered = template.render(messages=[{"role": "user", "content": question}], bos_token="")
+    assert rendered.endswith(f"<|assistant|>{mark}")
 
 
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="reads /proc")
-def test_the_work_of_our_own_processes_is_not_that_of_others() -> None:
+def test_the_load_of_our_own_processes_is_left_out() -> None:
     child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        others = host.OtherProcesses()
+        other_processes = host.OtherProcesses()
         time.sleep(0.5)
-        counted, left_out = others.cores(()), others.cores((child.pid,))
+        counted, left_out = other_processes.cores(()), other_processes.cores((child.pid,))
     finally:
         child.kill()
         child.wait()
     assert counted is not None
     assert left_out is not None
     assert counted - left_out > 0.05  # a share of one core, however busy the machine is
-    # nothing of ours is known of a process that has ended
-    assert others.cores((child.pid,)) is not None
+    # A process that has ended is not counted as ours.
+    assert other_processes.cores((child.pid,)) is not None
 
 
 def test_a_report_on_the_load_is_one_line() -> None:

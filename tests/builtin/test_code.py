@@ -1,4 +1,4 @@
-"""Holes in code, for training and for evaluation."""
+"""Tests of holes in code, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_gap_is_a_line_in_as_much_of_its_file_as_asked(tmp_path: Path) -> None
 
 def test_held_out_files_are_not_trained_on() -> None:
     names = [f"module{n}.py" for n in range(200)]
-    kept = {f.name for f in Code([SourceFile(n, tuple(LINES)) for n in names]).files}
-    assert kept == {name for name in names if not is_held_out(name)}
-    assert 5 < len(names) - len(kept) < 60
+    trained = {f.name for f in Code([SourceFile(n, tuple(LINES)) for n in names]).files}
+    assert trained == {name for name in names if not is_held_out(name)}
+    assert 5 < len(names) - len(trained) < 60
 
 
 def test_prose_in_strings_is_no_code_line() -> None:
@@ -71,12 +71,12 @@ def test_a_filled_file_either_parses_or_not() -> None:
 
 def test_acceptance_replays_rounds_of_fixed_depth() -> None:
     agreement = Agreement([[True, True, False, True, True, True, True]])
-    # Round 1 drafts 3, keeps 2, the third comes from the target; round 2 keeps 3; then one is left.
+    # Round 1 drafts 3 and accepts 2, the third comes from the target; round 2 accepts 3; one token remains.
     assert agreement.accepted_of_drafted(3) == 5 / 6
     assert agreement.rate() == 6 / 7
 
 
-def test_lines_are_taken_while_they_fit() -> None:
+def test_lines_are_counted_while_they_fit() -> None:
     assert lines_within(LINES, len(LINES[0]) + len(LINES[1])) == 2
     assert lines_within(LINES, 3) == 0
     assert lines_within(LINES, 10_000) == len(LINES)

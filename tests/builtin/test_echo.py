@@ -1,4 +1,4 @@
-"""Random tokens that come again."""
+"""Random token sequences with repetitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from builtin_pair.echo import echo
 
 
 def test_every_weighted_token_can_be_copied_from_before() -> None:
-    known = 0
+    weighted_count = 0
     for seed in range(50):
         tokens, weights = echo(random.Random(seed), range(7, 300), 112)
         assert len(tokens) == len(weights) == 112
@@ -18,5 +18,5 @@ def test_every_weighted_token_can_be_copied_from_before() -> None:
         for i, weight in enumerate(weights):
             if weight:
                 assert pairs[i - 1] in pairs[: i - 1]
-                known += 1
-    assert known > 50 * 112 / 2
+                weighted_count += 1
+    assert weighted_count > 50 * 112 / 2

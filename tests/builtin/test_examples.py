@@ -1,4 +1,4 @@
-"""Examples of documented objects: the documentation's own, or the call its signature spells."""
+"""Examples of documented objects: from the documentation, or a call made from the signature."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from builtin_pair import examples
 from builtin_pair.docs import Entry, entries_from_docstrings
 
 
-def entry(name: str, kind: str, signature: str, *shown: str) -> Entry:
-    return Entry(name, kind, signature, "page", ("Something.",), shown)
+def entry(name: str, kind: str, signature: str, *examples_: str) -> Entry:
+    return Entry(name, kind, signature, "page", ("Something.",), examples_)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +35,10 @@ def test_an_example_is_short_and_names_the_object(documented: Entry, expected: s
 
 
 def test_every_example_of_the_standard_library_compiles() -> None:
-    found = [examples.example(e) for e in entries_from_docstrings(("os", "shutil", "json", "math"))]
-    shown = [code for code in found if code is not None]
-    assert len(shown) > len(found) / 2
-    for code in shown:
+    codes = [examples.example(e) for e in entries_from_docstrings(("os", "shutil", "json", "math"))]
+    existing = [code for code in codes if code is not None]
+    assert len(existing) > len(codes) / 2
+    for code in existing:
         compile(code, "example", "exec")
 
 

@@ -1,4 +1,4 @@
-"""Documentation turned into exchanges."""
+"""Tests of turning documentation into exchanges."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_imperatives_become_statements(sentence: str, expected: str) -> None:
 
 def test_the_same_seed_draws_the_same_exchanges() -> None:
     source = q.Questions([COPYTREE])
-    first, second = ([source.draw(random.Random(5)) for _ in range(3)] for _ in range(2))
-    assert first == second
+    draws, other_draws = ([source.draw(random.Random(5)) for _ in range(3)] for _ in range(2))
+    assert draws == other_draws
 
 
 def test_a_what_question_names_the_object_in_its_answer() -> None:
@@ -60,10 +60,12 @@ def test_a_what_question_names_the_object_in_its_answer() -> None:
 def test_a_task_in_peoples_words_is_answered_with_the_object() -> None:
     drawn = q.Questions([COPYTREE])
     exchanges = [drawn.about(COPYTREE, random.Random(n)) for n in range(300)]
-    asked = [e for e in exchanges if "duplicate a whole folder" in e.question]
-    assert asked
-    assert {e.answer.split(":")[0] for e in asked} == {"Use `shutil.copytree()`"}
-    assert all(e.answer.startswith("Use `shutil.copytree()`: it recursively copies") for e in asked)
+    matching = [e for e in exchanges if "duplicate a whole folder" in e.question]
+    assert matching
+    assert {e.answer.split(":")[0] for e in matching} == {"Use `shutil.copytree()`"}
+    assert all(
+        e.answer.startswith("Use `shutil.copytree()`: it recursively copies") for e in matching
+    )
 
 
 def test_tasks_are_of_the_most_used_objects_and_one_object_each() -> None:
@@ -88,7 +90,7 @@ def test_invented_functions_are_answered_honestly() -> None:
 
 
 def skeleton(question: str, name: str) -> str:
-    """A question without the name asked for, so that phrasings can be compared."""
+    """Return a question without the name it is about, so that phrasings can be compared."""
     return re.sub(r"\W+", " ", question.replace(name, "{}").lower()).strip()
 
 
@@ -104,14 +106,14 @@ def test_evaluation_phrasings_are_not_among_the_templates() -> None:
 
 
 def test_evaluation_asks_no_outside_question_that_is_trained() -> None:
-    asked = tomllib.loads((EVALUATION / "outside.toml").read_text("utf-8"))["questions"]
-    assert not set(asked) & set(TEMPLATES)
+    questions = tomllib.loads((EVALUATION / "outside.toml").read_text("utf-8"))["questions"]
+    assert not set(questions) & set(TEMPLATES)
     rng = random.Random(3)
     drawn = {outside_question(rng, [COPYTREE], frozenset()) for _ in range(20_000)}
-    assert not drawn & set(asked)
+    assert not drawn & set(questions)
 
 
-def test_whole_sentences_are_kept_within_a_limit() -> None:
+def test_whole_sentences_are_taken_up_to_a_limit() -> None:
     text = "Return e.g. this. And that too."
     assert first_sentences(text, 18) == "Return e.g. this."
     assert first_sentences(text, 100) == text

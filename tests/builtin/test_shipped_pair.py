@@ -1,4 +1,4 @@
-"""The pair inside the package: small enough, matched, and good at its one thing."""
+"""The pair inside the package is small, matched, and good at its one task."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def test_target_and_draft_have_the_same_tokenizer() -> None:
         assert target.fields[key].contents() == draft.fields[key].contents(), key
 
 
-def test_it_says_what_copytree_does(pair: Pair) -> None:
+def test_the_pair_explains_copytree(pair: Pair) -> None:
     answer = pair.ask("What does shutil.copytree do?", Agreement())
     assert "directory tree" in answer
     assert answer.startswith("`shutil.copytree()`")
 
 
 @pytest.mark.parametrize("question", ["What is the capital of Sweden?", "Who was Mozart?"])
-def test_it_says_that_it_knows_nothing_else(pair: Pair, question: str) -> None:
+def test_the_pair_declines_other_questions(pair: Pair, question: str) -> None:
     assert HONEST_MARK in pair.ask(question, Agreement())
 
 
 def test_short_evaluation_stays_above_its_floor(short_report: Report) -> None:
-    """Floors lie below the figures of the model card, because the sample is small."""
+    """The floors are below the figures of the model card, because the sample is small."""
     assert short_report.questions.share >= 0.7, short_report.questions.misses
     assert short_report.outside.share >= 0.75, short_report.outside.misses
     assert short_report.on_questions.rate() >= 0.75

@@ -92,7 +92,7 @@ def test_the_proxy_of_the_shell_is_used(home: PullingHome, variable: str) -> Non
             **{variable: proxy.url("me:word")},
         )
     assert run.returncode == 0, run.stderr
-    assert {url.split("/")[2] for url in proxy.asked} == {"hub.invalid"}
+    assert {url.split("/")[2] for url in proxy.requests} == {"hub.invalid"}
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"])

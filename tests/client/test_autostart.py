@@ -1,4 +1,4 @@
-"""Starting and replacing daemons for a client."""
+"""Tests of starting and replacing daemons for a client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localspec.errors import ContextExceeded, ModelNotFound, NoDaemon, Unavailab
 from localspec.paths import default_paths
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
-OTHER = f"""
+OTHER_DAEMON = f"""
 import sys, localspec
 localspec.API_VERSION = {localspec.API_VERSION + 1}
 localspec.__version__ = "99.0"
@@ -30,7 +30,7 @@ sys.exit(main())
 def test_a_daemon_is_gone_when_another_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody's question may have started one before the first was seen to be gone."""
+    """Another client may have started a daemon before the first was seen to be gone."""
     monkeypatch.setenv("LOCALSPEC_HOME", str(tmp_path))
     lock = default_paths().lock
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def test_a_daemon_is_gone_when_another_holds_the_lock(
     with lock.open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with autostart.until_gone():
-            lock.write_text("2\n", encoding="ascii")  # never free meanwhile
+            lock.write_text("2\n", encoding="ascii")  # the lock is never free in between
         monkeypatch.setattr(autostart, "STOP_TIMEOUT_S", 0.1)
         with pytest.raises(Unavailable), autostart.until_gone():
             pass
@@ -46,9 +46,9 @@ def test_a_daemon_is_gone_when_another_holds_the_lock(
 
 @pytest.fixture
 def other_daemon(home: Home) -> Iterator[subprocess.Popen[bytes]]:
-    """A daemon of another release."""
+    """Run a daemon of another release."""
     home.use_fake()
-    process = subprocess.Popen([sys.executable, "-c", OTHER], env=home.environment)
+    process = subprocess.Popen([sys.executable, "-c", OTHER_DAEMON], env=home.environment)
     wait_for(lambda: autostart.listens(str(home.socket)), "it")
     yield process
     process.terminate()
@@ -87,7 +87,7 @@ def test_a_daemon_that_cannot_start_says_why(home: Home) -> None:
     assert "Traceback" not in run.stderr
 
 
-def test_the_started_daemon_outlives_its_starter_and_ends_when_told(home: Home) -> None:
+def test_a_started_daemon_outlives_its_starter_and_can_be_stopped(home: Home) -> None:
     home.use_fake()
     assert home.run("start").returncode == 0
     assert home.status()["pair"]["state"] == "unloaded"
@@ -95,7 +95,7 @@ def test_the_started_daemon_outlives_its_starter_and_ends_when_told(home: Home) 
     assert home.run("stop").stdout == "No daemon is running.\n"
 
 
-def test_the_clients_methods(home: Home, daemon: RunningDaemon) -> None:
+def test_the_methods_of_the_client(home: Home, daemon: RunningDaemon) -> None:
     client = Client(str(home.socket), autostart=False)
     messages = [{"role": "user", "content": "say hello"}]
     assert client.health() == {"status": "ok"}

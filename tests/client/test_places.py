@@ -1,7 +1,7 @@
-"""Whatever lies where a folder or file of ours should be: it works, or one sentence says what to do.
+"""Whatever is in the place of a folder or file of ours: the command works, or one sentence names the remedy.
 
-A few cases in every run; with LOCALSPEC_TEST_PLACES=all everything at every place with every command,
-which takes half an hour.
+Every run has a few cases; LOCALSPEC_TEST_PLACES=all tests everything at every place with every command, which
+takes half an hour.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import pytest
 from localspec.paths import Paths
 from tests.support.daemons import Home, RunningDaemon, wait_for
 
-# Every place that Paths knows, and the files that others add to it.
+# Every path of Paths, and files that other modules add.
 PLACES = (
     *(name for name in Paths._fields),
-    *(name for name, each in vars(Paths).items() if isinstance(each, property)),
+    *(name for name, value in vars(Paths).items() if isinstance(value, property)),
 )
 MORE = {
     "starters' lock": "run/start.lock",
@@ -54,8 +54,8 @@ FOLDERS = {
 
 def place(home: Home, name: str) -> Path:
     root = home.root
-    known = Paths(*(root / each for each in ("run", "config", "data", "state", "cache")))
-    return root / MORE[name] if name in MORE else getattr(known, name)
+    paths = Paths(*(root / folder for folder in ("run", "config", "data", "state", "cache")))
+    return root / MORE[name] if name in MORE else getattr(paths, name)
 
 
 def wrong_kind(path: Path, folder: bool) -> None:
@@ -98,43 +98,46 @@ COMMANDS = [
     ["logs"], ["stop"], ["ask", "-t", "brief", "x"], ["ask", "--save", "brief", "x"], ["gc"],
     ["show", "builtin"], ["verify", "mine"],
 ]  # fmt: skip
-FEW = [COMMANDS[at] for at in (0, 4, 6)]  # where there is little between one command and another
+FEW_COMMANDS = [COMMANDS[at] for at in (0, 4, 6)]  # for tests in which commands hardly differ
 
 
-def told(done: subprocess.CompletedProcess[str], about: object) -> None:
-    """It worked, or says one sentence."""
-    said = (about, done.stdout, done.stderr)
-    assert done.returncode in (0, 1, 2, 3), said
-    assert "Traceback" not in done.stdout + done.stderr, said
-    assert "bug in localspec" not in done.stderr, said
-    if done.returncode and "BAD" not in done.stdout:  # doctor's findings are on stdout
-        lines = done.stderr.strip().splitlines()
-        assert len(lines) == 1, said
-        assert lines[0].startswith("localspec: "), said
-        assert len(lines[0]) > 30, said
+def assert_works_or_explains(run: subprocess.CompletedProcess[str], case: object) -> None:
+    """Assert that the command worked, or printed one sentence."""
+    details = (case, run.stdout, run.stderr)
+    assert run.returncode in (0, 1, 2, 3), details
+    assert "Traceback" not in run.stdout + run.stderr, details
+    assert "bug in localspec" not in run.stderr, details
+    if run.returncode and "BAD" not in run.stdout:  # doctor reports problems on stdout
+        lines = run.stderr.strip().splitlines()
+        assert len(lines) == 1, details
+        assert lines[0].startswith("localspec: "), details
+        assert len(lines[0]) > 30, details
 
 
-def tried(home: Home, name: str, condition: Callable[[Path, bool], None], line: list[str]) -> None:
+def check_case(
+    home: Home, name: str, condition: Callable[[Path, bool], None], line: list[str]
+) -> None:
     path = place(home, name)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.suppress(FileExistsError):
         condition(path, name in FOLDERS)
     try:
-        told(home.run(*line), (name, condition.__name__, line))  # which waits for no more than 30 s
+        # home.run has a timeout of 30 s.
+        assert_works_or_explains(home.run(*line), (name, condition.__name__, line))
     finally:
-        if path.is_fifo():  # nobody should wait at it when the home is given up
+        if path.is_fifo():  # nothing may block on it when the home is removed
             path.unlink()
 
 
 Case = tuple[str, Callable[[Path, bool], None], list[str]]
 
 
-def words(case: Case) -> str:
+def case_id(case: Case) -> str:
     name, condition, line = case
     return f"{name} {condition.__name__} {' '.join(line)}"
 
 
-# What went wrong once, by waiting for ever, a traceback or a mistake of ours.
+# Cases that once failed: by waiting forever, with a traceback, or with a wrong message.
 SAMPLE: list[Case] = [
     ("model_states", pipe, ["history", "rm", "--all"]),
     ("typed_lines", pipe, ["history", "rm", "--all"]),
@@ -148,94 +151,100 @@ ALL: list[Case] = list(itertools.product((*PLACES, *MORE), CONDITIONS, COMMANDS)
 
 
 @pytest.mark.parametrize(
-    "case", ALL if os.environ.get("LOCALSPEC_TEST_PLACES") == "all" else SAMPLE, ids=words
+    "case", ALL if os.environ.get("LOCALSPEC_TEST_PLACES") == "all" else SAMPLE, ids=case_id
 )
-def test_whatever_is_in_the_way(home: Home, case: Case) -> None:
+def test_any_obstacle_is_handled_or_explained(home: Home, case: Case) -> None:
     home.use_fake()
-    tried(home, *case)
+    check_case(home, *case)
 
 
 @pytest.mark.parametrize(
     ("root", "line"),
     [
-        *(("/proc/localspec", line) for line in [*FEW, ["list"], ["status"]]),
-        ("/dev/null/localspec", FEW[0]),
+        *(("/proc/localspec", line) for line in [*FEW_COMMANDS, ["list"], ["status"]]),
+        ("/dev/null/localspec", FEW_COMMANDS[0]),
     ],
 )
-def test_a_home_that_cannot_be_made(home: Home, root: str, line: list[str]) -> None:
+def test_a_home_that_cannot_be_created_is_explained(home: Home, root: str, line: list[str]) -> None:
     home.use_fake()
     home.environment["LOCALSPEC_HOME"] = root
-    told(home.run(*line), (root, line))
+    assert_works_or_explains(home.run(*line), (root, line))
 
 
 def limit_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
 
-@pytest.mark.parametrize("line", [*FEW[:2], ["config", "set", "queue", "9"]], ids=" ".join)
-def test_a_disk_that_is_full(home: Home, line: list[str]) -> None:
+@pytest.mark.parametrize("line", [*FEW_COMMANDS[:2], ["config", "set", "queue", "9"]], ids=" ".join)
+def test_a_full_disk_is_explained(home: Home, line: list[str]) -> None:
     home.use_fake()
-    done = home.run(*line, preexec_fn=limit_files)
-    told(done, line)
+    run = home.run(*line, preexec_fn=limit_files)
+    assert_works_or_explains(run, line)
     if line[0] == "ask":
-        assert done.stdout == "hello\n"
+        assert run.stdout == "hello\n"
 
 
-def test_a_full_disk_leaves_no_half_of_a_token_and_an_empty_one_is_healed(home: Home) -> None:
+def test_a_full_disk_leaves_no_partial_token(home: Home) -> None:
     home.use_fake()
     line = ["start", "--listen", "127.0.0.1:0"]
-    done = home.run(*line, preexec_fn=limit_files)
-    assert done.returncode == 3
-    assert "cannot be written" in done.stderr
+    run = home.run(*line, preexec_fn=limit_files)
+    assert run.returncode == 3
+    assert "cannot be written" in run.stderr
     state = home.root / "state"
-    assert not [each for each in state.iterdir() if "token" in each.name]
-    (state / "token").touch(mode=0o600)  # as earlier versions left it
+    assert not [path for path in state.iterdir() if "token" in path.name]
+    (state / "token").touch(mode=0o600)  # as written by earlier versions
     assert home.run(*line).returncode == 0
     assert len((state / "token").read_text().strip()) == 64
     assert (state / "token").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_runtime_folder_that_is_not_there_is_made(home: Home) -> None:
-    """And not found too open by the daemon, which would listen elsewhere."""
+def test_a_missing_runtime_folder_is_created(home: Home) -> None:
+    """The daemon must not find it too open, or it would listen elsewhere."""
     home.use_fake()
     del home.environment["LOCALSPEC_HOME"]
     home.root.chmod(0o700)
     for name in ("CONFIG_HOME", "DATA_HOME", "STATE_HOME", "CACHE_HOME"):
         home.environment[f"XDG_{name}"] = str(home.root / name)
     home.environment["XDG_RUNTIME_DIR"] = str(home.root / "run" / "one/more")
-    done = home.run("ask", "say hello")
-    assert (done.returncode, done.stdout) == (0, "hello\n"), done.stderr
+    run = home.run("ask", "say hello")
+    assert (run.returncode, run.stdout) == (0, "hello\n"), run.stderr
     assert home.run("stop").returncode == 0
 
 
-def test_a_home_in_a_folder_that_is_gone(home: Home) -> None:
+def test_a_deleted_working_folder_is_explained(home: Home) -> None:
     gone = home.root / "gone"
     gone.mkdir()
     home.environment["LOCALSPEC_HOME"] = "relative"
     program = f"cd {gone} && rmdir {gone} && exec {sys.executable} -m localspec status"
-    done = subprocess.run(
+    run = subprocess.run(
         ["/bin/sh", "-c", program], env=home.environment, capture_output=True, text=True
     )
-    told(done, "a folder that is gone")
+    assert_works_or_explains(run, "a folder that is gone")
 
 
 @pytest.mark.parametrize(
-    ("length", "line"), [(80, FEW[0]), (104, FEW[0]), (4000, FEW[0]), (4000, FEW[2])]
+    ("length", "line"),
+    [
+        (80, FEW_COMMANDS[0]),
+        (104, FEW_COMMANDS[0]),
+        (4000, FEW_COMMANDS[0]),
+        (4000, FEW_COMMANDS[2]),
+    ],
 )
-def test_a_long_path(home: Home, length: int, line: list[str]) -> None:
+def test_a_long_path_works_or_is_explained(home: Home, length: int, line: list[str]) -> None:
     home.use_fake()
     root = str(home.root)
     while len(root) < length:
         root += "/" + "x" * min(200, length - len(root))
     home.environment["LOCALSPEC_HOME"] = root
     try:
-        told(home.run(*line), (length, line))
+        assert_works_or_explains(home.run(*line), (length, line))
     finally:
         home.run("stop")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
-def test_an_abstract_socket_that_is_handed_over_is_served_beside_ours(home: Home) -> None:
+def test_an_inherited_abstract_socket_is_served_beside_ours(home: Home) -> None:
     home.use_fake()
     name = f"\0{home.root}/abstract"
     with socket.socket(socket.AF_UNIX) as listening:

@@ -1,4 +1,4 @@
-"""Our reader of HTTP and server-sent events: whatever the pieces, the same result."""
+"""Our reader of HTTP and server-sent events gives the same result however the bytes are split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.daemons import Home
 
 
 def feed(data: bytes, cuts: list[int]) -> Callable[[int], bytes]:
-    """A `receive` that returns `data` in pieces of the given sizes, then the end."""
+    """Return a `receive` that returns `data` in pieces of the given sizes, then the end."""
     pieces = []
     for size in cuts:
         pieces.append(data[:size])
@@ -48,12 +48,14 @@ def chunked(parts: list[bytes], trailer: bytes = b"") -> bytes:
 
 
 @given(BODIES, CUTS, st.sampled_from([b"", b"X-Trailer: 1\r\n"]))
-def test_a_chunked_body_arrives_whole(parts: list[bytes], cuts: list[int], trailer: bytes) -> None:
+def test_a_chunked_body_arrives_complete(
+    parts: list[bytes], cuts: list[int], trailer: bytes
+) -> None:
     assert response(chunked(parts, trailer), cuts).read() == b"".join(parts)
 
 
 @given(st.binary(max_size=200), CUTS)
-def test_a_counted_body_arrives_whole(body: bytes, cuts: list[int]) -> None:
+def test_a_body_with_a_length_arrives_complete(body: bytes, cuts: list[int]) -> None:
     head = b"HTTP/1.1 503 Service Unavailable\r\ncontent-LENGTH:  %d \r\nA: b\r\n\r\n" % len(body)
     answer = response(head + body + b"not ours", cuts)
     assert answer.status == 503
@@ -67,17 +69,17 @@ def test_a_body_without_length_ends_with_the_stream(body: bytes, cuts: list[int]
 
 
 @given(BODIES.filter(bool), CUTS, st.data())
-def test_a_body_that_is_cut_is_never_taken_for_whole(
+def test_a_truncated_body_is_an_error(
     parts: list[bytes], cuts: list[int], data: st.DataObject
 ) -> None:
-    whole = chunked(parts)
-    cut = whole[: data.draw(st.integers(0, len(whole) - 3))]
+    complete = chunked(parts)
+    cut = complete[: data.draw(st.integers(0, len(complete) - 3))]
     with pytest.raises(NoDaemon):
         response(cut, cuts).read()
 
 
 @given(st.binary(max_size=300), CUTS)
-def test_garbage_is_an_error_of_ours(data: bytes, cuts: list[int]) -> None:
+def test_garbage_raises_our_own_error(data: bytes, cuts: list[int]) -> None:
     with contextlib.suppress(LocalspecError):
         response(data, cuts).read()
 
@@ -97,12 +99,12 @@ def test_garbage_is_an_error_of_ours(data: bytes, cuts: list[int]) -> None:
         b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 70_000,
     ],
 )
-def test_what_makes_no_sense_is_refused(data: bytes) -> None:
+def test_an_invalid_response_is_refused(data: bytes) -> None:
     with pytest.raises(BadResponse):
         response(data).read()
 
 
-def test_informational_answers_are_passed_over() -> None:
+def test_informational_responses_are_skipped() -> None:
     data = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 204 No Content\r\n\r\n"
     answer = response(data)
     assert answer.status == 204
@@ -131,7 +133,7 @@ def test_an_event_that_is_cut_is_dropped() -> None:
 
 @contextlib.contextmanager
 def serving(path: Path, answer: bytes) -> Iterator[list[bytes]]:
-    """A socket that sends `answer` to one client; yields what the client sent."""
+    """Serve `answer` to one client on a socket; yield the received bytes."""
     received: list[bytes] = []
 
     def serve() -> None:
@@ -163,12 +165,12 @@ def test_a_request_carries_its_length_and_headers(home: Home) -> None:
     assert body == b"body"
 
 
-def test_no_daemon_is_said_and_how_to_start_one(home: Home) -> None:
+def test_the_error_without_a_daemon_names_the_command_to_start_one(home: Home) -> None:
     with pytest.raises(NoDaemon, match="localspec start"):
         transport.Connection(str(home.root / "nothing"))
 
 
-def test_a_daemon_that_says_nothing_times_out(home: Home) -> None:
+def test_a_silent_daemon_times_out(home: Home) -> None:
     path = home.root / "s"
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -188,19 +190,21 @@ def nobody_listens(path: Path) -> None:
         gone.bind(str(path))
 
 
-def of_another_kind(path: Path) -> None:
+def datagram_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as gone:
         gone.bind(str(path))
 
 
-@pytest.mark.parametrize("made", [no_socket, nobody_listens, of_another_kind])
-def test_what_is_no_daemon_is_told_from_one(home: Home, made: Callable[[Path], None]) -> None:
-    made(path := home.root / "s")
+@pytest.mark.parametrize("make_socket", [no_socket, nobody_listens, datagram_socket])
+def test_a_path_without_a_daemon_is_recognised(
+    home: Home, make_socket: Callable[[Path], None]
+) -> None:
+    make_socket(path := home.root / "s")
     with pytest.raises(NoDaemon, match=r"localspec start|Cannot reach the daemon at .*: \w"):
         transport.Connection(str(path))
 
 
-def test_a_daemon_that_takes_no_more_connections_is_said_to_be_silent(home: Home) -> None:
+def test_a_daemon_that_accepts_no_connection_does_not_respond(home: Home) -> None:
     path = str(home.root / "s")
     with socket.socket(socket.AF_UNIX) as listening, contextlib.ExitStack() as waiting:
         listening.bind(path)
@@ -214,7 +218,7 @@ def test_a_daemon_that_takes_no_more_connections_is_said_to_be_silent(home: Home
         assert "does not respond" in refused
 
 
-def test_a_daemon_that_dies_before_its_answer_is_told(home: Home) -> None:
+def test_a_daemon_that_dies_before_its_answer_is_an_error(home: Home) -> None:
     path = str(home.root / "s")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)

@@ -1,4 +1,4 @@
-"""The cheap way to the socket's path and the thorough one agree."""
+"""The quick and the thorough way to find the socket's path agree."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def test_a_usable_runtime_directory_is_used_by_both(
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
-def test_a_runtime_directory_that_is_missing_is_the_same_before_and_after_it_is_made(
+def test_a_missing_runtime_directory_is_the_same_once_created(
     umask: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("LOCALSPEC_HOME", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing" / "too"))
-    before = os.umask(umask)
+    old_umask = os.umask(umask)
     try:
-        found = paths.default_paths().runtime
-        paths.make_private_directory(found)
+        runtime = paths.default_paths().runtime
+        paths.make_private_directory(runtime)
     finally:
-        os.umask(before)
-    assert paths.default_paths().runtime == found == tmp_path / "missing" / "too" / "localspec"
+        os.umask(old_umask)
+    assert paths.default_paths().runtime == runtime == tmp_path / "missing" / "too" / "localspec"
 
 
 def test_a_path_that_is_too_long_is_refused_with_its_length(

@@ -630,7 +630,7 @@ def test_another_pair_can_continue_a_thread() -> None:
             assert read_contents(frame) == [*turns, "echo"]
             assert [tool["function"]["name"] for tool in frame["prompt"]["tools"]] == ["weather"]
             second = post(home, "more", continue_from(first), model="big").json["id"]
-            body = server.seen[-1].body
+            body = server.requests[-1].body
             assert [message["content"] for message in body["messages"]] == [*turns, "more"]
             assert [tool["function"]["name"] for tool in body["tools"]] == ["weather"]
         turns += ["more", "hello there"]

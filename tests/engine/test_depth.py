@@ -44,9 +44,9 @@ from tests.support.replay import (
     auto,
     best_fixed_ms,
     bursty,
+    calibrated,
     plain_ms,
     steady,
-    telling,
     together,
 )
 
@@ -435,7 +435,7 @@ TRACES = [
     *(steady(alpha, LENGTH) for alpha in (0.0, 0.1, 0.2, 0.4, 0.7, 0.9, 0.95, 1.0)),
     bursty(0.95, 0.1, 40, LENGTH),
     bursty(0.95, 0.1, 200, LENGTH),
-    telling(LENGTH),
+    calibrated(LENGTH),
 ]
 all_traces = pytest.mark.parametrize("trace", TRACES, ids=lambda trace: trace.name)
 

@@ -19,7 +19,7 @@ import pytest
 
 import localspec
 from localspec.engine.llama import Model
-from tests.support.any_request import Drawn
+from tests.support.any_request import RequestGenerator
 from tests.support.daemons import Answer, Home, RunningDaemon, temporary_home
 from tests.support.error_shapes import has_error, read_error
 from tests.support.gguf_files import relabelled
@@ -91,7 +91,7 @@ class Company:
         enough = count >= REQUESTS if REQUESTS else time.monotonic() > self.until
         return enough or bool(self.troubles)
 
-    def anything(self, drawn: Drawn) -> None:
+    def anything(self, drawn: RequestGenerator) -> None:
         count = 0
         try:
             while not self.over(count):
@@ -160,7 +160,7 @@ def test_random_requests_do_not_harm_a_bystander(tmp_path: Path, pre_tokenizer: 
         daemon = RunningDaemon(home)
         alone = {(n, exact): ask(home, n, exact) for n in range(3) for exact in (True, False)}
         before = home.status()
-        drawn = [Drawn(SEED * 1000 + number) for number in range(CLIENTS)]
+        drawn = [RequestGenerator(SEED * 1000 + number) for number in range(CLIENTS)]
         company = Company(home, time.monotonic() + SECONDS)
         threads = [
             threading.Thread(target=company.anything, args=(requests,)) for requests in drawn

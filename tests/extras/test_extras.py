@@ -1,4 +1,4 @@
-"""Extras can be deleted: the core answers without any one of them, and without all."""
+"""Extras can be deleted: the core works without any one of them, and without all."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def test_the_core_answers_without_extras(removed: list[str], tmp_path: Path) -> 
         daemon = RunningDaemon(home)
         try:
             assert home.run("ask", "say still here", cwd=tmp_path).stdout == "still here\n"
-            listed = home.run("--help", cwd=tmp_path).stdout
-            assert "history" in listed
+            help_text = home.run("--help", cwd=tmp_path).stdout
+            assert "history" in help_text
             for name, (extra, _, _) in (
                 (n, row) for group in extras.COMMANDS.values() for n, row in group.items()
             ):
-                assert (f"\n  {name} " in listed) == (extra not in removed)
+                assert (f"\n  {name} " in help_text) == (extra not in removed)
             missing = home.run("stats" if "stats" in removed else "nonsense", cwd=tmp_path)
             assert missing.returncode == 2
             assert "No such command" in missing.stderr
             assert home.request("GET", "/v1/models").json["data"]
-            asked = home.chat("say over HTTP").json
-            assert asked["choices"][0]["message"]["content"] == "over HTTP"
+            response = home.chat("say over HTTP").json
+            assert response["choices"][0]["message"]["content"] == "over HTTP"
         finally:
             daemon.stop()

@@ -1,4 +1,4 @@
-"""Fields that a request's struct does not declare, whatever they are called."""
+"""Fields of a request that its struct does not declare are named, whatever they are called."""
 
 from __future__ import annotations
 
@@ -62,39 +62,41 @@ JSON = st.recursive(
 )
 
 
-def named(kind: type[msgspec.Struct], body: dict[str, Any]) -> IgnoredFields:
+def list_ignored(kind: type[msgspec.Struct], body: dict[str, Any]) -> IgnoredFields:
     data = json.dumps(body).encode()
     return find_ignored_fields(data, decode(data, kind))
 
 
 def is_free(kind: type[msgspec.Struct], name: str) -> bool:
-    """Whether nothing in the tables or the struct says anything of this name."""
+    """Return whether neither the tables nor the struct know this name."""
     declared = {field.encode_name for field in msgspec.structs.fields(kind)}
     return name not in declared and name not in REFUSED[getattr(kind, "refusal_table", "")]
 
 
 @settings(max_examples=300)
 @given(KINDS, st.dictionaries(NAMES, JSON, min_size=1, max_size=9))
-def test_any_unknown_name_is_named(kind: type[msgspec.Struct], unknown: dict[str, Any]) -> None:
+def test_any_unknown_field_is_named(kind: type[msgspec.Struct], unknown: dict[str, Any]) -> None:
     unknown = {name: value for name, value in unknown.items() if is_free(kind, name)}
-    found = named(kind, {**BASE[kind], **unknown})
-    assert len(found) <= len(unknown)
+    ignored = list_ignored(kind, {**BASE[kind], **unknown})
+    assert len(ignored) <= len(unknown)
     for name in unknown:
-        assert any(each == name or each.rstrip("…") == name[: MAX_PATH - 1] for each in found)
+        assert any(path == name or path.rstrip("…") == name[: MAX_PATH - 1] for path in ignored)
 
 
 @settings(max_examples=100)
 @given(st.integers(1, 400))
-def test_however_many_there_are_the_list_is_short_and_counts_them(count: int) -> None:
-    found = named(ChatRequest, {"messages": MESSAGES, **{f"x{n}": n for n in range(count)}})
-    assert len(found) == min(count, MAX_NAMED)
+def test_a_long_list_of_ignored_fields_is_cut_with_a_count(count: int) -> None:
+    ignored = list_ignored(
+        ChatRequest, {"messages": MESSAGES, **{f"x{n}": n for n in range(count)}}
+    )
+    assert len(ignored) == min(count, MAX_NAMED)
     if count > MAX_NAMED:
-        assert found[-1] == f"and {count - MAX_NAMED + 1} more"
-        assert found[-2] == f"x{MAX_NAMED - 2}"
+        assert ignored[-1] == f"and {count - MAX_NAMED + 1} more"
+        assert ignored[-2] == f"x{MAX_NAMED - 2}"
 
 
 @pytest.mark.parametrize(
-    ("kind", "more", "path"),
+    ("kind", "extra", "path"),
     [
         (ChatRequest, {"stream_options": {"x": 1}}, "stream_options.x"),
         (ChatRequest, {"response_format": {"type": "text", "x": 1}}, "response_format.x"),
@@ -113,9 +115,9 @@ def test_however_many_there_are_the_list_is_short_and_counts_them(count: int) ->
     ],
 )  # fmt: skip
 def test_fields_of_inner_objects_are_named_by_their_path(
-    kind: type[msgspec.Struct], more: dict[str, Any], path: str
+    kind: type[msgspec.Struct], extra: dict[str, Any], path: str
 ) -> None:
-    assert named(kind, {**BASE[kind], **more}) == [path]
+    assert list_ignored(kind, {**BASE[kind], **extra}) == [path]
 
 
 @pytest.mark.parametrize(
@@ -127,23 +129,23 @@ def test_fields_of_inner_objects_are_named_by_their_path(
         ({"previous_message_id": "msg_1", "x": 1, "type": "continue"}, ["thread.x"]),
     ],
 )
-def test_a_variant_is_told_by_its_tag(thread: dict[str, Any], paths: list[str]) -> None:
-    assert named(MessagesRequest, {**BASE[MessagesRequest], "thread": thread}) == paths
+def test_a_variant_is_recognised_by_its_tag(thread: dict[str, Any], paths: list[str]) -> None:
+    assert list_ignored(MessagesRequest, {**BASE[MessagesRequest], "thread": thread}) == paths
 
 
-def test_what_is_shown_to_the_model_whole_is_not_looked_into() -> None:
+def test_objects_passed_on_to_the_model_are_not_checked() -> None:
     tool = {"type": "function", "x": 1, "function": {"name": "f", "y": 1}}
     schema = {
         "type": "json_schema",
         "json_schema": {"name": "n", "strict": True, "schema": {"z": 1}},
     }
     body = {"messages": MESSAGES, "tools": [tool], "response_format": schema}
-    assert named(ChatRequest, {**body, "chat_template_kwargs": {"x": 1}}) == []
+    assert list_ignored(ChatRequest, {**body, "chat_template_kwargs": {"x": 1}}) == []
 
 
 def test_a_field_of_every_message_is_named_once() -> None:
     messages = [{"role": "user", "content": "x", "weight": 1, "refusal": None}] * 500
-    assert named(ChatRequest, {"messages": messages}) == ["messages[0].weight"]
+    assert list_ignored(ChatRequest, {"messages": messages}) == ["messages[0].weight"]
 
 
 CASES = [
@@ -154,20 +156,20 @@ CASES = [
 ]
 
 
-def test_every_rule_refuses_by_name_and_lets_neutral_values_pass(
+def test_every_rule_refuses_by_name_and_accepts_neutral_values(
     subtests: pytest.Subtests,
 ) -> None:
     for kind, name, rule in CASES:
         with subtests.test(kind=str(kind), name=str(name), rule=str(rule)):
             with pytest.raises(BadBody) as refused:
-                named(kind, {**BASE[kind], name: [{"anything": 0.5}]})
+                list_ignored(kind, {**BASE[kind], name: [{"anything": 0.5}]})
             assert refused.value.message == f"'{name}' is not supported: {rule.reason}."
             assert refused.value.param == name
             for value in (*rule.neutral, None):
-                assert named(kind, {**BASE[kind], name: value}) == []
+                assert list_ignored(kind, {**BASE[kind], name: value}) == []
 
 
-def test_the_tables_name_fields_and_requests_that_there_are() -> None:
+def test_the_tables_name_existing_fields_and_requests() -> None:
     kinds = {kind.__name__: kind for kind in BASE}
     for name, rules in WITHOUT_EFFECT.items():
         assert set(rules) <= set(kinds[name].__struct_fields__)
@@ -175,14 +177,14 @@ def test_the_tables_name_fields_and_requests_that_there_are() -> None:
     assert all(rule.reason for rule in FULFILLED_FIELDS.values())
 
 
-def test_an_unknown_name_that_is_no_text_is_refused() -> None:
+def test_an_unknown_name_with_a_surrogate_is_refused() -> None:
     body = b'{"content": "x", "\\ud800": 1}'
     with pytest.raises(BadBody):
         find_ignored_fields(body, TokenizeRequest("x"))
 
 
 @given(NAMES.filter(lambda name: is_free(TokenizeRequest, name)), JSON)
-def test_requests_that_change_something_refuse_what_they_do_not_know(name: str, value: Any) -> None:
+def test_requests_that_change_something_refuse_unknown_fields(name: str, value: Any) -> None:
     data = json.dumps({"content": "x", name: value}).encode()
     with pytest.raises(BadBody, match="is not a field of this request"):
         refuse_undeclared(data, decode(data, TokenizeRequest))

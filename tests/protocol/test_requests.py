@@ -1,4 +1,4 @@
-"""Decoding of requests: what is refused, and in which words."""
+"""Tests of the decoding of requests: what is refused, and with which message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from localspec.protocol.requests import (
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
-def refusal(fields: dict[str, Any] | bytes) -> BadBody:
+def read_refusal(fields: dict[str, Any] | bytes) -> BadBody:
     body = fields if isinstance(fields, bytes) else json.dumps({"messages": MESSAGES, **fields})
     with pytest.raises(BadBody) as caught:
         decode(body if isinstance(body, bytes) else body.encode(), ChatRequest)
@@ -34,7 +34,7 @@ def refusal(fields: dict[str, Any] | bytes) -> BadBody:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "message"),
     [
         ("temperature", "hot", "must be a number, not a string"),
         ("temperature", -0.1, "must be at least 0"),
@@ -58,20 +58,20 @@ def refusal(fields: dict[str, Any] | bytes) -> BadBody:
     ],
 )
 def test_a_field_of_the_wrong_type_or_size_is_named_with_its_limit(
-    field: str, value: Any, words: str
+    field: str, value: Any, message: str
 ) -> None:
-    error = refusal({field: value})
+    error = read_refusal({field: value})
     assert error.param == field
-    assert error.message == f"'{field}' {words}."
+    assert error.message == f"'{field}' {message}."
 
 
-def test_a_stop_string_may_be_so_long_and_no_longer() -> None:
-    error = refusal({"stop": ["x" * 1024, "x" * 1025]})
+def test_a_stop_string_has_a_maximal_length() -> None:
+    error = read_refusal({"stop": ["x" * 1024, "x" * 1025]})
     assert error.param == "stop[1]"
     assert "at most 1024 characters" in error.message
 
 
-FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
+MINIMAL_BODIES: dict[type[msgspec.Struct], dict[str, Any]] = {
     ChatRequest: {
         "messages": MESSAGES,
         "stream_options": {},
@@ -98,15 +98,17 @@ FULL: dict[type[msgspec.Struct], dict[str, Any]] = {
 }
 
 
-def least(kind: msgspec.inspect.Type) -> Any:
-    """The smallest value that `kind` allows."""
+def smallest_value(kind: msgspec.inspect.Type) -> Any:
+    """Return the smallest value that `kind` allows."""
     match kind:
         case msgspec.inspect.StructType(fields=fields):
-            return {each.encode_name: least(each.type) for each in fields if each.required}
+            return {
+                field.encode_name: smallest_value(field.type) for field in fields if field.required
+            }
         case msgspec.inspect.ListType(item_type=item, min_length=count):
-            return [least(item) for _ in range(count or 0)]
+            return [smallest_value(item) for _ in range(count or 0)]
         case msgspec.inspect.UnionType(types=[first, *_]) | msgspec.inspect.Metadata(type=first):
-            return least(first)
+            return smallest_value(first)
         case msgspec.inspect.LiteralType(values=[first, *_]):
             return first
         case msgspec.inspect.StrType():
@@ -116,9 +118,11 @@ def least(kind: msgspec.inspect.Type) -> Any:
     return {}
 
 
-# Those of other protocols too, with what they must have.
-FULL |= {
-    kind: least(msgspec.inspect.type_info(kind)) for kind in openapi.REQUESTS if kind not in FULL
+# Requests of other protocols, with their required fields.
+MINIMAL_BODIES |= {
+    kind: smallest_value(msgspec.inspect.type_info(kind))
+    for kind in openapi.REQUESTS
+    if kind not in MINIMAL_BODIES
 }
 
 
@@ -126,53 +130,59 @@ FULL |= {
     ("kind", "name"),
     [
         (kind, field.encode_name)
-        for kind, body in FULL.items()
+        for kind, body in MINIMAL_BODIES.items()
         for field in msgspec.structs.fields(kind)
         if field.required
     ],
 )
-def test_null_is_a_field_that_is_missing_where_it_must_be_there(
-    kind: type[msgspec.Struct], name: str
-) -> None:
-    said = []
-    for body in ({**FULL[kind], name: None}, {k: v for k, v in FULL[kind].items() if k != name}):
+def test_null_in_a_required_field_means_missing(kind: type[msgspec.Struct], name: str) -> None:
+    errors = []
+    for body in (
+        {**MINIMAL_BODIES[kind], name: None},
+        {k: v for k, v in MINIMAL_BODIES[kind].items() if k != name},
+    ):
         with pytest.raises(BadBody) as caught:
             decode(json.dumps(body).encode(), kind)
-        said.append((caught.value.message, caught.value.param))
-    assert said == [(f"'{name}' is missing.", name)] * 2
+        errors.append((caught.value.message, caught.value.param))
+    assert errors == [(f"'{name}' is missing.", name)] * 2
 
 
-def optional(kind: Any, body: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every field that `body`, a `kind`, may leave out, however deep."""
+def optional_paths(kind: Any, body: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every field that `body`, a `kind`, may omit, however deep."""
     if isinstance(kind, msgspec.inspect.UnionType):
         kind = next((k for k in kind.types if isinstance(k, CONTAINERS)), None)
     if isinstance(kind, msgspec.inspect.Metadata):
         kind = kind.type
     if isinstance(kind, msgspec.inspect.ListType) and isinstance(body, list):
         for index, item in enumerate(body):
-            yield from optional(kind.item_type, item, (*path, index))
+            yield from optional_paths(kind.item_type, item, (*path, index))
     elif isinstance(kind, msgspec.inspect.StructType) and isinstance(body, dict):
         for field in kind.fields:
             if not field.required:
                 yield (*path, field.encode_name)
             if field.encode_name in body:
-                yield from optional(field.type, body[field.encode_name], (*path, field.encode_name))
+                yield from optional_paths(
+                    field.type, body[field.encode_name], (*path, field.encode_name)
+                )
 
 
 CONTAINERS = (msgspec.inspect.StructType, msgspec.inspect.ListType, msgspec.inspect.Metadata)
 NULLABLE = [
     (kind, path)
-    for kind, body in FULL.items()
-    for path in optional(msgspec.inspect.type_info(kind), body)
+    for kind, body in MINIMAL_BODIES.items()
+    for path in optional_paths(msgspec.inspect.type_info(kind), body)
 ]
 
 
-def test_null_is_a_field_that_is_not_there(
+def test_null_in_an_optional_field_means_absent(
     subtests: pytest.Subtests,
 ) -> None:
     for kind, path in NULLABLE:
         with subtests.test(kind=str(kind), path=str(path)):
-            null, absent = json.loads(json.dumps(FULL[kind])), json.loads(json.dumps(FULL[kind]))
+            null, absent = (
+                json.loads(json.dumps(MINIMAL_BODIES[kind])),
+                json.loads(json.dumps(MINIMAL_BODIES[kind])),
+            )
             *above, name = path
 
             def to_null(d: Any, name: Any = name) -> None:
@@ -190,44 +200,44 @@ def test_null_is_a_field_that_is_not_there(
             )
 
 
-def test_all_that_may_be_left_out_is_tried_as_null() -> None:
+def test_every_optional_field_is_tested_with_null() -> None:
     assert len(NULLABLE) > 150
     assert (ChatRequest, ("tools", 0, "function", "description")) in NULLABLE
     assert (ChatRequest, ("speculative", "depth")) in NULLABLE
 
 
-def integers(kind: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """The path of every whole number that a request may have, and one that is within its limits."""
+def integer_paths(kind: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield the path of every integer field of a request, with a valid value."""
     if isinstance(kind, msgspec.inspect.Metadata):
         kind = kind.type
     match kind:
         case msgspec.inspect.IntType(ge=low, le=high):
             yield path, min(max(low or 0, 2), high or 2)
         case msgspec.inspect.UnionType(types=types) if not any(
-            isinstance(each, msgspec.inspect.FloatType) for each in types
+            isinstance(member, msgspec.inspect.FloatType) for member in types
         ):
-            for each in types:
-                yield from integers(each, path)
+            for member in types:
+                yield from integer_paths(member, path)
         case msgspec.inspect.ListType(item_type=item):
-            yield from integers(item, (*path, 0))
+            yield from integer_paths(item, (*path, 0))
         case msgspec.inspect.StructType(fields=fields) if len(path) < 6:
             for field in fields:
-                yield from integers(field.type, (*path, field.encode_name))
+                yield from integer_paths(field.type, (*path, field.encode_name))
 
 
 def with_value(kind: type[msgspec.Struct], path: tuple[Any, ...], value: object) -> bytes:
-    """A request that has `value` at this path, and what its neighbours must have."""
-    body = json.loads(json.dumps(FULL[kind]))
+    """Return a request with `value` at this path, and with the required fields beside it."""
+    body = json.loads(json.dumps(MINIMAL_BODIES[kind]))
     inside = body
     for name, deeper in zip(path, [*path[1:], None], strict=True):
-        more: Any = value if deeper is None else [] if deeper == 0 else {}
+        child: Any = value if deeper is None else [] if deeper == 0 else {}
         if isinstance(inside, list):
-            inside[:] = [more]
-            inside = more
-        elif isinstance(inside.get(name), type(more)) and deeper is not None:
+            inside[:] = [child]
+            inside = child
+        elif isinstance(inside.get(name), type(child)) and deeper is not None:
             inside = inside[name]
         else:
-            inside[name] = inside = more
+            inside[name] = inside = child
     return json.dumps(body).encode()
 
 
@@ -237,23 +247,23 @@ def is_valid(body: bytes, kind: type[msgspec.Struct]) -> bool:
     return False
 
 
-# Those that make a request by themselves: others stand in an object that must have more.
+# Only paths that give a valid request: others are in an object with more required fields.
 INTEGERS = [
     (kind, path, value)
-    for kind in FULL
-    for path, value in integers(msgspec.inspect.type_info(kind))
+    for kind in MINIMAL_BODIES
+    for path, value in integer_paths(msgspec.inspect.type_info(kind))
     if is_valid(with_value(kind, path, value), kind)
 ]
 
 
-def test_every_kind_of_whole_number_is_tried_with_a_point() -> None:
+def test_every_integer_field_is_tested_with_a_float() -> None:
     assert len(INTEGERS) > 100
     tried = {(kind, path) for kind, path, _ in INTEGERS}
     assert {(ChatRequest, ("seed",)), (ChatRequest, ("max_tokens",))} < tried
     assert (requests.DetokenizeRequest, ("tokens", 0)) in tried
 
 
-def test_a_whole_number_may_be_written_with_a_point(
+def test_an_integer_may_be_written_as_a_float(
     subtests: pytest.Subtests,
 ) -> None:
     for kind, path, value in INTEGERS:
@@ -264,71 +274,76 @@ def test_a_whole_number_may_be_written_with_a_point(
                 decode(with_value(kind, path, value + 0.5), kind)
 
 
-def test_many_whole_numbers_with_points_make_one_request() -> None:
+def test_many_integers_may_be_written_as_floats_in_one_request() -> None:
     body = {"prompt": [1.0, 2, 3e0], "max_tokens": 5.0, "seed": 7.0, "top_k": 1e2, "n": 1.0}
     body |= {"n_probs": 3.0, "repeat_last_n": -1.0, "logit_bias": [[5.0, 1.0], [6, -1.0]]}
-    found = decode(json.dumps(body).encode(), NativeCompletionRequest)
-    assert (found.prompt, found.max_tokens, found.seed, found.top_k) == ([1, 2, 3], 5, 7, 100)
-    assert (found.n_probs, found.repeat_last_n) == (3, -1)
-    assert found.logit_bias == [(5, 1.0), (6, -1.0)]
+    request = decode(json.dumps(body).encode(), NativeCompletionRequest)
+    assert (request.prompt, request.max_tokens, request.seed, request.top_k) == (
+        [1, 2, 3],
+        5,
+        7,
+        100,
+    )
+    assert (request.n_probs, request.repeat_last_n) == (3, -1)
+    assert request.logit_bias == [(5, 1.0), (6, -1.0)]
     for wrong in ("1", 1.5, 2.0**60, True, None):
         with pytest.raises(BadBody):
             decode(json.dumps({"tokens": [1.0, wrong]}).encode(), requests.DetokenizeRequest)
 
 
-def test_what_a_tool_has_in_its_schema_stays_as_it_is() -> None:
+def test_the_schema_of_a_tool_stays_unchanged() -> None:
     parameters = {"type": "object", "properties": {"x": {"minimum": 1.0, "default": 2.0}}}
     tools = [{"function": {"name": "f", "parameters": parameters}}]
     body = {"messages": MESSAGES, "tools": tools, "max_tokens": 3.0}
-    found = decode(json.dumps(body).encode(), ChatRequest)
-    assert found.tools is not None
-    assert json.dumps(found.tools[0].template_object()["function"]["parameters"]) == json.dumps(
+    request = decode(json.dumps(body).encode(), ChatRequest)
+    assert request.tools is not None
+    assert json.dumps(request.tools[0].template_object()["function"]["parameters"]) == json.dumps(
         parameters
     )
 
 
-def numbers(kind: type) -> dict[str, list[tuple[Any, Any]]]:
-    """The limits of every field of a request that takes a number, or several."""
-    found: dict[str, list[tuple[Any, Any]]] = {}
+def number_limits(kind: type) -> dict[str, list[tuple[Any, Any]]]:
+    """Return the limits of every field of a request that takes one or more numbers."""
+    limits: dict[str, list[tuple[Any, Any]]] = {}
     info = msgspec.inspect.type_info(kind)
     assert isinstance(info, msgspec.inspect.StructType)
     for field in info.fields:
         kinds = [field.type]
         while kinds:
-            each = kinds.pop()
-            if isinstance(each, msgspec.inspect.Metadata):
-                kinds.append(each.type)
-            elif isinstance(each, msgspec.inspect.UnionType):
-                kinds += each.types
-            elif isinstance(each, msgspec.inspect.DictType):
-                kinds.append(each.value_type)  # a list of pairs has the same limits
-            elif isinstance(each, msgspec.inspect.IntType | msgspec.inspect.FloatType):
-                found.setdefault(field.name, []).append((each.ge, each.le))
-    return found
+            inner = kinds.pop()
+            if isinstance(inner, msgspec.inspect.Metadata):
+                kinds.append(inner.type)
+            elif isinstance(inner, msgspec.inspect.UnionType):
+                kinds += inner.types
+            elif isinstance(inner, msgspec.inspect.DictType):
+                kinds.append(inner.value_type)  # a list of pairs has the same limits
+            elif isinstance(inner, msgspec.inspect.IntType | msgspec.inspect.FloatType):
+                limits.setdefault(field.name, []).append((inner.ge, inner.le))
+    return limits
 
 
 REQUESTS = [ChatRequest, CompletionRequest, NativeCompletionRequest, InfillRequest]
 
 
 @pytest.mark.parametrize("kind", REQUESTS)
-def test_every_number_of_a_request_has_limits_and_is_refused_by_name_beyond_them(
+def test_every_number_has_limits_and_is_refused_beyond_them(
     kind: type,
 ) -> None:
-    fields = numbers(kind)
+    fields = number_limits(kind)
     assert {"temperature", "repeat_penalty", "dry_base", "logit_bias", "seed"} <= set(fields)
-    whole = {"messages": MESSAGES, "prompt": "x"}
+    base = {"messages": MESSAGES, "prompt": "x"}
     for name, limits in fields.items():
         assert None not in [limit for pair in limits for limit in pair], name
         ((low, high),) = limits
         below = low - 1 if isinstance(low, int) else math.nextafter(low, -math.inf)
         above = high + 1 if isinstance(high, int) else math.nextafter(high, math.inf)
         for value in (low, high):
-            sent = {"7": value} if name == "logit_bias" else value
-            decode(json.dumps({**whole, name: sent}).encode(), kind)
+            field_value = {"7": value} if name == "logit_bias" else value
+            decode(json.dumps({**base, name: field_value}).encode(), kind)
         for value, word in ((below, low), (above, high)):
-            sent = {"7": value} if name == "logit_bias" else value
+            field_value = {"7": value} if name == "logit_bias" else value
             with pytest.raises(BadBody) as caught:
-                decode(json.dumps({**whole, name: sent}).encode(), kind)
+                decode(json.dumps({**base, name: field_value}).encode(), kind)
             assert (caught.value.param or "").startswith(name)
             assert (
                 str(word).removesuffix(".0") in caught.value.message
@@ -337,7 +352,7 @@ def test_every_number_of_a_request_has_limits_and_is_refused_by_name_beyond_them
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "words"),
+    ("body", "param", "message"),
     [
         (b'{"messages": [{"role": 5}]}', "messages[0].role", "must be a string"),
         (b'{"messages": [{"content": "x"}]}', "messages[0].role", "is missing"),
@@ -354,37 +369,37 @@ def test_every_number_of_a_request_has_limits_and_is_refused_by_name_beyond_them
     ],
 )
 def test_fields_inside_other_fields_are_named_by_their_path(
-    body: bytes, param: str, words: str
+    body: bytes, param: str, message: str
 ) -> None:
-    error = refusal(body)
+    error = read_refusal(body)
     assert error.param == param
-    assert words in error.message
+    assert message in error.message
     assert error.message.startswith(f"'{param}'")
 
 
 @given(st.binary(max_size=8), st.integers(0, 2))
-def test_what_stands_beside_a_field_that_is_refused_may_be_anything(junk: bytes, deep: int) -> None:
-    """It is skipped where all is well, and so it is where the field's key is looked for."""
-    # no field begins with "~"
-    beside = json.dumps(f"~{junk.decode('latin-1')}", ensure_ascii=False).encode("latin-1")
-    beside += b": " + b"[" * (500 * deep) + b"]" * (500 * deep) if deep else b": 1"
-    error = refusal(b'{"messages": [], ' + beside + b', "logit_bias": {"5": 101}}')
+def test_a_refused_field_may_stand_beside_anything(junk: bytes, deep: int) -> None:
+    """The decoder skips it, and so does the search for the key of the refused field."""
+    # No field begins with "~".
+    neighbour = json.dumps(f"~{junk.decode('latin-1')}", ensure_ascii=False).encode("latin-1")
+    neighbour += b": " + b"[" * (500 * deep) + b"]" * (500 * deep) if deep else b": 1"
+    error = read_refusal(b'{"messages": [], ' + neighbour + b', "logit_bias": {"5": 101}}')
     assert error.param is None or error.param.startswith("logit_bias[")
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
-def test_a_number_that_is_none_is_refused_by_name(value: str) -> None:
-    error = refusal(f'{{"dry_base": 1, "temperature": {value}}}'.encode())
+def test_a_number_that_is_not_finite_is_refused_by_name(value: str) -> None:
+    error = read_refusal(f'{{"dry_base": 1, "temperature": {value}}}'.encode())
     assert error.param == "temperature"
     assert "must be a finite number" in error.message
 
 
 def test_a_nested_nan_is_refused_by_path() -> None:
-    assert refusal(b'{"logit_bias": {"7": NaN}}').param == "logit_bias.7"
+    assert read_refusal(b'{"logit_bias": {"7": NaN}}').param == "logit_bias.7"
 
 
 @pytest.mark.parametrize(
-    ("body", "param", "words"),
+    ("body", "param", "message"),
     [
         (rb'{"messages": [{"role": "user", "content": "a\ud800b"}]}', "messages[0].content", "sur"),
         (rb'{"messages": [{"role": "user", "content": "a\u0000b"}]}', "messages[0].content", "NUL"),
@@ -402,12 +417,12 @@ def test_a_nested_nan_is_refused_by_path() -> None:
         (json.dumps({"messages": MESSAGES}).encode() + b" x", None, "not valid JSON"),
     ],
 )
-def test_text_that_is_no_text_and_json_that_is_no_json_are_refused(
-    body: bytes, param: str | None, words: str
+def test_invalid_text_and_invalid_json_are_refused(
+    body: bytes, param: str | None, message: str
 ) -> None:
-    error = refusal(body)
+    error = read_refusal(body)
     assert error.param == param
-    assert words in error.message
+    assert message in error.message
 
 
 def test_a_backslash_before_u0000_is_text() -> None:
@@ -423,7 +438,7 @@ def test_unknown_fields_are_ignored() -> None:
 @pytest.mark.parametrize(
     "prompt", ["text", ["a", "b"], [1, 2], [[1], [2]], [1, "a", 2], [[1, "a"], "b"]]
 )
-def test_a_completion_takes_every_form_of_prompt(prompt: Any) -> None:
+def test_a_completion_accepts_every_form_of_prompt(prompt: Any) -> None:
     body = json.dumps({"prompt": prompt}).encode()
     assert decode(body, CompletionRequest).prompt == prompt
 
@@ -438,17 +453,18 @@ FIELDS = st.dictionaries(st.sampled_from(ChatRequest.__struct_fields__) | st.tex
 
 @settings(max_examples=50)
 @given(FIELDS)
-def test_any_json_is_taken_or_refused_in_a_sentence(fields: dict[str, Any]) -> None:
+def test_any_json_is_accepted_or_refused_with_a_sentence(fields: dict[str, Any]) -> None:
     try:
         decode(json.dumps({"messages": MESSAGES, **fields}).encode(), ChatRequest)
     except BadBody as error:
-        said = error.message
+        message = error.message
     else:
-        said = "."
-    assert said.encode().endswith(b".")
+        message = "."
+    assert message.encode().endswith(b".")
 
 
-REFUSED = b'{"system": 1, "prompt": 1, "messages": 1, "options": '  # before what comes is looked at
+# The fields before `options` are invalid, too.
+REFUSED = b'{"system": 1, "prompt": 1, "messages": 1, "options": '
 
 
 @given(
@@ -461,7 +477,7 @@ REFUSED = b'{"system": 1, "prompt": 1, "messages": 1, "options": '  # before wha
     ).map(lambda options: json.dumps(options).encode()),
     st.sampled_from([b"", b"}"]),
 )
-def test_any_bytes_are_taken_or_refused_in_a_sentence(
+def test_any_bytes_are_accepted_or_refused_with_a_sentence(
     body: bytes, begun: bytes, value: bytes, end: bytes
 ) -> None:
     for kind in openapi.REQUESTS:

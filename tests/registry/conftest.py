@@ -1,4 +1,4 @@
-"""A hub, a store and a puller per test; nothing of the machine's own caches or proxies."""
+"""Fixtures for a hub, a store and a puller, isolated from the machine's own caches and proxies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localspec.registry.store.store import Store
 from tests.registry.pulling import DRAFT, TARGET
 from tests.support.hub import Faults, TestHub
 
-# Small segments and short waits: the laws are the same at 200 MB.
+# Small segments and short waits keep the tests quick; large files behave the same.
 QUICK = Tuning(
     connections=3,
     segment=256 << 10,
@@ -53,7 +53,7 @@ def puller(hub: TestHub, store: Store) -> Puller:
 
 @pytest.fixture
 def pair() -> CataloguePair:
-    """What the tests put on their hub under these names."""
+    """Return the pair whose files the tests put on their hub."""
     return CataloguePair(
         summary="a test",
         licence="MIT",
@@ -64,6 +64,6 @@ def pair() -> CataloguePair:
 
 @pytest.fixture
 def faults(hub: TestHub) -> Faults:
-    """A matched pair on the hub; the faults are the target's."""
+    """Put a matched pair on the hub, and return the faults of its target."""
     hub.add("own/draft", "draft.gguf", DRAFT)
     return hub.add("own/target", "target.gguf", TARGET)

@@ -1,4 +1,4 @@
-"""The pair the pull tests put on their hub, and what is true after a pull."""
+"""The pair that the pull tests put on their hub, and assertions on a store after a pull."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ DRAFT = model(layers=1, filler=1 << 20, seed=2).data()
 SIZE = len(TARGET) + len(DRAFT)
 
 
-def pulls_of(puller: Puller, kept: UnfinishedPulls | None = None) -> Pulls:
-    """Of pairs that need no catalogue."""
-    kept = kept or UnfinishedPulls(puller.store.root / "pulls.json")
-    return Pulls(puller, lambda: Catalogue({}, {}), kept)
+def create_pulls(puller: Puller, unfinished: UnfinishedPulls | None = None) -> Pulls:
+    """Return the pulls of a puller, for pairs that need no catalogue."""
+    unfinished = unfinished or UnfinishedPulls(puller.store.root / "pulls.json")
+    return Pulls(puller, lambda: Catalogue({}, {}), unfinished)
 
 
-def assert_whole(store: Store, name: str = "p") -> None:
+def assert_installed(store: Store, name: str = "p") -> None:
     record = integrity.ensure_ready(store, name)
     assert record.draft is not None
     assert store.model_path(record.target).read_bytes() == TARGET

@@ -1,4 +1,4 @@
-"""models.toml: the shipped one is sound; a broken one is named with file, line and key."""
+"""Tests of the catalogue: the shipped models.toml, the user's file, and errors with file, line and key."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from localspec.registry.catalogue import (
 )
 
 SHIPPED = shipped_catalogue_path()
-# Names, sizes and hashes as they were seen in public catalogues (janhq/model-catalog and LocalAI's gallery,
-# 2026), llama.cpp's presets and pages of huggingface.co; empty where a hash was not seen.
+# Names, sizes and hashes copied from public catalogues (janhq/model-catalog and LocalAI's gallery, 2026),
+# llama.cpp's presets and pages of huggingface.co. The hash is empty where none was published.
 FACTS = Path(__file__).with_name("facts")
 WEIGHTS = [
     (f"{name}.{role}", entry[role])
@@ -75,14 +75,14 @@ def test_the_shipped_catalogue_parses_strictly() -> None:
     }
 
 
-def facts(table: str) -> list[dict[str, str]]:
+def read_facts(table: str) -> list[dict[str, str]]:
     with (FACTS / f"{table}.tsv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file, dialect="excel-tab", quoting=csv.QUOTE_NONE))
 
 
-def test_it_holds_every_pair_of_the_facts() -> None:
+def test_the_shipped_catalogue_has_every_pair_of_the_facts() -> None:
     pairs = read_catalogue(SHIPPED)[0]
-    rows = facts("pairs")
+    rows = read_facts("pairs")
     for row in rows:
         pair = pairs[row["pair"]]
         weights = pair.target if row["role"] == "target" else pair.draft
@@ -93,24 +93,24 @@ def test_it_holds_every_pair_of_the_facts() -> None:
     assert len(rows) == 46
 
 
-def test_it_holds_every_target_with_heads_of_the_facts() -> None:
+def test_the_shipped_catalogue_has_every_target_with_heads_of_the_facts() -> None:
     pairs = read_catalogue(SHIPPED)[0]
-    rows = facts("heads")
+    rows = read_facts("heads")
     for row in rows:
         pair = pairs[row["pair"]]
-        seen = (pair.target.repo, pair.target.file, pair.target.sha256)
-        assert seen == (row["repo"], row["file"], row["sha256"])
+        identity = (pair.target.repo, pair.target.file, pair.target.sha256)
+        assert identity == (row["repo"], row["file"], row["sha256"])
         assert abs(pair.target.size_gib * 2**30 - int(row["bytes"])) < 2**30 / 100
         assert pair.draft_kind == row["kind"]
         if pair.heads:
             assert (pair.heads.file, pair.heads.sha256) == (row["heads_file"], row["heads_sha256"])
-        stated = (pair.licence, str(pair.context), pair.memory)
-        assert stated == (row["licence"], row["context"], row["memory"])
+        properties = (pair.licence, str(pair.context), pair.memory)
+        assert properties == (row["licence"], row["context"], row["memory"])
     assert len(rows) == 10
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("alias", "name"),
     [
         ("coder-14b", "coder-14b"),
         ("qwen2.5-coder-14b", "coder-14b"),
@@ -119,8 +119,8 @@ def test_it_holds_every_target_with_heads_of_the_facts() -> None:
         ("gemma-3-12b", "gemma3-12b"),
     ],
 )
-def test_names_people_type(typed: str, meant: str, user: Path) -> None:
-    assert load_catalogue(user).find(typed)[0] == meant
+def test_other_spellings_of_a_name_find_the_pair(alias: str, name: str, user: Path) -> None:
+    assert load_catalogue(user).find(alias)[0] == name
 
 
 def test_an_unknown_name_gets_the_nearest(user: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_users_file_overlays(user: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("x = [", "line 1"),
         ("hello = 1", "line 1, hello: unknown key 'hello'"),
@@ -170,12 +170,12 @@ def test_the_users_file_overlays(user: Path) -> None:
         (GOOD.replace("my-pair", "a.gguf"), "line 4, pairs.mine.aliases: 'a.gguf' cannot be"),
     ],
 )
-def test_a_fault_is_named_with_its_line(text: str, says: str, user: Path) -> None:
+def test_a_fault_is_named_with_its_line(text: str, message: str, user: Path) -> None:
     user.write_text(text)
     with pytest.raises(CatalogueError) as caught:
         read_catalogue(user)
     assert str(user) in caught.value.message
-    assert says in caught.value.message
+    assert message in caught.value.message
 
 
 def test_a_file_that_cannot_be_read_is_named(user: Path) -> None:
@@ -191,16 +191,16 @@ def test_a_file_that_cannot_be_read_is_named(user: Path) -> None:
 
 
 def test_an_alias_that_would_mean_nothing_is_named(user: Path) -> None:
-    """The name of a shipped pair means that pair, whatever the user's file calls by it."""
+    """The name of a shipped pair always means that pair, so an alias of that name would do nothing."""
     user.write_text(GOOD.replace("my-pair", "coder-7b"))
     with pytest.raises(CatalogueError) as caught:
         load_catalogue(user)
     assert f"{user}, line 4, pairs.mine.aliases: 'coder-7b' " in caught.value.message
-    user.write_text(GOOD.replace("my-pair", "qwen2.5-coder-7b"))  # one that is itself an alias
+    user.write_text(GOOD.replace("my-pair", "qwen2.5-coder-7b"))  # itself only an alias
     assert load_catalogue(user).find("qwen2.5-coder-7b")[0] == "mine"
 
 
-def test_a_broken_edit_keeps_the_last_good_one(user: Path) -> None:
+def test_a_broken_edit_keeps_the_last_good_catalogue(user: Path) -> None:
     user.write_text(GOOD)
     live = LiveCatalogue(user)
     assert "mine" in live.current.pairs
@@ -222,7 +222,7 @@ def test_a_file_broken_at_the_start_leaves_the_shipped_pairs(user: Path) -> None
     assert "ignored" in live.problem
 
 
-def test_what_fits_here(user: Path) -> None:
+def test_estimated_size_tells_small_pairs_from_large_ones(user: Path) -> None:
     pairs = load_catalogue(user).pairs
     fits = {name: pair.estimated_bytes() <= 8 << 30 for name, pair in pairs.items()}
     assert fits["smollm2"]
@@ -230,11 +230,11 @@ def test_what_fits_here(user: Path) -> None:
     assert not fits["llama33-70b"]
 
 
-# ---------------------------------------------------------------- what goes before a model's own file
+# Settings that take precedence over those in a model's own file.
 
 
-def test_a_template_and_sampling_of_a_persons_own(user: Path) -> None:
-    """Of a pair that is here, whatever it came from, and of one that is described here."""
+def test_the_users_file_sets_template_and_sampling_of_a_pair(user: Path) -> None:
+    """Both work for an installed pair of any origin and for one that this file describes."""
     (user.parent / "mine.jinja").write_text("{{ messages }}")
     own = '[pairs.%s]\nchat_template = "mine.jinja"\nsampling = { temperature = 0, top_k = 1 }\n'
     user.write_text(own % "builtin" + own % "coder-7b" + GOOD)
@@ -243,13 +243,13 @@ def test_a_template_and_sampling_of_a_persons_own(user: Path) -> None:
     assert preset.chat_template == "{{ messages }}"
     assert preset.sampling == {"temperature": 0, "top_k": 1}
     assert catalogue.presets.keys() == {"builtin", "coder-7b"}
-    assert catalogue.pairs["coder-7b"].target.repo, "the shipped one stays"
+    assert catalogue.pairs["coder-7b"].target.repo, "the shipped pair stays"
     user.write_text(GOOD.replace("aliases", 'chat_template = "mine.jinja"\naliases'))
     assert load_catalogue(user, SHIPPED).presets["mine"].chat_template == "{{ messages }}"
 
 
 @pytest.mark.parametrize(
-    ("line", "key", "why"),
+    ("line", "key", "message"),
     [
         ('chat_template = "none.jinja"', "chat_template", "cannot be read: No such file"),
         ('chat_template = "empty.jinja"', "chat_template", "is empty or too large"),
@@ -264,10 +264,10 @@ def test_a_template_and_sampling_of_a_persons_own(user: Path) -> None:
         ('template = "x"', "template", ""),
     ],
 )
-def test_what_is_wrong_in_it_is_named(user: Path, line: str, key: str, why: str) -> None:
+def test_a_wrong_setting_of_a_pair_is_named(user: Path, line: str, key: str, message: str) -> None:
     (user.parent / "empty.jinja").write_text(" ")
     user.write_text(f"[pairs.builtin]\n{line}\n")
     with pytest.raises(CatalogueError) as caught:
         load_catalogue(user, SHIPPED)
     assert f", pairs.builtin.{key}" in caught.value.message
-    assert why in caught.value.message
+    assert message in caught.value.message

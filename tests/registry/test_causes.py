@@ -1,6 +1,6 @@
-"""Every way in which the hub can fail to answer has one sentence, and none that was not thought of passes.
+"""Every way in which the hub can fail has one clear message, and no unexpected error passes unnoticed.
 
-Without a network: answers and exceptions as the HTTP library gives them.
+No network is used: responses and exceptions are built as the HTTP library returns them.
 """
 
 from __future__ import annotations
@@ -36,67 +36,81 @@ PROXIED = Network.from_environment(
 )
 
 
-def answered(
+def build_response(
     status: int,
     url: str = f"{HUB_URL}/a/b",
     *,
-    sent: bool = False,
-    moved: bool = False,
+    with_token: bool = False,
+    redirected: bool = False,
     **headers: str,
 ) -> httpx2.Response:
-    given = {"authorization": f"Bearer {SECRET}"} if sent else {}
-    request = httpx2.Request("GET", url, headers=given)
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    found = httpx2.Response(status, headers=named, request=request)
-    if moved:
-        found.history = [httpx2.Response(302, request=request)]
-    return found
+    request_headers = {"authorization": f"Bearer {SECRET}"} if with_token else {}
+    request = httpx2.Request("GET", url, headers=request_headers)
+    response_headers = {name.replace("_", "-"): value for name, value in headers.items()}
+    response = httpx2.Response(status, headers=response_headers, request=request)
+    if redirected:
+        response.history = [httpx2.Response(302, request=request)]
+    return response
 
 
 @pytest.mark.parametrize(
-    ("response", "kind", "says"),
+    ("response", "kind", "message"),
     [
-        (answered(407), ProxyRefused, "and none is set; set HTTPS_PROXY"),
-        (answered(500), Interrupted, "answered 500"),
-        (answered(401), NotOnHub, "no repository a/b"),
-        (answered(401, sent=True), BadToken, "does not accept the token"),
-        (answered(401, x_error_code="GatedRepo"), Gated, "or set HF_TOKEN"),
-        (answered(401, x_error_code="GatedRepo", sent=True), Gated, "does not accept the token"),
-        (answered(403, x_error_code="GatedRepo", sent=True), Gated, "has no access"),
-        (answered(403, x_error_code="RepoNotFound"), NotOnHub, "no repository a/b"),
-        (answered(403, f"{MIRROR}/x", moved=True), Interrupted, "mirror.example answered 403"),
-        (answered(416, f"{MIRROR}/x", moved=True), Interrupted, "mirror.example answered 416"),
-        (answered(404, moved=True), NotOnHub, "no repository a/b"),
-        (answered(403, sent=True), Gated, "may lack permission"),
-        (answered(403), HubError, "perhaps a firewall answered"),
-        (answered(404), NotOnHub, "no repository a/b"),
-        (answered(404, content_type="text/html"), NotOnHub, "no repository a/b"),
-        (answered(404, x_error_code="EntryNotFound"), NotOnHub, "no file f.gguf in a/b"),
-        (answered(418), HubError, "answered 418 for a/b/f.gguf"),
+        (build_response(407), ProxyRefused, "and none is set; set HTTPS_PROXY"),
+        (build_response(500), Interrupted, "answered 500"),
+        (build_response(401), NotOnHub, "no repository a/b"),
+        (build_response(401, with_token=True), BadToken, "does not accept the token"),
+        (build_response(401, x_error_code="GatedRepo"), Gated, "or set HF_TOKEN"),
+        (
+            build_response(401, x_error_code="GatedRepo", with_token=True),
+            Gated,
+            "does not accept the token",
+        ),
+        (build_response(403, x_error_code="GatedRepo", with_token=True), Gated, "has no access"),
+        (build_response(403, x_error_code="RepoNotFound"), NotOnHub, "no repository a/b"),
+        (
+            build_response(403, f"{MIRROR}/x", redirected=True),
+            Interrupted,
+            "mirror.example answered 403",
+        ),
+        (
+            build_response(416, f"{MIRROR}/x", redirected=True),
+            Interrupted,
+            "mirror.example answered 416",
+        ),
+        (build_response(404, redirected=True), NotOnHub, "no repository a/b"),
+        (build_response(403, with_token=True), Gated, "may lack permission"),
+        (build_response(403), HubError, "perhaps a firewall answered"),
+        (build_response(404), NotOnHub, "no repository a/b"),
+        (build_response(404, content_type="text/html"), NotOnHub, "no repository a/b"),
+        (build_response(404, x_error_code="EntryNotFound"), NotOnHub, "no file f.gguf in a/b"),
+        (build_response(418), HubError, "answered 418 for a/b/f.gguf"),
     ],
 )
-def test_what_the_hub_answers(response: httpx2.Response, kind: type, says: str) -> None:
-    found = causes.error_from_status(response, Network(), HUB_URL, "a/b", "f.gguf")
-    assert type(found) is kind
-    assert says in str(found)
-    assert SECRET not in str(found)
+def test_each_refusal_of_the_hub_has_its_error(
+    response: httpx2.Response, kind: type, message: str
+) -> None:
+    error = causes.error_from_status(response, Network(), HUB_URL, "a/b", "f.gguf")
+    assert type(error) is kind
+    assert message in str(error)
+    assert SECRET not in str(error)
 
 
-def test_a_revision_that_is_not_there() -> None:
-    response = answered(404, x_error_code="RevisionNotFound")
+def test_a_missing_revision_is_named() -> None:
+    response = build_response(404, x_error_code="RevisionNotFound")
     assert "no such revision of a/b" in str(
         causes.error_from_status(response, Network(), HUB_URL, "a/b", "")
     )
 
 
-def test_a_page_of_another_endpoint() -> None:
-    response = answered(404, f"{MIRROR}/a/b", content_type="text/html")
-    found = causes.error_from_status(response, PROXIED, MIRROR, "a/b", "f.gguf")
-    assert isinstance(found, WebPage)
-    assert "(HF_ENDPOINT)" in str(found)
+def test_a_web_page_from_another_endpoint_is_named() -> None:
+    response = build_response(404, f"{MIRROR}/a/b", content_type="text/html")
+    error = causes.error_from_status(response, PROXIED, MIRROR, "a/b", "f.gguf")
+    assert isinstance(error, WebPage)
+    assert "(HF_ENDPOINT)" in str(error)
 
 
-def because(error: Exception, cause: BaseException) -> Exception:
+def with_cause(error: Exception, cause: BaseException) -> Exception:
     error.__cause__ = cause
     return error
 
@@ -106,7 +120,7 @@ UNTRUSTED.verify_code, UNTRUSTED.verify_message = 18, "self-signed certificate"
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "says"),
+    ("error", "kind", "message"),
     [
         (httpx2.InvalidURL("no"), HubError, "not a valid address"),
         (httpx2.TooManyRedirects("round"), HubError, "in a loop"),
@@ -115,34 +129,42 @@ UNTRUSTED.verify_code, UNTRUSTED.verify_message = 18, "self-signed certificate"
         (httpx2.ProxyError("407 asks"), ProxyRefused, "407"),
         (httpx2.ProxyError("502 Bad Gateway"), Interrupted, "cannot connect"),
         (httpx2.ProxyError("gone"), Interrupted, "cannot connect"),
-        (because(httpx2.ConnectError("x"), UNTRUSTED), Untrusted, "certificate"),
-        (because(httpx2.ConnectError("x"), ssl.SSLError("x")), Interrupted, "does not speak TLS"),
-        (because(httpx2.ConnectError("x"), socket.gaierror(-2, "x")), Interrupted, "(DNS)"),
-        (because(httpx2.ConnectError("x"), ConnectionRefusedError()), Interrupted, "refuses conn"),
-        (because(httpx2.ReadError("x"), OSError(101, "No route")), Interrupted, "(No route)"),
+        (with_cause(httpx2.ConnectError("x"), UNTRUSTED), Untrusted, "certificate"),
+        (
+            with_cause(httpx2.ConnectError("x"), ssl.SSLError("x")),
+            Interrupted,
+            "does not speak TLS",
+        ),
+        (with_cause(httpx2.ConnectError("x"), socket.gaierror(-2, "x")), Interrupted, "(DNS)"),
+        (
+            with_cause(httpx2.ConnectError("x"), ConnectionRefusedError()),
+            Interrupted,
+            "refuses conn",
+        ),
+        (with_cause(httpx2.ReadError("x"), OSError(101, "No route")), Interrupted, "(No route)"),
         (httpx2.ConnectTimeout("x"), Interrupted, "the connection timed out"),
         (httpx2.ReadTimeout("x"), Interrupted, "stalled"),
         (httpx2.RemoteProtocolError(SECRET), Interrupted, "(RemoteProtocolError)"),
     ],
 )
 @pytest.mark.parametrize("network", [Network(), PROXIED], ids=["directly", "by a proxy"])
-def test_what_the_http_library_raises(
-    error: Exception, kind: type, says: str, network: Network
+def test_each_exception_of_the_http_library_has_its_error(
+    error: Exception, kind: type, message: str, network: Network
 ) -> None:
-    found = causes.error_from_exception(
+    hub_error = causes.error_from_exception(
         error, network, httpx2.URL(f"{HUB_URL}/a/b"), "a/b", "f.gguf"
     )
-    assert type(found) is kind
-    assert says in str(found)
-    assert SECRET not in f"{found} {getattr(found, 'advice', '')}"
+    assert type(hub_error) is kind
+    assert message in str(hub_error)
+    assert SECRET not in f"{hub_error} {getattr(hub_error, 'advice', '')}"
 
 
 NOW = datetime(2026, 11, 26, 12, 0, 0, tzinfo=UTC)
 
 
 @given(seconds=st.integers(-1000, 10_000), skew=st.integers(-100_000, 100_000))
-def test_a_time_to_wait_may_be_a_date(seconds: int, skew: int) -> None:
-    """By the server's clock, whatever ours says."""
+def test_retry_after_may_be_a_date(seconds: int, skew: int) -> None:
+    """The delay is measured by the server's clock, whatever the local clock shows."""
     server = NOW + timedelta(seconds=skew)
     headers = {
         "date": format_datetime(server, usegmt=True),
@@ -155,16 +177,16 @@ def test_a_time_to_wait_may_be_a_date(seconds: int, skew: int) -> None:
 
 
 @given(st.text(max_size=40))
-def test_a_time_to_wait_that_is_none_is_passed_over(value: str) -> None:
+def test_an_invalid_retry_after_is_ignored(value: str) -> None:
     seconds = causes._parse_retry_after({"retry-after": value, "date": value})
     assert seconds is None or 0 <= seconds <= 300
 
 
-def test_our_own_errors_pass_as_they_are() -> None:
+def test_our_own_errors_pass_unchanged() -> None:
     for error in (HubError("ours"), Interrupted("ours")):
         assert causes.error_from_exception(error, Network(), None, "a/b", "f.gguf") is error
 
 
-def test_an_error_before_there_was_an_address() -> None:
-    found = causes.error_from_exception(httpx2.ConnectError("x"), Network(), None, "a/b", "f.gguf")
-    assert type(found) is Unreachable
+def test_an_error_without_an_address_is_unreachable() -> None:
+    error = causes.error_from_exception(httpx2.ConnectError("x"), Network(), None, "a/b", "f.gguf")
+    assert type(error) is Unreachable

@@ -1,4 +1,4 @@
-"""Which file, and what drafts."""
+"""Tests of which file of a repository is pulled, and which draft model goes with it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
 from localspec.registry.hub.repository import Reference
 from localspec.registry.pulls.pull import Puller
-from localspec.registry.pulls.resolve import PullTarget, decide
-from localspec.registry.pulls.resolve import resolve_target as read_wanted
+from localspec.registry.pulls.resolve import PullTarget, decide, resolve_target
 from localspec.registry.store.store import Part, Record, StoredModel
 from tests.support.gguf_files import U32, model
 from tests.support.hub import TestHub
@@ -33,11 +32,11 @@ def files(hub: TestHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Test
     return hub
 
 
-def catalogue(**pairs: CataloguePair) -> Catalogue:
+def make_catalogue(**pairs: CataloguePair) -> Catalogue:
     return Catalogue(pairs, {})
 
 
-def paired(target: str, draft: str) -> CataloguePair:
+def make_pair(target: str, draft: str) -> CataloguePair:
     return CataloguePair(
         summary="s",
         target=HubFile(repo=target, file="t.gguf"),
@@ -45,63 +44,67 @@ def paired(target: str, draft: str) -> CataloguePair:
     )
 
 
-def wanted(**more: object) -> PullTarget:
-    return PullTarget(name="w", asked=REPO, target=Reference(repo=REPO), **more)  # type: ignore[arg-type]
+def make_target(**options: object) -> PullTarget:
+    return PullTarget(name="w", asked=REPO, target=Reference(repo=REPO), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("quant", ["Q8_0", "Q4_K_M", "Q2_K", "none"])
-def test_the_header_says_what_fits(files: TestHub, puller: Puller, quant: str) -> None:
-    """Memory for just this one with its caches at a usual context."""
+def test_the_largest_file_that_fits_is_chosen(files: TestHub, puller: Puller, quant: str) -> None:
+    """Memory has room for exactly one file with its caches at a usual context."""
     offered = {
-        each: len(files.files[REPO, f"Tiny-8B-{each}.gguf"].data)
-        for each in ("Q8_0", "Q4_K_M", "Q2_K")
+        name: len(files.files[REPO, f"Tiny-8B-{name}.gguf"].data)
+        for name in ("Q8_0", "Q4_K_M", "Q2_K")
     }
-    like = puller.look(HubFile(repo=REPO, file="Tiny-8B-Q8_0.gguf")).model
-    beside = fit.total_need(like, None, LoadOptions(context=like.context)) - like.weights
-    room = offered.get(quant, 0) + beside
+    reference = puller.look(HubFile(repo=REPO, file="Tiny-8B-Q8_0.gguf")).model
+    overhead = (
+        fit.total_need(reference, None, LoadOptions(context=reference.context)) - reference.weights
+    )
+    room = offered.get(quant, 0) + overhead
     puller.memory = lambda: fit.FreeMemory(room)
-    found = decide(puller, wanted(no_draft=True), catalogue())
-    taken = quant if quant in offered else "Q2_K"
-    assert found.pair.target.file == f"Tiny-8B-{taken}.gguf"
-    assert [(each.quant, each.taken) for each in found.offers] == [
-        (each, each == taken) for each in offered
+    decision = decide(puller, make_target(no_draft=True), make_catalogue())
+    chosen = quant if quant in offered else "Q2_K"
+    assert decision.pair.target.file == f"Tiny-8B-{chosen}.gguf"
+    assert [(name.quant, name.taken) for name in decision.offers] == [
+        (name, name == chosen) for name in offered
     ]
-    fits = {each.quant: each.fits for each in found.offers}
+    fits = {name.quant: name.fits for name in decision.offers}
     room = offered.get(quant, 0)
-    assert fits == {each: "yes" if size <= room else "no" for each, size in offered.items()}
+    assert fits == {name: "yes" if size <= room else "no" for name, size in offered.items()}
 
 
-def test_drafts_of_the_catalogue_are_tried_by_likeness_and_must_match(
+def test_a_draft_of_the_catalogue_is_similar_and_matches(
     files: TestHub, puller: Puller, tmp_path: Path
 ) -> None:
     write_model(tmp_path / "alien.gguf", Shape(1, 64, 128, 4, 300), target_cycle(300))
     files.add("maker/alien", "d.gguf", (tmp_path / "alien.gguf").read_bytes())
     files.add("maker/large", "d.gguf", model(filler=500_000, seed=3).data())
     files.add("maker/small", "d.gguf", SMALL)
-    known = catalogue(
-        other=paired("maker/Big-8B", "maker/small"),
-        family=paired("maker/Tiny-14B-GGUF", "maker/small"),
-        gone=paired("maker/tiny-8b", "maker/gone"),
-        alien=paired("else/Tiny-8B", "maker/alien"),
+    pairs = make_catalogue(
+        other=make_pair("maker/Big-8B", "maker/small"),
+        family=make_pair("maker/Tiny-14B-GGUF", "maker/small"),
+        gone=make_pair("maker/tiny-8b", "maker/gone"),
+        alien=make_pair("else/Tiny-8B", "maker/alien"),
     )
-    found = decide(puller, wanted(), known)
-    assert found.pair.draft == HubFile(repo="maker/small", file="d.gguf")
-    assert found.said == ("Draft: maker/small/d.gguf, which the catalogue lists for family.",)
-    found = decide(puller, wanted(), catalogue(same=paired("maker/Tiny-8B", "maker/large")))
-    assert found.pair.draft is None, "as large as the target"
+    decision = decide(puller, make_target(), pairs)
+    assert decision.pair.draft == HubFile(repo="maker/small", file="d.gguf")
+    assert decision.said == ("Draft: maker/small/d.gguf, which the catalogue lists for family.",)
+    decision = decide(
+        puller, make_target(), make_catalogue(same=make_pair("maker/Tiny-8B", "maker/large"))
+    )
+    assert decision.pair.draft is None, "as large as the target"
 
 
-def test_files_of_other_programs_are_looked_through_only_where_it_is_allowed(
+def test_other_programs_files_are_searched_only_when_allowed(
     files: TestHub, puller: Puller, tmp_path: Path
 ) -> None:
     place = tmp_path / ".lmstudio" / "models" / "d.gguf"
     place.parent.mkdir(parents=True)
     place.write_bytes(SMALL)
-    found = decide(puller, wanted(), catalogue())
-    assert found.pair.draft == HubFile(repo="", file=str(place))
-    found = decide(puller, wanted(whole_disk=False), catalogue())
-    assert found.pair.draft is None
-    assert not any("d.gguf" in sentence for sentence in found.said)
+    decision = decide(puller, make_target(), make_catalogue())
+    assert decision.pair.draft == HubFile(repo="", file=str(place))
+    decision = decide(puller, make_target(whole_disk=False), make_catalogue())
+    assert decision.pair.draft is None
+    assert not any("d.gguf" in sentence for sentence in decision.said)
 
 
 def test_an_embedding_model_gets_no_draft_and_is_for_embeddings(
@@ -112,38 +115,40 @@ def test_an_embedding_model_gets_no_draft_and_is_for_embeddings(
         file = model().put("llama.pooling_type", U32, pooling)
         file.tensors.append(("cls.output.weight", (8, 1), 0))
         hub.add(REPO, "Tiny-8B-Q8_0.gguf", file.data())
-        found = decide(puller, wanted(), catalogue(same=paired("maker/Tiny-8B", "maker/small")))
-        assert (found.pair.roles, found.pair.draft, found.said) == ((role,), None, ())
-        record = puller.pull(f"it-{role}", found.pair)
+        decision = decide(
+            puller, make_target(), make_catalogue(same=make_pair("maker/Tiny-8B", "maker/small"))
+        )
+        assert (decision.pair.roles, decision.pair.draft, decision.said) == ((role,), None, ())
+        record = puller.pull(f"it-{role}", decision.pair)
         assert (record.roles, record.target.pooling) == ((role,), POOLINGS[pooling - 1])
         assert record.kind == "none"
 
 
-def test_what_was_decided_is_not_decided_anew(files: TestHub, puller: Puller) -> None:
-    pair = paired("a/b", "c/d")
-    assert decide(puller, wanted(pair=pair, decided=True), catalogue()).pair is pair
+def test_a_decided_pair_is_not_decided_again(files: TestHub, puller: Puller) -> None:
+    pair = make_pair("a/b", "c/d")
+    assert decide(puller, make_target(pair=pair, decided=True), make_catalogue()).pair is pair
     assert not files.requests
 
 
-def blob(part: Part) -> Path:
+def blob_path(part: Part) -> Path:
     return Path("/blobs", part.sha256)
 
 
-def test_a_pair_that_has_left_the_catalogue_is_pulled_from_where_it_came() -> None:
-    """So that what is damaged of it can be mended."""
+def test_a_pair_dropped_from_the_catalogue_keeps_its_source() -> None:
+    """This allows damaged files of such a pair to be repaired."""
     part = Part(file="big.gguf", size=1, sha256="0" * 64)
     stored = StoredModel(parts=(part,), architecture="llama", repo="own/big")
-    # A draft that was a file of the store already, for another pair.
+    # The draft was already in the store, for another pair.
     shared = StoredModel(
         parts=(Part(file="small.gguf", size=1, sha256="1" * 64),), architecture="llama"
     )
     record = Record(name="tiny", target=stored, draft=shared)
-    found = read_wanted("Tiny", Catalogue({}, {}), {"tiny": record}.get, blob)
-    assert found.name == "tiny"
-    assert found.pair is not None
-    assert found.pair.draft is not None
-    assert (found.pair.target.repo, found.pair.target.file) == ("own/big", "big.gguf")
-    assert (found.pair.draft.repo, found.pair.draft.file) == ("", f"/blobs/{'1' * 64}")
+    decision = resolve_target("Tiny", Catalogue({}, {}), {"tiny": record}.get, blob_path)
+    assert decision.name == "tiny"
+    assert decision.pair is not None
+    assert decision.pair.draft is not None
+    assert (decision.pair.target.repo, decision.pair.target.file) == ("own/big", "big.gguf")
+    assert (decision.pair.draft.repo, decision.pair.draft.file) == ("", f"/blobs/{'1' * 64}")
     own = msgspec.structs.replace(record, source="own")
     with pytest.raises(ModelNotFound):
-        read_wanted("tiny", Catalogue({}, {}), {"tiny": own}.get, blob)
+        resolve_target("tiny", Catalogue({}, {}), {"tiny": own}.get, blob_path)

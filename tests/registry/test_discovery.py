@@ -1,4 +1,4 @@
-"""Models that other programs left on this disk: all of them, each once, by the names they have there."""
+"""Models that other programs left on this disk are found once each, by the names they have there."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from localspec.registry.store.store import Store
 from tests.support.programs import furnish, in_hub, in_ollama, small
 
 
-def environment(home: Path, **more: str) -> dict[str, str]:
-    return {"HOME": str(home), **more}
+def environment(home: Path, **variables: str) -> dict[str, str]:
+    return {"HOME": str(home), **variables}
 
 
-def test_every_program_is_asked_and_every_model_has_its_name(tmp_path: Path, store: Store) -> None:
-    wanted = furnish(tmp_path)
+def test_models_of_every_program_are_found_by_their_names(tmp_path: Path, store: Store) -> None:
+    expected = furnish(tmp_path)
     search = DiskSearch(store, environ=environment(tmp_path))
-    assert {str(each.path): each.name for each in search.models} == wanted
+    assert {str(model.path): model.name for model in search.models} == expected
     assert search.problems == []
-    origins = {each.origin for each in search.models}
+    origins = {model.origin for model in search.models}
     assert origins == {
         "Hugging Face cache", "llama.cpp", "LM Studio", "Jan", "GPT4All", "Ollama",
     }  # fmt: skip
 
 
-def test_a_folder_that_is_named_is_looked_through_whatever_keeps_models_there(
-    tmp_path: Path, store: Store
-) -> None:
+def test_a_named_folder_is_searched_whatever_program_owns_it(tmp_path: Path, store: Store) -> None:
     disk = tmp_path / "disk"
     in_ollama(disk / "ollama", "registry.ollama.ai/library/tiny/1b", small(1).data())
     (disk / "deep/er").mkdir(parents=True)
@@ -44,11 +42,11 @@ def test_a_folder_that_is_named_is_looked_through_whatever_keeps_models_there(
     small(3).write(tmp_path / "alone.gguf")
     (disk / "notes.txt").touch()
     env = environment(tmp_path / "nobody")
-    found = find_models(store, [disk, tmp_path / "alone.gguf"], env)
-    assert sorted(each.name for each in found) == ["again.gguf", "alone.gguf", "tiny:1b"]
+    models = find_models(store, [disk, tmp_path / "alone.gguf"], env)
+    assert sorted(model.name for model in models) == ["again.gguf", "alone.gguf", "tiny:1b"]
 
 
-def test_what_cannot_be_used_is_said_and_stops_nothing(tmp_path: Path, store: Store) -> None:
+def test_unusable_entries_are_reported_and_stop_nothing(tmp_path: Path, store: Store) -> None:
     home = tmp_path
     root = home / ".ollama/models"
     blob = in_ollama(root, "registry.ollama.ai/library/gone/1b", small(1).data())
@@ -66,13 +64,13 @@ def test_what_cannot_be_used_is_said_and_stops_nothing(tmp_path: Path, store: St
     (home / ".lmstudio").mkdir()
     (home / ".lmstudio/settings.json").write_text("[1")
     search = DiskSearch(store, [home / "absent"], environment(home))
-    assert {each.name for each in search.models} == {"good:1b", "dangling.gguf"}
-    said = "\n".join(search.problems)
+    assert {model.name for model in search.models} == {"good:1b", "dangling.gguf"}
+    problems = "\n".join(search.problems)
     for name in ("gone:1b", "cut:1b", "list:1b", "none:1b", "deep:1b", "good:pipe", "absent"):
-        assert name in said
+        assert name in problems
 
 
-def test_a_search_that_takes_too_long_ends_and_says_where(tmp_path: Path, store: Store) -> None:
+def test_a_search_that_takes_too_long_ends_with_a_problem(tmp_path: Path, store: Store) -> None:
     furnish(tmp_path)
     search = DiskSearch(store, [tmp_path], environment(tmp_path), patience=0.0)
     assert search.models == []
@@ -80,7 +78,7 @@ def test_a_search_that_takes_too_long_ends_and_says_where(tmp_path: Path, store:
     assert "stopped after 0 s" in problem
 
 
-def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: Path) -> None:
+def test_program_folders_follow_their_own_settings(tmp_path: Path) -> None:
     (tmp_path / ".config/nomic.ai").mkdir(parents=True)
     (tmp_path / ".config/nomic.ai/GPT4All.ini").write_text("[General]\nmodelPath=/big/gpt\n")
     (tmp_path / ".local/share/Jan").mkdir(parents=True)
@@ -88,14 +86,14 @@ def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: 
     settings.write_text(json.dumps({"data_folder": "/big/jan"}))
     (tmp_path / ".lmstudio-home-pointer").write_text("/big/studio")
     env = environment(tmp_path, LLAMA_CACHE="/big/llama", HF_HOME="/big/hf", OLLAMA_MODELS="/big/o")
-    found = {(origin, str(path)) for origin, path in discovery.program_folders(env, "linux")}
+    folders = {(origin, str(path)) for origin, path in discovery.program_folders(env, "linux")}
     assert {
         ("GPT4All", "/big/gpt"),
         ("Jan", "/big/jan/llamacpp/models"),
         ("LM Studio", "/big/studio/models"),
         ("llama.cpp", "/big/llama"),
         ("Hugging Face cache", "/big/hf/hub"),
-    } <= found
+    } <= folders
     assert str(discovery.model_folders(env)[0]) == "/big/o"
     mac = {str(path) for _, path in discovery.program_folders(environment(tmp_path), "darwin")}
     assert f"{tmp_path}/Library/Caches/llama.cpp" in mac
@@ -104,22 +102,22 @@ def test_programs_are_asked_where_they_were_told_to_keep_their_models(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "requested",
     ["qwen2.5:7b", "Qwen2.5:7B", "library/qwen2.5:7b", "registry.ollama.ai/library/qwen2.5:7b"],
 )
-def test_a_name_of_ollamas_leads_to_its_file(tmp_path: Path, asked: str) -> None:
-    paths = {name: path for path, name in furnish(tmp_path).items()}
+def test_a_name_of_ollamas_leads_to_its_file(tmp_path: Path, requested: str) -> None:
+    paths = {model_name: path for path, model_name in furnish(tmp_path).items()}
     env = environment(tmp_path)
-    assert str(discovery.find_model(asked, env)) == paths["qwen2.5:7b"]
+    assert str(discovery.find_model(requested, env)) == paths["qwen2.5:7b"]
     assert str(discovery.find_model("someone/mine", env)) == paths["someone/mine:latest"]
     hub = "hf.co/bartowski/X-GGUF:Q4_K_M"
     assert str(discovery.find_model(hub, env)) == paths[hub]
     assert str(discovery.find_model(hub.replace("hf.co", "huggingface.co"), env)) == paths[hub]
-    for other in ("qwen2.5", "qwen2.5:3b", "../../qwen2.5:7b", "", ":", "/", "a/b/c/d:e"):
-        assert discovery.find_model(other, env) is None
+    for unknown in ("qwen2.5", "qwen2.5:3b", "../../qwen2.5:7b", "", ":", "/", "a/b/c/d:e"):
+        assert discovery.find_model(unknown, env) is None
 
 
-def test_the_hub_s_cache_is_where_its_own_library_looks() -> None:
+def test_the_hub_cache_folder_agrees_with_huggingface_hub() -> None:
     program = "import huggingface_hub.constants as c; print(c.HF_HUB_CACHE)"
     for case in (
         {},
@@ -136,7 +134,7 @@ def test_the_hub_s_cache_is_where_its_own_library_looks() -> None:
         assert str(hf_cache_folder(env)) == run.stdout.strip(), case
 
 
-def test_a_found_model_says_who_put_it_there(tmp_path: Path, store: Store) -> None:
+def test_a_found_model_has_its_origin(tmp_path: Path, store: Store) -> None:
     small(1).write(tmp_path / "x.gguf")
-    found = find_models(store, [tmp_path], environment(tmp_path / "nobody"))
-    assert found == [FoundModel(tmp_path / "x.gguf", "x.gguf", str(tmp_path))]
+    models = find_models(store, [tmp_path], environment(tmp_path / "nobody"))
+    assert models == [FoundModel(tmp_path / "x.gguf", "x.gguf", str(tmp_path))]

@@ -1,4 +1,4 @@
-"""Finding models other programs left on this disk, and ranking them as drafts."""
+"""Tests of finding models that other programs left on this disk, and of ranking them as drafts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.gguf_files import BOOL, model, sha256
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Somebody's home, with a model of every program."""
+    """Return a home folder with a model of every program."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("OLLAMA_MODELS", raising=False)
     files = {
@@ -52,11 +52,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_place_is_looked_through(home: Path, store: Store) -> None:
+def test_every_program_is_searched(home: Path, store: Store) -> None:
     add_own_pair(store, "p", model(layers=3, seed=1).write(home / "pair.gguf"))
     (home / "mine/again.gguf").hardlink_to(home / "mine/lone.gguf")
-    found = find_models(store, [home / "mine", home / "absent"])
-    assert [(each.origin.split("/")[0], each.name) for each in found] == [
+    candidates = find_models(store, [home / "mine", home / "absent"])
+    assert [(candidate.origin.split("/")[0], candidate.name) for candidate in candidates] == [
         ("pair p", "pair.gguf"),
         ("Hugging Face cache", "hub.gguf"),
         ("LM Studio", "studio.gguf"),
@@ -75,28 +75,28 @@ def models(tmp_path: Path) -> tuple[Path, list[FoundModel]]:
         "large": model(layers=9, width=32),
         "mamba": model(layers=1, architecture="mamba"),
     }
-    found = [
+    entries = [
         FoundModel(file.write(tmp_path / f"{name}.gguf"), f"{name}.gguf", "here")
         for name, file in files.items()
     ]
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(b"GGUF")
-    return tmp_path / "target.gguf", [*found, FoundModel(broken, "broken.gguf", "here")]
+    return tmp_path / "target.gguf", [*entries, FoundModel(broken, "broken.gguf", "here")]
 
 
-def ranking(
+def rank(
     target: Path, models: list[FoundModel], measure: Callable[[Path, Path], Trial] | None = None
 ) -> list[DraftView]:
     return rank_drafts(target, models, measure).drafts or []
 
 
-def test_matching_drafts_come_first_the_smallest_ahead(
+def test_matching_drafts_come_first_in_order_of_size(
     models: tuple[Path, list[FoundModel]],
 ) -> None:
-    ranked = ranking(*models)
-    assert [each.name for each in ranked if each.matched] == ["small.gguf", "middle.gguf"]
+    ranked = rank(*models)
+    assert [draft.name for draft in ranked if draft.matched] == ["small.gguf", "middle.gguf"]
     assert ranked[0].ratio > ranked[1].ratio > 1
-    reasons = {each.name: each.reason for each in ranked if not each.matched}
+    reasons = {draft.name: draft.reason for draft in ranked if not draft.matched}
     assert "add_bos_token is false in the target and true in" in reasons["other.gguf"]
     assert "not smaller than the target" in reasons["large.gguf"]
     assert "cannot roll back tokens" in reasons["mamba.gguf"]
@@ -104,20 +104,20 @@ def test_matching_drafts_come_first_the_smallest_ahead(
     assert all(reason.endswith(".") for reason in reasons.values())
 
 
-def trial(rate: float, step_ms: float = 1.0, count: int = 100) -> Trial:
+def make_trial(rate: float, step_ms: float = 1.0, count: int = 100) -> Trial:
     texts = [(count, round(rate * count))] * 6
     return Trial(texts, {1: 20.0, 2: 22.0, 4: 24.0, 8: 30.0}, {1: step_ms}, 0.3)
 
 
-def test_measured_drafts_are_ranked_by_what_they_gain(
+def test_measured_drafts_are_ranked_by_their_gain(
     models: tuple[Path, list[FoundModel]],
 ) -> None:
     rates = {"small": 0.5, "middle": 0.8}
-    ranked = ranking(*models, measure=lambda _, draft: trial(rates[draft.stem]))
-    assert [each.name for each in ranked[:2]] == ["middle.gguf", "small.gguf"]
+    ranked = rank(*models, measure=lambda _, draft: make_trial(rates[draft.stem]))
+    assert [view.name for view in ranked[:2]] == ["middle.gguf", "small.gguf"]
     assert not ranked[1].tied
-    ranked = ranking(*models, measure=lambda _, draft: trial(0.5, count=20))
-    assert [each.tied for each in ranked[:2]] == [False, True]
+    ranked = rank(*models, measure=lambda _, draft: make_trial(0.5, count=20))
+    assert [view.tied for view in ranked[:2]] == [False, True]
 
 
 def test_a_draft_that_cannot_be_measured_does_not_match(
@@ -126,60 +126,64 @@ def test_a_draft_that_cannot_be_measured_does_not_match(
     def measure(_: Path, draft: Path) -> Trial:
         if draft.stem == "small":
             raise LocalspecError("The worker died.")
-        return trial(0.5)
+        return make_trial(0.5)
 
-    ranked = ranking(*models, measure=measure)
-    assert [each.name for each in ranked if each.matched] == ["middle.gguf"]
-    assert "The worker died." in {each.reason for each in ranked}
+    ranked = rank(*models, measure=measure)
+    assert [view.name for view in ranked if view.matched] == ["middle.gguf"]
+    assert "The worker died." in {view.reason for view in ranked}
 
 
 @given(
     rates=st.lists(st.floats(0, 1), min_size=1, max_size=6),
     noise=st.lists(st.floats(1, 3), min_size=6, max_size=6),
 )
-def test_a_neighbour_that_slows_some_measurements_does_not_change_the_order(
-    rates: list[float], noise: list[float]
-) -> None:
-    """Drafts of one size, some of them measured while something else ran."""
-    quiet = {at: trial(rate) for at, rate in enumerate(rates)}
+def test_a_busy_machine_does_not_change_the_ranking(rates: list[float], noise: list[float]) -> None:
+    """Drafts of one size are measured, some of them while another program runs."""
+    quiet = {index: make_trial(rate) for index, rate in enumerate(rates)}
     noisy = {
-        at: replace(each, target_ms={width: ms * noise[at] for width, ms in each.target_ms.items()})
-        for at, each in quiet.items()
+        index: replace(
+            quiet_trial,
+            target_ms={width: ms * noise[index] for width, ms in quiet_trial.target_ms.items()},
+        )
+        for index, quiet_trial in quiet.items()
     }
     gains = estimate_gains(noisy)
-    for at, one in gains.items():
-        for other in range(at):
-            if quiet[at].texts == quiet[other].texts:
-                assert one.speed_up == gains[other].speed_up
+    for index, gain in gains.items():
+        for other_index in range(index):
+            if quiet[index].texts == quiet[other_index].texts:
+                assert gain.speed_up == gains[other_index].speed_up
             else:
-                assert (one.speed_up > gains[other].speed_up) == (
-                    quiet[at].texts[0][1] > quiet[other].texts[0][1]
+                assert (gain.speed_up > gains[other_index].speed_up) == (
+                    quiet[index].texts[0][1] > quiet[other_index].texts[0][1]
                 )
 
 
 @given(st.lists(st.tuples(st.integers(1, 200), st.floats(0, 1)), min_size=1, max_size=8))
-def test_the_interval_holds_the_rate(texts: list[tuple[int, float]]) -> None:
+def test_the_interval_contains_the_rate(texts: list[tuple[int, float]]) -> None:
     low, rate, high = acceptance_interval([(n, round(share * n)) for n, share in texts])
     assert 0 <= low <= rate <= high <= 1
     assert high > low
 
 
-def test_intervals_hold_the_truth_nearly_always() -> None:
-    """95 % are meant; texts that differ in how easily they are guessed among them."""
-    dice = random.Random(1)
-    held = 0
+def test_intervals_contain_the_true_rate_nearly_always() -> None:
+    """The intended coverage is 95 %, also for texts that differ in how easily they are guessed."""
+    rng = random.Random(1)
+    hits = 0
     for _ in range(400):
-        truth = dice.random()
+        truth = rng.random()
         texts = []
         for _ in range(6):
-            rate = min(1.0, max(0.0, dice.gauss(truth, 0.08 if 0.2 < truth < 0.8 else 0.0)))
-            texts.append((80, sum(dice.random() < rate for _ in range(80))))
+            rate = min(1.0, max(0.0, rng.gauss(truth, 0.08 if 0.2 < truth < 0.8 else 0.0)))
+            texts.append((80, sum(rng.random() < rate for _ in range(80))))
         low, _, high = acceptance_interval(texts)
-        held += low <= truth <= high
-    assert held >= 370
+        hits += low <= truth <= high
+    assert hits >= 370
 
 
 def test_the_best_depth_follows_the_costs() -> None:
-    assert estimate_gains({0: trial(0.95)})[0].depth > estimate_gains({0: trial(0.3)})[0].depth
-    dear = Trial([(100, 60)] * 6, {1: 10.0, 2: 20.0, 3: 30.0}, {1: 1.0}, 0.0)
-    assert estimate_gains({0: dear})[0].speed_up < 1
+    assert (
+        estimate_gains({0: make_trial(0.95)})[0].depth
+        > estimate_gains({0: make_trial(0.3)})[0].depth
+    )
+    expensive = Trial([(100, 60)] * 6, {1: 10.0, 2: 20.0, 3: 30.0}, {1: 1.0}, 0.0)
+    assert estimate_gains({0: expensive})[0].speed_up < 1

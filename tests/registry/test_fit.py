@@ -1,4 +1,4 @@
-"""Memory arithmetic: known sizes, what gives way first, and what holds for every model and machine."""
+"""Memory arithmetic: published cache sizes, what is reduced first, and laws for every model and machine."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def draft(target: ModelInfo) -> ModelInfo:
     )  # fmt: skip
 
 
-def test_the_cache_is_what_llama_cpp_reports(target: ModelInfo, draft: ModelInfo) -> None:
+def test_the_cache_size_agrees_with_llama_cpp(target: ModelInfo, draft: ModelInfo) -> None:
     """llama.cpp: 192 KiB per token for 48 layers of 8 heads of 128 + 128; 12 KiB for the 0.5B."""
     assert fit.cache_per_token(target) == 192 * 1024
     assert fit.cache_per_token(draft) == 12 * 1024
@@ -60,9 +60,9 @@ def test_the_cache_is_what_llama_cpp_reports(target: ModelInfo, draft: ModelInfo
     assert fit.need_of_target(target, LoadOptions(8192, exact=True)).cache == 2 * 8192 * 192 * 1024
 
 
-# What agents need is chosen where memory allows it; elsewhere it is said what would help.
+# The context that agents need is chosen where memory allows it; a note says what would help elsewhere.
 @pytest.mark.parametrize(
-    ("gib", "context", "draft_fits", "says"),
+    ("gib", "context", "draft_fits", "message"),
     [
         (12, 4096, False, 'agents usually need 65536. With kv_type = "q4_0" it would be 8192.'),
         (16, 8192, True, 'agents usually need 65536. With kv_type = "q4_0" it would be 23552.'),
@@ -71,24 +71,24 @@ def test_the_cache_is_what_llama_cpp_reports(target: ModelInfo, draft: ModelInfo
     ],
 )
 def test_a_14b_on_machines_of_usual_sizes(
-    target: ModelInfo, draft: ModelInfo, gib: int, context: int, draft_fits: bool, says: str
+    target: ModelInfo, draft: ModelInfo, gib: int, context: int, draft_fits: bool, message: str
 ) -> None:
     free = FreeMemory(int(gib * 0.85) * GIB)  # the system has some
     chosen = fit.fit_pair(target, draft, free, LoadOptions(prefixes=GIB))
     assert (chosen.context, chosen.draft) == (context, draft_fits)
-    assert says in " ".join(chosen.notes)
-    assert bool(says) == bool(chosen.notes)
+    assert message in " ".join(chosen.notes)
+    assert bool(message) == bool(chosen.notes)
 
 
 @pytest.mark.parametrize("gib", [4, 8])
-def test_what_does_not_fit_at_all_is_said_in_numbers(
+def test_a_pair_that_does_not_fit_is_refused_with_numbers(
     target: ModelInfo, draft: ModelInfo, gib: int
 ) -> None:
     with pytest.raises(DoesNotFit, match=rf"needs \d+ MiB with 2048 .* {gib * 1024} MiB are free"):
         fit.fit_pair(target, draft, FreeMemory(gib * GIB), LoadOptions())
 
 
-def test_a_small_model_has_what_it_was_trained_for_on_the_smallest_machine(
+def test_a_small_model_has_its_whole_context_on_a_small_machine(
     draft: ModelInfo,
 ) -> None:
     chosen = fit.fit_pair(draft, None, FreeMemory(3 * GIB), LoadOptions(prefixes=GIB))
@@ -103,7 +103,7 @@ def test_enough_gpu_takes_everything(target: ModelInfo, draft: ModelInfo) -> Non
     assert chosen.notes == ()
 
 
-def test_on_a_gpu_the_layers_come_before_more_context_than_usual(
+def test_on_a_gpu_layers_take_precedence_over_a_large_context(
     target: ModelInfo, draft: ModelInfo
 ) -> None:
     chosen = fit.fit_pair(target, draft, FreeMemory(ram=64 * GIB, vram=16 * GIB), LoadOptions())
@@ -116,9 +116,7 @@ def test_on_a_gpu_the_layers_come_before_more_context_than_usual(
     assert "layers of the target go to the GPU" in chosen.notes[-1]
 
 
-def test_of_a_context_that_was_asked_for_memory_has_what_it_can(
-    target: ModelInfo, draft: ModelInfo
-) -> None:
+def test_a_requested_context_is_reduced_to_what_fits(target: ModelInfo, draft: ModelInfo) -> None:
     chosen = fit.fit_pair(target, draft, FreeMemory(ram=12 * GIB), LoadOptions(32768))
     assert chosen.draft
     assert 2048 <= chosen.context < 32768
@@ -128,7 +126,9 @@ def test_of_a_context_that_was_asked_for_memory_has_what_it_can(
     assert "There is not enough memory for the draft model" in " ".join(chosen.notes)
 
 
-def test_no_more_context_than_the_target_knows(target: ModelInfo, draft: ModelInfo) -> None:
+def test_the_context_is_limited_to_what_the_target_supports(
+    target: ModelInfo, draft: ModelInfo
+) -> None:
     chosen = fit.fit_pair(draft, None, FreeMemory(ram=128 * GIB), LoadOptions(131072))
     assert chosen.context == 32768
     assert "supports at most 32768 tokens" in chosen.beyond
@@ -138,7 +138,7 @@ def test_no_more_context_than_the_target_knows(target: ModelInfo, draft: ModelIn
     )
 
 
-def test_a_cache_that_the_target_does_not_take_is_not_proposed(target: ModelInfo) -> None:
+def test_an_unsupported_cache_type_is_not_proposed(target: ModelInfo) -> None:
     odd = replace(target, kept=KvSize(48 * 8 * 80, 48 * 8 * 80, (OF_80, OF_80), 0, 0))
     chosen = fit.fit_pair(odd, None, FreeMemory(12 * GIB), LoadOptions())
     assert chosen.context < 65536
@@ -179,7 +179,7 @@ LOADS = st.builds(
 BYTES = st.integers(0, 200 * GIB)
 
 
-def planned(
+def plan_or_none(
     target: ModelInfo, draft: ModelInfo | None, free: FreeMemory, load: LoadOptions
 ) -> MemoryFit | None:
     try:
@@ -188,9 +188,9 @@ def planned(
         return None
 
 
-def worth(found: MemoryFit | None) -> tuple[bool, bool, int]:
-    """What more memory can only make greater, the first the most."""
-    return (found is not None, found.draft, found.context) if found else (False, False, 0)
+def rank_plan(plan: MemoryFit | None) -> tuple[bool, bool, int]:
+    """Return what can only grow with more memory, the most important part first."""
+    return (plan is not None, plan.draft, plan.context) if plan else (False, False, 0)
 
 
 @given(MODELS, st.none() | MODELS, BYTES, st.just(0) | BYTES, LOADS, st.integers(1, 64 * GIB))
@@ -201,11 +201,11 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
     ram: int,
     vram: int,
     load: LoadOptions,
-    more: int,
+    extra: int,
 ) -> None:
     target = replace(small, **ours)
     draft = replace(small, **theirs) if theirs else None
-    chosen = planned(target, draft, FreeMemory(ram, vram), load)
+    chosen = plan_or_none(target, draft, FreeMemory(ram, vram), load)
     if chosen:
         assert chosen.needed <= ram + vram
         parts = (chosen.target.total, chosen.drafting.total, chosen.prefixes, fit.RUNTIME_BYTES)
@@ -217,12 +217,12 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
         if not vram:
             assert chosen.gpu_layers == chosen.draft_gpu_layers == 0
         assert all(context > chosen.context for _, context in chosen.others)
-    larger = planned(target, draft, FreeMemory(ram + more, vram), load)
-    assert worth(larger) >= worth(chosen)
+    larger = plan_or_none(target, draft, FreeMemory(ram + extra, vram), load)
+    assert rank_plan(larger) >= rank_plan(chosen)
     small_cache = replace(load, kv_types=fit.F16)
     if fit.supports_kv_types(target, load.kv_types):
-        plain = planned(target, draft, FreeMemory(ram, vram), small_cache)
-        assert worth(chosen) >= worth(plain)
+        plain = plan_or_none(target, draft, FreeMemory(ram, vram), small_cache)
+        assert rank_plan(chosen) >= rank_plan(plain)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_plan_never_exceeds_memory_and_grows_with_it(
 def test_heads_that_draft_have_a_cache_beside_their_targets(
     tmp_path: Path, architecture: Any, ahead: int
 ) -> None:
-    """Only of architectures whose heads are used; where a draft is loaded they are not."""
+    """Only heads of supported architectures count, and only where no draft model is loaded."""
     if architecture == "llama":
         model = read_local_model(write_model(tmp_path / "m.gguf", TINY_TARGET, target_cycle(512)))
     else:
@@ -239,9 +239,9 @@ def test_heads_that_draft_have_a_cache_beside_their_targets(
     load = LoadOptions(context=4096)
     assert model.kept.ahead == KvLengths(ahead, ahead)
     assert model.drafting_heads == (ahead > 0)
-    found = fit.need_of_heads(model, load)
-    assert (found.cache > 2 * ahead * 2 * 4096) == (ahead > 0)
+    need = fit.need_of_heads(model, load)
+    assert (need.cache > 2 * ahead * 2 * 4096) == (ahead > 0)
     assert (
         fit.total_need(model, None, load)
-        == fit.need_of_target(model, load).total + found.total + fit.RUNTIME_BYTES
+        == fit.need_of_target(model, load).total + need.total + fit.RUNTIME_BYTES
     )

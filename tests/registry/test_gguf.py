@@ -1,4 +1,4 @@
-"""The header reader against whole, broken and hostile files."""
+"""The header reader against valid, broken and hostile files."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from tests.support.vocabularies import NAMES, SOURCES, files_of, token_count, vo
 
 
 class Bytes:
-    """A source in memory that counts what is asked of it."""
+    """A source in memory that records which ranges are read."""
 
     def __init__(self, data: bytes, size: int | None = None) -> None:
         self.data, self.name = data, "test.gguf"
         self.size = len(data) if size is None else size
-        self.asked: list[tuple[int, int]] = []
+        self.reads: list[tuple[int, int]] = []
 
     def read(self, offset: int, size: int) -> bytes:
-        self.asked.append((offset, size))
+        self.reads.append((offset, size))
         return self.data[offset : offset + size]
 
 
-def refused(data: bytes) -> str:
+def read_refusal(data: bytes) -> str:
     with pytest.raises(BadGguf) as caught:
         read_header(Bytes(data))
     return caught.value.message
 
 
-def test_a_whole_file_reads_as_it_was_written() -> None:
+def test_a_complete_file_reads_as_it_was_written() -> None:
     file = model(tokens=100).put("a.list", ARRAY, (I32, [1, -2, 3]))
     header = read_header(Bytes(file.data()))
     assert header.metadata["general.architecture"] == "llama"
@@ -68,13 +68,13 @@ def test_the_reader_asks_for_growing_ranges() -> None:
     source = Bytes(model(tokens=20_000, filler=4 << 20).data())
     header = read_header(source)
     assert header.read < source.size / 4
-    assert len(source.asked) < 8
-    offsets = [offset for offset, _ in source.asked]
+    assert len(source.reads) < 8
+    offsets = [offset for offset, _ in source.reads]
     assert offsets == sorted(set(offsets)), "no byte is fetched twice"
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b"", "empty"),
         (b"<!doctype html><html>", "web page"),
@@ -90,8 +90,8 @@ def test_the_reader_asks_for_growing_ranges() -> None:
         (b"GGUF\3\0", "truncated"),
     ],
 )
-def test_what_is_no_gguf_is_named(data: bytes, says: str) -> None:
-    assert says in refused(data)
+def test_a_file_of_another_format_is_named(data: bytes, message: str) -> None:
+    assert message in read_refusal(data)
 
 
 def _raw(*keys: bytes) -> bytes:
@@ -103,7 +103,7 @@ def _key(name: bytes, kind: int, value: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (_raw(_key(b"a", STRING, struct.pack("<Q", 2**60))), "truncated"),
         (_raw(_key(b"a", 13, b"")), "unknown type 13"),
@@ -116,12 +116,12 @@ def _key(name: bytes, kind: int, value: bytes) -> bytes:
         (_raw(_key(b"general.alignment", U32, struct.pack("<I", 33))), "power of two"),
     ],
 )
-def test_hostile_metadata_is_refused(data: bytes, says: str) -> None:
-    assert says in refused(data)
+def test_hostile_metadata_is_refused(data: bytes, message: str) -> None:
+    assert message in read_refusal(data)
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind", "says"),
+    ("shape", "kind", "message"),
     [
         ((0,), 0, "shape"),
         ((2**62, 2**62), 0, "truncated"),
@@ -130,11 +130,11 @@ def test_hostile_metadata_is_refused(data: bytes, says: str) -> None:
         ((1, 1, 1, 1, 1), 0, "5 dimensions"),
     ],
 )
-def test_hostile_tensors_are_refused(shape: tuple[int, ...], kind: int, says: str) -> None:
+def test_hostile_tensors_are_refused(shape: tuple[int, ...], kind: int, message: str) -> None:
     row = struct.pack("<Q", 1) + b"w" + struct.pack(f"<I{len(shape)}Q", len(shape), *shape)
     row += struct.pack("<IQ", kind, 0)
     data = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + row + bytes(64)
-    assert says in refused(data)
+    assert message in read_refusal(data)
 
 
 def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
@@ -143,18 +143,18 @@ def test_a_tensor_that_lies_elsewhere_is_refused() -> None:
     name = b"output_norm.weight"
     at = data.index(name) + len(name) + 4 + 8 + 4
     data[at : at + 8] = struct.pack("<Q", 32)
-    assert "should be at" in refused(bytes(data))
+    assert "should be at" in read_refusal(bytes(data))
 
 
 def test_every_cut_is_noticed() -> None:
-    """At every 61st byte, so that cuts fall into every part of the header and the weights."""
+    """Cut at every 61st byte, so that cuts fall into every part of the header and the weights."""
     data = model(tokens=50).data()
     for end in range(0, len(data) - 1, 61):
-        refused(data[:end])
+        read_refusal(data[:end])
 
 
 def test_bytes_after_the_last_tensor_are_noticed() -> None:
-    assert "follow its last tensor" in refused(model().data() + bytes(100))
+    assert "follow its last tensor" in read_refusal(model().data() + bytes(100))
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_noticed() -> None:
@@ -164,22 +164,22 @@ def test_a_file_that_shrinks_while_it_is_read_is_noticed() -> None:
 
 
 def test_a_thousand_mutants_neither_hang_nor_eat_memory(tmp_path: Path) -> None:
-    """A clean error or a header that holds together, quickly, in little memory."""
+    """Each mutant gives a clean error or a consistent header, quickly and in little memory."""
     file = model(tokens=60).put("llama.x", U64, 1)
     data, header = file.data(), len(file.header())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    memory_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     path, refused_count, slowest = tmp_path / "m.gguf", 0, 0.0
     for mutant in mutants(data, header, 1000):
         path.write_bytes(mutant)
         begin = time.process_time()
         try:
-            read = read_local_model(path)
-            assert 0 < read.layers <= 512
-            assert all(each.offset + each.size <= len(mutant) for each in read.header.tensors)
+            info = read_local_model(path)
+            assert 0 < info.layers <= 512
+            assert all(tensor.offset + tensor.size <= len(mutant) for tensor in info.header.tensors)
         except BadGguf:
             refused_count += 1
         slowest = max(slowest, time.process_time() - begin)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_before
     assert refused_count > 500
     assert slowest < 1
     assert grown < 50_000  # KiB
@@ -196,7 +196,7 @@ def test_a_pipe_and_a_folder_are_not_opened(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_vocabularies_of_every_kind_read(source: str, tmp_path: Path) -> None:
-    """A header is all that these files have; the real ones state up to 151936 tokens."""
+    """These files have a header only; the real ones declare up to 151936 tokens."""
     sizes = {name: token_count(name) for name in NAMES}
     if source == "real":
         sizes = {
@@ -219,9 +219,9 @@ def test_a_vocabulary_reads_as_it_was_written(name: str) -> None:
     header = read_header(Bytes(file.data()))
     assert header.metadata.keys() == file.metadata.keys()
     for key, (kind, value) in file.metadata.items():
-        read: object = header.metadata[key]
-        if isinstance(read, StringArray):
-            read = (STRING, [text.decode() for text in read])
-        elif isinstance(read, NumberArray):
-            read = (value[0], list(read.values()))  # type: ignore[index]
-        assert read == (pytest.approx(value) if kind == F32 else value), key
+        actual: object = header.metadata[key]
+        if isinstance(actual, StringArray):
+            actual = (STRING, [text.decode() for text in actual])
+        elif isinstance(actual, NumberArray):
+            actual = (value[0], list(actual.values()))  # type: ignore[index]
+        assert actual == (pytest.approx(value) if kind == F32 else value), key

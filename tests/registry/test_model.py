@@ -1,4 +1,4 @@
-"""Values that would end llama.cpp, or make a model useless without a word."""
+"""Values that would crash llama.cpp, or make a model useless without an error, are refused."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.gguf_files import (
 )
 
 
-def refused(file: Gguf, folder: Path) -> str:
+def read_refusal(file: Gguf, folder: Path) -> str:
     with pytest.raises(UnsafeModel) as caught:
         read_local_model(file.write(folder / "m.gguf"))
     return caught.value.message
@@ -32,16 +32,16 @@ def refused(file: Gguf, folder: Path) -> str:
 
 def test_a_model_is_described(tmp_path: Path) -> None:
     file = model(tokens=200, layers=3, width=16)
-    read = read_local_model(file.write(tmp_path / "m.gguf"))
-    assert (read.architecture, read.layers, read.width, read.vocabulary) == ("llama", 3, 16, 200)
-    assert (read.heads, read.kv_heads, read.key_length) == (2, (1, 1, 1), 8)
-    assert read.context == 4096
-    assert read.rollback == "full"
-    assert read.parameters == sum(tensor.elements for tensor in read.header.tensors)
+    info = read_local_model(file.write(tmp_path / "m.gguf"))
+    assert (info.architecture, info.layers, info.width, info.vocabulary) == ("llama", 3, 16, 200)
+    assert (info.heads, info.kv_heads, info.key_length) == (2, (1, 1, 1), 8)
+    assert info.context == 4096
+    assert info.rollback == "full"
+    assert info.parameters == sum(tensor.elements for tensor in info.header.tensors)
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "value", "says"),
+    ("key", "kind", "value", "message"),
     [
         (
             "general.architecture",
@@ -75,25 +75,25 @@ def test_a_model_is_described(tmp_path: Path) -> None:
     ],
 )
 def test_a_dangerous_value_is_named(
-    key: str, kind: int, value: object, says: str, tmp_path: Path
+    key: str, kind: int, value: object, message: str, tmp_path: Path
 ) -> None:
-    assert says in refused(model().put(key, kind, value), tmp_path)
+    assert message in read_refusal(model().put(key, kind, value), tmp_path)
 
 
-def test_a_begin_token_that_is_to_be_added_exists(tmp_path: Path) -> None:
+def test_a_begin_token_to_be_added_must_exist(tmp_path: Path) -> None:
     rwkv = model().put("tokenizer.ggml.model", STRING, "rwkv")
     rwkv = rwkv.drop("tokenizer.ggml.bos_token_id")
     added = rwkv.put("tokenizer.ggml.add_bos_token", BOOL, True)
-    assert "for the begin of a text but has none" in refused(added, tmp_path)
+    assert "for the begin of a text but has none" in read_refusal(added, tmp_path)
 
 
-def test_empty_tokens_are_not_twice_the_same(tmp_path: Path) -> None:
+def test_empty_tokens_are_not_duplicates(tmp_path: Path) -> None:
     read_local_model(model().token(7, "").token(8, "").write(tmp_path / "m.gguf"))
 
 
-def test_tokens_that_are_the_same_up_to_a_nul_are_twice_the_same(tmp_path: Path) -> None:
-    """llama.cpp reads no further, and ends the process at the second one."""
-    assert "lists the token b'ab' twice" in refused(
+def test_tokens_equal_up_to_a_nul_are_duplicates(tmp_path: Path) -> None:
+    """llama.cpp reads no further than the NUL, and aborts the process at the second token."""
+    assert "lists the token b'ab' twice" in read_refusal(
         model().token(7, "ab").token(8, "ab\0c"), tmp_path
     )
 
@@ -106,27 +106,27 @@ def test_tokens_that_are_the_same_up_to_a_nul_are_twice_the_same(tmp_path: Path)
     ],
 )  # fmt: skip
 def test_a_missing_tensor_is_named(name: str, tmp_path: Path) -> None:
-    assert name in refused(model().drop(name), tmp_path)
+    assert name in read_refusal(model().drop(name), tmp_path)
 
 
 @pytest.mark.parametrize("key", ["general.architecture", "llama.block_count"])
 def test_a_missing_number_is_named(key: str, tmp_path: Path) -> None:
-    refused(model().drop(key), tmp_path)
+    read_refusal(model().drop(key), tmp_path)
 
 
 def test_a_vocabulary_without_weights_is_no_model(tmp_path: Path) -> None:
     empty = model()
     empty.tensors = []
-    assert "no weights" in refused(empty, tmp_path)
+    assert "no weights" in read_refusal(empty, tmp_path)
 
 
 def test_zeros_at_the_end_are_noticed(tmp_path: Path) -> None:
-    """What a download leaves that reserved its space and stopped."""
+    """A download that reserved its space and then stopped leaves such a file."""
     path = model().write(tmp_path / "m.gguf")
     check_weights(path)
     data = path.read_bytes()
     path.write_bytes(data[:-512] + bytes(512))
-    read_local_model(path)  # the header knows nothing of it
+    read_local_model(path)  # the header alone does not show it
     with pytest.raises(UnsafeModel, match="ends in zeros"):
         check_weights(path)
 
@@ -141,12 +141,12 @@ def test_a_norm_of_nan_is_noticed(tmp_path: Path) -> None:
 
 
 def test_shards_are_one_model(tmp_path: Path) -> None:
-    whole = model(layers=4)
-    for name, data in shards(whole, 3, "m").items():
+    complete = model(layers=4)
+    for name, data in shards(complete, 3, "m").items():
         (tmp_path / name).write_bytes(data)
-    read = read_local_model(tmp_path / "m-00002-of-00003.gguf")  # any part will do
-    assert read.layers == 4
-    assert read.parameters == read_local_model(whole.write(tmp_path / "w.gguf")).parameters
+    info = read_local_model(tmp_path / "m-00002-of-00003.gguf")  # any part will do
+    assert info.layers == 4
+    assert info.parameters == read_local_model(complete.write(tmp_path / "w.gguf")).parameters
 
 
 def test_a_missing_or_foreign_shard_is_named(tmp_path: Path) -> None:
@@ -200,19 +200,19 @@ def test_tensors_of_types_without_kernels_are_named(tmp_path: Path) -> None:
     for name, kind in (("output_norm.weight", 1), ("blk.1.attn_k.weight", 24)):
         file = model()
         file.tensors = [(n, s, kind if n == name else k) for n, s, k in file.tensors]
-        assert name in refused(file, tmp_path)
+        assert name in read_refusal(file, tmp_path)
 
 
 def test_a_layer_count_that_is_all_draft_layers_is_refused(tmp_path: Path) -> None:
-    assert "nextn" in refused(model().put("llama.nextn_predict_layers", U32, 3), tmp_path)
+    assert "nextn" in read_refusal(model().put("llama.nextn_predict_layers", U32, 3), tmp_path)
 
 
-def test_a_way_to_cut_texts_that_ends_llama_cpp_is_refused(tmp_path: Path) -> None:
+def test_a_pre_tokenizer_that_crashes_llama_cpp_is_refused(tmp_path: Path) -> None:
     file = model().put("tokenizer.ggml.pre", STRING, "whitespace")
-    assert "two spaces" in refused(file, tmp_path)
+    assert "two spaces" in read_refusal(file, tmp_path)
 
 
-def test_weights_that_lie_where_llama_cpp_cannot_use_them_are_refused(tmp_path: Path) -> None:
+def test_misaligned_weights_are_refused(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(with_key(model().data(), "general.alignment", U32, 8))
     with pytest.raises(BadGguf, match="multiple of 32"):
         read_local_model(tmp_path / "m.gguf")

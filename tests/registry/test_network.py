@@ -1,4 +1,4 @@
-"""Each environment has its own way to the hub, and what is wrong with it is said by its name."""
+"""Each environment has its own way to the hub, and an error names the setting that is wrong."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from localspec.registry.pulls.pull import Puller
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
-from tests.registry.pulling import DRAFT, TARGET, assert_whole
+from tests.registry.pulling import DRAFT, TARGET, assert_installed
 from tests.support.hub import Faults, TestHub
 from tests.support.proxies import TestProxy, dead_port, make_certificate
 
@@ -50,7 +50,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def secure(certificate: Path) -> Iterator[TestHub]:
-    """A hub that speaks HTTPS, with a certificate of its own."""
+    """Serve HTTPS with a self-signed certificate."""
     with TestHub(certificate).running() as hub:
         hub.add("own/draft", "draft.gguf", DRAFT)
         hub.add("own/target", "target.gguf", TARGET)
@@ -58,17 +58,17 @@ def secure(certificate: Path) -> Iterator[TestHub]:
 
 
 def pull(store: Store, pair: CataloguePair, **variables: str) -> None:
-    """As from a shell that has these variables and no other."""
+    """Pull as from a shell that has these variables and no other."""
     home = str(store.root.parent / "hf")
     network = Network.from_environment({"HF_HOME": home, **variables})
-    before = dict(os.environ)
+    environment_before = dict(os.environ)
     try:
         Puller(store, Hub(network=network, stall=1.0), QUICK).pull("p", pair)
     finally:
-        assert dict(os.environ) == before
+        assert dict(os.environ) == environment_before
 
 
-# which way
+# Which proxy, certificate and token a pull uses.
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def pull(store: Store, pair: CataloguePair, **variables: str) -> None:
         ),
     ],
 )  # fmt: skip
-def test_which_proxy_leads_to_an_address(
+def test_the_environment_decides_which_proxy_is_used(
     variables: dict[str, str], address: str, proxy: str
 ) -> None:
     import httpx2
 
     url = httpx2.URL(address)
-    found = Network.from_environment(variables).proxy_for(url.scheme, url.host, url.port)
-    assert (found.place if found else "") == proxy
+    chosen = Network.from_environment(variables).proxy_for(url.scheme, url.host, url.port)
+    assert (chosen.place if chosen else "") == proxy
     assert "canarysecretword" not in repr(Network.from_environment(variables))
 
 
@@ -128,22 +128,22 @@ def test_a_proxy_of_the_environment_is_used(
             store, pair, HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=proxy.url(PASSWORD),
             NO_PROXY="localhost",
         )  # fmt: skip
-    assert {each.split("/")[2] for each in proxy.asked} == {"hub.invalid"}
-    assert_whole(store)
+    assert {address.split("/")[2] for address in proxy.requests} == {"hub.invalid"}
+    assert_installed(store)
 
 
 @pytest.mark.parametrize("variable", ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"])
 def test_a_certificate_of_the_environment_is_trusted(
     store: Store, pair: CataloguePair, secure: TestHub, certificate: Path, variable: str
 ) -> None:
-    """Through a proxy too."""
+    """A proxy stands between, so this holds for tunnelled connections too."""
     with TestProxy(secure.port).running() as proxy:
         pull(
             store, pair, HF_ENDPOINT=secure.endpoint, https_proxy=proxy.url(),
             **{variable: str(certificate)},
         )  # fmt: skip
-        assert f"127.0.0.1:{secure.port}" in proxy.asked
-    assert_whole(store)
+        assert f"127.0.0.1:{secure.port}" in proxy.requests
+    assert_installed(store)
 
 
 @pytest.mark.usefixtures("faults")
@@ -160,17 +160,17 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
     ):
         hub.requests.clear()
         pull(store, pair, HF_ENDPOINT=hub.endpoint, **variables)
-        sent = {each.authorization for each in hub.requests if not each.to_storage}
-        assert sent == {f"Bearer {token}" if token else ""}
-        assert not any(each.authorization for each in hub.requests if each.to_storage)
+        headers = {request.authorization for request in hub.requests if not request.to_storage}
+        assert headers == {f"Bearer {token}" if token else ""}
+        assert not any(request.authorization for request in hub.requests if request.to_storage)
         integrity.remove_pair(store, "p")
 
 
-# what is wrong
+# Errors.
 
 
 @pytest.mark.parametrize(
-    ("answer", "token", "kind", "says"),
+    ("response", "token", "kind", "message"),
     [
         ((401, ""), "hf_old", BadToken, "does not accept the token that was sent .*401.*HF_TOKEN"),
         ((401, "RepoNotFound"), "hf_old", BadToken, "does not accept the token"),
@@ -184,73 +184,73 @@ def test_a_token_of_the_environment_is_sent_to_its_endpoint_alone(
         ((404, "EntryNotFound"), "", NotOnHub, r"no file target\.gguf in own/target"),
     ],
 )  # fmt: skip
-def test_what_the_hub_refuses(
+def test_a_refusal_of_the_hub_is_explained(
     store: Store, pair: CataloguePair, hub: TestHub, faults: Faults,
-    answer: tuple[int, str], token: str, kind: type[HubError], says: str,
+    response: tuple[int, str], token: str, kind: type[HubError], message: str,
 ) -> None:  # fmt: skip
-    faults.answer = answer
+    faults.answer = response
     variables = {"HF_TOKEN": token} if token else {}
-    with pytest.raises(kind, match=says) as caught:
+    with pytest.raises(kind, match=message) as caught:
         pull(store, pair, HF_ENDPOINT=hub.endpoint, **variables)
     assert type(caught.value) is kind
     assert not token or token not in str(caught.value)
-    asked = [each for each in hub.requests if "target.gguf" in each.path]
-    assert len(asked) == 1, "trying again helps nobody"
+    requests = [request for request in hub.requests if "target.gguf" in request.path]
+    assert len(requests) == 1, "a retry cannot help"
 
 
 @pytest.mark.parametrize("secured", [False, True])
 @pytest.mark.parametrize(
-    ("status", "password", "says"),
+    ("status", "password", "message"),
     [
         (407, "", "asks for a name and a password"),
         (407, PASSWORD, "does not accept the name and password"),
         (403, "", "refuses to connect to (hub.invalid|127.0.0.1)"),
     ],
 )
-def test_a_proxy_that_refuses(
+def test_a_proxy_that_refuses_is_named(
     store: Store, pair: CataloguePair, certificate: Path, secured: bool, status: int, password: str,
-    says: str,
+    message: str,
 ) -> None:  # fmt: skip
     endpoint = "https://hub.invalid" if secured else "http://hub.invalid"
     with TestProxy(status=status).running() as proxy:
-        with pytest.raises(ProxyRefused, match=says) as caught:
+        with pytest.raises(ProxyRefused, match=message) as caught:
             pull(store, pair, HF_ENDPOINT=endpoint, ALL_PROXY=proxy.url(password))
-        assert len(proxy.asked) <= 2, "once for each of the two models"
-    said = str(caught.value)
-    assert str(status) in said
-    assert proxy.place in said
-    assert "ALL_PROXY" in said
-    assert "canarysecretword" not in said
+        assert len(proxy.requests) <= 2, "at most one per model"
+    error_text = str(caught.value)
+    assert str(status) in error_text
+    assert proxy.place in error_text
+    assert "ALL_PROXY" in error_text
+    assert "canarysecretword" not in error_text
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_that_is_dead(store: Store, pair: CataloguePair, scheme: str) -> None:
+def test_a_dead_proxy_is_named(store: Store, pair: CataloguePair, scheme: str) -> None:
     place = f"127.0.0.1:{dead_port()}"
     with pytest.raises(Unreachable) as caught:
         pull(
             store, pair, HF_ENDPOINT=f"{scheme}://hub.invalid",
             ALL_PROXY=f"http://{PASSWORD}@{place}",
         )  # fmt: skip
-    said = str(caught.value)
-    assert f"the proxy {place} (ALL_PROXY) refuses connections" in said
-    assert "check ALL_PROXY or unset it" in said
-    assert "canarysecretword" not in said
+    error_text = str(caught.value)
+    assert f"the proxy {place} (ALL_PROXY) refuses connections" in error_text
+    assert "check ALL_PROXY or unset it" in error_text
+    assert "canarysecretword" not in error_text
 
 
-def test_a_name_that_cannot_be_resolved(store: Store, pair: CataloguePair) -> None:
+def test_a_name_that_cannot_be_resolved_is_named(store: Store, pair: CataloguePair) -> None:
     with pytest.raises(Unreachable, match=r"the name hub\.invalid cannot be resolved \(DNS\)"):
         pull(store, pair, HF_ENDPOINT="https://hub.invalid")
     with pytest.raises(Unreachable, match=r"the name proxy\.invalid of the proxy .*\(DNS\)"):
         pull(store, pair, HTTPS_PROXY="http://proxy.invalid:3128")
 
 
-def test_nobody_listens(store: Store, pair: CataloguePair) -> None:
+def test_a_closed_port_is_named(store: Store, pair: CataloguePair) -> None:
     port = dead_port()
     with pytest.raises(Unreachable, match=f"127.0.0.1:{port} refuses connections"):
         pull(store, pair, HF_ENDPOINT=f"http://127.0.0.1:{port}")
 
 
-def test_a_certificate_that_nobody_vouches_for(
+def test_an_untrusted_certificate_is_refused(
     store: Store, pair: CataloguePair, secure: TestHub, tmp_path: Path
 ) -> None:
     with pytest.raises(Untrusted, match=r"not trusted .*SSL_CERT_FILE or REQUESTS_CA_BUNDLE"):
@@ -262,7 +262,7 @@ def test_a_certificate_that_nobody_vouches_for(
     assert not secure.requests
 
 
-def test_a_certificate_file_that_cannot_be_read(
+def test_an_unreadable_certificate_file_is_named(
     store: Store, pair: CataloguePair, secure: TestHub, tmp_path: Path
 ) -> None:
     empty = tmp_path / "empty.pem"
@@ -276,19 +276,19 @@ def test_a_certificate_file_that_cannot_be_read(
         assert f"SSL_CERT_FILE names {file}, which {problem}" in str(caught.value)
 
 
-def test_proxies_that_cannot_be_used(store: Store, pair: CataloguePair) -> None:
-    for proxy, says in (
+def test_unsupported_proxies_are_named(store: Store, pair: CataloguePair) -> None:
+    for proxy, message in (
         (f"socks5://{PASSWORD}@p.invalid:1", "a SOCKS proxy .p.invalid:1.* install socksio"),
         ("socks4://p:1", "of an unsupported kind .socks4"),
         (f"http://{PASSWORD}@p:port", "is not a valid proxy address"),
     ):
-        with pytest.raises(NetworkSettings, match=f"https_proxy .*{says}") as caught:
+        with pytest.raises(NetworkSettings, match=f"https_proxy .*{message}") as caught:
             pull(store, pair, https_proxy=proxy)
         assert "canarysecretword" not in str(caught.value)
 
 
 @pytest.mark.usefixtures("faults")
-def test_a_token_file_that_is_not_there(store: Store, pair: CataloguePair, hub: TestHub) -> None:
+def test_an_unreadable_token_file_is_named(store: Store, pair: CataloguePair, hub: TestHub) -> None:
     with pytest.raises(NetworkSettings, match="HF_TOKEN_PATH names /none, which does not exist"):
         pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH="/none")
     pipe = store.root.parent / "pipe"
@@ -298,7 +298,7 @@ def test_a_token_file_that_is_not_there(store: Store, pair: CataloguePair, hub: 
             pull(store, pair, HF_ENDPOINT=hub.endpoint, HF_TOKEN_PATH=str(strange))
 
 
-def test_an_endpoint_that_is_no_hub(
+def test_an_endpoint_that_is_no_hub_is_named(
     store: Store, pair: CataloguePair, hub: TestHub, faults: Faults
 ) -> None:
     faults.portal = True
@@ -306,7 +306,7 @@ def test_an_endpoint_that_is_no_hub(
         pull(store, pair, HF_ENDPOINT=hub.endpoint)
 
 
-def test_a_proxy_that_says_nothing(store: Store, pair: CataloguePair) -> None:
+def test_a_silent_proxy_is_named(store: Store, pair: CataloguePair) -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
@@ -318,12 +318,12 @@ def test_a_proxy_that_says_nothing(store: Store, pair: CataloguePair) -> None:
         quick = Puller(store, Hub(network=network, stall=0.3), replace(QUICK, patience=patient))
         with pytest.raises(Unreachable) as caught:
             quick.pull("p", pair)
-    said = str(caught.value)
-    assert f"the proxy {place} (HTTPS_PROXY) stalled" in said
-    assert "check HTTPS_PROXY or unset it" in said
+    error_text = str(caught.value)
+    assert f"the proxy {place} (HTTPS_PROXY) stalled" in error_text
+    assert "check HTTPS_PROXY or unset it" in error_text
 
 
-def test_a_server_that_says_nothing(
+def test_a_silent_server_is_named(
     store: Store, pair: CataloguePair, hub: TestHub, faults: Faults
 ) -> None:
     faults.stall_after = [0] * 50
@@ -348,13 +348,13 @@ TEXTS = st.one_of(
     variables=st.dictionaries(st.sampled_from(sorted(VARIABLES)), TEXTS, max_size=4),
     secure=st.booleans(),
 )
-def test_whatever_an_environment_says_is_used_or_refused_in_our_words(
+def test_any_environment_works_or_is_refused_with_our_own_error(
     variables: dict[str, str], secure: bool
 ) -> None:
-    said = {"HF_ENDPOINT": f"http{'s' * secure}://hub.invalid", **variables}
+    error_text = {"HF_ENDPOINT": f"http{'s' * secure}://hub.invalid", **variables}
     with (
         mock.patch("socket.getaddrinfo", side_effect=socket.gaierror(-2, "unknown")),
         pytest.raises((LocalspecError, Interrupted)) as caught,
     ):
-        Hub(network=Network.from_environment(said)).resolve("own/target", "target.gguf")
+        Hub(network=Network.from_environment(error_text)).resolve("own/target", "target.gguf")
     assert "Error)" not in str(caught.value)

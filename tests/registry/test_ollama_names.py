@@ -1,4 +1,4 @@
-"""Ollama's names of models lead to the pairs that are the same model, and to no other."""
+"""Names of models in Ollama lead to the pairs with the same model, and to no other."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_name_of_ollamas_is_the_pair_with_that_model(name: str, pair: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "near"),
+    ("name", "suggestion"),
     [
         ("qwen2.5-coder:3b", "coder-7b"),  # a size that the catalogue does not have
         ("qwen2.5-coder:latest", "coder-7b"),  # which size that is, Ollama decides
@@ -48,24 +48,22 @@ def test_a_name_of_ollamas_is_the_pair_with_that_model(name: str, pair: str) -> 
         ("gemma3:12b-it-q4_K_M", "gemma3-12b"),  # other files than those that would be pulled
     ],
 )
-def test_another_model_is_not_taken_for_it(name: str, near: str) -> None:
+def test_a_name_of_another_model_is_refused(name: str, suggestion: str) -> None:
     with pytest.raises(ModelNotFound) as refused:
         CATALOGUE.find(name)
-    assert near in refused.value.message
+    assert suggestion in refused.value.message
 
 
 NAMES = sorted({*CATALOGUE.pairs, *CATALOGUE.aliases})
 
 
 @given(name=st.sampled_from(NAMES), data=st.data())
-def test_a_name_with_a_colon_for_a_hyphen_is_the_same_pair_or_asks_which(
-    name: str, data: st.DataObject
-) -> None:
-    places = [at for at, char in enumerate(name) if char == "-"]
-    if not places:
+def test_a_colon_in_place_of_a_hyphen_means_the_same_pair(name: str, data: st.DataObject) -> None:
+    hyphens = [index for index, char in enumerate(name) if char == "-"]
+    if not hyphens:
         return
-    at = data.draw(st.sampled_from(places))
-    typed = f"{name[:at]}:{name[at + 1 :]}"
+    index = data.draw(st.sampled_from(hyphens))
+    typed = f"{name[:index]}:{name[index + 1 :]}"
     assert CATALOGUE.find(typed)[0] == CATALOGUE.find(name)[0]
 
 
@@ -73,19 +71,19 @@ def test_a_name_with_a_colon_for_a_hyphen_is_the_same_pair_or_asks_which(
        tag=st.from_regex(r"[a-z0-9.-]{1,12}", fullmatch=True))  # fmt: skip
 def test_model_and_tag_agree_each_by_itself(model: str, tag: str) -> None:
     bare = str.maketrans("", "", ".-_")
-    for found in ollama_names.find_same_model(f"{model}:{tag}", NAMES):
-        ways = {
-            (found[:at].translate(bare), found[at + 1 :].translate(bare))
-            for at, char in enumerate(found)
+    for pair_name in ollama_names.find_same_model(f"{model}:{tag}", NAMES):
+        splits = {
+            (pair_name[:index].translate(bare), pair_name[index + 1 :].translate(bare))
+            for index, char in enumerate(pair_name)
             if char == "-"
         }
-        whole = tag == "latest" or not ollama_names._CHAT_SUFFIX.sub("", tag)
-        assert whole or any(left == model.translate(bare) for left, _ in ways)
+        any_tag = tag == "latest" or not ollama_names._CHAT_SUFFIX.sub("", tag)
+        assert any_tag or any(model_part == model.translate(bare) for model_part, _ in splits)
 
 
 def test_two_pairs_with_one_model_are_both_named() -> None:
-    one = CATALOGUE.pairs["qwen3-4b"]
-    catalogue = Catalogue({"qwen3-4b": one, "qwen-3-4b": one}, {})
+    pair = CATALOGUE.pairs["qwen3-4b"]
+    catalogue = Catalogue({"qwen3-4b": pair, "qwen-3-4b": pair}, {})
     with pytest.raises(ModelNotFound, match=r"Did you mean qwen3-4b or qwen-3-4b\?"):
         catalogue.find("qwen3:4b")
 
@@ -105,5 +103,5 @@ def test_two_pairs_with_one_model_are_both_named() -> None:
         "a:b:c",
     ],
 )
-def test_what_is_no_name_of_ollamas(name: str) -> None:
+def test_other_names_are_not_ollama_names(name: str) -> None:
     assert not ollama_names.is_ollama_name(name)

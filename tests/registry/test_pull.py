@@ -1,4 +1,4 @@
-"""Pulls: checks before any weight, two at once, cancelling, what is there already, offline."""
+"""Pulls: checks before any weight is fetched, concurrent pulls, cancelling, reuse of files, offline."""
 
 from __future__ import annotations
 
@@ -27,37 +27,44 @@ from localspec.registry.store import integrity
 from localspec.registry.store.local import add_own_pair
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
-from tests.registry.pulling import DRAFT, SIZE, TARGET, assert_absent, assert_whole, pulls_of
+from tests.registry.pulling import (
+    DRAFT,
+    SIZE,
+    TARGET,
+    assert_absent,
+    assert_installed,
+    create_pulls,
+)
 from tests.support.gguf_files import BOOL, Gguf, model, sha256, shards
 from tests.support.hub import Faults, TestHub
 
 
 @pytest.mark.usefixtures("faults")
 def test_a_pair_is_pulled(puller: Puller, hub: TestHub, store: Store, pair: CataloguePair) -> None:
-    heard: list[tuple[FileState, ...]] = []
-    record = puller.pull("p", pair, heard.append)
-    assert_whole(store)
+    updates: list[tuple[FileState, ...]] = []
+    record = puller.pull("p", pair, updates.append)
+    assert_installed(store)
     assert record.target.repo == "own/target"
     assert record.target.parts[0].sha256 == sha256(TARGET)
-    assert sum(each.done for each in heard[-1]) == sum(each.size for each in heard[-1]) == SIZE
-    assert [each.file for each in heard[-1]] == ["target.gguf", "draft.gguf"]
+    assert sum(file.done for file in updates[-1]) == sum(file.size for file in updates[-1]) == SIZE
+    assert [file.file for file in updates[-1]] == ["target.gguf", "draft.gguf"]
     assert hub.sent < 1.2 * SIZE  # small files: the headers weigh
-    assert not [each for each in hub.requests if each.authorized]
+    assert not [request for request in hub.requests if request.authorized]
 
 
-def test_nothing_is_left_behind(
+def test_a_finished_pull_leaves_no_parts(
     puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     faults.close_after = [1000]
     puller.pull("p", pair)
-    left = [path.name for path in store.parts.iterdir() if path.suffix != ".lock"]
-    assert not left
+    remaining = [path.name for path in store.parts.iterdir() if path.suffix != ".lock"]
+    assert not remaining
 
 
-# before any weight is fetched
+# Refusals before any weight is fetched.
 
 
-def refused_early(
+def pull_refused_by_headers(
     hub: TestHub,
     puller: Puller,
     pair: CataloguePair,
@@ -65,7 +72,7 @@ def refused_early(
     draft: Gguf,
     error: type[Exception],
 ) -> str:
-    """Pull a pair of 2 × 20 MB that must be refused by its headers alone; the sentence."""
+    """Pull a pair of 2 × 20 MB that must be refused by its headers alone, and return the message."""
     for repo, file in (("target", target), ("draft", draft)):
         file.tensors.insert(0, ("filler.weight", (64, (20 << 20) // 64), 24))
         hub.add(f"own/{repo}", f"{repo}.gguf", file.data())
@@ -80,9 +87,9 @@ def refused_early(
 def test_a_mismatched_pair_is_refused_by_its_headers(
     hub: TestHub, puller: Puller, pair: CataloguePair
 ) -> None:
-    """Less than 1 % of the weights, the first difference named."""
+    """Less than 1 % of the weights is fetched, and the first difference is named."""
     draft = model(layers=1).put("tokenizer.ggml.add_bos_token", BOOL, True)
-    message = refused_early(hub, puller, pair, model(layers=4), draft, NotMatched)
+    message = pull_refused_by_headers(hub, puller, pair, model(layers=4), draft, NotMatched)
     assert message == (
         "target.gguf and draft.gguf: not a matched pair: add_bos_token is false in the target "
         "and true in the draft."
@@ -93,20 +100,22 @@ def test_an_architecture_that_cannot_roll_back_is_refused(
     hub: TestHub, puller: Puller, pair: CataloguePair
 ) -> None:
     target = model(architecture="jamba")
-    message = refused_early(hub, puller, pair, target, model(layers=1), CannotRollBack)
+    message = pull_refused_by_headers(hub, puller, pair, target, model(layers=1), CannotRollBack)
     assert "'jamba'" in message
 
 
 def test_too_little_memory_is_refused(hub: TestHub, puller: Puller, pair: CataloguePair) -> None:
     puller.memory = lambda: fit.FreeMemory(ram=10 << 20)
-    message = refused_early(hub, puller, pair, model(layers=4), model(layers=1), DoesNotFit)
+    message = pull_refused_by_headers(
+        hub, puller, pair, model(layers=4), model(layers=1), DoesNotFit
+    )
     assert "10 MiB are free" in message
 
 
 def test_too_little_disk_is_refused(
     hub: TestHub, puller: Puller, pair: CataloguePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before the start, in numbers: bytes needed and bytes free."""
+    """The refusal comes before the start, with the bytes needed and the bytes free."""
     real = os.statvfs
 
     def full(path: str) -> os.statvfs_result:
@@ -115,24 +124,26 @@ def test_too_little_disk_is_refused(
         return os.statvfs_result(values)
 
     monkeypatch.setattr(os, "statvfs", full)
-    message = refused_early(hub, puller, pair, model(layers=4), model(layers=1), DiskFull)
+    message = pull_refused_by_headers(hub, puller, pair, model(layers=4), model(layers=1), DiskFull)
     assert "bytes are needed" in message
     assert "bytes are free" in message
 
 
 @pytest.mark.usefixtures("faults")
-def test_the_catalogues_hash_that_differs_is_said(puller: Puller, pair: CataloguePair) -> None:
-    known = msgspec.structs.replace(pair.target, sha256="0" * 64)
-    record = puller.pull("p", msgspec.structs.replace(pair, target=known))
+def test_a_hash_that_differs_from_the_catalogues_is_noted(
+    puller: Puller, pair: CataloguePair
+) -> None:
+    target = msgspec.structs.replace(pair.target, sha256="0" * 64)
+    record = puller.pull("p", msgspec.structs.replace(pair, target=target))
     assert "differs from the catalogue's" in record.notes[0]
 
 
-# offline
+# Without a network.
 
 
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network taken away: any socket is an error."""
+    """Make every use of a socket an error."""
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a socket was opened")
@@ -142,7 +153,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
-def test_offline_pairs_work_and_pull_says_why_not(
+def test_offline_pairs_work_and_a_pull_is_refused(
     puller: Puller,
     faults: Faults,
     hub: TestHub,
@@ -151,12 +162,12 @@ def test_offline_pairs_work_and_pull_says_why_not(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """No socket is opened."""
+    """Nothing opens a socket."""
     from localspec.registry.header.fit import FreeMemory, LoadOptions
     from localspec.registry.store.local import describe_pair
 
     puller.pull("p", pair)
-    asked = len(hub.requests)
+    request_count = len(hub.requests)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     request.getfixturevalue("no_network")
     with pytest.raises(Offline, match="HF_HUB_OFFLINE is set"):
@@ -167,35 +178,36 @@ def test_offline_pairs_work_and_pull_says_why_not(
     assert (
         describe_pair(store, store.get("p"), FreeMemory(1 << 40), LoadOptions()).matched is not None
     )
-    assert_whole(store)
+    assert_installed(store)
     assert not [report.problem for report in integrity.verify(store, "p") if report.problem]
-    assert len(hub.requests) == asked
+    assert len(hub.requests) == request_count
 
 
-# two at once, cancelling, what is there already
+# Concurrent pulls, cancelling, and files that are there already.
 
 
 def test_two_pulls_of_one_file_are_one_transfer(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
-    """Two pairs that share both files, pulled at once by two pullers."""
+    """Two pullers pull at once two pairs that share both files."""
     hub.rate = 8e6
-    pulls = [pulls_of(puller), pulls_of(Puller(store, puller.hub, QUICK))]
+    pulls = [create_pulls(puller), create_pulls(Puller(store, puller.hub, QUICK))]
     started = [
-        each.start(PullTarget(name=name, pair=pair)) for each, name in zip(pulls, "pq", strict=True)
+        queue.start(PullTarget(name=name, pair=pair))
+        for queue, name in zip(pulls, "pq", strict=True)
     ]
-    assert all(each.wait(30) for each in started)
-    assert [each.state.state for each in started] == ["done", "done"]
+    assert all(pull.wait(30) for pull in started)
+    assert [pull.state.state for pull in started] == ["done", "done"]
     assert hub.sent < 1.25 * SIZE
-    assert_whole(store, "p")
-    assert_whole(store, "q")
+    assert_installed(store, "p")
+    assert_installed(store, "q")
 
 
-def test_asking_again_joins_the_running_pull(
+def test_a_second_request_joins_the_running_pull(
     puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair
 ) -> None:
     hub.rate = 8e6
-    pulls = pulls_of(puller)
+    pulls = create_pulls(puller)
     pull = pulls.start(PullTarget(name="p", pair=pair))
     assert pulls.start(PullTarget(name="p", pair=pair)) is pull
     assert pull.wait(30)
@@ -208,7 +220,7 @@ def test_progress_and_cancel(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     hub.rate = 1.5e6
-    pulls = pulls_of(puller)
+    pulls = create_pulls(puller)
     pull = pulls.start(PullTarget(name="p", pair=pair))
     deadline = time.monotonic() + 20
     while not (pull.state.rate and pull.state.done > 400_000) and time.monotonic() < deadline:
@@ -221,33 +233,33 @@ def test_progress_and_cancel(
     assert sum(file.done for file in state.files) == state.done
     pulls.get("p").cancel()
     assert pull.wait(30)
-    assert pull.state.done < SIZE  # it ended, and did not come to its end
+    assert pull.state.done < SIZE  # it stopped before everything was there
     assert pull.state.state == "cancelled"
     assert isinstance(pull.error, PullCancelled)
     assert_absent(store)
-    hub.rate, before = 0.0, hub.sent
-    again = pulls.start(PullTarget(name="p", pair=pair))
-    assert again.wait(30)
-    assert hub.sent - before < SIZE - 300_000, "what was fetched was kept"
-    assert_whole(store)
+    hub.rate, sent_before = 0.0, hub.sent
+    retry = pulls.start(PullTarget(name="p", pair=pair))
+    assert retry.wait(30)
+    assert hub.sent - sent_before < SIZE - 300_000, "what was fetched is reused"
+    assert_installed(store)
 
 
-def test_a_failed_pull_tells_code_and_sentence(
+def test_a_failed_pull_has_a_code_and_a_message(
     puller: Puller, hub: TestHub, pair: CataloguePair
 ) -> None:
-    pull = pulls_of(puller).start(PullTarget(name="p", pair=pair))
+    pull = create_pulls(puller).start(PullTarget(name="p", pair=pair))
     assert pull.wait(10)
     assert (pull.state.state, pull.state.code) == ("failed", "not_on_hub")
     assert pull.state.message.startswith("The hub has no")
 
 
-def _in_cache(root: Path, repo: str, file: str, data: bytes, commit: str) -> Path:
-    """A file as huggingface_hub keeps it."""
+def write_cached_file(root: Path, repo: str, file: str, data: bytes, commit: str) -> Path:
+    """Write a file to the cache as huggingface_hub does."""
     folder = root / f"models--{repo.replace('/', '--')}"
     blob = folder / "blobs" / sha256(data)
     link = folder / "snapshots" / commit / file
-    for each in (blob, link):
-        each.parent.mkdir(parents=True, exist_ok=True)
+    for path in (blob, link):
+        path.parent.mkdir(parents=True, exist_ok=True)
     blob.write_bytes(data)
     link.symlink_to(Path("../../blobs") / blob.name)
     return link
@@ -258,59 +270,61 @@ def test_the_hugging_face_cache_is_used_in_place(
 ) -> None:
     commit = hub.files["own/target", "target.gguf"].commit
     cache = Path(os.environ["HF_HUB_CACHE"])
-    _in_cache(cache, "own/target", "target.gguf", TARGET, commit)
+    write_cached_file(cache, "own/target", "target.gguf", TARGET, commit)
     record = puller.pull("p", pair)
     assert hub.sent < 1.2 * len(DRAFT)
     assert record.target.parts[0].path.startswith(str(cache))
-    assert_whole(store)
+    assert_installed(store)
     integrity.remove_pair(store, "p")
     assert list(cache.rglob("target.gguf")), "not ours to delete"
 
 
 @pytest.mark.usefixtures("faults")
-def test_how_far_the_hashing_of_the_cache_is_can_be_seen(
+def test_progress_of_hashing_a_cached_file_is_reported(
     puller: Puller, hub: TestHub, pair: CataloguePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = hub.files["own/target", "target.gguf"].commit
-    _in_cache(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
+    write_cached_file(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
     monkeypatch.setattr(files_module, "CHUNK_BYTES", len(TARGET) // 4)
-    seen: list[tuple[FileState, ...]] = []
-    puller.pull("p", pair, seen.append)
-    parts = [each[0] for each in seen]
-    assert {each.file for each in parts} == {"target.gguf"}
-    assert all(each.done == each.size == len(TARGET) for each in parts)
-    assert len({each.hashed for each in parts}) >= 4
-    assert [each.hashed for each in parts] == sorted(each.hashed for each in parts)
-    assert all(each.hashed == each.size for each in seen[-1])
+    updates: list[tuple[FileState, ...]] = []
+    puller.pull("p", pair, updates.append)
+    parts = [update[0] for update in updates]
+    assert {update.file for update in parts} == {"target.gguf"}
+    assert all(update.done == update.size == len(TARGET) for update in parts)
+    assert len({update.hashed for update in parts}) >= 4
+    assert [update.hashed for update in parts] == sorted(update.hashed for update in parts)
+    assert all(update.hashed == update.size for update in updates[-1])
 
 
-def test_a_damaged_cache_is_not_believed(
+def test_a_damaged_cached_file_is_not_used(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     commit = hub.files["own/target", "target.gguf"].commit
-    link = _in_cache(Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit)
+    link = write_cached_file(
+        Path(os.environ["HF_HUB_CACHE"]), "own/target", "target.gguf", TARGET, commit
+    )
     damaged = bytearray(TARGET)
     damaged[-50] ^= 1
     link.resolve().write_bytes(damaged)
     record = puller.pull("p", pair)
     assert not record.target.parts[0].path
-    assert_whole(store)
+    assert_installed(store)
 
 
 def test_a_sharded_model_is_pulled_and_named_for_llama_cpp(
     puller: Puller, hub: TestHub, store: Store, pair: CataloguePair
 ) -> None:
-    whole = model(layers=4, filler=1 << 20)
-    files = shards(whole, 3, "big")
+    complete = model(layers=4, filler=1 << 20)
+    files = shards(complete, 3, "big")
     for name, data in files.items():
         hub.add("own/target", f"q4/{name}", data)
     hub.add("own/draft", "draft.gguf", DRAFT)
-    first = "q4/big-00001-of-00003.gguf"
-    target = msgspec.structs.replace(pair.target, file=first)
+    first_file = "q4/big-00001-of-00003.gguf"
+    target = msgspec.structs.replace(pair.target, file=first_file)
     record = puller.pull("p", msgspec.structs.replace(pair, target=target))
     path = store.model_path(integrity.ensure_ready(store, "p").target)
     assert path.name == "big-00001-of-00003.gguf"
-    assert {each.name: each.read_bytes() for each in path.parent.iterdir()} == files
+    assert {shard.name: shard.read_bytes() for shard in path.parent.iterdir()} == files
     assert len(record.target.parts) == 3
     integrity.remove_pair(store, "p")
     assert not path.parent.exists()
@@ -325,5 +339,5 @@ def test_a_pair_of_files_that_the_store_has_keeps_them(puller: Puller, pair: Cat
     integrity.remove_pair(store, "p")
     assert integrity.collect_garbage(store).files == ()
     integrity.ensure_ready(store, "mine")
-    assert not any(each.problem for each in integrity.verify(store, "mine"))
+    assert not any(report.problem for report in integrity.verify(store, "mine"))
     assert integrity.remove_pair(store, "mine").freed > 0

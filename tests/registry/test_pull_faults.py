@@ -31,30 +31,30 @@ from localspec.registry.hub.retry import Patience, Retry
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
-from tests.registry.pulling import SIZE, TARGET, assert_absent, assert_whole
+from tests.registry.pulling import SIZE, TARGET, assert_absent, assert_installed
 from tests.support.gguf_files import sha256
 from tests.support.hub import Faults, TestHub
 
-# the network's faults
+# Faults of the network.
 
 
-def test_a_broken_line_is_taken_up_where_it_broke(
+def test_a_broken_connection_is_resumed_where_it_broke(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     faults.close_after = [70_000, 0, 100_000, 5]
     puller.pull("p", pair)
-    assert_whole(store)
+    assert_installed(store)
     assert hub.sent < 1.2 * SIZE
 
 
 def test_a_server_without_ranges_is_read_from_the_start(
     puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
-    """The file is begun again, and nothing is appended to what was there."""
+    """The file is started again, and nothing is appended to the earlier bytes."""
     faults.ignore_range = True
     faults.close_after = [10_000]
     puller.pull("p", pair)
-    assert_whole(store)
+    assert_installed(store)
 
 
 @pytest.mark.parametrize("cuts", [(), (10_000,), (2_000_000,)])
@@ -66,33 +66,33 @@ def test_a_server_without_ranges_sends_each_file_once(
     pair: CataloguePair,
     cuts: tuple[int, ...],
 ) -> None:
-    """The header's bytes are the file's first, and a line that breaks costs what had come by it."""
+    """The bytes of the header are reused, and a broken connection costs only what it had sent."""
     hub.files["own/draft", "draft.gguf"].faults.ignore_range = True
     faults.ignore_range, faults.close_after = True, list(cuts)
     puller.pull("p", pair)
-    assert_whole(store)
+    assert_installed(store)
     assert len(hub.gets()) == 2 + len(cuts)
     assert hub.sent <= SIZE + sum(cuts)
 
 
-def test_a_pull_that_goes_on_without_ranges_costs_the_file(
+def test_resuming_without_ranges_fetches_the_file_once(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
-    """What is there of it cannot be spared, but is not asked for by several connections."""
+    """The part on the disk cannot be reused, but the file is fetched by one connection only."""
     faults.close_after = [1 << 30, 300_000, 300_000, 300_000, *[0] * 40]
     with pytest.raises(Unreachable):
         puller.pull("p", pair)
     hub.sent, faults.close_after, faults.ignore_range = 0, [], True
     puller.pull("p", pair)
-    assert_whole(store)
+    assert_installed(store)
     assert hub.sent <= 1.05 * len(TARGET)
 
 
 @pytest.mark.parametrize("after", [1, 2, 3, 5])
-def test_some_machines_of_a_server_know_ranges_and_others_do_not(
+def test_machines_of_a_server_may_differ_in_support_of_ranges(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, after: int
 ) -> None:
-    """Nothing is mixed up, whichever answers when."""
+    """The content is right whichever machine answers when."""
     puller = replace(puller, tuning=replace(QUICK, segment=100_000))
 
     def sometimes() -> None:
@@ -108,40 +108,40 @@ def test_some_machines_of_a_server_know_ranges_and_others_do_not(
     finally:
         stop.set()
         thread.join()
-    assert_whole(store)
+    assert_installed(store)
 
 
-@pytest.mark.parametrize("how", ["gzip", "deflate"])
-def test_a_packed_file_is_unpacked(
-    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, how: str
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_compressed_file_is_decompressed(
+    puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, encoding: str
 ) -> None:
-    faults.packed, faults.ignore_range = how, True
+    faults.packed, faults.ignore_range = encoding, True
     puller.pull("p", pair)
-    assert_whole(store)
+    assert_installed(store)
     assert hub.sent <= SIZE
 
 
-@pytest.mark.parametrize(("how", "ranged"), [("gzip", True), ("br", True), ("br", False)])
-def test_what_cannot_be_unpacked_is_refused_at_once(
+@pytest.mark.parametrize(("encoding", "ranged"), [("gzip", True), ("br", True), ("br", False)])
+def test_an_unsupported_compression_is_refused_at_once(
     puller: Puller,
     hub: TestHub,
     faults: Faults,
     store: Store,
     pair: CataloguePair,
-    how: str,
+    encoding: str,
     ranged: bool,
 ) -> None:
-    faults.packed, faults.ignore_range = how, not ranged
-    with pytest.raises(HubError, match=rf"sends own/target/target\.gguf compressed \({how}\)"):
+    faults.packed, faults.ignore_range = encoding, not ranged
+    with pytest.raises(HubError, match=rf"sends own/target/target\.gguf compressed \({encoding}\)"):
         puller.pull("p", pair)
     assert_absent(store)
-    assert len([each for each in hub.gets() if "target.gguf" in each.path]) == 1
+    assert len([request for request in hub.gets() if "target.gguf" in request.path]) == 1
 
 
 def test_corruption_of_the_same_size_is_noticed(
     puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
-    """Nothing is installed; the whole draft is kept for the next try."""
+    """Nothing is installed, and the intact draft is reused by the next try."""
     faults.corrupt = True
     with pytest.raises(HashMismatch, match=r"own/target/target\.gguf was damaged in transit"):
         puller.pull("p", pair)
@@ -149,10 +149,10 @@ def test_corruption_of_the_same_size_is_noticed(
     assert not store.blob(sha256(TARGET)).exists()
     faults.corrupt = False
     puller.pull("p", pair)
-    assert_whole(store)
+    assert_installed(store)
 
 
-def test_one_file_fails_the_other_is_kept(
+def test_a_failed_file_leaves_the_other_in_place(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     faults.statuses = [(404, "")] * 50
@@ -160,23 +160,23 @@ def test_one_file_fails_the_other_is_kept(
         puller.pull("p", pair)
     assert_absent(store)
     faults.statuses = []
-    before = hub.sent
+    sent_before = hub.sent
     puller.pull("p", pair)
-    assert_whole(store)
-    assert hub.sent - before < 1.2 * SIZE
+    assert_installed(store)
+    assert hub.sent - sent_before < 1.2 * SIZE
 
 
 @pytest.mark.parametrize("gets", [2, 6])
 def test_a_file_that_changes_is_started_again(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, gets: int
 ) -> None:
-    """Never a mixture of two files."""
+    """The result is never a mixture of two files."""
     faults.change_after = gets
     record = puller.pull("p", pair)
-    now = hub.files["own/target", "target.gguf"]
-    assert record.target.parts[0].sha256 == now.sha256 != sha256(TARGET)
-    assert record.target.revision == now.commit
-    assert store.model_path(record.target).read_bytes() == now.data
+    current = hub.files["own/target", "target.gguf"]
+    assert record.target.parts[0].sha256 == current.sha256 != sha256(TARGET)
+    assert record.target.revision == current.commit
+    assert store.model_path(record.target).read_bytes() == current.data
 
 
 @pytest.mark.parametrize("where", ["portal", "portal_on_get"])
@@ -192,35 +192,35 @@ def test_a_captive_portal_is_named(
 def test_a_busy_server_is_given_the_time_it_asks_for(
     puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
-    """On metadata and on content."""
+    """This holds for metadata and for content."""
     faults.head_statuses = [(503, ""), (429, "")]
     faults.statuses = [(503, "1"), (429, "")]
     begin = time.monotonic()
     puller.pull("p", pair)
     assert time.monotonic() - begin >= 1
-    assert_whole(store)
+    assert_installed(store)
 
 
-def test_a_server_that_asks_for_no_time_gets_some(
+def test_retry_after_zero_still_backs_off(
     puller: Puller, hub: TestHub, faults: Faults, pair: CataloguePair
 ) -> None:
-    """Else everybody whom it sent away would be back at once."""
+    """Otherwise every client that was sent away would return at once."""
     waits: list[Retry | None] = []
     patience = Patience(tries=4, first_pause=0.05, longest_pause=0.2, told=waits.append)
     faults.head_statuses = [(503, "0")] * 20
     with pytest.raises(Unreachable):
         replace(puller, tuning=replace(QUICK, patience=patience)).pull("p", pair)
-    told = [each for each in waits if each]
-    assert [each.attempt for each in told] == [2, 3, 4]
-    for wait, least in zip(told, (0.05, 0.1, 0.2), strict=True):
+    retries = [retry for retry in waits if retry]
+    assert [retry.attempt for retry in retries] == [2, 3, 4]
+    for wait, least in zip(retries, (0.05, 0.1, 0.2), strict=True):
         assert least <= wait.seconds <= 1.3 * least
         assert (wait.cause, wait.tries) == ("the hub answered 503", 4)
     assert waits[1::2] == [None] * 3
-    assert len([each for each in hub.requests if "target.gguf" in each.path]) == 4
+    assert len([retry for retry in hub.requests if "target.gguf" in retry.path]) == 4
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 410, 416])
-def test_a_storage_that_refuses_is_asked_by_a_fresh_address(
+def test_a_refusing_storage_is_retried_with_a_fresh_address(
     puller: Puller, hub: TestHub, faults: Faults, store: Store, pair: CataloguePair, status: int
 ) -> None:
     """A signed address expires in a long transfer: the hub is asked for another one."""
@@ -228,7 +228,7 @@ def test_a_storage_that_refuses_is_asked_by_a_fresh_address(
     puller = replace(puller, tuning=replace(QUICK, connections=1))
     faults.statuses = [(status, ""), (status, "")]
     puller.pull("p", pair)
-    assert_whole(store)
+    assert_installed(store)
     assert not faults.statuses
 
 
@@ -252,18 +252,18 @@ def test_a_server_that_stays_busy_is_given_up(
     assert_absent(store)
 
 
-def test_a_stalled_line_is_given_up_and_tried_again(
+def test_a_stalled_connection_is_closed_and_retried(
     puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
-    """With one second instead of twenty."""
+    """The test uses a stall limit of one second instead of twenty."""
     faults.stall_after = [50_000]
     begin = time.monotonic()
     puller.pull("p", pair)
     assert 0.9 < time.monotonic() - begin < 10
-    assert_whole(store)
+    assert_installed(store)
 
 
-def test_nobody_listens(store: Store, pair: CataloguePair) -> None:
+def test_a_closed_port_is_named(store: Store, pair: CataloguePair) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{unused.getsockname()[1]}"
@@ -271,25 +271,25 @@ def test_nobody_listens(store: Store, pair: CataloguePair) -> None:
             Puller(store, Hub(endpoint), QUICK).pull("p", pair)
 
 
-def test_a_server_without_redirects(
+def test_a_server_without_redirects_works(
     puller: Puller, faults: Faults, store: Store, pair: CataloguePair
 ) -> None:
     faults.direct = True
     puller.pull("p", pair)
-    assert_whole(store)
+    assert_installed(store)
 
 
 @pytest.mark.usefixtures("faults")
-def test_a_file_that_is_not_there(puller: Puller, pair: CataloguePair) -> None:
-    other = msgspec.structs.replace(pair.target, file="other.gguf")
+def test_a_missing_file_is_named(puller: Puller, pair: CataloguePair) -> None:
+    missing = msgspec.structs.replace(pair.target, file="other.gguf")
     with pytest.raises(NotOnHub, match=r"no file other\.gguf in own/target"):
-        puller.pull("p", msgspec.structs.replace(pair, target=other))
-    other = msgspec.structs.replace(pair.target, repo="un/known")
+        puller.pull("p", msgspec.structs.replace(pair, target=missing))
+    missing = msgspec.structs.replace(pair.target, repo="un/known")
     with pytest.raises(NotOnHub):
-        puller.pull("p", msgspec.structs.replace(pair, target=other))
+        puller.pull("p", msgspec.structs.replace(pair, target=missing))
 
 
-def test_a_gated_model_says_so_and_the_token_stays_ours(
+def test_a_gated_model_is_named_and_the_token_does_not_leak(
     puller: Puller,
     hub: TestHub,
     faults: Faults,
@@ -297,7 +297,7 @@ def test_a_gated_model_says_so_and_the_token_stays_ours(
     pair: CataloguePair,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """And the storage behind the hub never sees the token either."""
+    """The storage behind the hub never receives the token either."""
     caplog.set_level(logging.DEBUG)
     faults.gated = True
     with pytest.raises(Gated, match=r"accept its terms at https://huggingface\.co/own/target"):
@@ -305,14 +305,14 @@ def test_a_gated_model_says_so_and_the_token_stays_ours(
     with pytest.raises(Gated) as caught:
         replace(puller, hub=Hub(hub.endpoint, token=hub.token + "wrong")).pull("p", pair)
     replace(puller, hub=Hub(hub.endpoint, token=hub.token)).pull("p", pair)
-    assert_whole(store)
-    assert all(each.authorized != each.to_storage for each in hub.requests[-6:])
-    seen = caplog.text + str(caught.value) + repr(caught.value.__cause__)
-    seen += "".join(path.read_text() for path in store.pairs.iterdir())
-    assert hub.token not in seen
+    assert_installed(store)
+    assert all(request.authorized != request.to_storage for request in hub.requests[-6:])
+    output = caplog.text + str(caught.value) + repr(caught.value.__cause__)
+    output += "".join(path.read_text() for path in store.pairs.iterdir())
+    assert hub.token not in output
 
 
-# the disk's faults
+# Faults of the disk.
 
 
 def test_a_disk_that_fills_up_keeps_what_was_fetched(
@@ -323,7 +323,7 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(
     pair: CataloguePair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It was empty enough when the pull began."""
+    """The disk has enough space when the pull begins."""
     real, room = os.pwrite, [2_000_000]
 
     def pwrite(descriptor: int, data: bytes, offset: int) -> int:
@@ -337,21 +337,21 @@ def test_a_disk_that_fills_up_keeps_what_was_fetched(
         puller.pull("p", pair)
     assert_absent(store)
     monkeypatch.setattr(os, "pwrite", real)
-    before = hub.sent
+    sent_before = hub.sent
     puller.pull("p", pair)
-    assert hub.sent - before < SIZE - 1_000_000
-    assert_whole(store)
+    assert hub.sent - sent_before < SIZE - 1_000_000
+    assert_installed(store)
 
 
-@pytest.mark.parametrize("which", ["blob", "part", "journal", "lock"])
+@pytest.mark.parametrize("kind", ["blob", "part", "journal", "lock"])
 def test_a_link_in_the_store_is_not_followed(
-    puller: Puller, faults: Faults, store: Store, pair: CataloguePair, tmp_path: Path, which: str
+    puller: Puller, faults: Faults, store: Store, pair: CataloguePair, tmp_path: Path, kind: str
 ) -> None:
     store.prepare()
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     digest = sha256(TARGET)
-    place = store.blob(digest) if which == "blob" else store.parts / f"{digest}.{which}"
+    place = store.blob(digest) if kind == "blob" else store.parts / f"{digest}.{kind}"
     place.symlink_to(victim)
     with pytest.raises(UnsafePath, match="symbolic link"):
         puller.pull("p", pair)
@@ -367,11 +367,11 @@ def test_a_read_only_store_refuses_a_pull(
     pair: CataloguePair,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And what is there stays usable."""
+    """Installed pairs stay usable."""
     puller.pull("p", pair)
     monkeypatch.setattr(os, "access", lambda *_: False)  # tests may run as root
-    asked = len(hub.requests)
+    request_count = len(hub.requests)
     with pytest.raises(StoreReadOnly, match="read-only"):
         puller.pull("q", pair)
-    assert len(hub.requests) == asked
-    assert_whole(store)
+    assert len(hub.requests) == request_count
+    assert_installed(store)

@@ -1,4 +1,4 @@
-"""Without a network a pull takes what the Hugging Face cache has whole, and says so."""
+"""Without a network, a pull uses complete files of the Hugging Face cache, and notes that."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def home(tmp_path: Path) -> Iterator[PullingHome]:
         yield home
 
 
-def cached(home: PullingHome, *roles: str) -> list[Path]:
+def fill_cache(home: PullingHome, *roles: str) -> list[Path]:
     files = dict(zip(("target", "draft"), home.files, strict=True))
     cache = home.root / "hf" / "hub"
     return [
@@ -35,20 +35,20 @@ def cached(home: PullingHome, *roles: str) -> list[Path]:
     ]
 
 
-def test_offline_a_pair_is_made_of_what_is_cached(home: PullingHome) -> None:
-    cached(home, "target", "draft")
+def test_offline_a_pair_comes_from_the_cache(home: PullingHome) -> None:
+    fill_cache(home, "target", "draft")
     run = home.run("pull", "tiny")
     assert run.returncode == 0, run.stderr
     assert f"note: {FROM_CACHE}" in run.stdout
     assert home.hub.requests == []
-    shown = home.run("show", "tiny").stdout
-    assert f"own/target at {COMMIT[:12]}" in shown
+    description = home.run("show", "tiny").stdout
+    assert f"own/target at {COMMIT[:12]}" in description
     assert home.run("verify", "tiny").returncode == 0
     assert home.run("ask", "-m", "tiny", "-n", "4", "hi").returncode == 0
 
 
-def test_offline_a_repository_is_what_is_cached_of_it(home: PullingHome) -> None:
-    cached(home, "target", "draft")
+def test_offline_a_repository_comes_from_the_cache(home: PullingHome) -> None:
+    fill_cache(home, "target", "draft")
     run = home.run("pull", "own/target", "--draft", "own/draft")
     assert run.returncode == 0, run.stderr
     assert "own-target is installed" in run.stdout
@@ -57,28 +57,28 @@ def test_offline_a_repository_is_what_is_cached_of_it(home: PullingHome) -> None
     assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)
 
 
-def test_offline_nothing_is_made_of_a_part_or_of_what_is_damaged(home: PullingHome) -> None:
-    cached(home, "target")
+def test_offline_incomplete_or_damaged_files_are_not_used(home: PullingHome) -> None:
+    fill_cache(home, "target")
     run = home.run("pull", "tiny")
     assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)
-    (draft,) = cached(home, "draft")
+    (draft,) = fill_cache(home, "draft")
     data = bytearray(draft.read_bytes())
     data[-1] ^= 1
     draft.resolve().write_bytes(data)
     run = home.run("pull", "tiny")
     assert (run.returncode, "HF_HUB_OFFLINE is set" in run.stderr) == (1, True)
-    names = [each["name"] for each in json.loads(home.run("list", "--json").stdout)["pairs"]]
+    names = [pair["name"] for pair in json.loads(home.run("list", "--json").stdout)["pairs"]]
     assert names == ["builtin"]
     assert home.hub.requests == []
 
 
 @pytest.fixture
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, puller: Puller) -> Puller:
-    """One whose hub nobody answers for."""
+    """Return a puller whose hub cannot be reached."""
     return replace(puller, hub=Hub("http://127.0.0.1:9", stall=1.0))
 
 
-def test_a_hub_that_is_not_reached_is_done_without(
+def test_the_cache_replaces_an_unreachable_hub(
     alone: Puller, pair: CataloguePair, tmp_path: Path
 ) -> None:
     cache = tmp_path / "hf-cache"
@@ -93,13 +93,17 @@ def test_a_hub_that_is_not_reached_is_done_without(
     assert record.target.revision == COMMIT
 
 
-def test_only_a_whole_file_under_its_hash_is_known(tmp_path: Path) -> None:
+def test_only_a_complete_cached_file_with_its_hash_resolves(tmp_path: Path) -> None:
     cache = tmp_path / "hf-cache"
     link = in_hub(cache, "a/b", "deep/x.gguf", TARGET)
-    found = resolve_in_cache("a/b", "deep/x.gguf")
-    assert found is not None
-    assert (found.sha256, found.size, found.commit) == (sha256(TARGET), len(TARGET), COMMIT)
-    assert resolve_in_cache("a/b", "deep/x.gguf", COMMIT) == found
+    resolved = resolve_in_cache("a/b", "deep/x.gguf")
+    assert resolved is not None
+    assert (resolved.sha256, resolved.size, resolved.commit) == (
+        sha256(TARGET),
+        len(TARGET),
+        COMMIT,
+    )
+    assert resolve_in_cache("a/b", "deep/x.gguf", COMMIT) == resolved
     for repo, file, revision in (
         ("a/b", "x.gguf", "main"),
         ("a/c", "deep/x.gguf", "main"),

@@ -1,4 +1,4 @@
-"""Files that are no language models are refused with what they are."""
+"""Files that are no language models are refused with a message that says what they are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.gguf_files import BOOL, STRING, U32, Gguf, model, with_key
 
 SHIPPED = Path(__file__).resolve().parents[2] / "localspec" / "builtin" / "draft.gguf"
 
-WHAT_IT_IS = {
+DESCRIPTIONS = {
     "t5encoder": "encoder-decoder",
     "dream": "diffusion model",
     "llada": "diffusion model",
@@ -32,24 +32,30 @@ WHAT_IT_IS = {
 }
 
 
-def refusal(file: Gguf, folder: Path) -> str:
+def read_refusal(file: Gguf, folder: Path) -> str:
     with pytest.raises(UnsafeModel) as caught:
         read_local_model(file.write(folder / "m.gguf"))
     assert caught.value.message.startswith("m.gguf cannot generate text: ")
     return caught.value.message
 
 
-@pytest.mark.parametrize("architecture", WHAT_IT_IS)
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
 def test_an_architecture_that_writes_nothing_is_named(architecture: str, tmp_path: Path) -> None:
-    assert WHAT_IT_IS[architecture] in refusal(model(architecture=architecture), tmp_path)
+    assert DESCRIPTIONS[architecture] in read_refusal(model(architecture=architecture), tmp_path)
 
 
-def test_a_file_that_is_no_model_is_named_before_anything_that_it_lacks(tmp_path: Path) -> None:
-    for kind, says in (("adapter", "LoRA"), ("imatrix", "importance matrix"), ("mmproj", "projec")):
+def test_the_kind_of_file_is_named_before_missing_values(tmp_path: Path) -> None:
+    for kind, message in (
+        ("adapter", "LoRA"),
+        ("imatrix", "importance matrix"),
+        ("mmproj", "projec"),
+    ):
         bare = model().drop("llama.block_count").put("general.type", STRING, kind)
-        assert says in refusal(bare, tmp_path)
-        assert says in refusal(bare.drop("general.architecture"), tmp_path)
-    assert "projector" in refusal(model(architecture="clip").drop("clip.block_count"), tmp_path)
+        assert message in read_refusal(bare, tmp_path)
+        assert message in read_refusal(bare.drop("general.architecture"), tmp_path)
+    assert "projector" in read_refusal(
+        model(architecture="clip").drop("clip.block_count"), tmp_path
+    )
 
 
 @pytest.mark.parametrize(
@@ -57,8 +63,8 @@ def test_a_file_that_is_no_model_is_named_before_anything_that_it_lacks(tmp_path
 )
 def test_an_embedding_model_is_known_by_its_architecture(architecture: str, tmp_path: Path) -> None:
     file = model(architecture=architecture)
-    found = read_local_model(file.write(tmp_path / "m.gguf"))
-    assert (found.pooling, found.needs_whole_text, found.has_no_cache) == ("mean", True, True)
+    info = read_local_model(file.write(tmp_path / "m.gguf"))
+    assert (info.pooling, info.needs_whole_text, info.has_no_cache) == ("mean", True, True)
     stated = file.put(f"{architecture}.pooling_type", U32, 2).write(tmp_path / "m.gguf")
     assert read_local_model(stated).pooling == "cls"
 
@@ -70,11 +76,11 @@ def test_a_model_of_a_chat_architecture_may_be_for_embeddings(tmp_path: Path) ->
             with pytest.raises(UnsafeModel, match=r"without the part that scores"):
                 read_local_model(file.write(tmp_path / "m.gguf"))
             file.tensors.append(("cls.output.weight", (8, 1), 0))
-        found = read_local_model(file.write(tmp_path / "m.gguf"))
-        assert (found.pooling, found.needs_whole_text) == (pooling, number < 3)
+        info = read_local_model(file.write(tmp_path / "m.gguf"))
+        assert (info.pooling, info.needs_whole_text) == (pooling, number < 3)
     ahead = model().put("llama.attention.causal", BOOL, False).write(tmp_path / "m.gguf")
-    found = read_local_model(ahead)
-    assert (found.pooling, found.needs_whole_text, found.has_no_cache) == ("mean", True, False)
+    info = read_local_model(ahead)
+    assert (info.pooling, info.needs_whole_text, info.has_no_cache) == ("mean", True, False)
 
 
 def test_an_embedding_model_neither_drafts_nor_is_drafted_for(tmp_path: Path) -> None:
@@ -86,7 +92,7 @@ def test_an_embedding_model_neither_drafts_nor_is_drafted_for(tmp_path: Path) ->
         check_pair(read_local_model(embedding), writer)
 
 
-def test_heads_in_a_file_of_their_own_are_a_draft_of_their_target_and_no_more(
+def test_heads_in_their_own_file_draft_for_their_target_only(
     tmp_path: Path,
 ) -> None:
     files = write_with_sidecar(tmp_path)
@@ -95,25 +101,25 @@ def test_heads_in_a_file_of_their_own_are_a_draft_of_their_target_and_no_more(
     check_pair(target, draft)
     with pytest.raises(UnsafeModel, match="draft head"):
         read_local_model(files[1])
-    others = {
+    mismatches = {
         "states of 64": replace(TINY_GEMMA, n_embd=96, n_head=3),
         "attention heads": replace(TINY_GEMMA, n_head=4),
         "a target of gemma4, not llama": None,
     }
-    for said, shape in others.items():
-        other = model().write(tmp_path / "m.gguf")
+    for message, shape in mismatches.items():
+        target_file = model().write(tmp_path / "m.gguf")
         if shape:
-            other = write_with_sidecar(tmp_path / said, shape)[0]
-        with pytest.raises(NotMatched, match=said):
-            check_pair(read_local_model(other), draft)
+            target_file = write_with_sidecar(tmp_path / message, shape)[0]
+        with pytest.raises(NotMatched, match=message):
+            check_pair(read_local_model(target_file), draft)
 
 
-def test_a_model_that_writes_is_accepted_whatever_it_states(tmp_path: Path) -> None:
+def test_a_language_model_may_declare_its_purpose(tmp_path: Path) -> None:
     file = model().put("llama.pooling_type", U32, 0).put("llama.attention.causal", BOOL, True)
     read_local_model(file.put("general.type", STRING, "model").write(tmp_path / "m.gguf"))
 
 
-def test_layers_that_are_all_missing_are_said_to_be_so(tmp_path: Path) -> None:
+def test_missing_layers_are_named(tmp_path: Path) -> None:
     file = model(layers=2)
     file.tensors = [row for row in file.tensors if not row[0].startswith("blk.")]
     with pytest.raises(UnsafeModel, match="none of the 2 layers"):
@@ -121,18 +127,18 @@ def test_layers_that_are_all_missing_are_said_to_be_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "value", "says"),
+    ("key", "kind", "value", "message"),
     [
         ("llama.attention.causal", BOOL, False, "looks ahead"),
         ("llama.pooling_type", U32, 3, "embedding model"),
         ("llama.pooling_type", U32, 4, "reranker"),
     ],
 )
-def test_the_engine_refuses_them_too(
-    key: str, kind: int, value: object, says: str, tmp_path: Path
+def test_the_engine_refuses_other_models_too(
+    key: str, kind: int, value: object, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "m.gguf"
     file.write_bytes(with_key(SHIPPED.read_bytes(), key, kind, value))
     initialise()
-    with pytest.raises(LoadFailed, match=says):
+    with pytest.raises(LoadFailed, match=message):
         open_model(str(file), EngineSettings(n_gpu_layers=0), lambda _: None)

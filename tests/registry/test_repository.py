@@ -1,4 +1,4 @@
-"""What people write for a repository, and which models its files are."""
+"""How references to a repository are parsed, and which models its files are."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILE = "Qwen3-8B-Q4_K_M.gguf"
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("text", "reference"),
     [
         (R, Reference(repo=R)),
         (f" {R} ", Reference(repo=R)),
@@ -55,12 +55,12 @@ FILE = "Qwen3-8B-Q4_K_M.gguf"
         ("a:b", None),
     ],
 )  # fmt: skip
-def test_what_people_write(written: str, meant: Reference | None) -> None:
-    assert parse_reference(written, "https://mirror.example:8080") == meant
+def test_references_are_parsed(text: str, reference: Reference | None) -> None:
+    assert parse_reference(text, "https://mirror.example:8080") == reference
 
 
 @pytest.mark.parametrize(
-    "written",
+    "text",
     [
         "https://example.com/a/b",
         f"https://huggingface.co@evil.example/{R}",
@@ -78,9 +78,9 @@ def test_what_people_write(written: str, meant: Reference | None) -> None:
         f"https://huggingface.co/{R}/blob/main/../x.gguf",
     ],
 )
-def test_what_is_no_repository_is_refused_in_a_sentence(written: str) -> None:
+def test_other_texts_are_refused_with_the_expected_form(text: str) -> None:
     with pytest.raises(InvalidRequest, match="OWNER/REPO"):
-        parse_reference(written)
+        parse_reference(text)
 
 
 @given(
@@ -95,16 +95,16 @@ def test_what_is_no_repository_is_refused_in_a_sentence(written: str) -> None:
     ),
     st.sampled_from([None, "", "http://[", "https://user:p@hub.example/x"]),
 )
-def test_nothing_that_is_written_fails_otherwise(written: str, endpoint: str | None) -> None:
+def test_any_text_is_parsed_or_refused(text: str, endpoint: str | None) -> None:
     try:
-        found = parse_reference(written, endpoint)
+        reference = parse_reference(text, endpoint)
     except InvalidRequest:
         return
-    if found:
-        assert REPO_PATTERN.fullmatch(found.repo)
-        assert not (found.quant and found.file)
-        assert parse_reference(str(found).partition("@")[0]) == Reference(
-            repo=found.repo, quant=found.quant, file=found.file
+    if reference:
+        assert REPO_PATTERN.fullmatch(reference.repo)
+        assert not (reference.quant and reference.file)
+        assert parse_reference(str(reference).partition("@")[0]) == Reference(
+            repo=reference.repo, quant=reference.quant, file=reference.file
         )
 
 
@@ -119,7 +119,7 @@ def test_every_reference_has_a_legal_name_of_its_own(repo: str, quant: str) -> N
     assert derive_pair_name(long) != derive_pair_name(Reference(repo="a/" + "x" * 80, quant="Q8_0"))
 
 
-def test_names_say_what_was_asked_for() -> None:
+def test_names_of_pairs_are_derived_from_references() -> None:
     assert derive_pair_name(Reference(repo=R)) == "qwen-qwen3-8b"
     assert derive_pair_name(Reference(repo=R, quant="Q4_K_M")) == "qwen-qwen3-8b-q4_k_m"
     assert derive_pair_name(Reference(repo=R, file=f"x/{FILE}")) == "qwen-qwen3-8b-q4_k_m"
@@ -134,7 +134,7 @@ def test_names_say_what_was_asked_for() -> None:
     assert derive_model_name("unsloth/Qwen3.6-27B-MTP-GGUF") == "qwen3.6-27b"
 
 
-LISTED = [
+FILES = [
     ("README.md", 10),
     ("Qwen3-8B-BF16.gguf", 16_000),
     ("Qwen3-8B-Q8_0.gguf", 8_700),
@@ -148,26 +148,26 @@ LISTED = [
     ("mtp-Qwen3-8B.gguf", 100),
     ("Q6_K/Qwen3-8B-Q6_K-00001-of-00002.gguf", 4_000),
     ("Q6_K/Qwen3-8B-Q6_K-00002-of-00002.gguf", 2_700),
-    ("Q3_K_M/Qwen3-8B-Q3_K_M-00001-of-00002.gguf", 4_000),  # its other half is not there
+    ("Q3_K_M/Qwen3-8B-Q3_K_M-00001-of-00002.gguf", 4_000),  # its second part is missing
 ]
 
 
-def listed(*files: tuple[str, int]) -> list[ListedFile]:
-    return [ListedFile(file, size) for file, size in files or LISTED]
+def list_files(*files: tuple[str, int]) -> list[ListedFile]:
+    return [ListedFile(file, size) for file, size in files or FILES]
 
 
 def test_the_models_of_a_repository() -> None:
-    offered = {each.quant: each for each in list_choices(listed())}
+    offered = {choice.quant: choice for choice in list_choices(list_files())}
     assert list(offered) == [
         "BF16", "UD-Q8_K_XL", "Q8_0", "Q6_K", "Q5_K_M", "UD-Q4_K_XL", "Q4_K_M", "IQ2_XXS",
     ]  # fmt: skip
-    assert {each.stem for each in offered.values()} == {"qwen3-8b"}
+    assert {choice.stem for choice in offered.values()} == {"qwen3-8b"}
     assert (offered["Q6_K"].parts, offered["Q6_K"].size) == (2, 6_700)
     assert offered["Q6_K"].file.endswith("-00001-of-00002.gguf")
-    files = [each.file for each in list_choices(listed(), everything=True)]
+    files = [choice.file for choice in list_choices(list_files(), everything=True)]
     assert {"mmproj-Qwen3-8B-F16.gguf", "imatrix.gguf", "mtp-Qwen3-8B.gguf"} <= set(files)
-    assert find_heads_file(listed(), "Qwen3-8B-Q8_0.gguf") == "mtp-Qwen3-8B.gguf"
-    assert find_heads_file(listed(("a-Q8_0.gguf", 1)), "a-Q8_0.gguf") == ""
+    assert find_heads_file(list_files(), "Qwen3-8B-Q8_0.gguf") == "mtp-Qwen3-8B.gguf"
+    assert find_heads_file(list_files(("a-Q8_0.gguf", 1)), "a-Q8_0.gguf") == ""
 
 
 @pytest.mark.parametrize(
@@ -186,11 +186,11 @@ def test_the_models_of_a_repository() -> None:
     ],
 )
 def test_the_quantization_is_read_from_the_name(file: str, quant: str) -> None:
-    assert [each.quant for each in list_choices(listed((file, 1)))] == [quant]
+    assert [choice.quant for choice in list_choices(list_files((file, 1)))] == [quant]
 
 
 @pytest.mark.parametrize(
-    ("written", "file"),
+    ("text", "file"),
     [
         ("Q4_K_M", "Qwen3-8B-Q4_K_M.gguf"),
         ("q4_k_m", "Qwen3-8B-Q4_K_M.gguf"),
@@ -200,29 +200,31 @@ def test_the_quantization_is_read_from_the_name(file: str, quant: str) -> None:
         ("Qwen3-8B-Q6_K-00001-of-00002.gguf", "Q6_K/Qwen3-8B-Q6_K-00001-of-00002.gguf"),
     ],
 )
-def test_what_is_named_is_found(written: str, file: str) -> None:
-    wanted = parse_reference(f"{R}:{written}")
-    assert wanted
-    assert [each.file for each in match_choices(wanted, list_choices(listed()))] == [file]
+def test_a_quantization_or_file_is_found_by_its_name(text: str, file: str) -> None:
+    reference = parse_reference(f"{R}:{text}")
+    assert reference
+    assert [choice.file for choice in match_choices(reference, list_choices(list_files()))] == [
+        file
+    ]
 
 
-def test_what_is_not_there_is_told_with_what_is() -> None:
+def test_a_missing_quantization_is_refused_with_those_there_are() -> None:
     with pytest.raises(NotOnHub, match=r"has no 'Q9'; it has: BF16, UD-Q8_K_XL, Q8_0, .*:IQ2_XXS"):
-        match_choices(Reference(repo=R, quant="Q9"), list_choices(listed()))
+        match_choices(Reference(repo=R, quant="Q9"), list_choices(list_files()))
     with pytest.raises(NotOnHub, match="contains no GGUF file of a model"):
-        match_choices(Reference(repo=R), list_choices(listed(("mmproj-F16.gguf", 1))))
+        match_choices(Reference(repo=R), list_choices(list_files(("mmproj-F16.gguf", 1))))
 
 
-def test_several_models_of_one_repository() -> None:
-    two = list_choices(listed(("alpha-Q4_0.gguf", 2), ("beta-Q4_0.gguf", 1)))
+def test_several_models_of_one_repository_need_a_choice() -> None:
+    two = list_choices(list_files(("alpha-Q4_0.gguf", 2), ("beta-Q4_0.gguf", 1)))
     with pytest.raises(InvalidRequest, match=r"several models; .* a/b:alpha-Q4_0.gguf"):
         match_choices(Reference(repo="a/b"), two)
-    assert [each.stem for each in match_choices(Reference(repo="a/Beta-GGUF"), two)] == ["beta"]
+    assert [choice.stem for choice in match_choices(Reference(repo="a/Beta-GGUF"), two)] == ["beta"]
     assert len(match_choices(Reference(repo="a/b", file="beta-Q4_0.gguf"), two)) == 1
 
 
 @pytest.mark.parametrize(
-    ("gpu", "ram", "taken"),
+    ("gpu", "ram", "quant"),
     [
         (0, 20_000, "Q8_0"),  # no more than eight bits, and the usual one of them
         (0, 8_000, "Q6_K"),
@@ -234,32 +236,34 @@ def test_several_models_of_one_repository() -> None:
         (1_000, 90_000, "Q4_K_M"),  # main memory has to help
     ],
 )
-def test_the_one_that_fits_best(gpu: int, ram: int, taken: str) -> None:
-    def fits(each: Choice) -> str:
-        if each.size <= (gpu or ram):
+def test_the_best_quantization_that_fits_is_chosen(gpu: int, ram: int, quant: str) -> None:
+    def fits(choice: Choice) -> str:
+        if choice.size <= (gpu or ram):
             return "yes"
-        return "partly" if gpu and each.size <= gpu + ram else "no"
+        return "partly" if gpu and choice.size <= gpu + ram else "no"
 
-    assert choose_quantization(list_choices(listed()), fits).quant == taken  # type: ignore[arg-type]
+    assert choose_quantization(list_choices(list_files()), fits).quant == quant  # type: ignore[arg-type]
 
 
 def test_a_single_file_is_taken_whatever_it_is() -> None:
     for file in ("a.gguf", "a-F16.gguf"):
-        assert choose_quantization(list_choices(listed((file, 9))), lambda _: "yes").file == file
+        assert (
+            choose_quantization(list_choices(list_files((file, 9))), lambda _: "yes").file == file
+        )
 
 
-# ------------------------------------------------------------------ the hub's list
+# The hub's list of files.
 
 
 def test_all_pages_of_a_list_are_read(hub: TestHub) -> None:
     for number in range(7):
         hub.add("own/many", f"folder/m-{number}.gguf", b"x" * number)
     hub.page = 3
-    found = Hub(hub.endpoint).list_files("own/many")
-    assert found == tuple(ListedFile(f"folder/m-{number}.gguf", number) for number in range(7))
+    listing = Hub(hub.endpoint).list_files("own/many")
+    assert listing == tuple(ListedFile(f"folder/m-{number}.gguf", number) for number in range(7))
 
 
-def test_what_a_list_answers_when_it_cannot(hub: TestHub) -> None:
+def test_failures_of_the_list_are_errors(hub: TestHub) -> None:
     mine = Hub(hub.endpoint)
     with pytest.raises(NotOnHub, match="no repository own/none"):
         mine.list_files("own/none")

@@ -1,4 +1,4 @@
-"""A pull killed with SIGKILL, again and again, loses next to nothing."""
+"""A pull that is killed with SIGKILL many times loses next to nothing."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ puller.pull("p", pair)
 """
 
 
-def start(store: Store, hub: TestHub, **environment: str) -> subprocess.Popen[bytes]:
-    """A process that pulls as users do, by HF_ENDPOINT."""
+def start_pull(store: Store, hub: TestHub, **environment: str) -> subprocess.Popen[bytes]:
+    """Start a process that pulls as users do, with HF_ENDPOINT set."""
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(store.root)],
         env=os.environ | {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "*"} | environment,
@@ -49,50 +49,50 @@ def start(store: Store, hub: TestHub, **environment: str) -> subprocess.Popen[by
 def pull_through_kills(
     store: Store, hub: TestHub, megabytes: tuple[int, int], kills: int
 ) -> tuple[int, int]:
-    """Pull, killed `kills` times at random points; bytes fetched, and bytes of the files."""
+    """Pull, killed `kills` times at random points, and return the bytes sent and the size of the files."""
     target = model(layers=4, filler=megabytes[0] * 1_000_000, seed=1).data()
     draft = model(filler=megabytes[1] * 1_000_000, seed=2).data()
     hub.add("own/target", "target.gguf", target)
     hub.add("own/draft", "draft.gguf", draft)
     size = len(target) + len(draft)
-    dice = random.Random(5)
-    points = sorted(dice.uniform(0.02, 0.95) * size for _ in range(kills))
+    rng = random.Random(5)
+    points = sorted(rng.uniform(0.02, 0.95) * size for _ in range(kills))
     for point in points:
-        process = start(store, hub)
+        process = start_pull(store, hub)
         while hub.sent < point and process.poll() is None:
             time.sleep(0.005)
         process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL, "it was under way"
-        assert not store.listing().records, "not visible before it is whole"
-    assert start(store, hub).wait() == 0
+        assert process.wait() == -signal.SIGKILL, "it was still running"
+        assert not store.listing().records, "not visible before it is complete"
+    assert start_pull(store, hub).wait() == 0
     record = integrity.ensure_ready(store, "p")
     assert record.draft is not None
     for stored, data in ((record.target, target), (record.draft, draft)):
         assert sha256(store.model_path(stored).read_bytes()) == sha256(data)
-    assert any(not each.range.startswith("bytes=0-") for each in hub.gets())
+    assert any(not request.range.startswith("bytes=0-") for request in hub.gets())
     return hub.sent, size
 
 
 def test_five_kills_cost_next_to_nothing(store: Store, hub: TestHub) -> None:
-    """What was sent and not yet read when it was killed, which is more on a busy machine."""
+    """Each kill loses bytes that were sent and not yet read, which are more on a busy machine."""
     hub.rate = 15e6
     fetched, size = pull_through_kills(store, hub, (24, 6), kills=5)
     assert fetched < size + 5 * 1_000_000
 
 
 def test_a_proxy_is_used(store: Store, hub: TestHub) -> None:
-    """The endpoint's name cannot be resolved here: only a proxy reaches it."""
+    """The endpoint's name cannot be resolved: only a proxy reaches it."""
     hub.add("own/target", "target.gguf", model(layers=2, seed=1).data())
     hub.add("own/draft", "draft.gguf", model(layers=1, seed=2).data())
-    process = start(
+    process = start_pull(
         store, hub, HF_ENDPOINT="http://hub.invalid", HTTP_PROXY=hub.endpoint, NO_PROXY=""
     )
     assert process.wait() == 0
-    assert {each.host for each in hub.requests if not each.to_storage} == {"hub.invalid"}
+    assert {request.host for request in hub.requests if not request.to_storage} == {"hub.invalid"}
     assert integrity.ensure_ready(store, "p").draft is not None
 
 
-# the journal
+# The journal of a part.
 
 
 @pytest.fixture
@@ -109,12 +109,12 @@ def test_a_journal_remembers(part: Path) -> None:
     journal.close()
     assert count_written_bytes(part, 1000) == 103
     assert read_written_prefix(part, 1000) == b""
-    again = Journal(part, 1000, 500)
-    assert again.segment == 300, "the segments it was begun with"
-    assert [again.done(index) for index in range(4)] == [0, 3, 0, 100]
-    again.fill(0, b"z" * 302)
-    assert [again.done(index) for index in range(4)] == [300, 3, 0, 100]
-    again.close()
+    reopened = Journal(part, 1000, 500)
+    assert reopened.segment == 300, "a journal keeps its first segment size"
+    assert [reopened.done(index) for index in range(4)] == [0, 3, 0, 100]
+    reopened.fill(0, b"z" * 302)
+    assert [reopened.done(index) for index in range(4)] == [300, 3, 0, 100]
+    reopened.close()
     assert read_written_prefix(part, 1000) == b"z" * 300
     assert part.read_bytes()[298:304] == b"zzabc\0"
 
@@ -131,9 +131,9 @@ def test_after_a_power_cut_only_what_is_on_the_disk_counts(
     assert count_written_bytes(part, 1000) == 150
     monkeypatch.setattr(journal_module, "boot_id", lambda: b"another run of the machine")
     assert count_written_bytes(part, 1000) == 100
-    again = Journal(part, 1000, 300)
-    assert again.done(0) == 100
-    again.close()
+    reopened = Journal(part, 1000, 300)
+    assert reopened.done(0) == 100
+    reopened.close()
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_a_broken_journal_starts_again(part: Path, damage: bytes) -> None:
     journal.close()
     part.with_suffix(".journal").write_bytes(damage)
     assert count_written_bytes(part, 1000) == 0
-    again = Journal(part, 1000, 300)
-    assert again.total == 0
-    again.close()
+    reopened = Journal(part, 1000, 300)
+    assert reopened.total == 0
+    reopened.close()

@@ -1,4 +1,4 @@
-"""The store: records, sharing, damage, own files, and what `show` tells."""
+"""The store: records, sharing, damage, own files, and the description of a pair."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def record(store: Store) -> Record:
 
 
 def damage(path: Path) -> None:
-    """Flip one byte."""
+    """Flip one byte of a file."""
     data = bytearray(path.read_bytes())
     data[-40] ^= 1
     path.write_bytes(data)
@@ -81,7 +81,7 @@ def test_a_record_comes_back(store: Store, record: Record) -> None:
     assert record.size == len(TARGET.data()) + len(DRAFT.data())
 
 
-def test_an_empty_store_is_not_created_by_looking(store: Store) -> None:
+def test_reading_an_empty_store_does_not_create_it(store: Store) -> None:
     assert store.listing().records == ()
     with pytest.raises(ModelNotFound, match="localspec pull p"):
         store.get("p")
@@ -89,26 +89,26 @@ def test_an_empty_store_is_not_created_by_looking(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "", "A", "a/b", "a" * 65, ".hidden"])
-def test_a_name_is_no_path(store: Store, name: str) -> None:
+def test_a_path_is_no_valid_name(store: Store, name: str) -> None:
     with pytest.raises(ModelNotFound):
         store.get(name)
 
 
-def test_show_tells_everything(store: Store, record: Record) -> None:
+def test_the_description_of_a_pair_is_complete(store: Store, record: Record) -> None:
     details = describe_pair(store, store.get("p"), FREE, LoadOptions(1024))
     assert details.target.architecture == "llama"
     assert details.target.layers == 4
     assert details.draft is not None
     assert details.draft.cache == 1024 * (4 + 4) * 2
     assert details.matched
-    both = (details.target, details.draft)
-    assert details.needed > sum(each.weights + each.cache + each.compute for each in both)
+    views = (details.target, details.draft)
+    assert details.needed > sum(view.weights + view.cache + view.compute for view in views)
     assert describe_pair(store, store.get("p"), FREE, LoadOptions(10**6)).context == 4096, (
-        "what the target knows"
+        "the longest context of the target"
     )
 
 
-def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> None:
+def test_the_description_has_the_metadata_of_the_file(store: Store, tmp_path: Path) -> None:
     template = "{% if tools %}{{ tools }}{% endif %}{% for m in messages %}{{ m.role }}{% endfor %}"
     file = (
         model(layers=2)
@@ -122,18 +122,18 @@ def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> 
     for index, text in enumerate(("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"), start=5):
         assert not file_traits(file, tmp_path).fim
         file = file.token(index, text)
-    found = file_traits(file, tmp_path)
-    assert found.quantization == "Q4_K_M"
-    assert found.licence == "other, A Licence, https://example.org/licence"
-    assert found.fim
-    assert found.types.keys() == {"F16", "F32"}
-    assert sum(found.types.values()) == read_local_model(tmp_path / "m.gguf").weights
-    assert found.template == template_of(template, tools=True, system=True)
+    traits = file_traits(file, tmp_path)
+    assert traits.quantization == "Q4_K_M"
+    assert traits.licence == "other, A Licence, https://example.org/licence"
+    assert traits.fim
+    assert traits.types.keys() == {"F16", "F32"}
+    assert sum(traits.types.values()) == read_local_model(tmp_path / "m.gguf").weights
+    assert traits.template == template_of(template, tools=True, system=True)
     add_own_pair(store, "mine", tmp_path / "m.gguf")
     mine = store.get("mine")
     by_context = {
-        each.context: each.needed
-        for each in describe_pair(store, mine, FREE, LoadOptions()).contexts
+        estimate.context: estimate.needed
+        for estimate in describe_pair(store, mine, FREE, LoadOptions()).contexts
     }
     assert list(by_context) == [4096, 8192, 10_000]
     assert list(by_context.values()) == sorted(set(by_context.values()))
@@ -151,11 +151,11 @@ def test_show_tells_what_a_file_says_of_itself(store: Store, tmp_path: Path) -> 
         ("{% if m['role'] == 'user' %}{{ m.content }}{% endif %}{{ tools }}", True, False),
     ],
 )
-def test_what_a_template_has_a_place_for(
+def test_the_features_of_a_template_are_detected(
     text: str, tools: bool, system: bool, tmp_path: Path
 ) -> None:
-    found = file_traits(model().put("tokenizer.chat_template", STRING, text), tmp_path).template
-    assert found == template_of(text, tools=tools, system=system)
+    template = file_traits(model().put("tokenizer.chat_template", STRING, text), tmp_path).template
+    assert template == template_of(text, tools=tools, system=system)
 
 
 def template_of(text: str, *, tools: bool, system: bool) -> TemplateView:
@@ -167,7 +167,7 @@ def file_traits(file: Gguf, folder: Path) -> Traits:
     return read_traits([read_header(FileSource(file.write(folder / "m.gguf")))])
 
 
-# removing
+# Removing pairs.
 
 
 def test_remove_frees_the_files(store: Store, record: Record) -> None:
@@ -191,7 +191,7 @@ def test_a_pair_in_use_is_not_removed(store: Store, record: Record) -> None:
     assert integrity.ensure_ready(store, "p") == record
 
 
-def test_while_a_pull_runs_no_file_goes(store: Store, record: Record) -> None:
+def test_no_file_is_deleted_while_a_pull_runs(store: Store, record: Record) -> None:
     with store.pulling():
         with pytest.raises(Conflict, match="A pull is running"):
             integrity.collect_garbage(store)
@@ -221,11 +221,11 @@ def test_collect_deletes_nothing_while_a_record_is_unreadable(store: Store, reco
         integrity.collect_garbage(store)
 
 
-# damage
+# Damaged files.
 
 
 def test_a_flipped_byte_fails_verify_and_refuses_the_load(store: Store, record: Record) -> None:
-    """Noticed at the next load by the modification time, and remembered."""
+    """The next load notices the changed modification time, and the damage is remembered."""
     damage(store.blob(record.target.parts[0].sha256))
     with pytest.raises(Damaged, match=r"damaged.* Run: localspec pull p$"):
         integrity.ensure_ready(store, "p")
@@ -235,11 +235,11 @@ def test_a_flipped_byte_fails_verify_and_refuses_the_load(store: Store, record: 
 
 
 def test_damage_found_by_verify_is_remembered(store: Store, record: Record) -> None:
-    """Even if the damage left the modification time alone, as a failing disk does."""
+    """This holds even if the modification time did not change, as with a failing disk."""
     path = store.blob(record.target.parts[0].sha256)
-    before = path.stat().st_mtime_ns
+    mtime_before = path.stat().st_mtime_ns
     damage(path)
-    os.utime(path, ns=(before, before))
+    os.utime(path, ns=(mtime_before, mtime_before))
     integrity.verify(store, "p")
     with pytest.raises(Damaged):
         integrity.ensure_ready(store, "p")
@@ -271,10 +271,10 @@ def test_a_link_in_place_of_a_file_is_refused(store: Store, record: Record, tmp_
 
 
 def test_progress_of_verify_runs_from_nothing_to_all(store: Store, record: Record) -> None:
-    heard: list[tuple[int, int]] = []
-    integrity.verify(store, "p", lambda done, total: heard.append((done, total)))
-    assert heard[-1] == (record.size, record.size)
-    assert heard == sorted(heard)
+    updates: list[tuple[int, int]] = []
+    integrity.verify(store, "p", lambda checked, total: updates.append((checked, total)))
+    assert updates[-1] == (record.size, record.size)
+    assert updates == sorted(updates)
 
 
 def test_a_power_cut_before_the_rename_leaves_nothing(
@@ -286,7 +286,7 @@ def test_a_power_cut_before_the_rename_leaves_nothing(
     monkeypatch.setattr(Path, "replace", cut)
     with pytest.raises(KeyboardInterrupt):
         put_pair(store, "q", TARGET.data(), DRAFT.data())
-    assert [each.name for each in store.listing().records] == ["p"]
+    assert [stored.name for stored in store.listing().records] == ["p"]
     assert not store.listing().problems
 
 
@@ -304,7 +304,7 @@ def test_a_full_disk_keeps_the_old_record(
     assert [path.name for path in store.pairs.iterdir()] == ["p.json"]
 
 
-# versions
+# Versions of records.
 
 
 def test_a_newer_record_is_refused_and_untouched(store: Store, record: Record) -> None:
@@ -324,7 +324,7 @@ BROKEN = [b"", b"{", b"[]", b'{"version": 1}', b'{"version": "x"}', b'{"\xf0air"
 
 
 @pytest.mark.parametrize("content", BROKEN)
-def test_a_broken_record_is_told_and_can_be_mended(
+def test_a_broken_record_is_reported_and_can_be_replaced(
     store: Store, record: Record, content: bytes
 ) -> None:
     (store.pairs / "p.json").write_bytes(content)
@@ -345,10 +345,10 @@ def test_a_record_without_a_hash_is_verified_again(store: Store, tmp_path: Path)
     assert store.get("p") == ready
 
 
-# own files
+# Own files.
 
 
-def test_own_files_are_used_where_they_lie(store: Store, tmp_path: Path) -> None:
+def test_own_files_are_used_in_place(store: Store, tmp_path: Path) -> None:
     target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
     record = add_own_pair(store, "mine", target, draft)
     assert record.draft is not None
@@ -375,10 +375,8 @@ def test_own_files_that_changed_are_hashed_again(store: Store, tmp_path: Path) -
         integrity.ensure_ready(store, "mine")
 
 
-def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
-    store: Store, tmp_path: Path
-) -> None:
-    """The person has put a newer version there; nothing is damaged."""
+def test_a_replaced_own_file_is_read_again_with_a_note(store: Store, tmp_path: Path) -> None:
+    """The user has put a newer version there; nothing is damaged."""
     target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
     added = add_own_pair(store, "mine", target, draft, roles=("fim",))
     assert (integrity.find_quick_problem(store, added), refresh_own_pair(store, added)) == (
@@ -386,7 +384,7 @@ def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
         (added, ""),
     )
     for newer in (model(layers=3, seed=7), model(layers=3, seed=8)):
-        newer.write(target)  # of another size, then of the same
+        newer.write(target)  # first another size, then the same size
         assert "t.gguf has changed" in integrity.find_quick_problem(store, store.get("mine"))
         record, news = refresh_own_pair(store, store.get("mine"))
         assert news == "t.gguf has changed since the pair was added or last used."
@@ -409,19 +407,21 @@ def test_an_own_file_that_was_replaced_is_read_again_and_that_is_said(
     target.mkdir()
     assert "is not a file" in integrity.find_quick_problem(store, store.get("mine"))
     target.rmdir()
-    target.symlink_to(target)  # an error like that of a folder which may not be read
+    target.symlink_to(target)  # the same kind of error as a folder without permission
     assert "t.gguf is missing" in integrity.find_quick_problem(store, store.get("mine"))
     target.unlink()
     with pytest.raises(Damaged, match="is missing"):
         integrity.ensure_ready(store, refresh_own_pair(store, store.get("mine"))[0].name)
 
 
-def test_a_glance_sees_what_is_missing_or_was_found_damaged(store: Store, record: Record) -> None:
+def test_the_quick_check_finds_missing_and_known_damaged_files(
+    store: Store, record: Record
+) -> None:
     assert integrity.find_quick_problem(store, record) == ""
     path = store.blob(record.target.parts[0].sha256)
-    before = path.stat().st_mtime_ns
+    mtime_before = path.stat().st_mtime_ns
     damage(path)
-    os.utime(path, ns=(before, before))
+    os.utime(path, ns=(mtime_before, mtime_before))
     integrity.verify(store, "p")
     assert integrity.find_quick_problem(store, store.get("p")).endswith(
         "was found damaged. Run: localspec pull p"
@@ -430,7 +430,7 @@ def test_a_glance_sees_what_is_missing_or_was_found_damaged(store: Store, record
     assert "is missing" in integrity.find_quick_problem(store, store.get("p"))
 
 
-def test_the_same_file_twice_is_refused_and_a_larger_draft_is_doubted(
+def test_one_file_twice_is_refused_and_a_larger_draft_is_noted(
     store: Store, tmp_path: Path
 ) -> None:
     target, draft = TARGET.write(tmp_path / "t.gguf"), DRAFT.write(tmp_path / "d.gguf")
@@ -444,15 +444,15 @@ def test_the_same_file_twice_is_refused_and_a_larger_draft_is_doubted(
     small, large = sorted((target, draft), key=lambda path: path.stat().st_size)
     assert not any("swapped" in note for note in add_own_pair(store, "right", large, small).notes)
     (note,) = (note for note in add_own_pair(store, "mine", small, large).notes if "larger" in note)
-    again = f"localspec add mine --target {large} --draft {small} --replace"
-    assert note.endswith(f"If the two are swapped: {again}")
+    command = f"localspec add mine --target {large} --draft {small} --replace"
+    assert note.endswith(f"If the two are swapped: {command}")
 
 
 def test_own_files_get_the_same_checks(store: Store, tmp_path: Path) -> None:
     target = TARGET.write(tmp_path / "t.gguf")
-    other = DRAFT.put("tokenizer.ggml.add_bos_token", BOOL, True).write(tmp_path / "d.gguf")
+    foreign = DRAFT.put("tokenizer.ggml.add_bos_token", BOOL, True).write(tmp_path / "d.gguf")
     with pytest.raises(NotMatched, match="add_bos_token is false in the target and true"):
-        add_own_pair(store, "mine", target, other)
+        add_own_pair(store, "mine", target, foreign)
     with pytest.raises(InvalidRequest):
         add_own_pair(store, "My Pair", target)
     with pytest.raises(BadGguf, match="does not exist"):
@@ -479,7 +479,7 @@ HASH = "5" * 64
     file=st.sampled_from(["a.gguf", "..", "", "a\0"]),
 )  # fmt: skip
 @settings(max_examples=150, deadline=None)
-def test_a_record_leads_to_its_own_files_alone(
+def test_a_record_never_reaches_files_outside_the_store(
     tmp_path_factory: pytest.TempPathFactory, sha256: str, path: str, file: str
 ) -> None:
     root = tmp_path_factory.mktemp("store")
@@ -504,7 +504,7 @@ def test_a_record_leads_to_its_own_files_alone(
     assert store.blobs.is_dir()
 
 
-def test_a_hash_does_not_wait_at_a_pipe(tmp_path: Path) -> None:
+def test_hashing_a_pipe_fails_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="no file"):
         files.sha256_of(tmp_path / "pipe")

@@ -14,8 +14,8 @@ from localspec.registry.header.vocabulary import Vocabulary, read_vocabulary
 from tests.support.gguf_files import ARRAY, BOOL, STRING, U32, Gguf, model
 from tests.support.vocabularies import NAMES, SOURCES, files_of
 
-# What vocabularies of different kinds say of each other. Qwen's two cut text differently into the same
-# tokens; Phi 3 is Llama 2 with 64 tokens more; all others number their tokens differently.
+# The notes on vocabularies of different kinds that match. Qwen's two split text differently into the same
+# tokens; Phi 3 is Llama 2 with 64 more tokens; all others number their tokens differently.
 MATCHED = {
     ("qwen2", "qwen35"): "the pre-tokenizer is 'qwen2' in the target and 'qwen35' in the draft",
     ("qwen35", "qwen2"): "the pre-tokenizer is 'qwen35' in the target and 'qwen2' in the draft",
@@ -37,11 +37,11 @@ def test_a_tokenizer_matches_itself(tmp_path: Path) -> None:
 
 BASE = model()
 ADDS_BOS = BASE.put("tokenizer.ggml.add_bos_token", BOOL, True)
-TWO_FLAGS = "tokenizer.ggml.add_bos_token"
+ADD_BOS_KEY = "tokenizer.ggml.add_bos_token"
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "says"),
+    ("target", "draft", "message"),
     [
         (BASE, BASE.put("tokenizer.ggml.model", STRING, "llama"), "the kind of tokenizer is 'bpe'"),
         (BASE, ADDS_BOS, "add_bos_token is false in the target and true"),
@@ -54,15 +54,15 @@ TWO_FLAGS = "tokenizer.ggml.add_bos_token"
         (BASE, model(tokens=40), "the target has 300 tokens and the draft 40; the draft knows 24%"),
     ],
 )
-def test_what_cannot_work_is_named(target: Gguf, draft: Gguf, says: str, tmp_path: Path) -> None:
+def test_a_mismatch_is_named(target: Gguf, draft: Gguf, message: str, tmp_path: Path) -> None:
     verdict = judge(target, draft, tmp_path)
     assert not verdict.matched
     assert verdict.reason.startswith("not a matched pair: ")
-    assert says in verdict.reason
+    assert message in verdict.reason
 
 
 @pytest.mark.parametrize(
-    ("draft", "says"),
+    ("draft", "message"),
     [
         (BASE.put("tokenizer.ggml.pre", STRING, "qwen35"), "the pre-tokenizer is 'qwen2' in"),
         (BASE.put("tokenizer.ggml.bos_token_id", U32, 9), "the bos token is 1 in the target and 9"),
@@ -77,26 +77,28 @@ def test_what_cannot_work_is_named(target: Gguf, draft: Gguf, says: str, tmp_pat
         (BASE.put("tokenizer.ggml.merges", ARRAY, (STRING, ["a b"])), "the merges of the two"),
     ],
 )
-def test_what_only_tokenizing_sees_is_a_note(draft: Gguf, says: str, tmp_path: Path) -> None:
-    """Only the target tokenizes: what else differs in a draft costs acceptance at most."""
+def test_a_difference_in_tokenizing_alone_is_a_note(
+    draft: Gguf, message: str, tmp_path: Path
+) -> None:
+    """Only the target tokenizes, so these differences in a draft cost acceptance at most."""
     verdict = judge(BASE, draft, tmp_path)
     assert verdict.matched, verdict.reason
-    assert any(says in note for note in verdict.notes)
+    assert any(message in note for note in verdict.notes)
 
 
-def test_names_of_one_pre_tokenizer_are_no_difference(tmp_path: Path) -> None:
-    one, other = (
+def test_aliases_of_one_pre_tokenizer_match(tmp_path: Path) -> None:
+    target, draft = (
         BASE.put("tokenizer.ggml.pre", STRING, name) for name in ("qwen2", "deepseek-r1-qwen")
     )
-    assert judge(one, other, tmp_path) == Verdict(True, "", ())
+    assert judge(target, draft, tmp_path) == Verdict(True, "", ())
 
 
-def test_a_flag_left_out_means_llama_cpps_default(tmp_path: Path) -> None:
-    """llama-bpe adds a begin token unless told otherwise; qwen2 does not."""
+def test_a_missing_flag_means_llama_cpps_default(tmp_path: Path) -> None:
+    """llama-bpe adds a begin token by default; qwen2 does not."""
     llama = BASE.put("tokenizer.ggml.pre", STRING, "llama-bpe")
-    assert judge(llama, llama.put(TWO_FLAGS, BOOL, True), tmp_path).matched
-    assert not judge(llama, llama.put(TWO_FLAGS, BOOL, False), tmp_path).matched
-    assert judge(BASE, BASE.put(TWO_FLAGS, BOOL, False), tmp_path).matched
+    assert judge(llama, llama.put(ADD_BOS_KEY, BOOL, True), tmp_path).matched
+    assert not judge(llama, llama.put(ADD_BOS_KEY, BOOL, False), tmp_path).matched
+    assert judge(BASE, BASE.put(ADD_BOS_KEY, BOOL, False), tmp_path).matched
 
 
 @pytest.fixture(scope="module", params=SOURCES)
@@ -107,18 +109,20 @@ def vocabularies(
     return {name: read_vocabulary(read_header(FileSource(file))) for name, file in files.items()}
 
 
-@pytest.mark.parametrize(("ours", "theirs"), list(itertools.product(NAMES, NAMES)))
+@pytest.mark.parametrize(("target_name", "draft_name"), list(itertools.product(NAMES, NAMES)))
 def test_every_vocabulary_against_every_other(
-    ours: str, theirs: str, vocabularies: dict[str, Vocabulary]
+    target_name: str, draft_name: str, vocabularies: dict[str, Vocabulary]
 ) -> None:
-    target, draft = vocabularies[ours], vocabularies[theirs]
+    target, draft = vocabularies[target_name], vocabularies[draft_name]
     verdict = pairing.judge_vocabularies(target, draft)
-    if ours == theirs:
+    if target_name == draft_name:
         assert verdict == Verdict(True, "", ())
-    elif (ours, theirs) in MATCHED:
+    elif (target_name, draft_name) in MATCHED:
         assert verdict.matched
-        says = MATCHED[ours, theirs].format(ours=len(target.tokens), theirs=len(draft.tokens))
-        assert any(note.startswith(says) for note in verdict.notes)
+        message = MATCHED[target_name, draft_name].format(
+            ours=len(target.tokens), theirs=len(draft.tokens)
+        )
+        assert any(note.startswith(message) for note in verdict.notes)
     else:
         assert not verdict.matched
-        assert any(says in verdict.reason for says in REASONS)
+        assert any(message in verdict.reason for message in REASONS)

@@ -1,4 +1,4 @@
-"""scripts/bundle: what is in the archive, and that it sets localspec up with the network taken away.
+"""Tests of scripts/bundle: the contents of the archive, and an installation without a network.
 
 The packages come from the ones installed in .venv, written back as wheels: nothing is downloaded and
 llama.cpp is not built. Its source and the build tools are stand-ins, which an install that finds the
@@ -46,26 +46,28 @@ def build_wheel(folder, settings=None, metadata=None):
 """
 
 
-# --- packages without an index
+# Packages without an index.
 
 
-def wheel_of(name: str, folder: Path) -> Path:
-    """An installed distribution as a wheel again; its files are stored, not packed."""
-    found = importlib.metadata.distribution(name)
-    told = found.read_text("WHEEL") or ""
-    tag = next(line for line in told.splitlines() if line.startswith("Tag: ")).removeprefix("Tag: ")
-    info = f"{found.metadata['Name'].replace('-', '_').replace('.', '_')}-{found.version}.dist-info"
+def rebuild_wheel(name: str, folder: Path) -> Path:
+    """Write an installed distribution as a wheel again; its files are stored, not compressed."""
+    distribution = importlib.metadata.distribution(name)
+    wheel_metadata = distribution.read_text("WHEEL") or ""
+    tag_line = next(line for line in wheel_metadata.splitlines() if line.startswith("Tag: "))
+    tag = tag_line.removeprefix("Tag: ")
+    stem = distribution.metadata["Name"].replace("-", "_").replace(".", "_")
+    info = f"{stem}-{distribution.version}.dist-info"
     wheel = folder / f"{info.removesuffix('.dist-info')}-{tag}.whl"
     record = io.StringIO()
     with zipfile.ZipFile(wheel, "w") as packed:
-        for file in found.files or []:
+        for file in distribution.files or []:
             own = {"RECORD", "INSTALLER", "REQUESTED", "direct_url.json"}
             if file.parts[0] == ".." or file.name in own or file.suffix == ".pyc":
                 continue
             inside = str(file)
             if file.parts[0].endswith(".dist-info"):
                 inside = "/".join((info, *file.parts[1:]))
-            content = Path(str(found.locate_file(file))).read_bytes()
+            content = Path(str(distribution.locate_file(file))).read_bytes()
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=")
             csv.writer(record).writerow([inside, f"sha256={digest.decode()}", len(content)])
             packed.writestr(inside, content)
@@ -86,8 +88,8 @@ def empty_wheel(name: str, version: str, folder: Path, requires: str = "") -> No
         wheel.writestr(f"{stem}.dist-info/RECORD", "")
 
 
-def source_of_llama(folder: Path) -> None:
-    """An sdist with something of everything that is dropped and kept."""
+def write_llama_sdist(folder: Path) -> None:
+    """Write an sdist with an example of everything that is dropped and of everything that stays."""
     files = {
         "PKG-INFO": "Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: 0.3.36\n"
         "Requires-Dist: diskcache>=5.6.1\n",
@@ -112,33 +114,33 @@ def source_of_llama(folder: Path) -> None:
             tar.addfile(entry, io.BytesIO(content.encode()))
 
 
-def needed(name: str, seen: set[str]) -> Iterator[str]:
-    """A distribution and what it requires here, itself included."""
-    if name.lower() in seen:
+def list_requirements(name: str, visited: set[str]) -> Iterator[str]:
+    """Yield a distribution and what it requires, itself included."""
+    if name.lower() in visited:
         return
-    seen.add(name.lower())
+    visited.add(name.lower())
     yield name
     for text in importlib.metadata.requires(name) or []:
-        asked = Requirement(text)
-        if asked.marker is None or asked.marker.evaluate({"extra": ""}):
-            yield from needed(asked.name, seen)
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield from list_requirements(requirement.name, visited)
 
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("index")
-    seen = {"llama-cpp-python"}
-    mine = [name for name in needed("localspec", seen) if name != "localspec"]
+    visited = {"llama-cpp-python"}
+    names = [name for name in list_requirements("localspec", visited) if name != "localspec"]
     for name in (
-        *mine,
-        *needed("hatchling", seen),
-        *needed("editables", seen),
-        *needed("diskcache", seen),
+        *names,
+        *list_requirements("hatchling", visited),
+        *list_requirements("editables", visited),
+        *list_requirements("diskcache", visited),
     ):
-        wheel_of(name, folder)
+        rebuild_wheel(name, folder)
     for name, version in (("cmake", "4.0"), ("ninja", "1.13"), ("scikit_build_core", "1.0")):
         empty_wheel(name, version, folder)
-    source_of_llama(folder)
+    write_llama_sdist(folder)
     return folder
 
 
@@ -149,62 +151,62 @@ def without_network(index: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def bundle(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The archive, made by the script itself."""
+    """Run the script, and return the archive."""
     output = tmp_path_factory.mktemp("bundle") / "b.tar"
-    done = subprocess.run(
+    run = subprocess.run(
         [ROOT / "scripts/bundle", "--fast", "--output", output],
         env=without_network(index),
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert "install" in done.stderr.splitlines()[-1]
+    assert run.returncode == 0, run.stderr
+    assert "install" in run.stderr.splitlines()[-1]
     return output
 
 
 @pytest.fixture
 def unpacked(bundle: Path, tmp_path: Path) -> Path:
-    folder = tmp_path / "a folder"  # with a space, as people have them
+    folder = tmp_path / "a folder"  # with a space, as users have them
     folder.mkdir()
     with tarfile.open(bundle) as tar:
         tar.extractall(folder, filter="tar")
     return folder / NAME
 
 
-# --- what is in it
+# The contents of a bundle.
 
 
 def test_the_source_is_trimmed_and_keeps_its_licences(tmp_path: Path) -> None:
-    source_of_llama(tmp_path)
+    write_llama_sdist(tmp_path)
     sdist = tmp_path / "llama_cpp_python-0.3.36.tar.gz"
     for name in ("one", "two"):
         archive.trim_sdist(sdist, tmp_path / name, packages.needed_to_build)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     with tarfile.open(tmp_path / "one") as tar:
-        kept = {name.partition("/")[2] for name in tar.getnames()}
-    assert kept == {
+        names = {name.partition("/")[2] for name in tar.getnames()}
+    assert names == {
         *("PKG-INFO", "pyproject.toml", "backend.py", "LICENSE.md"),
         *("vendor/llama.cpp/LICENSE", "vendor/llama.cpp/licenses/LICENSE-jsonhpp"),
         *("vendor/llama.cpp/ggml/src/ggml.c", "vendor/llama.cpp/src/models/llama.cpp"),
     }
 
 
-def test_a_tar_is_the_same_whenever_it_is_made(tmp_path: Path) -> None:
+def test_a_tar_is_reproducible(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     (folder / "sub").mkdir(parents=True)
     (folder / "sub" / "b").write_text("b")
     (folder / "a").write_text("a")
-    made = []
+    archives = []
     for times in ((1, 1), (9, 9)):
         os.utime(folder / "a", times)
         file = io.BytesIO()
         archive.pack(folder, file, 1_700_000_000, "name")
-        made.append(file.getvalue())
-    assert made[0] == made[1]
+        archives.append(file.getvalue())
+    assert archives[0] == archives[1]
     assert archive.checksums(folder).splitlines()[1].endswith("  sub/b")
 
 
-def test_wheels_that_only_the_other_machine_needs_are_fetched_too(tmp_path: Path) -> None:
+def test_wheels_for_the_target_machine_only_are_fetched_too(tmp_path: Path) -> None:
     """pip judges markers by the Python it runs on; the bundle's target has another."""
     empty_wheel("a", "1", tmp_path, 'b>=2; python_version < "3.11.5" or sys_platform == "darwin"')
     have = packages._requirements(tmp_path)
@@ -214,7 +216,7 @@ def test_wheels_that_only_the_other_machine_needs_are_fetched_too(tmp_path: Path
     assert packages._missing(["a"], have, linux.markers) == set()
 
 
-def test_the_glibc_needed_is_the_newest_that_any_wheel_asks_for() -> None:
+def test_the_needed_glibc_is_the_newest_of_all_wheels() -> None:
     wheels = ["a-1-cp311-cp311-manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl"]
     assert machines.oldest_glibc(wheels) == "2.17"
     wheels.append("b-1-cp39-abi3-manylinux_2_31_x86_64.whl")
@@ -223,29 +225,29 @@ def test_the_glibc_needed_is_the_newest_that_any_wheel_asks_for() -> None:
 
 
 @pytest.mark.parametrize("words", [["--python", "3.9"], ["--python", "new"], ["--platform", "dos"]])
-def test_a_machine_nobody_can_have_is_a_usage_error(words: list[str]) -> None:
-    done = subprocess.run([ROOT / "scripts/bundle", *words], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert words[1] in done.stderr
+def test_an_unsupported_machine_is_a_usage_error(words: list[str]) -> None:
+    run = subprocess.run([ROOT / "scripts/bundle", *words], capture_output=True, text=True)
+    assert run.returncode == 2
+    assert words[1] in run.stderr
 
 
-def test_a_pair_that_is_not_here_is_a_sentence(index: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
+def test_a_missing_pair_is_named(index: Path, tmp_path: Path) -> None:
+    run = subprocess.run(
         [ROOT / "scripts/bundle", "--pair", "nosuch", "--output", tmp_path / "b"],
         env={**without_network(index), "LOCALSPEC_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
-    assert "The pair 'nosuch' is not pulled yet" in done.stderr
+    assert run.returncode == 1
+    assert "The pair 'nosuch' is not pulled yet" in run.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-# --- on the other machine
+# Installing on the other machine.
 
 
 def put_wheel_in_cache(cache: Path) -> None:
-    """As if llama.cpp had been built there before."""
+    """Put a wheel of llama.cpp into the cache, as after an earlier build."""
     host = machine.Host.current()
     compiler = machine.find_compiler(host)
     assert compiler
@@ -253,37 +255,37 @@ def put_wheel_in_cache(cache: Path) -> None:
     plan = machine.plan_build(host, compiler)
     folder = cache / "localspec/wheels" / machine.wheel_key(host, plan, compiler, version)
     folder.mkdir(parents=True)
-    wheel_of("llama-cpp-python", folder)
+    rebuild_wheel("llama-cpp-python", folder)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_it_installs_and_answers_with_the_network_taken_away(
+def test_a_bundle_installs_and_answers_without_a_network(
     unpacked: Path, bundle: Path, tmp_path: Path
 ) -> None:
-    beside = bundle.with_name(f"{bundle.name}.sha256").read_text().split()
-    assert beside == [archive.sha256_of(bundle), bundle.name]
+    checksum = bundle.with_name(f"{bundle.name}.sha256").read_text().split()
+    assert checksum == [archive.sha256_of(bundle), bundle.name]
     unshare = shutil.which("unshare")
-    alone = [unshare or "unshare", "--net", "--map-current-user"]
-    if not unshare or subprocess.run([*alone, "true"], capture_output=True).returncode:
+    without_net = [unshare or "unshare", "--net", "--map-current-user"]
+    if not unshare or subprocess.run([*without_net, "true"], capture_output=True).returncode:
         pytest.skip("this machine does not let us take the network away")
     put_wheel_in_cache(tmp_path / "cache")
     env = {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
     env |= {"PATH": os.environ["PATH"], "LOCALSPEC_HOME": str(tmp_path / "l")}
-    env |= {"PIP_NO_COMPILE": "1"}  # most of what is installed is never imported here
-    done = subprocess.run(
-        [*alone, sys._base_executable, unpacked / "install"],  # type: ignore[attr-defined]
+    env |= {"PIP_NO_COMPILE": "1"}  # most installed modules are never imported here
+    run = subprocess.run(
+        [*without_net, sys._base_executable, unpacked / "install"],  # type: ignore[attr-defined]
         env=env,
         capture_output=True,
         text=True,
     )
     localspec = unpacked / ".venv/bin/localspec"
-    assert done.returncode == 0, done.stderr
+    assert run.returncode == 0, run.stderr
     subprocess.run([localspec, "stop"], env=env, capture_output=True)
-    assert "copytree" in done.stdout.split("daemon")[-1]
-    assert "localspec setup: ready." in done.stderr
-    assert f"ready. The program is {localspec}" in done.stderr
-    # Its own packages, and not the ones of this checkout.
+    assert "copytree" in run.stdout.split("daemon")[-1]
+    assert "localspec setup: ready." in run.stderr
+    assert f"ready. The program is {localspec}" in run.stderr
+    # It uses its own packages, not those of this checkout.
     where = "import localspec, llama_cpp; print(localspec.__file__, llama_cpp.__file__)"
     python = unpacked / ".venv/bin/python"
     places = subprocess.run(
@@ -306,22 +308,22 @@ def test_a_damaged_or_missing_file_is_named(unpacked: Path) -> None:
     with (unpacked / "models.toml").open("a") as file:
         file.write("#")
     (unpacked / "LICENSE").unlink()
-    done = install(unpacked)
-    assert done.returncode == 1
-    assert "models.toml is not what was packed" in done.stderr
-    assert "LICENSE cannot be read (No such file or directory)" in done.stderr
-    assert "unpack it anew" in done.stderr
+    run = install(unpacked)
+    assert run.returncode == 1
+    assert "models.toml is not what was packed" in run.stderr
+    assert "LICENSE cannot be read (No such file or directory)" in run.stderr
+    assert "unpack it anew" in run.stderr
     assert not (unpacked / ".venv").exists()
 
 
-def test_without_a_compiler_it_says_so(unpacked: Path) -> None:
-    done = install(unpacked)
-    assert done.returncode == 1
-    assert "there is no working C++ compiler" in done.stderr
+def test_a_missing_compiler_is_named(unpacked: Path) -> None:
+    run = install(unpacked)
+    assert run.returncode == 1
+    assert "there is no working C++ compiler" in run.stderr
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "message"),
     [
         ({"machine": "riscv64"}, "this bundle is for Linux on riscv64, and this machine is"),
         ({"python": "3.99"}, "this bundle is for Python 3.99, and here is Python 3."),
@@ -329,18 +331,18 @@ def test_without_a_compiler_it_says_so(unpacked: Path) -> None:
     ],
 )
 def test_another_machine_is_refused_with_the_reason(
-    unpacked: Path, facts: dict[str, str], said: str
+    unpacked: Path, facts: dict[str, str], message: str
 ) -> None:
     import json
 
-    told = json.loads((unpacked / "bundle.json").read_text())
-    (unpacked / "bundle.json").write_text(json.dumps({**told, **facts}))
-    done = install(unpacked)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert said in done.stderr
+    bundle_facts = json.loads((unpacked / "bundle.json").read_text())
+    (unpacked / "bundle.json").write_text(json.dumps({**bundle_facts, **facts}))
+    run = install(unpacked)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert message in run.stderr
 
 
-def test_an_old_python_can_read_the_installer_to_its_message() -> None:
+def test_an_old_python_can_parse_the_installer() -> None:
     import ast
 
     ast.parse((ROOT / "scripts/airgap/install").read_text(), feature_version=(3, 7))

@@ -1,4 +1,4 @@
-"""localspec.machine.gpu: which code runs on which GPU."""
+"""Tests of localspec.machine.gpu: which code runs on which GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localspec.machine import architectures_run_on
         ("90a", "10.0", False),
         ("75-real;89-real", "8.9", True),
         ("native", "8.9", True),
-        ("89-real", "", True),  # a driver too old to tell
+        ("89-real", "", True),  # a driver too old to report it
     ],
 )
 def test_code_runs_on_its_own_generation_and_ptx_on_newer_ones(

@@ -1,4 +1,4 @@
-"""scripts/hooks/commit-msg holds the rule of commit messages, and scripts/setup turns it on."""
+"""Tests of scripts/hooks/commit-msg, which checks commit messages, and of its activation by scripts/setup."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def run_hook(folder: Path, message: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_good_message_passes(tmp_path: Path, message: str) -> None:
-    done = run_hook(tmp_path, message)
-    assert (done.returncode, done.stderr) == (0, "")
+    run = run_hook(tmp_path, message)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
-    ("message", "why"),
+    ("message", "problem"),
     [
         (f"docs: {'x' * 67}\n", "has 73 characters"),
         ("Split the README\n", "names no area"),
@@ -51,14 +51,16 @@ def test_a_good_message_passes(tmp_path: Path, message: str) -> None:
         ("docs: split the README\nEach page is found by a task.\n", "no empty line"),
     ],
 )
-def test_a_wrong_message_is_refused_with_the_rule(tmp_path: Path, message: str, why: str) -> None:
-    done = run_hook(tmp_path, message)
-    assert done.returncode == 1
-    assert why in done.stderr
-    assert "CONTRIBUTING.md" in done.stderr
+def test_a_wrong_message_is_refused_with_the_rule(
+    tmp_path: Path, message: str, problem: str
+) -> None:
+    run = run_hook(tmp_path, message)
+    assert run.returncode == 1
+    assert problem in run.stderr
+    assert "CONTRIBUTING.md" in run.stderr
 
 
-# --- scripts/setup
+# The activation by scripts/setup.
 
 
 @pytest.fixture
@@ -78,7 +80,7 @@ def hooks_path(root: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
-def test_setup_turns_the_hook_on(checkout: Path) -> None:
+def test_setup_activates_the_hook(checkout: Path) -> None:
     setup_venv.use_hooks(checkout)
     assert hooks_path(checkout) == "scripts/hooks"
     author = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
@@ -87,7 +89,7 @@ def test_setup_turns_the_hook_on(checkout: Path) -> None:
         assert subprocess.run(commit, cwd=checkout, capture_output=True).returncode == code
 
 
-def test_setup_leaves_hooks_of_somebody_else_alone(checkout: Path) -> None:
+def test_setup_leaves_other_hooks_alone(checkout: Path) -> None:
     subprocess.run(["git", "-C", checkout, "config", "core.hooksPath", "mine"], check=True)
     setup_venv.use_hooks(checkout)
     assert hooks_path(checkout) == "mine"

@@ -1,4 +1,4 @@
-"""localspec.machine: which build of llama.cpp a machine gets, and why."""
+"""Tests of localspec.machine: which build of llama.cpp a machine gets, and why."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NVCC_13 = "Cuda compilation tools, release 13.0, V13.0.88\n"
 ARCHITECTURES_13 = "compute_75\ncompute_80\ncompute_90\ncompute_120\n"
 
 
-def pose(
+def make_host(
     tools: Mapping[str, str | Callable[[Sequence[str]], CommandResult]] | None = None,
     *,
     system: str = "Linux",
@@ -45,9 +45,9 @@ def pose(
     env: Mapping[str, str] | None = None,
     amx: bool = True,
 ) -> Host:
-    """A machine with these commands: each gives its text, or what its function says.
+    """Return a machine with these commands: each prints its text, or the result of its function.
 
-    `amx` is whether the probe program for AMX ends well.
+    `amx` is whether the probe program for AMX succeeds.
     """
     tools = {"c++": GCC.version, **(tools or {})}
     compiled: list[Sequence[str]] = []
@@ -64,7 +64,7 @@ def pose(
         return CommandResult(0, answer) if isinstance(answer, str) else answer(argv)
 
     def which(name: str) -> str | None:
-        # A name with a folder is found only where the tools say so; all of ours are on PATH.
+        # A name with a folder is found only if the tools have it; all of ours are on PATH.
         return f"/usr/bin/{name}" if name in tools else None
 
     return Host(system, arch, env or {}, run, which, lambda _path: cpuinfo)
@@ -100,23 +100,23 @@ def broken(_argv: Sequence[str]) -> CommandResult:
 @pytest.mark.parametrize(
     ("host", "backend", "flags", "reason"),
     [
-        pytest.param(pose(), "cpu", "", "CPU: there is no working NVIDIA GPU", id="plain"),
+        pytest.param(make_host(), "cpu", "", "CPU: there is no working NVIDIA GPU", id="plain"),
         pytest.param(
-            pose({"nvcc": nvcc}),
+            make_host({"nvcc": nvcc}),
             "cpu",
             "",
             "CPU: there is a CUDA 13.0 compiler, but no working NVIDIA GPU",
             id="CUDA without GPU",
         ),
         pytest.param(
-            pose({"nvcc": nvcc, "nvidia-smi": broken}),
+            make_host({"nvcc": nvcc, "nvidia-smi": broken}),
             "cpu",
             "",
             "CPU: there is a CUDA 13.0 compiler, but no working NVIDIA GPU",
             id="driver does not answer",
         ),
         pytest.param(
-            pose({"nvidia-smi": nvidia("8.9", "13.0"), "apt-get": ""}),
+            make_host({"nvidia-smi": nvidia("8.9", "13.0"), "apt-get": ""}),
             "cpu",
             "",
             "CPU: there is an NVIDIA L4, but no CUDA compiler (nvcc). "
@@ -124,56 +124,56 @@ def broken(_argv: Sequence[str]) -> CommandResult:
             id="GPU without CUDA",
         ),
         pytest.param(
-            pose({"nvcc": nvcc, "nvidia-smi": nvidia("9.0", "13.0")}),
+            make_host({"nvcc": nvcc, "nvidia-smi": nvidia("9.0", "13.0")}),
             "cuda",
             "-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-real",
             "CUDA 13.0 for NVIDIA L4 (architecture 90-real).",
             id="CUDA and GPU",
         ),
         pytest.param(
-            pose({"nvcc": nvcc, "nvidia-smi": nvidia("13.5", "14.1")}),
+            make_host({"nvcc": nvcc, "nvidia-smi": nvidia("13.5", "14.1")}),
             "cuda",
             "-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=120-virtual",
             "CUDA 13.0 for NVIDIA L4 (architecture 120-virtual).",
             id="GPU newer than the toolkit",
         ),
         pytest.param(
-            pose({"nvcc": nvcc, "nvidia-smi": nvidia("7.0", "13.0")}),
+            make_host({"nvcc": nvcc, "nvidia-smi": nvidia("7.0", "13.0")}),
             "cpu",
             "",
             "CPU: CUDA 13.0 no longer supports NVIDIA L4 (compute 7.0).",
             id="GPU older than the toolkit",
         ),
         pytest.param(
-            pose({"nvcc": nvcc, "nvidia-smi": nvidia("8.0", "12.4")}),
+            make_host({"nvcc": nvcc, "nvidia-smi": nvidia("8.0", "12.4")}),
             "cpu",
             "",
             "CPU: nvcc is CUDA 13.0, but the GPU's driver supports at most CUDA 12.4.",
             id="driver older than the toolkit",
         ),
         pytest.param(
-            pose({"nvcc": without_cublas, "nvidia-smi": nvidia("9.0", "13.0")}),
+            make_host({"nvcc": without_cublas, "nvidia-smi": nvidia("9.0", "13.0")}),
             "cpu",
             "",
             "CPU: CUDA 13.0 is installed without cuBLAS. Install the development files of cuBLAS",
             id="a toolkit without cuBLAS",
         ),
         pytest.param(
-            pose({"/usr/local/cuda/bin/nvcc": "", "nvidia-smi": nvidia("9.0", "13.0")}),
+            make_host({"/usr/local/cuda/bin/nvcc": "", "nvidia-smi": nvidia("9.0", "13.0")}),
             "cpu",
             "",
             "CPU: there is an NVIDIA L4, but no CUDA compiler",
             id="an nvcc that does not run",
         ),
         pytest.param(
-            pose(system="Darwin", arch="arm64"),
+            make_host(system="Darwin", arch="arm64"),
             "metal",
             "-DGGML_METAL=ON",
             "Metal: this is a Mac with an Apple GPU.",
             id="Apple silicon",
         ),
         pytest.param(
-            pose(system="Darwin", arch="x86_64"),
+            make_host(system="Darwin", arch="x86_64"),
             "cpu",
             "-DGGML_METAL=OFF",
             "CPU: llama.cpp's Metal code is for Apple's GPUs",
@@ -181,7 +181,7 @@ def broken(_argv: Sequence[str]) -> CommandResult:
         ),
     ],
 )
-def test_backend_follows_what_really_works(
+def test_the_backend_follows_what_works(
     host: Host, backend: Backend, flags: str, reason: str
 ) -> None:
     plan = plan_build(host, GCC)
@@ -190,10 +190,10 @@ def test_backend_follows_what_really_works(
     assert str(plan.reasons[0]).startswith(reason)
 
 
-def test_nvcc_off_the_path_is_named_to_cmake() -> None:
-    host = pose({"nvidia-smi": nvidia("9.0", "13.0")}, env={"CUDA_HOME": "/opt/cuda-13"})
+def test_nvcc_outside_the_path_is_passed_to_cmake() -> None:
+    host = make_host({"nvidia-smi": nvidia("9.0", "13.0")}, env={"CUDA_HOME": "/opt/cuda-13"})
     run = host.run
-    there = Host(
+    host_with_cuda = Host(
         host.system,
         host.arch,
         host.env,
@@ -201,117 +201,121 @@ def test_nvcc_off_the_path_is_named_to_cmake() -> None:
         lambda name: name if name == "/opt/cuda-13/bin/nvcc" else host.which(name),
         host.read,
     )
-    assert "-DCMAKE_CUDA_COMPILER=/opt/cuda-13/bin/nvcc" in plan_build(there, GCC).cmake_args
+    assert (
+        "-DCMAKE_CUDA_COMPILER=/opt/cuda-13/bin/nvcc" in plan_build(host_with_cuda, GCC).cmake_args
+    )
 
 
-def test_a_driver_too_old_to_tell_the_capability_still_has_its_gpu_seen() -> None:
+def test_a_gpu_with_an_old_driver_is_found_without_its_capability() -> None:
     def smi(argv: Sequence[str]) -> CommandResult:
-        listed = "GPU 0: Tesla T4 (UUID: GPU-1)\n"
+        listing = "GPU 0: Tesla T4 (UUID: GPU-1)\n"
         return (
-            CommandResult(0, listed)
+            CommandResult(0, listing)
             if argv[1] == "-L"
             else CommandResult(2, 'Field "compute_cap" is not valid')
         )
 
-    host = pose({"nvidia-smi": smi, "nvcc": nvcc})
+    host = make_host({"nvidia-smi": smi, "nvcc": nvcc})
     assert [gpu.name for gpu in nvidia_gpus(host)] == ["Tesla T4"]
     assert "-DCMAKE_CUDA_ARCHITECTURES=native" in plan_build(host, GCC).cmake_args
 
 
-def test_amx_is_left_out_where_the_probe_fails() -> None:
-    plan = plan_build(pose(cpuinfo=XEON, amx=False), GCC)
+def test_amx_is_disabled_if_the_probe_fails() -> None:
+    plan = plan_build(make_host(cpuinfo=XEON, amx=False), GCC)
     assert f"'-DCMAKE_C_FLAGS={NO_AMX}' '-DCMAKE_CXX_FLAGS={NO_AMX}'" in plan.cmake_args
     assert str(plan.reasons[1]).startswith(f"AMX: off, {GCC.version} miscompiles it (tested")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="AMX is x86-64")
 def test_amx_probe_loses_its_stores_under_a_flawed_intrinsic(tmp_path: Path) -> None:
-    """The probe can only tell if the flaw shows in it, whatever the CPU this test runs on."""
-    # The operand as GCC 12 declares it, and the one that names all 64 bytes.
+    """The probe works only if the flaw affects it, whatever the CPU of this test."""
+    # The operand as GCC 12 declares it, and one that covers all 64 bytes.
     operands = {"flawed": "*(const void *const *)&tiles", "right": "tiles"}
     instructions = {}
     for name, operand in operands.items():
         source = tmp_path / f"{name}.cpp"
         loaded = f'__asm__ volatile ("ldtilecfg %0" :: "m" ({operand}))'
         source.write_text(AMX_PROBE.replace("_tile_loadconfig(&tiles)", loaded))
-        made = run_command(["c++", "-O2", "-mamx-tile", "-S", "-o", "-", str(source)])
-        if made.code:
+        assembly = run_command(["c++", "-O2", "-mamx-tile", "-S", "-o", "-", str(source)])
+        if assembly.code:
             pytest.skip("this compiler does not know AMX")
-        instructions[name] = made.out.split("load", 1)[1].count("\n")
+        instructions[name] = assembly.out.split("load", 1)[1].count("\n")
     assert instructions["flawed"] < instructions["right"]
 
 
-def test_a_compiler_that_does_not_know_amx_is_not_told_to_leave_it_out() -> None:
+def test_a_compiler_without_amx_gets_no_flag_against_it() -> None:
     def old(argv: Sequence[str]) -> CommandResult:
         return CommandResult(1 if "-mamx-tile" in argv else 0, "unrecognized option '-mamx-tile'")
 
-    plan = plan_build(pose({"c++": old}, cpuinfo=XEON), GCC)
+    plan = plan_build(make_host({"c++": old}, cpuinfo=XEON), GCC)
     assert "amx" not in plan.cmake_args
     assert str(plan.reasons[1]) == f"AMX: off, {GCC.version} does not support it."
 
 
-def test_amx_is_kept_where_the_probe_passes() -> None:
-    plan = plan_build(pose(cpuinfo=XEON, amx=True), GCC)
+def test_amx_stays_enabled_if_the_probe_passes() -> None:
+    plan = plan_build(make_host(cpuinfo=XEON, amx=True), GCC)
     assert "amx" not in plan.cmake_args
     assert str(plan.reasons[1]).startswith("AMX: on")
 
 
 def test_amx_is_not_tried_on_a_cpu_without_it() -> None:
-    plan = plan_build(pose(cpuinfo=RYZEN, amx=False), GCC)
+    plan = plan_build(make_host(cpuinfo=RYZEN, amx=False), GCC)
     assert len(plan.reasons) == 1
 
 
 def test_the_users_compiler_flags_survive_the_ones_against_amx() -> None:
-    host = pose(cpuinfo=XEON, amx=False, env={"CFLAGS": "-g"})
+    host = make_host(cpuinfo=XEON, amx=False, env={"CFLAGS": "-g"})
     assert f"-DCMAKE_C_FLAGS=-g {NO_AMX}" in plan_build(host, GCC).cmake_args
 
 
-@pytest.mark.parametrize("given", ["-DGGML_VULKAN=ON", ""])
-def test_cmake_args_of_the_user_are_used_as_they_are(given: str) -> None:
-    plan = plan_build(pose({"nvcc": nvcc}, cpuinfo=XEON, amx=False), GCC, given)
-    assert (plan.backend, plan.cmake_args) == ("user", given)
-    assert tuple(map(str, plan.reasons)) == (f"CMAKE_ARGS is used as it is: {given or '(empty)'}",)
+@pytest.mark.parametrize("arguments", ["-DGGML_VULKAN=ON", ""])
+def test_cmake_args_of_the_user_are_used_as_they_are(arguments: str) -> None:
+    plan = plan_build(make_host({"nvcc": nvcc}, cpuinfo=XEON, amx=False), GCC, arguments)
+    assert (plan.backend, plan.cmake_args) == ("user", arguments)
+    assert tuple(map(str, plan.reasons)) == (
+        f"CMAKE_ARGS is used as it is: {arguments or '(empty)'}",
+    )
 
 
-def test_a_compiler_counts_only_if_it_makes_a_program() -> None:
+def test_a_compiler_must_make_a_program() -> None:
     def cannot(argv: Sequence[str]) -> CommandResult:
         return CommandResult(0 if "--version" in argv else 1, "xcode-select: no developer tools")
 
-    assert find_compiler(pose({"c++": cannot})) is None
-    found = find_compiler(pose({"c++": cannot, "g++": "g++ 14.2"}))
-    assert found == Compiler(("g++",), "g++ 14.2")
+    assert find_compiler(make_host({"c++": cannot})) is None
+    compiler = find_compiler(make_host({"c++": cannot, "g++": "g++ 14.2"}))
+    assert compiler == Compiler(("g++",), "g++ 14.2")
 
 
-def test_cxx_names_the_compiler_and_no_other_is_tried() -> None:
-    assert find_compiler(pose(env={"CXX": "icpx"})) is None
-    found = find_compiler(pose({"ccache": "ccache 4"}, env={"CXX": "ccache g++"}))
-    assert found == Compiler(("ccache", "g++"), "ccache 4")
+def test_cxx_is_the_only_compiler_that_is_tried() -> None:
+    assert find_compiler(make_host(env={"CXX": "icpx"})) is None
+    compiler = find_compiler(make_host({"ccache": "ccache 4"}, env={"CXX": "ccache g++"}))
+    assert compiler == Compiler(("ccache", "g++"), "ccache 4")
 
 
 def test_cpu_is_read_from_its_first_core() -> None:
-    assert detect_cpu(pose(cpuinfo=XEON)).flags == {"sse2", "avx512f", "amx_tile"}
+    assert detect_cpu(make_host(cpuinfo=XEON)).flags == {"sse2", "avx512f", "amx_tile"}
     arm = detect_cpu(
-        pose(cpuinfo="CPU implementer\t: 0x41\nCPU part\t: 0xd0c\nFeatures\t: fp asimd\n")
+        make_host(cpuinfo="CPU implementer\t: 0x41\nCPU part\t: 0xd0c\nFeatures\t: fp asimd\n")
     )
     assert arm.model == "0x41 0xd0c"
     assert arm.flags == {"fp", "asimd"}
-    assert detect_cpu(pose({"sysctl": "Apple M4\n"}, system="Darwin")).model == "Apple M4"
+    assert detect_cpu(make_host({"sysctl": "Apple M4\n"}, system="Darwin")).model == "Apple M4"
 
 
 def test_wheel_key_changes_with_everything_the_wheel_depends_on() -> None:
-    plan = plan_build(pose(), GCC)
-    usual = wheel_key(pose(), plan, GCC, "0.3.36")
-    assert usual == wheel_key(pose(env={"EDITOR": "vi"}), plan, GCC, "0.3.36")
-    others = {
-        wheel_key(pose(), plan, GCC, "0.3.37"),
-        wheel_key(pose(), plan, Compiler(("c++",), "14.2"), "0.3.36"),
-        wheel_key(pose(), BuildPlan("cpu", "-DGGML_NATIVE=OFF", ()), GCC, "0.3.36"),
-        wheel_key(pose(cpuinfo=XEON), plan, GCC, "0.3.36"),
-        wheel_key(pose(cpuinfo=RYZEN.replace("avx2", "avx2 vnni")), plan, GCC, "0.3.36"),
-        *(wheel_key(pose(env={name: "x"}), plan, GCC, "0.3.36") for name in BUILD_VARIABLES),
+    plan = plan_build(make_host(), GCC)
+    usual = wheel_key(make_host(), plan, GCC, "0.3.36")
+    assert usual == wheel_key(make_host(env={"EDITOR": "vi"}), plan, GCC, "0.3.36")
+    other_keys = {
+        wheel_key(make_host(), plan, GCC, "0.3.37"),
+        wheel_key(make_host(), plan, Compiler(("c++",), "14.2"), "0.3.36"),
+        wheel_key(make_host(), BuildPlan("cpu", "-DGGML_NATIVE=OFF", ()), GCC, "0.3.36"),
+        wheel_key(make_host(cpuinfo=XEON), plan, GCC, "0.3.36"),
+        wheel_key(make_host(cpuinfo=RYZEN.replace("avx2", "avx2 vnni")), plan, GCC, "0.3.36"),
+        *(wheel_key(make_host(env={name: "x"}), plan, GCC, "0.3.36") for name in BUILD_VARIABLES),
     }
-    assert len(others) == 5 + len(BUILD_VARIABLES)
-    assert usual not in others
+    assert len(other_keys) == 5 + len(BUILD_VARIABLES)
+    assert usual not in other_keys
 
 
 @pytest.mark.parametrize(
@@ -324,12 +328,12 @@ def test_wheel_key_changes_with_everything_the_wheel_depends_on() -> None:
         ("nothing known", "Install a C++ compiler (g++ or clang++)"),
     ],
 )
-def test_install_hint_speaks_the_systems_language(manager: str, hint: str) -> None:
-    assert install_hint(pose({manager: ""}), "compiler") == hint
+def test_the_install_hint_uses_the_systems_package_manager(manager: str, hint: str) -> None:
+    assert install_hint(make_host({manager: ""}), "compiler") == hint
 
 
 def test_install_hint_on_a_mac() -> None:
-    assert install_hint(pose(system="Darwin"), "compiler") == "Run `xcode-select --install`"
+    assert install_hint(make_host(system="Darwin"), "compiler") == "Run `xcode-select --install`"
 
 
 @pytest.mark.parametrize(
@@ -342,5 +346,5 @@ def test_build_jobs_fit_cores_and_memory(
     assert build_jobs(cores, gibibytes * 1024**3, backend) == jobs
 
 
-def test_a_command_that_is_not_there_is_an_answer_not_an_exception() -> None:
+def test_a_missing_command_returns_a_result() -> None:
     assert run_command(["localspec-no-such-command"]).code == 127

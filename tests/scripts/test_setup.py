@@ -1,4 +1,4 @@
-"""scripts/setup and what calls it: real runs in a copy of the checkout, on a PATH of its own."""
+"""Tests of scripts/setup and its callers: real runs in a copy of the checkout, with a PATH of its own."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ import setup_venv
 from localspec.machine import Compiler, Host, read_text, run_command
 
 ROOT = Path(__file__).parents[2]
-# The Python a .venv would be made of; the one that runs this test is .venv's own.
+# The Python that a .venv would be made from; this test runs on the .venv's own.
 PYTHON = getattr(sys, "_base_executable", sys.executable)
 
 
 class Checkout:
-    """A copy of what setup reads, with a PATH that holds only what a test puts there."""
+    """A copy of the files that setup reads, with a PATH that has only the tools of the test."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -62,7 +62,7 @@ class Checkout:
         )
 
     def finish_venv(self, **differences: str) -> None:
-        """A .venv that passes for one made by setup, but for these entries of its stamp."""
+        """Make a .venv that passes for one made by setup, except for these entries of its stamp."""
         entry = load_entry(self.root / "scripts/setup")
         binaries = self.root / ".venv/bin"
         binaries.mkdir(parents=True)
@@ -72,7 +72,7 @@ class Checkout:
 
 
 def load_entry(path: Path) -> ModuleType:
-    """scripts/setup as a module; it has no suffix to import it by."""
+    """Return scripts/setup as a module; it has no suffix to import it by."""
     loader = importlib.machinery.SourceFileLoader("localspec_setup_entry", str(path))
     spec = importlib.util.spec_from_loader(loader.name, loader)
     assert spec
@@ -86,14 +86,14 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-# --- whether there is anything to do
+# Detecting whether there is anything to do.
 
 
 def test_a_finished_venv_is_left_alone(checkout: Checkout) -> None:
     checkout.finish_venv()
-    done = checkout.run("scripts/setup")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert done.stderr == "localspec setup: nothing to do, .venv is up to date.\n"
+    run = checkout.run("scripts/setup")
+    assert (run.returncode, run.stdout) == (0, "")
+    assert run.stderr == "localspec setup: nothing to do, .venv is up to date.\n"
     assert checkout.run("scripts/setup", "--quiet").stderr == ""
 
 
@@ -107,18 +107,18 @@ def test_a_finished_venv_is_left_alone(checkout: Checkout) -> None:
         pytest.param({"build": "00000000"}, id="other flags"),
     ],
 )
-def test_a_venv_made_of_something_else_is_out_of_date(
+def test_a_venv_with_another_stamp_is_out_of_date(
     checkout: Checkout, stamp: dict[str, str]
 ) -> None:
     checkout.finish_venv(**stamp)
-    # Without a compiler setup ends where it would begin to work.
+    # Without a compiler, setup ends where its work would begin.
     assert "no working C++ compiler" in checkout.run("scripts/setup").stderr
 
 
 @pytest.mark.parametrize("name", ["elsewhere", "with blank", "new\nline", "ü=é", "\udcff bytes"])
-@pytest.mark.parametrize("how", [shutil.copytree, shutil.move])
-def test_a_checkout_that_was_moved_or_copied_runs_nothing_of_the_old_one(
-    tmp_path: Path, name: str, how: Callable[..., object]
+@pytest.mark.parametrize("transfer", [shutil.copytree, shutil.move])
+def test_a_moved_or_copied_checkout_runs_nothing_of_the_old_one(
+    tmp_path: Path, name: str, transfer: Callable[..., object]
 ) -> None:
     old, new = tmp_path / "original", tmp_path / name
     old.mkdir()
@@ -128,13 +128,13 @@ def test_a_checkout_that_was_moved_or_copied_runs_nothing_of_the_old_one(
     program.write_text(f"#!/bin/sh\necho the code of {old}\n")
     program.chmod(0o755)
     assert checkout.run("scripts/ask").stdout == f"the code of {old}\n"
-    how(old, new, symlinks=True) if how is shutil.copytree else how(old, new)
+    transfer(old, new, symlinks=True) if transfer is shutil.copytree else transfer(old, new)
     checkout.root, checkout.bin = new, new / "path"
     for command in ("scripts/setup", "scripts/ask"):
-        done = checkout.run(command)
-        # Without a compiler setup ends where it would begin to make everything anew.
-        assert (done.returncode, done.stdout) == (1, "")
-        assert "no working C++ compiler" in done.stderr
+        run = checkout.run(command)
+        # Without a compiler, setup ends where it would begin to rebuild everything.
+        assert (run.returncode, run.stdout) == (1, "")
+        assert "no working C++ compiler" in run.stderr
     shutil.rmtree(new / ".venv")
     checkout.finish_venv()
     assert "nothing to do" in checkout.run("scripts/setup").stderr
@@ -149,14 +149,14 @@ def test_a_checkout_that_was_moved_or_copied_runs_nothing_of_the_old_one(
         ({"cpu": "x"}, False),
     ],
 )
-def test_a_venv_of_another_folder_or_python_is_made_anew(
+def test_a_venv_of_another_folder_or_python_is_recreated(
     checkout: Checkout, monkeypatch: pytest.MonkeyPatch, stamp: dict[str, str], anew: bool
 ) -> None:
     checkout.finish_venv(**stamp)
     entry = load_entry(checkout.root / "scripts/setup")
-    made: list[Path] = []
+    created: list[Path] = []
     installed: list[Path] = []
-    monkeypatch.setattr(setup_venv, "make_venv", lambda host, venv: made.append(venv))
+    monkeypatch.setattr(setup_venv, "make_venv", lambda host, venv: created.append(venv))
     monkeypatch.setattr(setup_venv, "find_compiler", lambda host: Compiler(("c++",), "c++ 99"))
     monkeypatch.setattr(setup_venv, "cache_folder", lambda host: checkout.root / "cache")
     monkeypatch.setattr(setup_venv, "build_wheel", lambda *_: Path("llama.whl"))
@@ -169,7 +169,7 @@ def test_a_venv_of_another_folder_or_python_is_made_anew(
         )
     )  # fmt: skip
     venv = checkout.root / ".venv"
-    assert (made, installed) == ([venv] if anew else [], [venv])
+    assert (created, installed) == ([venv] if anew else [], [venv])
     assert entry.up_to_date(entry.read_stamp(), set(), None)
 
 
@@ -186,7 +186,7 @@ def test_extras_are_kept_and_a_missing_one_is_installed(checkout: Checkout) -> N
     assert "no working C++ compiler" in checkout.run("scripts/setup", "train").stderr
 
 
-def test_flags_once_given_hold_until_others_are_given(checkout: Checkout) -> None:
+def test_build_flags_hold_until_others_are_set(checkout: Checkout) -> None:
     checkout.finish_venv(flags="user")
     assert checkout.run("scripts/setup").returncode == 0
     assert checkout.run("scripts/setup", CMAKE_ARGS="-DX=1").returncode == 0
@@ -204,20 +204,20 @@ def test_the_check_costs_milliseconds(checkout: Checkout) -> None:
         subprocess.run([python, "-IS", *argv], env=bare, check=True)
         return time.perf_counter() - began
 
-    # Against Python's own start, so that a busy machine slows both.
+    # The comparison is with Python's own start, since a busy machine slows both.
     setup = str(checkout.root / "scripts/setup"), "--quiet"
     pairs = [(seconds(*setup), seconds("-c", "")) for _ in range(5)]
     assert min(run - start for run, start in pairs) < 0.05
 
 
-# --- what a new user may lack
+# What a new user may lack.
 
 
-def test_no_compiler(checkout: Checkout) -> None:
+def test_a_missing_compiler_is_named(checkout: Checkout) -> None:
     checkout.tool("apt-get", "/bin/true")
-    done = checkout.run("scripts/setup")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (
+    run = checkout.run("scripts/setup")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr == (
         "localspec setup: there is no working C++ compiler, "
         "and llama.cpp is built on the machine it runs on. "
         "Run `sudo apt-get install build-essential`, then run this again.\n"
@@ -225,16 +225,16 @@ def test_no_compiler(checkout: Checkout) -> None:
     assert not (checkout.root / ".venv").exists()
 
 
-def test_a_cxx_that_makes_no_program(checkout: Checkout) -> None:
-    done = checkout.run("scripts/setup", CXX="no-such-compiler")
-    assert done.stderr == (
+def test_a_broken_cxx_is_named(checkout: Checkout) -> None:
+    run = checkout.run("scripts/setup", CXX="no-such-compiler")
+    assert run.stderr == (
         "localspec setup: CXX is `no-such-compiler`, and that makes no C++ program. "
         "Correct or unset CXX.\n"
     )
 
 
-def test_a_python_without_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on Debian, where the module is a package of its own."""
+def test_a_python_without_venv_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Debian the module is a package of its own."""
     monkeypatch.setitem(sys.modules, "ensurepip", None)
     host = Host("Linux", "x86_64", {}, run_command, {"apt-get": "/apt-get"}.get, read_text)
     package = f"python3.{sys.version_info.minor}-venv"
@@ -242,20 +242,20 @@ def test_a_python_without_venv(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         setup_venv.make_venv(host, tmp_path / ".venv")
 
 
-def test_the_answer_of_ask_does_not_begin_where_setup_failed(checkout: Checkout) -> None:
-    done = checkout.run("scripts/ask", "hello")
-    assert (done.returncode, done.stdout) == (1, "")
-    assert "no working C++ compiler" in done.stderr
+def test_ask_prints_no_answer_if_setup_failed(checkout: Checkout) -> None:
+    run = checkout.run("scripts/ask", "hello")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "no working C++ compiler" in run.stderr
 
 
 def test_an_unknown_option_or_extra_is_a_usage_error(checkout: Checkout) -> None:
     for word in ("--agian", "tests"):
-        done = checkout.run("scripts/setup", word)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("usage: scripts/setup")
+        run = checkout.run("scripts/setup", word)
+        assert (run.returncode, run.stdout) == (2, "")
+        assert run.stderr.startswith("usage: scripts/setup")
 
 
-def test_an_old_python_can_read_the_script_to_its_message() -> None:
+def test_an_old_python_can_parse_the_script() -> None:
     import ast
 
     ast.parse((ROOT / "scripts/setup").read_text(), feature_version=(3, 7))
@@ -265,20 +265,20 @@ def test_an_old_python_can_read_the_script_to_its_message() -> None:
 def test_a_setup_that_fails_leaves_no_venv_that_looks_complete(checkout: Checkout) -> None:
     for name in ("c++", "as", "ld"):
         checkout.tool(name)
-    done = checkout.run("scripts/setup", PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
-    assert done.returncode == 1
-    assert "building llama.cpp, once for this machine failed.\n" in done.stderr
-    assert "No matching distribution found" in done.stderr
-    log = done.stderr.rsplit("The whole output: ", 1)[1].strip()
+    run = checkout.run("scripts/setup", PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+    assert run.returncode == 1
+    assert "building llama.cpp, once for this machine failed.\n" in run.stderr
+    assert "No matching distribution found" in run.stderr
+    log = run.stderr.rsplit("The whole output: ", 1)[1].strip()
     assert "llama-cpp-python" in Path(log).read_text()
     assert not (checkout.root / ".venv/localspec.stamp").exists()
     assert not list(Path(log).parent.glob("*.whl"))
 
 
-# --- ask
+# The script ask.
 
 
-def test_ask_hands_over_the_words_from_any_folder(checkout: Checkout, tmp_path: Path) -> None:
+def test_ask_passes_its_arguments_on_from_any_folder(checkout: Checkout, tmp_path: Path) -> None:
     checkout.finish_venv()
     program = checkout.root / ".venv/bin/localspec"
     program.write_text('#!/bin/sh\nfor word; do echo "<$word>"; done\nexit 7\n')
@@ -286,12 +286,12 @@ def test_ask_hands_over_the_words_from_any_folder(checkout: Checkout, tmp_path: 
     (tmp_path / "linked-ask").symlink_to(checkout.root / "scripts/ask")
     elsewhere = tmp_path / "some where"
     elsewhere.mkdir()
-    done = checkout.run("linked-ask", "-u", "two  words", "*", cwd=elsewhere)
-    assert done.stdout == "<ask>\n<-u>\n<two  words>\n<*>\n"
-    assert (done.returncode, done.stderr) == (7, "")
+    run = checkout.run("linked-ask", "-u", "two  words", "*", cwd=elsewhere)
+    assert run.stdout == "<ask>\n<-u>\n<two  words>\n<*>\n"
+    assert (run.returncode, run.stderr) == (7, "")
 
 
-# --- running what takes long
+# Running long commands.
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,7 @@ def test_ask_hands_over_the_words_from_any_folder(checkout: Checkout, tmp_path: 
         ("Collecting click [1/2]\n", None),
     ],
 )
-def test_progress_is_read_off_the_builds_own_lines(output: str, step: str | None) -> None:
+def test_progress_is_read_from_the_output_of_the_build(output: str, step: str | None) -> None:
     assert setup_venv.last_step(output) == step
 
 
@@ -321,14 +321,14 @@ def test_a_failure_shows_its_line_its_cure_and_the_log(
 ) -> None:
     log = tmp_path / "build.log"
     log.write_text(f"much\nado\n{output}\nabout\n× Building wheel did not run successfully.\n")
-    told = setup_venv.explain("building", log)
-    assert f"building failed.\n    {output}\n{cure}" in told
-    assert "ado" not in told
-    assert told.endswith(f"The whole output: {log}")
+    explanation = setup_venv.explain("building", log)
+    assert f"building failed.\n    {output}\n{cure}" in explanation
+    assert "ado" not in explanation
+    assert explanation.endswith(f"The whole output: {log}")
 
 
-def test_a_stop_reaches_the_commands_below(tmp_path: Path) -> None:
-    """A child of the command is gone once setup was told to stop."""
+def test_a_stop_reaches_the_child_processes(tmp_path: Path) -> None:
+    """A child of the command is gone after setup was stopped."""
     began = tmp_path / "began"
     program = (
         "import signal, sys, setup_venv\n"
@@ -349,15 +349,15 @@ def test_a_stop_reaches_the_commands_below(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     process.wait(timeout=30)
     child = int(began.read_text())
-    while running(child):
+    while is_running(child):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
 
-def running(pid: int) -> bool:
-    """Whether a process still runs; one that ended but was not yet reaped does not."""
-    told = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return told.stdout.strip()[:1] not in ("", "Z")
+def is_running(pid: int) -> bool:
+    """Return whether a process still runs; a zombie does not."""
+    status = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return status.stdout.strip()[:1] not in ("", "Z")
 
 
 def test_a_second_setup_waits_for_the_first(

@@ -1,4 +1,4 @@
-"""What is in the wheel: all that a person needs, and nothing that only developers do."""
+"""The contents of the wheel: everything that a user needs, and nothing that only developers need."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DOCS = ROOT / "localspec" / "docs"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with wheel and source distribution, built as pip and pipx would."""
+    """Return a folder with wheel and source distribution, built as pip and pipx would."""
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "hatchling", "build", "-d", str(folder)]
-    done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
     return folder
 
 
-def test_the_wheel_holds_the_package_its_data_and_nothing_else(built: Path) -> None:
+def test_the_wheel_has_the_package_and_its_data_only(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     inside = {name for name in names if ".data/" not in name}
@@ -44,11 +44,11 @@ def test_the_wheel_holds_the_package_its_data_and_nothing_else(built: Path) -> N
     pages = {name.partition(".data/data/")[2] for name in names - inside}
     assert pages >= {f"share/man/man1/localspec{name}.1" for name in ("", "-ask", "-history-rm")}
     assert all(name.startswith("share/man/man1/localspec") for name in pages)
-    here = {path.relative_to(ROOT).as_posix() for path in (ROOT / "localspec").rglob("*.py")}
-    assert {name for name in inside if name.endswith(".py")} == here
+    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "localspec").rglob("*.py")}
+    assert {name for name in inside if name.endswith(".py")} == modules
 
 
-def test_the_source_distribution_holds_what_it_takes_to_work_on_it(built: Path) -> None:
+def test_the_source_distribution_has_everything_for_development(built: Path) -> None:
     with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     assert inside >= {

@@ -1,7 +1,7 @@
-"""Requests of every kind, their fields at the edges of what is legal and just outside.
+"""Random requests of every kind, with fields at the edges of what is valid and just outside.
 
-What is drawn follows from what the daemon says it takes: its description names the requests, and their
-types the fields and limits. A new field is drawn without a word here.
+The fields follow from the daemon's own description: it names the requests, and their types give the
+fields and limits. A new field needs no change here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import openapi
 from localspec.protocol import pairs, requests
 
 Number = TypeVar("Number", int, float)
-TOKENS = 4096  # ids up to here are drawn most; some are halves of characters, some control tokens
+TOKENS = 4096  # most ids are below this; some are halves of characters, some control tokens
 TINY, HUGE = 5e-324, 1.7e308
 RUNS = " \n\t-=_.aZ0é—中あ한🙂\u200b\u0301\u202e\x00\x1b\x7f\ufffd\U0010ffff"
 # The first characters of blocks of scripts, written each way and in every size of UTF-8.
@@ -54,30 +54,30 @@ SCHEMAS: tuple[Any, ...] = (
 
 
 @functools.cache
-def described() -> dict[str, types.Type]:
-    """Path → the type of its body, for every POST that has one."""
-    found = {}
+def body_types() -> dict[str, types.Type]:
+    """Map each path to the type of its body, for every POST that has one."""
+    bodies = {}
     for path, item in yaml.safe_load(openapi.FILE.read_text(encoding="utf-8"))["paths"].items():
         body = item.get("post", {}).get("requestBody")
         if body is not None:
             name = body["content"]["application/json"]["schema"]["$ref"].rsplit("/", 1)[1]
-            rooms = (requests, pairs, pairs, *openapi.WIRES)
-            room = next(module for module in rooms if hasattr(module, name))
-            found[path] = types.type_info(getattr(room, name))
-    return found
+            modules = (requests, pairs, pairs, *openapi.WIRES)
+            module = next(candidate for candidate in modules if hasattr(candidate, name))
+            bodies[path] = types.type_info(getattr(module, name))
+    return bodies
 
 
-class Drawn:
-    """Draws one request after another; the same ones for the same seed."""
+class RequestGenerator:
+    """A generator of random requests, which are the same for the same seed."""
 
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
-        self._paths = described()
-        # Those that generate have the most fields, and the engine behind them.
+        self._paths = body_types()
+        # Requests that generate have the most fields and use the engine, so they are the most frequent.
         self._weights = [len(getattr(kind, "fields", ())) for kind in self._paths.values()]
 
     def request(self) -> tuple[str, bytes]:
-        """A path and a body."""
+        """Return a path and a body."""
         chance = self._random
         [(path, kind)] = chance.choices(list(self._paths.items()), self._weights)
         assert isinstance(kind, types.StructType)
@@ -98,11 +98,11 @@ class Drawn:
         return {field.encode_name: self._value(field.type) for field in chosen}
 
     def _value(self, kind: types.Type) -> Any:
-        """A value at an edge of what `kind` allows, or of another kind, now and then."""
+        """Return a value at an edge of what `kind` allows, or sometimes a value of another kind."""
         if not self._legal and self._random.random() < 0.05:
             return self._random.choice([None, True, -1, 0.5, "", [], {}, [[]], 10**400, "x"])
         draw = self._draws().get(type(kind))
-        assert draw is not None, f"say how a {type(kind).__name__} is drawn"
+        assert draw is not None, f"no generator for {type(kind).__name__}"
         return draw(kind)
 
     def _draws(self) -> dict[type, Callable[[Any], Any]]:
@@ -119,17 +119,17 @@ class Drawn:
             ),
             types.ListType: self._list,
             types.VarTupleType: self._list,
-            types.TupleType: lambda kind: [self._value(each) for each in kind.item_types],
+            types.TupleType: lambda kind: [self._value(item_type) for item_type in kind.item_types],
             types.DictType: self._dict,
             types.StructType: lambda kind: self._struct(kind, most=3),
             types.UnionType: self._either,
         }
 
     def _either(self, kind: types.UnionType) -> Any:
-        some = [each for each in kind.types if not isinstance(each, types.NoneType)]
-        if len(some) < len(kind.types) and self._random.random() < 0.05:
+        members = [member for member in kind.types if not isinstance(member, types.NoneType)]
+        if len(members) < len(kind.types) and self._random.random() < 0.05:
             return None
-        return self._value(self._random.choice(some))
+        return self._value(self._random.choice(members))
 
     def _integer(self, kind: types.IntType) -> int:
         edges = [edge for edge in (kind.ge, kind.gt, kind.le, kind.lt) if edge is not None]
@@ -146,7 +146,7 @@ class Drawn:
         return self._within(kind, [*edges * 4, *near, *usual * 2, *odd])
 
     def _within(self, kind: types.IntType | types.FloatType, values: Sequence[Number]) -> Number:
-        """One of the values; of a legal request, one that keeps the limits."""
+        """Return one of the values. In a valid request it is one within the limits."""
         if self._legal:
             values = [
                 value
@@ -161,16 +161,14 @@ class Drawn:
 
     def _string(self, kind: types.StrType) -> str:
         if kind.max_length is not None and self._legal:
-            return self._random.choice(
-                WORDS[:3]
-            )  # among them the roles that have no rules of place
+            return self._random.choice(WORDS[:3])  # includes the roles that may stand anywhere
         if kind.max_length is not None:
             long = "x" * (kind.max_length + self._random.choice([-1, 0, 1]))
             return self._random.choice([*WORDS, *WORDS, long, ""])
         return self._random.choice(WORDS) if self._random.random() < 0.4 else self.text()
 
     def text(self) -> str:
-        """A run, a long word, a mixture of scripts, or what only looks like text."""
+        """Return a run, a long word, a mixture of scripts, or something that only resembles text."""
         chance = self._random
         length = chance.choice([0, 1, 2, 9, 80, 300, 300, 2000, 40_000])
         match chance.randrange(5):
@@ -197,9 +195,9 @@ class Drawn:
         if isinstance(kind.item_type, types.IntType):
             counts += [20, 200, 600]
         count = self._random.choice(counts)
-        if count > 3:  # many of a kind: what each is has been drawn elsewhere
-            few = [self._value(kind.item_type) for _ in range(24)]
-            return [self._random.choice(few) for _ in range(count)]
+        if count > 3:  # long lists repeat a few values, since single values are tested elsewhere
+            samples = [self._value(kind.item_type) for _ in range(24)]
+            return [self._random.choice(samples) for _ in range(count)]
         return [self._value(kind.item_type) for _ in range(count)]
 
     def _dict(self, kind: types.DictType) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Random small models of llama.cpp's architectures, a few hundred kilobytes each.
 
-What tensors an architecture has is llama.cpp's own knowledge: it is given the metadata, as in its
-tests/test-llama-archs.cpp, and asked for a model of it; the names and shapes it wants are written down
+Which tensors an architecture has is known to llama.cpp alone. It gets the metadata, as in its
+tests/test-llama-archs.cpp, and creates a model from it; the names and shapes that it requests are written
 with weights at full strength, so that one wrong, missing or stale cell changes the answer.
 """
 
@@ -27,13 +27,13 @@ _PER_LAYER_HEADS = {
     "kimi-linear",
 }  # fmt: skip
 _MLA = {"deepseek2", "kimi-linear"}
-_PATTERN = {"mimo2", "step35", "cohere2moe"}  # they take the layers' kinds as a list only
+_PATTERN = {"mimo2", "step35", "cohere2moe"}  # these need the kinds of layers as a list
 _LAYERS = {"llama4": 4, "gemma3n": 22, "nemotron_h": 3, "gemma4": 5}
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one architecture's model."""
+    """The sizes of one architecture's model."""
 
     embd: int = 128
     heads: int = 2
@@ -42,13 +42,13 @@ class Shape:
 
 
 def shape(architecture: str) -> Shape:
-    """What llama.cpp's own fixture found each architecture to need."""
+    """Return the sizes that llama.cpp's own fixture needs for an architecture."""
     layers = _LAYERS.get(architecture, 2)
     if architecture in _MLA:
         return Shape(heads=1, layers=layers)
     if architecture == "gemma3n":
         return Shape(64, 1, 96, layers)
-    # CUDA attends with a soft cap, as gemma2 does, in heads of 128 and more only.
+    # CUDA supports attention with a soft cap, as in gemma2, for heads of 128 and more only.
     if architecture in {"qwen3next", "qwen35", "qwen35moe", "gpt-oss", "gemma2"}:
         return Shape(256, layers=layers)
     return Shape(layers=layers)
@@ -57,17 +57,17 @@ def shape(architecture: str) -> Shape:
 def write(
     architecture: str, folder: Path, *, experts: bool = False, heads: int = 0, seed: int = 0
 ) -> Path:
-    """One GGUF; experts: as a mixture of them; heads: so many blocks behind its own (MTP).
+    """Write one GGUF file. experts: as a mixture of experts; heads: this many MTP blocks after its own.
 
-    Raises ValueError where llama.cpp refuses it.
+    Raises ValueError if llama.cpp refuses it.
     """
     path = folder / f"{architecture}{'-moe' if experts else ''}{'-mtp' * heads}-{seed}.gguf"
     if not path.exists():
         header = folder / f"{path.stem}.header"
         _write(header, architecture, experts, heads, {})
         rng = np.random.default_rng(seed)
-        wanted = _wanted(header)
-        tensors = {name: _weights(rng, name, size) for name, size in wanted.items()}
+        shapes = _requested_tensors(header)
+        tensors = {name: _weights(rng, name, size) for name, size in shapes.items()}
         _sharpen(architecture, tensors)
         header.unlink()
         _write(path, architecture, experts, heads, tensors)
@@ -77,13 +77,13 @@ def write(
 def _weights(
     rng: np.random.Generator, name: str, dimensions: tuple[int, ...]
 ) -> npt.NDArray[np.float32]:
-    """As numpy orders dimensions: the rows' length last."""
+    """Return random weights in numpy's order of dimensions: the length of a row is last."""
     values = rng.standard_normal(dimensions[::-1], dtype=np.float32)
-    if "ssm_a" in name:  # rates of decay: a state that grows would swamp everything
+    if "ssm_a" in name:  # decay rates: a growing state would dominate everything
         return (-np.abs(values) - np.float32(0.1)) * np.float32(0.1)
     if len(dimensions) == 1 or dimensions[-1] == 1 or "norm" in name:
         return values * np.float32(0.1) + np.float32("norm" in name)
-    if name.startswith("token_embd"):  # what attention finds weighs more than the token itself
+    if name.startswith("token_embd"):  # attention must matter more than the token itself
         return values * np.float32(0.3)
     if name.startswith("output"):
         return values * np.float32(2 * dimensions[0] ** -0.5)
@@ -91,8 +91,8 @@ def _weights(
 
 
 def _sharpen(architecture: str, tensors: dict[str, npt.NDArray[np.float32]]) -> None:
-    """Let each token look at few others, and what it finds there weigh: random attention averages."""
-    # These do not divide by the root of a head's size.
+    """Make attention select few tokens and weigh them heavily, since random attention averages."""
+    # These two do not divide by the square root of the head size.
     sharp = np.float32(0.6 if architecture in {"gemma3n", "gemma4"} else 2.2)
     normed = any("attn_q_norm" in name for name in tensors)
     queries = "attn_q_norm attn_k_norm" if normed else "attn_q. attn_k. attn_qkv."
@@ -102,7 +102,7 @@ def _sharpen(architecture: str, tensors: dict[str, npt.NDArray[np.float32]]) -> 
             data *= sharp
         elif "attn_out" in name:
             data *= np.float32(6 if tied else 3)
-    if tied:  # no token is to be sure to follow itself
+    if tied:  # no token may be certain to follow itself
         tensors["token_embd.weight"] *= np.float32(0.1)
         tensors["output_norm.weight"] *= np.float32(6)
 
@@ -145,10 +145,10 @@ def _put(writer: Any, key: str, value: object) -> None:
 
 
 def _metadata(architecture: str, sizes: Shape) -> dict[str, object]:
-    """More than any one architecture reads."""
+    """Return the metadata; it is more than any one architecture reads."""
     head = sizes.embd // sizes.heads
-    each = [0 if layer == 1 else sizes.heads for layer in range(sizes.layers)]
-    heads: object = each if architecture in _PER_LAYER_HEADS else sizes.heads
+    heads_per_layer = [0 if layer == 1 else sizes.heads for layer in range(sizes.layers)]
+    heads: object = heads_per_layer if architecture in _PER_LAYER_HEADS else sizes.heads
     feed: object = sizes.ff
     if architecture.startswith("nemotron_h"):
         feed = [0 if layer <= 1 else sizes.ff for layer in range(sizes.layers)]
@@ -219,7 +219,10 @@ def _metadata(architecture: str, sizes: Shape) -> dict[str, object]:
 
 
 def _experts(sizes: Shape) -> dict[str, object]:
-    """All of them used by every token: of two nearly equal ones rounding would choose another."""
+    """Return metadata of experts that every token uses.
+
+    Between two nearly equal experts, rounding would decide which one is used.
+    """
     return {
         "expert_feed_forward_length": sizes.ff,
         "expert_shared_feed_forward_length": sizes.ff // 2,
@@ -234,7 +237,7 @@ def _experts(sizes: Shape) -> dict[str, object]:
     }
 
 
-# ------------------------------------------------------------------------------- llama.cpp's wishes
+# The tensors that llama.cpp requests.
 
 _SetTensor = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -254,7 +257,7 @@ class _TensorHead(ctypes.Structure):
 
 
 @contextmanager
-def _header_read(path: Path) -> Iterator[int]:
+def _open_header(path: Path) -> Iterator[int]:
     libggml.gguf_init_from_file.restype = ctypes.c_void_p
     libggml.gguf_init_from_file.argtypes = (ctypes.c_char_p, _GgufParams)
     libggml.gguf_free.argtypes = (ctypes.c_void_p,)
@@ -266,9 +269,9 @@ def _header_read(path: Path) -> Iterator[int]:
         libggml.gguf_free(handle)
 
 
-def _wanted(header: Path) -> dict[str, tuple[int, ...]]:
-    """Names and dimensions (llama.cpp's order, without trailing ones) of the tensors of a header."""
-    found: dict[str, tuple[int, ...]] = {}
+def _requested_tensors(header: Path) -> dict[str, tuple[int, ...]]:
+    """Return names and dimensions (llama.cpp's order, without trailing ones) of a header's tensors."""
+    shapes: dict[str, tuple[int, ...]] = {}
     libggml.ggml_get_name.restype = ctypes.c_char_p
     libggml.ggml_get_name.argtypes = (ctypes.c_void_p,)
     libggml.ggml_n_dims.argtypes = (ctypes.c_void_p,)
@@ -276,7 +279,7 @@ def _wanted(header: Path) -> dict[str, tuple[int, ...]]:
     def note(tensor: int, _user: int) -> None:
         name = libggml.ggml_get_name(tensor).decode()
         head = _TensorHead.from_address(tensor)
-        found[name] = tuple(head.ne[: libggml.ggml_n_dims(tensor)])
+        shapes[name] = tuple(head.ne[: libggml.ggml_n_dims(tensor)])
 
     library = C._lib
     make = library.llama_model_init_from_user
@@ -284,9 +287,9 @@ def _wanted(header: Path) -> dict[str, tuple[int, ...]]:
     make.argtypes = (ctypes.c_void_p, _SetTensor, ctypes.c_void_p, C.llama_model_params)
     params = C.llama_model_default_params()
     params.load_mtp = True
-    with _header_read(header) as metadata:
+    with _open_header(header) as metadata:
         model = make(metadata, _SetTensor(note), None, params)
     if not model:
         raise ValueError(f"llama.cpp refuses {header.name}")
     C.llama_model_free(model)
-    return found
+    return shapes

@@ -1,4 +1,4 @@
-"""The clients that people use, behind one small interface: each asks and gives back plain JSON."""
+"""Clients that people use, behind one small interface: each sends a request and returns plain JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BASE = "http://localspec/v1"
 
 
 class Caller(Protocol):
-    """`path` below /v1. `stream` gives the chunks, `refused` status and error of a refusal."""
+    """`path` is below /v1. `stream` returns the chunks, `refused` the status and error of a refusal."""
 
     def ask(self, path: str, body: JSON) -> JSON: ...
     def stream(self, path: str, body: JSON) -> list[JSON]: ...
@@ -30,24 +30,24 @@ class Caller(Protocol):
     def models(self) -> list[str]: ...
 
 
-# ---------------------------------------------------------------------------- openai
+# The client of openai.
 
 Create = Callable[..., Any]
 
 
 def arguments(create: Create, body: JSON) -> JSON:
-    """`body` as keywords; what the client has no keyword for goes the way it documents."""
-    known = inspect.signature(create).parameters
-    extra = {name: value for name, value in body.items() if name not in known}
-    return {"model": "", **{k: v for k, v in body.items() if k in known}, "extra_body": extra}
+    """Return `body` as keywords; fields without a keyword are passed in the client's documented way."""
+    parameters = inspect.signature(create).parameters
+    extra = {name: value for name, value in body.items() if name not in parameters}
+    return {"model": "", **{k: v for k, v in body.items() if k in parameters}, "extra_body": extra}
 
 
-def create_of(client: Any, path: str) -> Create:
-    found: Create = {
+def find_create(client: Any, path: str) -> Create:
+    methods: Create = {
         "chat/completions": client.chat.completions.create,
         "completions": client.completions.create,
     }[path]
-    return found
+    return methods
 
 
 class OpenAI:
@@ -66,23 +66,23 @@ class OpenAI:
 
     def ask(self, path: str, body: JSON) -> JSON:
         def use(client: openai.OpenAI) -> JSON:
-            create = create_of(client, path)
+            create = find_create(client, path)
             answer: JSON = create(**arguments(create, body)).to_dict()
             return answer
 
-        found: JSON = self._run(use)
-        return found
+        result: JSON = self._run(use)
+        return result
 
     def stream(self, path: str, body: JSON) -> list[JSON]:
         def use(client: openai.OpenAI) -> list[JSON]:
-            create = create_of(client, path)
+            create = find_create(client, path)
             chunks: list[JSON] = [
                 c.to_dict() for c in create(**arguments(create, {**body, "stream": True}))
             ]
             return chunks
 
-        found: list[JSON] = self._run(use)
-        return found
+        events: list[JSON] = self._run(use)
+        return events
 
     def refused(self, path: str, body: JSON) -> tuple[int, JSON]:
         with pytest.raises(openai.APIStatusError) as caught:
@@ -91,8 +91,8 @@ class OpenAI:
         return caught.value.status_code, caught.value.body
 
     def models(self) -> list[str]:
-        found: list[str] = self._run(lambda client: [model.id for model in client.models.list()])
-        return found
+        names: list[str] = self._run(lambda client: [model.id for model in client.models.list()])
+        return names
 
 
 class AsyncOpenAI(OpenAI):
@@ -113,35 +113,35 @@ class AsyncOpenAI(OpenAI):
 
     def ask(self, path: str, body: JSON) -> JSON:
         async def use(client: openai.AsyncOpenAI) -> JSON:
-            create = create_of(client, path)
+            create = find_create(client, path)
             answer: JSON = (await create(**arguments(create, body))).to_dict()
             return answer
 
-        found: JSON = self._run(use)
-        return found
+        result: JSON = self._run(use)
+        return result
 
     def stream(self, path: str, body: JSON) -> list[JSON]:
         async def use(client: openai.AsyncOpenAI) -> list[JSON]:
-            create = create_of(client, path)
+            create = find_create(client, path)
             chunks = await create(**arguments(create, {**body, "stream": True}))
             return [chunk.to_dict() async for chunk in chunks]
 
-        found: list[JSON] = self._run(use)
-        return found
+        result: list[JSON] = self._run(use)
+        return result
 
     def models(self) -> list[str]:
         async def use(client: openai.AsyncOpenAI) -> list[str]:
             return [model.id async for model in client.models.list()]
 
-        found: list[str] = self._run(use)
-        return found
+        names: list[str] = self._run(use)
+        return names
 
 
-# ---------------------------------------------------------------------------- no library at all
+# Clients without a library.
 
 
 class Plain:
-    """Bytes there, bytes back; `_send` is curl's or http.client's."""
+    """A client that sends and reads bytes; `_send` is curl's or http.client's."""
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
@@ -158,8 +158,8 @@ class Plain:
     def stream(self, path: str, body: JSON) -> list[JSON]:
         status, data = self._send("POST", path, {**body, "stream": True})
         assert status == 200, data
-        *events, done, rest = data.decode().split("\n\n")
-        assert (done, rest) == ("data: [DONE]", "")
+        *events, end_event, rest = data.decode().split("\n\n")
+        assert (end_event, rest) == ("data: [DONE]", "")
         return [json.loads(event.removeprefix("data: ")) for event in events]
 
     def refused(self, path: str, body: JSON) -> tuple[int, JSON]:
@@ -192,7 +192,7 @@ class Curl(Plain):
 
 
 class HttpClient(Plain):
-    """Python's own, where there is no curl."""
+    """Python's own client, for machines without curl."""
 
     def _send(self, method: str, path: str, body: JSON | None) -> tuple[int, bytes]:
         connection = UnixConnection(self._socket)

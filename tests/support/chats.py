@@ -40,52 +40,54 @@ TOOLS = [
 ]
 
 
-def called(name: str, arguments: dict[str, Any], number: int = 1) -> dict[str, Any]:
+def tool_call(name: str, arguments: dict[str, Any], number: int = 1) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"id": f"call0000{number}", "type": "function", "function": function}
 
 
-def call(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": None, "tool_calls": list(calls), **more}
+def assistant_calls(*calls: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls), **fields}
 
 
-def result(content: str, number: int = 1, name: str = "get_weather") -> dict[str, Any]:
+def tool_result(content: str, number: int = 1, name: str = "get_weather") -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": f"call0000{number}", "name": name, "content": content}
 
 
-def said(role: str, content: str, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
+def message(role: str, content: str, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
 
 
-WEATHER = called("get_weather", {"unit": "C", "town": "Genève", "days": None})
-LOOK = called("look", {"at": [1, 2.5, -3e-7], "deep": {"b": True, "a": "<é>"}, "for": "Zoë"}, 2)
+WEATHER = tool_call("get_weather", {"unit": "C", "town": "Genève", "days": None})
+LOOK = tool_call("look", {"at": [1, 2.5, -3e-7], "deep": {"b": True, "a": "<é>"}, "for": "Zoë"}, 2)
 THOUGHTS = "They want a sum.\n\nSo I add."
 
 CHATS: dict[str, dict[str, Any]] = {
     "question": {"messages": [USER]},
     "system": {"messages": [SYSTEM, USER]},
     "turns": {
-        "messages": [SYSTEM, USER, said("assistant", "Rain.\n"), said("user", "  And now? ")]
+        "messages": [SYSTEM, USER, message("assistant", "Rain.\n"), message("user", "  And now? ")]
     },
     "characters": {
         "messages": [
-            said("system", "Tabs\tand\r\nlines"),
-            said("user", "é e\u0301 👩‍👩‍👧 שלום {{ x }} {% if %} <|im_end|> </s> \\n \u2028 \x01"),
+            message("system", "Tabs\tand\r\nlines"),
+            message(
+                "user", "é e\u0301 👩‍👩‍👧 שלום {{ x }} {% if %} <|im_end|> </s> \\n \u2028 \x01"
+            ),
         ]
     },
     "tools offered": {"messages": [SYSTEM, USER], "tools": TOOLS},
     "a call and its result": {
-        "messages": [USER, call(WEATHER), result('{"t": 7, "a": "ü"}')],
+        "messages": [USER, assistant_calls(WEATHER), tool_result('{"t": 7, "a": "ü"}')],
         "tools": TOOLS,
     },
     "text beside a call": {
         "messages": [
             SYSTEM,
             USER,
-            call(WEATHER, content="Let me see."),
-            result("7 °C"),
-            said("assistant", "7 degrees."),
-            said("user", "Thanks!"),
+            assistant_calls(WEATHER, content="Let me see."),
+            tool_result("7 °C"),
+            message("assistant", "7 degrees."),
+            message("user", "Thanks!"),
         ],
         "tools": TOOLS,
     },
@@ -93,43 +95,59 @@ CHATS: dict[str, dict[str, Any]] = {
         "messages": [
             SYSTEM,
             USER,
-            call(WEATHER, LOOK),
-            result("7 °C"),
-            result("nothing", 2, "look"),
+            assistant_calls(WEATHER, LOOK),
+            tool_result("7 °C"),
+            tool_result("nothing", 2, "look"),
         ],
         "tools": TOOLS,
     },
     "calls in a row": {
         "messages": [
             USER,
-            call(LOOK, content=""),
-            result("nothing", 2, "look"),
-            call(called("look", {}, 3)),
-            result("something", 3, "look"),
-            said("assistant", "Something."),
-            said("user", "Where?"),
+            assistant_calls(LOOK, content=""),
+            tool_result("nothing", 2, "look"),
+            assistant_calls(tool_call("look", {}, 3)),
+            tool_result("something", 3, "look"),
+            message("assistant", "Something."),
+            message("user", "Where?"),
         ],
         "tools": TOOLS[1:],
     },
     "a call without tools offered": {
-        "messages": [USER, call(WEATHER), result("7 °C"), said("assistant", "7."), USER]
+        "messages": [
+            USER,
+            assistant_calls(WEATHER),
+            tool_result("7 °C"),
+            message("assistant", "7."),
+            USER,
+        ]
     },
     "thoughts": {
         "messages": [
-            said("user", "2 + 2?"),
-            said("assistant", "Four.", reasoning_content=THOUGHTS),
-            said("user", "And 3 + 3?"),
+            message("user", "2 + 2?"),
+            message("assistant", "Four.", reasoning_content=THOUGHTS),
+            message("user", "And 3 + 3?"),
         ]
     },
     "thoughts before a call": {
-        "messages": [USER, call(WEATHER, reasoning_content=THOUGHTS), result("7 °C")],
+        "messages": [
+            USER,
+            assistant_calls(WEATHER, reasoning_content=THOUGHTS),
+            tool_result("7 °C"),
+        ],
         "tools": TOOLS[:1],
     },
     "a second system message": {
-        "messages": [SYSTEM, USER, said("assistant", "Rain."), said("system", "Be kind."), USER]
+        "messages": [
+            SYSTEM,
+            USER,
+            message("assistant", "Rain."),
+            message("system", "Be kind."),
+            USER,
+        ]
     },
     "an answer at the end": {
-        "messages": [SYSTEM, USER, said("assistant", "Rain.")],
+        "messages": [SYSTEM, USER, message("assistant", "Rain.")],
         "add_generation_prompt": False,
         "continue_final_message": False,
     },
@@ -143,7 +161,7 @@ CHATS: dict[str, dict[str, Any]] = {
         },
     },
     "an empty answer": {
-        "messages": [USER, said("assistant", ""), said("user", "?")],
+        "messages": [USER, message("assistant", ""), message("user", "?")],
         "add_generation_prompt": True,
     },
 }

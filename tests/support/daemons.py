@@ -25,13 +25,13 @@ FAKE_WORKER = ROOT / "tests" / "support" / "fake_worker.py"
 PATIENCE = 30.0  # seconds; only a bug waits so long
 
 
-def wait_for(condition: Callable[[], Any], what: str) -> Any:
-    """The first true result of `condition`; a failure that names `what` when there is none."""
+def wait_for(condition: Callable[[], Any], description: str) -> Any:
+    """Return the first true result of `condition`; fail with `description` when there is none."""
     deadline = time.monotonic() + PATIENCE
     while True:
         if result := condition():
             return result
-        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {what}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE:.0f} s for {description}"
         time.sleep(0.005)
 
 
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def events(self) -> list[str]:
-        """The data of the server-sent events, split as the standard says; some have a name, too."""
+        """Return the data of the server-sent events, split as the standard says; some have a name, too."""
         parts = self.body.decode().split("\n\n")
         return [part.split("\n")[-1].removeprefix("data: ") for part in parts if part]
 
@@ -100,13 +100,13 @@ class Stream:
             assert line, "the stream ended without text"
 
     def leave(self) -> None:
-        """Close the connection, as a client does that has enough."""
+        """Close the connection, as a client does that needs no more."""
         self._response.close()
         self._connection.close()
 
 
-# Of the environment around the suite: settings, and the size of whoever's terminal.
-STRANGE = ("LOCALSPEC_", "COLUMNS", "LINES")
+# Variables that are not inherited from the environment: settings, and the size of the terminal.
+IGNORED_PREFIXES = ("LOCALSPEC_", "COLUMNS", "LINES")
 
 
 class Home:
@@ -119,7 +119,7 @@ class Home:
         self.model = root / "fake.gguf"
         self.model.touch()
         self.environment = {
-            **{k: v for k, v in os.environ.items() if not k.startswith(STRANGE)},
+            **{k: v for k, v in os.environ.items() if not k.startswith(IGNORED_PREFIXES)},
             "PYTHONPATH": str(ROOT),
             "LOCALSPEC_HOME": str(root),
         }
@@ -162,7 +162,7 @@ class Home:
         )
 
     def spawn_daemon(self, program: str = "", **options: Any) -> subprocess.Popen[str]:
-        """`python -m localspec.daemon`, or `program` instead."""
+        """Start `python -m localspec.daemon`, or `program` instead."""
         return subprocess.Popen(
             [sys.executable, *(["-c", program] if program else ["-m", "localspec.daemon"])],
             env=self.environment,
@@ -174,7 +174,7 @@ class Home:
         )
 
     def request(self, method: str, target: str, body: Any = None) -> Answer:
-        """One request through http.client. `body` is sent as it is, or as JSON."""
+        """Send one request through http.client. `body` is sent as it is, or as JSON."""
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection = UnixConnection(self.socket)
         try:
@@ -188,7 +188,7 @@ class Home:
         return self.request("POST", "/v1/chat/completions", {"messages": messages, **fields})
 
     def open(self, target: str, prompt: str, **fields: Any) -> UnixConnection:
-        """A chat that was asked for and whose answer nobody reads yet."""
+        """Send a chat and return the connection, from which the answer can be read."""
         connection = UnixConnection(self.socket)
         messages = [{"role": "user", "content": prompt}]
         connection.request("POST", target, json.dumps({"messages": messages, **fields}))
@@ -199,7 +199,7 @@ class Home:
 
     @contextlib.contextmanager
     def streaming(self, prompt: str, **fields: Any) -> Iterator[Stream]:
-        """A streamed chat whose head has been read; leaving closes the connection."""
+        """Yield a streamed chat whose head has been read; close the connection at the end."""
         stream = Stream(self.socket, prompt, fields)
         try:
             yield stream
@@ -207,7 +207,7 @@ class Home:
             stream.leave()
 
     def end(self) -> None:
-        """No daemon of this home survives."""
+        """End this home's daemon, if one runs."""
         if self.socket.is_socket() and autostart.listens(str(self.socket)):
             pid: int = self.status()["pid"]
             os.kill(pid, signal.SIGTERM)
@@ -216,7 +216,7 @@ class Home:
 
 @contextlib.contextmanager
 def temporary_home() -> Iterator[Home]:
-    """A short path: a socket's may have 103 bytes, and pytest's own folders are long."""
+    """Yield a home with a short path: a socket's path has at most 103 bytes, and pytest's are long."""
     root = Path(tempfile.mkdtemp(prefix="ls-"))
     home = Home(root)
     try:
@@ -227,10 +227,10 @@ def temporary_home() -> Iterator[Home]:
 
 
 class RunningDaemon:
-    """A daemon that this test started and waits for."""
+    """A daemon that the test has started and waits for."""
 
     def __init__(self, home: Home, program: str = "", **options: Any) -> None:
-        """`program` as Home.spawn_daemon has it; `options` are subprocess's."""
+        """Start a daemon; `program` is Home.spawn_daemon's, and `options` are subprocess's."""
         self.home = home
         self.process = home.spawn_daemon(program, **options)
         wait_for(
@@ -248,7 +248,7 @@ class RunningDaemon:
         return pid
 
     def stop(self) -> int:
-        """SIGTERM, and the exit code."""
+        """Send SIGTERM, and return the exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         output, _ = self.process.communicate(timeout=PATIENCE)
@@ -257,7 +257,7 @@ class RunningDaemon:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and waits for its parent does not."""
+    """Return whether a process runs; a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as stat:  # noqa: PTH123
             return stat.read().rsplit(b")", 1)[1].split()[0] not in (b"Z", b"X")
@@ -273,7 +273,7 @@ def alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def scripted_home(*arguments: str) -> Iterator[Home]:
-    """A home whose daemon runs, with the scripted engine."""
+    """Yield a home whose daemon runs with the scripted engine."""
     with temporary_home() as home:
         home.use_fake(*arguments)
         daemon = RunningDaemon(home)

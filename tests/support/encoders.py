@@ -1,6 +1,6 @@
-"""BERT models: written as GGUF files, and computed apart, in numpy, to compare with.
+"""BERT models: written as GGUF files, and computed independently in numpy to compare with.
 
-A small one with random weights, or one of Hugging Face's, from its folder (config.json, vocab.txt,
+Either a small one with random weights, or one of Hugging Face's, from its folder (config.json, vocab.txt,
 model.safetensors): `python -m tests.support.encoders FOLDER FILE.gguf`.
 """
 
@@ -21,7 +21,7 @@ from gguf import GGUFWriter
 Weights = dict[str, npt.NDArray[np.float32]]
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 POOLINGS = {"mean": 1, "cls": 2, "rank": 4}
-# Hugging Face's names of a layer's parts, and llama.cpp's.
+# The parts of a layer: Hugging Face's names and llama.cpp's.
 _LAYER = {
     "attention.self.query": "attn_q",
     "attention.self.key": "attn_k",
@@ -45,7 +45,7 @@ _EMBEDDINGS = {
 
 @dataclass(frozen=True)
 class Bert:
-    """Weights by Hugging Face's names, and what else makes up a model."""
+    """Weights by Hugging Face's names, and the rest of a model."""
 
     weights: Weights
     words: list[str]
@@ -53,27 +53,27 @@ class Bert:
     heads: int
     epsilon: float = 1e-12
 
-    # ------------------------------------------------------------------------ where they come from
+    # Ways to get a model.
 
     @classmethod
     def random(
         cls, *, width: int = 128, layers: int = 2, heads: int = 4, context: int = 64, seed: int = 0
     ) -> Bert:
-        """A small one; its words are letters, alone and within a word, and some words."""
+        """Return a small model; its words are letters, alone and within a word, and some words."""
         words = [*SPECIALS, *string.ascii_lowercase, *string.punctuation, *string.digits]
         words += [f"##{letter}" for letter in string.ascii_lowercase + string.digits]
         words += ["the", "cat", "sat", "##ting", "hello", "world"]
         noise = np.random.default_rng(seed)
 
-        def some(*shape: int, scale: float = 0.1) -> npt.NDArray[np.float32]:
+        def random_values(*shape: int, scale: float = 0.1) -> npt.NDArray[np.float32]:
             return noise.normal(0, scale, shape).astype(np.float16).astype(np.float32)
 
-        found: Weights = {
-            "embeddings.word_embeddings.weight": some(len(words), width),
-            "embeddings.position_embeddings.weight": some(context, width),
-            "embeddings.token_type_embeddings.weight": some(2, width),
-            "classifier.weight": some(1, width),
-            "classifier.bias": some(1),
+        weights: Weights = {
+            "embeddings.word_embeddings.weight": random_values(len(words), width),
+            "embeddings.position_embeddings.weight": random_values(context, width),
+            "embeddings.token_type_embeddings.weight": random_values(2, width),
+            "classifier.weight": random_values(1, width),
+            "classifier.bias": random_values(1),
         }
         shapes = {"intermediate.dense": (4 * width, width), "output.dense": (width, 4 * width)}
         names = ["embeddings.LayerNorm"]
@@ -82,30 +82,30 @@ class Bert:
         for name in names:
             shape = shapes.get(name.split(".", 3)[-1], (width, width))
             norm = name.endswith("LayerNorm")
-            found[f"{name}.weight"] = some(width) + 1 if norm else some(*shape)
-            found[f"{name}.bias"] = some(width if norm else shape[0], scale=0.1)
-        return cls(found, words, layers, heads)
+            weights[f"{name}.weight"] = random_values(width) + 1 if norm else random_values(*shape)
+            weights[f"{name}.bias"] = random_values(width if norm else shape[0], scale=0.1)
+        return cls(weights, words, layers, heads)
 
     @classmethod
     def of_folder(cls, folder: Path) -> Bert:
-        """One of Hugging Face's."""
+        """Read one of Hugging Face's models."""
         config = json.loads((folder / "config.json").read_text())
         raw = (folder / "model.safetensors").read_bytes()
         size = int.from_bytes(raw[:8], "little")
         header, body = json.loads(raw[8 : 8 + size]), raw[8 + size :]
-        found: Weights = {}
-        for name, each in header.items():
-            if name != "__metadata__" and each["dtype"] == "F32":
-                data = np.frombuffer(body[slice(*each["data_offsets"])], np.float32)
-                found[name.removeprefix("bert.")] = data.reshape(each["shape"])
+        weights: Weights = {}
+        for name, entry in header.items():
+            if name != "__metadata__" and entry["dtype"] == "F32":
+                data = np.frombuffer(body[slice(*entry["data_offsets"])], np.float32)
+                weights[name.removeprefix("bert.")] = data.reshape(entry["shape"])
         words = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
         layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-        return cls(found, words, layers, heads, config["layer_norm_eps"])
+        return cls(weights, words, layers, heads, config["layer_norm_eps"])
 
-    # ------------------------------------------------------------------------ a file of it
+    # Writing it to a file.
 
     def write(self, file: Path, *, pooling: str = "mean") -> Path:
-        """As llama.cpp's converter does. A reranker ("rank") has the classifier, the others have none."""
+        """Write a file as llama.cpp's converter does. Only a reranker ("rank") has the classifier."""
         rows, width = self.weights["embeddings.position_embeddings.weight"].shape
         writer = GGUFWriter(file, "bert")
         writer.add_block_count(self.layers)
@@ -133,45 +133,45 @@ class Bert:
         return file
 
     def _write_words(self, writer: GGUFWriter) -> None:
-        """llama.cpp marks where a word begins, where BERT marks where it goes on."""
+        """Write the words: llama.cpp marks where a word begins, BERT where it continues."""
         marked = [
             word if word in SPECIALS or word.startswith("[unused") else f"▁{word}"
             for word in self.words
         ]
-        marked = [each.removeprefix("▁##") for each in marked]
+        marked = [piece.removeprefix("▁##") for piece in marked]
         writer.add_tokenizer_model("bert")
         writer.add_token_type_count(2)
         writer.add_token_list(marked)
         writer.add_token_types([3 if word in SPECIALS else 1 for word in self.words])
-        ids = [self.words.index(each) for each in SPECIALS]
+        ids = [self.words.index(word_piece) for word_piece in SPECIALS]
         writer.add_pad_token_id(ids[0])
         writer.add_unk_token_id(ids[1])
         writer.add_bos_token_id(ids[2])
         writer.add_sep_token_id(ids[3])
         writer.add_mask_token_id(ids[4])
 
-    # ------------------------------------------------------------------------ computed apart
+    # The computation in numpy.
 
     def tokens(self, text: str) -> list[int]:
-        """WordPiece, of ASCII in which every letter is a word."""
-        known = {word: at for at, word in enumerate(self.words)}
-        found = [known["[CLS]"]]
+        """Return the tokens of an ASCII text in which every letter is a word (WordPiece)."""
+        ids = {word: at for at, word in enumerate(self.words)}
+        tokens = [ids["[CLS]"]]
         for word in re.findall(rf"[{re.escape(string.punctuation)}]|[a-z0-9]+", text.lower()):
-            found += _pieces(word, known)
-        return [*found, known["[SEP]"]]
+            tokens += _pieces(word, ids)
+        return [*tokens, ids["[SEP]"]]
 
     def vector(self, tokens: list[int], pooling: str = "mean") -> npt.NDArray[np.float64]:
-        """Of length 1; of a reranker the score alone."""
+        """Return the embedding, of length 1; for a reranker the score."""
         rows = self._rows(tokens)
         if pooling == "rank":
             weight, bias = self._part("classifier")
             return np.asarray(rows[0] @ weight.T + bias)
-        found = rows.mean(axis=0) if pooling == "mean" else rows[0]
-        return np.asarray(found / np.linalg.norm(found))
+        pooled = rows.mean(axis=0) if pooling == "mean" else rows[0]
+        return np.asarray(pooled / np.linalg.norm(pooled))
 
     def _part(self, name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         weight, bias = (
-            self.weights[f"{name}.{each}"].astype(np.float64) for each in ("weight", "bias")
+            self.weights[f"{name}.{kind}"].astype(np.float64) for kind in ("weight", "bias")
         )
         return weight, bias
 
@@ -187,15 +187,15 @@ class Bert:
 
     def _rows(self, tokens: list[int]) -> npt.NDArray[np.float64]:
         words, places, kinds = (
-            self.weights[f"embeddings.{each}_embeddings.weight"].astype(np.float64)
-            for each in ("word", "position", "token_type")
+            self.weights[f"embeddings.{table}_embeddings.weight"].astype(np.float64)
+            for table in ("word", "position", "token_type")
         )
         rows = words[tokens] + places[: len(tokens)] + kinds[0]
         rows = self._norm(rows, "embeddings.LayerNorm")
         for layer in range(self.layers):
             at = f"encoder.layer.{layer}"
-            seen = self._dense(self._attention(rows, at), f"{at}.attention.output.dense")
-            rows = self._norm(rows + seen, f"{at}.attention.output.LayerNorm")
+            attended = self._dense(self._attention(rows, at), f"{at}.attention.output.dense")
+            rows = self._norm(rows + attended, f"{at}.attention.output.LayerNorm")
             wide = _gelu(self._dense(rows, f"{at}.intermediate.dense"))
             rows = self._norm(
                 rows + self._dense(wide, f"{at}.output.dense"), f"{at}.output.LayerNorm"
@@ -205,10 +205,10 @@ class Bert:
     def _attention(self, rows: npt.NDArray[np.float64], at: str) -> npt.NDArray[np.float64]:
         count, width = rows.shape
         query, key, value = (
-            self._dense(rows, f"{at}.attention.self.{each}")
+            self._dense(rows, f"{at}.attention.self.{projection}")
             .reshape(count, self.heads, -1)
             .transpose(1, 0, 2)
-            for each in ("query", "key", "value")
+            for projection in ("query", "key", "value")
         )
         scores = query @ key.transpose(0, 2, 1) / math.sqrt(width / self.heads)
         shares = np.exp(scores - scores.max(axis=-1, keepdims=True))
@@ -220,26 +220,26 @@ def _gelu(rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.asarray(rows * 0.5 * (1 + np.vectorize(math.erf)(rows / math.sqrt(2))))
 
 
-def _pieces(word: str, known: dict[str, int]) -> list[int]:
-    """The longest beginnings that are known."""
-    found: list[int] = []
+def _pieces(word: str, ids: dict[str, int]) -> list[int]:
+    """Split a word into the longest known beginnings."""
+    pieces: list[int] = []
     while word:
-        mark = "##" if found else ""
-        size = next((n for n in range(len(word), 0, -1) if mark + word[:n] in known), 0)
+        mark = "##" if pieces else ""
+        size = next((n for n in range(len(word), 0, -1) if mark + word[:n] in ids), 0)
         if not size:
-            return [known["[UNK]"]]
-        found.append(known[mark + word[:size]])
+            return [ids["[UNK]"]]
+        pieces.append(ids[mark + word[:size]])
         word = word[size:]
-    return found
+    return pieces
 
 
 def _own_name(name: str) -> str:
-    """llama.cpp's name of a tensor; nothing of what it has no use for."""
+    """Return llama.cpp's name of a tensor, or "" if it does not use it."""
     if name in _EMBEDDINGS:
         return _EMBEDDINGS[name]
-    found = re.fullmatch(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)", name)
-    part = _LAYER.get(found[2]) if found else None
-    return f"blk.{found[1]}.{part}.{found[3]}" if found and part else ""
+    match = re.fullmatch(r"encoder\.layer\.(\d+)\.(.+)\.(weight|bias)", name)
+    part = _LAYER.get(match[2]) if match else None
+    return f"blk.{match[1]}.{part}.{match[3]}" if match and part else ""
 
 
 if __name__ == "__main__":

@@ -89,8 +89,8 @@ class FakeWorker:
                 case frames.Tokenize():
                     data = frame.text.encode()
                     pieces = [bytes([byte]) for byte in data]
-                    found = {"pieces": pieces} if frame.pieces else {}
-                    self.send(frames.Reply(frame.id, {"tokens": list(data), **found}))
+                    extra = {"pieces": pieces} if frame.pieces else {}
+                    self.send(frames.Reply(frame.id, {"tokens": list(data), **extra}))
                 case frames.Detokenize():
                     text = bytes(token % 256 for token in frame.tokens).decode("utf-8", "replace")
                     self.send(frames.Reply(frame.id, {"content": text}))
@@ -106,7 +106,7 @@ class FakeWorker:
         os._exit(0)
 
     def alone(self, file: str, pair: str) -> None:
-        self.held = open(f"{file}.{pair}", "w")  # noqa: PTH123, SIM115 - the system gives it free when we end
+        self.held = open(f"{file}.{pair}", "w")  # noqa: PTH123, SIM115 - the system closes it at the end
         print(os.getpid(), file=self.held, flush=True)
         try:
             fcntl.flock(self.held, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,38 +157,38 @@ class FakeWorker:
             die(argument)
         self.send(frames.Preparing(frame.id, begins=False))
         time.sleep(self.options.first_delay)
-        count = long(words) if command == "read" else len(prompt.split())
+        count = prompt_tokens(words) if command == "read" else len(prompt.split())
         reading = frames.PromptCost(0.01)
         self.send(frames.Started(frame.id, count, cached_tokens=1, reading=reading))
         if self.options.always or (self.options.first_decode and not self.safe):
             die(self.options.always or self.options.first_decode)
-        sent = written = 0
+        piece_count = offset = 0
         reason = "stop"
         for piece in self.pieces(frame, command, argument, prompt):
             if frame.id in self.cancelled:
                 reason = "cancelled"
                 break
-            if frame.max_tokens is not None and sent >= frame.max_tokens:
+            if frame.max_tokens is not None and piece_count >= frame.max_tokens:
                 reason = "length"
                 break
             logprobs = []
             if frame.top_logprobs is not None:
                 raw = piece.encode()
                 top = [(7, raw, -0.5), (8, b"\xff", -1.5)][: frame.top_logprobs]
-                logprobs = [frames.TokenLogprob(7, raw, -0.5, top, written)]
-            written += len(piece)
-            sent += 1
-            delta = frames.Delta(frame.id, piece, logprobs, tokens=sent)
+                logprobs = [frames.TokenLogprob(7, raw, -0.5, top, offset)]
+            offset += len(piece)
+            piece_count += 1
+            delta = frames.Delta(frame.id, piece, logprobs, tokens=piece_count)
             delta.ids = [7] if frame.return_tokens else []
-            delta.timings = frames.Timings(predicted_n=sent) if frame.timings else None
+            delta.timings = frames.Timings(predicted_n=piece_count) if frame.timings else None
             self.send(delta)
         spent = (time.monotonic() - started) * 1000
         timings = frames.Timings(
             prompt_n=len(words),
             prompt_ms=1.0,
-            predicted_n=sent,
+            predicted_n=piece_count,
             predicted_ms=spent,
-            predicted_per_second=1000 * sent / max(spent, 0.001),
+            predicted_per_second=1000 * piece_count / max(spent, 0.001),
             draft_n=4,
             draft_n_accepted=3,
         )
@@ -204,10 +204,10 @@ class FakeWorker:
             predicted_accepted=2 if frame.speculative.prediction else 0,
         )
         self.active.discard(frame.id)
-        done = frames.Done(frame.id, reason, len(words), sent, timings, speculation)
+        ending = frames.Done(frame.id, reason, len(words), piece_count, timings, speculation)
         if command == "full":
-            done.finish_reason, done.truncated = "length", True
-        self.send(done)
+            ending.finish_reason, ending.truncated = "length", True
+        self.send(ending)
 
     def pieces(
         self, frame: frames.Generate, command: str, argument: str, prompt: str
@@ -234,9 +234,9 @@ class FakeWorker:
                 passes = int(argument)
                 for number in range(1, passes + 1):
                     time.sleep(0.05)
-                    read = long(prompt.split()) * number // passes
+                    read_count = prompt_tokens(prompt.split()) * number // passes
                     if frame.progress or number < passes:
-                        self.send(frames.Reading(frame.id, read, 50.0 * number))
+                        self.send(frames.Reading(frame.id, read_count, 50.0 * number))
                 yield "read"
             case "flood":
                 yield from ["x" * 65_536] * 160
@@ -294,7 +294,7 @@ def text_of(prompt: frames.Prompt) -> str:
             return f"say {prompt.prefix}|{prompt.suffix}"
 
 
-def long(words: list[str]) -> int:
+def prompt_tokens(words: list[str]) -> int:
     return int(words[2]) if len(words) > 2 else 100
 
 

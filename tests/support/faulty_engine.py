@@ -1,7 +1,7 @@
 """The engine, with a fault at one point of its life: `python faulty_engine.py FILE --fd N`.
 
-While FILE exists and holds "POINT HOW", the process ends (or stops) so at that point, and takes the file
-away before: the next engine is well. With a third word, "always", the file stays.
+While FILE exists and contains "POINT HOW", the process ends (or stops) in that way at that point. It removes
+the file first, so that the next engine works. With a third word, "always", the file stays.
 """
 
 from __future__ import annotations
@@ -28,37 +28,37 @@ FILE = Path(sys.argv.pop(1))
 
 
 def fault(point: str) -> None:
-    """End here, if that is what FILE says."""
+    """End the process here, if FILE says so."""
     try:
-        asked, how, *always = FILE.read_text().split()
+        chosen_point, action, *always = FILE.read_text().split()
     except (OSError, ValueError):
         return
-    if asked != point:
+    if chosen_point != point:
         return
     if not always:
         FILE.unlink(missing_ok=True)
-    if how == "exit":
+    if action == "exit":
         os._exit(7)
-    os.kill(os.getpid(), signal.Signals[how])
-    signal.pause()  # a signal may take its time to arrive; a stopped process goes on here
+    os.kill(os.getpid(), signal.Signals[action])
+    signal.pause()  # a signal may arrive late; a stopped process continues here
 
 
-def before(place: Any, name: str, point: str | Callable[..., str]) -> None:
-    """Let a function, looked up as `place.name`, begin with a fault."""
+def fault_before(place: Any, name: str, point: str | Callable[..., str]) -> None:
+    """Make a function, looked up as `place.name`, begin with a fault."""
     real = getattr(place, name)
 
-    def wrapped(*arguments: Any, **more: Any) -> Any:
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
         fault(point if isinstance(point, str) else point(*arguments))
-        return real(*arguments, **more)
+        return real(*arguments, **keywords)
 
     setattr(place, name, wrapped)
 
 
-def after(place: Any, name: str, point: str) -> None:
+def fault_after(place: Any, name: str, point: str) -> None:
     real = getattr(place, name)
 
-    def wrapped(*arguments: Any, **more: Any) -> Any:
-        result = real(*arguments, **more)
+    def wrapped(*arguments: Any, **keywords: Any) -> Any:
+        result = real(*arguments, **keywords)
         fault(point)
         return result
 
@@ -77,35 +77,35 @@ serving: list[bool] = []
 
 
 def decode(_: Any, batch: Any) -> str:
-    """Which pass this is: one that measures, a prompt's, or one that writes."""
+    """Return which pass this is: one that measures, one of a prompt, or one that generates."""
     if not serving:
         return "load-measure"
     if batch.n_tokens > 40:
         return "read-prompt"
-    time.sleep(0.002)  # or who is to be there when a fault comes would have its text before
+    time.sleep(0.002)  # otherwise the text would be complete before the fault comes
     return "write"
 
 
-before(llama, "initialise", "start")
-before(llama_cpp, "llama_model_load_from_file", model)
-before(llama_cpp, "llama_init_from_model", "load-context")
-before(llama_cpp, "llama_decode", decode)
-before(pair.LoadedPair, "info", "load-last")
-after(pair.LoadedPair, "info", "loaded")
-before(llama_cpp, "llama_tokenize", lambda *_: "tokenize" if serving else "load-tokenize")
-before(DraftModel, "propose", "draft")
-before(Sampler, "adjusted", "sample")
-before(sessions.SessionStore, "_write", "save")
-before(pair.LoadedPair, "close", "close")
-after(pair.LoadedPair, "close", "closed")
-submit = Engine.__init__
+fault_before(llama, "initialise", "start")
+fault_before(llama_cpp, "llama_model_load_from_file", model)
+fault_before(llama_cpp, "llama_init_from_model", "load-context")
+fault_before(llama_cpp, "llama_decode", decode)
+fault_before(pair.LoadedPair, "info", "load-last")
+fault_after(pair.LoadedPair, "info", "loaded")
+fault_before(llama_cpp, "llama_tokenize", lambda *_: "tokenize" if serving else "load-tokenize")
+fault_before(DraftModel, "propose", "draft")
+fault_before(Sampler, "adjusted", "sample")
+fault_before(sessions.SessionStore, "_write", "save")
+fault_before(pair.LoadedPair, "close", "close")
+fault_after(pair.LoadedPair, "close", "closed")
+original_init = Engine.__init__
 
 
-def made(*arguments: Any, **more: Any) -> None:
-    submit(*arguments, **more)
+def start_engine(*arguments: Any, **keywords: Any) -> None:
+    original_init(*arguments, **keywords)
     serving.append(True)
 
 
-Engine.__init__ = made  # type: ignore[method-assign]
+Engine.__init__ = start_engine  # type: ignore[method-assign]
 fault("begin")
 main()

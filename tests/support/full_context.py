@@ -1,7 +1,7 @@
-"""A context filled to its last cell, in a process of its own: what was planned, and what it took.
+"""Fill a context to its last cell in a process of its own, and compare the planned memory with that used.
 
-`python full_context.py TARGET KV_TYPE [TOKENS]` prints three sizes in bytes: of the cache and buffers that
-were planned, and by how much this process grew until the load was over and until the context was full.
+`python full_context.py TARGET KV_TYPE [TOKENS]` prints three sizes in bytes: the planned cache and buffers,
+and the growth of this process until the load was over and until the context was full.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.registry.header.fit import FreeMemory
 
 
-def held() -> int:
-    """Bytes of this process that are no file's."""
-    found = re.search(r"^RssAnon:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found
-    return int(found[1]) << 10
+def used_memory() -> int:
+    """Return the bytes of this process that belong to no file."""
+    match = re.search(r"^RssAnon:\s*(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match
+    return int(match[1]) << 10
 
 
-def read(context: Context, batch: Batch, sequence: int, first: int, count: int) -> None:
-    """`count` tokens more, in passes as wide as they are planned to be."""
+def prefill(context: Context, batch: Batch, sequence: int, first: int, count: int) -> None:
+    """Decode `count` more tokens, in passes of the planned width."""
     for start in range(first, first + count, batch.capacity):
         batch.clear()
         for at in range(start, min(start + batch.capacity, first + count)):
@@ -40,19 +40,25 @@ def main(target: str, kv_type: str, tokens: int) -> None:
     planned = eviction.plan_load(PairFiles("p", target), settings, FreeMemory(1 << 40), "cpu")
     assert planned.plan is not None
     initialise()
-    before = held()
+    memory_before = used_memory()
     pair = load_pair(planned.pair, planned.settings, lambda *_: None)
-    loaded = held() - before
+    loaded = used_memory() - memory_before
     context, batch = pair.shared.context, Batch(settings.n_batch)
-    # What one sequence has read is given to the others: reading all of it would take minutes.
-    each = (context.n_ctx - batch.capacity) // settings.parallel
-    read(context, batch, 0, 0, each)
+    # The state of one sequence is copied to the others, since prefilling all of them would take minutes.
+    tokens_per_sequence = (context.n_ctx - batch.capacity) // settings.parallel
+    prefill(context, batch, 0, 0, tokens_per_sequence)
     state = context.save(0)
     for sequence in range(1, settings.parallel):
         context.restore(sequence, state)
-    read(context, batch, 0, each, context.n_ctx - settings.parallel * each)
+    prefill(
+        context,
+        batch,
+        0,
+        tokens_per_sequence,
+        context.n_ctx - settings.parallel * tokens_per_sequence,
+    )
     need = planned.plan.target
-    print(need.cache + need.compute, loaded, held() - before)
+    print(need.cache + need.compute, loaded, used_memory() - memory_before)
     pair.close()
 
 

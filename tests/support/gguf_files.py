@@ -1,7 +1,7 @@
 """GGUF files of a few kilobytes, written in a millisecond, and ways to break them.
 
-A file is a description first (`Gguf`), so that a test changes one value and writes it; bytes come
-out of `data`. Weights are noise: nothing here is meant to be decoded.
+A file is first a description (`Gguf`), so that a test changes one value and writes it; `data` returns its
+bytes. Weights are noise: nothing here is meant to be decoded.
 """
 
 from __future__ import annotations
@@ -32,37 +32,37 @@ class Gguf:
     version: int = 3
 
     def put(self, key: str, kind: int, value: object) -> Gguf:
-        """A copy with one value changed."""
+        """Return a copy with one value changed."""
         changed = copy.deepcopy(self)
         changed.metadata[key] = (kind, value)
         return changed
 
     def drop(self, key: str) -> Gguf:
-        """A copy without a key, or without a tensor of that name."""
+        """Return a copy without a key, or without a tensor of that name."""
         changed = copy.deepcopy(self)
         changed.metadata.pop(key, None)
         changed.tensors = [row for row in changed.tensors if row[0] != key]
         return changed
 
     def array(self, key: str) -> list[Any]:
-        """The values of an array."""
-        found: Any = self.metadata[key][1]
-        return list(found[1])
+        """Return the values of an array."""
+        entry: Any = self.metadata[key][1]
+        return list(entry[1])
 
     def token(self, index: int, text: str) -> Gguf:
-        """A copy in which one token reads otherwise."""
+        """Return a copy in which one token has another text."""
         tokens = self.array("tokenizer.ggml.tokens")
         tokens[index] = text
         return self.put("tokenizer.ggml.tokens", ARRAY, (STRING, tokens))
 
     def type(self, index: int, kind: int) -> Gguf:
-        """A copy in which one token is of another type."""
+        """Return a copy in which one token has another type."""
         types = self.array("tokenizer.ggml.token_type")
         types[index] = kind
         return self.put("tokenizer.ggml.token_type", ARRAY, (I32, types))
 
     def header(self) -> bytes:
-        """Everything before the weights, padded."""
+        """Return everything before the weights, padded."""
         out = [b"GGUF", struct.pack("<IQQ", self.version, len(self.tensors), len(self.metadata))]
         for key, (kind, value) in self.metadata.items():
             out += [_string(key), struct.pack("<I", kind), _value(kind, value)]
@@ -75,7 +75,7 @@ class Gguf:
         return head + b"\0" * (_padded(len(head)) - len(head))
 
     def data(self) -> bytes:
-        """The whole file."""
+        """Return the complete file."""
         noise = random.Random(self.seed)
         body = bytearray()
         for _, shape, kind in self.tensors:
@@ -101,7 +101,7 @@ def model(
     filler: int = 0,
     seed: int = 0,
 ) -> Gguf:
-    """A small complete model; `filler` adds that many bytes of noise as one more tensor."""
+    """Return a small complete model; `filler` adds that many bytes of noise as one more tensor."""
     metadata = _tokenizer(tokens) | {
         "general.architecture": (STRING, architecture),
         "general.name": (STRING, f"test {seed}"),
@@ -132,87 +132,87 @@ def model(
     return Gguf(metadata, tensors, seed)
 
 
-def shards(whole: Gguf, count: int, stem: str) -> dict[str, bytes]:
-    """The same model in `count` files, named as llama.cpp names them."""
+def shards(complete: Gguf, count: int, stem: str) -> dict[str, bytes]:
+    """Return the same model in `count` files, named as llama.cpp names them."""
     files = {}
     for index in range(count):
-        part = copy.deepcopy(whole)
-        part.tensors = whole.tensors[index::count]
+        part = copy.deepcopy(complete)
+        part.tensors = complete.tensors[index::count]
         if index:
             part.metadata = {}
         part.metadata |= {
             "split.no": (2, index),
             "split.count": (2, count),
-            "split.tensors.count": (I32, len(whole.tensors)),
+            "split.tensors.count": (I32, len(complete.tensors)),
         }
         files[f"{stem}-{index + 1:05d}-of-{count:05d}.gguf"] = part.data()
     return files
 
 
 def mutants(data: bytes, header: int, count: int, seed: int = 0) -> list[bytes]:
-    """`count` files with their header damaged: bits, bytes, numbers, cuts, insertions."""
-    dice = random.Random(seed)
+    """Return `count` files with a damaged header: bits, bytes, numbers, cuts, insertions."""
+    rng = random.Random(seed)
     huge = [0, 1, 0x7F, 0xFF, 2**31, 2**32 - 1, 2**60, 2**63, 2**64 - 1]
-    made = []
+    results = []
     for _ in range(count):
         copy_ = bytearray(data)
-        for _ in range(dice.randint(1, 4)):
-            at = dice.randrange(header)
-            kind = dice.randrange(5)
+        for _ in range(rng.randint(1, 4)):
+            index = rng.randrange(header)
+            kind = rng.randrange(5)
             if kind == 0:
-                copy_[at] ^= 1 << dice.randrange(8)
+                copy_[index] ^= 1 << rng.randrange(8)
             elif kind == 1:
-                copy_[at] = dice.randrange(256)
+                copy_[index] = rng.randrange(256)
             elif kind == 2:
-                copy_[at : at + 8] = struct.pack("<Q", dice.choice(huge))
+                copy_[index : index + 8] = struct.pack("<Q", rng.choice(huge))
             elif kind == 3:
-                copy_[at : at + 4] = struct.pack("<I", dice.choice(huge) & 0xFFFFFFFF)
+                copy_[index : index + 4] = struct.pack("<I", rng.choice(huge) & 0xFFFFFFFF)
             else:
-                del copy_[at : at + dice.randint(1, 16)]
-        if dice.random() < 0.1:
-            del copy_[dice.randrange(len(copy_)) :]
-        made.append(bytes(copy_))
-    return made
+                del copy_[index : index + rng.randint(1, 16)]
+        if rng.random() < 0.1:
+            del copy_[rng.randrange(len(copy_)) :]
+        results.append(bytes(copy_))
+    return results
 
 
 def with_text(data: bytes, key: str, text: str) -> bytes:
-    """A whole file, of any size, in which the text under `key` is another one."""
+    """Return the bytes of a file, of any size, with another text under `key`."""
     at = data.index(_string(key) + struct.pack("<I", STRING)) + 12 + len(key.encode())
     (length,) = struct.unpack_from("<Q", data, at)
     return _spliced(data, at, at + 8 + length, _string(text))
 
 
 def with_key(data: bytes, key: str, kind: int, value: object) -> bytes:
-    """A whole file, of any size, that states one thing more."""
+    """Return the bytes of a file, of any size, with one more key."""
     (count,) = struct.unpack_from("<Q", data, 16)
     added = _string(key) + struct.pack("<I", kind) + _value(kind, value)
     return _spliced(data, 16, 24, struct.pack("<Q", count + 1) + added)
 
 
 def with_keys(data: bytes, metadata: dict[str, tuple[int, object]]) -> bytes:
-    """As `with_key` for several: key → (value type, value)."""
+    """Do as `with_key` does for several keys: key → (value type, value)."""
     for key, (kind, value) in metadata.items():
         data = with_key(data, key, kind, value)
     return data
 
 
 def _spliced(data: bytes, start: int, stop: int, new: bytes) -> bytes:
-    """`data` with other bytes in its header; the weights go on where they must."""
+    """Return `data` with other bytes in its header; the weights move to where they must be."""
     header = read_header(_Bytes(data))
     if not header.tensors:
         return data[:start] + new + data[stop:]
-    # Where the tensors' names end, and the padding begins, is known to none but the last row.
-    last = header.tensors[-1]
-    row = data.rindex(_string(last.name), 0, header.data_offset)
-    end = row + len(_string(last.name)) + 4 + 8 * len(last.shape) + 12
+    # Only the last row shows where the list of tensors ends and the padding begins.
+    last_tensor = header.tensors[-1]
+    row = data.rindex(_string(last_tensor.name), 0, header.data_offset)
+    end = row + len(_string(last_tensor.name)) + 4 + 8 * len(last_tensor.shape) + 12
     head = data[:start] + new + data[stop:end]
     return head + b"\0" * (_padded(len(head)) - len(head)) + data[header.data_offset :]
 
 
 def relabelled(source: Path, pre_tokenizer: str, target: Path) -> Path:
-    """A copy of a model whose text is cut into words as another kind of model does it.
+    """Write a copy of a model that declares another pre-tokenizer.
 
-    Its tokens stay: the answers are other ones, and as good a test of everything but their sense.
+    Its tokens stay. The answers differ, and test everything but their sense just as well.
     """
     target.write_bytes(with_text(source.read_bytes(), "tokenizer.ggml.pre", pre_tokenizer))
     return target

@@ -21,19 +21,19 @@ from tests.support.pairs import N_VOCAB, rescale
 Target = Architecture | Literal["gemma4"]
 
 
-def _with_sidecar(folder: Path, acceptance: float, **more: Any) -> PairFiles:
-    made = (folder / "target.gguf").exists()
+def _with_sidecar(folder: Path, acceptance: float, **options: Any) -> PairFiles:
+    exists = (folder / "target.gguf").exists()
     files = folder / "target.gguf", folder / "mtp-target.gguf"
-    if not made:
-        write_with_sidecar(folder, acceptance=acceptance, **more)
-        if more:
+    if not exists:
+        write_with_sidecar(folder, acceptance=acceptance, **options)
+        if options:
             for file, factor in zip(files, (7e5, 6e4), strict=True):
                 rescale(file, {"post_attention_norm": factor, "post_ffw_norm": factor})
     return PairFiles(folder.name, str(files[0]), str(files[1]))
 
 
 def cycle_heads(folder: Path, acceptance: float, architecture: Target) -> PairFiles:
-    """A target that follows `expected` of tests.support.pairs; so many of its drafts are right."""
+    """Return a target that follows `expected` of tests.support.pairs, and whose drafts are partly right."""
     if architecture == "gemma4":
         return _with_sidecar(folder / f"gemma4-{acceptance}", acceptance)
     folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def cycle_heads(folder: Path, acceptance: float, architecture: Target) -> PairFi
 
 
 def contextual_heads(folder: Path, architecture: Target = "glm4moe") -> PairFiles:
-    """One whose next token, and whose heads' draft, depend on every token before."""
+    """Return a target whose next token, and whose heads' draft, depend on all earlier tokens."""
     if architecture == "gemma4":
         return _with_sidecar(folder / "gemma4-contextual", 0.9, listens=0.8, window=32)
     folder.mkdir(parents=True, exist_ok=True)
@@ -68,11 +68,11 @@ def tensors(path: Path) -> dict[str, Numbers]:
 def sidecar_logits(
     files: PairFiles, rounding: Callable[[Numbers], Numbers] = lambda numbers: numbers
 ) -> Numbers:
-    """Return what the sidecar of `cycle_heads` gives after each token, (n_vocab, n_vocab), from its files.
+    """Return the logits of the sidecar of `cycle_heads` after each token, (n_vocab, n_vocab).
 
     Its blocks add nothing and it does not listen to the target's states, so that this is the target's
-    embedding of the token alone, projected and compared with the sidecar's own. rounding: of both sides of
-    each product.
+    embedding of the token alone, projected and compared with the sidecar's own. rounding: is applied to
+    both sides of each product.
     """
     assert files.draft is not None
     embedding = tensors(Path(files.target))["token_embd.weight"]
@@ -86,18 +86,19 @@ def sidecar_logits(
 
 
 def right_drafts(first: int, count: int, depth: int, acceptance: float) -> tuple[int, int]:
-    """(drafted, accepted) where `count` tokens follow a prompt of `first` and each round drafts `depth`, or
-    as many as may still be needed.
+    """Return (drafted, accepted) for `count` tokens after a prompt of `first`.
+
+    Each round drafts `depth` tokens, or as many as may still be needed.
     """
     cycle = target_cycle(N_VOCAB)
     guess = draft_cycle(cycle, acceptance)
-    token, written = first, 0
+    token, generated = first, 0
     drafted = accepted = 0
-    while written < count:
-        asked = min(depth, count - written - 1)
-        kept = 0
-        while kept < asked and guess[token] == cycle[token]:
-            token, kept = int(cycle[token]), kept + 1
-        drafted, accepted = drafted + asked, accepted + kept
-        token, written = int(cycle[token]), written + kept + 1
+    while generated < count:
+        draft_count = min(depth, count - generated - 1)
+        matched = 0
+        while matched < draft_count and guess[token] == cycle[token]:
+            token, matched = int(cycle[token]), matched + 1
+        drafted, accepted = drafted + draft_count, accepted + matched
+        token, generated = int(cycle[token]), generated + matched + 1
     return drafted, accepted

@@ -1,9 +1,9 @@
 """A hub on loopback for the real huggingface_hub client: metadata, redirects, ranges, and faults.
 
-It speaks what huggingface_hub 2.4.0 asks for: /api/models/OWNER/NAME/tree/REVISION in pages, and
+It implements what huggingface_hub 2.4.0 requests: /api/models/OWNER/NAME/tree/REVISION in pages, and
 HEAD and GET of /OWNER/NAME/resolve/REVISION/FILE, with X-Repo-Commit, X-Linked-ETag, X-Linked-Size
 and a redirect to another host (`localhost`, not `127.0.0.1`, as the hub redirects to its storage)
-that serves ranges. Everything it does is counted; `Faults` say what it does wrong, per file.
+that serves ranges. It counts everything that it does; `Faults` are its errors, per file.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ _PIECE = 64 << 10
 
 @dataclass
 class Faults:
-    """What goes wrong with one file. Counts are used up, so that a retry succeeds."""
+    """The faults of one file. Counts are used up, so that a retry succeeds."""
 
-    close_after: list[int] = field(default_factory=list)  # bytes per answer before the line breaks
+    # Bytes per answer before the connection breaks.
+    close_after: list[int] = field(default_factory=list)
     stall_after: list[int] = field(default_factory=list)  # bytes per answer before silence
     statuses: list[tuple[int, str]] = field(default_factory=list)  # (status, Retry-After) to GETs
     head_statuses: list[tuple[int, str]] = field(default_factory=list)
@@ -41,24 +42,24 @@ class Faults:
     portal: bool = False  # a web page for everything
     portal_on_get: bool = False
     gated: bool = False  # a token is needed
-    change_after: int = 0  # after so many GETs the file is another one
+    change_after: int = 0  # after this many GETs the content changes
     direct: bool = False  # no redirect
-    packed: str = ""  # Content-Encoding of the content, which is then packed: gzip, deflate, br
-    unmarked: int = 0  # so many more GETs are answered without regard to their range
+    packed: str = ""  # Content-Encoding of the compressed content: gzip, deflate, br
+    unmarked: int = 0  # this many more GETs are answered without regard to their range
     answer: tuple[int, str] | None = None  # (status, X-Error-Code) to everything
-    moved_to: str = ""  # this endpoint has it now; nothing else is said
+    moved_to: str = ""  # every request is redirected to this endpoint
 
 
 @dataclass
 class Request:
-    """One request as it came."""
+    """One request as it was received."""
 
     method: str
     path: str
     range: str
     to_storage: bool
     host: str = ""
-    authorization: str = ""  # the header as it came
+    authorization: str = ""  # the header as received
 
     @property
     def authorized(self) -> bool:
@@ -80,7 +81,7 @@ class TestHub:
     __test__ = False  # not a test class
 
     def __init__(self, certificate: Path | None = None) -> None:
-        """`certificate`: a PEM file with its key, to speak HTTPS."""
+        """Create a hub; `certificate` is a PEM file with its key, to speak HTTPS."""
         self.files: dict[tuple[str, str], _File] = {}
         self.requests: list[Request] = []
         self.sent = 0
@@ -109,7 +110,7 @@ class TestHub:
 
     @rate.setter
     def rate(self, rate: float) -> None:
-        """Whoever is held back by the old one goes on by the new one at once."""
+        """Set the limit; answers in progress continue with the new rate at once."""
         with self._lock:
             self._rate, self._due = rate, 0.0
             self._lock.notify_all()
@@ -121,21 +122,23 @@ class TestHub:
         return entry.faults
 
     def replace(self, repo: str, file: str, data: bytes) -> None:
-        """A new commit with other content."""
+        """Make a new commit with other content."""
         entry = self.files[repo, file]
         entry.data, entry.sha256 = data, hashlib.sha256(data).hexdigest()
         entry.commit = hashlib.sha1(data).hexdigest()
 
     def gets(self) -> list[Request]:
-        """GETs of file content."""
-        return [each for each in self.requests if each.method == "GET" and each.to_storage]
+        """Return the GETs of file content."""
+        return [
+            request for request in self.requests if request.method == "GET" and request.to_storage
+        ]
 
-    def count(self, sent: int) -> None:
+    def count(self, size: int) -> None:
         with self._lock:
-            self.sent += sent
+            self.sent += size
             if not (rate := self._rate):
                 return
-            due = self._due = max(self._due, time.monotonic() - 0.05) + sent / rate
+            due = self._due = max(self._due, time.monotonic() - 0.05) + size / rate
             self._lock.wait_for(lambda: self._rate != rate, due - time.monotonic())
 
     @contextmanager
@@ -164,13 +167,13 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def get_request(self) -> tuple[socket.socket, object]:
-        """A small send buffer: `sent` should count what went out, not what waits to."""
+        """Use a small send buffer, so that `TestHub.sent` counts only bytes that have left."""
         connection, address = super().get_request()
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _PIECE)
         return connection, address
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that was killed is no news here."""
+        """Ignore a client that was killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -178,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_HEAD(self) -> None:
         self._serve()
@@ -188,7 +191,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         hub, path = self.server.hub, unquote(self.path.split("?")[0])
-        if path.startswith("http://"):  # asked as a proxy
+        if path.startswith("http://"):  # a request to a proxy
             path = "/" + path.split("/", 3)[3]
         to_storage = self.headers.get("Host", "").startswith("localhost")
         authorization = self.headers.get("Authorization", "")
@@ -207,10 +210,10 @@ class _Handler(BaseHTTPRequestHandler):
         if listed:
             self._list(listed[1])
             return
-        found = re.fullmatch(r"/(?:storage/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
-        entry = hub.files.get((found[1], found[3])) if found else None
+        match = re.fullmatch(r"/(?:storage/)?([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
+        entry = hub.files.get((match[1], match[3])) if match else None
         if entry is None:
-            self._plain(404, {"X-Error-Code": "EntryNotFound" if found else "RepoNotFound"})
+            self._plain(404, {"X-Error-Code": "EntryNotFound" if match else "RepoNotFound"})
         elif entry.faults.portal:
             self._page()
         elif entry.faults.moved_to:
@@ -221,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._resolve(entry, path, authorization)
 
     def _list(self, repo: str) -> None:
-        """A page of the repository's files, and where the next one is."""
+        """Send a page of the repository's files, and the address of the next page."""
         hub = self.server.hub
         if hub.list_statuses:
             self._status(hub.list_statuses.pop(0))
@@ -251,15 +254,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         if start + hub.page < len(files):
             path = self.path.split("?")[0]
-            after = f"{hub.endpoint}{path}?recursive=true&cursor={start + hub.page}"
-            self.send_header("Link", f'<{after}>; rel="next"')
+            next_page = f"{hub.endpoint}{path}?recursive=true&cursor={start + hub.page}"
+            self.send_header("Link", f'<{next_page}>; rel="next"')
         self.send_header("Content-Type", "application/json; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def _resolve(self, entry: _File, path: str, authorization: str) -> None:
-        """The hub's part: metadata and the way to the storage."""
+        """Answer as the hub: with metadata and the address at the storage."""
         hub, faults = self.server.hub, entry.faults
         if faults.answer:
             status, code = faults.answer
@@ -287,11 +290,11 @@ class _Handler(BaseHTTPRequestHandler):
         if faults.direct:
             self._content(entry, headers)
         else:
-            where = f"{hub.storage}/storage{path}?signature=abc"
-            self._plain(302, headers | {"Location": where})
+            location = f"{hub.storage}/storage{path}?signature=abc"
+            self._plain(302, headers | {"Location": location})
 
     def _content(self, entry: _File, extra: dict[str, str] | None = None) -> None:
-        """The storage's part: bytes."""
+        """Answer as the storage: with bytes."""
         faults, data = entry.faults, entry.data
         if self.command == "GET" and faults.statuses:
             self._status(faults.statuses.pop(0))
@@ -300,16 +303,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._page()
             return
         start, end, status = 0, len(data), 200
-        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        range_match = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         if faults.packed and self.command == "GET":
-            self._packed(entry, faults.packed, ranged=bool(asked) and not faults.ignore_range)
+            self._packed(entry, faults.packed, ranged=bool(range_match) and not faults.ignore_range)
             return
         if faults.unmarked and self.command == "GET":
             faults.unmarked -= 1
-            asked = None
-        if asked and not faults.ignore_range:
-            start = int(asked[1])
-            end = min(end, int(asked[2]) + 1) if asked[2] else end
+            range_match = None
+        if range_match and not faults.ignore_range:
+            start = int(range_match[1])
+            end = min(end, int(range_match[2]) + 1) if range_match[2] else end
             status = 206
         self.send_response(status)
         for key, value in (extra or {"ETag": '"storage"'}).items():
@@ -322,11 +325,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self._send(entry, start, end)
 
-    def _packed(self, entry: _File, how: str, *, ranged: bool) -> None:
-        """As a mirror does that packs whatever it passes on."""
-        body = gzip.compress(entry.data) if how == "gzip" else zlib.compress(entry.data)
+    def _packed(self, entry: _File, encoding: str, *, ranged: bool) -> None:
+        """Answer as a mirror does that compresses everything."""
+        body = gzip.compress(entry.data) if encoding == "gzip" else zlib.compress(entry.data)
         self.send_response(206 if ranged else 200)
-        self.send_header("Content-Encoding", how)
+        self.send_header("Content-Encoding", encoding)
         if ranged:
             size = len(entry.data)
             self.send_header("Content-Range", f"bytes 0-{size - 1}/{size}")
@@ -339,13 +342,13 @@ class _Handler(BaseHTTPRequestHandler):
         faults, hub = entry.faults, self.server.hub
         close = faults.close_after.pop(0) if faults.close_after else None
         stall = faults.stall_after.pop(0) if faults.stall_after else None
-        limit = min(each for each in (close, stall, end - start) if each is not None)
+        limit = min(bound for bound in (close, stall, end - start) if bound is not None)
         middle = len(entry.data) - 100
-        for at in range(start, start + limit, _PIECE):
-            piece = entry.data[at : min(at + _PIECE, start + limit)]
-            if faults.corrupt and at <= middle < at + len(piece):
-                where = middle - at
-                piece = piece[:where] + bytes([piece[where] ^ 0x55]) + piece[where + 1 :]
+        for offset in range(start, start + limit, _PIECE):
+            piece = entry.data[offset : min(offset + _PIECE, start + limit)]
+            if faults.corrupt and offset <= middle < offset + len(piece):
+                index = middle - offset
+                piece = piece[:index] + bytes([piece[index] ^ 0x55]) + piece[index + 1 :]
             self.wfile.write(piece)
             hub.count(len(piece))
         if stall is not None and limit == stall:

@@ -1,4 +1,4 @@
-"""What the package's files import, and who breaks a rule about it: for tests/test_imports.py.
+"""The imports of the package's files, and violations of rules about them, for tests/test_imports.py.
 
 A place is a file's or folder's path under the package, without suffix: `daemon/http`, `engine/worker`.
 """
@@ -28,30 +28,32 @@ class Import:
 
     @property
     def place(self) -> str:
-        """Where the file is: `daemon/http/sse`."""
+        """Return the place of the file: `daemon/http/sse`."""
         return self.file.removesuffix(".py").removesuffix("/__init__")
 
     @property
     def package(self) -> str:
-        """What is to be installed for it: `rich` of `rich.console`."""
+        """Return the name of the package that is imported: `rich` of `rich.console`."""
         return self.module.split(".")[0]
 
     @property
     def ours(self) -> str | None:
-        """The place of ours that it imports; "" for the package itself, None for others' modules."""
+        """Return our place that it imports; "" for the package itself, None for a foreign module."""
         return "/".join(self.module.split(".")[1:]) if self.package == OURS else None
 
 
 def imports_in(package: Path) -> list[Import]:
-    """Every import statement in a package's files, in whatever form and however deep."""
-    return [found for path in sorted(package.rglob("*.py")) for found in _imports(path, package)]
+    """Return every import statement in a package's files, in whatever form and however deep."""
+    return [
+        statement for path in sorted(package.rglob("*.py")) for statement in _imports(path, package)
+    ]
 
 
 def _imports(path: Path, package: Path) -> Iterator[Import]:
     file = path.relative_to(package).as_posix()
 
     def names(node: ast.ImportFrom) -> Iterator[str]:
-        """Of `from a import b`: `a.b` where that is a module of ours, else `a`."""
+        """Yield the modules of `from a import b`: `a.b` if that is a module of ours, else `a`."""
         module = node.module or ""
         if node.level:
             folder = [package.name, *file.split("/")[:-1]]
@@ -75,8 +77,8 @@ def _imports(path: Path, package: Path) -> Iterator[Import]:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
                     yield from visit(child, at_start=False)
                 case ast.If(test=ast.Name("TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING")):
-                    for each in child.body:
-                        yield from visit(ast.Module([each], []), at_start=False)
+                    for statement in child.body:
+                        yield from visit(ast.Module([statement], []), at_start=False)
                     yield from visit(ast.Module(child.orelse, []), at_start)
                 case _:
                     yield from visit(child, at_start)
@@ -85,90 +87,102 @@ def _imports(path: Path, package: Path) -> Iterator[Import]:
 
 
 def is_in(place: str, folder: str) -> bool:
-    """Whether a place is that folder, or lies in it."""
+    """Return whether a place is that folder, or lies in it."""
     return f"{place}/".startswith(f"{folder}/")
 
 
 def part_of(place: str) -> str:
-    """The folder or file right under the package that a place belongs to."""
+    """Return the folder or file right under the package that a place belongs to."""
     return place.split("/")[0]
 
 
 def room_of(place: str, rooms: Collection[str]) -> str | None:
-    """The innermost room that a place belongs to."""
+    """Return the innermost room that a place belongs to."""
     return max((room for room in rooms if is_in(place, room)), key=len, default=None)
 
 
 def beyond_part(part: str, allowed: Collection[str], imports: Iterable[Import]) -> list[Import]:
-    """A part's imports of ours outside itself and what is `allowed`."""
+    """Return a part's imports of ours outside itself and outside `allowed`."""
     return [
-        each
-        for each in imports
+        statement
+        for statement in imports
         # `from localspec import __version__` is the package itself, which imports nothing.
-        if part_of(each.place) == part and each.ours
-        if not any(is_in(each.ours, named) for named in (*allowed, part))
+        if part_of(statement.place) == part and statement.ours
+        if not any(is_in(statement.ours, folder) for folder in (*allowed, part))
     ]
 
 
 def beyond_room(
     room: str, rooms: Mapping[str, Collection[str]], imports: Iterable[Import]
 ) -> list[Import]:
-    """A room's imports of other rooms of its part that its line does not name.
+    """Return a room's imports of other rooms of its part that its line does not name.
 
     In a line, `*` is every room of the part.
     """
-    found = []
-    for each in imports:
-        if room_of(each.place, rooms) != room or not each.ours:
+    violations = []
+    for statement in imports:
+        if room_of(statement.place, rooms) != room or not statement.ours:
             continue
-        other = room_of(each.ours, rooms)
-        if other is None or other == room or part_of(other) != part_of(room):
+        target_room = room_of(statement.ours, rooms)
+        if target_room is None or target_room == room or part_of(target_room) != part_of(room):
             continue
-        if other not in rooms[room] and "*" not in rooms[room]:
-            found.append(each)
-    return found
+        if target_room not in rooms[room] and "*" not in rooms[room]:
+            violations.append(statement)
+    return violations
 
 
 def circles(rooms: Mapping[str, Collection[str]]) -> list[list[str]]:
-    """Rooms that may import each other in a circle, one list a circle; `*` is every other room."""
+    """Return the rooms that may import each other in a circle, as lists; `*` is every other room."""
 
-    def named(room: str) -> list[str]:
-        others = (each for each in rooms if part_of(each) == part_of(room) and each != room)
-        return [each for each in others if each in rooms[room] or "*" in rooms[room]]
+    def imported_rooms(room: str) -> list[str]:
+        candidates = (
+            candidate
+            for candidate in rooms
+            if part_of(candidate) == part_of(room) and candidate != room
+        )
+        return [
+            candidate for candidate in candidates if candidate in rooms[room] or "*" in rooms[room]
+        ]
 
-    found: list[list[str]] = []
-    done: set[str] = set()
+    cycles: list[list[str]] = []
+    finished: set[str] = set()
 
     def follow(room: str, way: list[str]) -> None:
         if room in way:
-            found.append([*way[way.index(room) :], room])
-        elif room not in done:
-            for other in named(room):
-                follow(other, [*way, room])
-            done.add(room)
+            cycles.append([*way[way.index(room) :], room])
+        elif room not in finished:
+            for next_room in imported_rooms(room):
+                follow(next_room, [*way, room])
+            finished.add(room)
 
     for room in rooms:
         follow(room, [])
-    return found
+    return cycles
 
 
 def misplaced(package: str, places: Collection[str], imports: Iterable[Import]) -> list[Import]:
-    """Imports of another's package outside the places it belongs to."""
-    wrong = (each for each in imports if each.package == package)
-    return [each for each in wrong if not any(is_in(each.place, place) for place in places)]
+    """Return the imports of a foreign package outside the places it belongs to."""
+    wrong = (statement for statement in imports if statement.package == package)
+    return [
+        statement
+        for statement in wrong
+        if not any(is_in(statement.place, place) for place in places)
+    ]
 
 
 def early(package: str, imports: Iterable[Import]) -> list[Import]:
-    """Imports of a slow package that run with their file."""
-    return [each for each in imports if each.package == package and each.at_start]
+    """Return the imports of a slow package that run when their file is imported."""
+    return [
+        statement for statement in imports if statement.package == package and statement.at_start
+    ]
 
 
 def foreign(place: str, imports: Iterable[Import]) -> list[Import]:
-    """What a place imports beside itself and the standard library."""
+    """Return what a place imports beside itself and the standard library."""
     return [
-        each
-        for each in imports
-        if is_in(each.place, place)
-        if not (each.ours is not None and is_in(each.ours, place))
-        if each.package not in sys.stdlib_module_names
+        statement
+        for statement in imports
+        if is_in(statement.place, place)
+        if not (statement.ours is not None and is_in(statement.ours, place))
+        if statement.package not in sys.stdlib_module_names
     ]

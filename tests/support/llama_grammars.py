@@ -1,4 +1,4 @@
-"""llama.cpp's own grammar sampler, in a process of its own: it ends the process where a grammar is bad.
+"""llama.cpp's own grammar sampler, in a process of its own, since a bad grammar ends the process.
 
 `Reference` walks a grammar along tokens that the sampler allows, and returns what it allowed at each step.
 Run as a program, this file is the other side: one job per line of standard input, one outcome per line.
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from localspec.engine.llama.vocab import Vocab
 
-JOB_LIMIT_S = 8.0  # llama.cpp takes time that is exponential in some grammars
+JOB_LIMIT_S = 8.0  # some grammars take llama.cpp exponential time
 MEMORY_LIMIT = 4 * 1024**3  # bytes of address space
 
 Mask = npt.NDArray[np.bool_]
@@ -33,7 +33,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Step:
-    """The tokens that were allowed, and the one that was taken; None at the end of a walk."""
+    """The tokens that were allowed, and the one that was chosen; None at the end of a walk."""
 
     allowed: Mask
     token: int | None
@@ -41,7 +41,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Whether llama.cpp accepts a grammar, and walks along it."""
+    """Whether llama.cpp accepts a grammar, and the walks along it."""
 
     accepted: bool
     walks: list[list[Step]] = field(default_factory=list)
@@ -65,7 +65,7 @@ class VocabularyFile:
 
 
 class Reference:
-    """The process. A grammar that ends it has no outcome, and the next one gets a new process."""
+    """The process. If a grammar ends it, there is no outcome, and the next grammar gets a new process."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -80,7 +80,7 @@ class Reference:
     def walk(
         self, grammar: str, seeds: list[int], steps: int, avoid: list[int] | None = None
     ) -> Outcome | None:
-        """Walk once for each seed. avoid: tokens that are not taken. Returns None if llama.cpp dies of it."""
+        """Walk once for each seed; never choose tokens in `avoid`. Returns None if llama.cpp dies."""
         if self._process is None:
             self._process = self._start()
         pipes = self._process
@@ -118,7 +118,7 @@ class Reference:
             self._process = None
 
 
-# ------------------------------------------------------------------ the other side
+# The process that runs llama.cpp.
 
 
 class _Sampler:
@@ -143,11 +143,15 @@ class _Sampler:
 
     def _walk(self, sampler: Any, dice: random.Random, steps: int, avoid: list[int]) -> list[Any]:
         walk = []
-        for at in range(steps + 1):
+        for step in range(steps + 1):
             allowed = self._allowed(sampler)
-            open_ = [int(each) for each in np.flatnonzero(allowed)]
-            open_ = [each for each in open_ if each not in self._ends and each not in avoid]
-            token = dice.choice(open_) if open_ and at < steps else None
+            open_ = [int(candidate) for candidate in np.flatnonzero(allowed)]
+            open_ = [
+                candidate
+                for candidate in open_
+                if candidate not in self._ends and candidate not in avoid
+            ]
+            token = dice.choice(open_) if open_ and step < steps else None
             walk.append((np.packbits(allowed).tobytes().hex(), token))
             if token is None:
                 break
@@ -172,9 +176,10 @@ def _unpacked(mask: str) -> Mask:
 
 def _serve(path: Path, jobs: IO[bytes], outcomes: IO[bytes]) -> None:
     sampler = _Sampler(VocabularyFile(path).vocab())
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))  # `{5,3}` would take all
+    # `{5,3}` would use up all memory.
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
     for line in jobs:
-        signal.setitimer(signal.ITIMER_REAL, JOB_LIMIT_S)  # whose signal ends the process
+        signal.setitimer(signal.ITIMER_REAL, JOB_LIMIT_S)  # its signal ends the process
         outcomes.write(json.dumps(sampler.outcome(json.loads(line))).encode() + b"\n")
         outcomes.flush()
         signal.setitimer(signal.ITIMER_REAL, 0)

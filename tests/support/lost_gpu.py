@@ -1,7 +1,7 @@
 """The engine, on a GPU that can be lost: `python lost_gpu.py FILE --fd N`.
 
-While FILE exists decoding fails as its text says, `code N` or `abort`, and takes the file away: the
-GPU is there again for the next engine.
+While FILE exists, decoding fails as its text says, `code N` or `abort`, and removes the file: the GPU
+works again for the next engine.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ def decode_unless_lost(*arguments: Any) -> int:
     if not LOST.exists():
         result: int = decode(*arguments)
         return result
-    what = LOST.read_text().split()
+    fault = LOST.read_text().split()
     LOST.unlink()
-    if what[0] == "abort":  # as ggml does it
+    if fault[0] == "abort":  # as ggml does it
         sys.stderr.write("CUDA error: the launch failed\n")
         sys.stderr.flush()
         os.abort()
-    return int(what[1])
+    return int(fault[1])
 
 
 llama_cpp.llama_decode = decode_unless_lost

@@ -1,7 +1,7 @@
-"""Many commands from one Python, each in a fork of it, which spares their starts: many.py JOBS [pipes].
+"""Many commands from one Python, each in a fork of it, which saves their starts: many.py JOBS [pipes].
 
-JOBS is JSON, of each job its words and what is added to its environment. After each a line says so; with
-`pipes` the one line that is printed is JSON instead, with each job's exit code, stdout and stderr.
+JOBS is JSON: the words of each job and its additional environment. A marker line follows each job's output;
+with `pipes` one line of JSON is printed instead, with the exit code, stdout and stderr of each job.
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from tests.support.terminal import terminal
 
 Job = tuple[Sequence[str], Mapping[str, str]]
 END = "⟦that was it⟧"
-PATIENCE = 60.0  # seconds for all of them; only a bug waits so long
+PATIENCE = 60.0  # seconds for all jobs; only a bug takes so long
 
 
-class Done(NamedTuple):
+class Completed(NamedTuple):
     code: int
     out: str
     err: str
 
 
-def in_pipes(environment: dict[str, str], jobs: Sequence[Job]) -> list[Done]:
-    """What each wrote, and its exit code."""
-    done = subprocess.run(
+def in_pipes(environment: dict[str, str], jobs: Sequence[Job]) -> list[Completed]:
+    """Run the jobs, and return what each wrote and its exit code."""
+    completed = subprocess.run(
         [sys.executable, "-m", "tests.support.many", json.dumps(jobs), "pipes"],
         env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=PATIENCE,
     )  # fmt: skip
-    return [Done(*each) for each in json.loads(done.stdout)]
+    return [Completed(*result) for result in json.loads(completed.stdout)]
 
 
 def in_a_terminal(environment: dict[str, str], jobs: Sequence[Job], columns: int) -> list[str]:
-    """What a terminal got from each, one after the other."""
+    """Run the jobs one after the other in a terminal, and return the output of each."""
     program = ["-m", "tests.support.many", json.dumps(jobs)]
-    with terminal(environment, program=program, columns=columns) as shown:
-        shown.wait(PATIENCE)
-    parts = shown.raw.split(END)
+    with terminal(environment, program=program, columns=columns) as session:
+        session.wait(PATIENCE)
+    parts = session.raw.split(END)
     assert len(parts) == len(jobs) + 1, parts[-1]
     return parts[:-1]
 
 
-def _run(words: list[str], more: dict[str, str]) -> int:
-    os.environ.update(more)
+def _run(words: list[str], variables: dict[str, str]) -> int:
+    os.environ.update(variables)
     sys.argv = ["localspec", *words]
     try:
         return cli.main(words)
@@ -63,14 +63,14 @@ def _run(words: list[str], more: dict[str, str]) -> int:
         return 1
 
 
-def _fork(words: list[str], more: dict[str, str], out: int = 1, err: int = 2) -> int:
+def _fork(words: list[str], variables: dict[str, str], out: int = 1, err: int = 2) -> int:
     sys.stdout.flush()
     if child := os.fork():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.dup2(out, 1)
     os.dup2(err, 2)
     try:
-        code = _run(words, more)
+        code = _run(words, variables)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -78,12 +78,12 @@ def _fork(words: list[str], more: dict[str, str], out: int = 1, err: int = 2) ->
         os._exit(1)
 
 
-def _piped(words: list[str], more: dict[str, str]) -> Done:
+def _piped(words: list[str], variables: dict[str, str]) -> Completed:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        code = _fork(words, more, out.fileno(), err.fileno())
+        code = _fork(words, variables, out.fileno(), err.fileno())
         for file in (out, err):
             file.seek(0)
-        return Done(code, out.read().decode(), err.read().decode())
+        return Completed(code, out.read().decode(), err.read().decode())
 
 
 def _main() -> None:

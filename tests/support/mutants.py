@@ -1,8 +1,8 @@
-"""Damaged headers meet llama.cpp itself: `python -m tests.support.mutants FOLDER SEED COUNT`.
+"""Give damaged headers to llama.cpp itself: `python -m tests.support.mutants FOLDER SEED COUNT`.
 
-Each file that our checks accept is loaded and asked one question in a process forked for it (llama.cpp
-is started in the children alone, so that forking is safe). Prints one JSON line: how many ended how,
-and for every death what had been done to the file and its last words.
+Each file that our checks accept is loaded and given one prompt in a process forked for it. llama.cpp is
+started in the children only, so that forking is safe. Prints one JSON line: the number of each outcome,
+and for every death how the file was damaged and the last output.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tests.support.gguf_files import ARRAY, F32, I32, STRING, U32, mutants, with
 from tests.support.pairs import contextual_pair
 
 SETTINGS = EngineSettings(n_ctx=128, n_batch=64, n_threads=1, n_gpu_layers=0, parallel=1)
-WHOLE = (
+INTEGERS = (
     0,
     1,
     2,
@@ -54,8 +54,8 @@ WHOLE = (
     2**31,
     2**32 - 1,
 )
-REAL = (0.0, -1.0, 1e-30, 1e30, 3e38, float("nan"), float("inf"), 0.5, 10_000.0)
-# What a file may state beside what ours do. Lists are of I32, but for BPE merges.
+FLOATS = (0.0, -1.0, 1e-30, 1e30, 3e38, float("nan"), float("inf"), 0.5, 10_000.0)
+# Keys that a file may have in addition to those of ours. Lists are of I32, except BPE merges.
 ADDED: dict[str, tuple[int, tuple[object, ...]]] = {
     "general.alignment": (U32, (0, 1, 2, 8, 16, 64)),
     "llama.rope.dimension_count": (U32, (0, 1, 3, 31, 33, 64, 1000, 2**31)),
@@ -66,18 +66,18 @@ ADDED: dict[str, tuple[int, tuple[object, ...]]] = {
     "llama.attention.sliding_window": (U32, (1, 16, 512, 2**31)),
     "llama.vocab_size": (U32, (0, 1, 511, 513, 2**31)),
     "llama.nextn_predict_layers": (U32, (1, 2, 3)),
-    "llama.rope.scaling.factor": (F32, REAL),
-    "llama.rope.freq_base": (F32, REAL),
-    "llama.attention.scale": (F32, REAL),
-    "llama.logit_scale": (F32, REAL),
+    "llama.rope.scaling.factor": (F32, FLOATS),
+    "llama.rope.freq_base": (F32, FLOATS),
+    "llama.attention.scale": (F32, FLOATS),
+    "llama.logit_scale": (F32, FLOATS),
     "llama.rope.scaling.type": (STRING, ("yarn", "linear", "longrope", "none", "x", "")),
     "llama.rope.dimension_sections": (ARRAY, ((I32, [1, 2, 3, 4]), (I32, [1]))),
     "tokenizer.ggml.eot_token_id": (U32, (0, 5, 511, 512, 2**31)),
     "tokenizer.ggml.eog_token_ids": (ARRAY, ((I32, [0]), (I32, [1] * 600), (I32, [-7]))),
     "tokenizer.ggml.suppress_tokens": (ARRAY, ((I32, [0]), (I32, [-1]), (I32, [600]))),
     "tokenizer.ggml.precompiled_charsmap": (ARRAY, ((0, [1, 2, 3]), (0, []))),
-    "general.sampling.penalty_repeat": (F32, REAL),
-    "general.sampling.temp": (F32, REAL),
+    "general.sampling.penalty_repeat": (F32, FLOATS),
+    "general.sampling.temp": (F32, FLOATS),
     "split.count": (2, (0, 1, 2)),
 }
 
@@ -96,22 +96,22 @@ class Mutator:
         return mutants(self.data, self.header.data_offset, 1, seed)[0], f"bits {seed}"
 
     def stated(self) -> tuple[bytes, str]:
-        """Another value of the same type, in place."""
+        """Change a value in place to another of the same type."""
         dice, out = self.dice, bytearray(self.data)
         values = self.header.metadata.items()
         key = dice.choice([key for key, value in values if not isinstance(value, StringArray)])
         at = self.data.index(_name(key)) + len(_name(key)) + 4
         (kind,) = struct.unpack_from("<I", out, at - 4)
         if kind in (U32, I32):
-            struct.pack_into("<I", out, at, dice.choice((*WHOLE, dice.randrange(600))))
+            struct.pack_into("<I", out, at, dice.choice((*INTEGERS, dice.randrange(600))))
         elif kind == F32:
-            struct.pack_into("<f", out, at, dice.choice(REAL))
+            struct.pack_into("<f", out, at, dice.choice(FLOATS))
         elif kind == STRING:
             (length,) = struct.unpack_from("<Q", out, at)
             out[at + 8 + dice.randrange(max(length, 1))] = dice.choice(b"aA\0\xff<1")
         elif kind == ARRAY:
             (count,) = struct.unpack_from("<Q", out, at + 4)
-            struct.pack_into("<I", out, at + 12 + 4 * dice.randrange(count), dice.choice(WHOLE))
+            struct.pack_into("<I", out, at + 12 + 4 * dice.randrange(count), dice.choice(INTEGERS))
         else:
             out[at] = dice.choice((0, 1, 255))
         return bytes(out), key
@@ -123,15 +123,15 @@ class Mutator:
         return with_key(self.data, key, kind, value), f"{key} = {value}"
 
     def placed(self) -> tuple[bytes, str]:
-        """A tensor of another name, shape or type."""
+        """Change the name, shape or type of a tensor."""
         dice, out = self.dice, bytearray(self.data)
         tensor = dice.choice(self.header.tensors)
         at = self.data.rindex(_name(tensor.name), 0, self.header.data_offset)
         at += len(_name(tensor.name))
-        way = dice.randrange(3)
-        if way == 0:
+        kind_of_change = dice.randrange(3)
+        if kind_of_change == 0:
             out[at - 1 - dice.randrange(len(tensor.name))] = dice.choice(b"abx019._")
-        elif way == 1 and len(tensor.shape) > 1:
+        elif kind_of_change == 1 and len(tensor.shape) > 1:
             rows, columns = tensor.shape[0] // 2, tensor.shape[1] * 2
             struct.pack_into(
                 "<QQ", out, at + 4, *dice.choice([(rows, columns), tensor.shape[::-1]])
@@ -139,15 +139,15 @@ class Mutator:
         else:
             kind = dice.choice((0, 1, 8, 24, 26, 30))
             struct.pack_into("<I", out, at + 4 + 8 * len(tensor.shape), kind)
-        return bytes(out), f"{tensor.name}, way {way}"
+        return bytes(out), f"{tensor.name}, way {kind_of_change}"
 
 
 def _name(text: str) -> bytes:
     return struct.pack("<Q", len(text)) + text.encode()
 
 
-def ask(path: Path) -> None:
-    """Load it and answer, greedily and not."""
+def generate(path: Path) -> None:
+    """Load a model and answer, once greedily and once with sampling."""
     llama.initialise()
     pair = load_pair(PairFiles("mutant", str(path)), SETTINGS, lambda _stage, _fraction: None)
     preparer = Preparer(pair, TemplateRenderer(None, "", ""))
@@ -162,7 +162,7 @@ def ask(path: Path) -> None:
 
 
 def outcome(path: Path, words: BinaryIO) -> str:
-    """DraftRequest in a child; how it ended."""
+    """Load the model in a child process, and return how it ended."""
     child = os.fork()
     if child == 0:
         os.dup2(words.fileno(), 1)
@@ -170,7 +170,7 @@ def outcome(path: Path, words: BinaryIO) -> str:
         signal.alarm(30)
         code = 0
         try:
-            ask(path)
+            generate(path)
         except LocalspecError:
             code = 10
         except BaseException:
@@ -191,8 +191,8 @@ def main(folder: Path, seed: int, count: int) -> None:
     counts: Counter[str] = Counter()
     deaths = []
     for _ in range(count):
-        made, how = mutate()
-        path.write_bytes(made)
+        damaged, change = mutate()
+        path.write_bytes(damaged)
         try:
             read_local_model(path)
             check_weights(path)
@@ -200,11 +200,11 @@ def main(folder: Path, seed: int, count: int) -> None:
             counts["refused by the checks"] += 1
             continue
         with tempfile.TemporaryFile() as words:
-            ended = outcome(path, words)
-            counts[ended] += 1
-            if ended.startswith("died"):
+            result = outcome(path, words)
+            counts[result] += 1
+            if result.startswith("died"):
                 words.seek(0)
-                deaths.append([how, ended, words.read()[-300:].decode("utf-8", "replace")])
+                deaths.append([change, result, words.read()[-300:].decode("utf-8", "replace")])
     print(json.dumps({"counts": counts, "deaths": deaths}))
 
 

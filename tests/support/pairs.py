@@ -1,8 +1,8 @@
 """Millisecond-sized GGUFs for tests: pairs whose text is known, and pairs whose text depends on all of it.
 
-`cycle_pair` follows one fixed cycle over the vocabulary whatever came before: the answer is known in
-advance. `contextual_pair` has random weights at full strength, so that one wrong, missing or stale cell
-of the KV cache changes the answer: what a test of rollback, reuse or sharing needs.
+`cycle_pair` follows one fixed cycle over the vocabulary whatever came before, so that the answer is known in
+advance. `contextual_pair` has random weights at full strength, so that one wrong, missing or stale cell of
+the KV cache changes the answer: tests of rollback, reuse and sharing need that.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ CONTEXT_SHAPE = Shape(n_layer=2, n_embd=64, n_ff=128, n_head=2, n_vocab=N_VOCAB,
 
 
 def ending_cycle(length: int, seed: int = 0) -> Cycle:
-    """A cycle on which token 0's text ends with EOS after `length` tokens."""
+    """Return a cycle on which token 0's text ends with EOS after `length` tokens."""
     cycle = target_cycle(N_VOCAB, seed)
-    last = 0
+    token = 0
     for _ in range(length):
-        last = int(cycle[last])
-    cycle[last] = EOS
+        token = int(cycle[token])
+    cycle[token] = EOS
     return cycle
 
 
@@ -48,7 +48,7 @@ def cycle_pair(
     cycle: Cycle | None = None,
     n_ctx: int = 2048,
 ) -> PairFiles:
-    """A pair that follows a cycle; greedy text is `expected(first, count)` unless `cycle` is given."""
+    """Return a pair that follows a cycle; greedy text is `expected(first, count)` unless `cycle` is set."""
     folder.mkdir(parents=True, exist_ok=True)
     cycle = target_cycle(N_VOCAB) if cycle is None else cycle
     files = folder / "target.gguf", folder / "draft.gguf"
@@ -60,15 +60,17 @@ def cycle_pair(
 
 
 def expected(first: int, count: int) -> list[int]:
-    """Greedy continuation of `first` by every default `cycle_pair`, whatever its draft."""
+    """Return the greedy continuation of `first` by every default `cycle_pair`, whatever its draft."""
     return follow(target_cycle(N_VOCAB), first, count)
 
 
 def contextual_pair(
     folder: Path, noise: float = 0.1, seed: int = 0, tokens: Sequence[str] = ()
 ) -> PairFiles:
-    """A pair whose next token depends on every token before; `noise` is how wrong the draft is. `tokens`:
-    its vocabulary, if not the usual one."""
+    """Return a pair whose next token depends on all earlier tokens.
+
+    `noise` is the error of the draft; `tokens` is its vocabulary, if not the usual one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target, draft = folder / "target.gguf", folder / "draft.gguf"
     if not draft.exists():
@@ -76,7 +78,7 @@ def contextual_pair(
         write_model(target, CONTEXT_SHAPE, cycle, seed=seed, tokens=tokens)
         rng = np.random.default_rng(seed + 1)
         rescale(target, {"attn_output": 1e5, "ffn_down": 1e5})
-        # The output row of every special token is zero or a copy, and would tie with others.
+        # The output row of every special token is zero or a copy, which would cause ties.
         _replace(target, "output.weight", rng, 0.08)
         shutil.copy(target, draft)
         disturb(draft, rng, noise)
@@ -84,7 +86,7 @@ def contextual_pair(
 
 
 def target_alone(files: PairFiles) -> PairFiles:
-    """The same target without its draft."""
+    """Return the same target without its draft."""
     return PairFiles(files.name, files.target, None)
 
 

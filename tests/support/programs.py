@@ -1,4 +1,4 @@
-"""A home in which every program that keeps models has left some."""
+"""A home in which every program that stores models has left some."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ LAYER = "application/vnd.ollama.image.model"
 
 
 def in_hub(cache: Path, repo: str, file: str, data: bytes, commit: str = COMMIT) -> Path:
-    """A file in the Hugging Face cache, as huggingface_hub and llama.cpp lay it there."""
+    """Write a file to the Hugging Face cache as huggingface_hub and llama.cpp do; return its link."""
     folder = cache / f"models--{repo.replace('/', '--')}"
     blob = folder / "blobs" / sha256(data)
     link = folder / "snapshots" / commit / file
-    for each in (blob, link, folder / "refs" / "main"):
-        each.parent.mkdir(parents=True, exist_ok=True)
+    for path in (blob, link, folder / "refs" / "main"):
+        path.parent.mkdir(parents=True, exist_ok=True)
     blob.write_bytes(data)
     (folder / "refs" / "main").write_text(commit)
     link.symlink_to(Path(*[".."] * (2 + file.count("/")), "blobs", blob.name))
@@ -25,11 +25,11 @@ def in_hub(cache: Path, repo: str, file: str, data: bytes, commit: str = COMMIT)
 
 
 def in_ollama(home: Path, manifest: str, data: bytes) -> Path:
-    """A model of Ollama's: `manifest` is its path below `manifests`; the blob."""
+    """Write a model as Ollama does; `manifest` is its path below `manifests`. Returns the blob."""
     blob = home / "blobs" / f"sha256-{sha256(data)}"
     file = home / "manifests" / manifest
-    for each in (blob, file):
-        each.parent.mkdir(parents=True, exist_ok=True)
+    for path in (blob, file):
+        path.parent.mkdir(parents=True, exist_ok=True)
     blob.write_bytes(data)
     layers = [
         {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:0"},
@@ -48,7 +48,7 @@ def small(seed: int) -> Gguf:
 
 
 def furnish(home: Path) -> dict[str, str]:
-    """Models of every program in `home`: path → the name it is to be found by."""
+    """Write models of every program to `home`; return their names by path."""
     share = home / ".local/share"
     files = {
         ".cache/llama.cpp/bartowski_Big-7B-GGUF_Big-7B-Q4_K_M.gguf": "Big-7B-Q4_K_M.gguf",
@@ -72,18 +72,18 @@ def furnish(home: Path) -> dict[str, str]:
     outside = share / "Jan/data/llamacpp/models/outside/model.yml"
     outside.parent.mkdir()
     outside.write_text(f"name: outside\nmodel_path: {home}/imported/Outside.gguf\nsize_bytes: 1\n")
-    found = {str(home / path): name for path, name in files.items()}
+    names = {str(home / path): name for path, name in files.items()}
     hub = home / ".cache/huggingface/hub"
-    found[str(in_hub(hub, "Qwen/Q-7B-GGUF", "q-7b.gguf", large(20).data()))] = "q-7b.gguf"
+    names[str(in_hub(hub, "Qwen/Q-7B-GGUF", "q-7b.gguf", large(20).data()))] = "q-7b.gguf"
     in_hub(hub, "Qwen/Q-7B-GGUF", "q-7b.gguf", large(20).data(), commit="f" * 40)
     link = in_hub(hub, "ggml-org/tiny-GGUF", "Q8_0/ggml-model-q8_0.gguf", small(21).data())
-    found[str(link)] = "tiny-GGUF"
+    names[str(link)] = "tiny-GGUF"
     link = in_hub(hub, "ggml-org/only-GGUF", "model.gguf", small(22).data())
-    found[str(link)] = "only-GGUF"
+    names[str(link)] = "only-GGUF"
     for part, data in shards(small(23), 2, "split").items():
         link = in_hub(hub, "a/split-GGUF", part, data)
         if "00001" in part:
-            found[str(link)] = part
+            names[str(link)] = part
     ollama = home / ".ollama/models"
     for seed, (manifest, name) in enumerate(
         {
@@ -95,5 +95,5 @@ def furnish(home: Path) -> dict[str, str]:
         start=30,
     ):
         data = (large if name == "qwen2.5:7b" else small)(seed).data()
-        found[str(in_ollama(ollama, manifest, data))] = name
-    return found
+        names[str(in_ollama(ollama, manifest, data))] = name
+    return names

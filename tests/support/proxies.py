@@ -1,4 +1,4 @@
-"""A proxy on loopback, and a certificate nobody but its maker vouches for."""
+"""A proxy on loopback, and a self-signed certificate."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import pytest
 
 
 class TestProxy:
-    """An HTTP proxy. `status`: its answer to all, instead of letting it through.
+    """An HTTP proxy. `status`: its answer to every request, instead of forwarding it.
 
-    It needs `password` ("NAME:WORD") if there is one. Whatever host is asked for, it goes to `to`.
+    It requires `password` ("NAME:WORD") if there is one. Whatever host is requested, it connects to `to`.
     """
 
     __test__ = False  # not a test class
 
     def __init__(self, to: int = 0, *, password: str = "", status: int = 0) -> None:
         self.to, self.password, self.status = to, password, status
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self._server = _Server(self)
         self.place = f"127.0.0.1:{self._server.server_address[1]}"
 
@@ -55,7 +55,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that was killed is no news here."""
+        """Ignore a client that was killed."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -63,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def log_message(self, *_: object) -> None:
-        """Quiet."""
+        """Log nothing."""
 
     def do_CONNECT(self) -> None:
         proxy = self.server.proxy
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
 
     def do_HEAD(self) -> None:
-        """Plain HTTP, over one connection for each request."""
+        """Forward plain HTTP, over one connection for each request."""
         if self._refused():
             return
         with socket.create_connection(("127.0.0.1", self.server.proxy.to)) as far:
@@ -95,10 +95,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refused(self) -> bool:
         proxy = self.server.proxy
-        proxy.asked.append(self.path)
-        given = self.headers.get("Proxy-Authorization", "").removeprefix("Basic ")
-        wanted = base64.b64encode(proxy.password.encode()).decode()
-        status = proxy.status or (407 if given != wanted else 0)
+        proxy.requests.append(self.path)
+        credentials = self.headers.get("Proxy-Authorization", "").removeprefix("Basic ")
+        expected = base64.b64encode(proxy.password.encode()).decode()
+        status = proxy.status or (407 if credentials != expected else 0)
         if status:
             self.send_response(status)
             self.send_header("Content-Length", "0")
@@ -115,7 +115,7 @@ def _copy(source: socket.socket, target: socket.socket) -> None:
 
 
 def make_certificate(folder: Path) -> Path:
-    """A certificate of its own for 127.0.0.1 and localhost, with its key, in one PEM file."""
+    """Make a self-signed certificate for 127.0.0.1 and localhost, with its key, in one PEM file."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("this machine has no openssl to make a certificate with")
@@ -135,7 +135,7 @@ def make_certificate(folder: Path) -> Path:
 
 
 def dead_port() -> int:
-    """A port nobody listens on."""
+    """Return a port that nothing listens on."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port: int = unused.getsockname()[1]

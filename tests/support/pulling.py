@@ -25,7 +25,7 @@ file = "draft.gguf"
 
 
 class PullingHome(Home):
-    """`files`: what the hub offers under the names of the catalogue's pair `tiny`."""
+    """A home with a hub; the hub offers `files` under the names of the catalogue's pair `tiny`."""
 
     def __init__(self, home: Home, hub: TestHub, files: tuple[Path, Path]) -> None:
         super().__init__(home.root)
@@ -51,7 +51,7 @@ class PullingHome(Home):
 
 @contextlib.contextmanager
 def pulling_home(folder: Path) -> Iterator[PullingHome]:
-    """A home, a hub that serves, and a tiny matched pair on it (written to `folder`)."""
+    """Yield a home, a hub that serves, and a tiny matched pair on it (written to `folder`)."""
     files = write_pair(folder)
     with TestHub().running() as hub, temporary_home() as home:
         yield PullingHome(home, hub, files)

@@ -1,8 +1,8 @@
-"""Tiny GGUFs of models that keep a state besides or instead of a KV cache, with random weights.
+"""Tiny GGUFs of models with a state besides or instead of a KV cache, with random weights.
 
 `write_lfm2`: hybrid (short convolutions and attention); llama.cpp can take back a few of its tokens.
-`write_mamba`: recurrent; its state cannot be taken back. Both read the vocabulary of the other
-synthetic models, and their text depends on every token before.
+`write_mamba`: recurrent; its state cannot be taken back. Both have the vocabulary of the other synthetic
+models, and their text depends on all earlier tokens.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from localspec.protocol.frames import PairFiles
 from tests.support.pairs import N_VOCAB, disturb
 
 EMBD, FF, HEADS, KERNEL = 64, 128, 4, 3
-INNER, STATE, RANK = 2 * EMBD, 16, 4  # llama.cpp knows Mamba with an expansion factor of 2 only
+INNER, STATE, RANK = 2 * EMBD, 16, 4  # llama.cpp supports Mamba only with an expansion factor of 2
 
 Put = Callable[[str, npt.NDArray[np.float32]], None]
 
 
 def lfm2_pair(folder: Path, noise: float = 0.1) -> PairFiles:
-    """Target and draft of the LFM2 architecture."""
+    """Write target and draft of the LFM2 architecture."""
     return _pair(folder, write_lfm2, noise)
 
 
 def mamba_pair(folder: Path, noise: float = 0.1) -> PairFiles:
-    """Target and draft of the Mamba architecture."""
+    """Write target and draft of the Mamba architecture."""
     return _pair(folder, write_mamba, noise)
 
 
@@ -45,7 +45,7 @@ def _pair(folder: Path, write: Callable[[Path], Path], noise: float) -> PairFile
 
 
 def write_lfm2(path: Path, seed: int = 0) -> Path:
-    """Three layers: convolution, attention, convolution."""
+    """Write three layers: convolution, attention, convolution."""
     rng = np.random.default_rng(seed)
     heads_kv = [0, HEADS, 0]  # no KV heads: a convolution
     writer = _writer(path, "lfm2", len(heads_kv))
@@ -76,7 +76,7 @@ def write_lfm2(path: Path, seed: int = 0) -> Path:
 
 
 def write_mamba(path: Path, seed: int = 0) -> Path:
-    """Two layers."""
+    """Write two layers."""
     rng = np.random.default_rng(seed)
     writer = _writer(path, "mamba", 2)
     writer.add_feed_forward_length(0)
@@ -100,7 +100,7 @@ def write_mamba(path: Path, seed: int = 0) -> Path:
         put(f"blk.{i}.ssm_x.weight", _random(rng, RANK + 2 * STATE, INNER))
         put(f"blk.{i}.ssm_dt.weight", _random(rng, INNER, RANK))
         put(f"blk.{i}.ssm_dt.bias", np.zeros(INNER, np.float32))
-        # decay rates are negative: a state that grows would swamp everything
+        # Decay rates are negative, since a growing state would dominate everything.
         put(f"blk.{i}.ssm_a", -np.abs(_random(rng, INNER, STATE)) - np.float32(0.1))
         put(f"blk.{i}.ssm_d", np.ones(INNER, np.float32))
         put(f"blk.{i}.ssm_out.weight", _random(rng, EMBD, INNER))
@@ -132,7 +132,7 @@ def _feed_forward(put: Put, rng: np.random.Generator, i: int) -> None:
 def _random(
     rng: np.random.Generator, rows: int, cols: int, std: float = 0.0
 ) -> npt.NDArray[np.float32]:
-    """(rows, cols); without `std` the size that keeps a vector's length."""
+    """Return random weights (rows, cols); without `std` they preserve the length of a vector."""
     return rng.standard_normal((rows, cols), dtype=np.float32) * np.float32(std or cols**-0.5)
 
 

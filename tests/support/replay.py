@@ -21,7 +21,7 @@ Rates = npt.NDArray[np.float64]
 
 
 def _trace(name: str, rates: Rates, buckets: list[int], seed: int) -> Trace:
-    """The draft's guess at token i is right with probability rates[i]."""
+    """Return a trace in which the draft's guess at token i is right with probability rates[i]."""
     wrong = np.random.default_rng(seed).random(len(rates)) >= rates
     tokens = list(range(len(rates)))
     guesses = [token + 1_000_000 * bool(miss) for token, miss in zip(tokens, wrong, strict=True)]
@@ -29,25 +29,25 @@ def _trace(name: str, rates: Rates, buckets: list[int], seed: int) -> Trace:
 
 
 def steady(acceptance: float, length: int, seed: int = 0) -> Trace:
-    """Right with one probability everywhere, the confidence telling nothing."""
+    """Return a trace with one probability everywhere and an uninformative confidence."""
     return _trace(f"alpha {acceptance}", np.full(length, acceptance), [9] * length, seed)
 
 
 def bursty(high: float, low: float, every: int, length: int, seed: int = 0) -> Trace:
-    """Changes between two probabilities every so many tokens."""
+    """Return a trace that alternates between two probabilities every `every` tokens."""
     rates = np.where((np.arange(length) // every) % 2 == 0, high, low)
     return _trace(f"bursts of {every}", rates, [9] * length, seed)
 
 
-def telling(length: int, seed: int = 0) -> Trace:
-    """The draft's confidence is what it is worth: bucket b is right with probability (b + ½)/10."""
+def calibrated(length: int, seed: int = 0) -> Trace:
+    """Return a trace whose confidence is accurate: bucket b is right with probability (b + ½)/10."""
     shares = [0.15, 0.05, 0.05, 0.05, 0.05, 0.05, 0.05, 0.1, 0.15, 0.3]
     buckets = np.random.default_rng(seed + 1).choice(10, size=length, p=shares)
     return _trace("telling", (buckets + 0.5) / 10, buckets.tolist(), seed)
 
 
 def auto(trace: Trace, calibration: Calibration | None = None) -> Replay:
-    """The measured policy after it has walked along the trace."""
+    """Return the measured policy after it has replayed the trace."""
     replay = Replay(trace, PROFILE, calibration or Calibration())
     replay.run()
     return replay
@@ -60,19 +60,19 @@ def together(
     calibration: Calibration | None = None,
     dearer: float = 0.0,
 ) -> float:
-    """Milliseconds per token of so many clients in sum, while all of them write their parts of the trace.
+    """Return milliseconds per token of all clients together, while each generates its part of the trace.
 
-    depth: as a request's.
+    depth: as in a request.
     """
     replay = Replay(trace, PROFILE, calibration or Calibration(), depth, sequences, dearer)
     replay.run()
     answers = replay.answers.values()
     end = min(answer.stamps[-1] for answer in answers)
-    made = [
+    token_counts = [
         max((d.tokens for d, at in zip(a.deltas, a.stamps, strict=True) if at <= end), default=0)
         for a in answers
     ]
-    return 1e3 * end / sum(made)
+    return 1e3 * end / sum(token_counts)
 
 
 def plain_ms(trace: Trace) -> float:
@@ -80,5 +80,5 @@ def plain_ms(trace: Trace) -> float:
 
 
 def best_fixed_ms(trace: Trace) -> float:
-    """The best of every fixed depth, 0 included, found afterwards."""
+    """Return the cost of the best fixed depth, 0 included."""
     return min(fixed_ms(trace.hits, COSTS, depth) for depth in range(9))

@@ -1,7 +1,7 @@
-"""Re-scoring: could the target alone, reading an answer one by one, have given it?
+"""Re-scoring: whether the target alone, decoding one token at a time, could have produced an answer.
 
-Logits of passes of other widths differ in their last bits, so two texts of one request may part, without
-exact mode, where a choice is that near an edge. Here that nearness has a bound.
+Logits of passes of other widths differ in their last bits, so two texts of one request may diverge, without
+exact mode, where two choices are nearly equal. These functions bound how nearly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SHIPPED_NEAR_TIE = 0.2
 
 
 def rows_alone(path: str, prompt: Sequence[int], answer: Sequence[int]) -> Iterator[Logits]:
-    """The target's row of logits before each token of `answer`, its text read token by token."""
+    """Yield the target's row of logits before each token of `answer`, decoding token by token."""
     text = [*prompt, *answer]
     settings = ContextSettings(n_ctx=len(text) + 8, n_batch=64, n_seq=1, n_outputs=1, n_threads=1)
     with Model(path) as model, Context(model, settings) as context:
@@ -44,7 +44,7 @@ def rows_alone(path: str, prompt: Sequence[int], answer: Sequence[int]) -> Itera
 def worst_gap(
     path: str, prompt: Sequence[int], answer: Sequence[int], banned: Iterable[int] = ()
 ) -> float:
-    """The largest amount by which another token's logit beat the answer's, reading it one by one.
+    """Return the largest amount by which another token's logit exceeded that of the answer's token.
 
     The tokens `banned` could not be chosen, as the tokens that end an answer with `ignore_eos`.
     """
@@ -63,27 +63,27 @@ def first_strange(
     matcher: Guide | None = None,
     near: float = NEAR_TIE,
 ) -> int | None:
-    """The first place of `answer` whose token the target alone would not have given, if any.
+    """Return the first index in `answer` that the target alone would not have produced, if any.
 
-    `sampler` has the request's settings and its seed, `matcher` its grammar; a token is given too where
-    it is that `near` an edge.
+    `sampler` has the request's settings and its seed, `matcher` its grammar. A token within `near` of an
+    edge is accepted, too.
     """
-    for place, (row, token) in enumerate(
+    for index, (row, token) in enumerate(
         zip(rows_alone(path, prompt, answer), answer, strict=True)
     ):
         mask = matcher.mask() if matcher is not None else None
-        row = sampler.adjusted(row, [*prompt, *answer[:place]], mask)
-        if not near_draw(sampler, row, place, token, near):
-            return place
+        row = sampler.adjusted(row, [*prompt, *answer[:index]], mask)
+        if not near_draw(sampler, row, index, token, near):
+            return index
         if matcher is not None:
             matcher.consume(token)
     return None
 
 
 def near_draw(sampler: Sampler, row: Logits, place: int, token: int, rounding: float) -> bool:
-    """Would `token` be given for this row, or one whose logits differ by up to `rounding`?
+    """Return whether `token` would be drawn for this row, or for one whose logits differ by `rounding`.
 
-    Tried: the token higher and all that comes before it lower, with the rest of the row as it is, or
+    It tries the token higher and all that comes before it lower, with the rest of the row as it is, or
     all higher, or all lower, which is what moves the edges of top-p, min-p and typical.
     """
     above = row > row[token]
@@ -103,18 +103,18 @@ def near_draw(sampler: Sampler, row: Logits, place: int, token: int, rounding: f
 
 
 def assert_same_logprobs(ours: Sequence[TokenLogprob], theirs: Sequence[TokenLogprob]) -> None:
-    """The same tokens with the same log-probabilities, but for rounding.
+    """Assert the same tokens with the same log-probabilities, except for rounding.
 
-    Of those beside them, one may be listed in another's place where the two are that near.
+    Among the alternatives, two may be swapped if they are that near.
     """
     assert [entry.id for entry in ours] == [entry.id for entry in theirs]
-    for one, two in zip(ours, theirs, strict=True):
-        assert abs(one.logprob - two.logprob) < NEAR_TIE
-        assert len(one.top) == len(two.top)
-        for (token, _, p), (_, _, q) in zip(one.top, two.top, strict=True):
+    for our_entry, their_entry in zip(ours, theirs, strict=True):
+        assert abs(our_entry.logprob - their_entry.logprob) < NEAR_TIE
+        assert len(our_entry.top) == len(their_entry.top)
+        for (token, _, p), (_, _, q) in zip(our_entry.top, their_entry.top, strict=True):
             assert abs(p - q) < NEAR_TIE
-            listed = {other: value for other, _, value in two.top}
-            assert abs(listed.get(token, two.top[-1][2]) - p) < NEAR_TIE
+            listed = {other_token: value for other_token, _, value in their_entry.top}
+            assert abs(listed.get(token, their_entry.top[-1][2]) - p) < NEAR_TIE
 
 
 def assert_alike(
@@ -126,9 +126,9 @@ def assert_alike(
     matcher: Callable[[], Guide] | None = None,
     near: float = NEAR_TIE,
 ) -> None:
-    """The same answer twice; or both are the target's, and part where a choice is within rounding.
+    """Assert that two answers are equal, or both the target's and diverge within rounding.
 
-    sampler: with the request's settings and its seed; None: greedy. matcher: makes that of its grammar.
+    sampler: has the request's settings and seed; None: greedy. matcher: creates that of its grammar.
     """
     if ours == theirs:
         return

@@ -1,4 +1,4 @@
-"""Another machine, as a process of this one: what `localspec rpc-worker` becomes."""
+"""Another machine, as a process on this one: what `localspec rpc-worker` becomes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HELLO = struct.pack("<BQ", 14, 24) + bytes(24)  # the greeting of llama.cpp's pr
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """Return a port that nothing listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -23,7 +23,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def rpc_worker(port: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """Its address, once it listens, and the process. port: 0 for any."""
+    """Yield the address of a worker, once it listens, and its process. port: 0 for any."""
     port = port or free_port()
     command = [sys.executable, "-m", "localspec.engine", "--rpc-worker"]
     command += ["127.0.0.1", str(port), "1", "--device", "cpu"]

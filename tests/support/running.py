@@ -1,4 +1,4 @@
-"""An engine driven by hand, in tests."""
+"""An engine that tests drive by hand."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ GREEDY = Sampling(temperature=0.0)
 PLAIN = SpeculationSettings(enabled=False)
 
 
-def drafting(depth: int | None = 3, kind: Any = "draft", **more: Any) -> SpeculationSettings:
-    return SpeculationSettings(depth=depth, kind=kind, **more)
+def drafting(depth: int | None = 3, kind: Any = "draft", **options: Any) -> SpeculationSettings:
+    return SpeculationSettings(depth=depth, kind=kind, **options)
 
 
 class Running(Driven):
-    """With prompts as text too, and what tests ask for again and again."""
+    """A driven engine with prompts as text too, and with what many tests need."""
 
     def __init__(self, pair: LoadedPair) -> None:
         super().__init__(pair)
@@ -53,38 +53,38 @@ class Running(Driven):
         max_tokens: int | None = 24,
         sampling: Sampling = GREEDY,
         speculative: SpeculationSettings = PLAIN,
-        **more: Any,
+        **options: Any,
     ) -> int:
         """Submit a request; returns its id."""
         request = self._next
         self._next += 1
-        asked = TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(list(prompt))
+        prompt_value = TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(list(prompt))
         generate = Generate(
             request,
-            asked,
+            prompt_value,
             sampling=sampling,
             max_tokens=max_tokens,
             speculative=speculative,
-            **more,
+            **options,
         )
         self.submit(self.preparer.prepare(generate))
         return request
 
     def admit(self) -> None:
-        """Give slots to those that wait, before any round."""
+        """Give slots to waiting requests, before any round."""
         self.engine._scheduler.admit(self.engine._emit_started, self.engine._endings.send_failure)
 
-    def ask(self, prompt: Sequence[int] | str, *args: Any, **more: Any) -> Answer:
-        """One request from its beginning to its end."""
-        request = self.start(prompt, *args, **more)
+    def ask(self, prompt: Sequence[int] | str, *args: Any, **options: Any) -> Answer:
+        """Run one request from its beginning to its end."""
+        request = self.start(prompt, *args, **options)
         self.finish()
         return self.answers[request]
 
-    def constrained(self, kind: Any, source: str = "", begun: str = "", **more: Any) -> Answer:
-        return self.ask("a" + begun, constraint=Constraint(kind, source, begun), **more)
+    def constrained(self, kind: Any, source: str = "", begun: str = "", **options: Any) -> Answer:
+        return self.ask("a" + begun, constraint=Constraint(kind, source, begun), **options)
 
     def forget(self) -> None:
-        """Empty every slot, so that the next request finds no cache, no company and nothing remembered."""
+        """Empty every slot, so that the next request finds no cache, no other request and no memory."""
         for request, answer in self.answers.items():
             if answer.ending is None:  # a test that failed left it running
                 self.engine.cancel(request)
@@ -98,13 +98,13 @@ class Running(Driven):
         super().close()
 
 
-# Other settings to run every test with that loads a pair here, to see that none holds by chance of
+# Other settings for every test that loads a pair here, to see that none passes only with certain
 # kernels: LOCALSPEC_TEST_ENGINE='{"n_threads": 4, "extra_buffers": false}'
 _ALWAYS: dict[str, Any] = json.loads(os.environ.get("LOCALSPEC_TEST_ENGINE", "{}"))
 
 
 Device = Literal["cpu", "rpc", "cuda"]
-# Where the targets of this run are. "rpc": each is on a worker of its own, which llama.cpp treats as a
+# The device of the targets in this run. "rpc": each is on a worker of its own, which llama.cpp treats as a
 # GPU. "cuda": on this machine's GPU, which is also where a build for one puts them without being told.
 DEVICE: Device = cast(
     Device, os.environ.get("LOCALSPEC_TEST_DEVICE") or ("cuda" if gpus() else "cpu")
@@ -121,18 +121,18 @@ def skip_on(*devices: Device, why: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(DEVICE in devices, reason=f"on a device: {why}")
 
 
-# Where workers have been: what is kept of a pair is for the machines that it was on, so that a second engine
-# beside the first, on a worker of its own, finds nothing.
+# Ports of earlier workers. What is stored of a pair belongs to its machines, so a second engine beside the
+# first, on a worker of its own, finds nothing.
 _PORTS: list[int] = []
 
 
 @contextlib.contextmanager
 def running(files: PairFiles, **settings: Any) -> Iterator[Running]:
-    """A pair loaded on one thread, closed at the end."""
+    """Yield a pair loaded on one thread, and close it at the end."""
     chosen = {"n_threads": 1, "n_ctx": 512, "n_batch": 256, **settings, **_ALWAYS}
     with contextlib.ExitStack() as opened:
         if ON_DEVICE and not files.rpc:
-            # So that a pass reads as much of a prompt as anywhere.
+            # A pass then reads as much of a prompt as on other devices.
             chosen["n_batch"] = max(chosen["n_batch"] // GPU_BATCH_FACTOR, 64)
         if DEVICE == "rpc" and not files.rpc:
             port = _PORTS.pop() if _PORTS else free_port()

@@ -1,7 +1,7 @@
-"""A terminal's screen, as far as our output commands one: what it shows, and what is copied from it.
+"""A terminal's screen, with the commands that our output uses: what it shows, and what is copied from it.
 
 It breaks long lines itself and knows which rows it broke, as terminals do: copying joins those.
-Anything it does not know is an error.
+Anything unknown is an error.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class Row:
 
 
 class Screen:
-    """Rows that have scrolled away can no more be changed, and can still be read."""
+    """A screen; rows that have scrolled away cannot be changed any more, but can be read."""
 
     def __init__(self, columns: int, lines: int) -> None:
         self.columns = columns
         self.lines = lines
         self.rows = [Row()]
         self.row = 0
-        self.column = 0  # `columns`: the next character goes on below
+        self.column = 0  # `columns`: the next character goes to the next row
 
     def feed(self, output: str) -> Screen:
         at = 0
@@ -49,7 +49,7 @@ class Screen:
 
     @property
     def top(self) -> int:
-        """The first row that is on the screen."""
+        """Return the first row that is on the screen."""
         return max(0, len(self.rows) - self.lines)
 
     def _command(self, letter: str, count: int) -> None:
@@ -61,7 +61,7 @@ class Screen:
             del self.rows[self.row].cells[self.column :]
             self.rows[self.row].goes_on = False
             if letter == "J":
-                # rows below are empty, and still there
+                # The rows below become empty, but remain.
                 for row in self.rows[self.row + 1 :]:
                     row.cells, row.goes_on = [], False
         else:
@@ -74,7 +74,7 @@ class Screen:
         elif char == "\r":
             self.column = 0
         elif char == "\t":
-            # a row's end is the last stop, and a cursor that waits there loses it
+            # The end of a row is the last stop, and a pending wrap is cancelled.
             stop = (self.column // 8 + 1) * 8
             self.column = max(self.column, min(stop, self.columns - 1))
         else:
@@ -85,10 +85,10 @@ class Screen:
         assert width >= 0, f"{char!r} commands a terminal"
         row = self.rows[self.row]
         if width == 0:
-            before = max(0, min(self.column, len(row.cells)) - 1)
-            while before and not row.cells[before]:
-                before -= 1
-            row.put(before, (row.cells[before] if row.cells else "") + char)
+            index = max(0, min(self.column, len(row.cells)) - 1)
+            while index and not row.cells[index]:
+                index -= 1
+            row.put(index, (row.cells[index] if row.cells else "") + char)
             return
         if self.column + width > self.columns:
             row.goes_on = True
@@ -107,10 +107,10 @@ class Screen:
 
     @property
     def shown(self) -> list[str]:
-        """Each row as a person sees it."""
+        """Return each row as a person sees it."""
         return ["".join(row.cells).rstrip() for row in self.rows]
 
     @property
     def copied(self) -> str:
-        """Everything, selected with the mouse: rows that the terminal broke are one line."""
+        """Return everything as selected with the mouse: rows that the terminal broke are one line."""
         return "".join("".join(row.cells) + "\n" * (not row.goes_on) for row in self.rows)

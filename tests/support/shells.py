@@ -12,7 +12,7 @@ import pytest
 from tests.support.daemons import Home
 from tests.support.terminal import Terminal, terminal
 
-# Without anybody's own configuration.
+# Shells without the user's configuration.
 SHELLS = {
     "bash": ("bash", "--norc", "--noprofile", "-i"),
     "zsh": ("zsh", "-f", "-i"),
@@ -34,7 +34,7 @@ def with_program(home: Home) -> None:
 
 @contextlib.contextmanager
 def shell(home: Home, name: str) -> Iterator[Terminal]:
-    """An interactive shell that waits for a command."""
+    """Yield an interactive shell that waits for a command."""
     if not shutil.which(name):
         pytest.skip(f"this machine has no {name} among its shells")
     home_ = str(home.root)
@@ -47,5 +47,5 @@ def shell(home: Home, name: str) -> Iterator[Terminal]:
 
 
 def status(name: str) -> str:
-    """A command that prints the exit code of the one before, between signs."""
+    """Return a command that prints the exit code of the previous one, in brackets."""
     return "echo [$status]\n" if name == "fish" else "echo [$?]\n"

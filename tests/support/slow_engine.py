@@ -1,5 +1,6 @@
-"""The engine, on a machine so slow that each row of a pass takes SECONDS: `python slow_engine.py SECONDS
-FILE --fd N`. While FILE exists, a pass never ends.
+"""The engine, on a machine so slow that each row of a pass takes SECONDS.
+
+Usage: `python slow_engine.py SECONDS FILE --fd N`. While FILE exists, a pass never ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Is a sample drawn from a distribution? Pearson's chi-square without a statistics library."""
+"""Tests of whether a sample is drawn from a distribution: Pearson's chi-square without a library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Cell = TypeVar("Cell", bound=Hashable)
 
 
 def chi_square_z(*samples: tuple[Iterable[Cell], Mapping[Cell, float]]) -> float:
-    """Standard deviations by which the chi-square statistic exceeds what chance gives.
+    """Return by how many standard deviations the chi-square statistic exceeds its expectation.
 
     samples: independent (draws, probability of each cell). Wilson and Hilferty's approximation (1931).
-    Cells expected fewer than five times are put together; a draw of probability zero gives infinity.
+    Cells expected fewer than five times are merged; a draw of probability zero returns infinity.
     """
     statistic, freedom = 0.0, 0
     for draws, probabilities in samples:
@@ -26,8 +26,10 @@ def chi_square_z(*samples: tuple[Iterable[Cell], Mapping[Cell, float]]) -> float
         rare = [pair for pair in pairs if pair[1] < 5]
         pairs = [pair for pair in pairs if pair[1] >= 5]
         if rare:
-            pairs.append((sum(seen for seen, _ in rare), sum(hoped for _, hoped in rare)))
-        statistic += sum((seen - hoped) ** 2 / hoped for seen, hoped in pairs)
+            pairs.append(
+                (sum(observed for observed, _ in rare), sum(expected for _, expected in rare))
+            )
+        statistic += sum((observed - expected) ** 2 / expected for observed, expected in pairs)
         freedom += len(pairs) - 1
     spread = 2 / (9 * freedom)
     root: float = (statistic / freedom) ** (1 / 3)

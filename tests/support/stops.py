@@ -1,4 +1,4 @@
-"""Passes that are ended on their way, at a place of one's choice."""
+"""Passes that are interrupted at a chosen step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localspec.engine.llama import Stop
 
 
 class StopAfter(Stop):
-    """Once, after so many steps of a pass: `act` is called there, which by default sets it."""
+    """Call `act` once, after this many steps of a pass; by default it sets the stop."""
 
     def __init__(self, steps: int, act: Callable[[], None] | None = None) -> None:
         super().__init__()

@@ -17,12 +17,12 @@ REAL = Path(__file__).resolve().parents[3] / "shared" / "templates"
 
 
 def files() -> dict[str, Path]:
-    """Every template that is here, by name."""
+    """Return every available template by name."""
     return {
         file.stem: file for folder in (FAMILIES, REAL) for file in sorted(folder.glob("*.jinja"))
     }
 
 
 def template(name: str) -> str:
-    """The text of one of them."""
+    """Return the text of a template."""
     return files()[name].read_text(encoding="utf-8")

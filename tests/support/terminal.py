@@ -1,4 +1,4 @@
-"""A program in a terminal of its own, as a person has it."""
+"""A program in a terminal of its own, as a user has it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-PATIENCE = 30.0  # seconds; only a bug waits so long
+PATIENCE = 30.0  # seconds; only a bug takes so long
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07|\x1b[=>]|\r")
 
 
 class Terminal:
-    """`localspec` on a pty: `expect` what is to be shown, `send` what a person types."""
+    """A pty that runs `localspec`: `expect` waits for output, `send` types."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Terminal:
         stdout: int | None = None,
         program: Sequence[str] = ("-m", "localspec"),
     ) -> None:
-        """With `stdout` only stdin and stderr are the terminal; `program` is what Python runs."""
+        """Start a program. With `stdout` only stdin and stderr are the terminal; Python runs `program`."""
         self.master, slave = pty.openpty()
         self.resize(columns, lines)
         self.process = subprocess.Popen(
@@ -47,7 +47,7 @@ class Terminal:
         )
         os.close(slave)
         self.raw = ""
-        self._seen = 0
+        self._position = 0
         self._bytes = b""
 
     def resize(self, columns: int, lines: int) -> None:
@@ -56,7 +56,7 @@ class Terminal:
             self.process.send_signal(signal.SIGWINCH)
 
     def _read(self, seconds: float) -> bool:
-        """Whether something came; False at the end, too."""
+        """Return whether something was received; at the end it is False, too."""
         ready, _, _ = select.select([self.master], [], [], seconds)
         if not ready:
             return False
@@ -64,7 +64,7 @@ class Terminal:
             data = os.read(self.master, 65536)
         except OSError:  # the other end is closed
             return False
-        if b"\x1b[6n" in data:  # where is the cursor? prompt_toolkit asks
+        if b"\x1b[6n" in data:  # prompt_toolkit requests the position of the cursor
             os.write(self.master, b"\x1b[1;1R")
         self._bytes += data
         self.raw = self._bytes.decode("utf-8", "replace")
@@ -72,17 +72,17 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """Everything so far without escape codes."""
+        """Return everything so far without escape codes."""
         return ESCAPES.sub("", self.raw)
 
     def expect(self, text: str) -> None:
-        """Wait until `text`, in however many lines, is shown after what was expected last."""
+        """Wait until `text`, in however many lines, appears after what was expected last."""
         deadline = time.monotonic() + PATIENCE
-        wanted = re.compile(r"\s+".join(map(re.escape, text.split(" "))))
-        while (found := wanted.search(self.text, self._seen)) is None:
+        pattern = re.compile(r"\s+".join(map(re.escape, text.split(" "))))
+        while (match := pattern.search(self.text, self._position)) is None:
             self._read(0.05)
             assert time.monotonic() < deadline, f"waited for {text!r}; there is {self.text!r}"
-        self._seen = found.end()
+        self._position = match.end()
 
     def send(self, text: str) -> None:
         os.write(self.master, text.encode())
@@ -91,7 +91,7 @@ class Terminal:
         self.send("\x03")
 
     def wait(self, seconds: float = PATIENCE) -> int:
-        """Its exit code, when all it wrote is read."""
+        """Return the exit code, after reading all output."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:
             self._read(0.02)

@@ -1,4 +1,4 @@
-"""A server of OpenAI's shapes whose every byte is a test's, and which remembers what it was sent."""
+"""A server with OpenAI's API whose every byte a test controls, and which records its requests."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from typing import Any
 
 
 @dataclass
-class Seen:
-    """A request. `left`: when its client closed the connection (monotonic), 0 while it has not."""
+class ReceivedRequest:
+    """A received request. `closed_at`: when its client closed the connection (monotonic), or 0."""
 
     line: str
     headers: dict[str, str]
     body: Any
-    left: float = 0.0
+    closed_at: float = 0.0
 
     @property
     def path(self) -> str:
         return self.line.split(" ")[1]
 
 
-Answering = Callable[[Seen, socket.socket], None]
+Answering = Callable[[ReceivedRequest, socket.socket], None]
 
 
 @dataclass
 class ScriptedServer:
-    """`answer` writes whatever it likes; without it models are listed and a chat says hello.
+    """A server: `answer` writes the response; by default it lists models, and a chat says hello.
 
-    `silent`: nothing more is answered, as when a link is cut and nothing says so. `root`: what the models
-    are, whatever they are called.
+    `silent`: nothing more is answered, as when a link is cut unnoticed. `root`: the true name of the models,
+    whatever they are called.
     """
 
     url: str = ""
@@ -49,7 +49,7 @@ class ScriptedServer:
     context: int = 0
     answer: Answering | None = None
     metrics: Callable[[], str] | None = None
-    seen: list[Seen] = field(default_factory=list)
+    requests: list[ReceivedRequest] = field(default_factory=list)
     stream: bytes = b""
     connections: list[socket.socket] = field(default_factory=list)
 
@@ -59,43 +59,45 @@ class ScriptedServer:
             try:
                 connection = self.tls.wrap_socket(connection, server_side=True)
             except OSError:
-                return  # a client that trusts nobody leaves at once
+                return  # a client that does not trust us leaves at once
         with connection, contextlib.suppress(OSError):
             connection.settimeout(30)
-            while (seen := _request(connection)) is not None:
+            while (request := _request(connection)) is not None:
                 if self.silent:
-                    self.watch(seen, connection)
+                    self.watch(request, connection)
                     return
-                if seen.path == "/metrics":
+                if request.path == "/metrics":
                     text = self.metrics() if self.metrics else None
-                    connection.sendall(whole(text, "200 OK" if text else "404 None", plain=text))
+                    connection.sendall(
+                        encode_response(text, "200 OK" if text else "404 None", plain=text)
+                    )
                     continue
-                self.seen.append(seen)
-                if seen.path.endswith("/models"):
+                self.requests.append(request)
+                if request.path.endswith("/models"):
                     listed = [
                         {
-                            "id": each,
+                            "id": model,
                             "owned_by": self.owner,
                             "root": self.root,
                             "max_model_len": self.context,
                         }
-                        for each in self.models
+                        for model in self.models
                     ]
-                    connection.sendall(whole({"object": "list", "data": listed}))
+                    connection.sendall(encode_response({"object": "list", "data": listed}))
                 elif self.answer is not None:
-                    self.answer(seen, connection)
+                    self.answer(request, connection)
                     return
                 else:
-                    connection.sendall(streamed(self.stream or said("hello", " there")))
+                    connection.sendall(encode_stream(self.stream or encode_chat("hello", " there")))
 
-    def watch(self, seen: Seen, connection: socket.socket) -> None:
-        """Until the client leaves."""
+    def watch(self, request: ReceivedRequest, connection: socket.socket) -> None:
+        """Wait until the client leaves."""
         with contextlib.suppress(OSError):
             connection.recv(1)
-        seen.left = time.monotonic()
+        request.closed_at = time.monotonic()
 
 
-def _request(connection: socket.socket) -> Seen | None:
+def _request(connection: socket.socket) -> ReceivedRequest | None:
     data = b""
     while b"\r\n\r\n" not in data:
         if not (more := connection.recv(1 << 16)):
@@ -103,13 +105,13 @@ def _request(connection: socket.socket) -> Seen | None:
         data += more
     head, _, body = data.partition(b"\r\n\r\n")
     line, *rest = head.decode("latin-1").split("\r\n")
-    headers = {k.lower(): v for k, _, v in (each.partition(": ") for each in rest)}
+    headers = {k.lower(): v for k, _, v in (header.partition(": ") for header in rest)}
     while len(body) < int(headers.get("content-length", 0)):
         body += connection.recv(1 << 16)
-    return Seen(line, headers, json.loads(body) if body else None)
+    return ReceivedRequest(line, headers, json.loads(body) if body else None)
 
 
-def whole(
+def encode_response(
     value: object, status: str = "200 OK", headers: str = "", plain: str | None = None
 ) -> bytes:
     data = (json.dumps(value) if plain is None else plain).encode()
@@ -120,42 +122,42 @@ def whole(
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def chunked(data: bytes) -> bytes:
+def encode_chunk(data: bytes) -> bytes:
     return f"{len(data):x}\r\n".encode() + data + b"\r\n" if data else b""
 
 
-def streamed(data: bytes) -> bytes:
-    return HEAD + chunked(data) + b"0\r\n\r\n"
+def encode_stream(data: bytes) -> bytes:
+    return HEAD + encode_chunk(data) + b"0\r\n\r\n"
 
 
-def event(value: object) -> bytes:
+def encode_event(value: object) -> bytes:
     return b"data: " + (value if isinstance(value, bytes) else json.dumps(value).encode()) + b"\n\n"
 
 
-def said(*texts: str, finish: str = "stop", **last: Any) -> bytes:
-    """A whole chat in so many pieces; `last` are keys of its last chunk."""
+def encode_chat(*texts: str, finish: str = "stop", **last_chunk: Any) -> bytes:
+    """Return a complete chat in these pieces; `last_chunk` are keys of its last chunk."""
     pieces: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
     pieces += [{"content": text} for text in texts]
-    ended: list[tuple[dict[str, Any], str | None]] = [(each, None) for each in pieces]
+    deltas: list[tuple[dict[str, Any], str | None]] = [(piece, None) for piece in pieces]
     chunks = [
         {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-        for delta, reason in [*ended, ({}, finish)]
+        for delta, reason in [*deltas, ({}, finish)]
     ]
     usage = {"prompt_tokens": 7, "completion_tokens": len(texts)}
-    ends: list[object] = [{"choices": [], "usage": usage, **last}, b"[DONE]"]
-    return b"".join(map(event, [*chunks, *ends]))
+    ends: list[object] = [{"choices": [], "usage": usage, **last_chunk}, b"[DONE]"]
+    return b"".join(map(encode_event, [*chunks, *ends]))
 
 
-def certified(folder: Path, address: str) -> tuple[ssl.SSLContext, Path]:
-    """What a server of that address shows, and the file of who vouches for it: nobody but itself."""
+def make_tls_context(folder: Path, address: str) -> tuple[ssl.SSLContext, Path]:
+    """Return a TLS context for a server at that address, and the file of its self-signed certificate."""
     key, certificate = folder / "key.pem", folder / "cert.pem"
-    made = subprocess.run(
+    run = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
          "-nodes", "-days", "2", "-subj", "/CN=tower", "-addext", f"subjectAltName=IP:{address}",
          "-keyout", str(key), "-out", str(certificate)],
         capture_output=True,
     )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert run.returncode == 0, run.stderr
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     return context, certificate
@@ -165,7 +167,7 @@ def certified(folder: Path, address: str) -> tuple[ssl.SSLContext, Path]:
 def scripted_server(
     port: int = 0, listening: socket.socket | None = None, **fields: Any
 ) -> Iterator[ScriptedServer]:
-    """`listening`: a socket of another host; else one of this machine's, at the port."""
+    """Run a server on `listening`, a socket of another host, or on a local socket at the port."""
     with listening or socket.create_server(("127.0.0.1", port)) as listening:
         host, port = listening.getsockname()
         server = ScriptedServer(**fields)
@@ -181,6 +183,6 @@ def scripted_server(
         try:
             yield server
         finally:
-            for each in (listening, *server.connections):
+            for open_socket in (listening, *server.connections):
                 with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+                    open_socket.shutdown(socket.SHUT_RDWR)

@@ -7,7 +7,7 @@ import sys
 
 NOBODY = 65_534
 
-# The file system may keep another user from Python's own files, so everything is imported before the change.
+# Another user may not be able to read Python's own files, so everything is imported before the change.
 _VISIT = """
 import os, socket, sys
 "".encode("idna")
@@ -26,11 +26,11 @@ except ConnectionError:
 
 
 def visit(port: int, uid: int, text: bytes = b"hello") -> str:
-    """Connect as a user, from a process of its own; return the user and what was answered.
+    """Connect as a user, from a process of its own; return the user and the answer.
 
     Only root can be another user.
     """
     command = [sys.executable, "-c", _VISIT, str(uid), str(port), text.hex()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()

@@ -1,9 +1,9 @@
 """Vocabularies of the kinds that models have, learnt from Python's standard library in seconds.
 
-The header of a model's file without its weights: a byte-level vocabulary with merges (GPT-2, Llama 3,
+Each is the header of a model's file without its weights: a byte-level vocabulary with merges (GPT-2, Llama 3,
 Qwen), SentencePiece's with scores and byte tokens (Llama 2), and the latter with tokens added later
-(Phi 3). Made as those were made, from other text and in a tenth of the size; where the real ones lie
-in `shared/vocabs` beside the checkout, tests use those too.
+(Phi 3). They are made as the real ones were, from other text and at a tenth of the size; where the real ones
+are in `shared/vocabs` beside the checkout, tests use those too.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ NAMES = ("gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 MERGES = 3000
 
-# Texts that share a language and little else, so that no two vocabularies number their tokens alike.
+# Texts with little in common, so that no two vocabularies number their tokens alike.
 _TEXTS = {
     "gpt-2": "argparse inspect typing unittest/case",
     "llama-bpe": "_pydecimal tarfile zipfile doctest",
     "llama-spm": "email/message difflib pydoc http/client",
     "qwen2": "asyncio/base_events asyncio/tasks subprocess logging/__init__ statistics",
 }
-# A space belongs to the word after it; digits stand in threes, and one by one in Qwen's.
+# A space belongs to the following word; digits are in groups of three, and single in Qwen's.
 _WORDS = re.compile(r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+| ?\d{1,3}| ?[^\s\w]+|\s+(?!\S)|\s+|_")
 _QWEN_WORDS = re.compile(r"'(?:[sdmt]|ll|ve|re)| ?[^\W\d_]+|\d| ?[^\s\w]+|\s+(?!\S)|\s+|_")
 
 
-# What a test that wants one of each kind runs with: those learnt here, and the real ones where they are.
+# The sources of a test that needs one of each kind: those learnt here, and the real ones if available.
 SOURCES = ["learnt", *(["real"] if REAL.is_dir() else [])]
 
 
 def files_of(source: str, folder: Path) -> dict[str, Path]:
-    """A file of each kind by its name, written to the folder where it is not a real one."""
+    """Return a file of each kind by its name, written to the folder if it is not a real one."""
     if source == "real":
         return {name: REAL / f"ggml-vocab-{name}.gguf" for name in NAMES}
     return {name: vocabulary(name).write(folder / f"{name}.gguf") for name in NAMES}
@@ -50,7 +50,7 @@ def files_of(source: str, folder: Path) -> dict[str, Path]:
 
 @cache
 def vocabulary(name: str) -> Gguf:
-    """A model's header with a tokenizer of the kind called `name`, and no tensors."""
+    """Return a model's header with a tokenizer of the kind called `name`, and no tensors."""
     makers: dict[str, Callable[[], Gguf]] = {
         "gpt-2": _gpt2,
         "llama-bpe": _llama_bpe,
@@ -63,13 +63,13 @@ def vocabulary(name: str) -> Gguf:
 
 
 def with_tokens(file: Gguf, added: dict[str, int]) -> Gguf:
-    """A copy with more tokens, each of the type that is given."""
-    known = file.array("tokenizer.ggml.tokens")
-    more = {text: kind for text, kind in added.items() if text not in known}
+    """Return a copy with more tokens, each of the given type."""
+    existing = file.array("tokenizer.ggml.tokens")
+    new_tokens = {text: kind for text, kind in added.items() if text not in existing}
     lists: dict[str, tuple[int, list[Any]]] = {
-        "tokens": (STRING, list(more)),
-        "token_type": (I32, list(more.values())),
-        "scores": (F32, [0.0] * len(more)),
+        "tokens": (STRING, list(new_tokens)),
+        "token_type": (I32, list(new_tokens.values())),
+        "scores": (F32, [0.0] * len(new_tokens)),
     }
     for key, (kind, values) in lists.items():
         name = f"tokenizer.ggml.{key}"
@@ -79,11 +79,11 @@ def with_tokens(file: Gguf, added: dict[str, int]) -> Gguf:
 
 
 def token_count(name: str) -> int:
-    """How many tokens it has."""
+    """Return the number of tokens of a vocabulary."""
     return len(_list(vocabulary(name), "tokens"))
 
 
-# ------------------------------------------------------------------ the kinds
+# The kinds of vocabularies.
 
 
 def _gpt2() -> Gguf:
@@ -96,8 +96,8 @@ def _gpt2() -> Gguf:
 def _llama_bpe() -> Gguf:
     merges = _byte_merges("llama-bpe")
     normal = [*_BYTES.values(), *(a + b for a, b in merges)]
-    named = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eot_id")
-    special = [f"<|{each}|>" for each in named]
+    names = ("begin_of_text", "end_of_text", "start_header_id", "end_header_id", "eot_id")
+    special = [f"<|{name}|>" for name in names]
     special += [f"<|reserved_special_token_{at}|>" for at in range(251)]
     begin = len(normal)
     return _bpe(
@@ -110,7 +110,7 @@ def _qwen2() -> Gguf:
     normal = [*_BYTES.values(), *(a + b for a, b in merges)]
     end = len(normal)
     special = dict.fromkeys(("<|endoftext|>", "<|im_start|>", "<|im_end|>"), CONTROL)
-    # Rows that the embedding has and the tokenizer has not.
+    # Rows that the embedding has but the tokenizer lacks.
     padding = {f"[PAD{end + 3 + at}]": USER_DEFINED for at in range(290)}
     return _bpe("qwen2", "qwen2", normal, special | padding, merges, bos=end, eos=end)
 
@@ -139,7 +139,7 @@ def _bpe(
 
 
 def small_vocabulary(pieces: list[str], marks: list[str]) -> Gguf:
-    """Every byte, some longer pieces, markers that are tokens of their own, and one that ends a text."""
+    """Return a vocabulary of every byte, some longer pieces, marker tokens, and an end of text."""
     letters = list(_BYTES.values())
     longer = ["".join(_BYTES[byte] for byte in piece.encode()) for piece in pieces]
     special = {**dict.fromkeys(marks, USER_DEFINED), "<|end|>": CONTROL}
@@ -148,15 +148,15 @@ def small_vocabulary(pieces: list[str], marks: list[str]) -> Gguf:
 
 
 def _llama_spm() -> Gguf:
-    # A line's end is no piece: it is written with its byte's token.
+    # A newline is no piece: it is written with the token of its byte.
     words = Counter[str]()
     for word, count in _words("llama-spm", _WORDS).items():
         words[word.rpartition("\n")[2].replace(" ", "▁")] += count
-    merged = ["".join(pair) for pair in _learnt({w: tuple(w) for w in words}, words)]
+    merged = ["".join(pair) for pair in _learn_merges({w: tuple(w) for w in words}, words)]
     letters = Counter[str]()
     for word, count in words.items():
         letters.update({letter: count * word.count(letter) for letter in set(word)})
-    # Pieces in the order in which they were merged, then the letters: a score is minus the place.
+    # Pieces are in the order of their merges, then the letters: a score is minus the index.
     pieces = list(dict.fromkeys([*merged, *(letter for letter, _ in letters.most_common())]))
     bytes_ = [f"<0x{at:02X}>" for at in range(256)]
     return _model(
@@ -180,13 +180,13 @@ def _llama_spm() -> Gguf:
 
 
 def _phi3() -> Gguf:
-    """Llama 2's with 64 tokens more, of which a dozen mean something."""
+    """Return Llama 2's vocabulary with 64 more tokens, of which a dozen have a meaning."""
     base = vocabulary("llama-spm")
-    tokens, scores, types = (_list(base, each) for each in ("tokens", "scores", "token_type"))
+    tokens, scores, types = (_list(base, name) for name in ("tokens", "scores", "token_type"))
     end = len(tokens)
-    named = ["endoftext", "assistant", *(f"placeholder{at}" for at in range(1, 5)), "system"]
-    named += ["placeholder5", "placeholder6", "end", "user"]
-    added = [f"<|{each}|>" for each in named]
+    names = ["endoftext", "assistant", *(f"placeholder{at}" for at in range(1, 5)), "system"]
+    names += ["placeholder5", "placeholder6", "end", "user"]
+    added = [f"<|{name}|>" for name in names]
     padding = [f"[PAD{end + at}]" for at in range(len(added), 64)]
     keys = {
         key.removeprefix("tokenizer.ggml."): value
@@ -235,15 +235,15 @@ def _list(file: Gguf, key: str) -> list[Any]:
     return list(value[1])
 
 
-# ------------------------------------------------------------------ learning
+# Learning merges.
 
 
 def _byte_table() -> dict[int, str]:
-    """GPT-2's letters for bytes: those that print stand for themselves, the others for U+0100 on."""
+    """Return GPT-2's letters for bytes: printable bytes map to themselves, others to U+0100 and up."""
     printed = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printed]
+    unprintable = [byte for byte in range(256) if byte not in printed]
     return {byte: chr(byte) for byte in printed} | {
-        byte: chr(256 + at) for at, byte in enumerate(others)
+        byte: chr(256 + at) for at, byte in enumerate(unprintable)
     }
 
 
@@ -252,18 +252,20 @@ _BYTES = _byte_table()
 
 def _words(name: str, cut: re.Pattern[str]) -> Counter[str]:
     library = Path(sysconfig.get_paths()["stdlib"])
-    texts = [(library / f"{each}.py").read_text(encoding="utf-8") for each in _TEXTS[name].split()]
+    texts = [
+        (library / f"{module}.py").read_text(encoding="utf-8") for module in _TEXTS[name].split()
+    ]
     return Counter(cut.findall("\n".join(texts)))
 
 
 def _byte_merges(name: str) -> list[tuple[str, str]]:
     counts = _words(name, _QWEN_WORDS if name == "qwen2" else _WORDS)
     words = {word: tuple(_BYTES[byte] for byte in word.encode()) for word in counts}
-    return _learnt(words, counts)
+    return _learn_merges(words, counts)
 
 
-def _learnt(words: dict[str, tuple[str, ...]], counts: Counter[str]) -> list[tuple[str, str]]:
-    """The first MERGES merges of byte pair encoding, the most frequent pair each time."""
+def _learn_merges(words: dict[str, tuple[str, ...]], counts: Counter[str]) -> list[tuple[str, str]]:
+    """Return the first MERGES merges of byte pair encoding, the most frequent pair each time."""
     spelt = {word: list(symbols) for word, symbols in words.items()}
     frequency: Counter[tuple[str, str]] = Counter()
     places: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
@@ -273,18 +275,18 @@ def _learnt(words: dict[str, tuple[str, ...]], counts: Counter[str]) -> list[tup
             places[pair].add(word)
     queue = [(-count, pair) for pair, count in frequency.items()]
     heapq.heapify(queue)
-    made: list[tuple[str, str]] = []
-    known: set[str] = set()
-    while queue and len(made) < MERGES:
+    merges: list[tuple[str, str]] = []
+    pieces: set[str] = set()
+    while queue and len(merges) < MERGES:
         count, best = heapq.heappop(queue)
         if -count != frequency[best]:  # it has changed since
             if frequency[best] > 0:
                 heapq.heappush(queue, (-frequency[best], best))
             continue
         joined = "".join(best)
-        if joined not in known:  # two ways to one piece would be two tokens of one text
-            made.append(best)
-            known.add(joined)
+        if joined not in pieces:  # two merges to one piece would make two tokens of one text
+            merges.append(best)
+            pieces.add(joined)
         touched: set[tuple[str, str]] = set()
         for word in sorted(places.pop(best)):
             old = spelt[word]
@@ -299,16 +301,16 @@ def _learnt(words: dict[str, tuple[str, ...]], counts: Counter[str]) -> list[tup
         frequency[best] = 0
         for pair in touched:
             heapq.heappush(queue, (-frequency[pair], pair))
-    return made
+    return merges
 
 
 def _merged(symbols: list[str], pair: tuple[str, str], joined: str) -> list[str]:
-    found, at = [], 0
+    result, at = [], 0
     while at < len(symbols):
         if symbols[at] == pair[0] and symbols[at + 1 : at + 2] == [pair[1]]:
-            found.append(joined)
+            result.append(joined)
             at += 2
         else:
-            found.append(symbols[at])
+            result.append(symbols[at])
             at += 1
-    return found
+    return result

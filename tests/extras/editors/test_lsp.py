@@ -27,7 +27,7 @@ from localspec.errors import NoDaemon, UsageError
 from localspec.extras.editors import lsp, servers
 from localspec.extras.editors.lsp import Document, Encoding, Position, VisitedPlaces, split_lines
 from tests.support.daemons import PATIENCE, Home, temporary_home, wait_for
-from tests.support.editors import CALL, FITTING, Editor, Scripted, editing, scripted, whole
+from tests.support.editors import CALL, FITTING, Editor, Scripted, editing, json_response, scripted
 
 URI = "file:///there/sum.py"
 ENCODINGS: dict[Encoding, str] = {"utf-8": "utf-8", "utf-16": "utf-16-le", "utf-32": "utf-32-le"}
@@ -180,7 +180,7 @@ def test_visited_places_are_prefilled_when_idle(
         await session.suggest("file:///one.py", 5, 0)
         assert extra(server.requests[-1][1]) == file_names
 
-    with scripted(home.root / "s", lambda *_: whole({"content": "()"})) as server:
+    with scripted(home.root / "s", lambda *_: json_response({"content": "()"})) as server:
         asyncio.run(asyncio.wait_for(type_in_both(server), PATIENCE))
 
 
@@ -453,9 +453,9 @@ class Neovim:
 
     def _reply(self, target: str, body: dict[str, Any]) -> list[bytes]:
         if target == "/infill":
-            return whole({"content": self.suggestion})
+            return json_response({"content": self.suggestion})
         message = {"content": self.answer}
-        return whole({"choices": [{"message": message, "finish_reason": "stop"}]})
+        return json_response({"choices": [{"message": message, "finish_reason": "stop"}]})
 
 
 def test_neovim_completes_explains_and_edits() -> None:

@@ -28,7 +28,7 @@ from tests.support.editors import (
     Scripted,
     chat,
     editing,
-    found,
+    find_editor,
     infill,
     program,
     scripted,
@@ -550,7 +550,7 @@ def test_fast_keys_in_every_editor_and_a_daemon_that_is_killed() -> None:
     with temporary_home() as home, ExitStack() as stack:
         daemon = RunningDaemon(home)
         editors = []
-        for name in filter(found, EDITORS):
+        for name in filter(find_editor, EDITORS):
             folder = home.root / name
             folder.mkdir()
             file = folder / "copy.py"

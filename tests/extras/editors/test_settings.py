@@ -13,17 +13,17 @@ import pytest
 
 from localspec import literals
 from localspec.extras.editors.settings import SETTINGS, EditorEnvironment
-from tests.test_literals import every, run
+from tests.test_literals import check_texts, run_and_read
 
 
-def machine(text: str) -> EditorEnvironment:
+def make_environment(text: str) -> EditorEnvironment:
     return EditorEnvironment(
         Path(f"/{text}/s.sock"), "127.0.0.1:8012", "t", text or "x", True, (f"/{text}", "-P")
     )
 
 
-def outside(text: str, language: str) -> str:
-    """What stands outside of strings and comments."""
+def remove_strings(text: str, language: str) -> str:
+    """Return the text outside of strings and comments."""
     strings = {
         "lua": r'"(?:[^"\\\n]|\\.)*"|\'(?:[^\'\\\n]|\\.)*\'|--[^\n]*',
         "lisp": r'"(?:[^"\\]|\\.)*"|;[^\n]*',
@@ -42,26 +42,36 @@ LANGUAGES = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_no_path_and_no_name_changes_the_settings_around_it(name: str) -> None:
+def test_paths_and_names_do_not_change_the_settings_around_them(name: str) -> None:
     """Outside of strings they are the same, whatever the paths and names are."""
     language = LANGUAGES[name]
 
-    @every
+    @check_texts
     def holds(text: str) -> None:
         if language in ("toml", "kakoune") and text.encode("utf-8", "ignore").decode() != text:
             return
-        made, plain = (SETTINGS[name].text(machine(each)) for each in (text, "plain"))
+        settings_text, plain = (
+            SETTINGS[name].text(make_environment(content)) for content in (text, "plain")
+        )
         if language == "json":
-            assert json.loads(made)
+            assert json.loads(settings_text)
         elif name == "helix":
-            assert tomllib.loads(made)["language-server"]["localspec"]["command"] == f"/{text}"
+            assert (
+                tomllib.loads(settings_text)["language-server"]["localspec"]["command"]
+                == f"/{text}"
+            )
         elif name == "kakoune":
-            assert made.count("{") == plain.count("{") == made.count("}") == plain.count("}")
-            inner = made[made.index("[localspec]") : made.index("    }")]
+            assert (
+                settings_text.count("{")
+                == plain.count("{")
+                == settings_text.count("}")
+                == plain.count("}")
+            )
+            inner = settings_text[settings_text.index("[localspec]") : settings_text.index("    }")]
             assert tomllib.loads(inner)["localspec"]["command"] == f"/{text}"
         else:
-            assert outside(made, language) == outside(plain, language)
-            assert set(made) <= {*"\n", *filter(str.isprintable, made)}
+            assert remove_strings(settings_text, language) == remove_strings(plain, language)
+            assert set(settings_text) <= {*"\n", *filter(str.isprintable, settings_text)}
 
     holds()
 
@@ -75,10 +85,12 @@ def test_emacs_has_the_pair_of_the_settings(tmp_path: Path) -> None:
         out = literals.lisp(str(tmp_path / "out"))
         script.write_text(
             "(defun gptel-make-openai (name &rest given) (list name given))\n"
-            f"{SETTINGS['gptel'].text(machine(name))}\n"
+            f"{SETTINGS['gptel'].text(make_environment(name))}\n"
             "(unless (eq gptel-model (car (plist-get (cadr gptel-backend) :models))) (kill-emacs 1))\n"
             '(insert (mapconcat (lambda (c) (format "%02x" c)) (encode-coding-string '
             '(symbol-name gptel-model) \'utf-8-unix) "") "\\n")\n'
             f"(write-region nil nil {out})\n"
         )
-        assert run(["emacs", "-Q", "--batch", "-l", str(script)], tmp_path) == [name.encode()]
+        assert run_and_read(["emacs", "-Q", "--batch", "-l", str(script)], tmp_path) == [
+            name.encode()
+        ]

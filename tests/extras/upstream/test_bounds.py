@@ -31,14 +31,14 @@ from localspec.protocol.settings import Upstream
 from tests.support.daemons import RunningDaemon, temporary_home
 from tests.support.upstreams import (
     HEAD,
+    ReceivedRequest,
     ScriptedServer,
-    Seen,
-    chunked,
-    event,
-    said,
+    encode_chat,
+    encode_chunk,
+    encode_event,
+    encode_response,
+    encode_stream,
     scripted_server,
-    streamed,
-    whole,
 )
 
 CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def encode_delta(**delta: Any) -> bytes:
-    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    return encode_event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 
 class EndlessAnswer:
@@ -58,7 +58,7 @@ class EndlessAnswer:
         self._head = head
         self._pieces = pieces
 
-    def __call__(self, request: Seen, connection: socket.socket) -> None:
+    def __call__(self, request: ReceivedRequest, connection: socket.socket) -> None:
         try:
             connection.sendall(self._head)
             for piece in self._pieces():
@@ -100,11 +100,11 @@ KINDS_OF_PIECES: dict[str, Callable[[], bytes]] = {
         * 8
     ),
     "nothing": lambda: encode_delta(content="") * 500,
-    "no choices": lambda: event({"choices": []}) * 1000,
+    "no choices": lambda: encode_event({"choices": []}) * 1000,
     "comments": lambda: b": ping\n\n" * 5000,
     "empty lines": lambda: b"\n" * (1 << 16),
     "token ids": lambda: (
-        event({"choices": [{"delta": {"content": "a"}, "token_ids": [1] * 9}]}) * 200
+        encode_event({"choices": [{"delta": {"content": "a"}, "token_ids": [1] * 9}]}) * 200
     ),
 }
 
@@ -117,7 +117,7 @@ def test_an_endless_answer_is_ended(
     monkeypatch.setattr(requests, "MAX_LINE_BYTES", 1 << 20)
     if max_tokens is None:
         monkeypatch.setattr(requests, "MAX_ANSWER_BYTES", 2 << 20)
-    piece = chunked(KINDS_OF_PIECES[pieces]())
+    piece = encode_chunk(KINDS_OF_PIECES[pieces]())
     endless_answer = EndlessAnswer(HEAD, lambda: itertools.repeat(piece))
     with scripted_server(answer=endless_answer) as remote:
         text, error = read_answer(remote, max_tokens=max_tokens)
@@ -142,7 +142,7 @@ def test_an_answer_within_its_limits_is_complete(seed: int) -> None:
         return {"token": text[:16], "logprob": -0.5, "top_logprobs": neighbours}
 
     body = b"".join(
-        event(
+        encode_event(
             {
                 "id": "chatcmpl-0123456789abcdef",
                 "object": "chat.completion.chunk",
@@ -161,7 +161,7 @@ def test_an_answer_within_its_limits_is_complete(seed: int) -> None:
         )
         for text in texts
     )
-    with scripted_server(stream=body + said()) as remote:
+    with scripted_server(stream=body + encode_chat()) as remote:
         text, error = read_answer(remote, max_tokens=tokens, top_logprobs=tops or None)
     assert (text, error) == ("".join(texts), None)
 
@@ -172,13 +172,13 @@ def test_an_event_of_many_lines_is_one_object(parts: int) -> None:
     pieces += [",1"] * (parts - 2)
     pieces += ["]}"]
     lines = "".join(f"data: {piece}\n" for piece in pieces) + "\n"
-    with scripted_server(stream=lines.encode() + said(" two")) as remote:
+    with scripted_server(stream=lines.encode() + encode_chat(" two")) as remote:
         assert read_answer(remote) == ("one two", None)
 
 
 def test_an_event_of_endless_lines_is_ended() -> None:
     for line in (b"data: 1,\n", b"data:\n", b"data: " + b"x" * 60_000 + b"\n"):
-        piece = chunked(line * (60_000 // len(line) + 1))
+        piece = encode_chunk(line * (60_000 // len(line) + 1))
         endless_answer = EndlessAnswer(HEAD, lambda piece=piece: itertools.repeat(piece))  # type: ignore[misc]
         with scripted_server(answer=endless_answer) as remote:
             text, error = read_answer(remote, max_tokens=4096)
@@ -191,11 +191,11 @@ def test_an_event_of_endless_lines_is_ended() -> None:
 @pytest.mark.parametrize("value", ["[]", "{}", '{"a":[]}', "[[1]]"])
 def test_an_event_of_too_many_values_is_not_decoded(value: str) -> None:
     many = ",".join([value] * ((MAX_LINE_BYTES - 4096) // (len(value) + 1)))
-    with scripted_server(stream=event(f'{{"choices":[{many}]}}'.encode())) as remote:
+    with scripted_server(stream=encode_event(f'{{"choices":[{many}]}}'.encode())) as remote:
         _, error = read_answer(remote)
     assert error
     assert "too many values" in error.message
-    body = whole(None, plain=f'{{"tokens":[{many}]}}')
+    body = encode_response(None, plain=f'{{"tokens":[{many}]}}')
     with scripted_server(answer=lambda request, connection: connection.sendall(body)) as remote:
 
         async def main() -> None:
@@ -230,8 +230,8 @@ def test_some_informational_responses_are_allowed() -> None:
     few = list(itertools.islice(draw_informational(random.Random(4)), 100))
     assert 10_000 < sum(map(len, few)) < MAX_HEADER_BYTES
 
-    def answer(request: Seen, connection: socket.socket) -> None:
-        connection.sendall(b"".join(few) + streamed(said("hello")))
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
+        connection.sendall(b"".join(few) + encode_stream(encode_chat("hello")))
 
     with scripted_server(answer=answer) as remote:
         assert read_answer(remote) == ("hello", None)
@@ -239,7 +239,7 @@ def test_some_informational_responses_are_allowed() -> None:
 
 def test_a_large_body_does_not_count_as_headers() -> None:
     text = "x" * (1 << 20)
-    with scripted_server(stream=said(*[text] * 4)) as remote:
+    with scripted_server(stream=encode_chat(*[text] * 4)) as remote:
         assert read_answer(remote) == (text * 4, None)
 
 
@@ -303,12 +303,12 @@ def test_imports_do_not_count_towards_the_timeout(
 
     with scripted_server() as remote:
         asyncio.run(main())
-        assert remote.seen
+        assert remote.requests
 
 
 def test_an_endless_answer_ends_for_its_client() -> None:
     """The next client is answered as usual."""
-    piece = chunked(encode_delta(content="x" * (1 << 18)))
+    piece = encode_chunk(encode_delta(content="x" * (1 << 18)))
     endless_answer = EndlessAnswer(HEAD, lambda: itertools.repeat(piece))
     with temporary_home() as home, scripted_server(answer=endless_answer) as remote:
         home.use_fake()

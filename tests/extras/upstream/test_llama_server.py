@@ -14,7 +14,13 @@ from localspec.extras.upstream.request import build_request
 from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream, UpstreamKind
-from tests.support.upstreams import Seen, event, said, scripted_server, whole
+from tests.support.upstreams import (
+    ReceivedRequest,
+    encode_chat,
+    encode_event,
+    encode_response,
+    scripted_server,
+)
 
 CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
 TOKEN = {"id": 7, "token": "a", "bytes": [97], "logprob": -0.5}
@@ -28,7 +34,7 @@ def encode_stream(*pieces: dict[str, Any], **end: Any) -> bytes:
     parts = [{"content": "a", "tokens": [7], "stop": False, **piece} for piece in pieces]
     last = {"content": "", "tokens": [], "stop": True, "stop_type": "eos", **end}
     timings = {"prompt_n": 3, "cache_n": 2, "predicted_n": len(pieces)}
-    return b"".join(map(event, [*parts, {"timings": timings, **last}]))
+    return b"".join(map(encode_event, [*parts, {"timings": timings, **last}]))
 
 
 def read_answer(
@@ -45,7 +51,7 @@ def read_answer(
 
     with scripted_server(stream=stream) as remote:
         events = asyncio.run(main())
-    (request_seen,) = remote.seen
+    (request_seen,) = remote.requests
     assert isinstance(events[-1], frames.Done)
     deltas = [event for event in events if isinstance(event, frames.Delta)]
     return deltas, events[-1], {"path": request_seen.path, **request_seen.body}
@@ -82,7 +88,7 @@ def test_other_servers_note_that_token_ids_are_left_out() -> None:
 def test_logprobs_have_the_requested_number_of_alternatives(kind: UpstreamKind, tops: int) -> None:
     """Without alternatives, the server is still asked for one, because zero gives no logprobs."""
     content = {"index": 0, "delta": {"content": "a"}, "logprobs": {"content": LOGPROBS}}
-    chat = event({"choices": [content]}) + said()
+    chat = encode_event({"choices": [content]}) + encode_chat()
     texts: list[tuple[frames.Prompt, bytes, str]] = [
         (CHAT, chat, "top_logprobs"),
         (frames.TextPrompt("x"), encode_stream({"completion_probabilities": LOGPROBS}), "n_probs"),
@@ -104,7 +110,7 @@ def test_logprobs_have_the_requested_number_of_alternatives(kind: UpstreamKind, 
 @pytest.mark.parametrize("prompt", [CHAT, frames.TextPrompt("x"), frames.InfillPrompt("x", "y")])
 def test_max_tokens_zero_gives_no_text(kind: UpstreamKind, prompt: frames.Prompt) -> None:
     """The server writes one token all the same, which is dropped."""
-    stream = said("a", finish="length")
+    stream = encode_chat("a", finish="length")
     if prompt is not CHAT:
         stream = encode_stream({}, stop_type="limit")
     deltas, done, _ = read_answer(stream, frames.Generate(0, prompt, max_tokens=0), kind)
@@ -135,9 +141,9 @@ def test_tools_are_part_of_the_template_and_the_count(kind: UpstreamKind) -> Non
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     prompt = frames.ChatPrompt(CHAT.messages, tools=[tool])
 
-    def answer(request: Seen, connection: socket.socket) -> None:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         body = {"prompt": "hi", "tokens": [1, 2]}
-        connection.sendall(whole(body, headers="connection: close\r\n"))
+        connection.sendall(encode_response(body, headers="connection: close\r\n"))
 
     async def main() -> None:
         stated = Upstream(upstream=remote.url, upstream_model="m", upstream_kind=kind)
@@ -148,7 +154,7 @@ def test_tools_are_part_of_the_template_and_the_count(kind: UpstreamKind) -> Non
 
     with scripted_server(answer=answer) as remote:
         asyncio.run(main())
-    rendered = [request.body for request in remote.seen if request.path == "/apply-template"]
+    rendered = [request.body for request in remote.requests if request.path == "/apply-template"]
     assert [body["tools"] for body in rendered] == [[tool], [tool]]
 
 

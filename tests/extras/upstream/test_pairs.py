@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon, temporary_home, wait_for
-from tests.support.upstreams import ScriptedServer, said, scripted_server
+from tests.support.upstreams import ScriptedServer, encode_chat, scripted_server
 
 QUESTION = "What does shutil.copytree do?"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
@@ -193,7 +193,7 @@ def test_adding_a_server_does_not_contact_it_and_checks_the_options(local: Home)
         add_server(local, remote, upstream_model="tiny", key_env="NOT_SET")
         assert local.run("list").returncode == 0
         assert local.run("status").returncode == 0
-        assert not remote.seen
+        assert not remote.requests
         repeated = local.run("add", "big", "--upstream", remote.url)
         assert (repeated.returncode, "--replace" in repeated.stderr) == (1, True)
         wrong = [
@@ -212,7 +212,7 @@ def test_adding_a_server_does_not_contact_it_and_checks_the_options(local: Home)
             assert run.returncode, words
             assert message in run.stderr, run.stderr
             assert "sk-my key" not in run.stderr
-        assert not remote.seen
+        assert not remote.requests
         assert local.run("rm", "big").returncode == 0
         assert "big" not in local.run("list").stdout
 
@@ -225,21 +225,21 @@ def test_bench_refuses_remote_pairs(local: Home) -> None:
             run = local.run("bench", *words, "--quick")
             assert run.returncode
             assert "'big' is served by" in run.stderr
-        assert not remote.seen
+        assert not remote.requests
 
 
 def test_a_fallback_continues_the_conversation_while_the_server_is_down(
     local: Home,
 ) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
-    with scripted_server(stream=said("from afar")) as remote:
+    with scripted_server(stream=encode_chat("from afar")) as remote:
         port = int(remote.url.rpartition(":")[2].removesuffix("/v1"))
         add_server(local, remote, fallback=str(local.model))
         first = local.chat("say one", model="big", localspec={"conversation": "new"})
         assert first.text == "from afar"
         talk = {"conversation": first.json["localspec"]["conversation"]}
         answer_with_tools = local.chat("say tools", model="big", tools=[tool])
-        assert remote.seen[-1].body["tools"][0]["function"]["name"] == "look"
+        assert remote.requests[-1].body["tools"][0]["function"]["name"] == "look"
         assert answer_with_tools.text == "from afar"
     # The server's open connections were closed with it.
     answer = local.chat("say from here", model="big", localspec=talk)
@@ -249,11 +249,11 @@ def test_a_fallback_continues_the_conversation_while_the_server_is_down(
     # The fallback's prompt describes the tools in the question.
     assert local.chat("echo", model="big", tools=[tool]).status == 200
     assert local.status()["upstreams"][0]["away"]
-    with scripted_server(port, stream=said("back again")) as remote:
+    with scripted_server(port, stream=encode_chat("back again")) as remote:
         wait_for(lambda: not local.status()["upstreams"][0]["away"], "it to be tried again")
         answer = local.chat("say two", model="big", localspec=talk)
         assert answer.text == "back again"
-        contents = [message["content"] for message in remote.seen[-1].body["messages"]]
+        contents = [message["content"] for message in remote.requests[-1].body["messages"]]
         assert contents == ["say one", "from afar", "say from here", "from here", "say two"]
     conversation = local.request("GET", f"/localspec/conversations/{talk['conversation']}").json
     models = [
@@ -267,7 +267,7 @@ def test_a_fallback_continues_the_conversation_while_the_server_is_down(
 
 
 def test_the_fallback_answers_for_a_server_that_falls_silent(local: Home) -> None:
-    with scripted_server(stream=said("from afar")) as remote:
+    with scripted_server(stream=encode_chat("from afar")) as remote:
         add_server(local, remote, fallback=str(local.model))
         assert local.chat("say one", model="big").text == "from afar"
         remote.silent = True
@@ -280,11 +280,11 @@ def test_the_fallback_answers_for_a_server_that_falls_silent(local: Home) -> Non
 
 
 def test_a_disconnect_closes_the_connection_to_the_server(local: Home) -> None:
-    from tests.support.upstreams import HEAD, Seen, chunked, event
+    from tests.support.upstreams import HEAD, ReceivedRequest, encode_chunk, encode_event
 
-    def answer(seen: Seen, connection: socket.socket) -> None:
+    def answer(seen: ReceivedRequest, connection: socket.socket) -> None:
         piece = {"choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": None}]}
-        connection.sendall(HEAD + chunked(event(piece)))
+        connection.sendall(HEAD + encode_chunk(encode_event(piece)))
         remote.watch(seen, connection)
 
     with scripted_server(answer=answer) as remote:
@@ -292,7 +292,7 @@ def test_a_disconnect_closes_the_connection_to_the_server(local: Home) -> None:
         with local.streaming("hi", model="big") as stream:
             while b'"x"' not in stream.readline():
                 pass
-        wait_for(lambda: remote.seen[-1].left, "the connection's end")
+        wait_for(lambda: remote.requests[-1].closed_at, "the connection's end")
         wait_for(lambda: not local.status()["running"], "the request's end")
 
 
@@ -325,7 +325,7 @@ def test_a_chain_of_fallbacks_ends_at_the_first_that_answers(local: Home, seed: 
         closed.close()
         alive = {name for name in names if draw.random() < 0.2}
         urls = {
-            name: stack.enter_context(scripted_server(stream=said(f"I am {name}"))).url
+            name: stack.enter_context(scripted_server(stream=encode_chat(f"I am {name}"))).url
             if name in alive
             else unreachable_url
             for name in names
@@ -375,9 +375,9 @@ def test_a_key_file_open_to_other_users_is_refused(local: Home, tmp_path: Path) 
         add_server(local, remote, key_file=str(file))
         assert local.chat("say hello", model="big").status == 200
         file.chmod(0o640)  # opened to the group after the pair was added
-        count = len(remote.seen)
+        count = len(remote.requests)
         refused = local.chat("say hello", model="big")
-        assert (refused.status, len(remote.seen)) == (502, count)
+        assert (refused.status, len(remote.requests)) == (502, count)
         assert "open to other users" in refused.error["message"]
         assert str(file) not in refused.error["message"]
 

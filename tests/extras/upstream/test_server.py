@@ -34,15 +34,15 @@ from localspec.protocol.settings import Upstream
 from tests.support.daemons import PATIENCE, wait_for
 from tests.support.upstreams import (
     HEAD,
+    ReceivedRequest,
     ScriptedServer,
-    Seen,
-    certified,
-    chunked,
-    event,
-    said,
+    encode_chat,
+    encode_chunk,
+    encode_event,
+    encode_response,
+    encode_stream,
+    make_tls_context,
     scripted_server,
-    streamed,
-    whole,
 )
 
 CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
@@ -79,7 +79,7 @@ def get_done(events: list[Event]) -> frames.Done:
     return events[-1]
 
 
-def send_bytes(data: bytes) -> Callable[[Seen, socket.socket], None]:
+def send_bytes(data: bytes) -> Callable[[ReceivedRequest, socket.socket], None]:
     return lambda request, connection: connection.sendall(data)
 
 
@@ -99,7 +99,7 @@ def test_a_server_is_recognized_at_its_first_request(owner: str, kind: str) -> N
         async def main() -> None:
             server = UpstreamServer("big", Upstream(upstream=remote.url))
             assert server.known is None
-            assert not remote.seen
+            assert not remote.requests
             for _ in range(2):
                 assert (
                     join_text(await _collect_events(server, frames.Generate(0, CHAT)))
@@ -110,15 +110,15 @@ def test_a_server_is_recognized_at_its_first_request(owner: str, kind: str) -> N
             await server.close()
 
         asyncio.run(main())
-        assert [request.path for request in remote.seen].count("/v1/models") == 1
-        assert remote.seen[-1].body["model"] == "tiny"
+        assert [request.path for request in remote.requests].count("/v1/models") == 1
+        assert remote.requests[-1].body["model"] == "tiny"
 
 
 def test_a_stated_model_is_not_looked_up_and_one_of_several_is_required() -> None:
     with scripted_server(models=["one", "two"]) as remote:
         named = Upstream(upstream=remote.url, upstream_model="two", upstream_kind="vllm")
         assert join_text(run_request(named)) == "hello there"
-        assert [request.path for request in remote.seen] == ["/v1/chat/completions"]
+        assert [request.path for request in remote.requests] == ["/v1/chat/completions"]
         with pytest.raises(InvalidRequest, match=r"several models: one, two.*--upstream-model"):
             run_request(Upstream(upstream=remote.url))
 
@@ -129,9 +129,9 @@ def test_a_stated_model_is_not_looked_up_and_one_of_several_is_required() -> Non
 def test_token_requests_name_the_model() -> None:
     """Another localspec has several models, and its default model may have another vocabulary."""
 
-    def answer(request: Seen, connection: socket.socket) -> None:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         body = {"prompt": "hi", "content": "hi", "tokens": [1]}
-        connection.sendall(whole(body, headers="connection: close\r\n"))
+        connection.sendall(encode_response(body, headers="connection: close\r\n"))
 
     async def main(upstream: Upstream) -> None:
         server = UpstreamServer("big", upstream)
@@ -144,7 +144,7 @@ def test_token_requests_name_the_model() -> None:
         asyncio.run(
             main(Upstream(upstream=remote.url, upstream_model="two", upstream_kind="localspec"))
         )
-        requests = [(request.path, request.body["model"]) for request in remote.seen]
+        requests = [(request.path, request.body["model"]) for request in remote.requests]
     tokens = ("/tokenize", "two")
     assert requests == [tokens, ("/detokenize", "two"), ("/apply-template", "two"), tokens]
 
@@ -221,7 +221,7 @@ def test_tools_schemas_and_infill_follow_each_servers_dialect() -> None:
 
 
 def encode_delta(**delta: Any) -> bytes:
-    return event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+    return encode_event({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
 
 
 def test_thoughts_and_calls_are_separate_fields() -> None:
@@ -232,7 +232,7 @@ def test_thoughts_and_calls_are_separate_fields() -> None:
         + encode_delta(reasoning="m")
         + encode_delta(tool_calls=[call])
         + encode_delta(tool_calls=[more])
-        + said(finish="tool_calls")
+        + encode_chat(finish="tool_calls")
     )
     with scripted_server(stream=stream) as remote:
         events = run_request(Upstream(upstream=remote.url))
@@ -249,7 +249,9 @@ def test_thoughts_and_calls_are_separate_fields() -> None:
 def test_top_logprobs_are_sorted_by_likelihood() -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -2.0, "a": -1.0}]}
     choice = {"index": 0, "text": "a", "logprobs": logprobs, "finish_reason": "stop"}
-    with scripted_server(stream=event({"choices": [choice]}) + event(b"[DONE]")) as remote:
+    with scripted_server(
+        stream=encode_event({"choices": [choice]}) + encode_event(b"[DONE]")
+    ) as remote:
         request = frames.Generate(0, frames.TextPrompt("x"), max_tokens=9, top_logprobs=2)
         events = run_request(Upstream(upstream=remote.url), request)
     delta = next(event for event in events if isinstance(event, frames.Delta))
@@ -283,7 +285,7 @@ LLAMA = {
 def test_speculation_is_reported_only_as_the_server_reports_it(
     owner: str, report: dict[str, Any], figures: tuple[int, int, int] | None
 ) -> None:
-    stream = said(*["a"] * 24, **report)
+    stream = encode_chat(*["a"] * 24, **report)
     with scripted_server(owner=owner, stream=stream) as remote:
         final = get_done(run_request(Upstream(upstream=remote.url)))
     speculation = final.speculation
@@ -312,10 +314,10 @@ def test_server_counters_are_used_only_for_an_undisturbed_answer(others: int) ->
             for engine in (0, 1)
         )
 
-    def answer(request: Seen, connection: socket.socket) -> None:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         assert metrics_read.wait(PATIENCE)
         counts[:] = [124 + others, 60, 46]
-        connection.sendall(streamed(said(*["a"] * 24)))
+        connection.sendall(encode_stream(encode_chat(*["a"] * 24)))
 
     metrics_read = threading.Event()
     with scripted_server(answer=answer, metrics=metrics) as remote:
@@ -335,12 +337,12 @@ def test_server_counters_are_used_only_for_an_undisturbed_answer(others: int) ->
 
 def test_an_answer_cut_anywhere_is_one_error_after_its_text() -> None:
     """Answers to a bystander on the same server stay complete."""
-    stream = said("one", " two", " three")
-    response = streamed(stream)
+    stream = encode_chat("one", " two", " three")
+    response = encode_stream(stream)
     complete_length = response.index(b"[DONE]") + len(b"[DONE]\n")
     cut_position = 0
 
-    def answer(request: Seen, connection: socket.socket) -> None:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         connection.sendall(
             response[:cut_position] if request.body["messages"][0]["content"] == "hi" else response
         )
@@ -367,25 +369,40 @@ def test_an_answer_cut_anywhere_is_one_error_after_its_text() -> None:
 
 
 def encode_choice(**fields: Any) -> bytes:
-    return event({"choices": [fields]})
+    return encode_event({"choices": [fields]})
 
 
 GARBAGE = [
-    event(b"{"), event(b"[]"), event(b"1"), event(b"null"), event(b'"\\ud800"'), b"\xff\xfe\n\n",
-    event(b"[" * 100_000), event(b'{"choices":' + b"[" * 5_000), event({"choices": 1}),
-    event({"choices": [1]}), event({"choices": [{"delta": []}]}), encode_choice(delta={"content": 1}),
-    encode_choice(delta={"tool_calls": [1]}), encode_choice(delta={"tool_calls": {}}),
+    encode_event(b"{"),
+    encode_event(b"[]"),
+    encode_event(b"1"),
+    encode_event(b"null"),
+    encode_event(b'"\\ud800"'),
+    b"\xff\xfe\n\n",
+    encode_event(b"[" * 100_000),
+    encode_event(b'{"choices":' + b"[" * 5_000),
+    encode_event({"choices": 1}),
+    encode_event({"choices": [1]}),
+    encode_event({"choices": [{"delta": []}]}),
+    encode_choice(delta={"content": 1}),
+    encode_choice(delta={"tool_calls": [1]}),
+    encode_choice(delta={"tool_calls": {}}),
     encode_choice(delta={"tool_calls": [{"index": -1, "function": {}}]}),
     encode_choice(delta={"content": "x"}, logprobs={"content": [{"bytes": 9}]}),
-    encode_choice(finish_reason="because"), event({"error": {"message": "no"}}),
-    event({"error": 1}), b"HTTP/1.1 500 what\r\n\r\n", b"data: " + b"x" * (5 << 20), b"\x00" * 100 + b"\n",
-    event(b"[DONE]"), event({"choices": [], "timings": {"prompt_n": "x" * 9}}) + event(b"[DONE]"),
-]  # fmt: skip
+    encode_choice(finish_reason="because"),
+    encode_event({"error": {"message": "no"}}),
+    encode_event({"error": 1}),
+    b"HTTP/1.1 500 what\r\n\r\n",
+    b"data: " + b"x" * (5 << 20),
+    b"\x00" * 100 + b"\n",
+    encode_event(b"[DONE]"),
+    encode_event({"choices": [], "timings": {"prompt_n": "x" * 9}}) + encode_event(b"[DONE]"),
+]
 
 
 def test_garbage_fails_only_its_own_request() -> None:
     draw = random.Random(7)
-    good = said("one", " two")
+    good = encode_chat("one", " two")
     streams = [encode_delta(content="one") + garbage for garbage in GARBAGE]
     for _ in range(60):  # valid streams with changed bytes anywhere
         data = bytearray(good)
@@ -415,12 +432,12 @@ def test_garbage_fails_only_its_own_request() -> None:
 def test_a_request_is_retried_once_and_only_before_its_first_event() -> None:
     tries: list[int] = []
 
-    def answer(request: Seen, connection: socket.socket) -> None:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         tries.append(1)
         if len(tries) == 2:
-            connection.sendall(streamed(said("again")))
+            connection.sendall(encode_stream(encode_chat("again")))
         elif len(tries) > 2:
-            connection.sendall(HEAD + chunked(encode_delta(content="begun")))
+            connection.sendall(HEAD + encode_chunk(encode_delta(content="begun")))
 
     with scripted_server(answer=answer) as remote:
         upstream = Upstream(upstream=remote.url)
@@ -434,9 +451,11 @@ def test_a_request_is_retried_once_and_only_before_its_first_event() -> None:
 def test_a_problem_is_cleared_by_the_next_answer() -> None:
     """The caller reads events only up to the final one."""
 
-    def answer(request: Seen, connection: socket.socket) -> None:
-        late = whole({"error": "loading"}, "503 Later", "connection: close\r\n")
-        connection.sendall(late if len(remote.seen) <= 2 else streamed(said("hello")))
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
+        late = encode_response({"error": "loading"}, "503 Later", "connection: close\r\n")
+        connection.sendall(
+            late if len(remote.requests) <= 2 else encode_stream(encode_chat("hello"))
+        )
 
     async def main() -> None:
         upstream = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
@@ -457,20 +476,20 @@ def test_a_problem_is_cleared_by_the_next_answer() -> None:
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_silent_server_times_out(begun: bool) -> None:
-    def answer(request: Seen, connection: socket.socket) -> None:
-        connection.sendall(HEAD + (chunked(encode_delta(content="begun")) if begun else b""))
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
+        connection.sendall(HEAD + (encode_chunk(encode_delta(content="begun")) if begun else b""))
         remote.watch(request, connection)
 
     with scripted_server(answer=answer) as remote:
         name = "silence_timeout" if begun else "first_token_timeout"
         settings = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
         seconds = 0.1
-        while not remote.seen:  # on a busy machine the request itself may take longer
+        while not remote.requests:  # on a busy machine the request itself may take longer
             with pytest.raises(UpstreamTimeout, match="sent nothing for too long"):
                 run_request(msgspec.structs.replace(settings, **{name: seconds}))
             seconds *= 4
             assert seconds < PATIENCE
-        wait_for(lambda: remote.seen[0].left, "the connection's end")
+        wait_for(lambda: remote.requests[0].closed_at, "the connection's end")
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="only Linux has all of these")
@@ -502,8 +521,8 @@ def test_keepalive_ends_a_cut_connection_within_half_a_minute() -> None:
 
 
 def test_leaving_a_stream_closes_its_connection_at_once() -> None:
-    def answer(request: Seen, connection: socket.socket) -> None:
-        connection.sendall(HEAD + chunked(encode_delta(content="begun")))
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
+        connection.sendall(HEAD + encode_chunk(encode_delta(content="begun")))
         remote.watch(request, connection)
 
     async def main() -> None:
@@ -512,7 +531,9 @@ def test_leaving_a_stream_closes_its_connection_at_once() -> None:
         while not isinstance(await anext(events), frames.Delta):
             pass
         await events.aclose()
-        await asyncio.to_thread(wait_for, lambda: remote.seen[-1].left, "the connection's end")
+        await asyncio.to_thread(
+            wait_for, lambda: remote.requests[-1].closed_at, "the connection's end"
+        )
         await server.close()
 
     with scripted_server(answer=answer) as remote:
@@ -531,15 +552,27 @@ def test_unreachable_servers_and_refusals_have_plain_messages() -> None:
     )
     worded = {"message": longer, "type": "BadRequestError", "param": "input_tokens", "code": 400}
     refusals: list[tuple[bytes, type[LocalspecError], str]] = [
-        (whole({"error": worded}, "400 Bad Request"), ContextExceeded, "context length is 2048"),
-        (whole(long, "400 Bad Request"), ContextExceeded, "too long"),
-        (whole({"detail": "no such field"}, "422 What"), InvalidRequest, "no such field"),
-        (whole({}, "403 No"), UpstreamError, "wants a key .403."),
-        (whole({"error": "loading"}, "503 Later"), UpstreamUnreachable, "not ready.*loading"),
-        (whole({"message": "\x1b[31mred"}, "500 Oh"), UpstreamError, "␛"),
+        (
+            encode_response({"error": worded}, "400 Bad Request"),
+            ContextExceeded,
+            "context length is 2048",
+        ),
+        (encode_response(long, "400 Bad Request"), ContextExceeded, "too long"),
+        (encode_response({"detail": "no such field"}, "422 What"), InvalidRequest, "no such field"),
+        (encode_response({}, "403 No"), UpstreamError, "wants a key .403."),
+        (
+            encode_response({"error": "loading"}, "503 Later"),
+            UpstreamUnreachable,
+            "not ready.*loading",
+        ),
+        (encode_response({"message": "\x1b[31mred"}, "500 Oh"), UpstreamError, "␛"),
         (b"SSH-2.0-OpenSSH_9\r\n", UpstreamError, "broke the connection|is not HTTP"),
-        (whole({"choices": []}), UpstreamError, "in place of an event stream"),
-        (whole({}, "307 There", "location: http://[\r\n"), UpstreamError, "to an invalid address"),
+        (encode_response({"choices": []}), UpstreamError, "in place of an event stream"),
+        (
+            encode_response({}, "307 There", "location: http://[\r\n"),
+            UpstreamError,
+            "to an invalid address",
+        ),
     ]
     for data, kind, words in refusals:
         with scripted_server(answer=send_bytes(data)) as remote, pytest.raises(kind, match=words):
@@ -553,7 +586,7 @@ def test_a_refused_key_and_a_missing_key_have_different_messages(tmp_path: Path)
     file = tmp_path / "key"
     file.write_text("sk-1")
     file.chmod(0o600)
-    with scripted_server(answer=send_bytes(whole({}, "401 No"))) as remote:
+    with scripted_server(answer=send_bytes(encode_response({}, "401 No"))) as remote:
         upstream = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
         with pytest.raises(UpstreamError, match=r"wants a key \(401\).*--key-file"):
             run_request(upstream)
@@ -575,17 +608,17 @@ def test_a_key_is_sent_only_to_its_server_and_in_no_error(
             monkeypatch.setenv("BIG_KEY", key)
             key_source = {"key_file": str(file)} if index % 2 else {"key_env": "BIG_KEY"}
             echoes = [
-                whole({"error": {"message": f"bad key {key}", "param": key}}, "400 Bad"),
-                whole({"error": f"{key} is wrong"}, "401 No"),
-                whole({"detail": key}, "500 Oh"),
-                whole({"message": f"x{key}x"}, "503 Later"),
-                whole(
+                encode_response({"error": {"message": f"bad key {key}", "param": key}}, "400 Bad"),
+                encode_response({"error": f"{key} is wrong"}, "401 No"),
+                encode_response({"detail": key}, "500 Oh"),
+                encode_response({"message": f"x{key}x"}, "503 Later"),
+                encode_response(
                     {}, "307 There", f"location: {redirect_target.url}/chat/completions?{key}\r\n"
                 ),
-                whole({}, "302 There", "location: /elsewhere\r\n"),
-                whole({}, "307 There", f"location: http://{key}.example/\r\n"),
+                encode_response({}, "302 There", "location: /elsewhere\r\n"),
+                encode_response({}, "307 There", f"location: http://{key}.example/\r\n"),
                 HEAD.replace(b"event-stream", key.encode()),
-                streamed(event({"error": {"message": f"no {key}"}})),
+                encode_stream(encode_event({"error": {"message": f"no {key}"}})),
                 key.encode(),
             ]
             remote.answer = send_bytes(echoes[index % len(echoes)])
@@ -595,22 +628,22 @@ def test_a_key_is_sent_only_to_its_server_and_in_no_error(
                 run_request(upstream)
             error_text = f"{caught.value!r} {caught.value.message} {caught.value.param} {upstream}"
             assert key.lower() not in error_text.lower()
-            assert remote.seen[-1].headers["authorization"] == f"Bearer {key}"
+            assert remote.requests[-1].headers["authorization"] == f"Bearer {key}"
             assert key not in caplog.text
-        assert redirect_target.seen == []
+        assert redirect_target.requests == []
 
 
 def test_a_redirect_on_the_same_server_is_followed() -> None:
-    def answer(request: Seen, connection: socket.socket) -> None:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         if request.path == "/v1/chat/completions":
-            connection.sendall(whole({}, "308 There", "location: /v2/chat\r\n"))
-            request = remote.seen[-1]
+            connection.sendall(encode_response({}, "308 There", "location: /v2/chat\r\n"))
+            request = remote.requests[-1]
         else:
-            connection.sendall(streamed(said("moved")))
+            connection.sendall(encode_stream(encode_chat("moved")))
 
     with scripted_server(answer=answer) as remote:
         assert join_text(run_request(Upstream(upstream=remote.url))) == "moved"
-        assert remote.seen[-1].path == "/v2/chat"
+        assert remote.requests[-1].path == "/v2/chat"
 
 
 def test_a_missing_key_is_named(tmp_path: Path) -> None:
@@ -621,14 +654,14 @@ def test_a_missing_key_is_named(tmp_path: Path) -> None:
         ):
             with pytest.raises(UpstreamError, match=words):
                 run_request(msgspec.structs.replace(Upstream(upstream=remote.url), **key_source))
-        assert not remote.seen
+        assert not remote.requests
 
 
 # ------------------------------------------------------------------------ TLS
 
 
 def test_a_certificate_is_verified_and_another_authority_can_be_named(tmp_path: Path) -> None:
-    context, certificate = certified(tmp_path, "127.0.0.1")
+    context, certificate = make_tls_context(tmp_path, "127.0.0.1")
     with scripted_server(tls=context) as remote:
         with pytest.raises(UpstreamError, match=r"is not trusted.*--ca FILE"):
             run_request(Upstream(upstream=remote.url))
@@ -642,10 +675,12 @@ def test_text_is_passed_on_as_soon_as_it_arrives() -> None:
     """The server sends the second piece only after the client has received the first."""
     first_received = threading.Event()
 
-    def answer(request: Seen, connection: socket.socket) -> None:
-        connection.sendall(HEAD + chunked(encode_delta(content="one")))
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
+        connection.sendall(HEAD + encode_chunk(encode_delta(content="one")))
         assert first_received.wait(PATIENCE)
-        connection.sendall(chunked(encode_delta(content=" two") + said()) + b"0\r\n\r\n")
+        connection.sendall(
+            encode_chunk(encode_delta(content=" two") + encode_chat()) + b"0\r\n\r\n"
+        )
 
     async def main() -> str:
         server, received = UpstreamServer("big", Upstream(upstream=remote.url)), ""

@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from tests.support.daemons import Home, RunningDaemon, alive, temporary_home, wait_for
-from tests.support.two_hosts import ELSEWHERE, THERE, Host, Link, two_hosts
+from tests.support.two_hosts import OTHER_REMOTE_ADDRESS, REMOTE_ADDRESS, Host, Link, two_hosts
 from tests.support.upstreams import (
     HEAD,
+    ReceivedRequest,
     ScriptedServer,
-    Seen,
-    certified,
-    said,
+    encode_chat,
+    encode_response,
+    encode_stream,
+    make_tls_context,
     scripted_server,
-    streamed,
-    whole,
 )
 
 DELAYS = pytest.mark.parametrize("delay", [0.0003, 0.005, 0.03], ids="{:g}".format)
 SILENCE_TIMEOUT_S = 0.8  # longer than any round trip over the link
-ANSWER = said("one", " two", " three")
+ANSWER = encode_chat("one", " two", " three")
 
 
 class Hosts:
@@ -39,7 +39,7 @@ class Hosts:
         self.local, self.remote, self.link, self.home = local, remote, link, home
 
     @contextmanager
-    def server(self, address: str = THERE, **fields: Any) -> Iterator[ScriptedServer]:
+    def server(self, address: str = REMOTE_ADDRESS, **fields: Any) -> Iterator[ScriptedServer]:
         listening = self.remote.do(lambda: socket.create_server((address, 0)))
         with scripted_server(listening=listening, **fields) as server:
             yield server
@@ -79,10 +79,12 @@ def hosts() -> Iterator[Hosts]:
         daemon.stop()
 
 
-def cut_after(hosts: Hosts, data: bytes, position: int) -> Callable[[Seen, socket.socket], None]:
+def cut_after(
+    hosts: Hosts, data: bytes, position: int
+) -> Callable[[ReceivedRequest, socket.socket], None]:
     """Return an answer of which `position` bytes arrive before the link is cut."""
 
-    def answer(request: Seen, connection: socket.socket) -> None:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         connection.sendall(data[:position])
         hosts.link.cut()
         connection.sendall(data[position:])
@@ -111,7 +113,7 @@ STAGES: dict[str, Callable[[bytes], int]] = {
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_cut_link_ends_only_the_running_answer(hosts: Hosts, delay: float, stage: str) -> None:
     hosts.link.delay = delay
-    data = streamed(ANSWER)
+    data = encode_stream(ANSWER)
     position = STAGES[stage](data)
     with hosts.server() as remote:
         streaming = "head" not in stage
@@ -138,7 +140,7 @@ def test_a_fallback_continues_the_conversation_while_the_link_is_cut(
 ) -> None:
     hosts.link.delay = delay
     home = hosts.home
-    with hosts.server(stream=said("from afar")) as remote:
+    with hosts.server(stream=encode_chat("from afar")) as remote:
         hosts.add(remote.url, fallback=str(home.model))
         first = home.chat("say one", model="big", localspec={"conversation": "new"})
         assert first.text == "from afar"
@@ -154,7 +156,7 @@ def test_a_fallback_continues_the_conversation_while_the_link_is_cut(
         wait_for(lambda: not home.status()["upstreams"][0]["away"], "it to be tried again")
         assert home.chat("say two", model="big", localspec=talk).text == "from afar"
         # Requests without a body only check that the server is alive.
-        bodies = [request.body for request in remote.seen if request.body]
+        bodies = [request.body for request in remote.requests if request.body]
     contents = [message["content"] for message in bodies[-1]["messages"]]
     assert contents == [
         *("say one", "from afar", "say from here", "from here", "say from here", "from here"),
@@ -166,9 +168,9 @@ def test_a_slow_server_that_is_alive_is_waited_for(hosts: Hosts) -> None:
     """The server answers health checks meanwhile, so that no fallback is used."""
     hosts.link.delay = 0.03
 
-    def answer(request: Seen, connection: socket.socket) -> None:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         time.sleep(1.5)  # longer than a server without health checks is waited for
-        connection.sendall(streamed(ANSWER))
+        connection.sendall(encode_stream(ANSWER))
 
     with hosts.server(answer=answer) as remote:
         hosts.add(remote.url, fallback=str(hosts.home.model))
@@ -180,30 +182,30 @@ def test_a_redirect_to_another_host_is_not_followed(hosts: Hosts) -> None:
     key = hosts.home.root / "key"
     key.write_text("sk-of-this-host-alone")
     key.chmod(0o600)
-    with hosts.server(ELSEWHERE) as elsewhere, hosts.server() as remote:
+    with hosts.server(OTHER_REMOTE_ADDRESS) as elsewhere, hosts.server() as remote:
         remote.answer = lambda request, connection: connection.sendall(
-            whole({}, "307 There", f"location: {elsewhere.url}/chat/completions\r\n")
+            encode_response({}, "307 There", f"location: {elsewhere.url}/chat/completions\r\n")
         )
         hosts.add(remote.url, upstream_model="m", upstream_kind="vllm", key_file=str(key))
         text, error = hosts.ask()
         assert not text
-        assert f"redirects to {ELSEWHERE}" in error
-        assert remote.seen[-1].headers["authorization"] == "Bearer sk-of-this-host-alone"
-        assert not elsewhere.seen
+        assert f"redirects to {OTHER_REMOTE_ADDRESS}" in error
+        assert remote.requests[-1].headers["authorization"] == "Bearer sk-of-this-host-alone"
+        assert not elsewhere.requests
         assert not elsewhere.connections
 
 
 def test_a_certificate_of_another_host_is_not_trusted(hosts: Hosts, tmp_path: Path) -> None:
     """The certificate of the right host is trusted if it is named."""
     hosts.link.delay = 0.005
-    for address, trusted in ((ELSEWHERE, False), (THERE, True)):
-        context, certificate = certified(tmp_path, address)
+    for address, trusted in ((OTHER_REMOTE_ADDRESS, False), (REMOTE_ADDRESS, True)):
+        context, certificate = make_tls_context(tmp_path, address)
         with hosts.server(tls=context) as remote:
             hosts.add(remote.url, upstream_model="m", upstream_kind="vllm", ca=str(certificate))
             text, error = hosts.ask()
             assert text == "hello there" * trusted
             assert ("is not trusted" in error) != trusted
-            assert bool(remote.seen) == trusted
+            assert bool(remote.requests) == trusted
 
 
 @pytest.fixture
@@ -211,7 +213,7 @@ def remote_daemon(hosts: Hosts) -> Iterator[tuple[Home, RunningDaemon]]:
     """Run a localspec on the other host as the pair `big`, with a local pair as its fallback."""
     hosts.link.delay = 0.005
     with temporary_home() as home:
-        home.use_fake(listen=f"{THERE}:0", listen_anywhere="true")
+        home.use_fake(listen=f"{REMOTE_ADDRESS}:0", listen_anywhere="true")
         daemon = hosts.remote.do(lambda: RunningDaemon(home))
         status = home.status()
         hosts.add(

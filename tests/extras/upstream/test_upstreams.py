@@ -15,7 +15,14 @@ from localspec.extras.upstream import server as upstreams
 from localspec.extras.upstream.server import Upstreams
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
-from tests.support.upstreams import HEAD, ScriptedServer, Seen, chunked, said, scripted_server
+from tests.support.upstreams import (
+    HEAD,
+    ReceivedRequest,
+    ScriptedServer,
+    encode_chat,
+    encode_chunk,
+    scripted_server,
+)
 
 REQUEST = frames.Generate(0, frames.ChatPrompt([frames.Message("user", "hi")]))
 OTHER = frames.PairFiles("other", "other.gguf")
@@ -36,10 +43,10 @@ async def read_text(table: Upstreams, pair: frames.PairFiles) -> str:
     return collected
 
 
-def answer_slowly(seconds: float) -> Callable[[Seen, socket.socket], None]:
-    def answer(request: Seen, connection: socket.socket) -> None:
+def answer_slowly(seconds: float) -> Callable[[ReceivedRequest, socket.socket], None]:
+    def answer(request: ReceivedRequest, connection: socket.socket) -> None:
         time.sleep(seconds)
-        connection.sendall(HEAD + chunked(said("at last")) + b"0\r\n\r\n")
+        connection.sendall(HEAD + encode_chunk(encode_chat("at last")) + b"0\r\n\r\n")
 
     return answer
 
@@ -54,7 +61,7 @@ def test_a_fast_server_gets_no_health_check(monkeypatch: pytest.MonkeyPatch) -> 
 
     with scripted_server() as server:
         asyncio.run(main())
-        assert [request.path for request in server.seen] == ["/v1/chat/completions"]
+        assert [request.path for request in server.requests] == ["/v1/chat/completions"]
 
 
 def test_a_slow_server_that_answers_health_checks_is_waited_for(
@@ -69,7 +76,10 @@ def test_a_slow_server_that_answers_health_checks_is_waited_for(
 
     with scripted_server(answer=answer_slowly(0.5)) as server:
         asyncio.run(main())
-        assert {request.path for request in server.seen} == {"/v1/chat/completions", "/v1/models"}
+        assert {request.path for request in server.requests} == {
+            "/v1/chat/completions",
+            "/v1/models",
+        }
 
 
 def test_a_silent_server_is_given_up_unless_another_answer_goes_on(

@@ -14,7 +14,13 @@ from localspec.extras.upstream.request import build_request
 from localspec.extras.upstream.server import UpstreamServer
 from localspec.protocol import frames
 from localspec.protocol.settings import Upstream
-from tests.support.upstreams import Seen, event, scripted_server, streamed, whole
+from tests.support.upstreams import (
+    ReceivedRequest,
+    encode_event,
+    encode_response,
+    encode_stream,
+    scripted_server,
+)
 
 TEXT = frames.TextPrompt("x")
 CHAT = frames.ChatPrompt([frames.Message("user", "hi")])
@@ -29,13 +35,15 @@ def test_a_text_without_a_limit_may_fill_the_context(
 ) -> None:
     """Without max_tokens vLLM writes 16 tokens, and it refuses more than the context has room for."""
 
-    def answer(seen: Seen, connection: socket.socket) -> None:
+    def answer(seen: ReceivedRequest, connection: socket.socket) -> None:
         if seen.path == "/tokenize":
             body = {"tokens": [1] * tokens}
-            connection.sendall(whole(body, headers="connection: close\r\n"))
+            connection.sendall(encode_response(body, headers="connection: close\r\n"))
         else:
             choice = {"index": 0, "text": "a", "finish_reason": "stop"}
-            connection.sendall(streamed(event({"choices": [choice]}) + event(b"[DONE]")))
+            connection.sendall(
+                encode_stream(encode_event({"choices": [choice]}) + encode_event(b"[DONE]"))
+            )
 
     async def main() -> None:
         server = UpstreamServer("big", Upstream(upstream=remote.url, **stated))
@@ -44,7 +52,7 @@ def test_a_text_without_a_limit_may_fill_the_context(
 
     with scripted_server(answer=answer, context=4096) as remote:
         asyncio.run(main())
-    request_body = remote.seen[-1].body
+    request_body = remote.requests[-1].body
     assert request_body.get("max_tokens") == (4096 - tokens if tokens < 4096 else None)
 
 
@@ -68,10 +76,10 @@ def test_a_refusal_inside_the_stream_is_an_invalid_request() -> None:
         finally:
             await server.close()
 
-    with scripted_server(stream=event({"error": error})) as remote:
+    with scripted_server(stream=encode_event({"error": error})) as remote:
         with pytest.raises(InvalidRequest, match=r"'big'.*Invalid grammar"):
             asyncio.run(main())
-        remote.stream = event({"error": {**error, "code": 500}})
+        remote.stream = encode_event({"error": {**error, "code": 500}})
         with pytest.raises(UpstreamError, match="failed: Invalid grammar"):
             asyncio.run(main())
 
@@ -79,7 +87,7 @@ def test_a_refusal_inside_the_stream_is_an_invalid_request() -> None:
 @pytest.mark.parametrize("prompt", [TEXT, CHAT])
 def test_token_ids_are_returned(prompt: frames.Prompt) -> None:
     chunk = {"index": 0, "text": "a", "delta": {"content": "a"}, "token_ids": [7, 8]}
-    stream = event({"choices": [chunk]}) + event(
+    stream = encode_event({"choices": [chunk]}) + encode_event(
         {"choices": [{**chunk, "text": "", "delta": {}, "token_ids": [], "finish_reason": "stop"}]}
     )
 
@@ -95,17 +103,17 @@ def test_token_ids_are_returned(prompt: frames.Prompt) -> None:
             for token_id in delta.ids
         ]
 
-    with scripted_server(stream=stream + event(b"[DONE]")) as remote:
+    with scripted_server(stream=stream + encode_event(b"[DONE]")) as remote:
         assert asyncio.run(main()) == [7, 8]
-        assert remote.seen[-1].body["return_token_ids"] is True
+        assert remote.requests[-1].body["return_token_ids"] is True
 
 
 def send_requests(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
     """Send small requests; return the answers and the bodies that the server received."""
 
-    def answer(seen: Seen, connection: socket.socket) -> None:
+    def answer(seen: ReceivedRequest, connection: socket.socket) -> None:
         body = {"tokens": [1, 2, 3], "prompt": "x", "count": 3}
-        connection.sendall(whole(body, headers="connection: close\r\n"))
+        connection.sendall(encode_response(body, headers="connection: close\r\n"))
 
     async def main() -> list[dict[str, Any]]:
         stated = Upstream(upstream=remote.url, upstream_model="m", upstream_kind="vllm")
@@ -117,8 +125,8 @@ def send_requests(*requests: Any) -> tuple[list[dict[str, Any]], list[Any]]:
 
     with scripted_server(answer=answer) as remote:
         answers = asyncio.run(main())
-    assert {request.path for request in remote.seen} <= {"/tokenize", "/detokenize"}
-    return answers, [request.body for request in remote.seen]
+    assert {request.path for request in remote.requests} <= {"/tokenize", "/detokenize"}
+    return answers, [request.body for request in remote.requests]
 
 
 def test_tokens_of_a_chat_are_counted_with_its_tools() -> None:
@@ -156,12 +164,12 @@ def test_infill_uses_the_markers_of_the_model() -> None:
         await server.close()
 
     choice = {"index": 0, "text": "a", "finish_reason": "length"}
-    stream = event({"choices": [choice]}) + event(b"[DONE]")
+    stream = encode_event({"choices": [choice]}) + encode_event(b"[DONE]")
     for stated in ({}, {"upstream_model": "coder", "upstream_kind": "vllm"}):
         with scripted_server(
             stream=stream, models=["coder"], root="/models/Qwen2.5-Coder-7B"
         ) as remote:
             asyncio.run(main(**stated))
-        filled = [request.body["prompt"] for request in remote.seen if request.body]
+        filled = [request.body["prompt"] for request in remote.requests if request.body]
         assert filled == ["<|fim_prefix|>before<|fim_suffix|>after<|fim_middle|>"] * 2
-        assert [request.path for request in remote.seen].count("/v1/models") == 1
+        assert [request.path for request in remote.requests].count("/v1/models") == 1
