@@ -84,7 +84,7 @@ def delete_unfinished(folder: Path) -> None:
 def _has_live_writer(unfinished: Path) -> bool:
     """Return whether another running process is writing the file."""
     pid = unfinished.name.split(".")[-3]
-    if not pid.isdigit() or int(pid) == os.getpid():
+    if not pid.isdecimal() or int(pid) == os.getpid():
         return False
     try:
         os.kill(int(pid), 0)

@@ -49,6 +49,14 @@ def _looks_like_model(name: str) -> bool:
     return os.path.isfile(os.path.expanduser(name))  # noqa: PTH111, PTH113 - never raise
 
 
+def expand_user(name: str) -> Path:
+    """Return the path with `~` and `~user` expanded. The name of an unknown user stays as it is.
+
+    `Path.expanduser` raises RuntimeError for it.
+    """
+    return Path(os.path.expanduser(name))  # noqa: PTH111
+
+
 class Paths(NamedTuple):
     """The folders of one user. Reading a path creates nothing."""
 
@@ -168,7 +176,7 @@ def _expand(path: str, environ: Mapping[str, str]) -> Path:
         from string import Template
 
         path = Template(path).safe_substitute(environ)
-    return Path(path).expanduser()
+    return expand_user(path)
 
 
 def make_private_directory(path: Path) -> Path:

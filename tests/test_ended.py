@@ -55,6 +55,18 @@ def test_status_reports_the_bug_that_ended_a_daemon(home: Home) -> None:
     assert "This is a bug in localspec (KeyError: 'lost')" in home.run("status").stderr
 
 
+def test_wrong_arguments_are_no_bug(home: Home) -> None:
+    home.use_fake()
+    program = (
+        "import sys\nfrom localspec.daemon import __main__ as main\nsys.argv = ['x', '--bogus']\n"
+        "main.main()"
+    )
+    process = home.spawn_daemon(program)
+    process.communicate()
+    assert process.returncode != 0
+    assert "bug in localspec" not in home.run("status").stderr
+
+
 def test_status_reports_why_a_daemon_could_not_start(home: Home) -> None:
     home.use_fake()
     home.socket.mkdir(parents=True)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from localspec.files import (
     UNFINISHED_PATTERN,
@@ -89,6 +92,14 @@ def test_leftovers_of_a_killed_process_are_deleted(file: Path) -> None:
     delete_unfinished(file.parent)
     assert list(file.parent.iterdir()) == [file]
     delete_unfinished(file.parent / "nowhere")
+
+
+@given(st.text(st.sampled_from("0129²٣-x."), max_size=6))
+def test_any_name_of_an_unfinished_file_is_accepted(name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        unfinished = Path(folder) / f".state.{name}.1.tmp"
+        unfinished.write_bytes(b"half")
+        delete_unfinished(Path(folder))
 
 
 def test_files_of_a_running_process_are_not_deleted(file: Path) -> None:

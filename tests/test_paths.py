@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from pathlib import Path
 
 import pytest
 
+import localspec
 from localspec import paths
 from localspec.errors import UnsafePath
 
@@ -91,3 +93,19 @@ def test_a_socket_path_is_measured_in_bytes() -> None:
     for path in ("/" + "x" * 103, "/" + "é" * 52):
         with pytest.raises(UnsafePath, match="limit is 103"):
             paths.check_socket_path(Path(path))
+
+
+def test_an_unknown_user_is_part_of_the_name() -> None:
+    assert paths.expand_user("~nobody-here/x") == Path("~nobody-here/x")
+    assert paths.expand_user("~/x") == Path.home() / "x"
+
+
+def test_no_unknown_user_can_raise() -> None:
+    """`Path.expanduser` raises RuntimeError for one, which nobody catches."""
+    package = Path(localspec.__file__).parent
+    users = [
+        str(file.relative_to(package))
+        for file in package.rglob("*.py")
+        if re.search(r"[^h]\.expanduser\(", file.read_text("utf-8"))
+    ]
+    assert users == []

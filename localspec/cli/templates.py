@@ -187,7 +187,8 @@ def parse(data: bytes, file_name: str) -> dict[str, Any]:
         raise UsageError(f"{file_name}, line {number}: {message or error}.") from error
     for key, value in keys.items():
         if problem := _find_problem(key, value):
-            match = re.search(rf"^[ \t\[]*[\"']?{re.escape(key)}\b", text, re.MULTILINE)
+            pattern = rf"^[ \t]*\[*[ \t]*[\"']?{re.escape(key)}[\"']?[ \t]*[=.\]]"
+            match = re.search(pattern, text, re.MULTILINE)
             number = text.count("\n", 0, match.start()) + 1 if match else 1
             raise UsageError(f"{file_name}, line {number}: {problem}")
     return keys
@@ -397,16 +398,23 @@ def _make_permanent(key: str, value: Any) -> Any:
         UsageError: the name of a file is not UTF-8, which a template must be.
     """
     if key == "files":
-        return [file if file == "-" else _make_permanent("schema", file) for file in value]
+        return [file if file == "-" else _check_utf8(inputs.absolute(file)) for file in value]
     if key == "model":
-        value = inputs.resolve_pair(value)
-    elif key == "schema" and not value.lstrip().startswith("{"):
-        value = inputs.absolute(value)
-    elif isinstance(value, str):
-        return ask.clean(value)
-    if isinstance(value, str) and value != (cleaned := ask.clean(value)):
+        return _check_utf8(inputs.resolve_pair(value))
+    if key == "schema" and not value.lstrip().startswith("{"):
+        return _check_utf8(inputs.absolute(value))
+    return ask.clean(value) if isinstance(value, str) else value
+
+
+def _check_utf8(name: str) -> str:
+    """Return the name of a file or pair if a template can contain it.
+
+    Raises:
+        UsageError: the name is not UTF-8.
+    """
+    if name != (cleaned := ask.clean(name)):
         raise UsageError(f"{cleaned}: a template cannot name this file, whose name is not UTF-8.")
-    return value
+    return name
 
 
 def _ask_to_replace(name: str, text: str) -> None:

@@ -57,6 +57,9 @@ def _record_end(file: Path) -> Iterator[None]:
     except OSError as error:
         ended.record_end(file, f"{error}.")
         raise
+    except (SystemExit, KeyboardInterrupt):  # wrong arguments, or Ctrl-C before it is handled
+        ended.record_end(file)
+        raise
     except BaseException as error:
         ended.record_end(file, f"This is a bug in localspec ({type(error).__name__}: {error}).")
         raise

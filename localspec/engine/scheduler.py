@@ -139,8 +139,10 @@ class Scheduler:
     @property
     def has_waiting_editor(self) -> bool:
         """Whether an editor waits for its first token."""
-        waiting = self._waiting[0] if self._waiting else None
-        editor_waits = isinstance(waiting, TokenizedRequest) and awaits_suggestion(waiting.request)
+        editor_waits = any(
+            isinstance(waiting, TokenizedRequest) and awaits_suggestion(waiting.request)
+            for waiting in self._waiting
+        )
         return editor_waits or any(
             sequence.prefilling and awaits_suggestion(sequence.request)
             for lane in self.lanes

@@ -132,7 +132,7 @@ def nvidia_memory(host: Host) -> list[GpuMemory]:
     return [
         GpuMemory(name, int(free), int(total))
         for name, free, total in rows or ()
-        if free.isdigit() and total.isdigit()
+        if free.isdecimal() and total.isdecimal()
     ]
 
 

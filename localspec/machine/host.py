@@ -262,7 +262,7 @@ def _available_in_cgroups(host: Host) -> Iterator[int]:
         for folder in (cgroup, *cgroup.parents):
             limit = host.read(str(folder / names[0])).strip()
             used = host.read(str(folder / names[1])).strip()
-            if limit.isdigit() and used.isdigit() and int(limit) < _UNLIMITED_BYTES:
+            if limit.isdecimal() and used.isdecimal() and int(limit) < _UNLIMITED_BYTES:
                 stat = host.read(str(folder / "memory.stat"))
                 cached = re.search(rf"^{names[2]} (\d+)$", stat, re.MULTILINE)
                 yield int(limit) - int(used) + (int(cached[1]) if cached else 0)
@@ -388,7 +388,7 @@ def _read_process(stat: Path) -> tuple[str, int]:
 def _processes() -> dict[int, tuple[str, int]]:
     processes: dict[int, tuple[str, int]] = {}
     for folder in _PROC.iterdir() if _PROC.is_dir() else ():
-        if folder.name.isdigit():
+        if folder.name.isdecimal():
             try:
                 processes[int(folder.name)] = _read_process(folder / "stat")
             except (OSError, ValueError, IndexError):

@@ -14,7 +14,7 @@ import msgspec
 
 from localspec import extras
 from localspec.errors import CatalogueError, ModelNotFound
-from localspec.paths import read_file
+from localspec.paths import expand_user, read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.requests import sampling_parameters
 from localspec.protocol.settings import Context, Endpoints, Upstream
@@ -137,7 +137,7 @@ class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         if all(sizes):
             return int((sum(sizes) * 1.2 + 1) * GIB)
         minimum_gb = self.memory.split("-")[0]
-        return int(minimum_gb if minimum_gb.isdigit() else 4) * GIB
+        return int(minimum_gb if minimum_gb.isdecimal() else 4) * GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ def _complete_preset(locator: _KeyLocator, name: str, entry: Preset) -> Preset:
     )
     if not entry.chat_template:
         return preset
-    file = locator.path.parent / Path(entry.chat_template).expanduser()
+    file = locator.path.parent / expand_user(entry.chat_template)
     try:
         text = read_file(file).decode()
     except (OSError, UnicodeDecodeError) as error:

@@ -132,6 +132,44 @@ def test_files_go_with_the_next_question(warm: Home, tmp_path: Path) -> None:
     assert stored_messages(warm)[0] == f"{tmp_path}/a b.txt:\n```\necho\n```\n\nsay what?"
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "~nobody-here/x",
+        " ".join(f"file-number-{number}-of-many.py" for number in range(20)),
+        "x" * 4000,
+        "[",
+        "²",
+        "-1",
+        "a=b=c",
+        "'",
+        "$HOME ${x}",
+    ],
+)
+def test_no_argument_of_a_command_ends_the_chat(
+    warm: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with terminal(warm.environment, "chat") as session:
+        for name, command in slash.COMMANDS.items():
+            if command.argument and name != "/edit":
+                type_line(session, f"{name} {argument}")
+        type_line(session, "/pair builtin")
+        type_line(session, "say still here")
+        session.expect("still here")
+        type_line(session, "/exit")
+        assert session.wait() == 0
+
+
+def test_the_system_message_keeps_its_blanks(warm: Home) -> None:
+    with terminal(warm.environment, "chat") as session:
+        type_line(session, "/set system Write:  two   blanks")
+        type_line(session, "say one")
+        type_line(session, "/exit")
+        assert session.wait() == 0
+    assert stored_messages(warm)[0] == "Write:  two   blanks"
+
+
 def test_save_stats_help_and_unknown_commands(warm: Home, tmp_path: Path) -> None:
     target = tmp_path / "talk.md"
     with terminal(warm.environment, "chat") as session:

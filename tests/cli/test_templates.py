@@ -71,6 +71,14 @@ def test_files_and_statistics_are_saved(warm: Home, tmp_path: Path) -> None:
     assert content == f"echo {tmp_path}/a.py:\n```\nprint(1)\n```\n\nwhy?"
 
 
+def test_a_file_name_in_braces_is_no_schema(warm: Home, tmp_path: Path) -> None:
+    (tmp_path / "{a}.md").write_text("braces")
+    run = warm.run("ask", "--save", "braces", "-f", "{a}.md", "echo $input", cwd=tmp_path)
+    assert run.returncode == 0, run.stderr
+    run = warm.run("ask", "-t", "braces", "why?", cwd="/")
+    assert "braces" in run.stdout, run.stderr
+
+
 def option_values(option: options.Option) -> st.SearchStrategy[Any]:
     if option.kind is bool:
         return st.booleans()
@@ -197,6 +205,10 @@ def test_a_template_is_only_replaced_after_a_confirmation(home_without_daemon: H
 # ------------------------------------------------------------------ wrong files
 
 WRONG = [
+    (
+        'prompt = """\ntop_p of $input\n"""\n\n"top_p" = 2\n',
+        "line 5: 'top_p' must be from 0 to 1.",
+    ),
     ("tokens = 'many'\n", "line 1: 'tokens' must be a whole number, not 'many'."),
     ('prompt = "x"\ncolour = 1\n', "line 2: unknown key 'colour'; the keys are prompt, model"),
     ('prompt = "x"\ntop_p = 2\n', "line 2: 'top_p' must be from 0 to 1."),

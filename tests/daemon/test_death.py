@@ -87,6 +87,22 @@ def test_three_crashes_within_ten_minutes_set_a_cause_aside() -> None:
     history.check(b"1")
 
 
+def test_the_oldest_of_many_causes_is_set_aside_too() -> None:
+    history = CrashHistory()
+    pair = PairFiles("a", "/a.gguf")
+    causes = [bytes(str(number), "ascii") for number in range(MAX_CAUSES)]
+    for cause in causes:
+        history.record(pair, cause, 0.0, "why")
+    for now in (1.0, 2.0):
+        history.record(pair, causes[0], now, "why")
+    with pytest.raises(PairSetAside):
+        history.check(causes[0])
+    for now in (1.0, 2.0):  # none was forgotten for it
+        history.record(pair, causes[1], now, "why")
+    with pytest.raises(PairSetAside):
+        history.check(causes[1])
+
+
 def test_no_more_causes_are_remembered_than_anybody_has() -> None:
     history = CrashHistory()
     for number in range(1000):

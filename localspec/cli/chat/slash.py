@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from localspec.cli import inputs, options
@@ -15,7 +15,7 @@ from localspec.cli.terminal import clipboard, extract, figures, history, render
 from localspec.cli.terminal.pairs import format_size
 from localspec.client.pairs import PairsClient
 from localspec.errors import NotFound, UsageError
-from localspec.paths import split_model_names
+from localspec.paths import expand_user, split_model_names
 
 # ------------------------------------------------------------------------ typed
 # The meaning of a typed line: a message, a command, or the end of the chat.
@@ -158,8 +158,8 @@ def _file(chat: Chat, argument: str) -> None:
     if not argument:
         raise UsageError("Name a file, for example: /file src/main.py")
     # A name with blanks is one file when there is one, else several names.
-    names = [argument] if Path(argument).expanduser().exists() else argument.split()
-    attach(chat, names)
+    is_one_file = os.path.exists(expand_user(argument))  # noqa: PTH110 - also where it is too long
+    attach(chat, [argument] if is_one_file else argument.split())
 
 
 def attach(chat: Chat, names: list[str]) -> None:
@@ -226,7 +226,8 @@ def _set(chat: Chat, argument: str) -> None:
     name = words[0].lstrip("-").replace("-", "_").lower()
     name = {"max_tokens": "tokens", "num_predict": "tokens", "pair": "model"}.get(name, name)
     if name in ("model", "system"):
-        COMMANDS["/pair" if name == "model" else "/system"].run(chat, " ".join(words[1:]))
+        value = argument.removeprefix("parameter ").strip().removeprefix(words[0]).strip()
+        COMMANDS["/pair" if name == "model" else "/system"].run(chat, value)
         return
     if name not in options.SETTABLE:
         suggestion = _suggestion(name, list(options.SETTABLE), "/set alone lists what can be set.")
@@ -307,8 +308,8 @@ def _regen(chat: Chat, argument: str) -> None:
 
 def _undo(chat: Chat, argument: str) -> None:
     del argument
-    question = chat.talk.undo()
-    render.line(f"Removed: {question.splitlines()[0][:60]}")
+    first_line = chat.talk.undo().strip().partition("\n")[0]
+    render.line(f"Removed: {first_line[:60]}")
 
 
 def _continue(chat: Chat, argument: str) -> None:
@@ -340,7 +341,7 @@ def _copy(chat: Chat, argument: str) -> None:
 def _save(chat: Chat, argument: str) -> None:
     if not argument:
         raise UsageError("Name a file, for example: /save chat.md")
-    path = Path(argument).expanduser()
+    path = expand_user(argument)
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(chat.talk.markdown())

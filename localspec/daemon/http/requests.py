@@ -119,7 +119,7 @@ async def read_body(request: Request, kind: type[Body], *, empty: Body | None = 
             f"The request body is compressed ({encoding[:40]!r}); send it uncompressed."
         )
     declared = request.headers.get("content-length", "0")
-    if declared.isdigit() and int(declared) > MAX_BODY_BYTES:
+    if declared.isdecimal() and int(declared) > MAX_BODY_BYTES:
         raise _too_large()
     body, weight = bytearray(), BodyComplexity()
     try:

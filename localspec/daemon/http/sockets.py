@@ -157,7 +157,7 @@ def take_inherited_sockets() -> list[socket.socket]:
     count = os.environ.pop("LISTEN_FDS", "0")
     os.environ.pop("LISTEN_PID", None)
     os.environ.pop("LISTEN_FDNAMES", None)
-    if not is_for_us or not count.isdigit():
+    if not is_for_us or not count.isdecimal():
         return []
     return [
         _take_socket(descriptor)

@@ -89,7 +89,7 @@ class TcpAuth:
 
     def _is_our_host(self, host: str) -> bool:
         name, colon, port = host.rpartition(":")
-        if not colon or not port.isdigit():
+        if not colon or not port.isdecimal():
             name = host
         if name.lower() == "localhost" or name.lower() in self.hosts:
             return True

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from localspec.config import Config
 from localspec.daemon.http import tcp
 from localspec.errors import ModelNotFound, PullCancelled, RegistryError, Unavailable
-from localspec.paths import split_model_names
+from localspec.paths import expand_user, split_model_names
 from localspec.protocol.frames import PairFiles
 
 if TYPE_CHECKING:
@@ -206,12 +206,7 @@ def find_file(name: str) -> Path:
     Raises:
         ModelNotFound: There is no such file.
     """
-    try:
-        path = Path(name).expanduser()
-    except RuntimeError as error:  # "~nobody", where this machine has no such user
-        raise ModelNotFound(
-            f"'{name[:80]}' is not a file: there is no such user.", param="model"
-        ) from error
+    path = expand_user(name)
     if path.is_absolute():
         if not _is_file(path):
             raise ModelNotFound(
@@ -227,6 +222,8 @@ def find_file(name: str) -> Path:
             f"Ollama has no model '{name[:80]}'. To list its models: localspec import",
             param="model",
         )
+    if name.startswith("~"):
+        raise ModelNotFound(f"'{name[:80]}' is not a file: there is no such user.", param="model")
     raise ModelNotFound(
         f"'{name[:80]}' is neither an absolute path nor two of them, target and draft, "
         "separated by a comma.",

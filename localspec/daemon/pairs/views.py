@@ -52,9 +52,7 @@ def find_models(
     from localspec.registry.disk import drafts
     from localspec.registry.disk.discovery import DiskSearch
 
-    for folder in folders:
-        if not Path(folder).exists():
-            raise InvalidRequest(f"There is no folder {folder}.", param="folders")
+    _check_folders(folders)
     limited_report = rate_limited(report)
 
     def report_progress(place: object) -> None:
@@ -71,6 +69,17 @@ def find_models(
     paired = {str(model.path) for model in search.models if model.pair}
     pairs = drafts.propose_pairs(models, paired, taken_names(registry), model_namer())
     return Disk(models=models, pairs=pairs, problems=search.problems)
+
+
+def _check_folders(folders: list[str]) -> None:
+    """Refuse folders that do not exist. A file of a model may take the place of a folder.
+
+    Raises:
+        InvalidRequest: One of them does not exist.
+    """
+    for folder in folders:
+        if not Path(folder).exists():
+            raise InvalidRequest(f"There is no folder {folder}.", param="folders")
 
 
 def taken_names(registry: Registry) -> set[str]:
@@ -309,9 +318,7 @@ def rank_drafts_for(
     from localspec.registry.disk.discovery import FoundModel, find_models
     from localspec.registry.disk.drafts import free_name, rank_drafts
 
-    for folder in folders:
-        if not Path(folder).is_dir():
-            raise InvalidRequest(f"There is no folder {folder}.", param="folders")
+    _check_folders(folders)
     models = find_models(registry.store, map(Path, folders))
     target_path = Path(target).resolve()
     model = next((model for model in models if model.path.resolve() == target_path), None)

@@ -180,9 +180,9 @@ class CrashHistory:
         """Record a crash at monotonic time `now`. The loss of another machine does not count."""
         if _REMOTE_LOST_MESSAGE in reason:
             return
+        recent = [at for at in self._crashes.pop(cause, []) if now - at < CRASH_WINDOW_S] + [now]
         while len(self._crashes) >= MAX_CAUSES:
             del self._crashes[next(iter(self._crashes))]
-        recent = [at for at in self._crashes.pop(cause, []) if now - at < CRASH_WINDOW_S] + [now]
         self._crashes[cause] = recent
         if len(recent) >= MAX_CRASHES:
             while len(self._aside) >= MAX_CAUSES:

@@ -254,7 +254,7 @@ def _query_gpus(host: Host, query: str) -> list[list[int]]:
     if result.code != 0:
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in result.out.splitlines()]
-    return [[int(cell) for cell in row] for row in rows if all(cell.isdigit() for cell in row)]
+    return [[int(cell) for cell in row] for row in rows if all(cell.isdecimal() for cell in row)]
 
 
 # ------------------------------------------------------------------------ room

@@ -12,6 +12,7 @@ from localspec.cli import suggest
 from localspec.cli.app import NumberOption
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
+from localspec.paths import expand_user
 
 if TYPE_CHECKING:
     from localspec.extras.bench.report import Report
@@ -113,7 +114,7 @@ def command(names: tuple[str, ...], **options: Any) -> int:
         raise UsageError(f"One pair at a time, not {len(names)}: {', '.join(names)}.")
     if options["html"]:
         # Fail before minutes are spent on measuring.
-        _check_page(Path(options["html"]).expanduser())
+        _check_page(expand_user(options["html"]))
     drafts, plan = (*options["drafts"], *extra_drafts), _make_plan(options)
     with plan.stopping.watching():
         report_data = _measure(names[0] if names else "", drafts, plan)
@@ -147,7 +148,7 @@ def _print_report(report_data: Report, options: dict[str, Any]) -> None:
     if options["html"]:
         from localspec.extras.bench import page
 
-        file = Path(options["html"]).expanduser()
+        file = expand_user(options["html"])
         try:
             file.write_text(page.render_page(report_data), encoding="utf-8")
             render.note(f"Saved {file}.")

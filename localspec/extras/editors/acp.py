@@ -66,6 +66,9 @@ class Agent:
             self._running[session_id] = task
             reason = await task
         except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise  # the connection is closing, and the editor has not cancelled the prompt
             reason = "cancelled"
         except LocalspecError as error:
             raise acp.RequestError(-32603, error.message) from error

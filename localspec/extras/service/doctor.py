@@ -26,6 +26,7 @@ from localspec.paths import (
     Paths,
     check_socket_path,
     default_paths,
+    expand_user,
     hf_cache_folder,
     split_model_names,
 )
@@ -258,7 +259,7 @@ def _why_unavailable(system: CheckedMachine, pair: str) -> tuple[str, bool] | No
     Returns None if nothing is wrong with it.
     """
     for name in split_model_names(pair):
-        if name.startswith(("/", "~")) and not Path(name).expanduser().is_file():
+        if name.startswith(("/", "~")) and not expand_user(name).is_file():
             return f"The configured pair's file {name} is not there.", False
     if pair == "builtin" or "/" in pair or ":" in pair:
         return None

@@ -140,14 +140,16 @@ def extract_message(answer: str) -> str:
         char for char in (blocks[0] if blocks else text) if char in "\n\t" or char.isprintable()
     )
     lines = [line.rstrip() for line in text.split("\n")]
-    while lines and (not lines[0].strip() or _INTRODUCTION.match(lines[0].strip())):
-        lines.pop(0)
-    if not lines:
+    subject = ""
+    while lines and not subject:
+        line = lines.pop(0).strip()
+        if line and not _INTRODUCTION.match(line):
+            subject = _subject(line)
+    if not subject:
         return ""
-    subject = _subject(lines[0])
-    body = [wrapped for line in lines[1:] for wrapped in _wrapped(_TITLE.sub("", line))]
+    body = [wrapped for line in lines for wrapped in _wrapped(_TITLE.sub("", line))]
     text = "\n".join(body).strip("\n")
-    return f"{subject}\n\n{text}".strip() if subject else extract_message("\n".join(lines[1:]))
+    return f"{subject}\n\n{text}".strip()
 
 
 def repeats_subject(message: str, subjects: str) -> bool:

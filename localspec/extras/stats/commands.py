@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from localspec.cli import suggest
@@ -11,6 +9,7 @@ from localspec.cli.app import NumberOption
 from localspec.cli.terminal import render
 from localspec.client.conversations import ConversationsClient
 from localspec.errors import UsageError
+from localspec.paths import expand_user
 
 
 @click.command(
@@ -52,7 +51,7 @@ def command(days: int, pair: str, as_json: bool, html: str | None) -> int:
     elif html:
         from localspec.extras.stats import page
 
-        file = Path(html).expanduser()
+        file = expand_user(html)
         file.write_text(page.render_page(statistics), encoding="utf-8")
         render.line(f"Saved {file}.")
     else:

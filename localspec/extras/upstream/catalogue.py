@@ -13,7 +13,7 @@ import msgspec
 from localspec import literals
 from localspec.errors import CatalogueError, Conflict, InvalidRequest, StoreError
 from localspec.files import write_atomically
-from localspec.paths import read_file
+from localspec.paths import expand_user, read_file
 from localspec.protocol.settings import Upstream
 
 _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -30,7 +30,7 @@ def find_problem(name: str, entry: Upstream) -> tuple[str, str]:
         # The value is not repeated, since it may be the secret key itself, entered by mistake.
         return "key_env", "must be the name of an environment variable that holds the key"
     for key, path in (("key_file", entry.key_file), ("ca", entry.ca)):
-        if path and not Path(path).expanduser().is_absolute():
+        if path and not expand_user(path).is_absolute():
             return key, "must be an absolute path"
     if entry.fallback == name:
         return "fallback", "must be another pair"
@@ -120,6 +120,9 @@ def _remove_table(
         end = starts[0] + 1
         while end < len(lines) and not _TABLE_HEADER.match(lines[end]):
             end += 1
+        # Comments directly above the next table belong to that table, or to the file.
+        while not (line := lines[end - 1].strip()) or line.startswith("#"):
+            end -= 1
         remaining = "".join(lines[: starts[0]] + lines[end:]).rstrip("\n")
         remaining += "\n" if remaining else ""
         if _means(remaining, expected):

@@ -14,7 +14,6 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
@@ -32,7 +31,7 @@ from localspec.errors import (
 )
 from localspec.extras.upstream.dialects import DraftCounts, ServerCounters, ServerDialect
 from localspec.files import keepalive_options
-from localspec.paths import read_private_file
+from localspec.paths import expand_user, read_private_file
 from localspec.protocol.settings import Upstream
 
 if TYPE_CHECKING:
@@ -431,7 +430,7 @@ class UpstreamConnection:
             # The path is left out, because the message may go to a client that came by TCP.
             subject = f"The key file of '{self.name}' (key_file in models.toml)"
             try:
-                key = read_private_file(Path(upstream.key_file).expanduser()).decode("ascii")
+                key = read_private_file(expand_user(upstream.key_file)).decode("ascii")
             except (OSError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "it is not a text"
                 advice = "; use chmod 600" if "other users" in str(reason) else ""
@@ -460,7 +459,7 @@ class UpstreamConnection:
         try:
             trust = httpx2.create_ssl_context(trust_env=False)
             if self.upstream.ca:
-                trust = ssl.create_default_context(cafile=Path(self.upstream.ca).expanduser())
+                trust = ssl.create_default_context(cafile=expand_user(self.upstream.ca))
         except (OSError, ssl.SSLError):
             raise UpstreamError(
                 f"The certificates for '{self.name}' (ca in models.toml) cannot be read."

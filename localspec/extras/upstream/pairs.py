@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from localspec.daemon.pairs import names
 from localspec.daemon.pairs.registry import Registry
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
-from localspec.paths import read_private_file
+from localspec.paths import expand_user, read_private_file
 from localspec.protocol.pairs import (
     AddUpstreamRequest,
     ModelView,
@@ -72,7 +70,7 @@ def _check_key_file(path: str) -> None:
     """Refuse a key file that other users can read. A missing file may be created later."""
     try:
         if path:
-            read_private_file(Path(path).expanduser())
+            read_private_file(expand_user(path))
     except PermissionError as error:
         if error.strerror == "it is open to other users":
             raise InvalidRequest(

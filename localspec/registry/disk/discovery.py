@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from localspec.errors import BadGguf
-from localspec.paths import hf_cache_folder, read_file
+from localspec.paths import expand_user, hf_cache_folder, read_file
 from localspec.registry.header.model import shard_names
 from localspec.registry.store.store import Store
 
@@ -44,7 +44,7 @@ def model_folders(environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
     configured = environ.get("OLLAMA_MODELS")
     usual = Path(environ.get("HOME") or Path.home(), ".ollama", "models")
     return (
-        *([Path(configured).expanduser()] if configured else []),
+        *([expand_user(configured)] if configured else []),
         usual,
         *map(Path, _SERVICE_FOLDERS),
     )
@@ -134,7 +134,7 @@ def program_folders(
     yield HUB, hf_cache_folder(environ)
     configured = environ.get("LLAMA_CACHE")
     if configured:
-        yield LLAMA, Path(configured).expanduser()
+        yield LLAMA, expand_user(configured)
     yield LLAMA, (home / "Library" / "Caches" if is_mac else cache) / "llama.cpp"
     yield from (("LM Studio", folder) for folder in _lm_studio_folders(home))
     jan_bases = (support / "Jan",) if is_mac else (data / "Jan", config / "Jan")
@@ -186,7 +186,7 @@ def _lm_studio_folders(home: Path) -> Iterator[Path]:
     pointed_homes = [Path(pointer)] if pointer.startswith("/") else []
     for base in dict.fromkeys([*pointed_homes, home / ".lmstudio", home / ".cache" / "lm-studio"]):
         if folder := _read_setting(base / "settings.json", "downloadsFolder"):
-            yield Path(folder).expanduser()
+            yield expand_user(folder)
         yield base / "models"
 
 

@@ -246,7 +246,7 @@ class Hub:
                 f"compresses it ({headers['content-encoding'][:40]}); check HF_ENDPOINT and the "
                 "proxies."
             )
-        if not commit or not size.isdigit():
+        if not commit or not size.isdecimal():
             raise causes.web_page_error(self.endpoint, repo)
         etag = headers.get("x-linked-etag") or headers.get("etag") or ""
         etag = _strip_etag(etag)

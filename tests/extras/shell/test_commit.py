@@ -142,6 +142,13 @@ def test_an_extracted_message_is_not_changed_by_git(answer: str) -> None:
     assert not any(line.startswith("#") for line in [subject, *rest])
 
 
+@pytest.mark.parametrize("line", ["Title:", "#", "Subject:", "**Message:**", ""])
+def test_a_repeated_title_is_not_a_subject(line: str) -> None:
+    """Small models repeat themselves without an end."""
+    assert asking.extract_message(f"{line}\n" * 5000) == ""
+    assert asking.extract_message(f"{line}\n" * 5000 + "Add it") == "Add it"
+
+
 def test_long_lines_of_the_body_are_wrapped() -> None:
     words = " ".join(["word"] * 40)
     lines = asking.extract_message(f"Add it\n\n{words}\n- {words}\nhttps://{'x' * 100}").split("\n")
