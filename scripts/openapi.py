@@ -97,7 +97,7 @@ ANSWERS: tuple[type[msgspec.Struct], ...] = (
 
 
 def schemas() -> dict[str, Any]:
-    """JSON Schema by the struct's name. An answer has the fields it declares and no others."""
+    """Return the JSON schemas by the names of the structs. An answer has only the fields it declares."""
     template = "#/components/schemas/{name}"
     _, request_schemas = msgspec.json.schema_components(REQUESTS, ref_template=template)
     _, answer_schemas = msgspec.json.schema_components(ANSWERS, ref_template=template)
@@ -112,7 +112,7 @@ def schemas() -> dict[str, Any]:
 
 
 def outline(method: str, path: str, handler: routes.Handler) -> str:
-    """The description of an endpoint as far as its row and its docstring tell."""
+    """Return the description of an endpoint as far as its row and its docstring tell."""
     name = f"{handler.__module__.rpartition('.')[2]}_{handler.__name__}"
     summary = (inspect.getdoc(handler) or name).splitlines()[0].rstrip(".")
     operation: dict[str, Any] = {
@@ -120,38 +120,38 @@ def outline(method: str, path: str, handler: routes.Handler) -> str:
         "operationId": name,
         "summary": summary,
     }
-    if named := re.findall(r"{(\w+)}", path):
+    if names := re.findall(r"{(\w+)}", path):
         operation["parameters"] = [
-            {"name": schema, "in": "path", "required": True, "schema": {"type": "string"}}
-            for schema in named
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
         ]
-    answered = {"description": summary, "content": {"application/json": {"schema": {}}}}
-    refused = {"$ref": "#/components/responses/Refused"}
-    operation["responses"] = {"200": answered, "400": refused}
+    answer = {"description": summary, "content": {"application/json": {"schema": {}}}}
+    refusal = {"$ref": "#/components/responses/Refused"}
+    operation["responses"] = {"200": answer, "400": refusal}
     lines = yaml.safe_dump({method.lower(): operation}, sort_keys=False).splitlines()
     return "".join(f"    {line}\n" for line in lines)
 
 
-def described(by_hand: str) -> str:
-    """The part that is written by hand, with an outline of each endpoint that it lacks."""
-    known: dict[str, Any] = yaml.safe_load(by_hand)["paths"]
+def add_outlines(manual_part: str) -> str:
+    """Return the part that is written by hand, with an outline of each endpoint that it lacks."""
+    known: dict[str, Any] = yaml.safe_load(manual_part)["paths"]
     for method, path, handler, _ in routes.ENDPOINTS:
         head = f"  {path}:\n"
         if path not in known:
             known[path] = {}
-            by_hand = by_hand.replace("\ncomponents:\n", f"{head}\ncomponents:\n")
+            manual_part = manual_part.replace("\ncomponents:\n", f"{head}\ncomponents:\n")
         if method.lower() not in known[path]:
-            by_hand = by_hand.replace(head, head + outline(method, path, handler))
-    return by_hand
+            manual_part = manual_part.replace(head, head + outline(method, path, handler))
+    return manual_part
 
 
 def text() -> str:
-    """The whole file as it should be."""
-    by_hand = described(FILE.read_text(encoding="utf-8").partition(MARKER)[0])
-    made = yaml.safe_dump(
+    """Return the whole file as it should be."""
+    manual_part = add_outlines(FILE.read_text(encoding="utf-8").partition(MARKER)[0])
+    generated = yaml.safe_dump(
         schemas(), sort_keys=False, allow_unicode=True, width=90, default_flow_style=None
     )
-    return by_hand + MARKER + "".join(f"    {line}\n" for line in made.splitlines())
+    return manual_part + MARKER + "".join(f"    {line}\n" for line in generated.splitlines())
 
 
 if __name__ == "__main__":

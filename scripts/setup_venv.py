@@ -162,7 +162,7 @@ def use_hooks(root: Path) -> None:
 
 
 def find_compiler(host: Host) -> machine.Compiler:
-    """The C++ compiler, or what to install to have one."""
+    """Return the C++ compiler, or what to install to have one."""
     if compiler := machine.find_compiler(host):
         return compiler
     if named := host.env.get("CXX"):
@@ -174,7 +174,7 @@ def find_compiler(host: Host) -> machine.Compiler:
 
 
 def llama_version(pyproject: Path) -> str:
-    """The one version of llama-cpp-python that pyproject.toml names."""
+    """Return the one version of llama-cpp-python that pyproject.toml names."""
     dependencies = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
     (version,) = (
         name.partition("==")[2] for name in dependencies if name.startswith("llama-cpp-python==")
@@ -190,7 +190,7 @@ def cache_folder(host: Host) -> Path:
 
 
 def make_venv(host: Host, venv: Path) -> None:
-    """A new, empty .venv of the Python that runs this."""
+    """Create a new, empty .venv of the Python that runs this."""
     if importlib.util.find_spec("ensurepip") is None:
         raise SetupError(
             "this Python cannot make a virtual environment, its ensurepip module is missing. "
@@ -207,7 +207,7 @@ def make_venv(host: Host, venv: Path) -> None:
 def build_wheel(
     host: Host, venv: Path, plan: machine.BuildPlan, version: str, folder: Path
 ) -> Path:
-    """The wheel of llama-cpp-python for this plan, built now unless it was before.
+    """Return the wheel of llama-cpp-python for this plan, built now unless it was before.
 
     pip's cache stays out of it: it hands out wheels whatever flags they were built with.
     """
@@ -239,7 +239,7 @@ def build_wheel(
 
 @contextmanager
 def scratch(folder: Path) -> Iterator[Path]:
-    """An empty folder that is gone afterwards, or at the next time where this one is killed."""
+    """Provide an empty folder that is removed afterwards, or at the next time if this process is killed."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     try:
@@ -255,7 +255,7 @@ def remove_other_build(venv: Path) -> None:
 
 
 def install(venv: Path, root: str, extras: Sequence[str], wheel: Path) -> None:
-    """The package, editable, with its dependencies."""
+    """Install the package, editable, with its dependencies."""
     package = f"{root}[{','.join(extras)}]" if extras else root
     command = [*pip(venv, "install"), str(wheel), "--editable", package]
     run_logged("installing packages", command, venv / "setup.log", os.environ)
@@ -399,7 +399,7 @@ COMPLAINT = re.compile(
 
 
 def explain(stage: str, log: Path) -> str:
-    """The lines of a log that matter, what to do, and where the rest is."""
+    """Return the lines of a log that matter, what to do, and where the rest is."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     telling = [line for line in lines if COMPLAINT.search(line) and "subprocess-exited" not in line]
     shown = (telling or lines)[-8:]

@@ -85,7 +85,7 @@ def fill(folder: Path, options: argparse.Namespace) -> int:
 
 
 def copy_repository(folder: Path) -> int:
-    """The files of the last commit, and its time."""
+    """Return the files of the last commit, and its time."""
     if git("status", "--porcelain", "--untracked-files=no"):
         say("uncommitted changes are not in the bundle")
     with tempfile.TemporaryFile() as file:
@@ -98,7 +98,7 @@ def copy_repository(folder: Path) -> int:
 
 
 def git(*arguments: str) -> str:
-    """What git says about this checkout. Raises BundleError."""
+    """Return what git says about this checkout. Raises BundleError."""
     try:
         done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
     except FileNotFoundError:

@@ -92,7 +92,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The one this runs on; a system that is none of ours counts as Linux on its processor."""
+    """Return the machine this runs on; an unknown system counts as Linux on its processor."""
     uname = os.uname()
     for system in SYSTEMS.values():
         if (system.platform_system, system.machine) == (uname.sysname, uname.machine):
@@ -110,13 +110,13 @@ def parse_python(text: str) -> tuple[int, int]:
 
 
 def oldest_glibc(wheels: Sequence[str]) -> str:
-    """The oldest glibc on which all these wheels work, by their names; "" where none needs one."""
+    """Return the oldest glibc on which all these wheels work, by their names; "" where none needs one."""
     minors = [min(map(int, versions)) for name in wheels if (versions := _GLIBC.findall(name))]
     return f"2.{max(minors)}" if minors else ""
 
 
 def facts(machine: Machine, wheels: Sequence[str]) -> Mapping[str, str]:
-    """What the install script compares with the machine it finds itself on."""
+    """Return what the install script compares with the machine it finds itself on."""
     return {
         "system": machine.system.platform_system,
         "machine": machine.system.machine,

@@ -86,7 +86,7 @@ def _source(requirement: str, folder: Path) -> Path:
 
 
 def _asked_by_source(sdist: Path) -> Iterator[str]:
-    """What llama-cpp-python needs to be built, and to run, by its own files."""
+    """Yield what llama-cpp-python needs to be built, and to run, by its own files."""
     with tarfile.open(sdist) as tar:
         top = tar.next()
         assert top is not None
@@ -129,7 +129,7 @@ def _missing(
     have: Mapping[str, Sequence[Requirement]],
     markers: Mapping[str, str],
 ) -> set[str]:
-    """Requirements that hold on the target machine and that no wheel here meets by its name."""
+    """Return requirements that hold on the target machine and that no wheel here meets by its name."""
     missing: set[str] = set()
     visited: set[tuple[str, str]] = set()
     waiting = [(Requirement(text), "") for text in requirements]

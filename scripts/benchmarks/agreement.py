@@ -1,4 +1,4 @@
-"""Do `localspec bench` and these benchmarks measure the same of one pair?
+"""Check that `localspec bench` and these benchmarks measure the same of one pair.
 
 `localspec bench` asks the daemon by its socket, `scripts/bench engine` and `scripts/bench tasks` step an
 engine in their own process. Here both are asked the same: the bench's own chats, as many tokens, in the same

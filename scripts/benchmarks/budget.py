@@ -1,5 +1,6 @@
-"""Several pairs under a budget of memory that does not hold them all: is any request lost, and does what
-they take together stay within it?
+"""Run several pairs under a budget of memory that does not hold them all.
+
+Is any request lost, and does what they take together stay within the budget?
 
 Copies of the shipped pair on a daemon of its own; what the engines hold is read from /proc, so it runs on
 Linux: their own memory, and once of each model's file what is mapped of it.
@@ -37,7 +38,7 @@ _MAPPED = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ +(/.*\.gguf)$")
 
 
 def held_mib(pids: Sequence[int]) -> float:
-    """What these processes have of their own, and of models' files, each file once."""
+    """Return what these processes have of their own, and of models' files, each file once."""
     own, files = 0, Counter[str]()
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):  # it has ended meanwhile

@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _command() -> Sequence[str]:
-    """The installed script next to this interpreter: what people run."""
+    """Return the installed script next to this interpreter: what people run."""
     script = Path(sys.executable).with_name("localspec")
     return [str(script)] if script.is_file() else [sys.executable, "-m", "localspec"]
 

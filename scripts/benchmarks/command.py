@@ -15,7 +15,7 @@ def say(text: str) -> None:
 
 
 def positive(text: str) -> int:
-    """A number of at least 1, as a type of argparse."""
+    """Return a number of at least 1, as a type of argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
@@ -23,7 +23,7 @@ def positive(text: str) -> int:
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
-    """The options of every benchmark that builds pairs."""
+    """Add the options of every benchmark that builds pairs."""
     add = parser.add_argument
     add("--seed", type=int, default=0, help="of texts and order")
     add("--threads", type=int, default=0, help="0: one per core")

@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
 
 
 def options_parser(program: str, description: str) -> argparse.ArgumentParser:
-    """What to measure, for `scripts/bench engine` and `scripts/gpu_check`."""
+    """Return the parser of what to measure, for `scripts/bench engine` and `scripts/gpu_check`."""
     parser = argparse.ArgumentParser(
         program,
         description=description,
@@ -124,7 +124,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What was asked for. Raises ValueError."""
+    """Return what was asked for. Raises ValueError."""
     from benchmarks.measuring.interleaved import Plan
     from benchmarks.measuring.workloads import WORKLOADS, workload
     from localspec.protocol.frames import EngineSettings

@@ -1,4 +1,4 @@
-"""`scripts/gpu_check`: does everything hold on this machine's GPU?
+"""Check on this machine's GPU that everything holds (`scripts/gpu_check`).
 
 Runs the engine's tests, then measures a synthetic pair of a real pair's size (8 B and 0.5 B, 150 k
 vocabulary, written on the spot: 6 GB per acceptance rate asked): what a pass of each width costs,
@@ -154,7 +154,7 @@ def _check(options: argparse.Namespace, plan: Plan) -> int:
 
 
 def _tests() -> bool:
-    """The engine's tests, in a process of their own."""
+    """Run the engine's tests in a process of their own, and return whether they passed."""
     say("running the engine's tests")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "tests/engine"]
     return subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode == 0
@@ -208,7 +208,7 @@ def _widths(runner: Runner) -> Widths:
 
 
 def _exact(runner: Runner, texts: Sequence[Text]) -> tuple[Exact | None, str]:
-    """The same texts with and without drafts; or why exact mode is not possible here."""
+    """Return the same texts with and without drafts, or why exact mode is not possible here."""
     differing = tokens = 0
     seconds = [0.0, 0.0]
     try:

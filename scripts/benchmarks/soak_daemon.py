@@ -1,5 +1,6 @@
-"""Does a daemon stay as it is under load? Clients that connect and go, that leave in the middle of
-an answer, and that ask everything in turn for as long as one likes.
+"""Check that a daemon stays as it is under load.
+
+Clients connect and go, leave in the middle of an answer, and ask everything in turn for as long as one likes.
 
 It starts a daemon of its own, with the shipped pair, in a folder that is removed afterwards. What it
 counts, open files and resident memory, it reads from /proc, so it runs on Linux.
@@ -65,7 +66,7 @@ class Subject:
         return self._client.status()
 
     def open(self, target: str, body: object) -> Connection:
-        """A request whose answer has begun, and that goes on until the connection is closed."""
+        """Open a request whose answer has begun, and that goes on until the connection is closed."""
         connection = Connection(self.path, PATIENCE)
         try:
             response = connection.request("POST", target, json.dumps(body).encode())
@@ -281,7 +282,7 @@ def resident_mb(pid: int) -> float:
 
 @contextlib.contextmanager
 def own_daemon() -> Iterator[Subject]:
-    """A daemon with the shipped pair in a folder of its own."""
+    """Run a daemon with the shipped pair in a folder of its own."""
     home = tempfile.mkdtemp(prefix="ls-soak-")
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOCALSPEC_")}
     environment |= {

@@ -71,7 +71,7 @@ class Shape:
 
 
 def follow(cycle: Cycle, token: int, count: int) -> list[int]:
-    """The `count` tokens after `token` on a cycle."""
+    """Return the `count` tokens after `token` on a cycle."""
     out = []
     for _ in range(count):
         token = int(cycle[token])
@@ -111,8 +111,9 @@ def draft_cycle(cycle: Cycle, acceptance: float | tuple[float, float], seed: int
 
 
 def _traded(cycle: Cycle, wrong: Cycle) -> Cycle:
-    """The wrong ones trade successors among themselves, so that each token still has one predecessor
-    and no output row is wanted twice.
+    """Let the wrong ones trade successors among themselves.
+
+    So each token still has one predecessor, and no output row is wanted twice.
     """
     changed = cycle.copy()
     changed[wrong] = cycle[np.roll(wrong, 1)]
@@ -122,7 +123,7 @@ def _traded(cycle: Cycle, wrong: Cycle) -> Cycle:
 def two_texts(
     tokens: Sequence[str], acceptance: tuple[float, float], seed: int = 0
 ) -> tuple[Cycle, Cycle]:
-    """A target's cycles and a draft's, where it hangs on the text how often drafts are right.
+    """Return a target's cycles and a draft's, where it hangs on the text how often drafts are right.
 
     One cycle is of code and the other of anything else, and none leads into the other. Filling in begins
     the code, and so does CODE_MARK at the end of a prompt; TEXT_MARK begins the rest. acceptance: in code,
@@ -148,7 +149,7 @@ def two_texts(
 def drawn_matrix(
     rng: np.random.Generator, rows: int, cols: int, quant: Quant, std: float
 ) -> Tensor:
-    """A (rows, cols) matrix of the given standard deviation as `quant` stores it."""
+    """Return a (rows, cols) matrix of the given standard deviation as `quant` stores it."""
     if quant == "f32":
         return (rng.standard_normal((rows, cols), dtype=np.float32) * std).astype(np.float32)
     count = rows * cols // _BLOCK
@@ -205,7 +206,7 @@ def _code_vocabulary(n_vocab: int) -> tuple[list[str], list[str]]:
 
 
 def code_tokens(n_vocab: int) -> list[str]:
-    """The vocabulary of a model whose shape has `code`."""
+    """Return the vocabulary of a model whose shape has `code`."""
     return _code_vocabulary(n_vocab)[0]
 
 
@@ -239,7 +240,7 @@ def write_vocabulary(
 
 
 def write_sizes(writer: Any, shape: Shape, name: str, head: int = 0) -> None:
-    """The name and the numbers that every architecture has. head: of numbers; 0: as the width gives it."""
+    """Write the name and the numbers that every architecture has. head: numbers per head, 0: from the width."""
     writer.add_name(name)
     writer.add_block_count(shape.n_layer)
     writer.add_context_length(shape.n_ctx)
@@ -305,7 +306,7 @@ def finish(writer: Any) -> None:
 
 
 def output_rows(embedding: Tensor, shape: Shape, cycle: Cycle) -> Tensor:
-    """The output matrix that follows `cycle`: row cycle[i] points at E[i].
+    """Return the output matrix that follows `cycle`: row cycle[i] points at E[i].
 
     Specials share a successor with a normal token, which keeps it.
     """
@@ -364,7 +365,7 @@ def write_pair(
     acceptance: float | tuple[float, float] = 0.8,
     seed: int = 0,
 ) -> tuple[Path, Path]:
-    """A pair in `folder`: (target.gguf, draft.gguf); a target already there is kept."""
+    """Write a pair into `folder`: (target.gguf, draft.gguf); a target already there is kept."""
     folder.mkdir(parents=True, exist_ok=True)
     cycle = target_cycle(target.n_vocab, seed)
     label = "-".join(str(a) for a in np.atleast_1d(acceptance))
@@ -380,8 +381,9 @@ def write_pair(
 def write_code_pair(
     folder: Path, target: Shape, draft: Shape, acceptance: tuple[float, float] = (0.95, 0.2)
 ) -> tuple[Path, Path]:
-    """A pair that drafts well in code and badly in any other text; shapes with `code`. Files already
-    there are kept. acceptance: in code, in text.
+    """Write a pair that drafts well in code and badly in any other text.
+
+    The shape has `code`. Files already there are kept. acceptance: in code, and in text.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokens = code_tokens(target.n_vocab)

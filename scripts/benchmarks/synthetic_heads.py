@@ -114,7 +114,7 @@ def _write_numbers(writer: Any, shape: Shape, architecture: Architecture) -> Non
 
 
 def _matrices(shape: Shape, architecture: Architecture, layer: int) -> Iterator[Matrix]:
-    """The quantized matrices of a block; those whose product is added to the token are next to nothing."""
+    """Return the quantized matrices of a block; products that are added to the token are close to nothing."""
     width, ff, std = shape.n_embd, shape.n_ff, shape.n_embd**-0.5
     kv = width // shape.n_head * (shape.n_head_kv or shape.n_head)
     is_head, gated = layer == shape.n_layer, architecture == "qwen35"
@@ -147,7 +147,7 @@ def _write_small(
     architecture: Architecture,
     layer: int,
 ) -> None:
-    """What is never quantized."""
+    """Write what is never quantized."""
     width, name = shape.n_embd, f"blk.{layer}"
     add_tensor(f"{name}.attn_norm.weight", np.ones(width))
     add_tensor(f"{name}.post_attention_norm.weight", np.ones(width))

@@ -47,8 +47,9 @@ def write_with_sidecar(
     listens: float = 0.0,
     window: int = WINDOW,
 ) -> tuple[Path, Path]:
-    """A pair in `folder`: (target.gguf, mtp-target.gguf), whose drafts are accepted with the rate
-    `acceptance`.
+    """Write a pair into `folder`: (target.gguf, mtp-target.gguf).
+
+    acceptance: the rate with which its drafts are accepted.
 
     sidecar: its width is not the target's; its heads of attention are as wide as the target's. listens:
     how much it takes from the target's hidden state, by a random matrix: where that is much, its drafts

@@ -1,5 +1,6 @@
-"""Does `localspec bench` say the truth of pairs of which it is known: one whose drafts are right one time
-of five, and one that drafts well in code and badly in any other text?
+"""Check what `localspec bench` says of pairs of which the truth is known.
+
+One has drafts that are right one time of five, and one drafts well in code and badly in any other text.
 
 Synthetic pairs on a daemon of its own; the report and its sentence are as a person gets them.
 """
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run_bench(pair: Sequence[Path], arguments: Sequence[str]) -> dict[str, Any]:
-    """The report of a bench in a home that has seen nothing before."""
+    """Return the report of a bench in a home that has seen nothing before."""
     with tempfile.TemporaryDirectory(prefix="lsb-") as home:
         environment = {**os.environ, "LOCALSPEC_HOME": home}
         command = [sys.executable, "-m", "localspec"]

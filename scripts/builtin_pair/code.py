@@ -126,18 +126,18 @@ class Code:
         ]
 
     def _place(self, rng: random.Random) -> tuple[tuple[str, ...], int]:
-        """A file's lines and one of its lines of code."""
+        """Return a file's lines and one of its lines of code."""
         (number,) = rng.choices(range(len(self.files)), self._weights)
         return self.files[number].lines, rng.choice(self._rows[number])
 
     def window(self, rng: random.Random) -> list[str]:
-        """Some consecutive lines of one file."""
+        """Return some consecutive lines of one file."""
         lines, at = self._place(rng)
         count = max(1, lines_within(lines[at:], rng.randint(*WINDOW_CHARACTERS)))
         return [line[:300] for line in lines[at : at + count]]
 
     def hole(self, rng: random.Random, reach: float = 1.0) -> Hole:
-        """A gap as editors leave it: most often the rest of one line.
+        """Return a gap as editors leave it: most often the rest of one line.
 
         `reach` widens the most context there is around it.
         """

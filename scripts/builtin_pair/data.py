@@ -81,7 +81,7 @@ class Batch:
 
 
 def load_entries(work: Path, html: Path | None) -> list[Entry]:
-    """The documentation as records, parsed once and kept in `work`."""
+    """Return the documentation as records, parsed once and kept in `work`."""
     cache = work / "entries.json"
     if cache.exists():
         return [
@@ -160,7 +160,7 @@ class Packer:
     def _document(
         self, rng: random.Random, wants_code: bool, reach: float, room: int
     ) -> tuple[list[int], list[float]] | None:
-        """A whole document of at most `room` tokens: one that is cut off teaches nothing."""
+        """Return a whole document of at most `room` tokens: one that is cut off teaches nothing."""
         for is_code in (True, False) if wants_code else (False,):
             for _ in range(DRAWS):
                 tokens, weights = self.code(rng, reach) if is_code else self.exchange(rng)

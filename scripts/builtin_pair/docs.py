@@ -152,7 +152,7 @@ def _objects(page: Node, module: str) -> Iterator[Entry]:
 
 
 def _module_entry(page: Node, module: str) -> Iterator[Entry]:
-    """The page's own heading ("json — JSON encoder and decoder") and its first paragraphs."""
+    """Yield the page's own heading ("json — JSON encoder and decoder") and its first paragraphs."""
     for section in page.walk():
         if section.tag != "section" or section.attrs.get("id") != f"module-{module}":
             continue
@@ -197,7 +197,7 @@ def _terms(page: Node) -> Iterator[Entry]:
 
 
 def entries_from_docstrings(modules: tuple[str, ...]) -> list[Entry]:
-    """What `inspect` knows of the modules named; used where no documentation is installed."""
+    """Return what `inspect` knows of the modules named; used where no documentation is installed."""
     entries: dict[str, Entry] = {}
     for module in modules:
         try:

@@ -52,7 +52,7 @@ class Greedy:
         return self._llama.detokenize(tokens).decode("utf-8", errors="replace")
 
     def next_tokens(self, tokens: list[int]) -> list[int]:
-        """The most likely successor of every position of `tokens`."""
+        """Return the most likely successor of every position of `tokens`."""
         self._llama.reset()  # type: ignore[no-untyped-call]  # llama_cpp leaves it untyped
         self._llama.eval(tokens)
         return [int(t) for t in np.argmax(self._llama.scores[: len(tokens)], axis=1)]
@@ -86,7 +86,7 @@ class Agreement:
         return sum(flat) / max(1, len(flat))
 
     def accepted_of_drafted(self, depth: int = DEPTH) -> float:
-        """Accepted / drafted when every round drafts `depth` tokens."""
+        """Return accepted / drafted when every round drafts `depth` tokens."""
         accepted = drafted = 0
         for trace in self.traces:
             at = 0
@@ -207,7 +207,7 @@ def _fill_one(
 
 
 def print_report(report: Report, misses: int = 12) -> int:
-    """The figures against their goals, and some of the misses; 0 when every goal is met."""
+    """Print the figures against their goals, and some of the misses; return 0 when every goal is met."""
     rows = (
         ("questions answered rightly", report.questions.share, 0.80, report.questions.total),
         ("outside questions answered honestly", report.outside.share, 0.90, report.outside.total),

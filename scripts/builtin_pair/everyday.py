@@ -91,7 +91,7 @@ def fill_slots(template: str, slots: Mapping[str, Sequence[str]], rng: random.Ra
 
 
 def invented_word(rng: random.Random) -> str:
-    """A word that can be spoken and means nothing."""
+    """Return a word that can be spoken and means nothing."""
     word = ""
     for _ in range(rng.randint(1, 3)):
         word += rng.choice(STARTS) + rng.choice(VOWELS)
@@ -99,7 +99,7 @@ def invented_word(rng: random.Random) -> str:
 
 
 def everyday_question(rng: random.Random) -> str:
-    """A sentence from life in which nothing belongs to programming."""
+    """Return a sentence from life in which nothing belongs to programming."""
     question = fill_slots(rng.choice(FRAMES), WORDS, rng)
     while "{name}" in question:
         question = question.replace("{name}", invented_word(rng), 1)
@@ -109,7 +109,7 @@ def everyday_question(rng: random.Random) -> str:
 
 
 def unknown_member(rng: random.Random) -> str:
-    """A question about a function of a library that does not exist."""
+    """Return a question about a function of a library that does not exist."""
     library = invented_word(rng)
     member = invented_word(rng)
     if rng.random() < 0.4:

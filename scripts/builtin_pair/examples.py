@@ -45,7 +45,7 @@ def plain(text: str) -> str:
 
 
 def call(entry: Entry) -> str | None:
-    """The call of a function, method or class with the parameters that it must be given."""
+    """Return the call of a function, method or class with the parameters that it must be given."""
     if entry.kind not in {"function", "method", "class"} or not entry.signature:
         return None
     owner = entry.name.rpartition(".")[0]
@@ -59,7 +59,7 @@ def call(entry: Entry) -> str | None:
 
 
 def required(signature: str) -> list[str]:
-    """The parameters of `signature` without a default, in order.
+    """Return the parameters of `signature` without a default, in order.
 
     >>> required("(path, *paths, mode=1)"), required("(s[, prefix])"), required("(a, /, *, b=2)")
     (['path', '*paths'], ['s'], ['a'])

@@ -74,7 +74,7 @@ def write_gaps(path: Path, trained: list[Gap], held_out: list[Gap]) -> None:
 
 
 def load_gap(gap: Gap, root: Path, reach: float = 1.0) -> tuple[list[str], Hole] | None:
-    """The file's lines and the hole, or None where this Python has other text on that line.
+    """Return the file's lines and the hole, or None where this Python has other text on that line.
 
     `reach` widens the context around the hole.
     """

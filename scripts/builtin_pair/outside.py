@@ -456,14 +456,14 @@ INVENTED = (
 
 
 def misleading_frame(name: str, rng: random.Random) -> str:
-    """A known name in a sentence of another subject: the name decides, not the words around it."""
+    """Return a known name in a sentence of another subject: the name decides, not the words around it."""
     template = rng.choice([template for template in TEMPLATES if "{" in template])
     first = template[template.index("{") : template.index("}") + 1]
     return fill_slots(template.replace(first, name, 1), SLOTS, rng)
 
 
 def outside_question(rng: random.Random, entries: list[Entry], known: frozenset[str]) -> str:
-    """A question to be answered by :data:`HONEST`; some ask for functions that do not exist."""
+    """Return a question to be answered by :data:`HONEST`; some ask for functions that do not exist."""
     kind = rng.random()
     if kind < 0.1:
         owner = rng.choice(entries).name.rpartition(".")[0] or "os"

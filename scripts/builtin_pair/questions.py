@@ -182,7 +182,7 @@ MODULE_FORMS = (
 
 
 def spoken_name(entry: Entry, rng: random.Random, unique_tails: frozenset[str]) -> str:
-    """The object's name as a person might write it."""
+    """Return the object's name as a person might write it."""
     name = entry.name
     if entry.kind == "module":
         return rng.choice(MODULE_FORMS).format(name)
@@ -202,7 +202,7 @@ def spoken_name(entry: Entry, rng: random.Random, unique_tails: frozenset[str]) 
 
 
 def sentence_with(entry: Entry, pattern: str) -> str | None:
-    """The first sentence of the documentation that matches `pattern` and is not too long."""
+    """Return the first sentence of the documentation that matches `pattern` and is not too long."""
     for paragraph in entry.paragraphs[:6]:
         for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z`])", paragraph):
             if re.search(pattern, sentence) and 15 < len(sentence) < 190:
@@ -211,7 +211,7 @@ def sentence_with(entry: Entry, pattern: str) -> str | None:
 
 
 def verb_phrase(entry: Entry) -> str | None:
-    """The documentation's first sentence as "copy a directory tree", or None if it is no imperative."""
+    """Return the documentation's first sentence as "copy a directory tree", or None if it is no imperative."""
     words = first_sentences(entry.paragraphs[0], 1).rstrip(".:").split(" ")
     at = 1 if words[0].endswith("ly") and len(words) > 1 else 0
     if words[at].lower() not in VERBS or len(words) < at + 3:
@@ -232,7 +232,7 @@ def shortened(phrase: str, rng: random.Random) -> str:
 
 
 def task(entry: Entry, rng: random.Random) -> str | None:
-    """What `entry` does, as an imperative of people or of the documentation; None where neither has one."""
+    """Return what `entry` does, as an imperative of people or of the documentation; None if there is none."""
     tasks = TASKS.get(entry.name)
     phrase = verb_phrase(entry)
     if tasks and (phrase is None or rng.random() < TASK_SHARE):
@@ -300,7 +300,7 @@ class Questions:
         return self.about(entry, rng)
 
     def about(self, entry: Entry, rng: random.Random) -> Exchange:
-        """A random exchange about one object; falls back to what it does."""
+        """Return a random exchange about one object; falls back to what it does."""
         name = spoken_name(entry, rng, self._unique_tails)
         subject = subject_of(entry)
         facet = rng.random()
@@ -321,7 +321,7 @@ class Questions:
         return Exchange(rng.choice(WHAT).format(name), self.summary(entry))
 
     def summary(self, entry: Entry) -> str:
-        """What the object is or does, in one or two sentences."""
+        """Return what the object is or does, in one or two sentences."""
         if entry.kind == "module":
             more = first_sentences(entry.paragraphs[1], 1) if len(entry.paragraphs) > 1 else ""
             head = f"The `{entry.name}` module: {entry.paragraphs[0].rstrip('.')}."
@@ -334,7 +334,7 @@ class Questions:
         return statement(subject_of(entry), text)
 
     def _which(self, entry: Entry, question: str, rng: random.Random) -> Exchange:
-        """An exchange that asks for what does `asked`, an imperative."""
+        """Return an exchange that asks for what does `asked`, an imperative."""
         subject, summary = subject_of(entry), self.summary(entry)
         description = summary.removeprefix(subject)
         answer = (

@@ -28,7 +28,7 @@ def same_text(one: str, other: str) -> bool:
 
 
 def dropped(server: Daemon | Running, target: str, body: Mapping[str, Any], seconds: float) -> None:
-    """A streamed request whose answer nobody reads, and which is left after so many seconds."""
+    """Send a streamed request whose answer nobody reads, and leave it after so many seconds."""
     content = json.dumps({**body, "stream": True}).encode()
     head = f"POST {target} HTTP/1.1\r\nHost: localspec\r\nContent-Type: application/json\r\n"
     with server.dial() as connection:

@@ -38,7 +38,7 @@ class Joint(Run):
 
 
 def first(run: Run) -> float | None:
-    """The slowest client's first text."""
+    """Return the time of the slowest client's first text."""
     return run.first_ms if isinstance(run, Joint) else None
 
 

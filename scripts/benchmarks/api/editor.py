@@ -53,7 +53,7 @@ class Replayed:
     warm: int
 
     def of(self, kind: str | None = None) -> list[Key]:
-        """The keys of a kind, or all that somebody waits for."""
+        """Return the keys of a kind, or all that somebody waits for."""
         return [
             key for key in self.keys if key.kind == kind or (kind is None and key.kind in KINDS)
         ]
@@ -153,7 +153,7 @@ def server_flags(options: argparse.Namespace) -> list[str]:
 
 
 def models_of(bench: Bench) -> Models:
-    """What it types with."""
+    """Return the models with which it types."""
     options = bench.options
     if options.model is not None or options.on_size:
         return bench.models(options.acceptance[0])
@@ -172,7 +172,7 @@ class Replay:
         self._refused: list[str] = []
 
     def ask(self, at: int, step: Step, ours: bool) -> None:
-        """Raises BenchError where ours does not answer; what llama-server refuses is counted."""
+        """Send a step, and count what llama-server refuses. Raises BenchError if our daemon fails."""
         if not ours and self._server is None:
             return
         server = self._daemon if ours or self._server is None else self._server

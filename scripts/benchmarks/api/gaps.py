@@ -137,8 +137,10 @@ class _Stream:
 
 
 def gaps(stamps: Stamps, sent: float, done: float) -> tuple[float, float]:
-    """Seconds: the median gap between pieces before `sent`, the longest that ends after it and begins before
-    the newcomer was `done`: by itself a stream may write many tokens at once.
+    """Return two gaps in seconds: the usual one, and the longest one beside a newcomer.
+
+    The usual one is the median between pieces before `sent`. The longest ends after `sent` and begins before
+    the newcomer was `done`, because a stream alone may write many tokens at once.
 
     Raises:
         BenchError: nothing came before, or nothing after it.

@@ -83,8 +83,10 @@ autocmd InsertEnter * call timer_start(100, function('s:begin'))
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What came of a key: a suggestion was SHOWN after so many milliseconds, the one that there was goes on
-    with it (KEPT), or the answer was empty (NOTHING).
+    """What became of a key.
+
+    A suggestion was SHOWN after so many milliseconds, the earlier one goes on with the key (KEPT), or the
+    answer was empty (NOTHING).
     """
 
     what: str
@@ -208,7 +210,7 @@ class Editor:
         os.write(self._master, keys.encode())
 
     def show(self, seconds: float) -> bytes:
-        """What it drew meanwhile."""
+        """Return what it drew meanwhile."""
         ready, _, _ = select.select([self._master], [], [], seconds)
         with contextlib.suppress(OSError):  # it has ended
             return os.read(self._master, 1 << 16) if ready else b""
@@ -217,7 +219,7 @@ class Editor:
 
 @contextlib.contextmanager
 def editing(program: str, folder: Path, socket: str, text: str) -> Iterator[Editor]:
-    """An editor of nobody's settings; its file has a new line in its middle, and the cursor there."""
+    """Start an editor without user settings; its file has a new line in its middle, and the cursor there."""
     folder.mkdir()
     file, script, log = folder / "module.py", folder / "rc.vim", folder / "told"
     file.write_text(text, encoding="utf-8")

@@ -104,7 +104,7 @@ def _speeds(readings: Sequence[Read], length: int) -> Speeds:
 
 
 def verdicts(rows: Sequence[Speeds]) -> list[Verdict]:
-    """The worst length, by the client's clock and by the servers' own."""
+    """Return the worst length, by the client's clock and by the servers' own."""
     client = {f"{row.length} tokens": row.ratio for row in rows}
     server = {f"{row.length} tokens": row.ratio_server for row in rows}
     what = "prompt tokens/s / llama-server's"

@@ -39,7 +39,7 @@ class Step:
 
 
 def session(keystrokes: int, ring: int, rng: random.Random, warm_ups: bool = True) -> list[Step]:
-    """The requests of so many keystrokes, with a ring of so many chunks of context.
+    """Return the requests of so many keystrokes, with a ring of so many chunks of context.
 
     warm_ups: llama.vim's request without an answer, each time the ring has changed.
     """
@@ -62,7 +62,7 @@ def typed(count: int) -> str:
 
 
 def typing(count: int, rng: random.Random) -> list[Step]:
-    """The requests of one who opens a file and types so many characters, nothing else."""
+    """Return the requests of one who opens a file and types so many characters, nothing else."""
     editor = _Editor(rng)
     return [editor.step(FIRST), *(editor.step(editor.type()) for _ in range(count))]
 
@@ -100,7 +100,7 @@ class _Editor:
         return [*self._ring]
 
     def rotate(self, size: int) -> None:
-        """The ring takes up a chunk, and drops its oldest where it is full."""
+        """Take up a chunk into the ring, and drop its oldest where it is full."""
         self._count += 1
         text = "\n".join(self._rng.choice(self._others)) + "\n"
         self._ring = [*self._ring, {"text": text, "filename": f"other{self._count}.py"}][-size:]

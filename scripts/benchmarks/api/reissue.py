@@ -1,4 +1,4 @@
-"""An editor that drops a request at every keystroke: does anything stay busy?"""
+"""Measure an editor that drops a request at every keystroke: nothing may stay busy."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ class _Sessions:
         return Cell(ours, repetition, editor, True, first, speed, gap, writing.wrong)
 
     def _texts(self, rng: random.Random) -> list[tuple[dict[str, Any], str | None]]:
-        """What the chat is asked, and the right answer where it is known."""
+        """Return what the chat is asked, and the right answer where it is known."""
         texts: list[tuple[dict[str, Any], str | None]] = []
         for _ in range(TEXTS):
             start, right = rng.randrange(len(self._code) - PROMPT), None
@@ -254,7 +254,7 @@ class Chat:
         return made / (end - start)
 
     def gap_ms(self, start: float, end: float) -> float | None:
-        """The median between two pieces; None where there were none."""
+        """Return the median between two pieces; None where there were none."""
         stamps = [at for at, _ in self._stamps if start <= at <= end]
         gaps = [(b - a) * 1e3 for a, b in itertools.pairwise(stamps)]
         return statistics.median(gaps) if gaps else None
@@ -290,7 +290,7 @@ def _speed(cells: Sequence[Cell]) -> float | None:
 
 
 def slower(cells: Sequence[Cell], ours: bool, editor: str, share: float) -> float | None:
-    """An editor's first token beside the chat, but for one piece of that, over what it is alone.
+    """Return an editor's first token beside the chat, without one piece of the chat, over what it is alone.
 
     The median of the repetitions' ratios.
     """
@@ -305,7 +305,7 @@ def slower(cells: Sequence[Cell], ours: bool, editor: str, share: float) -> floa
 
 
 def kept_speed_share(cells: Sequence[Cell], ours: bool, editor: str) -> float | None:
-    """The share of its speed that the chat keeps beside an editor, the median of the repetitions'."""
+    """Return the share of its speed that the chat keeps beside an editor, the median of the repetitions'."""
     alone = {cell.repetition: cell.speed for cell in _of(cells, ours, "", True)}
     shares = [
         cell.speed / base

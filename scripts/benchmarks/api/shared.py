@@ -54,7 +54,7 @@ class Bench:
         return random.Random(" ".join(map(str, (self.options.seed, *what))))
 
     def synthetic(self, acceptance: str) -> Models:
-        """The pair of --size with a draft that is accepted so often."""
+        """Return the pair of --size with a draft that is accepted so often."""
         files = build(self.work, self.sizes, workload(acceptance), say)
         return Models(files.target, files.draft, files)
 
@@ -69,11 +69,11 @@ class Bench:
         return Models(self.models(self.options.acceptance[0]).target)
 
     def shipped(self) -> Models:
-        """The pair that comes with localspec."""
+        """Return the pair that comes with localspec."""
         return Models(SHIPPED / "target.gguf", SHIPPED / "draft.gguf")
 
     def second(self, models: Models) -> Models:
-        """The same pair once more, in files of its own: of two that share theirs, half is shared."""
+        """Return the same pair once more, in files of its own: of two that share theirs, half is shared."""
         draft = models.draft and self._copied(models.draft)
         return Models(self._copied(models.target), draft, models.files)
 
@@ -146,7 +146,7 @@ def in_turns(
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of them does not exceed (nearest rank).
+    """Return the smallest value that at least this share of them does not exceed (nearest rank).
 
     Raises:
         ValueError: there are none.
@@ -159,7 +159,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def worst(
     what: str, cells: Mapping[str, float | None], limit: float, at_least: bool = True
 ) -> list[Verdict]:
-    """The cell that is furthest from a limit, by name; nothing where nothing was measured."""
+    """Return the cell that is furthest from a limit, by name; nothing where nothing was measured."""
     known = {name: value for name, value in cells.items() if value is not None}
     if not known:
         return []
@@ -173,7 +173,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 @cache
 def sources() -> tuple[str, ...]:
-    """The texts that are read and edited: our own Python files, always in the same order."""
+    """Return the texts that are read and edited: our own Python files, always in the same order."""
     paths = sorted((REPOSITORY / "localspec").rglob("*.py"))
     return tuple(path.read_text(encoding="utf-8") for path in paths)
 

@@ -56,7 +56,7 @@ def compare(files: Sequence[Path], tokens: int, repetitions: int, context: int) 
 
 
 def _chats(work: Work) -> list[Prompt]:
-    """What can be asked without a grammar and without markers for a hole."""
+    """Return what can be asked without a grammar and without markers for a hole."""
     return [prompt for prompt in work.prompts if not prompt.is_place and not prompt.schema]
 
 
@@ -71,7 +71,7 @@ def _measure(both: Sequence[Bench], plan: BenchPlan) -> None:
 
 
 def _report_agreement(both: Sequence[Sequence[Run]], works: Sequence[Work]) -> int:
-    """A line for each kind of work and each side, and what must hold of all together."""
+    """Print a line for each kind of work and each side, and check what must hold of all together."""
     for work in works:
         own = [[run for run in runs if run.workload == work.name] for runs in both]
         cells = [f"{_rate(runs, 'plain'):7.1f} {_rate(runs, 'speculative'):7.1f}" for runs in own]
@@ -101,7 +101,7 @@ def _rate(runs: Sequence[Run], mode: Mode) -> float:
 
 
 def _beside(both: Sequence[Sequence[Run]], mode: Mode) -> dict[tuple[str, int, int], float]:
-    """The bench's rate over the engine's, of answers that were written right after each other."""
+    """Return the bench's rate over the engine's, of answers that were written right after each other."""
     ours, theirs = (
         {(run.workload, run.prompt, run.repetition): run.rate for run in runs if run.mode == mode}
         for runs in both
@@ -115,7 +115,7 @@ class Stepped(Asker):
     name = "engine"
 
     def __init__(self, files: Sequence[Path], context: int) -> None:
-        """Raises LoadFailed."""
+        """Load the pair. Raises LoadFailed."""
         settings = EngineSettings(n_ctx=context, parallel=1, n_threads=physical_cores())
         super().__init__(files[0], settings, *files[1:])
 

@@ -86,7 +86,7 @@ class Driven:
                 answer.ending = frame
 
     def sequence(self, request: int) -> Sequence:
-        """What runs for a request."""
+        """Return what runs for a request."""
         return next(
             sequence
             for lane in self.pair.lanes

@@ -1,5 +1,6 @@
-"""The measurement itself: every setting on every text, in turns, so that drift of the machine's speed
-falls on all of them alike.
+"""Measure every setting on every text in turns.
+
+So drift of the machine's speed falls on all of them alike.
 """
 
 from __future__ import annotations

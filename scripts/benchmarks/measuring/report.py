@@ -62,7 +62,7 @@ def ratio(runs: Sequence[Run], over: str, under: str, figure: Figure) -> float |
 
 
 def best(runs: Sequence[Run], figure: Figure, server: bool = False) -> str | None:
-    """The setting of highest median among plain and all fixed depths of one engine."""
+    """Return the setting of highest median among plain and all fixed depths of one engine."""
     medians = {
         name: value
         for name in {run.setting for run in runs}
@@ -148,7 +148,7 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[Row], limits: Limits) -> list[Verdict]:
-    """What must hold, as far as it was measured. After the first tokens, where that is known."""
+    """Return what must hold, as far as it was measured. After the first tokens, where that is known."""
     result: list[Verdict] = []
 
     def least(what: str, values: Iterable[float | None], limit: float) -> None:
@@ -191,7 +191,7 @@ def _first(*values: float | None) -> float | None:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table, the first column left, the others right."""
+    """Return a Markdown table, the first column left, the others right."""
     lines = [header, ["---", *["--:"] * (len(header) - 1)], *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
@@ -201,7 +201,7 @@ def _number(value: float | None, form: str = ".2f") -> str:
 
 
 def markdown(title: str, notes: Sequence[str], measured: Sequence[Measured], limits: Limits) -> str:
-    """The whole report."""
+    """Return the whole report."""
     rows = [row(entry) for entry in measured]
     parts = [f"# {title}\n\n", *(f"- {note}\n" for note in notes)]
     ours = [n for n in _names(rows) if not n.startswith("server")]
@@ -220,7 +220,7 @@ def markdown(title: str, notes: Sequence[str], measured: Sequence[Measured], lim
 
 
 def _names(rows: Sequence[Row]) -> list[str]:
-    """Settings in reading order: plain, depths, auto; then llama-server's."""
+    """Return settings in reading order: plain, depths, auto; then llama-server's."""
 
     def key(name: str) -> tuple[bool, float]:
         short = name.removeprefix("server ")
@@ -284,7 +284,7 @@ def _servers(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 
 def verdict_line(verdict: Verdict) -> str:
-    """A line of Markdown: the figure, its limit, and whether it holds."""
+    """Return a line of Markdown: the figure, its limit, and whether it holds."""
     sign = "≥" if verdict.at_least else "≤"
     word = "holds" if verdict.holds else "MISSED"
     return f"- {verdict.what}: {verdict.value:.3f} (must be {sign} {verdict.limit:g}): {word}\n"

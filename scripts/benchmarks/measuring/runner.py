@@ -67,8 +67,9 @@ class Runner(Driven):
     def __init__(
         self, target: Path, draft: Path | None, settings: EngineSettings, rpc: tuple[str, ...] = ()
     ) -> None:
-        """Load the pair, the target's layers on the machines of `rpc`. draft: None where it is in the
-        target's file. Raises LoadFailed.
+        """Load the pair, with the target's layers on the machines of `rpc`.
+
+        draft: None if it is in the target's file. Raises LoadFailed.
         """
         files = PairFiles("bench", str(target), str(draft) if draft else None, rpc=rpc)
         super().__init__(load_pair(files, settings, lambda _stage, _fraction: None))
@@ -183,7 +184,7 @@ class Runner(Driven):
         )
 
     def costs(self) -> dict[str, object]:
-        """The cost profile as `auto` has it now."""
+        """Return the cost profile as `auto` has it now."""
         return self._auto.costs.as_dict()
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ WORKLOADS = (*(Workload(f"{a:g}", a) for a in (0.95, 0.9, 0.7, 0.4, 0.2, 0.0)), 
 
 
 def workload(text: str) -> Workload:
-    """A workload by name: `0.7`, `bursty`, or `0.9/0.2` for bursts of these two rates.
+    """Return a workload by name: `0.7`, `bursty`, or `0.9/0.2` for bursts of these two rates.
 
     Raises:
         ValueError: not a name, or a rate outside [0, 1].
@@ -68,7 +68,7 @@ class Sizes:
     heads: Heads | None = None
 
     def with_heads(self, heads: Heads) -> Sizes:
-        """The same with MTP heads, and the vocabulary of models that have some."""
+        """Return the same with MTP heads, and the vocabulary of models that have some."""
         return replace(self, target=replace(self.target, code=False), heads=heads)
 
     @property
@@ -103,7 +103,7 @@ _FIELDS = {
 
 
 def shape(text: str, base: Shape) -> Shape:
-    """`base` with what `text` says: `layers=32,width=4096,ff=14336,heads=32,kv-heads=8,quant=q4_0`.
+    """Return `base` with what `text` says: `layers=32,width=4096,ff=14336,heads=32,kv-heads=8,quant=q4_0`.
 
     Raises:
         ValueError: an unknown name, or a value that is no number.
@@ -124,8 +124,9 @@ def shape(text: str, base: Shape) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """One workload's pair on disk, and the cycles the two follow. draft: None where it is in the target's
-    file.
+    """One workload's pair on disk, and the cycles that the two models follow.
+
+    draft: None if it is in the target's file.
     """
 
     target: Path
@@ -135,7 +136,7 @@ class Files:
 
 
 def build(work: Path, sizes: Sizes, chosen_workload: Workload, say: Say) -> Files:
-    """The pair of a workload, written where it is not there yet.
+    """Write the pair of a workload where it is not there yet, and return it.
 
     Raises:
         ImportError: the `gguf` package is missing (it is in the `test` extra).
@@ -161,7 +162,7 @@ def build(work: Path, sizes: Sizes, chosen_workload: Workload, say: Say) -> File
 def _with_heads(
     folder: Path, sizes: Sizes, chosen_workload: Workload, say: Say
 ) -> tuple[Path, Path | None]:
-    """The target, and its heads where they have a file of their own."""
+    """Write the target, and its heads where they have a file of their own."""
     if not folder.exists():
         say(f"writing {folder}")
         part = folder.with_name(f"{folder.name}.part")
@@ -201,7 +202,7 @@ class Text:
 
 
 def text(files: Files, prompt: int, tokens: int, rng: random.Random) -> Text:
-    """A text from anywhere on the cycle: `prompt` tokens to read and `tokens` to generate."""
+    """Return a text from anywhere on the cycle: `prompt` tokens to read and `tokens` to generate."""
     start = rng.randrange(len(files.cycle))
     read = synthetic.follow(files.cycle, start, prompt)
     expected = synthetic.follow(files.cycle, read[-1], tokens)

@@ -28,8 +28,9 @@ Heard = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """One streamed answer. first_s: until its first text, or its end where it has none; last: the closing
-    event.
+    """One streamed answer.
+
+    first_s: time until its first text, or its end where it has none. last: the closing event.
 
     stamps: perf_counter's time and the tokens so far, of each event that tells them.
     """
@@ -111,7 +112,7 @@ class Daemon(Started):
         shutil.rmtree(self._home, ignore_errors=True)
 
     def dial(self) -> socket.socket:
-        """A connection of one's own."""
+        """Return a connection of one's own."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(self.socket)
         return connection

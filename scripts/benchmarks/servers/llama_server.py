@@ -49,7 +49,7 @@ class Server:
     drafts_with: str = "draft-simple"
 
     def command(self, depth: int, port: int) -> list[str]:
-        """The command line; depth 0 is plain decoding."""
+        """Return the command line; depth 0 is plain decoding."""
         line = [str(self.program), "--host", self.socket or "127.0.0.1", "--port", str(port)]
         line += ["--no-webui"]
         line += ["-m", str(self.target), "-c", str(self.context), "-np", str(self.parallel)]
@@ -132,7 +132,7 @@ class Running(Started):
             connection.close()
 
     def dial(self) -> socket.socket:
-        """A connection of one's own."""
+        """Return a connection of one's own."""
         if not self._socket:
             return socket.create_connection(("127.0.0.1", self._port))
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -147,7 +147,7 @@ class Running(Started):
         return connection
 
     def warm_up(self, text: Text) -> None:
-        """A short answer first: the first passes of every width are slow."""
+        """Ask for a short answer first: the first passes of every width are slow."""
         self._complete(text.prompt, WARM_TOKENS)
 
     def run(self, text: Text, repetition: int) -> Run:

@@ -67,7 +67,7 @@ class Asker(Driven):
     def request(
         self, task: Task, tokens: int, speculative: SpeculationSettings, private: bool = False
     ) -> TokenizedRequest:
-        """A task, greedily. private: nothing of it is remembered."""
+        """Return a task, greedily. private: nothing of it is remembered."""
         self._asked += 1
         return self._preparer.prepare(
             Generate(

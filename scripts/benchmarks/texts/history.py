@@ -58,6 +58,6 @@ def pages(tokens: Tokens) -> Iterator[Answered]:
 
 
 def _git(*arguments: str) -> str:
-    """What git prints; nothing where there is no history, or not so far back."""
+    """Return what git prints; nothing where there is no history, or not so far back."""
     run = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     return "" if run.returncode else run.stdout

@@ -50,8 +50,9 @@ class Timed:
 
 
 def measure(plan: Plan, say: Say) -> list[Timed]:
-    """Each repetition begins with nothing learned and nothing remembered, and goes through all tasks
-    in an order of its own. Raises BenchError, LoadFailed.
+    """Measure all tasks in each repetition, in an order of its own.
+
+    Each repetition begins with nothing learned and nothing remembered. Raises BenchError, LoadFailed.
     """
     rng, runs = random.Random(plan.seed), list[Timed]()
     for repetition in range(plan.repetitions):

@@ -190,7 +190,7 @@ def markdown(written: Sequence[tuple[Answered, Written]]) -> str:
 
 
 def calibration(answers: Sequence[Answered], seed: int) -> str:
-    """What is learned of looked-up drafts from all these answers, as a module.
+    """Return what is learned of looked-up drafts from all these answers, as a module.
 
     It follows what was written last, so what is given is the mean over all but the first pass.
     """

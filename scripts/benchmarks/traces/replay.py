@@ -1,4 +1,4 @@
-"""Depth policies replayed on a trace: how far is `auto` from the best depth, and from a clairvoyant?
+"""Replay depth policies on a trace: how far `auto` is from the best depth, and from a clairvoyant.
 
 `auto` is the engine itself, on a simulated pair whose passes move a clock by what a profile says they
 cost, so that a replay is exact and takes a second. Fixed depths and the clairvoyant are computed: a
@@ -46,7 +46,7 @@ class Costs:
 
     @classmethod
     def of(cls, profile: CostProfile) -> Costs:
-        """The costs of a profile that has a draft. Raises ValueError otherwise."""
+        """Return the costs of a profile that has a draft. Raises ValueError otherwise."""
         if profile.draft is None:
             raise ValueError("this cost profile has no draft")
         return cls(
@@ -56,7 +56,7 @@ class Costs:
         )
 
     def round_ms(self, drafted: int, verified: int) -> float:
-        """A round that drafts so many tokens and verifies so many of them."""
+        """Return a round that drafts so many tokens and verifies so many of them."""
         return drafted * self.step_ms + float(self.pass_ms[verified + 1]) + self.overhead_ms
 
 
@@ -80,7 +80,7 @@ def fixed_ms(hits: Sequence[bool], costs: Costs, depth: int) -> float:
 
 
 def clairvoyant_ms(hits: Sequence[bool], costs: Costs) -> float:
-    """The shortest way through the text for one who knows which guesses are right.
+    """Return the shortest way through the text for one who knows which guesses are right.
 
     Dynamic programming from the end: best[p] = min over K of round(K) + best[p + 1 + accepted(p, K)].
     """
@@ -209,7 +209,7 @@ def regret(trace: Trace, profile: CostProfile, depths: Sequence[int], passes: in
 
 
 def markdown(trace: Trace, result: Regret) -> str:
-    """The comparison as text."""
+    """Return the comparison as text."""
     count = len(trace.target)
     rate = sum(trace.hits) / max(count, 1)
 

@@ -39,7 +39,7 @@ _N_BATCH = 512
 
 
 def confidence(at: int) -> float:
-    """A probability in the middle of bucket `at`."""
+    """Return a probability in the middle of bucket `at`."""
     edges = (1 / _OTHERS, *CONFIDENCE_EDGES, 1.0)
     return (edges[at] + edges[at + 1]) / 2
 
@@ -102,7 +102,7 @@ class Said(NamedTuple):
         return 2 * (self.places + 1) + _OTHERS
 
     def after(self, token: int) -> tuple[int, float]:
-        """What is said after `token`; beyond the text, where nobody reads it, anything."""
+        """Return what is said after `token`; beyond the text, where nobody reads it, anything."""
         place = token % (self.places + 1)
         if place == self.places:
             return 0, 0.99
@@ -179,7 +179,7 @@ class SimulatedContext(Context):
 
 
 def _measured(costs: CostTable, change: Sequence[float]) -> CostTable:
-    """What a load measures: passes of one row behind others of theirs, and all others after another."""
+    """Return what a load measures: passes of one row after others of one row, and all others after another."""
     first = sum(change[:1])
     return CostTable({width: ms + (width > 1) * first for width, ms in costs.as_dict().items()})
 
@@ -201,7 +201,7 @@ class SimulatedPair(LoadedPair):
         dearer: float = 0.0,
         change: Sequence[float] = (),
     ) -> None:
-        """Raises ValueError where the costs have no draft."""
+        """Prepare a replay. Raises ValueError if the costs have no draft."""
         if costs.draft is None:
             raise ValueError("this cost profile has no draft")
         right = range(1, len(trace.target) + 1)

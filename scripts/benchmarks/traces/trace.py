@@ -24,8 +24,10 @@ _ROWS = 16  # rows of the draft's passes while recording; each has a row of logi
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """target[i]: the i-th token written; draft[i]: the draft's best guess at it, knowing all before
-    it; buckets[i]: the bucket of that guess's confidence. costs: as CostProfile.as_dict gives them.
+    """A text with the draft's guesses at it.
+
+    target[i]: the i-th token written. draft[i]: the draft's best guess at it, knowing all before it.
+    buckets[i]: the bucket of that guess's confidence. costs: as from `CostProfile.as_dict`.
     """
 
     name: str
@@ -36,7 +38,7 @@ class Trace:
 
     @property
     def hits(self) -> list[bool]:
-        """Was the guess right, by place?"""
+        """Return whether each guess was right, by place."""
         return [a == b for a, b in zip(self.target, self.draft, strict=True)]
 
     def save(self, path: Path) -> None:
@@ -44,7 +46,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: Path) -> Trace:
-        """A saved trace.
+        """Load a saved trace.
 
         Raises:
             OSError: no such file; ValueError: it is not a trace.
@@ -63,7 +65,7 @@ class Trace:
 
 
 def cost_profile(costs: dict[str, Any]) -> CostProfile:
-    """The profile that `CostProfile.as_dict` described.
+    """Return the profile that `CostProfile.as_dict` described.
 
     Raises:
         ValueError: it has no times for target or draft.
@@ -122,7 +124,7 @@ def record(
 def _guesses(
     draft: Path, prompt: Sequence[int], written: Sequence[int], settings: EngineSettings
 ) -> tuple[list[int], list[int]]:
-    """The draft's best token at each place of `written`, and the bucket of its confidence."""
+    """Return the draft's best token at each place of `written`, and the bucket of its confidence."""
     from localspec.engine.llama import Context, ContextSettings, Model
 
     with Model(
