@@ -122,8 +122,8 @@ def outline(method: str, path: str, handler: routes.Handler) -> str:
     }
     if names := re.findall(r"{(\w+)}", path):
         operation["parameters"] = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in names
+            {"name": parameter, "in": "path", "required": True, "schema": {"type": "string"}}
+            for parameter in names
         ]
     answer = {"description": summary, "content": {"application/json": {"schema": {}}}}
     refusal = {"$ref": "#/components/responses/Refused"}

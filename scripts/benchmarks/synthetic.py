@@ -240,7 +240,7 @@ def write_vocabulary(
 
 
 def write_sizes(writer: Any, shape: Shape, name: str, head: int = 0) -> None:
-    """Write the name and the numbers that every architecture has. head: numbers per head, 0: from the width."""
+    """Write the name and numbers that every architecture has. head: numbers per head, 0: from the width."""
     writer.add_name(name)
     writer.add_block_count(shape.n_layer)
     writer.add_context_length(shape.n_ctx)

@@ -179,7 +179,7 @@ class SimulatedContext(Context):
 
 
 def _measured(costs: CostTable, change: Sequence[float]) -> CostTable:
-    """Return what a load measures: passes of one row after others of one row, and all others after another."""
+    """Return what a load measures: one-row passes after others of one row, and all others after another."""
     first = sum(change[:1])
     return CostTable({width: ms + (width > 1) * first for width, ms in costs.as_dict().items()})
 
