@@ -42,6 +42,7 @@ from benchmarks.api.shared import Section, in_turns, percentile
 from benchmarks.measuring.report import Verdict
 from benchmarks.measuring.runs import BenchError
 from benchmarks.servers.daemon import timed
+from tests.support.extras import needs
 
 SMALL = (
     "--size tiny --length 100 --turns 2 --requests 5 --tokens 400 --lengths 40 90 --arriving 200 "
@@ -49,6 +50,7 @@ SMALL = (
 ).split()
 
 
+@needs("editors")
 @pytest.mark.slow
 def test_every_part_runs_with_right_answers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

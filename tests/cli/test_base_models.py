@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from localspec.cli.terminal.pairs import format_first_use
 from localspec.registry.store.store import Part, Record, StoredModel
 from tests.support.daemons import Home, temporary_home
+from tests.support.extras import needs
 from tests.support.pairs import cycle_pair
 from tests.support.terminal import terminal
 
@@ -94,6 +95,7 @@ def test_options_of_a_chat_are_refused_in_plain_words(
     assert not any(word in run.stderr for word in HTTP_WORDS), run.stderr
 
 
+@needs("shell")
 @pytest.mark.parametrize("words", [["explain", "x failed"], ["cmd", "list files"]])
 def test_other_commands_suggest_ask(home_with_base_model: Home, words: list[str]) -> None:
     run = home_with_base_model.run(words[0], "-m", "base", *words[1:])

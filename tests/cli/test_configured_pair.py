@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.daemons import wait_for
+from tests.support.extras import needs
 from tests.support.gguf_files import model
 from tests.support.programs import in_ollama
 from tests.support.pulling import PullingHome, pulling_home
@@ -106,6 +107,7 @@ def test_a_chat_marks_the_configured_pair(home: PullingHome) -> None:
 # ------------------------------------------------------------------ errors
 
 
+@needs("service")
 def test_errors_name_a_missing_configured_pair(home: PullingHome) -> None:
     home.run("use", "tiny")
     run = home.run("rm", "tiny")

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from localspec.cli import settings, templates
 from localspec.cli.app import COMMANDS, app
 from tests.support.daemons import Home
+from tests.support.extras import needs
 from tests.support.terminal import ESCAPES, terminal
 
 # ------------------------------------------------------------------ history
@@ -305,6 +306,7 @@ def test_completing_starts_no_daemon_and_never_fails(home: Home) -> None:
     assert not home.socket.exists()
 
 
+@needs("editors")
 @pytest.mark.parametrize(
     ("column", "line", "suffix"), [(":7", "!echo ", "b\nend\n"), ("", "!echo b", "\nend\n")]
 )
@@ -319,6 +321,7 @@ def test_complete_sends_the_request_of_an_editor(
     assert request["sampling"]["temperature"] == 0
 
 
+@needs("editors")
 def test_complete_with_an_unknown_pair_is_refused(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("one\n")
     run = warm.run("complete", "a.py:1", "-m", "nope", cwd=tmp_path)
@@ -328,6 +331,7 @@ def test_complete_with_an_unknown_pair_is_refused(warm: Home, tmp_path: Path) ->
     assert (result.stdout, "token" in result.stderr) == ("|\n", True)
 
 
+@needs("editors")
 @pytest.mark.parametrize(
     ("place", "message"),
     [

@@ -20,6 +20,7 @@ from localspec.cli.app import app
 from localspec.cli.terminal.render import MarkdownPrinter
 from localspec.errors import replace_control_characters
 from tests.support.daemons import Home, UnixConnection, scripted_home, temporary_home
+from tests.support.extras import has_command
 from tests.support.many import Job, in_a_terminal, in_pipes
 from tests.support.terminal import terminal
 
@@ -238,6 +239,7 @@ ARGUMENTS: dict[str, list[str]] = {
     "token": ["", "--json"],
     "completion": ["bash", "❮\x1b❯"],
 }
+ARGUMENTS = {name: ARGUMENTS[name] for name in ARGUMENTS if has_command(name.split()[0])}
 
 
 def list_commands(group: click.Command, *names: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from localspec.cli import topics
 from localspec.cli.terminal import page
 from localspec.cli.terminal.markdown import bare_text
 from tests.support.daemons import Home
+from tests.support.extras import needs
 from tests.support.terminal import terminal
 
 
@@ -32,6 +33,7 @@ def test_a_pipe_gets_the_source_of_a_page(home: Home, words: str, topic: str) ->
     assert (result.returncode, result.stdout) == (0, topics.source(topic)), result.stderr
 
 
+@needs("editors")
 def test_commands_come_before_pages_and_pages_before_synonyms(home: Home) -> None:
     assert home.run("help", "lsp").stdout.startswith("Usage: localspec lsp")
     assert home.run("help", "search").stdout.startswith("Usage: localspec catalogue")

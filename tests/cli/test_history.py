@@ -13,6 +13,7 @@ import pytest
 
 from localspec.cli.terminal.layout import cells
 from tests.support.daemons import Home, RunningDaemon
+from tests.support.extras import needs
 from tests.support.terminal import terminal
 
 
@@ -29,6 +30,7 @@ def list_titles(home: Home) -> list[str]:
     ]
 
 
+@needs("shell")
 def test_titles_come_from_the_words(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import os\n")
     diff = "diff --git a/x b/x\n"

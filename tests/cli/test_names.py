@@ -20,9 +20,15 @@ from localspec.cli.app import COMMANDS
 from localspec.cli.options import ALIASES
 from localspec.client.pairs import PairsClient
 from tests.support.daemons import Home
+from tests.support.extras import has_command, needs
 from tests.support.terminal import terminal
 
-HABITS = {**command_names.SYNONYMS, **command_names.HINTED_WORDS}
+# Without those that mean a command of an extra that this installation lacks.
+SYNONYMS, HINTED_WORDS = (
+    {word: command for word, command in words.items() if has_command(command[0])}
+    for words in (command_names.SYNONYMS, command_names.HINTED_WORDS)
+)
+HABITS = {**SYNONYMS, **HINTED_WORDS}
 CONTEXT = click.Context(app.app, info_name="localspec")
 
 
@@ -60,7 +66,7 @@ def test_the_help_command_shows_the_same_as_the_option(home: Home) -> None:
 def test_habitual_words_are_no_commands() -> None:
     names = {*COMMANDS, *ALIASES}
     assert not HABITS.keys() & names
-    assert not command_names.SYNONYMS.keys() & command_names.HINTED_WORDS.keys()
+    assert not SYNONYMS.keys() & HINTED_WORDS.keys()
     assert not command_names.WITHOUT_COUNTERPART & (names | HABITS.keys())
 
 
@@ -88,9 +94,9 @@ def resolve(group: click.Group, arguments: list[str]) -> None:
             assert rest[0] in {flag for param in command.params for flag in param.opts}
 
 
-@pytest.mark.parametrize("word", sorted(command_names.SYNONYMS))
+@pytest.mark.parametrize("word", sorted(SYNONYMS))
 def test_a_synonym_runs(word: str, capsys: pytest.CaptureFixture[str]) -> None:
-    name, *rest = command_names.SYNONYMS[word]
+    name, *rest = SYNONYMS[word]
     outputs = []
     for arguments in ([name, *rest], [word]):
         assert cli.main([*arguments, *(["--help"] if word != "version" else [])]) == 0
@@ -198,7 +204,7 @@ def test_both_names_are_installed() -> None:
 @pytest.mark.parametrize(
     ("typed", "suggestion"),
     [
-        *((word, " ".join(suggestion)) for word, suggestion in command_names.HINTED_WORDS.items()),
+        *((word, " ".join(suggestion)) for word, suggestion in HINTED_WORDS.items()),
         ("hist", "history"),
         ("histroy", "history"),
         ("stat", "stats" if "stats" in COMMANDS else "status"),
@@ -215,6 +221,7 @@ def test_a_habitual_or_misspelled_word_suggests_the_command(
     assert run_refused(capsys, typed, "-x").endswith(f"'{typed}'; did you mean {suggestion}?")
 
 
+@needs("service")
 def test_groups_suggest_their_own_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_refused(capsys, "history", "serach", "x").endswith("did you mean search?")
     assert run_refused(capsys, "config", "shwo").endswith("did you mean show?")
@@ -351,6 +358,7 @@ def test_messages_use_the_names_of_the_command_line(home: Home) -> None:
 # ------------------------------------------------------------------ parts of a pair's name
 
 
+@needs("editors")
 def test_a_pair_is_chosen_by_parts_of_its_name(warm: Home) -> None:
     assert warm.run("ask", "-q", "BUILT", "-q", "in", "say hello").stdout == "hello\n"
     assert warm.run("complete", "-q", "built", __file__ + ":1").returncode == 0

@@ -11,6 +11,7 @@ import pytest
 
 from localspec.cli.terminal import markdown
 from tests.support.daemons import Home, temporary_home
+from tests.support.extras import needs
 from tests.support.terminal import terminal
 
 # Characters of several bytes, which the vocabulary of the shipped pair splits into one token per byte.
@@ -76,6 +77,7 @@ def test_an_answer_without_code_is_no_code(warm: Home) -> None:
     assert "no code block (the built-in demo pair writes" in run.stderr
 
 
+@needs("editors")
 def test_complete_prints_an_infill(warm: Home, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("import os\n\ndef names(folder):\n    \n    return found\n")
     run = warm.run("complete", "a.py:4:5", "-n", "12", "-u", cwd=tmp_path)

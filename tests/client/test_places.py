@@ -20,6 +20,7 @@ import pytest
 
 from localspec.paths import Paths
 from tests.support.daemons import Home, RunningDaemon, wait_for
+from tests.support.extras import has_command
 
 # Every path of Paths, and files that other modules add.
 PLACES = (
@@ -99,6 +100,10 @@ COMMANDS = [
     ["show", "builtin"], ["verify", "mine"],
 ]  # fmt: skip
 FEW_COMMANDS = [COMMANDS[at] for at in (0, 4, 6)]  # for tests in which commands hardly differ
+COMMANDS, FEW_COMMANDS = (
+    [command for command in commands if has_command(command[0])]
+    for commands in (COMMANDS, FEW_COMMANDS)
+)
 
 
 def assert_works_or_explains(run: subprocess.CompletedProcess[str], case: object) -> None:

@@ -70,5 +70,7 @@ def test_the_wall_clock_is_read_for_dates_alone() -> None:
     ]
     wrong = [place for place in lines if not place.startswith(tuple(WALL_CLOCK))]
     for allowed in WALL_CLOCK:
+        if allowed.startswith("extras/") and not (package / allowed).exists():
+            continue
         assert any(place.startswith(allowed) for place in lines), f"nothing in {allowed} reads it"
     assert not wrong, "use time.monotonic(), or say in WALL_CLOCK why a jump does no harm"

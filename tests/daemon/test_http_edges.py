@@ -19,9 +19,8 @@ PATHS = [
     "/models",
     "/health",
     "/v1/health",
-    "/api/tags",
-    "/api/version",
     "/openapi.yaml",
+    "/localspec/status",
 ]
 
 

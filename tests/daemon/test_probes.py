@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.daemons import Home
+from tests.support.extras import needs
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ from tests.support.daemons import Home
     [
         ("chat/completions", {"messages": [{"role": "user", "content": "say x"}]}),
         ("completions", {"prompt": "say x"}),
-        ("responses", {"input": "say x"}),
+        pytest.param("responses", {"input": "say x"}, marks=needs("responses")),
     ],
 )
 def test_paths_work_without_the_v1_prefix(api: Home, path: str, body: Any) -> None:

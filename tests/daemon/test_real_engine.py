@@ -21,6 +21,7 @@ import pytest
 import localspec
 from benchmarks import synthetic
 from tests.support.daemons import Home, RunningDaemon, alive, temporary_home, wait_for
+from tests.support.extras import needs
 from tests.support.pairs import contextual_pair, cycle_pair
 
 QUESTION = "What does shutil.copytree do?"
@@ -104,6 +105,7 @@ def test_a_last_message_of_the_assistant_is_continued(real: Home) -> None:
     assert answer.text.startswith(" directory tree")
 
 
+@needs("responses")
 def test_responses_match_chats_and_can_be_continued(real: Home) -> None:
     def respond(**fields: Any) -> Any:
         limits = {"temperature": 0, "max_output_tokens": 24, "exact": True}

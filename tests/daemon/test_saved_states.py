@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.daemons import Home, RunningDaemon
+from tests.support.extras import needs
 
 OPENING = "What does this do? " + " ".join(f"copy(a{at}, b{at})" for at in range(60))
 FOLLOWING = "And what does shutil.move do?"
@@ -76,6 +77,7 @@ def test_deleting_a_conversation_deletes_its_state(home: Home) -> None:
     assert not states(home)
 
 
+@needs("responses")
 def test_a_deleted_response_leaves_no_state(home: Home) -> None:
     """No state is on the disk, and the engine does not save one when it ends."""
     body = {"model": "", "input": OPENING, "temperature": 0, "max_output_tokens": 24}
