@@ -1,6 +1,6 @@
 """Templates: saved prompts with $variables and their options, as TOML files in the config folder.
 
-Some are built in (prompts.py). A file of the same name overrides a built-in one. The keys of a file are
+Some are built in (BUILTIN). A file of the same name overrides a built-in one. The keys of a file are
 `prompt` and the names of `options.ASK`. `--save` writes absolute paths. A relative path in a file that a
 person wrote is relative to the folder of the command that uses it.
 """

@@ -79,7 +79,7 @@ class DaemonState:
     ) -> PairFiles:
         """Return the files of the pair that answers for this name.
 
-        That is the pair `named`, or the pair of the `role` if no pair has the name and the configuration
+        That is the pair `name`, or the pair of the `role` if no pair has that name and the configuration
         allows that (`any_model`).
 
         Raises:
@@ -95,9 +95,9 @@ class DaemonState:
                 raise
             if not self.config.any_model:
                 if from_our_client():
-                    raise  # a person named a pair, so no other one may answer
+                    raise  # the hint is for other programs: a person wants the pair that was named
                 if tcp.is_tcp_request() and names.is_file_name(name):
-                    raise  # with the same message for all paths, see names.unseen
+                    raise  # without the hint: all paths get one message, see names.hidden_file_errors
                 # A new error, because several requests may share the check and its error.
                 message = f"{error.message}; {_ANY_MODEL_HINT}"
                 raise names.NoSuchPair(message, param=error.param) from None
@@ -134,7 +134,7 @@ class DaemonState:
         return await asyncio.to_thread(names.pair_of_role, role, self.config, self.registry)
 
     async def resolve_named(self, name: str, receive: Receive) -> PairFiles:
-        """Return the files of a pair, checked unless it is loaded already; see pairs.resolve."""
+        """Return the files of a pair, checked unless it is loaded already; see `names.resolve_pair`."""
         files = await self._resolve(name, receive)
         if self.registry.has_presets:
             files = await asyncio.to_thread(self.registry.apply_preset, files)

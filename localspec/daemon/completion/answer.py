@@ -86,7 +86,7 @@ class ContentTokens:
 class Choice:
     """One choice so far; without a `parser` everything that arrives is content.
 
-    `ended` is called once, when the choice is complete and before any client knows that.
+    `on_end` is called once, when the choice is complete and before any client knows that.
     """
 
     prompt: int  # index of the prompt that it answers
@@ -317,7 +317,7 @@ class PromptProgressShape(Protocol):
 
 
 def progress_options(body: GenerationRequest, shape: PromptProgressShape) -> dict[str, Any]:
-    """Return the fields of `Run` that control what is sent before the answer begins."""
+    """Return the arguments of `AnswerRun` that control what is sent before the answer begins."""
     reading = shape.reading if body.return_progress else None
     return {"reading": reading, "ping_s": body.sse_ping_interval}
 

@@ -87,7 +87,9 @@ async def creation_time(request: Request) -> tuple[str, int]:
     """
     daemon, name = state_of(request), request.path_params["name"]
     created = await creation_times(daemon)
-    if name not in created:  # `views.details` knows further names, and its error lists the pairs.
+    if (
+        name not in created
+    ):  # `views.pair_details` knows further names, and its error lists the pairs.
         created[name] = await asyncio.to_thread(
             lambda: int(views.pair_details(daemon.registry, name, 0, daemon.config).created)
         )
@@ -448,7 +450,7 @@ async def find_drafts(request: Request) -> Response:
     Raises:
         Forbidden: `folders` came over TCP.
         Conflict: the engine is busy.
-        LocalspecError: the target cannot be used, see `State.resolve_named`.
+        LocalspecError: the target cannot be used, see `DaemonState.resolve_named`.
     """
     body = await read_body(request, DraftsRequest)
     if body.folders and came_by_tcp(request.scope):

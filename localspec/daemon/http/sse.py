@@ -174,7 +174,7 @@ def stream_reports(
 
 
 def rate_limited(report: Callable[[Value], None]) -> Callable[[Value], None]:
-    """Return `report`, limited to one call per PAUSE. The first call is passed on at once."""
+    """Return `report`, limited to one call per REPORT_INTERVAL_S. Calls in between are dropped."""
     last_report = 0.0
 
     def limited_report(value: Value) -> None:

@@ -44,7 +44,7 @@ def find_models(
 ) -> Disk:
     """Return every model in the known places and in `folders`, with the pairs worth making.
 
-    `environment` overrides the daemon's own variables, as far as they are in MODEL_PLACES.
+    `environment`: variables of the client's shell. Of these, MODEL_FOLDER_VARIABLES override the daemon's.
 
     Raises:
         InvalidRequest: One of `folders` does not exist.

@@ -1,4 +1,4 @@
-"""Decide what the end of a worker means, and when a pair is set aside. No processes are handled here."""
+"""Decide what the end of a worker means: its error, when a pair is set aside, and when safe mode is on."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from localspec.errors import (
 from localspec.paths import read_file
 from localspec.protocol import frames
 
-MAX_CRASHES = 3  # crashes within WINDOW after which a pair is set aside
-CRASH_WINDOW_S = 600.0  # seconds
+MAX_CRASHES = 3  # crashes within CRASH_WINDOW_S after which a pair is set aside
+CRASH_WINDOW_S = 600.0
 
 # Signals that end a process whose kernels were compiled for another CPU, or wrongly. Some compilers
 # produce such AMX kernels, see machine/host.py.
@@ -166,10 +166,10 @@ def blame(
 
 
 class CrashHistory:
-    """The crashes of each cause, which is a pair's files and settings, see `cause`.
+    """The crashes of each cause. A cause is a pair's files and settings, see `crash_cause`.
 
-    After LIMIT crashes within WINDOW a cause is refused until reset. A changed setting or file is a new
-    cause, so the pair can be used at once. Changing it back leads to the refused cause again.
+    After MAX_CRASHES crashes within CRASH_WINDOW_S a cause is refused until reset. A changed setting or file
+    makes a new cause, so the pair can be used at once. If the change is undone, the cause is refused again.
     """
 
     def __init__(self) -> None:
@@ -224,7 +224,7 @@ class DeadlyTexts:
         self.hashes: dict[bytes, str] = {}  # how the engine ended, by the hash of the text
 
     def add(self, cause: bytes, frame: frames.Frame, death: Death) -> None:
-        """Record the text of a request. `cause` is that of the engine, see `cause`."""
+        """Record the text of a request that crashed an engine. `cause`: see `crash_cause`."""
         while len(self.hashes) >= MAX_TEXTS:
             del self.hashes[next(iter(self.hashes))]
         self.hashes[_text_hash(cause, frame)] = death.description

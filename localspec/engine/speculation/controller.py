@@ -1,6 +1,6 @@
 """The controller: which drafts each sequence brings to the next pass, of which kind, and how many.
 
-`next` decides and drafts for all sequences of a pass together, `observe` learns from the verified drafts, and
+`draft` decides and drafts for all sequences of a pass together, `observe` learns from verified drafts, and
 `probe` checks now and then whether drafts that did not pay would pay now.
 """
 

@@ -59,7 +59,7 @@ class PassCosts:
     alike: int = 0
 
     def ms_by_depth(self, rows: int, deepest: int = 0) -> Floats:
-        """Return the milliseconds (MAX_LIMIT + 1,) by the drafts of one sequence.
+        """Return the milliseconds (MAX_DRAFTS + 1,) by the drafts of one sequence.
 
         rows: all other rows, its own token among them. deepest: drafts of the other sequence with most.
         """

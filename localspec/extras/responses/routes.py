@@ -245,7 +245,7 @@ async def remove(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Cancel a response that is being written; one that has ended is refused."""
+    """Cancel a response that is being written. One that has ended otherwise is refused."""
     daemon, name = state_of(request), request.path_params["name"]
     if response := await while_connected(
         request.receive, daemon.part(kept.RunningResponses).cancel(name)

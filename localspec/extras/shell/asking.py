@@ -195,7 +195,7 @@ _MAX_ATTEMPTS = 4
 # Share of the context for the text. The remainder is for the template and the answer. It also covers
 # remaining parts that have more tokens per character than the whole text.
 _CONTEXT_SHARE = 0.7
-_MIN_CHARS = 1000  # a text is not cut to less than that
+_MIN_CHARS = 1000  # a text is not cut to less because it takes long to read
 _FORECAST_TOLERANCE = 1.25  # forecasts of the reading time may be off by this factor
 
 

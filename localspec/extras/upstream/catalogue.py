@@ -93,10 +93,10 @@ _DEFAULTS = Upstream(upstream="-")
 
 
 def remove_upstream(file: Path, name: str) -> None:
-    """Remove the pair's table from the user's models.toml.
+    """Remove the pair's table from the user's models.toml, if it is there.
 
     Raises:
-        CatalogueError, StoreError: as `add`.
+        CatalogueError, StoreError: as `add_upstream`.
     """
     text, table = _read_table(file)
     if name in table.get("pairs", {}):

@@ -45,7 +45,7 @@ class Interrupted(Exception):
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A failed request that is tried again after `seconds`. `attempt` counts from 1, up to `tries`."""
+    """A failed request that is tried again after `seconds`. `attempt`: the coming try, from 2 to `tries`."""
 
     cause: str
     attempt: int

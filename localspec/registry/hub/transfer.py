@@ -111,7 +111,7 @@ class Journal:
     def fill(self, offset: int, data: bytes) -> None:
         """Write the part of `data` that is missing and adjoins the written bytes.
 
-        at: the offset of `data` in the file.
+        offset: the offset of `data` in the file.
         """
         for index in range(offset // self.segment, self.segments):
             start, end = self.span(index)

@@ -9,7 +9,7 @@ and rejects the same sources. It differs only in sources that nobody writes on p
   "b", and then nothing. A grammar that no text matches is rejected.
 - Nesting is limited (MAX_DEPTH, MAX_QUANTIFIERS). llama.cpp would overflow its stack at some depth.
 
-`lexemes` decides which parts llguidance's lexer reads as units, and `lark` writes the grammar for it.
+`lexemes` decides which parts llguidance's lexer reads as units, and `compile` writes the grammar for it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MAX_QUANTIFIERS = 20  # Consecutive quantifiers on one element.
 
 _MAX_NUMBER = 2**64 - 1  # llama.cpp reads bounds and token ids as unsigned 64-bit integers.
 _MAX_TOKEN = 2**32 - 1
+_MAX_ESCAPE = 2**32 - 1  # The largest code point that \UFFFFFFFF can write.
 # The characters of UTF-8 text, without NUL, because llama.cpp matches no token that begins with NUL.
 _UNIVERSE = ((0x01, 0xD7FF), (0xE000, 0x10FFFF))
 
@@ -508,7 +509,7 @@ def characters(ranges: Iterable[tuple[int, int]], negated: bool) -> Characters:
         else:
             merged.append((low, high))
     if negated:
-        edges = [(-1, -1), *merged, (_MAX_TOKEN + 1, _MAX_TOKEN + 1)]
+        edges = [(-1, -1), *merged, (_MAX_ESCAPE + 1, _MAX_ESCAPE + 1)]
         merged = [(below[1] + 1, above[0] - 1) for below, above in pairwise(edges)]
     within = (
         (max(low, first), min(high, last)) for low, high in merged for first, last in _UNIVERSE
