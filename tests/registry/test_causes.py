@@ -27,7 +27,7 @@ from localspec.errors import (
 )
 from localspec.registry.hub import network as causes
 from localspec.registry.hub.network import HUB_URL, Network
-from localspec.registry.hub.retry import Interrupted
+from localspec.registry.hub.retry import RetryableError
 
 MIRROR = "http://mirror.example"
 SECRET = "canarysecretword"
@@ -57,15 +57,15 @@ def answered(
     ("response", "kind", "says"),
     [
         (answered(407), ProxyRefused, "and none is set; set HTTPS_PROXY"),
-        (answered(500), Interrupted, "answered 500"),
+        (answered(500), RetryableError, "answered 500"),
         (answered(401), NotOnHub, "no repository a/b"),
         (answered(401, sent=True), BadToken, "does not accept the token"),
         (answered(401, x_error_code="GatedRepo"), Gated, "or set HF_TOKEN"),
         (answered(401, x_error_code="GatedRepo", sent=True), Gated, "does not accept the token"),
         (answered(403, x_error_code="GatedRepo", sent=True), Gated, "has no access"),
         (answered(403, x_error_code="RepoNotFound"), NotOnHub, "no repository a/b"),
-        (answered(403, f"{MIRROR}/x", moved=True), Interrupted, "mirror.example answered 403"),
-        (answered(416, f"{MIRROR}/x", moved=True), Interrupted, "mirror.example answered 416"),
+        (answered(403, f"{MIRROR}/x", moved=True), RetryableError, "mirror.example answered 403"),
+        (answered(416, f"{MIRROR}/x", moved=True), RetryableError, "mirror.example answered 416"),
         (answered(404, moved=True), NotOnHub, "no repository a/b"),
         (answered(403, sent=True), Gated, "may lack permission"),
         (answered(403), HubError, "perhaps a firewall answered"),
@@ -113,16 +113,24 @@ UNTRUSTED.verify_code, UNTRUSTED.verify_message = 18, "self-signed certificate"
         (httpx2.DecodingError("zip"), HubError, "cannot be decompressed"),
         (RuntimeError(SECRET), Unreachable, "(RuntimeError)"),
         (httpx2.ProxyError("407 asks"), ProxyRefused, "407"),
-        (httpx2.ProxyError("502 Bad Gateway"), Interrupted, "cannot connect"),
-        (httpx2.ProxyError("gone"), Interrupted, "cannot connect"),
+        (httpx2.ProxyError("502 Bad Gateway"), RetryableError, "cannot connect"),
+        (httpx2.ProxyError("gone"), RetryableError, "cannot connect"),
         (because(httpx2.ConnectError("x"), UNTRUSTED), Untrusted, "certificate"),
-        (because(httpx2.ConnectError("x"), ssl.SSLError("x")), Interrupted, "does not speak TLS"),
-        (because(httpx2.ConnectError("x"), socket.gaierror(-2, "x")), Interrupted, "(DNS)"),
-        (because(httpx2.ConnectError("x"), ConnectionRefusedError()), Interrupted, "refuses conn"),
-        (because(httpx2.ReadError("x"), OSError(101, "No route")), Interrupted, "(No route)"),
-        (httpx2.ConnectTimeout("x"), Interrupted, "the connection timed out"),
-        (httpx2.ReadTimeout("x"), Interrupted, "stalled"),
-        (httpx2.RemoteProtocolError(SECRET), Interrupted, "(RemoteProtocolError)"),
+        (
+            because(httpx2.ConnectError("x"), ssl.SSLError("x")),
+            RetryableError,
+            "does not speak TLS",
+        ),
+        (because(httpx2.ConnectError("x"), socket.gaierror(-2, "x")), RetryableError, "(DNS)"),
+        (
+            because(httpx2.ConnectError("x"), ConnectionRefusedError()),
+            RetryableError,
+            "refuses conn",
+        ),
+        (because(httpx2.ReadError("x"), OSError(101, "No route")), RetryableError, "(No route)"),
+        (httpx2.ConnectTimeout("x"), RetryableError, "the connection timed out"),
+        (httpx2.ReadTimeout("x"), RetryableError, "stalled"),
+        (httpx2.RemoteProtocolError(SECRET), RetryableError, "(RemoteProtocolError)"),
     ],
 )
 @pytest.mark.parametrize("network", [Network(), PROXIED], ids=["directly", "by a proxy"])
@@ -161,7 +169,7 @@ def test_a_time_to_wait_that_is_none_is_passed_over(value: str) -> None:
 
 
 def test_our_own_errors_pass_as_they_are() -> None:
-    for error in (HubError("ours"), Interrupted("ours")):
+    for error in (HubError("ours"), RetryableError("ours")):
         assert causes.error_from_exception(error, Network(), None, "a/b", "f.gguf") is error
 
 

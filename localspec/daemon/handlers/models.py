@@ -400,7 +400,7 @@ async def add_pair(request: Request) -> Response:
     if body.replace:
         await daemon.unload_if_idle(body.name)
     with hidden_file_errors():
-        record = await daemon.errands.run(local.add_local_pair, registry, body)
+        record = await daemon.long_work.run(local.add_local_pair, registry, body)
     return json_response(views.pair_entry(record, registry.in_use), 201)
 
 
@@ -427,8 +427,10 @@ async def verify_stored(request: Request) -> Response:
         files = await daemon.resolve_named(
             name, request.receive
         )  # refuses the same files as a load
-        return EventStream(stream_reports(daemon.errands, partial(verify_files, files)))
-    return EventStream(stream_reports(daemon.errands, partial(verify_pair, daemon.registry, name)))
+        return EventStream(stream_reports(daemon.long_work, partial(verify_files, files)))
+    return EventStream(
+        stream_reports(daemon.long_work, partial(verify_pair, daemon.registry, name))
+    )
 
 
 async def collect_garbage(request: Request) -> Response:
@@ -468,7 +470,7 @@ async def find_drafts(request: Request) -> Response:
     trials = tasks.DraftTrials(daemon.supervisor) if body.measure else None
     return EventStream(
         stream_reports(
-            daemon.errands,
+            daemon.long_work,
             lambda report: views.rank_drafts_for(
                 daemon.registry, pair.target, body.folders, trials, report
             ),
@@ -487,10 +489,10 @@ async def search_disk(request: Request) -> Response:
             "The disk cannot be searched over TCP; use the Unix socket: localspec import"
         )
     body = await read_body(request, DiskRequest)
-    registry, errands = state_of(request).registry, state_of(request).errands
+    registry, long_work = state_of(request).registry, state_of(request).long_work
     return EventStream(
         stream_reports(
-            errands,
-            lambda report: views.find_models(registry, body.folders, body.environment, report),
+            long_work,
+            lambda report: views.search_disk(registry, body.folders, body.environment, report),
         )
     )

@@ -168,6 +168,7 @@ def stream_reports(
             await emit(task.result())
         finally:
             client_left.set()
+            # The work may end long after the client left. Retrieve its exception, or asyncio logs a warning.
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     return run
