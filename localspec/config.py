@@ -303,7 +303,7 @@ def _check_text(key: str, value: str) -> str:
     """Return the text `value` after checking it against the rules of `key`.
 
     Raises:
-        ValueError: as `checked`.
+        ValueError: as `check_value`.
     """
     choices = _limits_of(key).choices
     if choices and value not in choices:
@@ -360,7 +360,7 @@ def suggest_key(key: str) -> str:
 def parse_value(key: str, text: str) -> Any:
     """Parse the text of an environment variable or argument by the type of its key.
 
-    Text that does not have that type is returned unchanged; `checked` then rejects it.
+    Text that does not have that type is returned unchanged; `check_value` then rejects it.
     """
     default = getattr(_DEFAULTS, key) if key in KEYS else ""
     value: Any = text

@@ -261,7 +261,7 @@ def check_socket_path(path: Path) -> Path:
     """Return `path` if the operating system accepts a socket path of that length.
 
     Raises:
-        UnsafePath: it is longer than MAX_SOCKET_PATH bytes.
+        UnsafePath: it is longer than MAX_SOCKET_PATH_BYTES.
     """
     length = len(os.fsencode(path))
     if length > MAX_SOCKET_PATH_BYTES:

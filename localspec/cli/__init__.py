@@ -8,28 +8,21 @@ ask.py        one question, one answer: options → request → printed answer
 options.py    the names of the commands, and the options of `ask`, for the fast path and for click
 inputs.py     the inputs of a command line: stdin, files, schemas
 templates.py  saved prompts
-prompts.py    the built-in templates
 app.py        click: help, usage errors, the table of commands
 command_names.py  synonyms of commands, and corrections of mistyped ones
-documents/    folders, notebooks and PDF documents, converted to text
+documents.py  folders, notebooks and PDF documents, converted to text
 commands/     one click command per file
 chat/         the conversation at a terminal
-shell/        the parts of `cmd`, `commit` and `explain`
-editors/      the files and settings that `editor` writes and prints
-acp/          a chat in an editor's agent panel
-lsp/          the language server
-stats/        the report of `stats`
-bench/        the measurements and the report of `bench`
 terminal/     everything that is drawn
 suggest.py    completions for the Tab key
 topics.py     the pages of the documentation: finding, searching and showing them
 settings.py   reading and changing config.toml while keeping its comments
-doctor.py     checks for problems on this machine
-services.py   the daemon as a service of the operating system
+base_models.py  what to say where a model cannot chat
+html.py       HTML documents as text
 streams.py    stdin, stdout and stderr, also where the shell closed them
 
-The command line talks to the daemon through `localspec.client` only. In this folder only the files
-import `terminal/`. `commands/`, `chat/` and `shell/` import both.
+The command line talks to the daemon through `localspec.client` only. The files of this folder may
+import `terminal/`; `commands/` and `chat/` may import both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Templates: saved prompts with $variables and their options, as TOML files in the config folder.
 
-Some are built in (prompts.py). A file of the same name overrides a built-in one. The keys of a file are
+Some are built in (BUILTIN). A file of the same name overrides a built-in one. The keys of a file are
 `prompt` and the names of `options.ASK`. `--save` writes absolute paths. A relative path in a file that a
 person wrote is relative to the folder of the command that uses it.
 """
@@ -8,16 +8,16 @@ person wrote is relative to the folder of the command that uses it.
 from __future__ import annotations
 
 import re
+import string
 import sys
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from string import Template as Dollars
 from typing import Any
 
 from localspec import files, literals, paths
 from localspec.cli import ask, inputs
-from localspec.cli import options as table
+from localspec.cli import options as option_table
 from localspec.cli.options import AskOptions
 from localspec.cli.terminal import render
 from localspec.errors import LocalspecError, UsageError
@@ -92,7 +92,9 @@ tokens = 2048
 _RUN_OPTIONS = {
     *("last", "conversation", "template", "save", "replace", "no_daemon_start", "debug"),
 }
-SAVED_OPTIONS = {option.name: option for option in table.ASK if option.name not in _RUN_OPTIONS}
+SAVED_OPTIONS = {
+    option.name: option for option in option_table.ASK if option.name not in _RUN_OPTIONS
+}
 _NAME = re.compile(r"\w[\w.-]{0,63}")
 _TYPE_NAMES = {str: "a string", int: "a whole number", float: "a number", bool: "true or false"}
 INPUT_VARIABLE = "input"  # the variable that stands for stdin, files and words
@@ -209,7 +211,7 @@ def _find_problem(key: str, value: object) -> str:
         return f"'{key}' must be {_TYPE_NAMES[kind]}, not {value!r}."
     if option is not None and isinstance(value, int | float) and kind is not bool:
         return "" if option.low <= value <= option.high else f"'{key}' must be {option.limits}."
-    if key in ("prompt", "system") and not Dollars(str(value)).is_valid():
+    if key in ("prompt", "system") and not string.Template(str(value)).is_valid():
         return f"'{key}' has a $ that names no variable; write $$ for a dollar sign."
     return ""
 
@@ -226,7 +228,7 @@ def parameters(keys: dict[str, Any]) -> list[str]:
 
 
 def _variables(text: str) -> list[str]:
-    return Dollars(text).get_identifiers()
+    return string.Template(text).get_identifiers()
 
 
 def usage(name: str, keys: dict[str, Any]) -> str:
@@ -307,13 +309,13 @@ class Template:
                 f"or standard input. For example: localspec ask -t {self._name} WORDS"
             )
         values = {**self._values, INPUT_VARIABLE: text}
-        question = Dollars(self._prompt).substitute(values)
+        question = string.Template(self._prompt).substitute(values)
         if text.strip() and INPUT_VARIABLE not in prompt_variables:
             question = f"{question}\n\n{text}" if question else text
         if not question.strip():
             raise UsageError(f"No question given; for example: localspec ask -t {self._name} WORDS")
         if self._system is not None:
-            self.options.system = Dollars(self._system).substitute(values)
+            self.options.system = string.Template(self._system).substitute(values)
         return question
 
 
@@ -324,7 +326,7 @@ def _merge_options(options: AskOptions, keys: dict[str, Any]) -> AskOptions:
     first.
     """
     changes: dict[str, Any] = {}
-    for group in table.EXCLUSIVE:
+    for group in option_table.EXCLUSIVE:
         if any(getattr(options, name) for name in group):
             keys = {key: value for key, value in keys.items() if key not in group}
     for key, value in keys.items():

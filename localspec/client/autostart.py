@@ -116,7 +116,7 @@ def until_gone() -> Iterator[None]:
     So the wait ends when the process that held the lock at first does not hold it any more.
 
     Raises:
-        Unavailable: The daemon holds the lock after STOP_SECONDS.
+        Unavailable: The daemon holds the lock after STOP_TIMEOUT_S.
     """
     lock = paths.default_paths().lock
     old_holder = _read_holder(lock)

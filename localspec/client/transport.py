@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
     from typing import Any
 
-_MAX_PATH_BYTES = 103  # equal to paths.MAX_SOCKET_PATH, which would be a slow import
+_MAX_PATH_BYTES = 103  # equal to paths.MAX_SOCKET_PATH_BYTES, which would be a slow import
 # Longest status line and headers together, in bytes; also the longest size line of a chunk.
 MAX_HEAD_BYTES = 65_536
 _READ_BYTES = 65_536

@@ -20,9 +20,9 @@ from localspec.errors import LocalspecError, replace_control_characters
 
 
 def main() -> int:
-    """Run the daemon and return its exit code: 0 after a clean end, 1 if it cannot start.
+    """Run the daemon and return its exit code: 0 after a clean end, else that of the error.
 
-    In the latter case one line on stderr gives the reason.
+    An error is written to stderr as one line.
     """
     try:
         locations = paths.default_paths()

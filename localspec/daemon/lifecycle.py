@@ -277,7 +277,7 @@ class Daemon:
         )
         parts = paths, supervisor, registry, conversations
         self._state = DaemonState(*parts, self.drain, self.configure)
-        self._state.unsaid += self._state.problems
+        self._state.unreported_problems += self._state.problems
         self._server = _Server(
             uvicorn.Config(
                 routes.create_app(self._state),
@@ -334,7 +334,7 @@ class Daemon:
             if owns_socket:
                 path.unlink(missing_ok=True)
             stop_watching.set()
-            state.looks.close()
+            state.pair_checks.close()
             if state.registry.running_pulls:
                 await asyncio.to_thread(state.registry.close)
             await state.supervisor.close()
@@ -360,7 +360,7 @@ class Daemon:
             state.supervisor.residents.configure(await asyncio.to_thread(self._read, state.config))
             await self._listen()
             fresh = [problem for problem in state.problems if problem not in old_problems]
-            state.unsaid += fresh
+            state.unreported_problems += fresh
             for problem in fresh:
                 log.warning("%s", problem)
 
@@ -407,7 +407,7 @@ class Daemon:
         asyncio.get_running_loop().call_later(self._drain_seconds, self._abort)
 
     def _abort(self) -> None:
-        self._state.looks.close()
+        self._state.pair_checks.close()
         self._state.supervisor.abort(errors.Unavailable("The daemon was stopped.", retry_after=2))
 
 

@@ -27,7 +27,7 @@ from localspec.paths import Paths
 from localspec.protocol.frames import PairFiles
 
 _CHECK_THREADS = 8  # pairs that are checked at once
-_ERRAND_THREADS = 4
+_LONG_WORK_THREADS = 4
 _ANY_MODEL_HINT = (
     "to have the configured pair answer for such names: localspec config set any_model true"
 )
@@ -50,16 +50,19 @@ class DaemonState:
     # What extras keep while the daemon runs, by its type; see `part`.
     parts: dict[type, Any] = field(default_factory=dict)
     # Checks of pairs before a load. A file that has changed is hashed, which may take minutes.
-    looks: SharedWork[PairFiles] = field(
-        default_factory=lambda: SharedWork(ThreadPool("look", _CHECK_THREADS))
+    pair_checks: SharedWork[PairFiles] = field(
+        default_factory=lambda: SharedWork(ThreadPool("pair check", _CHECK_THREADS))
     )
     # Long work that a person requested: adding, verifying and measuring pairs.
-    errands: ThreadPool = field(default_factory=lambda: ThreadPool("errand", _ERRAND_THREADS))
+    long_work: ThreadPool = field(
+        default_factory=lambda: ThreadPool("long work", _LONG_WORK_THREADS)
+    )
     draining: bool = False
-    embedding: int = 0  # running and waiting requests for embeddings
+    n_embedding_requests: int = 0  # running and waiting requests for embeddings
     tcp: TcpAuth | None = None  # set while TCP is served
     tcp_problem: str = ""  # why TCP is not served although it is configured
-    unsaid: list[str] = field(default_factory=list)  # problems that no answer has mentioned yet
+    # Problems that no answer has mentioned yet.
+    unreported_problems: list[str] = field(default_factory=list)
     started: float = field(default_factory=time.monotonic)
 
     def part(self, kind: type[Part]) -> Part:
@@ -79,7 +82,7 @@ class DaemonState:
     ) -> PairFiles:
         """Return the files of the pair that answers for this name.
 
-        That is the pair `named`, or the pair of the `role` if no pair has the name and the configuration
+        That is the pair `name`, or the pair of the `role` if no pair has that name and the configuration
         allows that (`any_model`).
 
         Raises:
@@ -95,9 +98,9 @@ class DaemonState:
                 raise
             if not self.config.any_model:
                 if from_our_client():
-                    raise  # a person named a pair, so no other one may answer
+                    raise  # the hint is for other programs: a person wants the pair that was named
                 if tcp.is_tcp_request() and names.is_file_name(name):
-                    raise  # with the same message for all paths, see names.unseen
+                    raise  # without the hint: all paths get one message, see names.hidden_file_errors
                 # A new error, because several requests may share the check and its error.
                 message = f"{error.message}; {_ANY_MODEL_HINT}"
                 raise names.NoSuchPair(message, param=error.param) from None
@@ -134,7 +137,7 @@ class DaemonState:
         return await asyncio.to_thread(names.pair_of_role, role, self.config, self.registry)
 
     async def resolve_named(self, name: str, receive: Receive) -> PairFiles:
-        """Return the files of a pair, checked unless it is loaded already; see pairs.resolve."""
+        """Return the files of a pair, checked unless it is loaded already; see `names.resolve_pair`."""
         files = await self._resolve(name, receive)
         if self.registry.has_presets:
             files = await asyncio.to_thread(self.registry.apply_preset, files)
@@ -146,7 +149,7 @@ class DaemonState:
         if loaded or not names.reads_files(name):
             return loaded or names.resolve_pair(name, self.config, self.registry)
         config = self.config
-        check = self.looks.get(
+        check = self.pair_checks.get(
             name, lambda cancelled: names.resolve_pair(name, config, self.registry, cancelled)
         )
         # Requests share one check, so errors are hidden here for each request that came over TCP.
@@ -170,8 +173,11 @@ class DaemonState:
     def take_notice(self, pair: str) -> str:
         """Return what only the next answer should mention. Clients over TCP get no problems of the files."""
         notice = self.registry.take_notice(pair)
-        if self.unsaid and not tcp.is_tcp_request():
-            problems, self.unsaid = [text for text in self.unsaid if text in self.problems], []
+        if self.unreported_problems and not tcp.is_tcp_request():
+            problems, self.unreported_problems = (
+                [text for text in self.unreported_problems if text in self.problems],
+                [],
+            )
             notice = " ".join([*filter(None, [notice]), *problems])
         return notice
 

@@ -174,10 +174,10 @@ class Engine:
         if not any(sequence.step.drafts.limit > 0 for sequence in sequences):
             return sequences
         count = len(sequences)
-        alike = count if lane.needs_equal_rows and count > 1 else 0
+        n_equal_sequences = count if lane.needs_equal_rows and count > 1 else 0
         self._controller.draft(
             [sequence.step for sequence in sequences],
-            PassCosts(lambda rows: lane.pass_ms(rows, count), alike),
+            PassCosts(lambda rows: lane.pass_ms(rows, count), n_equal_sequences),
         )
         for sequence in sequences:
             if sequence.step.error is not None:
@@ -302,7 +302,7 @@ class Engine:
         plain_ms = lane.plain_ms(count) + costs.overhead(count, False)
         for sequence in sequences:
             made = sequence.tally.observe_round(round_s * 1e3, plain_ms)
-            self._controller.elapsed(sequence.step, made, round_s * 1e3, plain_ms, count)
+            self._controller.observe_round(sequence.step, made, round_s * 1e3, plain_ms, count)
 
     def _finish_or_probe(self, lane: Lane, sequence: Sequence) -> None:
         start = self._clock()

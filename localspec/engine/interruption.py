@@ -13,7 +13,7 @@ from localspec.engine.llama import Stop
 class Interruption:
     """What other threads report of requests while the step loop is deep in a pass.
 
-    They put each request into the loop's inbox first and then report it here. The loop calls `heard` and
+    They put each request into the loop's inbox first and then report it here. The loop calls `clear` and
     then reads its inbox. So no request is missed, and one that is reported twice only costs a pass that
     ends as it begins.
     """
@@ -24,8 +24,8 @@ class Interruption:
         self._lock = threading.Lock()
         self._by: frozenset[int] = frozenset()  # requests whose withdrawal ends the pass
         self._until = -math.inf  # a new request ends the pass until this time
-        self._left: set[int] = set()  # requests withdrawn since `heard`
-        self._came = math.inf  # when the first new request since `heard` came
+        self._left: set[int] = set()  # requests withdrawn since `clear`
+        self._came = math.inf  # when the first new request since `clear` came
 
     # ------------------------------------------------------------------------ any thread
 

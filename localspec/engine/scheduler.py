@@ -58,12 +58,12 @@ class PrefillPace(Enum):
 class PrefillOrder(Enum):
     """How several prompts share passes.
 
-    TOGETHER: the prompts fit into one pass, get equal parts of it and end together, because one that ended
-    earlier would make the others wait for the tokens it decodes.
-    EDITOR_FIRST: the prompts fit into one pass, but an editor's is read as a whole before the others, which
-    get the rows that do not delay it.
-    IN_TURN: the prompts do not fit into one pass and are read one after another, because sharing would only
-    make all of them end as late as the last.
+    TOGETHER: the prompts fit into one pass and get equal parts of it, so that they end together. One that
+    ended earlier would make the others wait for each token that it decodes.
+    EDITOR_FIRST: the prompts fit into one pass. An editor's is read first, and the others get the rows that
+    are left without delaying it.
+    IN_TURN: the prompts do not fit into one pass and are read one after another. If they shared passes, all
+    would end as late as the last.
     """
 
     TOGETHER = auto()
@@ -118,8 +118,8 @@ class Scheduler:
     def forget(self, conversation: str | None) -> None:
         """Do not save waiting requests of a conversation, or of any conversation if it is None."""
         for waiting in self._waiting:
-            conversation_owner = saved_conversation(waiting.request)
-            if conversation_owner is not None and conversation in (None, conversation_owner):
+            saved_as = saved_conversation(waiting.request)
+            if saved_as is not None and conversation in (None, saved_as):
                 waiting.request = msgspec.structs.replace(
                     waiting.request, conversation=None, private=True
                 )
@@ -254,7 +254,7 @@ class Scheduler:
     def _activate(self, lane: Lane, sequence: Sequence) -> None:
         slot, prompt = sequence.slot, sequence.tokens[: sequence.n_prompt]
         slot.conversation = saved_conversation(sequence.request)
-        slot.passing = find_suffix_start(self._pair.vocab.fim, prompt)
+        slot.volatile_from = find_suffix_start(self._pair.vocab.fim, prompt)
         verifier, scored = sequence.verifier, _wants_logprobs(sequence.request)
         on_device = self._pair.chooses_on_device and not lane.exact
         verifier.needs_only_argmax = verifier.needs_no_logits(scored=scored)
@@ -300,8 +300,8 @@ class Scheduler:
         sequence.step = _make_step(sequence, chunk)
         return sequence
 
-    def _schedule_prompts(self, lane: Lane, decoding: int) -> list[Sequence]:
-        """Return the sequences whose prompts are read beside `decoding` others that decode.
+    def _schedule_prompts(self, lane: Lane, n_decoding: int) -> list[Sequence]:
+        """Return the sequences whose prompts are read beside `n_decoding` others that decode.
 
         A request that only reads its prompt waits while an editor's suggestion is decoded, because each
         token of that would be as late as the pass over the prompt.
@@ -317,10 +317,10 @@ class Scheduler:
         if not prompts:
             return []
         prompts.sort(key=lambda sequence: sequence.prefill_order)
-        budget = lane.batch.capacity - (MAX_DRAFTS + 1) * decoding
-        if decoding:
+        budget = lane.batch.capacity - (MAX_DRAFTS + 1) * n_decoding
+        if n_decoding:
             budget = min(budget, lane.batch.capacity // 2)
-        budget_beside = lane.max_prompt_rows(decoding)
+        budget_beside = lane.max_prompt_rows(n_decoding)
         is_alone = self._prefill_pace(lane, prompts[0]) is PrefillPace.ALONE
         budget = min(budget, lane.max_rows if is_alone else budget_beside)
         scheduled: list[Sequence] = []
@@ -355,9 +355,9 @@ class Scheduler:
         return PrefillPace.ALONE if can_be_long and not waits else PrefillPace.BESIDE
 
     def _limit_drafts(
-        self, lane: Lane, sequences: list[Sequence], decoding: int, drafting: list[Sequence]
+        self, lane: Lane, sequences: list[Sequence], n_decoding: int, drafting: list[Sequence]
     ) -> None:
-        """Set how many drafts each of the `drafting` sequences may bring, among `decoding` that decode.
+        """Set how many drafts each of the `drafting` sequences may bring, among `n_decoding` that decode.
 
         The limits are the rows of the pass, the room in the context, and the tokens still to generate.
         """
@@ -365,27 +365,27 @@ class Scheduler:
         outputs = sum(len(sequence.step.read) if sequence.scoring else 1 for sequence in sequences)
         spare_rows = min(lane.context.n_outputs - outputs, lane.batch.capacity - rows)
         if self._n_running > 1 or self._waiting:
-            spare_rows = min(spare_rows, max_draft_rows_beside(lane, sequences, decoding))
-        max_drafts = min(spare_rows // decoding, MAX_DRAFTS)
+            spare_rows = min(spare_rows, max_draft_rows_beside(lane, sequences, n_decoding))
+        max_drafts = min(spare_rows // n_decoding, MAX_DRAFTS)
         if lane.max_depth is not None:
             max_drafts = min(max_drafts, lane.max_depth)
         # Each sequence has as many rows as the one with most drafts.
         if lane.needs_equal_rows and len(sequences) > 1:
             n_tokens = sum(len(sequence.tokens) for sequence in lane.active)
-            max_drafts = min(max_drafts, (self._pair.n_ctx - n_tokens) // decoding)
-            if len(sequences) > decoding:
+            max_drafts = min(max_drafts, (self._pair.n_ctx - n_tokens) // n_decoding)
+            if len(sequences) > n_decoding:
                 max_drafts = 0  # no sequence can have as many rows as a prompt's chunk
         for sequence in drafting:
             max_tokens = self._pair.n_ctx - len(sequence.tokens) - 1
             sequence.step.drafts.limit = min(sequence.remaining - 1, max_tokens, max_drafts)
-            sequence.step.drafts.hurried = len(sequences) > decoding
+            sequence.step.drafts.hurried = len(sequences) > n_decoding
 
     def trim_prompt_chunks(self, lane: Lane, sequences: list[Sequence]) -> None:
         """Shorten prompt chunks in favour of drafts where the pass would become too long."""
-        decoding = sum(not sequence.prefilling for sequence in sequences)
-        if decoding in (0, len(sequences)):
+        n_decoding = sum(not sequence.prefilling for sequence in sequences)
+        if n_decoding in (0, len(sequences)):
             return
-        max_rows = lane.max_prompt_rows(decoding) + decoding
+        max_rows = lane.max_prompt_rows(n_decoding) + n_decoding
         excess = sum(sequence.step.rows for sequence in sequences) - max_rows
         for sequence in reversed(sequences):
             if excess > 0 and sequence.has_more_prompt:
@@ -438,18 +438,18 @@ class Scheduler:
         used_cells = sum(slot.n_past for slot in slots)
         return padded_rows if used_cells + padded_rows * count <= self._pair.n_ctx else max_rows
 
-    def _pad(self, lane: Lane, sequence: Sequence, sequences: int) -> None:
+    def _pad(self, lane: Lane, sequence: Sequence, n_sequences: int) -> None:
         """Add rows whose results nobody reads, where a wider pass is cheaper or the width is fixed."""
         batch = lane.batch
         if sequence.prefilling and lane.exact:
             return  # the chunks of a prompt are the same in every run without padding
         filler = sequence.step.read[-1]
         position = sequence.slot.n_past + sequence.step.rows
-        used_cells = sum(slot.n_past for slot in lane.slots) if sequences > 1 else 0
+        used_cells = sum(slot.n_past for slot in lane.slots) if n_sequences > 1 else 0
         # Padding must not force another sequence out of the context.
         free_cells = self._pair.n_ctx - max(position, used_cells + batch.rows)
         for _ in range(
-            min(lane.choose_width(batch.rows, sequences) - batch.rows, max(free_cells, 0))
+            min(lane.choose_width(batch.rows, n_sequences) - batch.rows, max(free_cells, 0))
         ):
             batch.add(filler, position, sequence.slot.id, True)
             position += 1
@@ -457,7 +457,10 @@ class Scheduler:
     def choose_interruptions(
         self, lane: Lane, sequences: list[Sequence]
     ) -> tuple[list[int], float]:
-        """Return whose withdrawal interrupts the pass, and for how many seconds a new request does."""
+        """Return the ids of requests whose withdrawal interrupts the pass, and when a new one does.
+
+        The latter is a number of seconds from the start of the pass: 0.0 for never, inf for always.
+        """
         return choose_interruptions(lane, sequences, self._is_decoding)
 
     def handle_interrupted_pass(
@@ -477,9 +480,9 @@ class Scheduler:
     # ------------------------------------------------------------------------ leaving a slot
 
     def preempt_newest(self, lane: Lane) -> Sequence | None:
-        """Preempt the newest request because the context is full.
+        """Preempt the request that started last, because the context is full. The oldest always goes on.
 
-        The oldest always goes on, whatever comes after it. Returns a request that has to end instead.
+        Return None, or the request that has to end because no other one could give way.
         """
         for sequence in lane.active:
             lane.slots.commit(sequence.slot, 0)

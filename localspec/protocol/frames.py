@@ -157,8 +157,8 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     chat_template: str = ""
     # Default sampling parameters that replace those in the target's file.
     sampling: dict[str, float] = {}
-    # How an embedding model makes one vector of a text (see purpose.py). Such a model generates
-    # no text.
+    # How an embedding model makes one vector of a text. Such a model generates no text, see
+    # daemon/worker/purposes.py.
     pooling: Pooling | None = None
     # Other machines that hold layers of the target.
     rpc: tuple[str, ...] = ()
@@ -279,7 +279,7 @@ class Tokenize(Frame, omit_defaults=True):
     """Tokenize a text.
 
     The reply is Reply with {"tokens": [...], "pieces": [bytes…]}; pieces are included on request
-    only. More than MOST_TOKENS tokens or MOST_PIECES pieces are refused.
+    only. More than MAX_REPLY_TOKENS tokens or MAX_REPLY_PIECES pieces are refused.
     """
 
     id: int
@@ -292,7 +292,7 @@ class Tokenize(Frame, omit_defaults=True):
 class Detokenize(Frame):
     """Turn token ids into text. The reply is Reply with {"content": str}.
 
-    Ids outside the vocabulary are refused, and so is a text of more than MOST_TEXT bytes.
+    Ids outside the vocabulary are refused, and so is a text of more than MAX_REPLY_TEXT_BYTES.
     """
 
     id: int
@@ -695,7 +695,7 @@ def frame_length(header: bytes | bytearray) -> int:
     """Return the length of the body in bytes, from a 4-byte header.
 
     Raises:
-        ValueError: it exceeds MAX_FRAME, so the stream is not ours or is out of step.
+        ValueError: it exceeds MAX_FRAME_BYTES, so the stream is not ours or is out of step.
     """
     length: int = _HEADER.unpack(header)[0]
     if length > MAX_FRAME_BYTES:

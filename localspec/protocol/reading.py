@@ -73,7 +73,7 @@ class BodyComplexity:
         """Count the next piece of the body.
 
         Raises:
-            TooHeavy: it has too much structure. The remaining pieces need not be read.
+            TooComplex: it has too much structure. The remaining pieces need not be read.
         """
         # Without escaped backslashes, every backslash that remains begins an escape.
         data = (self._unfinished + piece).replace(rb"\\", b"")
@@ -96,7 +96,7 @@ class BodyComplexity:
             raise TooComplex(f"The request has more than {MAX_BODY_ITEMS} items.")
 
     def count_text(self, text: bytes | bytearray) -> None:
-        """Count another complete text; see `feed`."""
+        """Count another complete text; see `count_piece`."""
         self._unfinished = b""
         self._quotes += self._quotes % 2
         for start in range(0, len(text), _PIECE_BYTES):

@@ -16,7 +16,7 @@ from benchmarks.texts.answers import Answered, saved
 from benchmarks.texts.replay import COSTS, Replay, calibration
 from benchmarks.texts.tasks import LEARNED_FROM, TASKS
 from localspec.engine.speculation.acceptance import Calibration
-from localspec.engine.speculation.budget import KNOWN_REFILL_ROUNDS, KNOWN_ROUNDS
+from localspec.engine.speculation.budget import INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS
 from localspec.engine.speculation.cost import CostProfile, CostTable
 
 TARGET = Path(localspec.__file__).parent / "builtin" / "target.gguf"
@@ -68,7 +68,10 @@ def test_drafts_cost_little_whatever_a_text_repeats(seed: int, longest: int, new
     task = Answered("any", "free", prompt, answer)
     drafted, plain = Replay().write(task), Replay().write(task, plain=True)
     round_ms = plain.ms / plain.passes
-    assert drafted.ms <= plain.ms + (KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * drafted.passes) * round_ms
+    assert (
+        drafted.ms
+        <= plain.ms + (INITIAL_KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * drafted.passes) * round_ms
+    )
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ def test_a_death_becomes_an_error_that_names_the_cause(
 
 def test_only_faults_of_the_processor_point_to_the_kernels() -> None:
     for name in ("SIGSEGV", "SIGILL", "SIGBUS"):
-        assert Death("crash", -signal.Signals[name]).maybe_by_kernels
+        assert Death("crash", -signal.Signals[name]).may_be_from_kernels
     for death in (Death("crash", -signal.SIGABRT), Death("crash", 11), Death("unload", -11)):
-        assert not death.maybe_by_kernels
+        assert not death.may_be_from_kernels
 
 
 SEGFAULT, ABORTED = Death("crash", -signal.SIGSEGV), Death("crash", -signal.SIGABRT)
@@ -81,8 +81,8 @@ def test_three_crashes_within_ten_minutes_set_a_cause_aside() -> None:
     with pytest.raises(PairSetAside, match=r"'a' is set aside.*why.*start --reset"):
         history.check(b"1")
     history.check(b"2")
-    assert history.set_aside_causes("a") == [(b"1", pair)]
-    assert history.set_aside_causes("b") == []
+    assert history.causes_set_aside("a") == [(b"1", pair)]
+    assert history.causes_set_aside("b") == []
     history.reset()
     history.check(b"1")
 
@@ -108,4 +108,4 @@ def test_no_more_causes_are_remembered_than_anybody_has() -> None:
     for number in range(1000):
         for now in range(3):
             history.record(PairFiles("a", "/a.gguf"), bytes(str(number), "ascii"), now, "why")
-    assert len(history.set_aside_causes("a")) == MAX_CAUSES
+    assert len(history.causes_set_aside("a")) == MAX_CAUSES

@@ -20,7 +20,6 @@ PATHS = [
     "/health",
     "/v1/health",
     "/openapi.yaml",
-    "/localspec/status",
 ]
 
 

@@ -13,11 +13,11 @@ from benchmarks.traces.trace import Trace
 from localspec.engine.llama import Batch
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.budget import (
+    INITIAL_KNOWN_ROUNDS,
+    INITIAL_MODEL_ROUNDS,
     KNOWN_REFILL_ROUNDS,
-    KNOWN_ROUNDS,
-    MAX_ROUNDS,
+    MAX_BALANCE_ROUNDS,
     MODEL_REFILL_ROUNDS,
-    MODEL_ROUNDS,
     Budget,
     ProbeFund,
     Rest,
@@ -92,7 +92,7 @@ def test_drafts_never_lose_more_than_the_bound(seed: int, kind: str, sequences: 
         for a in answers
     )
     round_ms = target.ms(sequences) + profile.overhead_ms
-    bound_ms = (MODEL_ROUNDS + MODEL_REFILL_ROUNDS * TOKENS) * round_ms
+    bound_ms = (INITIAL_MODEL_ROUNDS + MODEL_REFILL_ROUNDS * TOKENS) * round_ms
     assert 1e3 * end <= (generated / sequences) * round_ms + bound_ms + reading_ms[0]
 
 
@@ -105,8 +105,8 @@ def test_affordable_costs_never_overdraw_a_balance(rounds: list[tuple[float, int
         if purse.balance_ms >= cost_ms:
             purse.settle(cost_ms, gained, 10.0)
             lost += cost_ms - 10.0 * gained
-        assert 0 <= purse.balance_ms <= MAX_ROUNDS * 10.0
-    assert lost <= (KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * len(rounds)) * 10.0 + 1e-6
+        assert 0 <= purse.balance_ms <= MAX_BALANCE_ROUNDS * 10.0
+    assert lost <= (INITIAL_KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * len(rounds)) * 10.0 + 1e-6
 
 
 def test_a_probe_needs_the_balance_and_the_fund() -> None:

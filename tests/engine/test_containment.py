@@ -68,11 +68,11 @@ def _break_decode(engine: Running, sequence: Sequence, fuse: Fuse) -> None:
     """Make llama.cpp refuse each batch that contains this sequence."""
     lane, decode = engine.pair.shared, engine.pair.shared.decode
 
-    def failing_decode(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
+    def failing_decode(timed: bool, n_sequences: int = 1, *, scored: bool = False) -> float:
         slot_ids = {lane.batch._seq[row] for row in range(lane.batch.rows)}
         if sequence in lane.active and sequence.slot.id in slot_ids:
             fuse.burn()
-        return decode(timed, sequences)
+        return decode(timed, n_sequences)
 
     lane.decode = failing_decode  # type: ignore[method-assign]
 
@@ -279,10 +279,10 @@ def test_pass_that_fails_for_no_request_is_repeated(shared: Running) -> None:
     lane, fuse = shared.pair.shared, Fuse(2, BadBatch("refused"))
     decode = lane.decode
 
-    def failing_decode(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
+    def failing_decode(timed: bool, n_sequences: int = 1, *, scored: bool = False) -> float:
         if not fuse.blown:
             fuse.burn()
-        return decode(timed, sequences)
+        return decode(timed, n_sequences)
 
     lane.decode = failing_decode  # type: ignore[method-assign]
     ids = [shared.start(prompt, 24, GREEDY, drafting(2)) for prompt in prompts]

@@ -305,7 +305,7 @@ def test_decision_with_equal_rows_is_near_the_best_of_all(
         cost = sum(depths) * STEP_MS + float(passes[count * (1 + max(depths))]) + OVERHEAD_MS
         return gain / cost
 
-    costs = RoundCosts(passes, OVERHEAD_MS, OVERHEAD_MS, alike=count)
+    costs = RoundCosts(passes, OVERHEAD_MS, OVERHEAD_MS, n_equal_sequences=count)
     decision = decide(candidates, costs, plain_count, plain_count)
     assert decision.rate == pytest.approx(rate_of(decision.depths))
     best = max(map(rate_of, product(*(range(limit + 1) for _, limit in sequences))))

@@ -616,7 +616,7 @@ def test_timings_exclude_the_first_token(contextual: Running) -> None:
     lane, delay_s = contextual.pair.shared, 0.05
     decode = lane.decode
 
-    def slow_decode(timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
+    def slow_decode(timed: bool, n_sequences: int = 1, *, scored: bool = False) -> float:
         spent = decode(timed)
         time.sleep(delay_s)
         return spent

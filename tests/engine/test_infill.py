@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import localspec
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.llama import FimTokens, Model
-from localspec.engine.prompt.infill import infill_tokens, plain_text, prompt_budget
+from localspec.engine.prompt.infill import infill_tokens, make_text_tokenizer, prompt_budget
 from localspec.errors import InvalidRequest
 from localspec.protocol.frames import InfillPrompt
 
@@ -282,7 +282,7 @@ def test_prompt_budget_follows_the_prefill_speed() -> None:
 def test_cached_tokens_do_not_change_a_prompt(
     vocab: Vocab, keys: list[tuple[int, int]], pieces: int, budget: int
 ) -> None:
-    remembered = plain_text(cast(Any, vocab))
+    remembered = make_text_tokenizer(cast(Any, vocab))
     for place, typed in keys:
         above = "".join(SOURCE[:place]) + SOURCE[place][:typed]
         prompt = cut_at_cursor(above, "".join(SOURCE[place:]), make_snippets(place % 5, pieces))
@@ -302,7 +302,7 @@ def test_text_sent_before_is_not_tokenized_again(vocab: Vocab, place: int) -> No
             return tokens
 
     counting_vocab = cast(Any, CountingVocab())
-    remembered = plain_text(counting_vocab)
+    remembered = make_text_tokenizer(counting_vocab)
     above, below, typed = (
         "".join(SOURCE[:place]),
         "".join(SOURCE[place + 1 :]),

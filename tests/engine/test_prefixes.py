@@ -417,13 +417,13 @@ FIM = FimTokens(prefix=500, suffix=501, middle=502, repo=-1, separator=-1)
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Record the ids of the slots that are copied into memory."""
     slot_ids: list[int] = []
-    snapshot = Slots.snapshot
+    copy_state = Slots.copy_state
 
-    def recording_snapshot(self: Slots, slot: Slot, left: int = 0) -> Prefix:
+    def recording_copy(self: Slots, slot: Slot, n_left: int = 0) -> Prefix:
         slot_ids.append(slot.id)
-        return snapshot(self, slot, left)
+        return copy_state(self, slot, n_left)
 
-    monkeypatch.setattr(Slots, "snapshot", recording_snapshot)
+    monkeypatch.setattr(Slots, "copy_state", recording_copy)
     return slot_ids
 
 

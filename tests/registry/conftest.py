@@ -9,7 +9,7 @@ import pytest
 
 from localspec.registry.catalogue import CataloguePair, HubFile
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.retry import Patience
+from localspec.registry.hub.retry import RetryPolicy
 from localspec.registry.hub.transfer import Tuning
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store.store import Store
@@ -21,7 +21,7 @@ QUICK = Tuning(
     connections=3,
     segment=256 << 10,
     sync=1 << 20,
-    patience=Patience(tries=4, first_pause=0.01, longest_pause=0.05),
+    retry_policy=RetryPolicy(tries=4, first_pause_s=0.01, longest_pause_s=0.05),
 )
 
 

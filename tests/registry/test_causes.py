@@ -27,7 +27,7 @@ from localspec.errors import (
 )
 from localspec.registry.hub import network as causes
 from localspec.registry.hub.network import HUB_URL, Network
-from localspec.registry.hub.retry import Interrupted
+from localspec.registry.hub.retry import RetryableError
 
 MIRROR = "http://mirror.example"
 SECRET = "canarysecretword"
@@ -57,7 +57,7 @@ def build_response(
     ("response", "kind", "message"),
     [
         (build_response(407), ProxyRefused, "and none is set; set HTTPS_PROXY"),
-        (build_response(500), Interrupted, "answered 500"),
+        (build_response(500), RetryableError, "answered 500"),
         (build_response(401), NotOnHub, "no repository a/b"),
         (build_response(401, with_token=True), BadToken, "does not accept the token"),
         (build_response(401, x_error_code="GatedRepo"), Gated, "or set HF_TOKEN"),
@@ -70,12 +70,12 @@ def build_response(
         (build_response(403, x_error_code="RepoNotFound"), NotOnHub, "no repository a/b"),
         (
             build_response(403, f"{MIRROR}/x", redirected=True),
-            Interrupted,
+            RetryableError,
             "mirror.example answered 403",
         ),
         (
             build_response(416, f"{MIRROR}/x", redirected=True),
-            Interrupted,
+            RetryableError,
             "mirror.example answered 416",
         ),
         (build_response(404, redirected=True), NotOnHub, "no repository a/b"),
@@ -127,24 +127,24 @@ UNTRUSTED.verify_code, UNTRUSTED.verify_message = 18, "self-signed certificate"
         (httpx2.DecodingError("zip"), HubError, "cannot be decompressed"),
         (RuntimeError(SECRET), Unreachable, "(RuntimeError)"),
         (httpx2.ProxyError("407 asks"), ProxyRefused, "407"),
-        (httpx2.ProxyError("502 Bad Gateway"), Interrupted, "cannot connect"),
-        (httpx2.ProxyError("gone"), Interrupted, "cannot connect"),
+        (httpx2.ProxyError("502 Bad Gateway"), RetryableError, "cannot connect"),
+        (httpx2.ProxyError("gone"), RetryableError, "cannot connect"),
         (with_cause(httpx2.ConnectError("x"), UNTRUSTED), Untrusted, "certificate"),
         (
             with_cause(httpx2.ConnectError("x"), ssl.SSLError("x")),
-            Interrupted,
+            RetryableError,
             "does not speak TLS",
         ),
-        (with_cause(httpx2.ConnectError("x"), socket.gaierror(-2, "x")), Interrupted, "(DNS)"),
+        (with_cause(httpx2.ConnectError("x"), socket.gaierror(-2, "x")), RetryableError, "(DNS)"),
         (
             with_cause(httpx2.ConnectError("x"), ConnectionRefusedError()),
-            Interrupted,
+            RetryableError,
             "refuses conn",
         ),
-        (with_cause(httpx2.ReadError("x"), OSError(101, "No route")), Interrupted, "(No route)"),
-        (httpx2.ConnectTimeout("x"), Interrupted, "the connection timed out"),
-        (httpx2.ReadTimeout("x"), Interrupted, "stalled"),
-        (httpx2.RemoteProtocolError(SECRET), Interrupted, "(RemoteProtocolError)"),
+        (with_cause(httpx2.ReadError("x"), OSError(101, "No route")), RetryableError, "(No route)"),
+        (httpx2.ConnectTimeout("x"), RetryableError, "the connection timed out"),
+        (httpx2.ReadTimeout("x"), RetryableError, "stalled"),
+        (httpx2.RemoteProtocolError(SECRET), RetryableError, "(RemoteProtocolError)"),
     ],
 )
 @pytest.mark.parametrize("network", [Network(), PROXIED], ids=["directly", "by a proxy"])
@@ -183,7 +183,7 @@ def test_an_invalid_retry_after_is_ignored(value: str) -> None:
 
 
 def test_our_own_errors_pass_unchanged() -> None:
-    for error in (HubError("ours"), Interrupted("ours")):
+    for error in (HubError("ours"), RetryableError("ours")):
         assert causes.error_from_exception(error, Network(), None, "a/b", "f.gguf") is error
 
 

@@ -30,7 +30,7 @@ from localspec.protocol.pairs import Network as PullNetwork
 from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub
 from localspec.registry.hub.network import Network
-from localspec.registry.hub.retry import Interrupted
+from localspec.registry.hub.retry import RetryableError
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store import integrity
 from localspec.registry.store.store import Store
@@ -314,8 +314,8 @@ def test_a_silent_proxy_is_named(store: Store, pair: CataloguePair) -> None:
         network = Network.from_environment(
             {"HTTPS_PROXY": f"http://{PASSWORD}@{place}", "HF_HOME": "/none"}
         )
-        patient = replace(QUICK.patience, tries=1)
-        quick = Puller(store, Hub(network=network, stall=0.3), replace(QUICK, patience=patient))
+        patient = replace(QUICK.retry_policy, tries=1)
+        quick = Puller(store, Hub(network=network, stall=0.3), replace(QUICK, retry_policy=patient))
         with pytest.raises(Unreachable) as caught:
             quick.pull("p", pair)
     error_text = str(caught.value)
@@ -327,10 +327,10 @@ def test_a_silent_server_is_named(
     store: Store, pair: CataloguePair, hub: TestHub, faults: Faults
 ) -> None:
     faults.stall_after = [0] * 50
-    patient = replace(QUICK.patience, tries=1)
+    patient = replace(QUICK.retry_policy, tries=1)
     mine = Hub(hub.endpoint, stall=0.2)
     with pytest.raises(Unreachable, match=r"the connection to localhost:\d+ stalled"):
-        Puller(store, mine, replace(QUICK, patience=patient)).pull("p", pair)
+        Puller(store, mine, replace(QUICK, retry_policy=patient)).pull("p", pair)
 
 
 TEXTS = st.one_of(
@@ -354,7 +354,7 @@ def test_any_environment_works_or_is_refused_with_our_own_error(
     error_text = {"HF_ENDPOINT": f"http{'s' * secure}://hub.invalid", **variables}
     with (
         mock.patch("socket.getaddrinfo", side_effect=socket.gaierror(-2, "unknown")),
-        pytest.raises((LocalspecError, Interrupted)) as caught,
+        pytest.raises((LocalspecError, RetryableError)) as caught,
     ):
         Hub(network=Network.from_environment(error_text)).resolve("own/target", "target.gguf")
     assert "Error)" not in str(caught.value)

@@ -27,7 +27,7 @@ from localspec.errors import (
 )
 from localspec.registry.catalogue import CataloguePair
 from localspec.registry.hub.hub import Hub
-from localspec.registry.hub.retry import Patience, Retry
+from localspec.registry.hub.retry import Retry, RetryPolicy
 from localspec.registry.pulls.pull import Puller
 from localspec.registry.store.store import Store
 from tests.registry.conftest import QUICK
@@ -206,10 +206,12 @@ def test_retry_after_zero_still_backs_off(
 ) -> None:
     """Otherwise every client that was sent away would return at once."""
     waits: list[Retry | None] = []
-    patience = Patience(tries=4, first_pause=0.05, longest_pause=0.2, told=waits.append)
+    retry_policy = RetryPolicy(
+        tries=4, first_pause_s=0.05, longest_pause_s=0.2, on_wait=waits.append
+    )
     faults.head_statuses = [(503, "0")] * 20
     with pytest.raises(Unreachable):
-        replace(puller, tuning=replace(QUICK, patience=patience)).pull("p", pair)
+        replace(puller, tuning=replace(QUICK, retry_policy=retry_policy)).pull("p", pair)
     retries = [retry for retry in waits if retry]
     assert [retry.attempt for retry in retries] == [2, 3, 4]
     for wait, least in zip(retries, (0.05, 0.1, 0.2), strict=True):
@@ -240,7 +242,7 @@ def test_a_storage_that_refuses_to_the_end_is_named(
     with pytest.raises(Unreachable, match=f"storage refuses .* localhost answered {status}"):
         puller.pull("p", pair)
     assert_absent(store)
-    assert len(faults.statuses) <= 100 - QUICK.patience.tries
+    assert len(faults.statuses) <= 100 - QUICK.retry_policy.tries
 
 
 def test_a_server_that_stays_busy_is_given_up(

@@ -20,7 +20,7 @@ from localspec.registry.hub.repository import (
     match_choices,
     parse_reference,
 )
-from localspec.registry.hub.retry import Interrupted
+from localspec.registry.hub.retry import RetryableError
 from tests.support.hub import TestHub
 
 R = "Qwen/Qwen3-8B-GGUF"
@@ -268,7 +268,7 @@ def test_failures_of_the_list_are_errors(hub: TestHub) -> None:
     with pytest.raises(NotOnHub, match="no repository own/none"):
         mine.list_files("own/none")
     hub.add("own/a", "a.gguf", b"x")
-    for status, kind in ((503, Interrupted), (403, HubError)):
+    for status, kind in ((503, RetryableError), (403, HubError)):
         hub.list_statuses = [(status, "")]
         with pytest.raises(kind):
             mine.list_files("own/a")

@@ -46,9 +46,9 @@ def run(options: AskOptions) -> int:
     session = _make_session(chat)
     _greet(chat)
     while not chat.ended:
-        draft, chat.draft = chat.draft, ""
+        default, chat.next_input = chat.next_input, ""
         try:
-            line = session.prompt("› ", default=draft)
+            line = session.prompt("› ", default=default)
         except KeyboardInterrupt:
             continue  # Ctrl-C empties the line, as in a shell
         except EOFError:

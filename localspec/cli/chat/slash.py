@@ -17,7 +17,7 @@ from localspec.client.pairs import PairsClient
 from localspec.errors import NotFound, UsageError
 from localspec.paths import expand_user, split_model_names
 
-# ------------------------------------------------------------------------ typed
+# ------------------------------------------------------------------------ what a typed line means
 # The meaning of a typed line: a message, a command, or the end of the chat.
 #
 # A line that begins with a space is always a message. Otherwise a word after a slash is a command, three
@@ -58,7 +58,7 @@ def quote_message(message: str) -> str:
     return message if plain else f" {message}"
 
 
-# ------------------------------------------------------------------------ slash
+# ------------------------------------------------------------------------ commands
 
 
 _DEFAULT = "default"
@@ -66,7 +66,7 @@ SWITCH = {"on": True, "off": False, "true": True, "false": False, "yes": True, "
 
 
 class Chat:
-    """The state that commands change: the conversation, attached files and the prefilled prompt."""
+    """The state that commands change: the conversation, the attached files and the next input line."""
 
     def __init__(self, talk: Conversation, template: Template | None = None) -> None:
         """Create the state of a chat.
@@ -75,7 +75,7 @@ class Chat:
         """
         self.talk = talk
         self.attached: list[str] = []
-        self.draft = ""
+        self.next_input = ""
         self.ended = False
         self._template = template
 
@@ -151,7 +151,7 @@ def _edit(chat: Chat, argument: str) -> None:
     if text is None or not text.strip():
         render.line("No text was entered.")
         return
-    chat.draft = quote_message(text)
+    chat.next_input = quote_message(text)
 
 
 def _file(chat: Chat, argument: str) -> None:
@@ -290,7 +290,7 @@ def _history(chat: Chat, argument: str) -> None:
 def _regen(chat: Chat, argument: str) -> None:
     """Answer the last question again.
 
-    If no other answer arrives, the question is put into the next prompt, because it is removed from the
+    If no other answer arrives, the question is put into the next input line, because it is removed from the
     conversation first.
     """
     del argument
@@ -303,7 +303,7 @@ def _regen(chat: Chat, argument: str) -> None:
         chat.ask(question)
     finally:
         if len(chat.talk.messages) == n_messages:
-            chat.draft = quote_message(question)
+            chat.next_input = quote_message(question)
 
 
 def _undo(chat: Chat, argument: str) -> None:
@@ -386,8 +386,13 @@ COMMANDS = {
     "/exit": SlashCommand(_exit, "", "End the chat; also /bye, exit, quit or Ctrl-D."),
 }
 ALIASES = {
-    **{"/bye": "/exit", "/quit": "/exit", "/q": "/exit", "/?": "/help"},
-    **{"/model": "/pair", "/retry": "/regen", "/reset": "/new"},
+    "/bye": "/exit",
+    "/quit": "/exit",
+    "/q": "/exit",
+    "/?": "/help",
+    "/model": "/pair",
+    "/retry": "/regen",
+    "/reset": "/new",
 }
 KEYS = (
     ("Alt-Enter", 'Start a new line. Text between """ and """ may span several lines.'),

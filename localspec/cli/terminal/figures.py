@@ -40,7 +40,7 @@ def format_rate(tokens: int, seconds: float, per_second: float | None) -> str:
 
 
 def format_rate_of(timings: dict[str, Any]) -> str:
-    """Return the rate of an answer from its `timings`, in the form of `rate`."""
+    """Return the rate of an answer from its `timings`, in the form of `format_rate`."""
     seconds = timings.get("predicted_ms", 0.0) / 1000
     return format_rate(timings.get("predicted_n", 0), seconds, timings.get("predicted_per_second"))
 

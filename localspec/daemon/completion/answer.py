@@ -86,7 +86,7 @@ class ContentTokens:
 class Choice:
     """One choice so far; without a `parser` everything that arrives is content.
 
-    `ended` is called once, when the choice is complete and before any client knows that.
+    `on_end` is called once, when the choice is complete and before any client knows that.
     """
 
     prompt: int  # index of the prompt that it answers
@@ -159,7 +159,10 @@ class Choice:
             self.content_logprobs += self._content_tokens.take(event)
 
     def _separated(self, event: frames.Delta) -> Iterator[Piece]:
-        """Yield what another server has separated itself; its calls follow those found in its text."""
+        """Yield the reasoning and calls that an upstream has separated itself.
+
+        Its calls are numbered after those that the parser has found.
+        """
         if event.thought:
             yield Text("reasoning", event.thought)
         first_index = 0 if self.parser is None else self.parser.calls
@@ -263,17 +266,18 @@ class PendingAnswer:
         return [choice.done for choice in self.choices if choice.done]
 
     def note(self, general: str | None) -> str:
-        """Return what a person may want to know of this answer; `general` applies to all answers now."""
+        """Return remarks on this answer that a person may skip; `general` applies to all answers now."""
         return " ".join(filter(None, [general, self.choices[0].note]))
 
     def notice(self, general: str = "") -> str:
-        """Return what a person has to be told of this answer; `general` applies to all answers now."""
+        """Return what a person must know about this answer; `general` applies to all answers now."""
         return " ".join(filter(None, [general, self.choices[0].notice]))
 
     def usage(self) -> Usage:
         """Return the token counts; a prompt counts once, however many choices it has."""
         ended_choices = [(choice, choice.done) for choice in self.choices if choice.done]
         prompts = {choice.prompt: end.prompt_tokens for choice, end in ended_choices}
+        # Of several choices for a prompt the first one counts, because it made the cache that the others use.
         cached = {choice.prompt: choice.cached_tokens for choice, _ in reversed(ended_choices)}
         completion_tokens = sum(end.completion_tokens for _, end in ended_choices)
         details = None
@@ -317,7 +321,7 @@ class PromptProgressShape(Protocol):
 
 
 def progress_options(body: GenerationRequest, shape: PromptProgressShape) -> dict[str, Any]:
-    """Return the fields of `Run` that control what is sent before the answer begins."""
+    """Return the arguments of `AnswerRun` that control what is sent before the answer begins."""
     reading = shape.reading if body.return_progress else None
     return {"reading": reading, "ping_s": body.sse_ping_interval}
 
@@ -327,7 +331,7 @@ def decode_piece(piece: bytes) -> str:
     return piece.decode("utf-8", "replace")
 
 
-# ------------------------------------------------------------------------ to its end
+# ------------------------------------------------------------------------ running the answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ UNSURE_TIMEOUT_S = 3.0
 
 
 class EditorPosition(NamedTuple):
-    """The position where somebody types; `sure` means that no other editor can have the same `who`."""
+    """The position where somebody types; `is_unique` means that no other editor can have this `editor`."""
 
     editor: Hashable
     text: int  # a hash of the text around the cursor's line
@@ -146,7 +146,7 @@ def completion_requests(request: NativeCompletionRequest) -> list[frames.Generat
     """Return one engine request per prompt and choice.
 
     Raises:
-        InvalidRequest: see `engine_requests` and `prompts`.
+        InvalidRequest: see `engine_requests` and `parse_prompts`.
     """
     _use_samplers(request)
     requests = engine_requests(

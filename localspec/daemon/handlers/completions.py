@@ -234,8 +234,8 @@ async def prepare_chat(
     `turn` says where the chat is stored. `pair` is what `body.model` means, if that is known already.
 
     Raises:
-        InvalidRequest: see `tools.check` and `chat_frames`.
-        LocalspecError: see `State.resolve_pair`.
+        InvalidRequest: see `check_tools` and `chat_frames`.
+        LocalspecError: see `DaemonState.resolve_pair`.
     """
     daemon = state_of(request)
     tools.check_tools(body)

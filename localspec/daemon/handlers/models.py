@@ -87,7 +87,9 @@ async def creation_time(request: Request) -> tuple[str, int]:
     """
     daemon, name = state_of(request), request.path_params["name"]
     created = await creation_times(daemon)
-    if name not in created:  # `views.details` knows further names, and its error lists the pairs.
+    if (
+        name not in created
+    ):  # `views.pair_details` knows further names, and its error lists the pairs.
         created[name] = await asyncio.to_thread(
             lambda: int(views.pair_details(daemon.registry, name, 0, daemon.config).created)
         )
@@ -398,7 +400,7 @@ async def add_pair(request: Request) -> Response:
     if body.replace:
         await daemon.unload_if_idle(body.name)
     with hidden_file_errors():
-        record = await daemon.errands.run(local.add_local_pair, registry, body)
+        record = await daemon.long_work.run(local.add_local_pair, registry, body)
     return json_response(views.pair_entry(record, registry.in_use), 201)
 
 
@@ -425,8 +427,10 @@ async def verify_stored(request: Request) -> Response:
         files = await daemon.resolve_named(
             name, request.receive
         )  # refuses the same files as a load
-        return EventStream(stream_reports(daemon.errands, partial(verify_files, files)))
-    return EventStream(stream_reports(daemon.errands, partial(verify_pair, daemon.registry, name)))
+        return EventStream(stream_reports(daemon.long_work, partial(verify_files, files)))
+    return EventStream(
+        stream_reports(daemon.long_work, partial(verify_pair, daemon.registry, name))
+    )
 
 
 async def collect_garbage(request: Request) -> Response:
@@ -448,7 +452,7 @@ async def find_drafts(request: Request) -> Response:
     Raises:
         Forbidden: `folders` came over TCP.
         Conflict: the engine is busy.
-        LocalspecError: the target cannot be used, see `State.resolve_named`.
+        LocalspecError: the target cannot be used, see `DaemonState.resolve_named`.
     """
     body = await read_body(request, DraftsRequest)
     if body.folders and came_by_tcp(request.scope):
@@ -466,7 +470,7 @@ async def find_drafts(request: Request) -> Response:
     trials = tasks.DraftTrials(daemon.supervisor) if body.measure else None
     return EventStream(
         stream_reports(
-            daemon.errands,
+            daemon.long_work,
             lambda report: views.rank_drafts_for(
                 daemon.registry, pair.target, body.folders, trials, report
             ),
@@ -485,10 +489,10 @@ async def search_disk(request: Request) -> Response:
             "The disk cannot be searched over TCP; use the Unix socket: localspec import"
         )
     body = await read_body(request, DiskRequest)
-    registry, errands = state_of(request).registry, state_of(request).errands
+    registry, long_work = state_of(request).registry, state_of(request).long_work
     return EventStream(
         stream_reports(
-            errands,
-            lambda report: views.find_models(registry, body.folders, body.environment, report),
+            long_work,
+            lambda report: views.search_disk(registry, body.folders, body.environment, report),
         )
     )

@@ -82,7 +82,7 @@ def load_response(
     model: str,
     messages: Sequence[StoredMessage],
 ) -> StoredResponse:
-    """Return the response `name`, whose row `place` found.
+    """Return the response `name`, whose row `find_location` found.
 
     `messages` are all messages of its conversation, and `model` is the conversation's pair.
     """

@@ -73,7 +73,7 @@ class ConversationStore:
         Args:
             file: the SQLite file.
             states: the folder in which the engine saves prompt states, one folder per conversation id.
-            typed_lines: the file of lines that people typed in chats, see typed.py.
+            typed_lines: the file of lines that people typed in chats, see `database.remove_lines`.
             lost: a file that holds the reason why the newest answer was not stored.
         """
         self._file = file

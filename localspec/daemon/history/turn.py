@@ -35,7 +35,7 @@ _STORE_TIMEOUT_S = 5.0  # A disk that hangs delays the end of an answer by at mo
 class ConversationTurn:
     """One question and its answer, on their way into `store`.
 
-    `asked` are the messages of the request, and `kept` those that the conversation already has.
+    `new_messages` are those of the request, and `stored_messages` those that the conversation already has.
     """
 
     store: ConversationStore

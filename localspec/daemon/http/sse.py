@@ -168,13 +168,14 @@ def stream_reports(
             await emit(task.result())
         finally:
             client_left.set()
+            # The work may end long after the client left. Retrieve its exception, or asyncio logs a warning.
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
     return run
 
 
 def rate_limited(report: Callable[[Value], None]) -> Callable[[Value], None]:
-    """Return `report`, limited to one call per PAUSE. The first call is passed on at once."""
+    """Return `report`, limited to one call per REPORT_INTERVAL_S. Calls in between are dropped."""
     last_report = 0.0
 
     def limited_report(value: Value) -> None:

@@ -411,7 +411,7 @@ class Registry:
             return None
 
     def check_files(self, target: Path, draft: Path | None = None) -> Pooling | None:
-        """Check files that are named by path, once for each state of the files, like `add`.
+        """Check files that are named by path, once for each state of the files, as for a pair that is added.
 
         Return the pooling of a model that turns texts into numbers.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # The models on this disk, and the pairs that can be made of them, as the API shows them. Blocks.
 
 
-def find_models(
+def search_disk(
     registry: Registry,
     folders: list[str],
     environment: Mapping[str, str],
@@ -44,7 +44,7 @@ def find_models(
 ) -> Disk:
     """Return every model in the known places and in `folders`, with the pairs worth making.
 
-    `environment` overrides the daemon's own variables, as far as they are in MODEL_PLACES.
+    `environment`: variables of the client's shell. Of these, MODEL_FOLDER_VARIABLES override the daemon's.
 
     Raises:
         InvalidRequest: One of `folders` does not exist.
@@ -126,21 +126,21 @@ def list_pairs(registry: Registry, everything: bool) -> PairList:
         if _has_own_template(registry, record.name):
             shown.roles = record.roles
         entries.append(shown)
-    entries = [*filter(lambda item: item.name not in registry.catalogue.upstreams, entries)]
+    entries = [entry for entry in entries if entry.name not in registry.catalogue.upstreams]
     if registry.catalogue.upstreams and (upstreams := extras.load("upstream", "pairs")):
         entries += [
             upstreams.upstream_entry(*item) for item in registry.catalogue.upstreams.items()
         ]
-    installed = {item.name for item in entries}
+    entry_by_name = {entry.name: entry for entry in entries}
     for name, pair in registry.catalogue.pairs.items():
-        if name in installed:
-            known = next(item for item in entries if item.name == name)
+        known = entry_by_name.get(name)
+        if known is not None:
             known.aliases, known.memory, known.reported = pair.aliases, pair.memory, pair.reported
             known.year, known.context = pair.year, pair.context
         elif everything:
-            entries.append(_catalogue_entry(name, pair))
-        if everything:
-            (known,) = (item for item in entries if item.name == name)
+            known = _catalogue_entry(name, pair)
+            entries.append(known)
+        if everything and known is not None:
             known.fits = fit.judge_fit(pair.estimated_bytes(), free)
     problems = [*stored.problems, *([registry.problem] if registry.problem else [])]
     return PairList(entries, problems, free.ram, free.vram)

@@ -1,4 +1,4 @@
-"""Decide what the end of a worker means, and when a pair is set aside. No processes are handled here."""
+"""Decide what the end of a worker means: its error, when a pair is set aside, and when safe mode is on."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from localspec.errors import (
 from localspec.paths import read_file
 from localspec.protocol import frames
 
-MAX_CRASHES = 3  # crashes within WINDOW after which a pair is set aside
-CRASH_WINDOW_S = 600.0  # seconds
+MAX_CRASHES = 3  # crashes within CRASH_WINDOW_S after which a pair is set aside
+CRASH_WINDOW_S = 600.0
 
 # Signals that end a process whose kernels were compiled for another CPU, or wrongly. Some compilers
 # produce such AMX kernels, see machine/host.py.
@@ -72,11 +72,12 @@ class Death:
             return None
 
     @property
-    def maybe_by_kernels(self) -> bool:
+    def may_be_from_kernels(self) -> bool:
+        """Whether kernels that do not suit this CPU may have caused it."""
         return self.ending == "crash" and self.signal in KERNEL_SIGNALS
 
     @property
-    def maybe_by_text(self) -> bool:
+    def may_be_from_text(self) -> bool:
         """Whether a text may have caused it, if one was being tokenized."""
         other_cause = self.out_of_memory or self.lost_remote_machine
         return self.ending == "crash" and self.signal in TEXT_SIGNALS and not other_cause
@@ -110,11 +111,11 @@ class Death:
         """A description of the end with the last message of the worker."""
         return f"{self.description} {self.last_words}".rstrip()
 
-    def error(self, watchdog: float) -> LocalspecError:
+    def error(self, watchdog_s: float) -> LocalspecError:
         """Return the error for the requests that were running."""
         if self.ending == "watchdog":
             return WorkerTimeout(
-                f"The engine did not respond for {watchdog:g} s and was killed; the next request "
+                f"The engine did not respond for {watchdog_s:g} s and was killed; the next request "
                 "starts a new one."
             )
         if self.out_of_memory:
@@ -156,20 +157,20 @@ def blame(
     After a crash of the kernels at the first decode, safe mode is tried once. A crash in safe mode too is
     caused by the pair.
     """
-    if death.maybe_by_kernels and file_changed:
+    if death.may_be_from_kernels and file_changed:
         return "file"
-    if death.maybe_by_text and preparing:
+    if death.may_be_from_text and preparing:
         return "text"
-    if death.maybe_by_kernels and not decoded and not safe_mode:
+    if death.may_be_from_kernels and not decoded and not safe_mode:
         return "kernels"
     return "pair"
 
 
 class CrashHistory:
-    """The crashes of each cause, which is a pair's files and settings, see `cause`.
+    """The crashes of each cause. A cause is a pair's files and settings, see `crash_cause`.
 
-    After LIMIT crashes within WINDOW a cause is refused until reset. A changed setting or file is a new
-    cause, so the pair can be used at once. Changing it back leads to the refused cause again.
+    After MAX_CRASHES crashes within CRASH_WINDOW_S a cause is refused until reset. A changed setting or file
+    makes a new cause, so the pair can be used at once. If the change is undone, the cause is refused again.
     """
 
     def __init__(self) -> None:
@@ -189,10 +190,10 @@ class CrashHistory:
                 del self._aside[next(iter(self._aside))]
             self._aside[cause] = pair, reason
 
-    def set_aside_causes(self, pair: str) -> list[tuple[bytes, frames.PairFiles]]:
+    def causes_set_aside(self, pair: str) -> list[tuple[bytes, frames.PairFiles]]:
         """Return the causes for which `pair` was set aside, each with its files."""
         causes = self._aside.items()
-        return [(cause, files) for cause, (files, _) in causes if files.name == pair]
+        return [(cause, pair_files) for cause, (pair_files, _) in causes if pair_files.name == pair]
 
     def check(self, cause: bytes) -> None:
         """Refuse a cause that crashed too often.
@@ -201,9 +202,9 @@ class CrashHistory:
             PairSetAside: It is set aside.
         """
         if cause in self._aside:
-            files, reason = self._aside[cause]
+            pair_files, reason = self._aside[cause]
             raise PairSetAside(
-                f"The pair '{files.name}' is set aside: its engine crashed {MAX_CRASHES} times within "
+                f"The pair '{pair_files.name}' is set aside: its engine crashed {MAX_CRASHES} times within "
                 f"{CRASH_WINDOW_S / 60:.0f} minutes with these settings and files (last crash: {reason}). "
                 "Change a setting back (localspec config), or try it again: localspec start "
                 "--reset"
@@ -224,7 +225,7 @@ class DeadlyTexts:
         self.hashes: dict[bytes, str] = {}  # how the engine ended, by the hash of the text
 
     def add(self, cause: bytes, frame: frames.Frame, death: Death) -> None:
-        """Record the text of a request. `cause` is that of the engine, see `cause`."""
+        """Record the text of a request that crashed an engine. `cause`: see `crash_cause`."""
         while len(self.hashes) >= MAX_TEXTS:
             del self.hashes[next(iter(self.hashes))]
         self.hashes[_text_hash(cause, frame)] = death.description
@@ -275,11 +276,11 @@ class MappedFiles:
     def __init__(self, pair: frames.PairFiles) -> None:
         from localspec.registry.header.model import shard_paths
 
-        files: list[Path] = []
+        model_files: list[Path] = []
         for name in (pair.target, pair.draft):
             with contextlib.suppress(BadGguf):  # the load reports it
-                files += shard_paths(Path(name)) if name else []
-        self.marks = {file: _file_mark(file) for file in files}
+                model_files += shard_paths(Path(name)) if name else []
+        self.marks = {file: _file_mark(file) for file in model_files}
 
     def changed_file(self) -> Path | None:
         """Return the first file that has changed, or None."""
@@ -306,19 +307,18 @@ def _file_mark(file: Path) -> FileMark:
 # Remember on which machines llama.cpp's repacked kernels must be switched off.
 #
 # Some compilers build kernels that end the process at the first decode. A worker that dies like this is
-# tried
-# once more without them. If that helps, it is remembered per CPU and build of llama.cpp, so that a rebuilt
-# one
-# is trusted again. If a GPU's driver may have crashed instead, safe mode is only tried and not remembered.
+# tried once more without them. If that helps, it is remembered per CPU and build of llama.cpp, so that a
+# rebuilt one is trusted again. If a GPU's driver may have crashed instead, safe mode is only tried and not
+# remembered.
 
 
 log = logging.getLogger("localspec.safe_mode")
 
-VERSION = 1
+SAFE_MODE_VERSION = 1
 
 
 class SafeModeRecord(msgspec.Struct):
-    """The file. `reasons`: why safe mode was needed, by machine and build."""
+    """The content of the safe-mode file. `reasons`: why safe mode was needed, by machine and build."""
 
     version: int
     reasons: dict[str, str] = {}
@@ -330,11 +330,11 @@ class SafeMode:
     A file of a newer release is neither read nor changed.
     """
 
-    def __init__(self, file: Path, key: str | None = None, built: str | None = None) -> None:
-        """Use `file`. `key` (machine and build) and `built` (its backend) are detected if they are None."""
+    def __init__(self, file: Path, key: str | None = None, backend: str | None = None) -> None:
+        """Use `file`. `key` (machine and build) and the `backend` of the build are detected if None."""
         self._file = file
         self._key = key
-        self._built = built
+        self._backend = backend
         self._reason: str | None = None
         self._recalled = False
 
@@ -348,7 +348,7 @@ class SafeMode:
             return None
         from localspec.machine import CHECKOUT
 
-        if not self._has_no_driver():
+        if not self._uses_cpu_only():
             return (
                 "Safe mode: the engine crashed at its first pass. Until the daemon ends, llama.cpp's fast "
                 "kernels for the CPU are not used. If the GPU's driver was the cause, update it, or do not "
@@ -364,7 +364,7 @@ class SafeMode:
         """Restore the state that the last run ended with. Return the reason if safe mode is on."""
         if not self._recalled:
             self._recalled = True
-            record = self._read() if self._has_no_driver() else None
+            record = self._read() if self._uses_cpu_only() else None
             self._reason = record.reasons.get(self._identity()) if record else None
         return self._reason
 
@@ -378,7 +378,7 @@ class SafeMode:
 
     def keep(self) -> None:
         """Remember for the next runs that safe mode helped, if it is on."""
-        record = self._read() if self._reason and self._has_no_driver() else None
+        record = self._read() if self._reason and self._uses_cpu_only() else None
         if record and self._reason:
             record.reasons[self._identity()] = self._reason
             self._write(record)
@@ -390,13 +390,13 @@ class SafeMode:
         if record and record.reasons.pop(self._identity(), None):
             self._write(record)
 
-    def _has_no_driver(self) -> bool:
+    def _uses_cpu_only(self) -> bool:
         """Return whether only llama.cpp's own kernels can have crashed, because no GPU driver is used."""
-        if self._built is None:
+        if self._backend is None:
             from localspec.machine import installed_backend
 
-            self._built = installed_backend() or "cpu"
-        return self._built == "cpu"
+            self._backend = installed_backend() or "cpu"
+        return self._backend == "cpu"
 
     def _write(self, record: SafeModeRecord) -> None:
         try:
@@ -409,8 +409,8 @@ class SafeMode:
         try:
             record = msgspec.json.decode(read_file(self._file), type=SafeModeRecord)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return SafeModeRecord(VERSION)
-        if record.version > VERSION:
+            return SafeModeRecord(SAFE_MODE_VERSION)
+        if record.version > SAFE_MODE_VERSION:
             log.warning("%s is of a newer release; it is left alone", self._file)
             return None
         return record

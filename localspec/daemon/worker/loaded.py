@@ -304,7 +304,7 @@ class LoadedPair:
     def status(self) -> PairStatus:
         """Return the status of the pair."""
         crashes, note = self._room.crashes, self._room.safe_mode.note()
-        if any(self.cause(files) == aside for aside, files in crashes.set_aside_causes(self.name)):
+        if any(self.cause(files) == aside for aside, files in crashes.causes_set_aside(self.name)):
             return PairStatus(
                 self.name, "set_aside", note="to try it again: localspec start --reset"
             )
@@ -335,7 +335,7 @@ class LoadedPair:
             if not isinstance(state, LoadingPair):
                 if isinstance(state, Ready) and self._serves(state.engine, pair):
                     return state
-                if self._room.crashes.set_aside_causes(self.name):
+                if self._room.crashes.causes_set_aside(self.name):
                     self._room.crashes.check(self.cause(pair))
                 if state.engine and (self.gives_way or state.engine.worker.busy):
                     await self._wait_for_change(pair)
@@ -592,7 +592,7 @@ class LoadedPair:
         self._room.notify_change()
         self._room.counts.worker_deaths += 1
         log.error("worker %d died: %s", worker.pid, death)
-        changed = engine.mapped.changed_file() if death.maybe_by_kernels else None
+        changed = engine.mapped.changed_file() if death.may_be_from_kernels else None
         suspects = worker.in_stage("preparing")
         blamed = blame(
             death,

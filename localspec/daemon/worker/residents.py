@@ -363,7 +363,9 @@ class ResidentTable:
 
     def _enforce_budget(self, budget: int) -> None:
         """Evict idle pairs until all are within the budget in bytes (0: no limit). Busy ones leave later."""
-        self._over_budget = False  # an eviction calls `changed`, which must not call this again
+        self._over_budget = (
+            False  # an eviction calls `notify_change`, which must not call this again
+        )
         for pair in reversed(self.present) if budget else ():
             engines = [e.state.engine for e in self.present if e.state.engine]
             if eviction.total_bytes(_holdings(engines)) <= budget:

@@ -238,7 +238,7 @@ class Supervisor:
         return ready.engine.worker
 
     async def ready(self, pair: PairFiles) -> frames.Loaded:
-        """Load the pair if necessary and return what is loaded. Raises as LoadedPair.ready."""
+        """Load the pair if necessary and return what is loaded. Raises as `LoadedPair.ready`."""
         if pair.upstream is not None:
             return self.upstream_pairs.info(pair)
         loaded_pair = self.residents.get(pair.name)

@@ -474,9 +474,9 @@ class SessionStore:
     def forget(self, conversation: str | None, done: Callable[[], None] = lambda: None) -> None:
         """Delete what is saved of a conversation, and write nothing of it again.
 
-        None means all conversations, and then writing is allowed again after `forgotten`. May be called from
-        any thread, also while or after `close`. A file that is being written is abandoned. `done` is called,
-        in any thread, when all is deleted.
+        None means all conversations, and then writing is allowed again after `allow_saving`. May be called
+        from any thread, also while or after `close`. A file that is being written is abandoned. `done` is
+        called, in any thread, when all is deleted.
         """
         with self._lock:
             if conversation is None:

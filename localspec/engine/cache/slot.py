@@ -188,29 +188,25 @@ class Slot:
     n_past_draft: int = 0
     marks: list[Mark] = field(default_factory=list)  # places to go back to where it cannot be cut
     turns: list[int] = field(default_factory=list)  # positions where a mark may be worth its copy
-    draft_mark: tuple[int, State] | None = (
-        None  # a draft's recurrent state and its number of tokens
-    )
+    # A draft's recurrent state and its number of tokens.
+    draft_mark: tuple[int, State] | None = None
     hidden: HiddenStates | None = None  # the target's hidden states, if it has MTP heads
     snapshots: int = 0  # the position of the first snapshot that the target's last pass has left
     busy: bool = False
     last_used: int = 0
-    beside_ms: float = 0.0  # what its cells have cost other requests since it became idle
+    idle_cost_ms: float = 0.0  # what its cells have cost other requests since it became idle
     shared: int = 0  # tokens whose cells other sequences may share: these are not moved
     exact: int | None = None  # tokens before the first that was moved; None: none was
     moves: int = 0  # how often its text was moved since it was read
     reused: int = 0  # tokens that the present request did not have to read
-    asked: int = 0  # tokens of the present request's prompt
+    n_prompt: int = 0  # tokens of the present request's prompt
     moved: int = 0  # tokens of `reused` that were moved
-    passing: int | None = (
-        None  # where the text begins that an editor's next key replaces; None: nowhere
-    )
-    conversation: str | None = (
-        None  # the conversation that the text belongs to, if it is to be saved
-    )
-    source: Literal[""] | CacheSource = (
-        ""  # where the text that the present request reused came from
-    )
+    # Where the text begins that an editor's next key replaces; None: nowhere.
+    volatile_from: int | None = None
+    # The conversation that the text belongs to, if it is to be saved.
+    conversation: str | None = None
+    # Where the text that the present request reused came from.
+    source: Literal[""] | CacheSource = ""
 
     @property
     def cached(self) -> list[int]:
@@ -233,7 +229,7 @@ class Slot:
     @property
     def reusable_count(self) -> int:
         """The number of read tokens that a later request may reuse."""
-        return self.n_past if self.passing is None else min(self.passing, self.n_past)
+        return self.n_past if self.volatile_from is None else min(self.volatile_from, self.n_past)
 
     @property
     def unread(self) -> list[int]:

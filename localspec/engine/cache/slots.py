@@ -234,7 +234,7 @@ class Slots:
         """Mark a slot as busy with `prompt`, of which it keeps the first `n_kept` tokens."""
         self._use_count += 1
         slot.busy, slot.last_used, n_moves = True, self._use_count, slot.moves
-        slot.beside_ms, slot.asked = 0.0, len(prompt)
+        slot.idle_cost_ms, slot.n_prompt = 0.0, len(prompt)
         if chunks:
             self._parking.park(slot, list(chunks))
         else:
@@ -252,7 +252,7 @@ class Slots:
         if not self.cuttable or self._target.model.n_swa:
             slot.turns += choose_positions(prompt, self._target.model.vocab.is_control, n_kept)
         slot.n_past_draft = min(slot.n_past_draft, n_kept)
-        slot.conversation = slot.passing = None
+        slot.conversation = slot.volatile_from = None
 
     def forget_conversation(self, conversation: str | None) -> None:
         """Save nothing more of a conversation, or of any if it is None; idle slots lose its text."""
@@ -280,10 +280,10 @@ class Slots:
         """Whether a slot's text belongs to a conversation and its state is exact."""
         return slot.conversation is not None and slot.count_exact(slot.n_past) == slot.n_past
 
-    def snapshot(self, slot: Slot, n_left: int = 0) -> Prefix:
-        """Return a copy of what both memories hold for a slot.
+    def copy_state(self, slot: Slot, n_left: int = 0) -> Prefix:
+        """Return a copy of a slot's state in both memories, for the prefix store.
 
-        The target's memory may be cut to `n_left` tokens for it.
+        n_left: the target's memory may be cut to that many tokens while marks are made.
         """
         start = time.perf_counter()
         draft = self._draft_memory.save(slot)
@@ -299,7 +299,7 @@ class Slots:
             self._exact,
             slot.conversation,
             marks=tuple(slot.marks),
-            editors=slot.passing is not None,
+            editors=slot.volatile_from is not None,
         )
         if self._prefixes is not None:
             self._prefixes.copy_cost.observe_copy(prefix.copied, spent * 1e3)
@@ -321,23 +321,23 @@ class Slots:
             return False  # a moved state is inexact, and of use only for the same editor's next key
         size = self._target.state_size(slot.id)
         if not self._is_worth_saving(n_lost, size) or not prefixes.has_room(
-            size, slot.passing is not None
+            size, slot.volatile_from is not None
         ):
             return False
         if prefixes.touch_if_covered(slot.tokens[: slot.reusable_count], self._exact):
             return True
-        prefix = self.snapshot(slot, n_left)
+        prefix = self.copy_state(slot, n_left)
         prefixes.supersede(prefix)
         return prefixes.put(prefix)
 
     def _save_costly_idle(
         self, prompt: list[int], n_held: int, n_expected: int, needed: Sequence[Slot]
     ) -> None:
-        """Move idle texts to the store where passes over their cells have cost enough, or soon will.
+        """Move the text of an idle slot to the store if passes over its cells cost more than the copy.
 
-        A request comes with `prompt`, of which `n_held` tokens are cached, and is likely to generate
-        `n_expected` tokens; `needed` are the slots that it uses. Nothing is moved where that would lose
-        what a sliding window has left behind, or the places that a recurrent state can go back to.
+        `prompt` is the new request, of which `n_held` tokens are cached; it will likely generate `n_expected`
+        tokens. `needed` are its slots. Nothing is moved for a sliding window, whose older cells a copy would
+        lack, or for a recurrent state, which would lose the places that it can go back to.
         """
         prefixes, target = self._prefixes, self._target
         if (
@@ -357,7 +357,7 @@ class Slots:
             cells = slot.own_cells
             if slot.busy or cells <= 0 or slot in needed:
                 continue
-            cost = slot.beside_ms + prefixes.copy_cost.idle_ms(cells, own_cells, rows, n_split)
+            cost = slot.idle_cost_ms + prefixes.copy_cost.idle_ms(cells, own_cells, rows, n_split)
             size = partial(target.state_size, slot.id)
             if prefixes.copy_cost.leaving_pays(cost, size) and self._save_to_memory(slot, 0):
                 self.clear(slot)
@@ -519,12 +519,12 @@ class Slots:
         if self._prefixes is None:
             return
         cost, own_cells = self._prefixes.copy_cost, released.n_past
-        n_decoded = max(own_cells - released.asked, 0) if self._decodes_only_in(()) else 0
-        rows = max(min(released.asked, own_cells) - released.reused, 0) + n_decoded
+        n_decoded = max(own_cells - released.n_prompt, 0) if self._decodes_only_in(()) else 0
+        rows = max(min(released.n_prompt, own_cells) - released.reused, 0) + n_decoded
         n_split = self._count_split_rows(own_cells, n_decoded, (released,))
         for slot in self._slots:
             if not slot.busy and slot is not released:
-                slot.beside_ms += cost.idle_ms(slot.own_cells, own_cells, rows, n_split)
+                slot.idle_cost_ms += cost.idle_ms(slot.own_cells, own_cells, rows, n_split)
 
     def empty(self, slot: Slot) -> None:
         """Empty both memories of a slot; its text is read again."""
@@ -541,7 +541,7 @@ class Slots:
         """Empty both memories and the slot's text."""
         self.empty(slot)
         slot.tokens = []
-        slot.conversation = slot.passing = None
+        slot.conversation = slot.volatile_from = None
 
     def evict_draft(self) -> bool:
         """Empty the draft's memory of the least recently used idle slot.

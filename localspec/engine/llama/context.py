@@ -51,7 +51,7 @@ class ContextSettings:
     n_ctx: KV cells, shared by all sequences. n_outputs: rows of a pass that may have logits.
     n_batch: rows of a pass. n_ubatch: rows that llama.cpp computes at once; 0 means all.
     n_rollback: requested snapshots of a recurrent state (`Context.n_rollback` has the granted number).
-    chooses: whether greedy tokens may be chosen on the device (`choose_on_device`).
+    choose_on_device: whether greedy tokens may be chosen on the device (`Context.choose_on_device`).
     heads: run the model's MTP heads, which read hidden states of the model, with a cache of their own.
     target: for a sidecar of heads, the context whose cache it reads.
     pooling: passes compute one embedding or score per sequence (`pooled`).
@@ -211,7 +211,7 @@ class Context(Resource):
         return logits
 
     def argmax_token(self, row: int) -> int:
-        """Return the token with the highest logit of a row. Raises BadBatch or NotFinite as `finite`."""
+        """Return the token with the highest logit of a row. Raises as `finite_logits`."""
         return self._highest(self.logits(row))
 
     def _highest(self, logits: Logits) -> int:
@@ -394,7 +394,7 @@ def _parameters(settings: ContextSettings) -> Any:
     # With a full-size cache, cells outside the sliding window stay until others need them. An edit further up
     # then needs no second prefill, and there is room beside shared cells, which llama.cpp never reuses. A
     # small cache would need a window for each sequence and the widest pass, which is more than half of this
-    # one at the usual context. `first` returns what is still there.
+    # one at the usual context. `first_position` returns what is still there.
     params.swa_full = True
     params.no_perf = True
     params.flash_attn_type = _FLASH[settings.flash_attention]

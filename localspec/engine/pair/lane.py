@@ -110,26 +110,26 @@ class Lane:
         """
         return self.rollback is not None
 
-    def pass_ms(self, rows: int, sequences: int = 1) -> Floats:
+    def pass_ms(self, rows: int, n_sequences: int = 1) -> Floats:
         """Return the milliseconds (rows + 1,) of a pass, by the number of rows that it must hold.
 
-        The pass is over `sequences` sequences, as deep in their texts as those that decode now.
+        The pass is over `n_sequences` sequences, as deep in their texts as those that decode now.
         """
         counts = np.arange(rows + 1)
         if self.width is None:
-            attention_ms = self.attention.ms(counts, sequences, self._depth)
+            attention_ms = self.attention.ms(counts, n_sequences, self._depth)
             attention_ms[0] = 0.0  # no pass
-            return np.asarray(self.costs.for_sequences(sequences).padded_ms(rows) + attention_ms)
+            return np.asarray(self.costs.for_sequences(n_sequences).padded_ms(rows) + attention_ms)
         return np.asarray(-(-counts // self.width) * self.plain_ms(1))
 
-    def plain_ms(self, sequences: int) -> float:
+    def plain_ms(self, n_sequences: int) -> float:
         """Return the milliseconds of a pass in which each sequence has one row.
 
         This is the last entry of `pass_ms`, computed directly because every round needs it.
         """
-        rows, costs = self.width or sequences, self.costs.for_sequences(sequences)
+        rows, costs = self.width or n_sequences, self.costs.for_sequences(n_sequences)
         width_ms = costs.ms(self.width or costs.padded_width(rows))
-        return width_ms + self.attention.ms(float(rows), sequences, self._depth)
+        return width_ms + self.attention.ms(float(rows), n_sequences, self._depth)
 
     @property
     def _depth(self) -> float:
@@ -137,11 +137,11 @@ class Lane:
         depths = [sequence.slot.n_past for sequence in self.active if not sequence.prefilling]
         return sum(depths) / max(len(depths), 1)
 
-    def choose_width(self, rows: int, sequences: int = 1) -> int:
-        """Return the width of the next pass, which must hold `rows` rows of `sequences` sequences."""
+    def choose_width(self, rows: int, n_sequences: int = 1) -> int:
+        """Return the width of the next pass, which must hold `rows` rows of `n_sequences` sequences."""
         if self.width is not None:
             return max(self.width, rows)
-        return self.costs.for_sequences(sequences).choose_width(rows)
+        return self.costs.for_sequences(n_sequences).choose_width(rows)
 
     def limit_chunk(self, start: int, n_unread: int, max_tokens: int) -> int:
         """Return how many of `n_unread` prompt tokens to read in one pass, from position `start`."""
@@ -149,10 +149,10 @@ class Lane:
             return min(EXACT_CHUNK_TOKENS - start % EXACT_CHUNK_TOKENS, n_unread)
         return min(n_unread, max_tokens)
 
-    def max_prompt_rows(self, decoding: int) -> int:
-        """Return how many tokens of prompts a pass may read in total beside `decoding` sequences."""
+    def max_prompt_rows(self, n_decoding: int) -> int:
+        """Return how many tokens of prompts a pass may read in total beside `n_decoding` sequences."""
         affordable = PLANNED_GAP_SHARE * self._gap_s / self._row_s
-        rows = min(affordable, self.batch.capacity) - decoding  # a decoded row costs as much
+        rows = min(affordable, self.batch.capacity) - n_decoding  # a decoded row costs as much
         return min(self.max_rows, int(max(rows, MIN_PROMPT_ROWS)))
 
     @property
@@ -213,8 +213,8 @@ class Lane:
             return  # a prompt's last few rows say little about the cost of a row among many
         self.reading.observe(self.batch.rows, self.batch.mean_position, spent_s)
 
-    def decode(self, timed: bool, sequences: int = 1, *, scored: bool = False) -> float:
-        """Make one pass over the batch of `sequences` sequences, and return its seconds.
+    def decode(self, timed: bool, n_sequences: int = 1, *, scored: bool = False) -> float:
+        """Make one pass over the batch of `n_sequences` sequences, and return its seconds.
 
         timed: the cost table learns from it. scored: it has rows of a prompt with logits, which cost more
         than others.
@@ -227,14 +227,16 @@ class Lane:
         self.busy_s += spent_s
         self.n_passes, self.n_sequence_passes = (
             self.n_passes + 1,
-            self.n_sequence_passes + sequences,
+            self.n_sequence_passes + n_sequences,
         )
-        rows, costs = self.batch.rows, self.costs.for_sequences(sequences)
+        rows, costs = self.batch.rows, self.costs.for_sequences(n_sequences)
         self._n_repeats = self._n_repeats + 1 if rows == self._last_rows else 0
         self._last_rows = rows
-        if timed and self._is_informative(rows, costs.padded_width(sequences)):
+        if timed and self._is_informative(rows, costs.padded_width(n_sequences)):
             depth, width_ms = self.batch.mean_position, costs.ms(rows)
-            width_cost_ms = self.attention.observe(rows, sequences, depth, spent_s * 1e3, width_ms)
+            width_cost_ms = self.attention.observe(
+                rows, n_sequences, depth, spent_s * 1e3, width_ms
+            )
             costs.observe(rows, width_cost_ms)
         elif not timed and not scored:
             self._learn_prefill(spent_s)
@@ -294,14 +296,14 @@ def count_min_cells(texts: list[list[int]]) -> int:
     return sum(map(len, texts)) - shared
 
 
-def max_draft_rows_beside(lane: Lane, sequences: list[Sequence], decoding: int) -> int:
+def max_draft_rows_beside(lane: Lane, sequences: list[Sequence], n_decoding: int) -> int:
     """Return how many rows of drafts a pass may have that other sequences wait for.
 
     Copied text must not delay them too much, and where a prompt is read in the same pass, drafts must not
     make it longer than it may be.
     """
-    max_prompt_rows = lane.max_prompt_rows(decoding)
-    max_rows = max(max_prompt_rows, MAX_DEPTH * decoding)
+    max_prompt_rows = lane.max_prompt_rows(n_decoding)
+    max_rows = max(max_prompt_rows, MAX_DEPTH * n_decoding)
     prompts = [sequence for sequence in sequences if sequence.prefilling]
     if not prompts:
         return max_rows
@@ -315,8 +317,9 @@ def max_draft_rows_beside(lane: Lane, sequences: list[Sequence], decoding: int) 
 def choose_interruptions(
     lane: Lane, sequences: list[Sequence], writing: bool
 ) -> tuple[list[int], float]:
-    """Return whose withdrawal interrupts the pass, and for how many seconds a new request interrupts it.
+    """Return the ids of requests whose withdrawal interrupts the pass, and when a new one does.
 
+    The latter is a number of seconds from the start of the pass: 0.0 for never, inf for always.
     The withdrawal of a request with more than half of the rows does, because the rest is soon done again. A
     new request does unless somebody is `writing`: at any time if the pass is long, but not again just after
     such an interruption; otherwise only as the pass begins, so that requests sent together are read together.

@@ -370,11 +370,9 @@ def estimate_copy_cost(models: PairModels, costs: CostTable, on_gpu: bool) -> Co
 # ------------------------------------------------------------------------ placement
 # What to try if memory does not hold what was planned: less and less, until it fits.
 #
-# The daemon plans by arithmetic on the files' headers (registry.fit). Only the driver knows how much memory
-# is
-# really free, so a load that fails for lack of memory is tried again with a smaller plan. The target's
-# layers
-# leave the GPU first, because each step of the draft delays every token.
+# The daemon plans by arithmetic on the files' headers (registry/header/fit.py). Only the driver knows how
+# much memory is really free, so a load that fails for lack of memory is tried again with a smaller plan. The
+# target's layers leave the GPU first, because each step of the draft delays every token.
 
 
 MIN_CONTEXT = 2048  # tokens

@@ -160,7 +160,7 @@ class LoadedPair:
 
     def _save_texts(self) -> None:
         """Save the texts in memory to disk: those in slots first, each group most recently used first."""
-        snapshots: list[Callable[[], Prefix]] = []
+        copiers: list[Callable[[], Prefix]] = []
         reading_time = self.shared.reading.expected.range_seconds
         is_wanted = partial(self.sessions.is_worth_saving, reading_time=reading_time)
         for lane in self.lanes:
@@ -168,11 +168,11 @@ class LoadedPair:
                 if lane.slots.can_save(slot) and is_wanted(
                     slot.conversation, slot.cached, lane.exact
                 ):
-                    snapshots.append(partial(lane.slots.snapshot, slot))
+                    copiers.append(partial(lane.slots.copy_state, slot))
         for prefix in self.prefixes:
             if is_wanted(prefix.conversation, prefix.tokens, prefix.exact):
-                snapshots.append(partial(_identity, prefix))
-        self.sessions.save_all(snapshots, MAX_SAVING_S, reading_time)
+                copiers.append(partial(_identity, prefix))
+        self.sessions.save_all(copiers, MAX_SAVING_S, reading_time)
         self.sessions.close()
 
     def close(self) -> None:

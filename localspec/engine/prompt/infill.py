@@ -3,9 +3,9 @@
 The layout is that of llama-server: [repository] [BOS] <prefix> text before the cursor <suffix> text after the
 cursor <middle>. An editor sends a request after every key, so consecutive prompts should begin alike, to
 reuse the cache. The text before the cursor therefore begins at a line that stays the same while the cursor
-moves. The repository part has the same size beside every file, even an empty one, because editors warm it up
-without a file. A file whose beginning is near the cursor is cut as in llama-server. Equal requests always
-have equal prompts.
+moves. The files of the repository get the same number of tokens beside every open file, even an empty one,
+because an editor has them read before a file is open. If the open file begins near the cursor, it is cut as
+llama-server cuts it. Equal requests always give equal prompts.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _SNIPPET = "\n\n--- snippet ---\n\n"
 
 # Cached tokenizations: a number of lines, a number of longer texts, and the longest line in characters.
 _MAX_CACHED_LINES, _MAX_CACHED_TEXTS, _MAX_LINE_CHARS = 2048, 32, 256
-Plain = Callable[[str], Sequence[int]]
+TextTokenizer = Callable[[str], Sequence[int]]
 
 
-def plain_text(vocab: Vocab) -> Plain:
+def make_text_tokenizer(vocab: Vocab) -> TextTokenizer:
     """Return a tokenizer of plain text, in which markers are text like any other.
 
     It has a cache, because nearly everything in a request was in the editor's previous request as well.
@@ -51,22 +51,27 @@ def plain_text(vocab: Vocab) -> Plain:
 
 
 def prompt_budget(per_token_ms: float) -> int:
-    """Return the number of prompt tokens that can be read in PREFILL_S, as a power of two.
+    """Return the number of prompt tokens to aim for, a power of two.
 
-    A power of two hides small differences between measurements, because prompts of different lengths share
-    little. Half of the tokens are around the cursor, and the editor waits for those. Up to USUAL_NEAR_TOKENS,
-    only that half must be read in time.
+    per_token_ms: cost of one prompt token. Let t be the largest power of two that can be read in PREFILL_S.
+    Half of the prompt lies around the cursor, and the editor waits for that half. Up to t = USUAL_NEAR_TOKENS
+    the result is 2t, so only that half is read in time; for larger t it is t, and all of it is. A power of
+    two hides small differences between measurements, because prompts of different lengths share little.
     """
     tokens = 1 << max(int(PREFILL_S * 1e3 / per_token_ms).bit_length() - 1, 0)
     return max(2 * min(max(tokens, MIN_NEAR_TOKENS), USUAL_NEAR_TOKENS), tokens)
 
 
 def infill_tokens(
-    vocab: Vocab, prompt: InfillPrompt, n_ctx: int, budget: int, plain: Plain | None = None
+    vocab: Vocab,
+    prompt: InfillPrompt,
+    n_ctx: int,
+    budget: int,
+    tokenize: TextTokenizer | None = None,
 ) -> list[int]:
     """Return the prompt, of at most `budget` tokens and no more than the context has room for.
 
-    plain: the result of `plain_text`, to share its cache between prompts.
+    tokenize: the result of `make_text_tokenizer`, to share its cache between prompts.
 
     Raises:
         InvalidRequest: the model has no fill-in-the-middle tokens.
@@ -74,31 +79,34 @@ def infill_tokens(
     fim = vocab.fim
     if min(fim.prefix, fim.suffix, fim.middle) < 0:
         raise InvalidRequest("This model has no fill-in-the-middle tokens.", param="input_prefix")
-    plain = plain or plain_text(vocab)
+    tokenize = tokenize or make_text_tokenizer(vocab)
     room = max(
-        min(budget, n_ctx - _reserve(prompt.n_predict, n_ctx)) - _N_LAYOUT_TOKENS, _N_LAYOUT_TOKENS
+        min(budget, n_ctx - _count_reserved(prompt.n_predict, n_ctx)) - _N_LAYOUT_TOKENS,
+        _N_LAYOUT_TOKENS,
     )
     # The current line adds a quarter to `near`. Together they fill the room, or leave a quarter of it to the
     # other files.
     max_near = room * 3 // 5 if prompt.extra else room * 4 // 5
     near = min(max(MIN_NEAR_TOKENS, min(budget // 2, MAX_NEAR_TOKENS)), max_near)
     max_after, max_line = near // 6, near // 4
-    suffix = _beginning(prompt.suffix, max_after - _N_LAYOUT_TOKENS, plain)
-    line = plain(prompt.prompt)
+    suffix = _tokenize_beginning(prompt.suffix, max_after - _N_LAYOUT_TOKENS, tokenize)
+    line = tokenize(prompt.prompt)
     # A long line leaves less room for the text above it.
     max_before = near - max_after - max(len(line) - max_line, 0)
     all_above = (
-        _tokenize_whole(prompt.prefix, near - max_line, plain) if len(line) <= max_line else None
+        _tokenize_whole(prompt.prefix, near - max_line, tokenize) if len(line) <= max_line else None
     )
     if all_above is not None:  # The file begins near the cursor, so it is cut as in llama-server.
         prefix = all_above
-        quarter = _first_tokens(prompt.suffix, max_line, plain)[: max(max_line - 2 - len(line), 0)]
+        quarter = _first_tokens(prompt.suffix, max_line, tokenize)[
+            : max(max_line - 2 - len(line), 0)
+        ]
         suffix = max(suffix, quarter, key=len)
     elif max_before > 0:
-        prefix = _end(prompt.prefix, max_before, plain)
+        prefix = _tokenize_end(prompt.prefix, max_before, tokenize)
     else:
-        prefix, line = (), _end(prompt.prompt, near - max_after + max_line, plain)
-    extra = _repository(vocab, prompt, plain, room - near - max_line)
+        prefix, line = (), _tokenize_end(prompt.prompt, near - max_after + max_line, tokenize)
+    extra = _tokenize_repository(vocab, prompt, tokenize, room - near - max_line)
     bos = [vocab.bos] if vocab.add_bos and vocab.bos >= 0 else []
     return [*extra, *bos, fim.prefix, *prefix, *line, fim.suffix, *suffix, fim.middle]
 
@@ -110,7 +118,7 @@ def find_suffix_start(fim: FimTokens, prompt: list[int]) -> int | None:
     return len(prompt) - 1 - prompt[::-1].index(fim.suffix)
 
 
-def _reserve(n_predict: int, n_ctx: int) -> int:
+def _count_reserved(n_predict: int, n_ctx: int) -> int:
     """Return the number of tokens to reserve for the completion.
 
     It is rounded up to a power of two. A request that only warms up the cache predicts no tokens, but must
@@ -121,20 +129,20 @@ def _reserve(n_predict: int, n_ctx: int) -> int:
     return rounded if rounded <= n_ctx // 4 else n_tokens
 
 
-def _tokenize_whole(text: str, limit: int, plain: Plain) -> Sequence[int] | None:
+def _tokenize_whole(text: str, limit: int, tokenize: TextTokenizer) -> Sequence[int] | None:
     """Return all tokens of a text, or None if there are more than `limit`."""
     if len(text) > limit * MAX_CHARS_PER_TOKEN:
         return None
-    tokens = plain(text)
+    tokens = tokenize(text)
     return tokens if len(tokens) <= limit else None
 
 
-def _first_tokens(text: str, count: int, plain: Plain) -> Sequence[int]:
+def _first_tokens(text: str, count: int, tokenize: TextTokenizer) -> Sequence[int]:
     """Return at most `count` tokens of the beginning of a text."""
-    return plain(text[: count * MAX_CHARS_PER_TOKEN])[:count]
+    return tokenize(text[: count * MAX_CHARS_PER_TOKEN])[:count]
 
 
-def _end(text: str, limit: int, plain: Plain) -> Sequence[int]:
+def _tokenize_end(text: str, limit: int, tokenize: TextTokenizer) -> Sequence[int]:
     """Return tokens of the end of a text, at most `limit` and usually more than half of that.
 
     Of the lines that the end may begin with, the one with the smallest checksum of itself and the lines after
@@ -143,52 +151,54 @@ def _end(text: str, limit: int, plain: Plain) -> Sequence[int]:
     tail = text[-limit * MAX_CHARS_PER_TOKEN :]
     lines = tail.splitlines(keepends=True)
     count, first, choices = 0, len(lines), []
-    while first and (count := count + len(plain(lines[first - 1]))) <= limit:
+    while first and (count := count + len(tokenize(lines[first - 1]))) <= limit:
         first -= 1
         if count > limit // 2:
             choices.append(first)
     if not first and len(tail) == len(text):
-        return plain(text)[-limit:]
+        return tokenize(text)[-limit:]
     if choices:
         start = min(choices[::-1], key=lambda i: zlib.crc32("".join(lines[i : i + 4]).encode()))
-        return plain("".join(lines[start:]))[-limit:]
-    tokens = plain(tail)  # The last line is longer than the limit, so it begins at a token.
+        return tokenize("".join(lines[start:]))[-limit:]
+    tokens = tokenize(tail)  # The last line is longer than the limit, so it begins at a token.
     starts = range(max(len(tokens) - limit, 0), len(tokens) - limit // 2)
     start = min(starts, key=lambda i: zlib.crc32(repr(tokens[i : i + 4]).encode()), default=0)
     return tokens[start:]
 
 
-def _beginning(text: str, limit: int, plain: Plain) -> Sequence[int]:
+def _tokenize_beginning(text: str, limit: int, tokenize: TextTokenizer) -> Sequence[int]:
     """Return at most `limit` tokens of the beginning of a text, up to the end of a line if possible."""
     limit = max(limit, 0)
     head = text[: limit * MAX_CHARS_PER_TOKEN]
     count, lines = 0, ""
     for line in head.splitlines(keepends=True):
-        if (count := count + len(plain(line))) > limit:
+        if (count := count + len(tokenize(line))) > limit:
             break
         lines += line
-    return _first_tokens(lines or head, limit, plain)
+    return _first_tokens(lines or head, limit, tokenize)
 
 
-def _repository(vocab: Vocab, prompt: InfillPrompt, plain: Plain, room: int) -> list[int]:
+def _tokenize_repository(
+    vocab: Vocab, prompt: InfillPrompt, tokenize: TextTokenizer, room: int
+) -> list[int]:
     """Return the tokens of other files, at most `room`.
 
     The layout is <repo> name, then <sep> file name and text of each file. A model without such tokens gets
     plain text. If not all files fit, the last ones are used, because editors send the most useful ones last.
     """
     fim = vocab.fim
-    head = [fim.repo, *plain("myproject\n")] if fim.repo >= 0 else []
-    foot = [fim.separator, *plain("filename\n")] if fim.separator >= 0 else []
+    head = [fim.repo, *tokenize("myproject\n")] if fim.repo >= 0 else []
+    foot = [fim.separator, *tokenize("filename\n")] if fim.separator >= 0 else []
     room -= len(head) + len(foot)
     if room < 0:
         return []
     pieces: list[int] = []
     for name, text in reversed(prompt.extra):
-        mark = [fim.separator, *plain(f"{name}\n")] if fim.separator >= 0 else plain(_SNIPPET)
+        mark = [fim.separator, *tokenize(f"{name}\n")] if fim.separator >= 0 else tokenize(_SNIPPET)
         remaining = room - len(pieces) - len(mark)
         if remaining <= 0:
             break
-        body = plain(text[-remaining * MAX_CHARS_PER_TOKEN :])
+        body = tokenize(text[-remaining * MAX_CHARS_PER_TOKEN :])
         if remaining < min(len(body), _MIN_FILE_TOKENS):
             break
         pieces = [*mark, *body[-remaining:], *pieces]

@@ -21,7 +21,7 @@ from localspec.engine.prompt.dialect import pieces
 from localspec.engine.prompt.infill import (
     MAX_CHARS_PER_TOKEN,
     infill_tokens,
-    plain_text,
+    make_text_tokenizer,
     prompt_budget,
 )
 from localspec.engine.prompt.preparers import (
@@ -100,7 +100,7 @@ class Preparer:
         vocab = pair.vocab
         self._breakers = BreakerTable(lambda: vocab.words, vocab.tokenize_piece)
         self._rendered = ""  # The text of the last chat prompt.
-        self._infill_text = plain_text(vocab)
+        self._infill_text = make_text_tokenizer(vocab)
         # Uses the costs measured at loading, so that prompts do not change while an editor is in use.
         self._infill_budget = prompt_budget(pair.learned.costs.target.per_token_ms(WIDTHS[-1]))
 

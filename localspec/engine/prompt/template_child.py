@@ -117,7 +117,7 @@ def _compiled(env: ImmutableSandboxedEnvironment, template: str) -> jinja2.Templ
 
 
 def render(env: ImmutableSandboxedEnvironment, template: str, variables: dict[str, Any]) -> str:
-    """Return the rendered text, of at most MAX_OUTPUT characters.
+    """Return the rendered text, of at most MAX_OUTPUT_CHARS.
 
     Raises:
         TemplateRaised: the template called raise_exception, or its text is too long.

@@ -40,7 +40,7 @@ def find_wording(messages: Messages, render: Callable[[Messages], str]) -> Messa
             continue
         tried.append(wording)
         try:
-            problem = _loss(wording, render(_skeleton(wording)))
+            problem = _find_loss(wording, render(_skeleton(wording)))
         except TemplateRaised as refusal:
             roles = ", ".join(message["role"] for message in messages[:_MAX_NAMED_ROLES])
             more = ", …" if len(messages) > _MAX_NAMED_ROLES else ""
@@ -60,24 +60,24 @@ def _wordings(messages: Messages) -> Iterator[Messages]:
         yield from _reword_system(wording)
     # Some templates reject chats whose turns do not alternate.
     for wording in _reword_calls(messages):
-        yield from map(_alternating, _reword_system(wording))
+        yield from map(_join_alternating, _reword_system(wording))
 
 
 def _reword_system(messages: Messages) -> Iterator[Messages]:
     """Yield wordings of a conversation with different places for its system messages."""
     yield messages
     yield _join_system(messages)
-    yield _in_questions(messages, keep_first=True)
-    yield _in_questions(messages, keep_first=False)
+    yield _move_system_text(messages, keep_first=True)
+    yield _move_system_text(messages, keep_first=False)
 
 
-def _alternating(messages: Messages) -> Messages:
+def _join_alternating(messages: Messages) -> Messages:
     """Join consecutive questions, and consecutive answers except the last, which may be continued."""
     result: Messages = []
     for index, message in enumerate(messages):
         previous = result[-1] if result else None
         same_role = previous is not None and previous["role"] == message["role"]
-        are_texts = previous is not None and _only_text(previous, message)
+        are_texts = previous is not None and _have_only_text(previous, message)
         joinable = index + 1 < len(messages) and are_texts
         if same_role and (message["role"] == USER or (message["role"] == ASSISTANT and joinable)):
             assert previous is not None
@@ -87,7 +87,7 @@ def _alternating(messages: Messages) -> Messages:
     return result
 
 
-def _only_text(*messages: dict[str, Any]) -> bool:
+def _have_only_text(*messages: dict[str, Any]) -> bool:
     return all(message.keys() <= {"role", "content"} for message in messages)
 
 
@@ -102,7 +102,7 @@ def _join_system(messages: Messages) -> Messages:
     return joined
 
 
-def _in_questions(messages: Messages, *, keep_first: bool) -> Messages:
+def _move_system_text(messages: Messages, *, keep_first: bool) -> Messages:
     """Move the text of system messages to the adjacent question; keep_first: except those at the start."""
     result: Messages = []
     pending = ""
@@ -221,9 +221,9 @@ def _as_text(messages: Messages) -> Messages:
             message = {key: value for key, value in message.items() if key != "tool_calls"}
             message["content"] = text
         elif is_result:
-            message = {"role": "user", "content": format_tool_result(message["content"])}
-        same_role = previous and previous["role"] == message["role"] == "user"
-        if previous and same_role and (is_result or previous is last_result):
+            message = {"role": USER, "content": format_tool_result(message["content"])}
+        both_from_user = previous and previous["role"] == message["role"] == USER
+        if previous and both_from_user and (is_result or previous is last_result):
             # Templates require the roles to alternate.
             message = {**previous, "content": f"{previous['content']}\n{message['content']}"}
             rewritten.pop()
@@ -305,7 +305,7 @@ def _marked(message: dict[str, Any], index: int) -> dict[str, Any]:
     return marked
 
 
-def _loss(messages: Messages, text: str) -> InvalidRequest | None:
+def _find_loss(messages: Messages, text: str) -> InvalidRequest | None:
     """Return the error for a mark of the skeleton that is missing in `text` or out of order, if any."""
     position = 0
     for index, message in enumerate(messages):

@@ -5,8 +5,8 @@ a bound on what trying may cost. Every answer has one `Budget`, in milliseconds 
 has a purse for tokens that are known at once, as from n-gram lookup, and one for the draft model, so
 that neither loses what the other gains. A round with drafts is charged with what it costs beyond a
 plain round and credited with the tokens that it gains, and a probe of the draft model with its cost.
-Nothing is tried that the purse could not pay if all of it failed. So drafts lose an answer at most
-the initial balances, and the refill of each round: 2 plain rounds and 2 % without a draft model, and
+Nothing is tried that the purse could not pay for if all of it failed. So drafts cost an answer at most
+the initial balances and what each round refills: 2 plain rounds and 2 % without a draft model, and
 5 rounds and 1 % more with one. Sequences that share a pass divide its cost by their drafts. Together
 they may cost more than each alone, so that one round can overdraw a purse, which then has to be
 refilled first.
@@ -25,9 +25,9 @@ import numpy.typing as npt
 
 # In plain rounds: the initial balance of each purse, what each round adds, and the cap of both. Gains
 # add to a balance as well. A pass of 64 rows costs about 20 rounds.
-KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS = 2.0, 0.02
-MODEL_ROUNDS, MODEL_REFILL_ROUNDS = 5.0, 0.01
-MAX_ROUNDS = 32.0
+INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS = 2.0, 0.02
+INITIAL_MODEL_ROUNDS, MODEL_REFILL_ROUNDS = 5.0, 0.01
+MAX_BALANCE_ROUNDS = 32.0
 
 # Probes also need a fund, which spreads them over the answers with a pair. It is measured in plain
 # tokens. That of a new draft model begins with INITIAL_FUND_TOKENS, and what short answers leave
@@ -39,9 +39,9 @@ INITIAL_FUND_TOKENS, MAX_FUND_TOKENS = 2.0, 4.0
 # The rests after attempts in vain, one after another, in rounds; the last one repeats.
 SEARCH_RESTS = (1, 2, 4, 8)  # after a search for drafts of which none was accepted
 DECISION_RESTS = (0, 1, 2, 4, 8)  # after a decision not to use the draft model, until a probe
-# Before wider passes are tried than seem to pay, counted in rounds where wider ones would likely be
-# accepted. Wide passes are measured only once, while a pair is loaded and the machine may be busy.
-# If that gave too high a cost, they would otherwise never be used and so never corrected.
+# Rounds to wait before a pass is made wider than seems to pay. Only rounds count in which the additional
+# drafts would likely be accepted. The cost of wide passes is measured once, while a pair is loaded and the
+# machine may be busy. Without these trials, a cost that was measured too high would never be corrected.
 WIDE_PASS_RESTS = (7, 31, 127, 511)
 # Cost of noticing a copyable passage one round late, as a fraction of a target pass. Assumes one such
 # passage per 100 tokens, and that each copied token saves half a pass.
@@ -94,8 +94,9 @@ class ProbeFund:
     def earn(self, spent_ms: float, plain_ms: float, good: float, *, new: bool) -> None:
         """Save a share of `spent_ms`, a time without drafts.
 
-        plain_ms: cost of a plain token. good: the share of all text that drafts well, as far as is known. All
-        that may be spent is spent where it is half of all. new: hardly any draft was checked yet.
+        plain_ms: cost of a plain token. new: hardly any draft was checked yet.
+        good: estimated share of the text in which drafts pay. The saved share of the time is proportional to
+        it and reaches MAX_PROBE_SHARE at one half.
         """
         if self._saved_ms is None:
             self._saved_ms = INITIAL_FUND_TOKENS * plain_ms if new else 0.0
@@ -137,12 +138,12 @@ class Purse:
     def settle(self, cost_ms: float, gained: int, plain_ms: float) -> None:
         """Book drafts: what they cost beyond a plain round, and the tokens that they gained."""
         balance_ms = self.balance_ms + gained * plain_ms - cost_ms
-        self._balance_ms = min(balance_ms, MAX_ROUNDS * plain_ms)
+        self._balance_ms = min(balance_ms, MAX_BALANCE_ROUNDS * plain_ms)
 
     def refill(self, plain_ms: float) -> None:
         """Add what each round adds, whether it had drafts or not."""
         self.open(plain_ms)
-        cap_ms = max(self.balance_ms, MAX_ROUNDS * plain_ms)
+        cap_ms = max(self.balance_ms, MAX_BALANCE_ROUNDS * plain_ms)
         self._balance_ms = min(self.balance_ms + self._refill_rounds * plain_ms, cap_ms)
 
     def pay_probe(self, cost_ms: float, fund: ProbeFund) -> bool:
@@ -161,6 +162,6 @@ class Budget:
     """
 
     def __init__(self) -> None:
-        self.known = Purse(KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS)
-        self.model = Purse(MODEL_ROUNDS, MODEL_REFILL_ROUNDS)
+        self.known = Purse(INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS)
+        self.model = Purse(INITIAL_MODEL_ROUNDS, MODEL_REFILL_ROUNDS)
         self.searches = Rest(SEARCH_RESTS)

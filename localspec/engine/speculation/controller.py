@@ -1,6 +1,6 @@
 """The controller: which drafts each sequence brings to the next pass, of which kind, and how many.
 
-`next` decides and drafts for all sequences of a pass together, `observe` learns from the verified drafts, and
+`draft` decides and drafts for all sequences of a pass together, `observe` learns from verified drafts, and
 `probe` checks now and then whether drafts that did not pay would pay now.
 """
 
@@ -47,9 +47,8 @@ class Controller:
         self._costs = costs
         self._is_eog = is_eog
         self._clock = clock
-        self._search_ms = (
-            0.0  # time of a sequence's search for drafts after which nothing is drafted
-        )
+        # The time of a sequence's search for drafts after which nothing is drafted.
+        self._search_ms = 0.0
         self._sequences = 1  # sequences of the present pass
         self._decisions = Rest(DECISION_RESTS)  # between decisions whether costly drafts pay
         self._wide_passes = Rest(WIDE_PASS_RESTS)  # before a pass is wider than seems to pay
@@ -72,14 +71,14 @@ class Controller:
         if len(steps) != self._sequences:
             self._sequences = len(steps)
             self._decisions.end()
-        rests = self._decisions.take()
-        decoding = sum(len(step.read) == 1 for step in steps)
+        skips_costly = self._decisions.take()
+        n_decoding = sum(len(step.read) == 1 for step in steps)
         drafting = []
-        # Of equal steps, the one whose sequence has generated least comes first.
+        # Of drafts that are worth the same, the policy takes the first. So short answers come first.
         for step in sorted(open_steps, key=lambda step: step.drafts.generated):
-            step.looked = True
+            step.searched = True
             try:
-                if self._choose_drafter(step, passes, rows, rests):
+                if self._choose_drafter(step, passes, rows, skips_costly):
                     drafting.append(step)
             except Exception as error:
                 # Its own lookup or grammar failed: the other sequences go on.
@@ -89,7 +88,7 @@ class Controller:
         if not drafting:
             self._time_vain_search(start, len(open_steps))
             return
-        if not self._decide_and_propose(drafting, passes, rows, decoding):
+        if not self._decide_and_propose(drafting, passes, rows, n_decoding):
             self._time_vain_search(start, len(open_steps))
         if any(_is_costly(step) for step in drafting):
             self._decisions.end()
@@ -100,15 +99,17 @@ class Controller:
         self._charge(drafting, passes, rows)
 
     def _decide_and_propose(
-        self, steps: list[SequenceStep], passes: PassCosts, rows: int, decoding: int
+        self, steps: list[SequenceStep], passes: PassCosts, rows: int, n_decoding: int
     ) -> bool:
-        """Decide how many drafts each step gets, and draft them. Return False if it is none for all.
+        """Decide how many drafts each step gets, and draft them.
 
-        rows: rows of the pass without drafts. decoding: the sequences that decode, `steps` among them.
+        Return False if no step gets any. A failure returns True, because its time is not that of a search.
+
+        rows: rows of the pass without drafts. n_decoding: the sequences that decode, `steps` among them.
         """
         try:
-            self._set_plain_ms(steps, passes, decoding)
-            rate = self._decide_depths(steps, passes, rows - len(steps), decoding - len(steps))
+            self._set_plain_ms(steps, passes, n_decoding)
+            rate = self._decide_depths(steps, passes, rows - len(steps), n_decoding - len(steps))
             drafts = any(step.drafter is not None for step in steps)
             self._propose_drafts(steps, passes, rate)
         except DecodeFatal:
@@ -126,15 +127,15 @@ class Controller:
     # ------------------------------------------------------------------------ which kind
 
     def _choose_drafter(
-        self, step: SequenceStep, passes: PassCosts, rows: int, rests: bool
+        self, step: SequenceStep, passes: PassCosts, rows: int, skips_costly: bool
     ) -> bool:
         """Set the step's drafter and candidate to the best offer. Return False if there is none.
 
-        rests: costly drafts are left out, unless their depth is fixed.
+        skips_costly: costly drafts are left out, unless their depth is fixed.
         """
         fixed, budget, offers = step.drafting.policy.fixed, step.drafting.budget, []
         for drafter in step.drafting.drafters:
-            if drafter.costly and rests and not fixed:
+            if drafter.costly and skips_costly and not fixed:
                 continue
             candidate = drafter.offer(step.drafts)
             if candidate is None:
@@ -156,9 +157,8 @@ class Controller:
             offers = [offer for offer in offers if offer[1].limit]
         if not offers:
             return False
-        best = offers[
-            0
-        ]  # with a fixed depth the order of the kinds decides, else the policy compares
+        # With a fixed depth the order of the kinds decides; otherwise the policy compares them below.
+        best = offers[0]
         if len(offers) > 1 and not fixed:
             # Of equals, drafts that cost nothing first.
             offers.sort(key=lambda offer: not offer[1].tokens)
@@ -172,16 +172,16 @@ class Controller:
     def _decide_depths(
         self, steps: list[SequenceStep], passes: PassCosts, other_rows: int, n_others: int
     ) -> float:
-        """Set the depth of each step, without drafts where it is 0. Return the rate aimed at."""
+        """Set each step's depth, which may be 0. Return the expected rate in tokens per millisecond."""
         candidates = [step.candidate for step in steps if step.candidate is not None]
-        limits, alike = [candidate.limit for candidate in candidates], passes.alike
-        max_rows = alike * (1 + max(limits)) if alike else other_rows + len(steps) + sum(limits)
+        limits, n_equal = [candidate.limit for candidate in candidates], passes.n_equal_sequences
+        max_rows = n_equal * (1 + max(limits)) if n_equal else other_rows + len(steps) + sum(limits)
         profile, sequences = self._costs(), self._sequences
         costs = RoundCosts(
             passes.ms(max_rows),
             profile.overhead(sequences, False),
             profile.overhead(sequences, True),
-            alike,
+            n_equal,
         )
         if any(step.drafting.policy.fixed for step in steps):
             decisions = [
@@ -296,10 +296,10 @@ class Controller:
 
     # ------------------------------------------------------------------------ what they cost
 
-    def _set_plain_ms(self, steps: list[SequenceStep], passes: PassCosts, decoding: int) -> None:
+    def _set_plain_ms(self, steps: list[SequenceStep], passes: PassCosts, n_decoding: int) -> None:
         """Set each step's share of a plain round of the sequences that decode."""
-        pass_ms = float(passes.ms(decoding)[decoding])
-        share_ms = (pass_ms + self._costs().overhead(decoding, False)) / decoding
+        pass_ms = float(passes.ms(n_decoding)[n_decoding])
+        share_ms = (pass_ms + self._costs().overhead(n_decoding, False)) / n_decoding
         for step in steps:
             step.plain_ms = share_ms
             step.purse.open(share_ms)
@@ -309,8 +309,9 @@ class Controller:
 
         rows: rows of the pass without any drafts.
         """
-        counts, alike = [len(step.drafts.tokens) for step in steps], passes.alike
-        before, after = (alike, alike * (1 + max(counts))) if alike else (rows, rows + sum(counts))
+        counts, n_equal = [len(step.drafts.tokens) for step in steps], passes.n_equal_sequences
+        before = n_equal or rows
+        after = n_equal * (1 + max(counts)) if n_equal else rows + sum(counts)
         pass_ms = passes.ms(after)
         row_ms = float(pass_ms[after] - pass_ms[before]) / max(sum(counts), 1)
         for step, count in zip(steps, counts, strict=True):
@@ -325,21 +326,21 @@ class Controller:
             drafter.observe(step.drafts, kept_tokens, drafter is step.drafter)
         if step.cost_ms is not None:
             step.purse.settle(step.cost_ms, len(kept_tokens) - 1, step.plain_ms)
-        if step.looked:
+        if step.searched:
             step.drafting.end_search(len(kept_tokens) > 1, self._max_pause)
 
-    def elapsed(
-        self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float, sequences: int
+    def observe_round(
+        self, step: SequenceStep, tokens: int, spent_ms: float, plain_ms: float, n_sequences: int
     ) -> None:
-        """Note a round that took `spent_ms` for all sequences, and the tokens of one of them.
+        """Learn from a round that took `spent_ms` for all sequences and gave one of them `tokens` tokens.
 
         plain_ms: cost of a round without drafts.
         """
         budget = step.drafting.budget
-        budget.known.refill(plain_ms / sequences)
-        budget.model.refill(plain_ms / sequences)
+        budget.known.refill(plain_ms / n_sequences)
+        budget.model.refill(plain_ms / n_sequences)
         for drafter in step.drafting.drafters:
-            drafter.elapsed(drafter is step.drafter, tokens, spent_ms / sequences, plain_ms)
+            drafter.observe_round(drafter is step.drafter, tokens, spent_ms / n_sequences, plain_ms)
 
     @property
     def _max_pause(self) -> int:
@@ -384,7 +385,7 @@ def _is_charged(step: SequenceStep) -> bool:
 def _drafting_ms(step: SequenceStep, steps: list[SequenceStep]) -> float:
     """Return a step's share of the time in which all of `steps` were drafted, token by token.
 
-    The deeper, the fewer sequences may draft a token together, and the dearer it is for each.
+    Fewer sequences take part in deeper steps of the draft model, so each one's share of them is larger.
     """
     if step.candidate is None or (table := step.candidate.steps) is None:
         return step.drafted * step.candidate.step_ms if step.candidate else 0.0
@@ -397,11 +398,12 @@ def _limit_to_budget(steps: list[SequenceStep], costs: RoundCosts, base_rows: in
 
     A step pays a share of the pass, in which all of `steps` are taken to have equally many drafts.
     """
+    n_equal = costs.n_equal_sequences
     for step in steps:
         if (candidate := step.candidate) is None or candidate.tokens:
             continue
         counts = np.arange(candidate.limit + 1)
-        rows = costs.alike * (1 + counts) if costs.alike else base_rows + len(steps) * counts
+        rows = n_equal * (1 + counts) if n_equal else base_rows + len(steps) * counts
         pass_ms = costs.pass_ms[np.minimum(rows, len(costs.pass_ms) - 1)]
         extra_ms = (pass_ms - pass_ms[0]) / len(steps) + counts * candidate.step_ms
         candidate.limit = step.purse.affords(extra_ms)

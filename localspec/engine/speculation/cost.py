@@ -68,7 +68,7 @@ class CostTable:
         self._observed_widths: set[int] = set()  # widths that rounds have had
         self._drift = 1.0
         self._table: npt.NDArray[np.float64] | None = None
-        self._padded: dict[int, int] = {}  # results of `padded`, valid as long as `_table`
+        self._padded: dict[int, int] = {}  # results of `padded_width`, valid as long as `_table`
         self._n_padded = 0  # padded passes
         self._n_observed = 0
         self._rounds = rounds

@@ -52,20 +52,20 @@ class Candidate:
 class PassCosts:
     """The cost of the target's pass of a round. ms: returns milliseconds (rows + 1,) by the pass's rows.
 
-    alike: the number of sequences if each has as many rows as the one with most; 0: each has its own.
+    n_equal_sequences: number of sequences if all must have equally many rows; 0: each has its own number.
     """
 
     ms: Callable[[int], Floats]
-    alike: int = 0
+    n_equal_sequences: int = 0
 
     def ms_by_depth(self, rows: int, deepest: int = 0) -> Floats:
-        """Return the milliseconds (MAX_LIMIT + 1,) by the drafts of one sequence.
+        """Return the milliseconds (MAX_DRAFTS + 1,) by the drafts of one sequence.
 
         rows: all other rows, its own token among them. deepest: drafts of the other sequence with most.
         """
-        if not self.alike:
+        if not self.n_equal_sequences:
             return self.ms(rows + MAX_DRAFTS)[rows:]
-        counts = self.alike * (1 + np.maximum(np.arange(MAX_DRAFTS + 1), deepest))
+        counts = self.n_equal_sequences * (1 + np.maximum(np.arange(MAX_DRAFTS + 1), deepest))
         return np.asarray(self.ms(int(counts[-1]))[counts])
 
 
@@ -75,14 +75,13 @@ class RoundCosts:
 
     pass_ms[rows]: the target's pass of that width, padding included, long enough for every candidate at
     its limit. plain_ms, drafting_ms: all that is neither a pass nor a draft, in a round without drafts and
-    in one with drafts. alike: the number of sequences if each has as many rows as the one with most; 0: each
-    has its own.
+    in one with drafts. n_equal_sequences: as in `PassCosts`.
     """
 
     pass_ms: Floats
     plain_ms: float
     drafting_ms: float
-    alike: int = 0
+    n_equal_sequences: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,14 +156,14 @@ class MeasuredDepth:
         n_tokens, spent_ms = float(n + others), costs.drafting_ms
         plain_rate = n_tokens / (float(costs.pass_ms[rows]) + costs.plain_ms)
         depths, order = [0] * n, list[int]()
-        shared_steps = _SharedSteps()
+        shared_steps, n_equal = _SharedSteps(), costs.n_equal_sequences
         best_rate, count = plain_rate * MARGIN, 0
-        for survival, index in _rank_drafts(candidates, plain_rate, costs.alike > 0):
+        for survival, index in _rank_drafts(candidates, plain_rate, n_equal > 0):
             order.append(index)
             depths[index] += 1
             n_tokens += survival
             spent_ms += shared_steps.added_ms(candidates[index], depths[index])
-            rows = max(rows, costs.alike * (1 + depths[index])) if costs.alike else rows + 1
+            rows = max(rows, n_equal * (1 + depths[index])) if n_equal else rows + 1
             round_rate = n_tokens / (spent_ms + float(costs.pass_ms[rows]))
             if round_rate > best_rate:
                 best_rate, count = round_rate, len(order)
@@ -208,21 +207,21 @@ class MeasuredDepth:
 
 
 def _rank_drafts(
-    candidates: Sequence[Candidate], rate: float, alike: bool
+    candidates: Sequence[Candidate], rate: float, equal_rows: bool
 ) -> list[tuple[float, int]]:
     """Return (survival, index of the candidate) of each possible draft, in the order of their worth.
 
     The worth is the survival beyond the cost of its step. Earlier drafts of a sequence come first, because
-    they are likelier to be kept. alike: rows up to the deepest cost nothing, so drafts of equal depth come
-    together, and those that are not worth their step do not come.
+    they are likelier to be kept. equal_rows: rows up to the deepest cost nothing, so drafts of equal depth
+    come together, and those that are not worth their step do not come.
     """
     drafts = []
     for index, candidate in enumerate(candidates):
         cost = rate * candidate.step_ms
         survival = candidate.belief.survival(candidate.known, candidate.limit)[1:].tolist()
         for depth, chance in enumerate(survival):
-            if chance > (max(MIN_SURVIVAL, cost) if alike else MIN_SURVIVAL):
-                drafts.append((depth if alike else 0, cost - chance, chance, index))
+            if chance > (max(MIN_SURVIVAL, cost) if equal_rows else MIN_SURVIVAL):
+                drafts.append((depth if equal_rows else 0, cost - chance, chance, index))
     drafts.sort(key=lambda draft: draft[:2])
     return [(survival, index) for *_, survival, index in drafts]
 

@@ -125,7 +125,7 @@ def _chat(
     """
     earlier = threads.replay(previous.messages) if previous else []
     if previous:
-        threads.inherit(body, previous.body, earlier)
+        threads.inherit_tools(body, previous.body, earlier)
         body.model = body.model or previous.model
     return chat_request(body, earlier, ignored)
 
@@ -139,7 +139,7 @@ def _turn(
     """Return the turn of the thread's conversation that `new_messages` and their answer make up."""
     return continue_turn(
         daemon.conversations,
-        threads.to_store(new_messages),
+        threads.prepare_for_history(new_messages),
         previous,
         model=chat.model or daemon.config.pair,
         kind=kind_of(chat),

@@ -16,7 +16,7 @@ from localspec.protocol.requests import ChatMessage
 
 
 class ThreadState(msgspec.Struct):
-    """What a thread stores of its requests besides their messages, of which the system prompt is one."""
+    """What a thread stores of its requests beside the messages. The system prompt is a message."""
 
     tools: Blocks = []
 
@@ -26,8 +26,10 @@ def encode_state(body: CountTokensRequest) -> str:
     return msgspec.json.encode(ThreadState(body.offered or [])).decode()
 
 
-def inherit(body: CountTokensRequest, state: str, before: Sequence[ChatMessage]) -> None:
-    """Give `body`, which continues a thread, the thread's tools; `before` has its system prompt already.
+def inherit_tools(body: CountTokensRequest, state: str, before: Sequence[ChatMessage]) -> None:
+    """Complete `body`, which continues a thread, with the thread's tools, and drop its system prompt.
+
+    `before`: the thread's messages, which begin with the system prompt.
 
     Raises:
         ThreadMismatch: the request has another system prompt or other tools than the thread.
@@ -56,15 +58,15 @@ def replay(stored: Sequence[StoredMessage]) -> list[ChatMessage]:
         if message.role != "assistant":
             content, call = message.content, message.tool_call_id
             messages.append(ChatMessage(message.role, content, message.name, None, call))
-        elif turn := _assistant_turn(message):
-            messages.append(turn)
+        elif answer := _assistant_message(message):
+            messages.append(answer)
     return messages
 
 
-def _assistant_turn(message: StoredMessage) -> ChatMessage | None:
+def _assistant_message(message: StoredMessage) -> ChatMessage | None:
     """Return an assistant's message; None for an answer without any content blocks."""
     thoughts = message.reasoning_content
-    calls = [_with_object(call) for call in message.tool_calls or []]
+    calls = [_decode_arguments(call) for call in message.tool_calls or []]
     is_answer = message.kind is not None
     if is_answer and not (message.content or calls or thoughts):
         return None
@@ -72,7 +74,7 @@ def _assistant_turn(message: StoredMessage) -> ChatMessage | None:
     return ChatMessage("assistant", content, None, calls or None, None, thoughts)
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+def _decode_arguments(call: dict[str, Any]) -> dict[str, Any]:
     """Return a call whose arguments are an object, which is empty if the call was cut off."""
     function = call["function"]
     arguments = function.get("arguments")
@@ -81,12 +83,12 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": arguments or {}}}
 
 
-def to_store(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+def prepare_for_history(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Return messages of a request in the form in which the history stores them: arguments as JSON text."""
-    return [_with_json(message) for message in messages]
+    return [_encode_arguments(message) for message in messages]
 
 
-def _with_json(message: ChatMessage) -> ChatMessage:
+def _encode_arguments(message: ChatMessage) -> ChatMessage:
     calls = []
     for call in message.tool_calls or []:
         function = call["function"]

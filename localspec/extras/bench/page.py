@@ -25,7 +25,7 @@ dd { margin: 0; overflow-wrap: anywhere }
 
 
 def render_page(report: Report) -> str:
-    """Return the whole document. Check first that matplotlib is installed, with `plots.check`."""
+    """Return the whole document. Call `plots.require_matplotlib` first."""
     title = f"localspec bench: {report.pair}"
     body = [
         f"<h1>{escape_html(title)}</h1>",

@@ -167,7 +167,7 @@ def replay_optimal_ms(hits_by_token: Sequence[bool], deepest: int, prices: Round
 
 
 def _count_hits(hits_by_token: Sequence[bool], position: int, limit: int) -> int:
-    """Return how many of the next `most` tokens a draft would have right before its first error."""
+    """Return how many of the next `limit` tokens a draft would have right before its first error."""
     count = 0
     while count < limit and hits_by_token[position + count]:
         count += 1

@@ -1,9 +1,9 @@
 """The commands for people who work in an editor.
 
-acp.py       a chat in an editor's agent panel
-complete.py  complete code at a position in a file
-editor.py    the plug-in for Vim and Neovim, and settings for other editors
-lsp.py       the language server
+acp       a chat in an editor's agent panel
+complete  complete code at a position in a file
+editor    the plug-in for Vim and Neovim, and settings for other editors
+lsp       the language server
 """
 
 from __future__ import annotations

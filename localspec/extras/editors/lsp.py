@@ -180,7 +180,7 @@ def _encode(text: str) -> bytes:
 
 
 def _cut_beginning(text: str, max_bytes: int) -> str:
-    """Return the end of a text, cut at a multiple of half of `most` bytes.
+    """Return the end of a text, cut at a multiple of half of `max_bytes`.
 
     So its beginning stays the same for a while as the text grows.
     """

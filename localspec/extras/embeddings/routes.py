@@ -145,17 +145,17 @@ async def compute(
 def _admission(daemon: DaemonState) -> Iterator[None]:
     """Limit the number of requests that wait in the engine to that of answers that may run and wait."""
     limit = daemon.config.parallel + daemon.config.queue
-    if daemon.embedding >= limit:
+    if daemon.n_embedding_requests >= limit:
         raise QueueFull(
             f"{limit} requests for embeddings are running or waiting already. Try again in a moment, or "
             "set a larger `queue` in config.toml.",
             retry_after=DEFAULT_RETRY_AFTER_S,
         )
-    daemon.embedding += 1
+    daemon.n_embedding_requests += 1
     try:
         yield
     finally:
-        daemon.embedding -= 1
+        daemon.n_embedding_requests -= 1
 
 
 def _inputs(body: EmbeddingRequest) -> list[EmbeddingInput]:

@@ -220,7 +220,7 @@ def encode_reasoning(thoughts: str) -> str:
 
 
 def decode_reasoning(text: str | None) -> str:
-    """Decode reasoning that `opaque` encoded; "" if another server made it."""
+    """Decode reasoning that `encode_reasoning` encoded; "" if another server made it."""
     if not text or not text.startswith(_OPAQUE_PREFIX):
         return ""
     try:

@@ -34,7 +34,7 @@ _ITEM_ID = re.compile(
 
 
 def load_response(body: str, answer: StoredMessage, *, opaque: bool) -> ResponseObject:
-    """Return a stored response with the items of its answer; `opaque` is as in Style."""
+    """Return a stored response with the items of its answer; `opaque` is as in `ItemStyle`."""
     stored = msgspec.json.decode(body, type=ResponseObject)
     key = stored.id.removeprefix("resp_")
     tools = translate_tools(stored.tools, None)

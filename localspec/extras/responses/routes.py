@@ -79,7 +79,7 @@ async def create(request: Request) -> Response:
         item_style(body, parsed.tools, id_key),
         note=daemon.supervisor.residents.note,
         news=partial(daemon.take_notice, pair.name),
-        not_kept=(lambda: turn.store_error) if turn else str,
+        not_kept=(lambda: turn.store_error) if turn else lambda: "",
     )
     if turn:
         name = shape.response.id
@@ -100,12 +100,12 @@ async def _read_input(
     """Return the response that the request continues, if any, and its parsed input."""
     previous = None
     if body.previous_response_id:
-        with _blame("previous_response_id"):
+        with _as_invalid_field("previous_response_id"):
             previous = await _stored_response(daemon, body.previous_response_id)
     referenced = {}
     for index, item in enumerate(body.input if isinstance(body.input, list) else []):
         if item.type == "item_reference" and item.id:
-            with _blame(f"input[{index}].id"):
+            with _as_invalid_field(f"input[{index}].id"):
                 referenced[item.id] = await _stored_item(daemon, item.id)
     return previous, parse_input(body, referenced.__getitem__)
 
@@ -132,7 +132,7 @@ async def _find_repeated(
 
 
 def _comparable(message: ChatMessage) -> tuple[object, ...]:
-    """Return what two messages that say the same have in common; clients may leave out the reasoning."""
+    """Return what makes two messages the same. Reasoning is left out, because clients may omit it."""
     calls = [call.get("id") for call in message.tool_calls or []]
     return message.role, message.content or "", calls, message.tool_call_id
 
@@ -172,7 +172,7 @@ async def _stored_item(daemon: DaemonState, name: str) -> ChatMessage:
 
 
 @contextlib.contextmanager
-def _blame(param: str) -> Iterator[None]:
+def _as_invalid_field(param: str) -> Iterator[None]:
     """Turn NotFound into an InvalidRequest that blames the field `param`."""
     try:
         yield
@@ -235,7 +235,7 @@ async def _response(request: Request) -> ResponseObject:
 
 
 async def remove(request: Request) -> Response:
-    """Remove a response with its question and answer; a conversation of nothing else goes with it."""
+    """Remove a response with its question and answer, and its conversation if nothing else is in it."""
     daemon, name = state_of(request), request.path_params["name"]
     _check_id(name)
     await while_connected(request.receive, daemon.conversations.wait_until_settled(name))
@@ -245,7 +245,7 @@ async def remove(request: Request) -> Response:
 
 
 async def cancel(request: Request) -> Response:
-    """Cancel a response that is being written; one that has ended is refused."""
+    """Cancel a response that is being written. One that has ended otherwise is refused."""
     daemon, name = state_of(request), request.path_params["name"]
     if response := await while_connected(
         request.receive, daemon.part(kept.RunningResponses).cancel(name)

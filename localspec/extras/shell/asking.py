@@ -25,9 +25,9 @@ from localspec.errors import ContextExceeded, LocalspecError, TemplateFailed
 
 # ------------------------------------------------------------------ a command
 
-_PROMPT = re.compile(r"\s*(?:[\w.-]+@[\w.-]+[^$%#❯]*)?[$%❯] +(?=\S)")
+_SHELL_PROMPT = re.compile(r"\s*(?:[\w.-]+@[\w.-]+[^$%#❯]*)?[$%❯] +(?=\S)")
 _FENCE_PREFIX = re.compile(r"(?m)^[ \t>*+.\d-]+(?=```|~~~)")
-_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
+_CODE_SPAN = re.compile(r"(?<!`)(`+)(?!`)(.+?)(?<!`)\1(?!`)")
 _LABEL = re.compile(r"(?i)^\**(?:shell |bash |zsh |fish )?(?:command|answer)\**\s*:\**\s*")
 _LANGUAGE = re.compile(r"(?i)^(?:bash|zsh|fish|sh|shell|console)$")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'’-]*[,.:;!?]*")
@@ -63,9 +63,9 @@ def _outside_fences(text: str) -> list[str]:
     if len(command_lines) > 1 and _LANGUAGE.match(command_lines[0].strip()):
         command_lines = command_lines[1:]
     if not command_lines:
-        spans = [match[2] for match in _SPAN.finditer(text)]
+        spans = [match[2] for match in _CODE_SPAN.finditer(text)]
         return spans[:1]
-    span = _SPAN.fullmatch(command_lines[0].strip())
+    span = _CODE_SPAN.fullmatch(command_lines[0].strip())
     return [span[2]] if span else command_lines
 
 
@@ -90,7 +90,7 @@ def _strip_decoration(lines: list[str]) -> str:
     lines = textwrap.dedent("\n".join(lines)).split("\n")
     while lines and (not lines[0].strip() or lines[0].lstrip().startswith("#")):
         lines.pop(0)
-    if lines and _PROMPT.match(lines[0]):
+    if lines and _SHELL_PROMPT.match(lines[0]):
         lines = _drop_output(lines)
     text = "\n".join(lines).strip()
     # Text that begins with a dash is a list item, which a shell would take for an option of its own.
@@ -102,7 +102,7 @@ def _drop_output(lines: list[str]) -> list[str]:
     typed_lines: list[str] = []
     continues = False
     for line in lines:
-        match = _PROMPT.match(line)
+        match = _SHELL_PROMPT.match(line)
         if match or continues:
             line = line[match.end() :] if match else line.removeprefix("> ")
             typed_lines.append(line)
@@ -189,7 +189,7 @@ def _wrapped(line: str) -> list[str]:
     )
 
 
-# ------------------------------------------------------------------------ asking
+# ------------------------------------------------------------------------ asking a template
 
 
 _MAX_CHARS = 400_000  # a longer text is cut before its tokens are counted
@@ -197,7 +197,7 @@ _MAX_ATTEMPTS = 4
 # Share of the context for the text. The remainder is for the template and the answer. It also covers
 # remaining parts that have more tokens per character than the whole text.
 _CONTEXT_SHARE = 0.7
-_MIN_CHARS = 1000  # a text is not cut to less than that
+_MIN_CHARS = 1000  # a text is not cut to less because it takes long to read
 _FORECAST_TOLERANCE = 1.25  # forecasts of the reading time may be off by this factor
 
 

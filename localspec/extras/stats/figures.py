@@ -157,7 +157,7 @@ def make_series(days: Sequence[dict[str, Any]]) -> list[Series]:
 
 
 def merge_days(days: Sequence[dict[str, Any]], max_groups: int) -> tuple[list[dict[str, Any]], int]:
-    """Merge days until there are at most `room`, and return how many each stands for."""
+    """Merge days until there are at most `max_groups`, and return how many each stands for."""
     size = -(-len(days) // max(max_groups, 1))
     starts = range(0, len(days), size) if days else range(0)
     return [_merge(days[start : start + size]) for start in starts], size

@@ -84,19 +84,23 @@ def add_upstream(file: Path, name: str, entry: Upstream, *, replace: bool = Fals
         f"[pairs.{_format_key(name)}]",
         *(f"{key} = {_format_value(value)}" for key, value in values.items()),
     ]
-    separator = "\n" * (bool(text) + (bool(text) and not text.endswith("\n")))
+    if text and not text.endswith("\n"):
+        text += "\n"
+    if text:
+        text += "\n"
+    table_text = "\n".join(lines)
     expected = {**table, "pairs": {**table.get("pairs", {}), name: values}}
-    _write_table(file, f"{text}{separator}{chr(10).join(lines)}\n", expected)
+    _write_table(file, f"{text}{table_text}\n", expected)
 
 
 _DEFAULTS = Upstream(upstream="-")
 
 
 def remove_upstream(file: Path, name: str) -> None:
-    """Remove the pair's table from the user's models.toml.
+    """Remove the pair's table from the user's models.toml, if it is there.
 
     Raises:
-        CatalogueError, StoreError: as `add`.
+        CatalogueError, StoreError: as `add_upstream`.
     """
     text, table = _read_table(file)
     if name in table.get("pairs", {}):
@@ -154,9 +158,8 @@ def _write_table(file: Path, text: str, expected: dict[str, Any]) -> None:
         raise CatalogueError(f"{file} cannot be changed here without other changes; edit it.")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(
-            file.resolve(), text.encode()
-        )  # replaces the target of a link, not the link
+        # This replaces the target of a link, not the link.
+        write_atomically(file.resolve(), text.encode())
     except OSError as error:
         raise StoreError(f"{file} cannot be written: {error.strerror}.") from error
 

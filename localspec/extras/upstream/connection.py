@@ -488,8 +488,8 @@ class UpstreamConnection:
 class ResponseLines:
     """The lines of a stream, each as soon as it has arrived.
 
-    Until `heard` is called, at the first part of the answer, one deadline applies to everything. After that,
-    a time limit applies to the silence between two chunks.
+    Until `use_silence_timeout` is called, at the first part of the answer, one deadline applies to
+    everything. After that, a time limit applies to the silence between two chunks.
     """
 
     def __init__(

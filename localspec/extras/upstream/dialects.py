@@ -1,9 +1,7 @@
-"""One file for each kind of server.
+"""One class for each kind of server.
 
-base: what all servers in OpenAI's shape have in common, and what a kind may add
-llama_server, localspec, vllm, sglang, tensorrt_llm: the kinds
-
-A new kind needs its file, its line in KINDS, and its name in `UpstreamKind` of protocol/settings.py.
+`ServerDialect` is what all servers in OpenAI's shape have in common, and says what a kind may add. A new kind
+needs its class, its line in KINDS, and its name in `UpstreamKind` of protocol/settings.py.
 """
 
 from __future__ import annotations
@@ -54,10 +52,10 @@ class ServerDialect:
 
     sampling: our names of sampling parameters, and the server's.
     constraints: the kinds of constraints that the server supports.
-    known: further fields of a request that the server has under our names.
-    native: whether it has llama-server's own paths.
-    names_tools: whether a request can require one tool by name.
-    names_tokens: whether it has `return_token_ids`.
+    known_fields: further fields of a request that the server has under our names.
+    has_native_api: whether it has llama-server's own paths.
+    can_require_named_tool: whether a request can require one tool by name.
+    returns_token_ids: whether it has `return_token_ids`.
     """
 
     kind = "openai"
@@ -72,7 +70,9 @@ class ServerDialect:
     template_kwargs = False
     can_require_named_tool = True
     returns_token_ids = False
-    metrics_path = ""  # the path of the metrics that `counters` parses, from the server's root
+    metrics_path = (
+        ""  # the path of the metrics that `parse_counters` parses, from the server's root
+    )
 
     def constrain(self, body: Body, constraint: frames.Constraint, schema: Any) -> None:
         """Add a constraint to the body. `schema` is the object of a JSON schema."""

@@ -82,7 +82,11 @@ def _check_key_file(path: str) -> None:
 
 
 def remove_upstream(registry: Registry, name: str) -> RemovedView | None:
-    """Remove the pair from models.toml. Return None if no other server answers for it. Raises as `add`."""
+    """Remove the pair from models.toml. Return None if no other server answers for it.
+
+    Raises:
+        CatalogueError, StoreError: the file cannot be changed.
+    """
     from localspec.extras.upstream import catalogue as upstreams
 
     pair = registry.upstream(name)

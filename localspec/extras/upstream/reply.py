@@ -30,7 +30,7 @@ async def parse_events(
     """Yield the objects of a stream, and an empty one for [DONE].
 
     Raises:
-        UpstreamError: An event is not a JSON object. Also the errors of `Lines`.
+        UpstreamError: An event is not a JSON object. Also the errors of `ResponseLines`.
     """
     parts: list[bytes] = []
     size = 0

@@ -23,7 +23,7 @@ async def add_upstream(request: Request) -> Response:
     if came_by_tcp(request.scope):
         raise Forbidden("Servers cannot be added over TCP; use the Unix socket: localspec add")
     daemon = state_of(request)
-    return json_response(await daemon.errands.run(pairs.add_upstream, daemon.registry, body), 201)
+    return json_response(await daemon.long_work.run(pairs.add_upstream, daemon.registry, body), 201)
 
 
 ROUTES = (("POST", "/localspec/upstreams", add_upstream),)

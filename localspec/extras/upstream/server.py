@@ -529,7 +529,7 @@ class Upstreams:
             pass  # it responds; the actual request will run into the same error, if it matters
 
     async def ask(self, pair: frames.PairFiles, request: Request) -> frames.Reply:
-        """Return the response to a small request. Raises as Server.ask."""
+        """Return the response to a small request. Raises as `UpstreamServer.ask`."""
         return frames.Reply(0, await self.of(pair).ask(request))
 
     def info(self, pair: frames.PairFiles) -> frames.Loaded:

@@ -123,7 +123,7 @@ def program_folders(
 ) -> Iterator[tuple[str, Path]]:
     """Yield (program, folder) for all programs that keep GGUF files under their names.
 
-    Ollama does not; see ollama.py.
+    Ollama does not; see `list_models`.
     """
     home = Path(environ.get("HOME") or Path.home())
     support = home / "Library" / "Application Support"

@@ -39,9 +39,9 @@ PASS_ROWS = 512  # of the widest pass (the engine's `n_batch`)
 EMBEDDING_PASS_ROWS = 512
 RUNTIME_BYTES = 128 << 20  # bytes of a worker's own memory, with the backends loaded
 # Draft tokens in one pass, which need rows with logits: of each sequence, and those that a request or an
-# n-gram match may add (the engine's MAX_DEPTH and MAX_LIMIT).
+# n-gram match may add (the engine's MAX_DEPTH and MAX_DRAFTS).
 _SEQUENCE_DRAFT_TOKENS, _ADDED_DRAFT_TOKENS = 15, 64
-# Target states that MTP heads may still read, per sequence (the engine's MOST_BYTES).
+# Target states that MTP heads may still read, per sequence (the engine's MAX_BYTES).
 _HEAD_STATE_BYTES = 32 << 20
 # Copies of a recurrent state that the engine requests for models that roll back tokens by snapshots.
 _SNAPSHOTS = 8
@@ -56,10 +56,10 @@ class LoadOptions:
     """The options of loading a pair that affect memory.
 
     context: tokens, 0 if it is to be chosen. kv_types: the types of the cache's keys and values. parallel:
-    the number of sequences. attention: "auto" on a device, else as the settings' `on_cpu`. chosen: whether
-    the CPU chose the attention. exact: whether there is a lane for exact mode, which has a cache of its own.
-    prefixes: the maximum bytes for prompts without a slot. cuda: whether layers are on a GPU with CUDA's
-    kernels.
+    the number of sequences. attention: "auto" on a device, else see
+    `EngineSettings.cpu_flash_attention`. chosen: whether the CPU chose the attention. exact: whether
+    there is a lane for exact mode, which has a cache of its own. prefixes: the maximum bytes for
+    prompts without a slot. cuda: whether layers are on a GPU with CUDA's kernels.
     """
 
     context: int = 0

@@ -231,7 +231,7 @@ class Hub:
 
         Raises:
             Offline, Gated, NotOnHub, WebPage, HubError: the request failed for good.
-            Interrupted: it may be tried again.
+            RetryableError: it may be tried again.
         """
         response = self._request_metadata(self._url(repo, file, revision), repo, file)
         headers = response.headers

@@ -34,7 +34,7 @@ from localspec.errors import (
     WebPage,
 )
 from localspec.paths import open_file
-from localspec.registry.hub.retry import Interrupted
+from localspec.registry.hub.retry import RetryableError
 
 if TYPE_CHECKING:
     import httpx2
@@ -85,11 +85,11 @@ def error_from_status(
     if status == 407:
         return _proxy_error(proxy, status, url.host)
     if status in _BUSY_STATUSES:
-        return Interrupted(
+        return RetryableError(
             f"the hub answered {status}", retry_after=_parse_retry_after(response.headers)
         )
     if status in _REFUSED_STATUSES and _is_from_storage(response, endpoint):
-        return Interrupted(
+        return RetryableError(
             f"{url.host} answered {status}",
             f"if it lasts, ask whoever runs the network whether {url.host} is blocked",
             retry_after=_parse_retry_after(response.headers),
@@ -170,7 +170,7 @@ def error_from_exception(
     """Return the localspec error for an exception of the HTTP library; our own errors stay as they are."""
     import httpx2
 
-    if isinstance(error, LocalspecError | Interrupted):
+    if isinstance(error, LocalspecError | RetryableError):
         return error
     request = getattr(error, "_request", None)
     url = request.url if request is not None else url
@@ -205,35 +205,35 @@ def _error_from_connection(
         if status and status[0] in ("401", "403", "407"):
             return _proxy_error(proxy, int(status[0]), url.host)
         detail = f" (status {status[0]})" if status else ""
-        return Interrupted(
+        return RetryableError(
             f"{place} cannot connect to {_format_host(url)}{detail}", _proxy_advice(proxy)
         )
     for cause in _exception_chain(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return _certificate_error(cause, network, url, proxy)
         if isinstance(cause, ssl.SSLError):
-            return Interrupted(f"{place} does not speak TLS correctly", _proxy_advice(proxy))
+            return RetryableError(f"{place} does not speak TLS correctly", _proxy_advice(proxy))
         if isinstance(cause, socket.gaierror):
             hostname = proxy.place.rpartition(":")[0] or proxy.place if proxy else url.host
             owner = f" of {place}" if proxy else ""
-            return Interrupted(
+            return RetryableError(
                 f"the name {hostname}{owner} cannot be resolved (DNS)",
                 f"check the network{' and ' + proxy.variable if proxy else _endpoint_advice(network)}",
             )
         if isinstance(cause, ConnectionRefusedError):
-            return Interrupted(f"{place} refuses connections", _proxy_advice(proxy))
+            return RetryableError(f"{place} refuses connections", _proxy_advice(proxy))
     if isinstance(error, httpx2.ConnectTimeout):
-        return Interrupted(
+        return RetryableError(
             f"{place} does not respond: the connection timed out", _proxy_advice(proxy)
         )
     if isinstance(error, httpx2.TimeoutException):
-        return Interrupted(f"the connection to {place} stalled", _proxy_advice(proxy))
+        return RetryableError(f"the connection to {place} stalled", _proxy_advice(proxy))
     for cause in _exception_chain(error):
         if isinstance(cause, OSError) and cause.strerror:
-            return Interrupted(
+            return RetryableError(
                 f"the connection to {place} failed ({cause.strerror})", _proxy_advice(proxy)
             )
-    return Interrupted(f"the connection failed ({type(error).__name__})")
+    return RetryableError(f"the connection failed ({type(error).__name__})")
 
 
 def _proxy_error(proxy: Proxy | None, status: int, host: str) -> ProxyRefused:

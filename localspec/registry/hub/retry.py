@@ -17,7 +17,7 @@ from localspec.registry.store.files import check_cancel
 T = TypeVar("T")
 
 
-class Interrupted(Exception):
+class RetryableError(Exception):
     """A request that may be tried again: the connection broke or stalled, or the server asked to wait.
 
     advice: what to check if retries do not help. retry_after: in seconds. what: what failed, for the error
@@ -39,13 +39,13 @@ class Interrupted(Exception):
         self.what = what
         self.max_tries = max_tries
 
-    def tries(self, patience: Patience) -> int:
+    def max_attempts(self, retry_policy: RetryPolicy) -> int:
         """Return the maximum number of tries."""
-        return min(patience.tries, self.max_tries or patience.tries)
+        return min(retry_policy.tries, self.max_tries or retry_policy.tries)
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """A failed request that is tried again after `seconds`. `attempt` counts from 1, up to `tries`."""
+    """A failed request that is tried again after `seconds`. `attempt`: the coming try, from 2 to `tries`."""
 
     cause: str
     attempt: int
@@ -54,21 +54,21 @@ class Retry(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How often to try without progress, and how many seconds to wait between the tries.
+class RetryPolicy:
+    """How often to try without progress, and how long to wait between the tries.
 
-    told: called before each wait with the coming attempt, and after it with None, from the waiting thread.
+    on_wait: called from the waiting thread, before each wait with the coming attempt and after it with None.
     """
 
     tries: int = 8
-    first_pause: float = 1.0
-    longest_pause: float = 30.0
-    told: Callable[[Retry | None], None] = field(default=lambda _: None, compare=False)
+    first_pause_s: float = 1.0
+    longest_pause_s: float = 30.0
+    on_wait: Callable[[Retry | None], None] = field(default=lambda _: None, compare=False)
 
 
 def call_with_retries(
     action: Callable[[], T],
-    patience: Patience | None = None,
+    retry_policy: RetryPolicy | None = None,
     cancel: threading.Event | None = None,
 ) -> T:
     """Call `action` until it succeeds or the tries are used up.
@@ -76,36 +76,36 @@ def call_with_retries(
     Raises:
         Unreachable: all tries failed.
         PullCancelled: `cancel` was set.
-        Others: any exception of `action` except Interrupted.
+        Others: any exception of `action` except RetryableError.
     """
-    patience = patience or Patience()
-    for attempt in range(patience.tries):
+    retry_policy = retry_policy or RetryPolicy()
+    for attempt in range(retry_policy.tries):
         try:
             return action()
-        except Interrupted as error:
-            if attempt + 1 >= error.tries(patience):
+        except RetryableError as error:
+            if attempt + 1 >= error.max_attempts(retry_policy):
                 raise unreachable_error(error) from None
-            wait_before_retry(attempt, error, patience, cancel)
+            wait_before_retry(attempt, error, retry_policy, cancel)
     raise AssertionError("tries is at least 1")
 
 
-def unreachable_error(error: Interrupted) -> Unreachable:
+def unreachable_error(error: RetryableError) -> Unreachable:
     """Return the error after the last try."""
     next_step = f"{error.advice}, and try again" if error.advice else "try again later"
     return Unreachable(f"{error.what}: {error}. Anything already downloaded is kept; {next_step}.")
 
 
 def wait_before_retry(
-    attempt: int, error: Interrupted, patience: Patience, cancel: threading.Event | None
+    attempt: int, error: RetryableError, retry_policy: RetryPolicy, cancel: threading.Event | None
 ) -> None:
     """Wait before the next attempt.
 
     The pause doubles with each attempt, has some jitter, and is at least as long as the server asked. The
     jitter spreads the clients that a busy server asks to wait for the same time.
     """
-    seconds = min(patience.first_pause * 2**attempt, patience.longest_pause)
+    seconds = min(retry_policy.first_pause_s * 2**attempt, retry_policy.longest_pause_s)
     seconds = max(seconds, error.retry_after or 0.0) * random.uniform(1.0, 1.3)
-    patience.told(Retry(str(error), attempt + 2, error.tries(patience), seconds))
+    retry_policy.on_wait(Retry(str(error), attempt + 2, error.max_attempts(retry_policy), seconds))
     try:
         if cancel is None:
             time.sleep(seconds)
@@ -113,4 +113,4 @@ def wait_before_retry(
             cancel.wait(seconds)
             check_cancel(cancel)
     finally:
-        patience.told(None)
+        retry_policy.on_wait(None)

@@ -18,8 +18,8 @@ from localspec.files import sync_folder
 from localspec.paths import read_file
 from localspec.registry.hub.hub import Hub, RemoteFile
 from localspec.registry.hub.retry import (
-    Interrupted,
-    Patience,
+    RetryableError,
+    RetryPolicy,
     call_with_retries,
     unreachable_error,
     wait_before_retry,
@@ -111,7 +111,7 @@ class Journal:
     def fill(self, offset: int, data: bytes) -> None:
         """Write the part of `data` that is missing and adjoins the written bytes.
 
-        at: the offset of `data` in the file.
+        offset: the offset of `data` in the file.
         """
         for index in range(offset // self.segment, self.segments):
             start, end = self.span(index)
@@ -281,11 +281,11 @@ class RemoteSource:
         hub: Hub,
         remote: RemoteFile,
         prefix: bytes = b"",
-        patience: Patience | None = None,
+        retry_policy: RetryPolicy | None = None,
         cancel: threading.Event | None = None,
     ) -> None:
         self._hub, self._remote = hub, remote
-        self._patience, self._cancel = patience, cancel
+        self._retry_policy, self._cancel = retry_policy, cancel
         self.prefix = bytearray(prefix)
         self.name = remote.name
         self.size = remote.size
@@ -297,7 +297,9 @@ class RemoteSource:
         start = max(offset, min(end, len(self.prefix)))
         data = bytes(self.prefix[offset:start])
         if start < end:
-            data += call_with_retries(lambda: self._read(start, end), self._patience, self._cancel)
+            data += call_with_retries(
+                lambda: self._read(start, end), self._retry_policy, self._cancel
+            )
         if offset <= len(self.prefix) < end:
             self.prefix[offset:] = data
         return data
@@ -323,7 +325,7 @@ class RemoteSource:
             data += chunk
             if len(data) >= size:
                 return bytes(data[:size])
-        raise Interrupted("the connection closed early")
+        raise RetryableError("the connection closed early")
 
     def _read_flow(self, flow: Flow, start: int, end: int) -> bytes:
         """Read from the flow up to `end`, and keep everything in the prefix."""
@@ -335,7 +337,7 @@ class RemoteSource:
             self.prefix += chunk[known:]
             if len(self.prefix) >= end:
                 return bytes(self.prefix[start:end])
-        raise Interrupted("the connection closed early")
+        raise RetryableError("the connection closed early")
 
 
 # ------------------------------------------------------------------------ transfer
@@ -352,7 +354,7 @@ class Tuning:
     connections: int = 4
     segment: int = 32 << 20
     sync: int = 64 << 20
-    patience: Patience = field(default_factory=Patience)
+    retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
 
 
 class RateLimit:
@@ -461,7 +463,7 @@ class Transfer:
             journal.fill(0, self._prefix)
             self._prefix = b""
             if self._flow:
-                with suppress(Interrupted), closing(self._flow):
+                with suppress(RetryableError), closing(self._flow):
                     self._write_whole(journal, self._flow.at, self._flow)
             try:
                 self._download_segments(journal, self._tuning.connections)
@@ -535,11 +537,13 @@ class Transfer:
             before = journal.done(index)
             try:
                 self._download_range(journal, index, stop, ranges_work)
-            except Interrupted as error:
+            except RetryableError as error:
                 failures = 0 if journal.done(index) > before else failures + 1
-                if failures >= error.tries(self._tuning.patience):
+                if failures >= error.max_attempts(self._tuning.retry_policy):
                     raise unreachable_error(error) from None
-                wait_before_retry(max(0, failures - 1), error, self._tuning.patience, self._cancel)
+                wait_before_retry(
+                    max(0, failures - 1), error, self._tuning.retry_policy, self._cancel
+                )
 
     def _download_range(
         self,
@@ -573,7 +577,7 @@ class Transfer:
                 journal.sync(self._tuning.sync)
                 if start >= end:
                     return
-        raise Interrupted("the connection closed early")
+        raise RetryableError("the connection closed early")
 
     def _write_whole(self, journal: Journal, offset: int, chunks: Iterable[bytes]) -> None:
         """Write the file from `offset` to its end. No other thread may write."""
@@ -585,7 +589,7 @@ class Transfer:
             journal.sync(self._tuning.sync)
             if journal.total == self.remote.size:
                 return
-        raise Interrupted("the connection closed early")
+        raise RetryableError("the connection closed early")
 
     def _verify(self, journal: Journal) -> None:
         """Compare the hash of the file; if it is wrong, delete all of it."""

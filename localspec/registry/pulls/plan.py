@@ -19,7 +19,7 @@ from localspec.registry.header.model import ModelInfo, read_local_model, read_mo
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.hub.hub import Hub, RemoteFile, cached_file, resolve_in_cache
 from localspec.registry.hub.repository import list_parts
-from localspec.registry.hub.retry import Patience, call_with_retries
+from localspec.registry.hub.retry import RetryPolicy, call_with_retries
 from localspec.registry.hub.transfer import (
     Flow,
     RemoteSource,
@@ -91,9 +91,9 @@ class Planner:
     memory: Callable[[], fit.FreeMemory] | None = None
 
     @property
-    def first_contact(self) -> Patience:
-        """The patience for the first response of the hub, for which a user waits."""
-        usual = self.tuning.patience
+    def first_contact(self) -> RetryPolicy:
+        """The retry policy for the first response of the hub, for which a user waits."""
+        usual = self.tuning.retry_policy
         return replace(usual, tries=min(usual.tries, _MAX_FIRST_TRIES))
 
     def preflight(
@@ -232,7 +232,7 @@ class Planner:
                 source.name = remote.name
                 return source
         prefix = read_written_prefix(self.store.unfinished(remote.sha256), remote.size)
-        return RemoteSource(self.hub, remote, prefix, self.tuning.patience, cancel)
+        return RemoteSource(self.hub, remote, prefix, self.tuning.retry_policy, cancel)
 
     def _check_memory(self, target: ModelInfo, draft: ModelInfo | None) -> fit.MemoryFit | None:
         return fit.fit_pair(target, draft, self.memory(), LoadOptions()) if self.memory else None

@@ -68,8 +68,8 @@ class Pull:
         self._lock = threading.Lock()
         self._waits: dict[int, Retry] = {}  # by the id of the waiting thread
         self._watchers: list[Callable[[], None]] = []
-        patience = dataclasses.replace(puller.tuning.patience, told=self._set_retry)
-        tuning = dataclasses.replace(puller.tuning, patience=patience)
+        retry_policy = dataclasses.replace(puller.tuning.retry_policy, on_wait=self._set_retry)
+        tuning = dataclasses.replace(puller.tuning, retry_policy=retry_policy)
         self._puller = dataclasses.replace(puller, tuning=tuning)
         self._unfinished, self._resumed = unfinished, resumed
         self._interrupted = False

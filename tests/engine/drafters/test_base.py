@@ -13,7 +13,7 @@ import pytest
 from benchmarks.texts.replay import COSTS
 from localspec.engine.cache.slot import Slot
 from localspec.engine.speculation.acceptance import GRID, Belief, Calibration
-from localspec.engine.speculation.budget import KNOWN_REFILL_ROUNDS, KNOWN_ROUNDS
+from localspec.engine.speculation.budget import INITIAL_KNOWN_ROUNDS, KNOWN_REFILL_ROUNDS
 from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import Candidate, MeasuredDepth, PassCosts
@@ -133,7 +133,7 @@ def test_losing_known_tokens_yield_to_other_kinds(kinds: None) -> None:
         right = tried[-1] == "right"
         controller.observe(step, [7] * (1 + right * len(step.drafts.tokens)))
     assert "sure" in tried
-    assert lost <= (KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * 60) * (COSTS[1] + 0.3)
+    assert lost <= (INITIAL_KNOWN_ROUNDS + KNOWN_REFILL_ROUNDS * 60) * (COSTS[1] + 0.3)
     assert tried.count("right") > 40
 
 

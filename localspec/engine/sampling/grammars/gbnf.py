@@ -9,7 +9,7 @@ and rejects the same sources. It differs only in sources that nobody writes on p
   "b", and then nothing. A grammar that no text matches is rejected.
 - Nesting is limited (MAX_DEPTH, MAX_QUANTIFIERS). llama.cpp would overflow its stack at some depth.
 
-`lexemes` decides which parts llguidance's lexer reads as units, and `lark` writes the grammar for it.
+`lexemes` decides which parts llguidance's lexer reads as units, and `compile` writes the grammar for it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MAX_QUANTIFIERS = 20  # Consecutive quantifiers on one element.
 
 _MAX_NUMBER = 2**64 - 1  # llama.cpp reads bounds and token ids as unsigned 64-bit integers.
 _MAX_TOKEN = 2**32 - 1
+_MAX_ESCAPE = 2**32 - 1  # The largest code point that \UFFFFFFFF can write.
 # The characters of UTF-8 text, without NUL, because llama.cpp matches no token that begins with NUL.
 _UNIVERSE = ((0x01, 0xD7FF), (0xE000, 0x10FFFF))
 
@@ -124,7 +125,7 @@ class _Body:
     """The body of a rule or group that is being read.
 
     space: the blanks allowed between elements; newlines are allowed only in groups.
-    last: the index in `sequence` where the last element begins; a quantifier applies from there on.
+    last_start: the index in `sequence` at which the last element begins; a quantifier applies from there on.
     weight: the number of rules that llama.cpp would repeat with the last element, which it limits.
     quantifiers: the number of quantifiers on the last element.
     """
@@ -134,12 +135,12 @@ class _Body:
     space: re.Pattern[str]
     alternatives: Alternatives = field(default_factory=list)
     sequence: list[Element] = field(default_factory=list)
-    last: int = 0
+    last_start: int = 0
     weight: int = 1
     quantifiers: int = 0
 
     def begin_element(self, weight: int = 1) -> None:
-        self.last = len(self.sequence)
+        self.last_start = len(self.sequence)
         self.weight = weight
         self.quantifiers = 0
 
@@ -395,7 +396,7 @@ class _Parser:
             low, high = self._read_bounds(start, body.space)
         else:
             low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[char]
-        if body.last == len(body.sequence):
+        if body.last_start == len(body.sequence):
             raise self._error("something to repeat before it", start)
         times = high or low or 1
         body.weight *= times
@@ -404,10 +405,10 @@ class _Parser:
         body.quantifiers += 1
         if body.quantifiers > MAX_QUANTIFIERS:
             raise self._error(f"at most {MAX_QUANTIFIERS} quantifiers on one element", start)
-        items = tuple(body.sequence[body.last :])
+        items = tuple(body.sequence[body.last_start :])
         # The number of rules that llama.cpp creates for it.
         optional = 1 if high is None else high - low
-        del body.sequence[body.last :]
+        del body.sequence[body.last_start :]
         if high != 0:
             body.sequence.append(Repeat(items, low, high))
         if optional:
@@ -508,7 +509,7 @@ def characters(ranges: Iterable[tuple[int, int]], negated: bool) -> Characters:
         else:
             merged.append((low, high))
     if negated:
-        edges = [(-1, -1), *merged, (_MAX_TOKEN + 1, _MAX_TOKEN + 1)]
+        edges = [(-1, -1), *merged, (_MAX_ESCAPE + 1, _MAX_ESCAPE + 1)]
         merged = [(below[1] + 1, above[0] - 1) for below, above in pairwise(edges)]
     within = (
         (max(low, first), min(high, last)) for low, high in merged for first, last in _UNIVERSE
@@ -533,9 +534,8 @@ def _find_cycle(edges: Mapping[int, Iterable[int]]) -> list[int] | None:
     """
     done: set[int] = set()
     for start in edges:
-        path: dict[
-            int, Iterator[int]
-        ] = {}  # Nodes in the order of the path, with their unvisited edges.
+        # Nodes in the order of the path, with their unvisited edges.
+        path: dict[int, Iterator[int]] = {}
         if start not in done:
             path[start] = iter(edges[start])
         while path:

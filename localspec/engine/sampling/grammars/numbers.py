@@ -108,7 +108,7 @@ class BoundedNumbers:
         return self._matcher.forced_tokens()
 
     def _valid_with_masks(self, tokens: Sequence[int], n_valid: int) -> int:
-        """Return what `valid` does, with a mask for each token after the first `n_valid`."""
+        """Return what `count_valid` does, with a mask for each token after the first `n_valid`."""
         for token in tokens[:n_valid]:
             self.consume(token)
         count = n_valid

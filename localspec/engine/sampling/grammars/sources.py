@@ -115,7 +115,7 @@ class GrammarSources(msgspec.Struct, frozen=True, omit_defaults=True):
     """The grammars of an answer as llguidance sources, each of which is known to compile.
 
     whole: a single grammar that applies from the first token on. first, may_think, after, gates, bare,
-    single: as in `gates.Plan`. note: a message for the user.
+    single: as in `gates.GatePlan`. note: a message for the user.
     """
 
     whole: str | None = None

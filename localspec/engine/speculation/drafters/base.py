@@ -148,10 +148,10 @@ class Drafter(ABC):
             for index in range(min(accepted + 1, len(request.tokens))):
                 self.belief.observe(request.buckets[index], index < accepted)
 
-    def elapsed(  # noqa: B027 - as propose
+    def observe_round(  # noqa: B027 - as propose
         self, used: bool, tokens: int, spent_ms: float, plain_ms: float
     ) -> None:
-        """Note a round of `spent_ms` with `tokens` tokens. Plain decoding takes `plain_ms` for one."""
+        """Learn from a round of `spent_ms` with `tokens` tokens. Plain decoding takes `plain_ms` for one."""
 
     def probe(self, slot: Slot, remaining: int) -> bool:
         """Check now and then whether drafts that do not pay would pay now. Return False if not this time.

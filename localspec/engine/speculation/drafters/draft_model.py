@@ -69,7 +69,7 @@ class ModelDrafter(Drafter):
         if not request.tokens:
             self.belief.fade(len(kept_tokens))
 
-    def elapsed(self, used: bool, tokens: int, spent_ms: float, plain_ms: float) -> None:
+    def observe_round(self, used: bool, tokens: int, spent_ms: float, plain_ms: float) -> None:
         if used:
             self._tokens_since_probe = 0
             return
