@@ -10,7 +10,8 @@ src/models/*.cpp).
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Collection
+from typing import Literal, get_args
 
 from localspec.protocol.settings import Pooling
 
@@ -25,9 +26,11 @@ _EMBEDDING = frozenset(
 _EMBEDDING_WITH_CACHE = frozenset({"llama-embed"})  # they keep a KV cache, like models that write
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
+# A sidecar is a file with a draft that reads inner states of its target.
+SidecarKind = Literal["mtp", "eagle3", "dflash", "dspark"]
 # MTP heads in a separate file → the architecture of the targets whose cache they read
-_SIDECAR_TARGETS = {"gemma4-assistant": "gemma4"}
-_HEADS = frozenset({"eagle3", "dflash", *_SIDECAR_TARGETS})
+_CACHE_READERS = {"gemma4-assistant": "gemma4"}
+_HEADS = frozenset({"eagle3", "dflash", *_CACHE_READERS})
 _ENCODER_DECODER = frozenset({"t5", "t5encoder"})
 _PROJECTORS = frozenset({"clip", "mmproj"})
 # Architectures whose MTP heads are tested and draft correctly. llama.cpp ends the process if it has no graph
@@ -35,8 +38,13 @@ _PROJECTORS = frozenset({"clip", "mmproj"})
 # drafts all tokens.
 _TESTED_HEADS = frozenset({"deepseek2", "glm4moe", "qwen35", "qwen35moe", "step35"})
 _TESTED_SEVERAL_HEADS = frozenset({"step35"})
+# The tensor that each block of MTP heads has, and the one by which llama.cpp finds a trunk beside them.
+HEAD_SUFFIX = ".nextn.eh_proj.weight"
+FIRST_TRUNK_TENSOR = "blk.0.attn_norm.weight"
+_MARKOV_TENSOR = "markov_w1.weight"
 _NO_POOLING, _RANK = 0, 4  # enum llama_pooling_type; the values between them are for embeddings
 
+HEADS_ONLY_REASON = "it holds only MTP heads; name it as the draft of the model they belong to"
 _EMBEDDING_REASON = (
     "it is an embedding model: it turns a text into a row of numbers and writes none"
 )
@@ -73,7 +81,7 @@ def explain_no_text(
     if architecture in _HEADS:
         return (
             "it is a draft head, which needs the inner states of its target and works with no other"
-            + ("; name it as that target's draft" if architecture in _SIDECAR_TARGETS else "")
+            + ("; name it as that target's draft" if architecture in _CACHE_READERS else "")
         )
     if architecture in _ENCODER_DECODER:
         return "it is an encoder-decoder model, and only models that go on with a text are served"
@@ -123,20 +131,42 @@ def explain_unusable_heads(architecture: str, count: int) -> str:
     return ""
 
 
-def is_sidecar(architecture: str) -> bool:
-    """Return whether the architecture is that of MTP heads in a separate file.
+def sidecar_kind(architecture: str, tensors: Collection[str]) -> SidecarKind | None:
+    """Return what a file drafts with if it is a sidecar, from its architecture and the names of its tensors.
 
-    They draft for one target and have no cache.
+    A file of MTP heads has the architecture of its target and the tensors of the heads alone.
     """
-    return architecture in _SIDECAR_TARGETS
+    if architecture in _CACHE_READERS:
+        return "mtp"
+    if architecture == "dflash":
+        return "dspark" if _MARKOV_TENSOR in tensors else "dflash"
+    if architecture == "eagle3":
+        return "eagle3"
+    has_heads = any(name.endswith(HEAD_SUFFIX) for name in tensors)
+    return "mtp" if has_heads and FIRST_TRUNK_TENSOR not in tensors else None
+
+
+def reads_target_cache(architecture: str) -> bool:
+    """Return whether MTP heads of this architecture have no cache and read that of their target."""
+    return architecture in _CACHE_READERS
 
 
 def explain_wrong_sidecar(architecture: str, target: str) -> str:
-    """Return why a sidecar cannot draft for a target, as a clause, or an empty text if it can."""
-    required = _SIDECAR_TARGETS[architecture]
+    """Return why MTP heads in a file of their own cannot draft for a target, as a clause, or "" if they can.
+
+    Each parameter is a `general.architecture`.
+    """
+    required = _CACHE_READERS.get(architecture, architecture)
     if target == required:
         return ""
     return f"MTP heads of {architecture} need a target of {required}, not {target}"
+
+
+def explain_wrong_trunk(layers: int, target_layers: int) -> str:
+    """Return why MTP heads for a trunk of `layers` layers cannot draft for a target, as a clause, or ""."""
+    if layers == target_layers:
+        return ""
+    return f"these MTP heads are for a model of {layers} layers, and the target has {target_layers}"
 
 
 # ------------------------------------------------------------------------ quantization

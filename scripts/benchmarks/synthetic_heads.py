@@ -59,51 +59,93 @@ def write_heads(
     listens: how much the head's state takes from the target's hidden state, by a random matrix: where
     that is much, its drafts are no longer the chosen ones. hollow: it names a head and holds none.
     """
-    import gguf
+    _write_files(None if hollow else path, path, shape, acceptance, architecture, seed, listens)
+    return path
 
+
+def write_heads_apart(
+    target: Path,
+    heads: Path,
+    shape: Shape = TINY_HEADS,
+    acceptance: float | tuple[float, float] = 0.8,
+    architecture: Architecture = "glm4moe",
+    *,
+    seed: int = 0,
+    listens: float = 0.0,
+) -> None:
+    """Write the model of `write_heads` as two files, `target` without its head and `heads` without a trunk.
+
+    llama.cpp's converter makes such files with --no-mtp and --mtp.
+    """
+    _write_files(heads, target, shape, acceptance, architecture, seed, listens)
+
+
+def _write_files(
+    heads: Path | None,
+    target: Path,
+    shape: Shape,
+    acceptance: float | tuple[float, float],
+    architecture: Architecture,
+    seed: int,
+    listens: float,
+) -> None:
+    """Write the target, and its head into the same file or another, or nowhere if `heads` is None."""
     kind = raw_type(shape.quant)
     rng = np.random.default_rng(seed)
     cycle = target_cycle(shape.n_vocab, seed)
-    writer = gguf.GGUFWriter(path, architecture)
-    _write_numbers(writer, shape, architecture)
-    write_vocabulary(writer, shape.n_vocab)
+    apart = heads is not None and heads != target
+    trunk = _begin(target, shape, architecture, n_heads=0 if apart else 1)
+    head = _begin(heads, shape, architecture, n_heads=1) if apart and heads else trunk
+    both = [trunk, head] if apart else [trunk]
+    writers = both  # of the tensors that come next
 
     def put(name: str, data: Tensor) -> None:
-        writer.add_tensor(name, data, raw_dtype=kind)
+        for writer in writers:
+            writer.add_tensor(name, data, raw_dtype=kind)
 
     def whole(name: str, data: Tensor) -> None:
-        writer.add_tensor(name, data if data.dtype == np.float16 else data.astype(np.float32))
+        for writer in writers:
+            writer.add_tensor(name, data if data.dtype == np.float16 else data.astype(np.float32))
 
     embedding = drawn_matrix(rng, shape.n_vocab, shape.n_embd, shape.quant, 1.0)
     put("token_embd.weight", embedding)
-    for layer in range(shape.n_layer + (not hollow)):
+    for layer in range(shape.n_layer + (heads is not None)):
+        writers = [trunk if layer < shape.n_layer else head]
         for name, size, std in _matrices(shape, architecture, layer):
             rows = int(np.prod(size[:-1]))
             data = drawn_matrix(rng, rows, size[-1], shape.quant, std)
             put(f"blk.{layer}.{name}", data.reshape(*size[:-1], -1))
         _write_small(whole, rng, shape, architecture, layer)
+    writers = both
     whole("output_norm.weight", np.ones(shape.n_embd))
     put("output.weight", output_rows(embedding, shape, cycle))
-    if not hollow:
+    if heads is not None:
+        writers = [head]
         guess = draft_cycle(cycle, acceptance, seed + 1)
         _write_head(put, whole, rng, shape, embedding, guess, listens)
-    finish(writer)
-    return path
+    for writer in both:
+        finish(writer)
 
 
-def _write_numbers(writer: Any, shape: Shape, architecture: Architecture) -> None:
+def _begin(path: Path, shape: Shape, architecture: Architecture, n_heads: int) -> Any:
+    """Return a writer that has the metadata of a model with so many heads."""
+    import gguf
+
+    writer: Any = gguf.GGUFWriter(path, architecture)
     head = shape.n_embd // shape.n_head
-    write_sizes(writer, replace(shape, n_layer=shape.n_layer + 1), "synthetic-heads")
-    writer.add_nextn_predict_layers(1)
+    write_sizes(writer, replace(shape, n_layer=shape.n_layer + n_heads), "synthetic-heads")
+    if n_heads:
+        writer.add_nextn_predict_layers(n_heads)
     writer.add_key_length(head)
     writer.add_value_length(head)
+    write_vocabulary(writer, shape.n_vocab)
     if architecture == "glm4moe":
         writer.add_leading_dense_block_count(shape.n_layer)  # the head alone has experts
         writer.add_expert_count(_EXPERTS)
         writer.add_expert_used_count(_EXPERTS)
         writer.add_expert_shared_count(1)
         writer.add_expert_feed_forward_length(shape.n_ff // 4)
-        return
+        return writer
     writer.add_rope_dimension_sections([head // 4] * 4)
     writer.add_full_attention_interval(2)
     writer.add_ssm_conv_kernel(_KERNEL)
@@ -111,6 +153,7 @@ def _write_numbers(writer: Any, shape: Shape, architecture: Architecture) -> Non
     writer.add_ssm_state_size(_STATE)
     writer.add_ssm_time_step_rank(_RANK)
     writer.add_ssm_group_count(_GROUPS)
+    return writer
 
 
 def _matrices(shape: Shape, architecture: Architecture, layer: int) -> Iterator[Matrix]:

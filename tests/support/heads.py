@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.synthetic import draft_cycle, target_cycle
-from benchmarks.synthetic_heads import Architecture, write_heads
+from benchmarks.synthetic_heads import Architecture, write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import write_with_sidecar
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import N_VOCAB, rescale
@@ -30,6 +30,19 @@ def _with_sidecar(folder: Path, acceptance: float, **options: Any) -> PairFiles:
             for file, factor in zip(files, (7e5, 6e4), strict=True):
                 rescale(file, {"post_attention_norm": factor, "post_ffw_norm": factor})
     return PairFiles(folder.name, str(files[0]), str(files[1]))
+
+
+def split_heads(folder: Path, architecture: Architecture, **options: Any) -> PairFiles:
+    """Return the model of `write_heads` as two files, its trunk and its head."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "-".join([architecture, *map(str, options.values())])
+    target, heads = folder / f"{name}-trunk.gguf", folder / f"mtp-{name}.gguf"
+    if not heads.exists():
+        write_heads_apart(target, heads, architecture=architecture, **options)
+        if "listens" in options:
+            for file in (target, heads):
+                rescale(file, {"attn_output": 6e4, "ffn_down": 6e4, "ssm_out": 6e4})
+    return PairFiles(target.stem, str(target), str(heads))
 
 
 def cycle_heads(folder: Path, acceptance: float, architecture: Target) -> PairFiles:

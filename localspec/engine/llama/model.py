@@ -10,6 +10,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,7 +24,13 @@ from localspec.engine.llama import waiting
 from localspec.engine.llama.batch import Batch, Stop
 from localspec.engine.llama.vocab import Vocab
 from localspec.errors import LoadFailed
-from localspec.model_traits import explain_unusable_heads, is_sidecar
+from localspec.model_traits import (
+    HEAD_SUFFIX,
+    SidecarKind,
+    explain_unusable_heads,
+    reads_target_cache,
+    sidecar_kind,
+)
 
 # ------------------------------------------------------------------------ library
 # Initialise llama.cpp, read its log for the causes of failures, and describe its build.
@@ -167,13 +174,12 @@ def why_no_heads(model: Model) -> str:
     """Return why a model's heads or a sidecar cannot draft, as a clause; "" if they can."""
     if _ext is None:
         return f"this build of llama.cpp has no interface for MTP heads ({_missing})"
-    if is_sidecar(model.architecture):
+    if model.reads_target_cache:
         return ""
     if reason := explain_unusable_heads(model.architecture, model.n_heads):
         return reason
-    return (
-        "" if _has_heads(model.path) else "the MTP heads that the target's file names are not in it"
-    )
+    has_heads = any(name.endswith(HEAD_SUFFIX) for name in read_tensor_names(model.path))
+    return "" if has_heads else "the MTP heads that the target's file names are not in it"
 
 
 class _GgufParams(ctypes.Structure):
@@ -182,19 +188,15 @@ class _GgufParams(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
 
 
-def _has_heads(path: str) -> bool:
-    """Return whether a model's files contain heads. llama.cpp ends the process if it runs missing ones."""
+def read_tensor_names(path: str) -> set[str]:
+    """Return the names of the tensors in a model's files."""
     shards, files = re.fullmatch(r"(.*)-00001-of-(\d{5})\.gguf", path), [path]
     if shards:
         files = [f"{shards[1]}-{i:05}-of-{shards[2]}.gguf" for i in range(1, int(shards[2]) + 1)]
-    return any(
-        name.endswith(b".nextn.eh_proj.weight")
-        for file in files
-        for name in _read_tensor_names(file)
-    )
+    return {name for file in files for name in _read_file_tensor_names(file)}
 
 
-def _read_tensor_names(file: str) -> list[bytes]:
+def _read_file_tensor_names(file: str) -> list[str]:
     """Return the names of the tensors in a GGUF file, or none if it cannot be read."""
     lib = ggml.libggml
     lib.gguf_init_from_file.restype = ctypes.c_void_p
@@ -209,7 +211,8 @@ def _read_tensor_names(file: str) -> list[bytes]:
         return []
     try:
         count = lib.gguf_get_n_tensors(header)
-        return [lib.gguf_get_tensor_name(header, index) for index in range(count)]
+        names = (lib.gguf_get_tensor_name(header, index) for index in range(count))
+        return [name.decode("utf-8", "replace") for name in names]
     finally:
         lib.gguf_free(header)
 
@@ -343,16 +346,29 @@ class Model(Resource):
 
     def _read_properties(self, heads: bool) -> None:
         self.n_ctx_train = int(C.llama_model_n_ctx_train(self.handle))
+        # Without MTP heads. Heads in a file of their own declare as many as their target has.
         self.n_layer = int(C.llama_model_n_layer(self.handle))
         self.n_attention_heads = int(C.llama_model_n_head(self.handle))
         self.n_swa = int(C.llama_model_n_swa(self.handle))  # 0 without a sliding window.
-        self.n_heads = int(C.llama_model_n_layer_nextn(self.handle)) if heads else 0  # MTP heads.
+        self._declared_heads = int(C.llama_model_n_layer_nextn(self.handle))
+        self.n_heads = self._declared_heads if heads else 0  # Loaded MTP heads.
         self.n_params = int(C.llama_model_n_params(self.handle))
         self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
         self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
         self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
         self.architecture = self.metadata("general.architecture") or ""
         self.vocab = Vocab(self)
+
+    @cached_property
+    def sidecar(self) -> SidecarKind | None:
+        """What the file drafts with if it is a sidecar, None if it is a model of its own."""
+        names = read_tensor_names(self.path) if self._declared_heads else ()
+        return sidecar_kind(self.architecture, names)
+
+    @property
+    def reads_target_cache(self) -> bool:
+        """Whether the file holds MTP heads that have no cache and read that of their target."""
+        return reads_target_cache(self.architecture)
 
     @property
     def n_state(self) -> int:

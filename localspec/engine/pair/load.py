@@ -73,7 +73,6 @@ from localspec.engine.speculation.drafters.draft_model import (
 from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
 from localspec.engine.speculation.warm_start import MAX_TEXT_TOKENS, TEXTS, warm_start
 from localspec.errors import LoadFailed
-from localspec.model_traits import is_sidecar
 from localspec.protocol.frames import EngineSettings, PairFiles
 
 # On a GPU, a pass may read this many times n_batch tokens of a prompt, because it goes on to the next part by
@@ -311,7 +310,7 @@ def plan_contexts(
     if remote.machines:
         settings = _settings_for_workers(target, settings)
     compared = check_pair(target, draft) if draft else None
-    has_states = target.n_heads or (draft is not None and is_sidecar(draft.architecture))
+    has_states = target.n_heads or (draft is not None and draft.sidecar is not None)
     attention = settings.flash_attention
     if not on_gpu and not has_states and target.cuttable:
         attention = settings.cpu_flash_attention(n_ctx, wide=wide_vectors())
@@ -419,7 +418,8 @@ def make_draft_context(models: PairModels, context: Context, notes: list[str]) -
         if reason := why_kv_type_unsupported(draft, models.settings.kv_types):
             notes.append(f"The draft's KV cache is f16: {reason}.")
         return DraftContext(make(draft))
-    model, target = (draft, context) if draft is not None else (models.target, None)
+    model = models.target if draft is None else draft
+    target = context if model.reads_target_cache else None
     if draft is None and not model.n_heads:
         return DraftContext(None)
     if reason := why_no_heads(model):

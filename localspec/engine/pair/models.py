@@ -23,12 +23,19 @@ from localspec.engine.llama import (
     NotFinite,
     gpus,
     llama_version,
+    read_tensor_names,
 )
 from localspec.engine.pair.profile import hash_identity
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.drafters.draft_model import PREFILL_WIDTH
 from localspec.errors import LoadFailed
-from localspec.model_traits import explain_no_text, explain_wrong_sidecar, is_sidecar
+from localspec.model_traits import (
+    HEADS_ONLY_REASON,
+    explain_no_text,
+    explain_wrong_sidecar,
+    explain_wrong_trunk,
+    sidecar_kind,
+)
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.settings import CPU_PASS_ROWS, KV_BLOCK_SIZE, FlashAttention, KvType
 
@@ -69,7 +76,7 @@ class PairModels:
     @property
     def sidecar(self) -> bool:
         """Whether the draft consists of MTP heads in a file of their own."""
-        return self.draft is not None and is_sidecar(self.draft.architecture)
+        return self.draft is not None and self.draft.sidecar is not None
 
     def make_context(
         self,
@@ -155,6 +162,8 @@ def open_model(
     Raises:
         LoadFailed: It generates no text.
     """
+    if drafts and sidecar_kind("", read_tensor_names(path)) == "mtp":
+        heads = True  # It has nothing else.
     model = Model(
         path,
         n_gpu_layers=settings.n_gpu_layers,
@@ -165,7 +174,7 @@ def open_model(
         devices=devices,
         progress=progress,
     )
-    if reason := "" if drafts and is_sidecar(model.architecture) else _why_no_writer(model):
+    if reason := "" if drafts and model.sidecar == "mtp" else _why_no_writer(model):
         model.close()
         raise LoadFailed(f"{path} cannot generate text: {reason}.")
     return model
@@ -176,15 +185,15 @@ def open_draft(
 ) -> Model:
     """Open the draft as a whole on one GPU of this machine, because its steps are too short to be shared.
 
-    A sidecar reads the target's cache, so it goes where the target's layers are. Otherwise llama.cpp would
-    end the process.
+    Heads that read the target's cache go where the target's layers are. Otherwise llama.cpp would end the
+    process.
 
     open_with: opens the draft as `open_model` does, with the given settings. target_devices: the target's
     devices, if they are on other machines.
     """
     draft_settings = msgspec.structs.replace(settings, n_gpu_layers=settings.draft_gpu_layers)
     draft = open_with(msgspec.structs.replace(draft_settings, split_mode="none"), drafts=True)
-    if is_sidecar(draft.architecture) and (target_devices or len(gpus()) > 1):
+    if draft.reads_target_cache and (target_devices or len(gpus()) > 1):
         draft.close()
         draft = open_with(draft_settings, drafts=True, devices=target_devices)
     return draft
@@ -193,6 +202,8 @@ def open_draft(
 def _why_no_writer(model: Model) -> str:
     if model.vocab.size == 0:
         return "it has no tokens"
+    if model.sidecar == "mtp" and not model.reads_target_cache:
+        return HEADS_ONLY_REASON
     architecture = model.metadata("general.architecture") or ""
     pooling = model.metadata(f"{architecture}.pooling_type") or ""
     reason = explain_no_text(
@@ -219,7 +230,7 @@ def check_pair(target: Model, draft: Model) -> Compatibility:
     """Return what the vocabularies share. Raises LoadFailed if the draft does not match the target."""
     compatibility = compare_tokenizers(target.vocab.tokenizer(), draft.vocab.tokenizer())
     reason = "" if compatibility.usable else compatibility.reason
-    if is_sidecar(draft.architecture):
+    if draft.sidecar is not None:
         reason = _why_not_its_sidecar(target, draft) or reason
     if reason:
         raise LoadFailed(f"{draft.path} is not a matched draft for {target.path}: {reason}.")
@@ -250,6 +261,8 @@ def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
         return reason
     if sidecar.n_state != target.n_state:
         return f"its states have {sidecar.n_state} numbers, and the target's {target.n_state}"
+    if not sidecar.reads_target_cache:
+        return explain_wrong_trunk(sidecar.n_layer, target.n_layer)
     if sidecar.head_lengths != target.head_lengths:
         return "its attention heads have other lengths than the target's"
     return ""
