@@ -28,6 +28,9 @@ _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _SPEECH = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
 # A sidecar is a file with a draft that reads inner states of its target.
 SidecarKind = Literal["mtp", "eagle3", "dflash", "dspark"]
+SIDECAR_LABELS: dict[SidecarKind, str] = {
+    "mtp": "MTP heads", "eagle3": "EAGLE-3", "dflash": "DFlash", "dspark": "DSpark",
+}  # fmt: skip
 # MTP heads in a separate file → the architecture of the targets whose cache they read
 _CACHE_READERS = {"gemma4-assistant": "gemma4"}
 _HEADS = frozenset({"eagle3", "dflash", *_CACHE_READERS})

@@ -97,7 +97,7 @@ def test_heads_in_their_own_file_draft_for_their_target_only(
 ) -> None:
     files = write_with_sidecar(tmp_path)
     target, draft = read_local_model(files[0]), read_local_model(files[1], as_draft=True)
-    assert draft.is_sidecar
+    assert draft.sidecar == "mtp"
     check_pair(target, draft)
     with pytest.raises(UnsafeModel, match="draft head"):
         read_local_model(files[1])

@@ -217,7 +217,7 @@ class DraftTrials:
             LocalspecError: This draft cannot be used.
         """
         files = frames.PairFiles(f"{target},{draft}", str(target), str(draft))
-        heads = read_local_model(draft, as_draft=True).is_sidecar
+        heads = read_local_model(draft, as_draft=True).sidecar
         trial = self._measure(files, "mtp" if heads else "draft")
         return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
 

@@ -134,7 +134,11 @@ def need_of_draft(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
         load = replace(load, kv_types=F16)
     sequences = load.parallel + 2  # one for the exact lane, one to look ahead
     need = _compute_need(model, load, sequences, max(sequences, 16))
-    if model.is_sidecar and load.exact:  # it reads the exact lane's cache in separate passes
+    if model.sidecar:
+        need = replace(need, cache=need.cache + load.parallel * _HEAD_STATE_BYTES)
+    if (
+        model.reads_target_cache and load.exact
+    ):  # it reads the exact lane's cache in separate passes
         return replace(need, compute=2 * need.compute)
     return need
 
@@ -177,8 +181,10 @@ def _compute_need(model: ModelInfo, load: LoadOptions, sequences: int, rows: int
     logit_bytes = rows * model.vocabulary * 4
     layer_bytes = PASS_ROWS * (8 * model.width + 3 * model.feed_forward + model.kept.beside) * 4
     # With a window there are two masks, one with it and one without.
-    mask_cells = load.context * (2 if model.rollback == "short" or model.is_sidecar else 1)
-    always_flash = is_hybrid(model.architecture) or load.context <= SHORT_CONTEXT_TOKENS
+    mask_cells = load.context * (2 if model.rollback == "short" or model.reads_target_cache else 1)
+    always_flash = (
+        is_hybrid(model.architecture) and not model.sidecar
+    ) or load.context <= SHORT_CONTEXT_TOKENS
     has_scores = load.attention == "off" and not (load.chosen and always_flash)
     # llama.cpp turns flash attention off without a kernel.
     if load.cuda and load.attention == "auto":

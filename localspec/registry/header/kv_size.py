@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from localspec.model_traits import explain_unusable_heads, is_sidecar
+from localspec.model_traits import explain_unusable_heads, reads_target_cache
 from localspec.registry.header.architectures import (
     attends_everywhere,
     attention_interval,
@@ -46,6 +46,11 @@ class KvSize(NamedTuple):
     state: int
     beside: int
     ahead: KvLengths = KvLengths(0, 0)
+
+    def of_heads(self) -> KvSize:
+        """Return the sizes of the MTP heads alone, which have a cache of their own and no recurrent state."""
+        keys, values = self.ahead
+        return self._replace(keys=keys, values=values, state=0, ahead=KvLengths(0, 0))
 
 
 def kv_size(
@@ -114,7 +119,7 @@ def _cache_layers(
     numbers: _HeaderNumbers, architecture: str, kv_heads: tuple[int, ...]
 ) -> Iterator[int]:
     """Yield the indices of the layers that have a cache of their own."""
-    if is_recurrent(architecture) or is_sidecar(architecture):
+    if is_recurrent(architecture) or reads_target_cache(architecture):
         return
     # MTP heads do not run in a plain pass, and shared layers read the cache of another layer.
     end = len(kv_heads) - numbers.read_number("nextn_predict_layers", 0)

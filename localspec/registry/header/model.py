@@ -19,12 +19,15 @@ from pathlib import Path
 from localspec import model_traits
 from localspec.errors import BadGguf, UnsafeModel
 from localspec.model_traits import (
+    HEADS_ONLY_REASON,
+    SidecarKind,
     explain_no_text,
     explain_unusable_heads,
     has_no_cache,
     infer_pooling,
-    is_sidecar,
     needs_whole_text,
+    reads_target_cache,
+    sidecar_kind,
 )
 from localspec.protocol.pairs import TemplateView
 from localspec.protocol.settings import Pooling
@@ -164,7 +167,7 @@ class ModelInfo:
 
     kv_heads: one number per layer. Sizes are in bytes, and `weights` counts all shards. template_hash:
     SHA-256 of the chat template, empty without one. pooling: set for a model that turns texts into numbers,
-    None if it writes text.
+    None if it writes text. sidecar: what the file drafts with if it drafts for one target and writes no text.
     """
 
     name: str
@@ -185,6 +188,7 @@ class ModelInfo:
     rollback: Rollback
     template_hash: str
     pooling: Pooling | None = None
+    sidecar: SidecarKind | None = None
 
     @property
     def needs_whole_text(self) -> bool:
@@ -198,9 +202,14 @@ class ModelInfo:
         return has_no_cache(self.architecture)
 
     @property
-    def is_sidecar(self) -> bool:
-        """Whether the file contains MTP heads that draft for a separate target."""
-        return is_sidecar(self.architecture)
+    def reads_target_cache(self) -> bool:
+        """Whether the file holds MTP heads that have no cache and read that of their target."""
+        return reads_target_cache(self.architecture)
+
+    @property
+    def trunk_layers(self) -> int:
+        """The number of layers without MTP heads; for heads in a file of their own, those of their target."""
+        return self.layers - self._declared_heads
 
     @property
     def unusable_heads_reason(self) -> str:
@@ -252,7 +261,7 @@ def shard_paths(path: Path) -> list[Path]:
 def read_model(sources: Sequence[Source], *, as_draft: bool = False) -> ModelInfo:
     """Read and check the headers of a model's files: one, or all shards in order.
 
-    as_draft: MTP heads in a separate file are allowed too.
+    as_draft: a sidecar is allowed too.
 
     Raises:
         BadGguf, UnsafeModel: one sentence that names the file and what is wrong.
@@ -301,7 +310,7 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
     """
     first = headers[0]
     tensors = {tensor.name: tensor for header in headers for tensor in header.tensors}
-    architecture, pooling = _check_architecture(first, as_draft, tensors.keys())
+    architecture, pooling, sidecar = _check_architecture(first, as_draft, tensors.keys())
     _check_floats(first, architecture)
     layers = _read_number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
     width = _read_number(first, f"{architecture}.embedding_length", 1, MAX_WIDTH)
@@ -310,16 +319,19 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
     _check_experts(first, architecture)
     _check_scaling(first, architecture)
     _read_number(first, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, 1)
-    heads_only = is_sidecar(architecture)  # all its layers are MTP heads
-    max_extra = layers if heads_only else layers - 1
+    all_are_heads = reads_target_cache(architecture)
+    max_extra = layers if all_are_heads else layers - 1
     extra = _read_number(first, f"{architecture}.nextn_predict_layers", 0, max_extra, 0)
-    check_tensors(first.name, architecture, layers, 0 if heads_only else extra, tensors)
+    trunk = range(0 if all_are_heads else layers - extra)
+    required = range(len(trunk), layers) if sidecar else trunk
+    check_tensors(first.name, architecture, layers, required, tensors)
     window = _read_number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
     lengths = KvLengths(
         _read_head_length(first, architecture, "key_length", head_width),
         _read_head_length(first, architecture, "value_length", head_width),
     )
+    kept = kv_size(first, architecture, kv_heads, width, lengths)
     template = first.metadata.get("tokenizer.chat_template")
     return ModelInfo(
         name=first.name,
@@ -333,28 +345,33 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
         feed_forward=_max_feed_forward(first, architecture, layers, width),
         context=_read_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
         vocabulary=check_vocabulary(first, width, tensors),
-        kept=kv_size(first, architecture, kv_heads, width, lengths),
+        kept=kept.of_heads() if sidecar and not all_are_heads else kept,
         parameters=sum(tensor.elements for tensor in tensors.values()),
         weights=sum(header.weights for header in headers),
         file_size=sum(header.file_size for header in headers),
-        rollback=rollback_kind(architecture, window),
+        rollback="full" if sidecar else rollback_kind(architecture, window),
         template_hash=hashlib.sha256(template.encode()).hexdigest()
         if isinstance(template, str)
         else "",
         pooling=pooling,
+        sidecar=sidecar,
     )
 
 
 def _check_architecture(
     header: Header, as_draft: bool, tensors: Set[str]
-) -> tuple[str, Pooling | None]:
-    """Return the architecture, and the pooling of a model that turns texts into numbers.
+) -> tuple[str, Pooling | None, SidecarKind | None]:
+    """Return the architecture, the pooling of a model that turns texts into numbers, and a sidecar's kind.
 
     Raises:
         UnsafeModel: llama.cpp does not support the model.
     """
     architecture, pooling = header.metadata.get("general.architecture"), None
-    if not (as_draft and isinstance(architecture, str) and is_sidecar(architecture)):
+    sidecar = sidecar_kind(architecture, tensors) if isinstance(architecture, str) else None
+    if sidecar and not (as_draft and sidecar == "mtp"):
+        reason = explain_no_text(str(architecture)) or HEADS_ONLY_REASON
+        raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
+    if not sidecar:
         pooling = _check_purpose(header, as_draft)
     if not isinstance(architecture, str) or not re.fullmatch(r"[a-z0-9._-]{1,64}", architecture):
         raise UnsafeModel(f"{header.name} does not declare a model architecture.")
@@ -369,7 +386,7 @@ def _check_architecture(
             f"{header.name} is a reranker without the part that scores (tensor 'cls.output.weight'); it "
             "was converted incorrectly, choose another."
         )
-    return architecture, pooling
+    return architecture, pooling, sidecar
 
 
 def _check_purpose(header: Header, as_draft: bool) -> Pooling | None:

@@ -13,7 +13,7 @@ from itertools import islice
 
 from localspec.compatibility import FIRST_COMPARED_ID, Compatibility, compare_tokenizers
 from localspec.errors import BadGguf, CannotRollBack, NotMatched
-from localspec.model_traits import explain_wrong_sidecar
+from localspec.model_traits import explain_wrong_sidecar, explain_wrong_trunk
 from localspec.registry.header.architectures import describe_rollback
 from localspec.registry.header.gguf import StringArray
 from localspec.registry.header.kv_size import cache_layouts
@@ -42,7 +42,7 @@ def judge_pair(target: ModelInfo, draft: ModelInfo) -> Verdict:
     They must use the same tokens, and MTP heads in a separate file must belong to this target. A file
     without a tokenizer does not match.
     """
-    if draft.is_sidecar and (reason := _explain_wrong_sidecar(target, draft)):
+    if draft.sidecar and (reason := _explain_wrong_sidecar(target, draft)):
         return Verdict(False, f"not a matched pair: {reason}")
     try:
         return judge_vocabularies(read_vocabulary(target.header), read_vocabulary(draft.header))
@@ -82,12 +82,17 @@ def check_pair(target: ModelInfo, draft: ModelInfo | None) -> tuple[str, ...]:
 
 
 def _explain_wrong_sidecar(target: ModelInfo, draft: ModelInfo) -> str:
-    """Return why MTP heads cannot read the target's states and cache, as a clause, or ""."""
+    """Return why MTP heads cannot read the target's states or cache, as a clause, or ""."""
     if reason := explain_wrong_sidecar(draft.architecture, target.architecture):
         return reason
-    state_length = draft.header.metadata.get(f"{draft.architecture}.embedding_length_out")
+    metadata = draft.header.metadata
+    state_length = metadata.get(f"{draft.architecture}.embedding_length_out", draft.width)
     if state_length != target.width:
         return f"the draft reads states of {state_length} numbers, and the target's have {target.width}"
+    if not draft.reads_target_cache:
+        return draft.unusable_heads_reason or explain_wrong_trunk(
+            draft.trunk_layers, target.trunk_layers
+        )
     draft_layouts, target_layouts = (
         cache_layouts(model.header, model.architecture, model.kv_heads, model.key_length)
         for model in (draft, target)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from localspec.errors import UnsafeModel
@@ -35,11 +35,16 @@ _MAX_TAIL_BYTES = 4096  # checked for zeros at the end of a file
 
 
 def check_tensors(
-    name: str, architecture: str, layers: int, extra: int, tensors: Mapping[str, Tensor]
+    name: str,
+    architecture: str,
+    layers: int,
+    required_layers: Sequence[int],
+    tensors: Mapping[str, Tensor],
 ) -> None:
     """Check that every layer is present, that there are no others, and that each has the known tensors.
 
-    extra: how many of the layers predict further tokens (MTP) and may be in another file.
+    layers: how many the file declares. required_layers: those that it must contain, because MTP heads and
+    the layers below them may be in two files.
 
     Raises:
         UnsafeModel: the message names the tensor.
@@ -50,8 +55,8 @@ def check_tensors(
         raise UnsafeModel(f"{name} lacks the tensor 'token_embd.weight'.")
     present = {int(match[1]) for match in map(_BLOCK.match, tensors) if match}
     _check_types(name, tensors.values())
-    missing = sorted(set(range(layers - extra)) - present)
-    if len(missing) == layers - extra:
+    missing = sorted(set(required_layers) - present)
+    if len(missing) == len(required_layers):
         raise UnsafeModel(f"{name} contains none of the {layers} layers it declares.")
     if missing:
         raise UnsafeModel(f"{name} declares {layers} layers but lacks layer {missing[0]}.")
@@ -60,13 +65,11 @@ def check_tensors(
     if architecture not in _DENSE_ARCHITECTURES:
         return
     required = ["output_norm.weight"]
-    required += [
-        f"blk.{layer}.{part}" for layer in range(layers - extra) for part in _REQUIRED_IN_LAYER
-    ]
+    required += [f"blk.{layer}.{part}" for layer in required_layers for part in _REQUIRED_IN_LAYER]
     for part in required:
         if part not in tensors:
             raise UnsafeModel(f"{name} lacks the tensor '{part}'.")
-    for layer in range(layers - extra):
+    for layer in required_layers:
         for choice in _ONE_REQUIRED_IN_LAYER:
             if not any(f"blk.{layer}.{part}" in tensors for part in choice):
                 raise UnsafeModel(f"{name} lacks the tensor 'blk.{layer}.{choice[0]}'.")

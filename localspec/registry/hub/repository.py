@@ -10,11 +10,13 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
+from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import msgspec
 
 from localspec.errors import BadGguf, InvalidRequest, NotOnHub
+from localspec.model_traits import SIDECAR_LABELS, SidecarKind
 from localspec.registry.catalogue import FILE_PATTERN, REPO_PATTERN, REVISION_PATTERN
 from localspec.registry.header.fit import Fits
 from localspec.registry.header.model import shard_names
@@ -29,12 +31,21 @@ _QUANT_IN_NAME = re.compile(
     r"(?=[-._]|$)",
     re.IGNORECASE,
 )
-# Files that are not models: image projectors, importance matrices, adapters, and heads that draft.
+# Sidecars by their names, each with what it drafts with. llama.cpp's converter puts the kind first.
+_SIDECAR_NAMES: dict[SidecarKind, re.Pattern[str]] = {
+    "mtp": re.compile(r"^mtp[-._]|^gemma.*-assistant(?:[-._]|$)", re.IGNORECASE),
+    "dspark": re.compile(r"(?:^|[-._])dspark\d*(?:[-._]|$)", re.IGNORECASE),
+    "dflash": re.compile(r"(?:^|[-._])dflash\d*(?:[-._]|$)", re.IGNORECASE),
+    "eagle3": re.compile(r"(?:^|[-._])eagle-?3(?:[-._]|$)", re.IGNORECASE),
+}
+# Files that are no models and do not draft: image projectors, importance matrices and adapters.
 _NOT_A_MODEL = re.compile(
-    r"^mtp[-._]|(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector|eagle3|dflash\d*)(?:[-._]|$)",
-    re.IGNORECASE,
+    r"(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector)(?:[-._]|$)", re.IGNORECASE
 )
-_HEADS_FILE = re.compile(r"^mtp[-._]", re.IGNORECASE)
+# Each drafted token reads the heads once, and a round drafts about three. Q8_0 drafts as well as 16 bits do.
+# Four bits cost acceptance, which pays only where Q8_0 would be a large part of what a round reads.
+_SIDECAR_QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
+_MAX_SIDECAR_SHARE = 10  # target size / size of a sidecar of 8 bits
 # The most common quantization for each number of bits.
 _COMMON_QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
 _MAX_BITS = 8  # more bits cost memory and speed, and answers are no better
@@ -91,6 +102,16 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         """The bits of a weight, according to the quantization's name; 0 if it does not state them."""
         match = re.search(r"\d+", self.quant.removeprefix("i1-"))
         return int(match[0]) if match else 0
+
+
+class SidecarFile(NamedTuple):
+    """A file that looks like a sidecar, and what it seems to draft with."""
+
+    file: str
+    kind: SidecarKind
+
+    def __str__(self) -> str:
+        return f"{self.file} ({SIDECAR_LABELS[self.kind]})"
 
 
 def parse_reference(text: str, endpoint: str | None = None) -> Reference | None:
@@ -212,7 +233,7 @@ def list_choices(files: Iterable[ListedFile], *, everything: bool = False) -> tu
     sizes = {file.file: file.size for file in files if FILE_PATTERN.fullmatch(file.file)}
     models: dict[tuple[str, str], Choice] = {}
     for file in sorted(sizes):
-        if _NOT_A_MODEL.search(PurePosixPath(file).name) and not everything:
+        if not everything and _is_no_model(PurePosixPath(file).name):
             continue
         try:
             parts = list_parts(file)
@@ -239,16 +260,46 @@ def list_parts(file: str) -> list[str]:
     return [f"{folder}{slash}{part}" for part in shard_names(name)]
 
 
-def find_heads_file(files: Iterable[ListedFile], target: str) -> str:
-    """Return the file of MTP heads that belongs to a target, or "" if there is none.
+def guess_sidecar_kind(file: str) -> SidecarKind | None:
+    """Return what a file seems to draft with by its name, or None if it does not look like a sidecar."""
+    name = _strip_part(PurePosixPath(file).name)
+    return next((kind for kind, pattern in _SIDECAR_NAMES.items() if pattern.search(name)), None)
 
-    Of several (mtp-…) it is the one with the most similar name.
+
+def rank_sidecars(
+    files: Iterable[ListedFile], target: str, target_size: int
+) -> tuple[SidecarFile, ...]:
+    """Return the files that look like sidecars of a target, the best first: by kind, name, and quantization.
+
+    target: the target's file. target_size: bytes of all its parts, which decide whether 8 bits pay.
     """
     stem = _split_quant(target)[0]
-    names = [file.file for file in files if _HEADS_FILE.match(PurePosixPath(file.file).name)]
-    names = [name for name in names if FILE_PATTERN.fullmatch(name)]
-    similar = [name for name in names if stem in PurePosixPath(name).name.lower()]
-    return min(similar or names, key=lambda name: (len(name), name), default="")
+    ranked = []
+    for file in files:
+        kind = guess_sidecar_kind(file.file)
+        if kind is None or not FILE_PATTERN.fullmatch(file.file):
+            continue
+        sidecar_stem, quant = _split_quant(file.file)
+        is_large = quant == "Q8_0" and file.size * _MAX_SIDECAR_SHARE > target_size
+        rank = len(_SIDECAR_QUANTS) if is_large else _rank_sidecar_quant(quant)
+        order = list(_SIDECAR_NAMES).index(kind)
+        key = order, stem not in sidecar_stem, rank, len(file.file), file.file
+        ranked.append((key, SidecarFile(file.file, kind)))
+    return tuple(sidecar for _, sidecar in sorted(ranked))
+
+
+def _rank_sidecar_quant(quant: str) -> int:
+    """Return the place of a quantization among those of a sidecar, 0 for the best."""
+    if quant in _SIDECAR_QUANTS:
+        return _SIDECAR_QUANTS.index(quant)
+    bits = int(match[0]) if (match := re.search(r"\d+", quant.removeprefix("i1-"))) else 0
+    # After those: others of four to eight bits, unnamed ones, more bits, and fewer than four.
+    places = (4 <= bits <= _MAX_BITS, bits == 0, bits > _MAX_BITS, True)
+    return len(_SIDECAR_QUANTS) + 1 + places.index(True)
+
+
+def _is_no_model(name: str) -> bool:
+    return bool(_NOT_A_MODEL.search(name)) or guess_sidecar_kind(name) is not None
 
 
 def _strip_part(name: str) -> str:

@@ -221,7 +221,10 @@ class Planner:
                     return model
         parts = list_local_parts(path)
         return StoredModel(
-            parts=parts, architecture=header_model.architecture, pooling=header_model.pooling
+            parts=parts,
+            architecture=header_model.architecture,
+            pooling=header_model.pooling,
+            sidecar=header_model.sidecar,
         )
 
     def _open_source(self, remote: RemoteFile, cancel: threading.Event | None) -> Source:

@@ -140,6 +140,7 @@ class Puller(Planner):
             parameters=planned.model.parameters,
             heads=planned.model.drafting_heads,
             pooling=planned.model.pooling,
+            sidecar=planned.model.sidecar,
         )
 
     def _to_part(self, remote: RemoteFile, cached_paths: Mapping[str, Path]) -> Part:

@@ -39,14 +39,15 @@ from localspec.registry.hub.repository import (
     Choice,
     Offer,
     Reference,
+    SidecarFile,
     choose_quantization,
     derive_model_name,
     derive_pair_name,
-    find_heads_file,
     list_choices,
     list_parts,
     match_choices,
     parse_reference,
+    rank_sidecars,
 )
 from localspec.registry.hub.retry import call_with_retries
 from localspec.registry.pulls.plan import PlannedModel, Planner
@@ -288,7 +289,9 @@ def _without_secrets(endpoint: str) -> str:
 
 # Target weights / draft weights. A larger draft takes about as much time as it saves.
 _MIN_WEIGHT_RATIO = 3
-_MAX_CATALOGUE_DRAFTS = 3  # checked for one target; each costs the download of a header
+# Most drafts of the catalogue, and most sidecars, that are checked: each costs the download of a header.
+_MAX_CATALOGUE_DRAFTS = 3
+_MAX_SIDECARS = 3
 # A quantization that leaves no memory for this context is too large.
 _REQUIRED_CONTEXT_TOKENS = 32_768
 # The number of parameters in a model name.
@@ -356,7 +359,7 @@ class _Decider:
         if request.no_draft:
             pair = _with_draft(pair)
         elif request.draft:
-            pair = _with_draft(pair, draft=self._choose_draft(request.draft))
+            pair = _with_draft(pair, draft=self._choose_draft(request.draft, pair))
         elif self._earlier and self._earlier.draft:
             pair = _with_draft(
                 pair, draft=as_weights(self._earlier.draft, self._planner.store.part_path)
@@ -455,42 +458,49 @@ class _Decider:
 
     # ------------------------------------------------------------------ what drafts
 
-    def _choose_draft(self, reference: Reference) -> HubFile:
-        """Return the named draft; of several quantizations, the most common one with the most bits."""
+    def _choose_draft(self, reference: Reference, pair: CataloguePair) -> HubFile:
+        """Return the named draft; of several quantizations, the most common one with the most bits.
+
+        A repository without a model, or of the target itself, means the best sidecar there.
+        """
         listed = self._list_files(reference)
+        is_of_target = derive_model_name(pair.target.repo) == derive_model_name(reference.repo)
+        if not reference.file and (is_of_target or not list_choices(listed)):
+            for file, _ in self._rank_sidecars(pair.target, listed):
+                if reference.quant.lower() in file.lower():
+                    return HubFile(repo=reference.repo, file=file, revision=reference.revision)
         matched = match_choices(reference, list_choices(listed, everything=bool(reference.file)))
         return _to_weights(reference, choose_quantization(matched, lambda _: "yes"))
 
     def _propose_draft(
         self, pair: CataloguePair, listed: Sequence[ListedFile]
     ) -> tuple[CataloguePair, str]:
-        """Return the pair with the best available draft, and a sentence that explains the choice.
+        """Return the pair with the best available draft, and sentences that explain the choice.
 
-        The candidates, in order: what the catalogue pairs with this model or another size of its family;
-        heads in the target's own file; heads in a file beside it; a model on this disk. If none is suitable,
-        drafts come from the text itself.
+        The candidates, in order: what the catalogue pairs with this model; heads in the target's own file; a
+        sidecar in the same repository; what the catalogue pairs with another size of its family; a model on
+        this disk. If none is suitable, drafts come from the text itself.
         """
         target = self._read_header(pair.target).model
         if target.pooling:
             return msgspec.structs.replace(pair, roles=roles_for_pooling(target.pooling)), ""
-        for name, weights in self._catalogue_drafts(pair.target, target):
-            if self._is_suitable(target, partial(self._read_draft, weights)):
-                location = f"{weights.repo}/{weights.file}"
-                return _with_draft(
-                    pair, draft=weights
-                ), f"Draft: {location}, which the catalogue lists for {name}."
+        if chosen := self._choose_catalogue_draft(pair, target, _keep_name):
+            return chosen
+        sidecars = self._rank_sidecars(pair.target, listed)
         if target.header.metadata.get(f"{target.architecture}.nextn_predict_layers"):
             pair = msgspec.structs.replace(pair, embedded_heads=True)
-            return pair, "Drafts: this model's own heads (MTP), which are in its file."
-        heads_file = find_heads_file(listed, pair.target.file)
-        heads_weights = HubFile(
-            repo=pair.target.repo, file=heads_file, revision=pair.target.revision
-        )
-        if heads_file and self._is_suitable(target, partial(self._read_draft, heads_weights)):
-            return (
-                msgspec.structs.replace(pair, heads=heads_weights),
-                f"Drafts: this model's own heads (MTP), {heads_file} in the same repository.",
-            )
+            sentence = "Drafts: this model's own heads (MTP), which are in its file."
+            return pair, f"{sentence}{self._list_others(sidecars)}"
+        for sidecar in sidecars[:_MAX_SIDECARS]:
+            file = sidecar.file
+            weights = HubFile(repo=pair.target.repo, file=file, revision=pair.target.revision)
+            if self._is_suitable(target, partial(self._read_draft, weights)):
+                others = [other for other in sidecars if other != sidecar]
+                sentence = f"Drafts: this model's own heads (MTP), {file} in the same repository."
+                pair = msgspec.structs.replace(pair, heads=weights)
+                return pair, f"{sentence}{self._list_others(others)}"
+        if chosen := self._choose_catalogue_draft(pair, target, _strip_size):
+            return chosen
         for path, name in self._disk_models():
             if self._is_suitable(target, partial(read_local_model, path, as_draft=True)):
                 weights = HubFile(repo="", file=str(path))
@@ -499,11 +509,41 @@ class _Decider:
                 ), f"Draft: {name}, which is on this disk and matches."
         return pair, (
             "No draft model is known for it; drafts come from the text itself (n-gram). To "
-            f"name one: localspec pull {pair.target.repo} --draft OWNER/REPO"
+            f"name one: localspec pull {pair.target.repo} --draft OWNER/REPO{self._list_others(sidecars)}"
         )
 
+    def _choose_catalogue_draft(
+        self, pair: CataloguePair, target: ModelInfo, simplify: Callable[[str], str]
+    ) -> tuple[CataloguePair, str] | None:
+        """Return the pair with a draft from the catalogue, and a sentence; None if none is suitable.
+
+        simplify: as in `_catalogue_drafts`.
+        """
+        for name, weights in self._catalogue_drafts(pair.target, target, simplify):
+            if self._is_suitable(target, partial(self._read_draft, weights)):
+                location = f"{weights.repo}/{weights.file}"
+                sentence = f"Draft: {location}, which the catalogue lists for {name}."
+                return _with_draft(pair, draft=weights), sentence
+        return None
+
+    def _rank_sidecars(
+        self, target: HubFile, listed: Sequence[ListedFile]
+    ) -> tuple[SidecarFile, ...]:
+        return rank_sidecars(listed, target.file, self._read_header(target).model.weights)
+
+    def _list_others(self, sidecars: Sequence[SidecarFile]) -> str:
+        """Return a sentence that names the sidecars which are not used, or an empty text."""
+        if not sidecars:
+            return ""
+        more = len(sidecars) - _MAX_SIDECARS
+        listed = ", ".join(map(str, sidecars[:_MAX_SIDECARS]))
+        return f" Not used: {listed}{f' and {more} more' if more > 0 else ''}."
+
     def _is_suitable(self, target: ModelInfo, read_draft: Callable[[], ModelInfo]) -> bool:
-        """Return whether a model can be the draft and is small enough to save time."""
+        """Return whether a model can be the draft and is small enough to save time.
+
+        Of a sidecar, a pass reads far less than its size: a row of its embedding, not all of it.
+        """
         try:
             draft = read_draft()
             check_pair(target, draft)
@@ -511,26 +551,26 @@ class _Decider:
             raise
         except LocalspecError:
             return False
-        return draft.weights * _MIN_WEIGHT_RATIO <= target.weights
+        return bool(draft.sidecar) or draft.weights * _MIN_WEIGHT_RATIO <= target.weights
 
-    def _catalogue_drafts(self, target: HubFile, model: ModelInfo) -> Iterator[tuple[str, HubFile]]:
-        """Yield the names and drafts of the catalogue's pairs of the same model, then of its family.
+    def _catalogue_drafts(
+        self, target: HubFile, model: ModelInfo, simplify: Callable[[str], str]
+    ) -> Iterator[tuple[str, HubFile]]:
+        """Yield the names and drafts of the catalogue's pairs whose target has the same simplified name.
 
         Models are compared by the names of their repositories and the names in the header.
         """
-        names = [derive_model_name(target.repo), *_base_names(model)]
         yielded: list[HubFile] = []
-        for simplify in (_keep_name, _strip_size):
-            for name in names:
-                for catalogue_name, pair in self._catalogue.pairs.items():
-                    is_match = simplify(derive_model_name(pair.target.repo)) == simplify(name)
-                    # Heads in a separate file fit only a target of that size.
-                    draft = pair.draft or (pair.heads if simplify is _keep_name else None)
-                    if is_match and draft and draft not in yielded:
-                        if len(yielded) == _MAX_CATALOGUE_DRAFTS:
-                            return
-                        yielded.append(draft)
-                        yield catalogue_name, draft
+        for name in [derive_model_name(target.repo), *_base_names(model)]:
+            for catalogue_name, pair in self._catalogue.pairs.items():
+                is_match = simplify(derive_model_name(pair.target.repo)) == simplify(name)
+                # Heads in a separate file fit only a target of that size.
+                draft = pair.draft or (pair.heads if simplify is _keep_name else None)
+                if is_match and draft and draft not in yielded:
+                    if len(yielded) == _MAX_CATALOGUE_DRAFTS:
+                        return
+                    yielded.append(draft)
+                    yield catalogue_name, draft
 
     def _disk_models(self) -> Iterator[tuple[Path, str]]:
         """Yield the models on this disk, the smallest file first.

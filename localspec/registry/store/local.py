@@ -382,4 +382,5 @@ def _to_stored(model: ModelInfo, path: Path, hashes: HashCache | None) -> Stored
         parameters=model.parameters,
         heads=model.drafting_heads,
         pooling=model.pooling,
+        sidecar=model.sidecar,
     )

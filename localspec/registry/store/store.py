@@ -28,7 +28,7 @@ from localspec.errors import (
     StoreReadOnly,
     UnsafePath,
 )
-from localspec.model_traits import is_sidecar
+from localspec.model_traits import SidecarKind, reads_target_cache
 from localspec.paths import read_file
 from localspec.protocol.pairs import DraftKind
 from localspec.protocol.settings import Pooling
@@ -69,7 +69,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     """A target or draft: where it came from, and its parts, several if it is sharded.
 
     heads: how many MTP heads in its own file can draft. pooling: set for a model that turns texts into
-    numbers.
+    numbers. sidecar: as in `ModelInfo`; older records have it by their architecture alone.
     """
 
     parts: tuple[Part, ...]
@@ -79,6 +79,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int = 0
     heads: int = 0
     pooling: Pooling | None = None
+    sidecar: SidecarKind | None = None
 
     @property
     def file(self) -> str:
@@ -116,7 +117,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         if self.target.pooling:
             return "none"
         if self.draft:
-            return "mtp-sidecar" if is_sidecar(self.draft.architecture) else "model"
+            is_sidecar = self.draft.sidecar or reads_target_cache(self.draft.architecture)
+            return "mtp-sidecar" if is_sidecar else "model"
         return "mtp-embedded" if self.target.heads else "ngram"
 
     @property
