@@ -54,6 +54,7 @@ class PairsClient(Client):
         draft: str | None,
         roles: list[str],
         *,
+        no_draft: bool = False,
         replace: bool = False,
         hash_now: bool = True,
         pooling: str | None = None,
@@ -63,7 +64,7 @@ class PairsClient(Client):
         Without `hash_now` the files are hashed when the pair is loaded.
         """
         body = {"name": name, "target": target, "draft": draft, "roles": roles, "replace": replace}
-        options = {"hash_now": hash_now, "pooling": pooling}
+        options = {"no_draft": no_draft, "hash_now": hash_now, "pooling": pooling}
         return self._json("POST", "/localspec/pairs", {**body, **options})
 
     def add_upstream(self, name: str, upstream: str, **settings: Any) -> dict[str, Any]:

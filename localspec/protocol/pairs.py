@@ -80,6 +80,7 @@ class AddRequest(Request):
     """Make a pair of files on this disk.
 
     - `target`, `draft`: absolute paths, or Ollama's names (`qwen2.5:7b`).
+    - `no_draft`: use no draft, not even a sidecar that lies beside the target.
     - `hash_now`: if false, the files are hashed when the pair is first loaded.
     - `pooling`: the target is an embedding model that pools this way, whatever its file says.
     """
@@ -87,6 +88,7 @@ class AddRequest(Request):
     name: Name
     target: FileName
     draft: FileName | None = None
+    no_draft: OrDefault[bool] = False
     roles: OrDefault[
         Annotated[tuple[Literal["chat", "fim"], ...], Meta(min_length=1, max_length=2)]
     ] = ("chat",)

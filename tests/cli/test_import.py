@@ -7,11 +7,13 @@ import os
 import shlex
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.synthetic_heads import TINY_HEADS, write_heads_apart
 from tests.support.daemons import Home, temporary_home
 from tests.support.gguf_files import STRING, model
 from tests.support.programs import furnish, in_hub, in_ollama, large
@@ -66,6 +68,29 @@ def test_printed_commands_can_be_run(furnished: tuple[Home, dict[str, str]]) -> 
         assert home.run("ask", "-m", name, "say hello").stdout == "hello\n"
     report = run_import(home)
     assert report["pairs"] == []
+
+
+def test_sidecars_are_proposed_for_their_targets_alone(tmp_path: Path) -> None:
+    """One of two quantizations is proposed; heads whose target is not there are no model of their own."""
+    with temporary_home() as home:
+        furnish_home(home)
+        heads = tmp_path / "mtp-apart-8b-Q8_0.gguf"
+        write_heads_apart(tmp_path / "apart-8b-Q4_0.gguf", heads)
+        shutil.copy(heads, tmp_path / "mtp-apart-8b-BF16.gguf")
+        lost = tmp_path / "mtp-lost-8b-Q8_0.gguf"
+        write_heads_apart(tmp_path / "lost.gguf", lost, replace(TINY_HEADS, n_layer=3))
+        (tmp_path / "lost.gguf").unlink()
+        with (tmp_path / "mtp-apart-8b-BF16.gguf").open("ab") as file:
+            file.write(b"other weights")
+        report = run_import(home, str(tmp_path))
+        problems = {item["name"]: item["problem"] for item in report["models"] if item["problem"]}
+        assert problems == {lost.name: "it drafts for a model that was not found."}
+        drafts = {item["name"]: item["drafts"] for item in report["models"]}
+        assert drafts["apart-8b-Q4_0.gguf"][0] == str(heads)
+        proposed = [pair for pair in report["pairs"] if "apart" in pair["name"]]
+        assert [(pair["name"], pair["draft"]) for pair in proposed] == [
+            ("apart-8b-q4_0", str(heads))
+        ]
 
 
 def test_unusable_files_are_reported(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.synthetic import Shape, target_cycle, write_model
+from benchmarks.synthetic_heads import write_heads_apart
 from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from tests.support.daemons import FAKE_WORKER
 from tests.support.gguf_files import U32, model
@@ -191,6 +192,46 @@ def test_heads_are_found_in_the_file_and_beside_it(home: PullingHome) -> None:
     assert re.search(r"^drafts +the MTP heads in the draft's file$", output, re.M)
     listed = json.loads(home.run("list", "--json").stdout)["pairs"]
     assert [pair["kind"] for pair in listed if pair["name"] == "maker-gemma"] == ["mtp-sidecar"]
+
+
+def test_heads_without_a_trunk_are_pulled_with_their_target(home: PullingHome) -> None:
+    """As in ggml-org's repositories: several quantizations of the heads, and sidecars of other kinds."""
+    target, heads = home.root / "trunk.gguf", home.root / "heads.gguf"
+    write_heads_apart(target, heads, acceptance=0.9)
+    home.hub.add("maker/apart", "Apart-8B-Q4_0.gguf", target.read_bytes())
+    for name in ("mtp-Apart-8B-BF16", "mtp-Apart-8B-Q4_0", "eagle3-Apart-8B-Q8_0"):
+        home.hub.add("maker/apart", f"{name}.gguf", heads.read_bytes())
+    home.hub.add("maker/apart", "mtp-Apart-8B-Q8_0.gguf", b"broken")
+    run = home.run("pull", "maker/apart")
+    assert "own heads (MTP), mtp-Apart-8B-Q4_0.gguf in the same repository." in run.stdout
+    assert "eagle3-Apart-8B-Q8_0.gguf (EAGLE-3)" in run.stdout
+    answer = json.loads(home.run("ask", "--json", "-p", "maker-apart", "a").stdout)
+    assert "localspec" in answer
+    run = home.run("pull", "maker/apart", "--draft", "maker/apart:mtp-Apart-8B-BF16.gguf")
+    assert pulled_file(home, "maker-apart", "draft") == "mtp-Apart-8B-BF16.gguf"
+    run = home.run("pull", "maker/apart", "--draft", "maker/apart:BF16")
+    assert pulled_file(home, "maker-apart", "draft") == "mtp-Apart-8B-BF16.gguf"
+    run = home.run("pull", "maker/apart:mtp-Apart-8B-BF16.gguf")
+    assert run.returncode != 0
+    assert "holds only MTP heads; name it as the draft of the model they belong to" in run.stderr
+
+
+def test_heads_beside_a_target_draft_for_it(home: PullingHome) -> None:
+    folder = home.root / "models"
+    folder.mkdir()
+    target, heads = folder / "Apart-8B-Q4_0.gguf", folder / "mtp-Apart-8B-Q8_0.gguf"
+    write_heads_apart(target, heads, acceptance=0.9)
+    run = home.run("add", "mine", "--target", str(target))
+    assert (
+        "note: mtp-Apart-8B-Q8_0.gguf, which lies beside the target, drafts for it." in run.stdout
+    )
+    assert home.run("add", "alone", "--target", str(target), "--no-draft").returncode == 0
+    kinds = {
+        pair["name"]: pair["kind"]
+        for pair in json.loads(home.run("list", "--json").stdout)["pairs"]
+    }
+    assert (kinds["mine"], kinds["alone"]) == ("mtp-sidecar", "ngram")
+    assert "the MTP heads in the draft's file" in home.run("show", str(target)).stdout
 
 
 def test_heads_of_the_catalogue_are_used_only_if_they_fit(

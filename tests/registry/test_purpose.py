@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.synthetic_heads import (
+    TINY_HEADS,
+    Architecture,
+    write_heads,
+    write_heads_apart,
+)
 from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec.engine.llama import initialise
 from localspec.engine.pair.models import open_model
@@ -112,6 +118,37 @@ def test_heads_in_their_own_file_draft_for_their_target_only(
             target_file = write_with_sidecar(tmp_path / message, shape)[0]
         with pytest.raises(NotMatched, match=message):
             check_pair(read_local_model(target_file), draft)
+
+
+@pytest.mark.parametrize("architecture", ["glm4moe", "qwen35"])
+def test_heads_without_a_trunk_draft_for_their_target_only(
+    tmp_path: Path, architecture: Architecture
+) -> None:
+    """As llama.cpp's converter writes them: the target's architecture, and the last block alone."""
+    files = tmp_path / "trunk.gguf", tmp_path / "mtp-trunk.gguf"
+    write_heads_apart(*files, architecture=architecture)
+    whole = read_local_model(write_heads(tmp_path / "whole.gguf", architecture=architecture))
+    target, draft = read_local_model(files[0]), read_local_model(files[1], as_draft=True)
+    assert (target.sidecar, draft.sidecar, whole.sidecar) == (None, "mtp", None)
+    assert (target.drafting_heads, whole.drafting_heads) == (0, 1)
+    check_pair(target, draft)
+    check_pair(whole, draft)
+    # Together, target and heads need what the whole model needs.
+    assert (target.kept.keys, target.kept.state) == (whole.kept.keys, whole.kept.state)
+    assert (draft.kept.keys, draft.kept.values) == tuple(whole.kept.ahead)
+    assert (draft.kept.state, draft.rollback) == (0, "full")
+    with pytest.raises(UnsafeModel, match="holds only MTP heads"):
+        read_local_model(files[1])
+    others = tmp_path / "other.gguf", tmp_path / "mtp-other.gguf"
+    for message, shape in {
+        "for a model of 2 layers, and the target has 3": replace(TINY_HEADS, n_layer=3),
+        "states of 64": replace(TINY_HEADS, n_embd=128),
+    }.items():
+        write_heads_apart(*others, shape, architecture=architecture)
+        with pytest.raises(NotMatched, match=message):
+            check_pair(read_local_model(others[0]), draft)
+    with pytest.raises(NotMatched, match=f"a target of {architecture}, not llama"):
+        check_pair(read_local_model(model().write(tmp_path / "m.gguf")), draft)
 
 
 def test_a_language_model_may_declare_its_purpose(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from localspec.registry.hub.repository import (
     choose_quantization,
     derive_model_name,
     derive_pair_name,
-    find_heads_file,
     list_choices,
     match_choices,
     parse_reference,
@@ -166,8 +165,6 @@ def test_the_models_of_a_repository() -> None:
     assert offered["Q6_K"].file.endswith("-00001-of-00002.gguf")
     files = [choice.file for choice in list_choices(list_files(), everything=True)]
     assert {"mmproj-Qwen3-8B-F16.gguf", "imatrix.gguf", "mtp-Qwen3-8B.gguf"} <= set(files)
-    assert find_heads_file(list_files(), "Qwen3-8B-Q8_0.gguf") == "mtp-Qwen3-8B.gguf"
-    assert find_heads_file(list_files(("a-Q8_0.gguf", 1)), "a-Q8_0.gguf") == ""
 
 
 @pytest.mark.parametrize(

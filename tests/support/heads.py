@@ -1,13 +1,13 @@
 """Small models with MTP heads: one whose text and drafts are known, one whose text depends on all of it.
 
-The heads of gemma4 are a sidecar.
+The heads of gemma4 are a sidecar; so are those "apart", which hold the same heads as the model of that name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from benchmarks.synthetic_sidecar import write_with_sidecar
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import N_VOCAB, rescale
 
-Target = Architecture | Literal["gemma4"]
+Target = Architecture | Literal["gemma4", "glm4moe apart", "qwen35 apart"]
 
 
 def _with_sidecar(folder: Path, acceptance: float, **options: Any) -> PairFiles:
@@ -32,40 +32,37 @@ def _with_sidecar(folder: Path, acceptance: float, **options: Any) -> PairFiles:
     return PairFiles(folder.name, str(files[0]), str(files[1]))
 
 
-def split_heads(folder: Path, architecture: Architecture, **options: Any) -> PairFiles:
-    """Return the model of `write_heads` as two files, its trunk and its head."""
+def _with_heads(folder: Path, name: str, target: Target, **options: Any) -> PairFiles:
+    """Return a target with heads in its file, or in one of their own if `target` says so."""
     folder.mkdir(parents=True, exist_ok=True)
-    name = "-".join([architecture, *map(str, options.values())])
-    target, heads = folder / f"{name}-trunk.gguf", folder / f"mtp-{name}.gguf"
-    if not heads.exists():
-        write_heads_apart(target, heads, architecture=architecture, **options)
+    architecture = cast(Architecture, target.removesuffix(" apart"))
+    whole, trunk = (folder / f"{architecture}-{name}{end}.gguf" for end in ("", "-trunk"))
+    heads = folder / f"mtp-{architecture}-{name}.gguf"
+    is_apart = architecture != target
+    files = [trunk, heads] if is_apart else [whole]
+    if not files[-1].exists():
+        if is_apart:
+            write_heads_apart(trunk, heads, architecture=architecture, **options)
+        else:
+            write_heads(whole, architecture=architecture, **options)
         if "listens" in options:
-            for file in (target, heads):
+            for file in files:
                 rescale(file, {"attn_output": 6e4, "ffn_down": 6e4, "ssm_out": 6e4})
-    return PairFiles(target.stem, str(target), str(heads))
+    return PairFiles(files[0].stem, str(files[0]), str(heads) if is_apart else None)
 
 
 def cycle_heads(folder: Path, acceptance: float, architecture: Target) -> PairFiles:
     """Return a target that follows `expected` of tests.support.pairs, and whose drafts are partly right."""
     if architecture == "gemma4":
         return _with_sidecar(folder / f"gemma4-{acceptance}", acceptance)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{architecture}-{acceptance}.gguf"
-    if not file.exists():
-        write_heads(file, acceptance=acceptance, architecture=architecture)
-    return PairFiles(file.stem, str(file), None)
+    return _with_heads(folder, str(acceptance), architecture, acceptance=acceptance)
 
 
 def contextual_heads(folder: Path, architecture: Target = "glm4moe") -> PairFiles:
     """Return a target whose next token, and whose heads' draft, depend on all earlier tokens."""
     if architecture == "gemma4":
         return _with_sidecar(folder / "gemma4-contextual", 0.9, listens=0.8, window=32)
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"{architecture}-contextual.gguf"
-    if not file.exists():
-        write_heads(file, acceptance=0.9, architecture=architecture, listens=2.5)
-        rescale(file, {"attn_output": 6e4, "ffn_down": 6e4, "ssm_out": 6e4})
-    return PairFiles(file.stem, str(file), None)
+    return _with_heads(folder, "contextual", architecture, acceptance=0.9, listens=2.5)
 
 
 Numbers = npt.NDArray[np.float32]

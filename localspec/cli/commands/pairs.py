@@ -119,7 +119,10 @@ _SERVER_KINDS = ("auto", "openai", "llama-server", "localspec", "vllm", "sglang"
     "--draft",
     metavar="FILE",
     shell_complete=suggest.files,
-    help="Draft model; without one, drafts come from the text itself (n-gram).",
+    help="Draft model or sidecar (default: a sidecar beside the target, else drafts come from the text).",
+)
+@click.option(
+    "--no-draft", is_flag=True, help="Use no draft, not even a sidecar beside the target."
 )
 @click.option(
     "--role",
@@ -162,6 +165,7 @@ def add_command(
     name: str,
     target: str | None,
     draft: str | None,
+    no_draft: bool,
     roles: tuple[str, ...],
     pooling: str | None,
     replace: bool,
@@ -171,8 +175,10 @@ def add_command(
     if (target is None) == ("upstream" not in server_options):
         raise UsageError("Give either --target or --upstream.")
     if "upstream" in server_options:
-        if draft or pooling:
-            raise UsageError("--draft and --pooling are for files; a server has drafts of its own.")
+        if draft or no_draft or pooling:
+            raise UsageError(
+                "--draft, --no-draft and --pooling are for files; a server has drafts of its own."
+            )
         return _add_upstream(name, server_options, roles, replace)
     if server_options:
         raise UsageError(f"--{next(iter(server_options)).replace('_', '-')} needs --upstream.")
@@ -181,7 +187,9 @@ def add_command(
     client = PairsClient()
     indicator = progress.Spinner(client, "checking") if render.is_drawn_on(sys.stderr) else None
     try:
-        entry = client.add(name, *files, list(roles), replace=replace, pooling=pooling)
+        entry = client.add(
+            name, *files, list(roles), no_draft=no_draft, replace=replace, pooling=pooling
+        )
     finally:
         if indicator:
             indicator.stop()

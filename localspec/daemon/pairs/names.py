@@ -185,7 +185,7 @@ def from_files(name: str) -> PairFiles:
 
 
 def files_of(name: str, registry: Registry) -> PairFiles:
-    """Return the files that `name` means, like `from_files`.
+    """Return the files that `name` means, like `from_files`, with a sidecar that lies beside a lone target.
 
     Raises:
         NoSuchPair: Ollama has no model of that name. The message names pairs with the same model.
@@ -193,11 +193,13 @@ def files_of(name: str, registry: Registry) -> PairFiles:
     from localspec.registry.ollama_names import is_ollama_name
 
     try:
-        return from_files(name)
+        files = from_files(name)
     except NoSuchPair:
         if is_ollama_name(name):
             raise registry.not_in_ollama_error(name) from None
         raise
+    files.draft = files.draft or registry.find_sidecar(Path(files.target))
+    return files
 
 
 def find_file(name: str) -> Path:

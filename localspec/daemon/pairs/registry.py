@@ -18,7 +18,14 @@ from localspec.daemon.pairs import names
 from localspec.daemon.pairs.names import BUILTIN, NoSuchPair, NotPulled, is_file_name
 from localspec.daemon.worker.eviction import free_memory
 from localspec.daemon.worker.residents import RetentionPolicy
-from localspec.errors import Conflict, InvalidRequest, ModelNotFound, RecordTooNew, RegistryError
+from localspec.errors import (
+    Conflict,
+    InvalidRequest,
+    LocalspecError,
+    ModelNotFound,
+    RecordTooNew,
+    RegistryError,
+)
 from localspec.paths import Paths
 from localspec.protocol.answers import Hashing
 from localspec.protocol.frames import PairFiles
@@ -48,6 +55,7 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
         ModelNotFound: A file does not exist.
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: The files cannot be used.
     """
+    from localspec.registry.disk.drafts import find_sidecar
     from localspec.registry.store import local
 
     name = request.name
@@ -60,18 +68,28 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
             raise InvalidRequest(
                 f"{file} must be an absolute path, or the name of a model in Ollama."
             )
-    paths = [Path(file) if file.startswith("/") else names.find_file(file) for file in file_names]
+    if request.draft and request.no_draft:
+        raise InvalidRequest("Give either `draft` or `no_draft`.", param="no_draft")
+    target, *drafts = (
+        Path(file) if file.startswith("/") else names.find_file(file) for file in file_names
+    )
+    draft = drafts[0] if drafts else None
+    notes: tuple[str, ...] = ()
+    if not drafts and not request.no_draft and target.is_file() and (draft := find_sidecar(target)):
+        notes = (f"{draft.name}, which lies beside the target, drafts for it.",)
     # Ollama names its files by their hashes, so the summary says which models they are.
     from_ollama = any(not file.startswith("/") for file in file_names)
     return local.add_own_pair(
         registry.store,
         name,
-        *paths,
+        target,
+        draft,
         roles=request.roles,
         pooling=request.pooling,
         replace=request.replace,
         summary=" with ".join(file_names) if from_ollama else "",
         hash_now=request.hash_now,
+        notes=notes,
     )
 
 
@@ -80,6 +98,7 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
 
 log = logging.getLogger("localspec.daemon")
 
+FileState = tuple[str, int, int, int]  # path, inode, bytes and time of change
 _MAX_CHECKED_PAIRS = 32  # results that are kept for pairs of files named by path
 
 
@@ -107,7 +126,8 @@ class Registry:
         self._lock = threading.Lock()
         self._checks = checks
         self._checking = threading.Lock()
-        self._checked: dict[tuple[tuple[str, int, int, int], ...], Pooling | None] = {}
+        self._checked: dict[tuple[FileState, ...], Pooling | None] = {}
+        self._sidecars: dict[tuple[FileState, ...], Path | None] = {}
         self._catalogue: LiveCatalogue | None = None
         self._pulls: Pulls | None = None
         self._hashes: HashCache | None = None
@@ -435,6 +455,28 @@ class Registry:
         except OSError as error:
             raise store_error(error, target) from error
 
+    def find_sidecar(self, target: Path) -> str | None:
+        """Return the path of the sidecar that lies beside a target, or None.
+
+        The files are read once for each state of them.
+        """
+        from localspec.registry.disk.drafts import find_sidecar, list_sidecars
+
+        if not self._checks:
+            return None
+        try:
+            files = list_sidecars(target)
+            if not files:
+                return None
+            state = tuple(_file_state(path) for path in (target, *files))
+            with self._checking:
+                if state not in self._sidecars:
+                    self._sidecars = {state: find_sidecar(target)}
+                found = self._sidecars[state]
+        except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
+            return None
+        return str(found) if found else None
+
     def check_removable(self, name: str) -> str:
         """Return the name in the store of a pair that may be removed."""
         self.refuse_reserved(name)
@@ -467,7 +509,7 @@ class Registry:
             raise InvalidRequest(f"'{name[:80]}' cannot be a pair's name: {reason}.")
 
 
-def _file_state(path: Path) -> tuple[str, int, int, int]:
+def _file_state(path: Path) -> FileState:
     """Return a value that changes whenever the file does."""
     info = path.stat()
     return str(path), info.st_ino, info.st_size, info.st_mtime_ns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import time
@@ -17,6 +18,7 @@ from localspec.errors import LocalspecError
 from localspec.protocol.pairs import AddRequest, DiskModel, DraftGain, Drafts, DraftView
 from localspec.registry.catalogue import explain_reserved_name
 from localspec.registry.disk.discovery import FoundModel
+from localspec.registry.file_names import guess_sidecar_kind, rank_sidecars
 from localspec.registry.header.architectures import describe_rollback
 from localspec.registry.header.model import ModelInfo, read_local_model
 from localspec.registry.header.pairing import judge_pair
@@ -31,18 +33,24 @@ from localspec.registry.header.vocabulary import read_vocabulary
 MIN_WEIGHT_RATIO = 2.0
 _FAMILY_COVERAGE = 0.99  # share of the used tokens that models of one family have in common
 MAX_READING_S = 120.0  # a header takes about 50 ms, longer on a disk that has to spin up
+_NO_TARGET = "it drafts for a model that was not found."
 _PART_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
 _MAX_NAME_CHARACTERS = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A model whose header was read. Models with the same `kind` have the same tokenizer."""
+    """A model whose header was read. Models with the same `kind` have the same tokenizer.
+
+    sidecar: its header, if it is a sidecar, which fits the targets that the header says.
+    """
 
     found: FoundModel
     weights: int
     kind: int
     can_pair: bool
+    has_heads: bool
+    sidecar: ModelInfo | None = None
 
 
 def judge_all(
@@ -69,8 +77,11 @@ def judge_all(
             results.append(_read_candidate(file, kinds, tokenizers))
         except LocalspecError as error:
             results.append(_to_disk_model(file, problem=error.message))
-    candidates = [result for result in results if isinstance(result, _Candidate)]
-    candidates.sort(key=lambda candidate: candidate.weights)
+    found = [result for result in results if isinstance(result, _Candidate)]
+    candidates = sorted(
+        (candidate for candidate in found if not candidate.sidecar), key=lambda item: item.weights
+    )
+    sidecars = [candidate for candidate in found if candidate.sidecar]
     verdicts: dict[tuple[int, int], Compatibility] = {}
 
     def drafts(target: _Candidate) -> Iterator[tuple[bool, int, bool, str, FoundModel]]:
@@ -86,14 +97,64 @@ def judge_all(
                 is_elsewhere = file.origin != target.found.origin
                 yield is_unrelated, draft.weights, is_elsewhere, file.name, file
 
+    files = {
+        target: _find_own_sidecars(target, sidecars)
+        + [file for *_, file in sorted(drafts(target), key=lambda item: item[:4])]
+        for target in candidates
+        if target.can_pair
+    }
+    used = {file.path for drafting in files.values() for file in drafting}
     judged: list[DiskModel] = []
     for result in results:
-        if isinstance(result, _Candidate):
-            ranked = sorted(drafts(result), key=lambda item: item[:4]) if result.can_pair else []
-            files = [draft for *_, draft in ranked]
-            result = _to_disk_model(result.found, result.weights, drafts=files)
-        judged.append(result)
+        if isinstance(result, DiskModel):
+            judged.append(result)
+            continue
+        problem = "" if not result.sidecar or result.found.path in used else _NO_TARGET
+        judged.append(_to_disk_model(result.found, result.weights, problem, files.get(result, ())))
     return judged
+
+
+def _find_own_sidecars(target: _Candidate, sidecars: Sequence[_Candidate]) -> list[FoundModel]:
+    """Return the sidecars that draft for a target, the best first. Heads in its own file are better."""
+    if not sidecars or target.has_heads or not target.can_pair:
+        return []
+    model = read_local_model(target.found.path)
+    fitting = {
+        f"{index}/{sidecar.found.name}": sidecar  # Two files may have the same name.
+        for index, sidecar in enumerate(sidecars)
+        if sidecar.sidecar and judge_pair(model, sidecar.sidecar).matched
+    }
+    sizes = {name: sidecar.weights for name, sidecar in fitting.items()}
+    ranked = rank_sidecars(sizes, target.found.name, target.weights)
+    return [fitting[sidecar.file].found for sidecar in ranked]
+
+
+def list_sidecars(target: Path) -> list[Path]:
+    """Return the files in the folder of a target whose names look like a sidecar's."""
+    files = target.parent.glob("*.[gG][gG][uU][fF]")
+    return [path for path in files if guess_sidecar_kind(path.name) and path.is_file()]
+
+
+def find_sidecar(target: Path) -> Path | None:
+    """Return the best sidecar for a target among the files of its folder, or None.
+
+    Heads in the target's own file are better than any, so that nothing is looked for beside them.
+
+    Raises:
+        BadGguf, UnsafeModel: the target cannot be used.
+    """
+    sizes = {path.name: path.stat().st_size for path in list_sidecars(target)}
+    if not sizes:
+        return None
+    model = read_local_model(target)
+    if model.drafting_heads or model.pooling:
+        return None
+    for sidecar in rank_sidecars(sizes, target.name, model.weights):
+        path = target.with_name(sidecar.file)
+        with contextlib.suppress(LocalspecError):
+            if judge_pair(model, read_local_model(path, as_draft=True)).matched:
+                return path
+    return None
 
 
 def _to_disk_model(
@@ -110,7 +171,7 @@ def _read_candidate(
 
     The tokens take 15 MB, so models with the same tokenizer share one copy.
     """
-    model = read_local_model(file.path)
+    model = read_local_model(file.path, as_draft=guess_sidecar_kind(file.name) is not None)
     vocabulary = read_vocabulary(model.header)
     tokenizer = vocabulary.tokenizer
     digest = hashlib.sha256(vocabulary.tokens.raw).digest()
@@ -127,7 +188,14 @@ def _read_candidate(
         tokenizers.append(tokenizer)
     sentence = describe_rollback(model.name, model.architecture, model.rollback)
     can_pair = not (sentence and model.rollback == "none") and not model.pooling
-    return _Candidate(file, model.weights, kinds[key], can_pair)
+    return _Candidate(
+        file,
+        model.weights,
+        kinds[key],
+        can_pair,
+        has_heads=model.drafting_heads > 0,
+        sidecar=model if model.sidecar else None,
+    )
 
 
 def propose_pairs(

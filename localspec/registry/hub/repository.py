@@ -10,14 +10,13 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
-from typing import NamedTuple
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import msgspec
 
 from localspec.errors import BadGguf, InvalidRequest, NotOnHub
-from localspec.model_traits import SIDECAR_LABELS, SidecarKind
 from localspec.registry.catalogue import FILE_PATTERN, REPO_PATTERN, REVISION_PATTERN
+from localspec.registry.file_names import MAX_BITS, is_no_model, split_quant, strip_part
 from localspec.registry.header.fit import Fits
 from localspec.registry.header.model import shard_names
 from localspec.registry.hub.hub import ListedFile
@@ -25,30 +24,8 @@ from localspec.registry.hub.hub import ListedFile
 _HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _OTHER_PATHS = ("datasets", "spaces", "api", "collections", "papers")
 _SUFFIX = re.compile(r"[\w.-]{1,200}", re.ASCII)
-# A quantization in a file name. Special recipes have the prefix "UD-" or "i1-".
-_QUANT_IN_NAME = re.compile(
-    r"(?:^|(?<=[-._]))((?:UD[-_]|i1[-_])?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP\d(?:_MOE)?|NVFP\d|B?F16|FP16|F32|FP32))"
-    r"(?=[-._]|$)",
-    re.IGNORECASE,
-)
-# Sidecars by their names, each with what it drafts with. llama.cpp's converter puts the kind first.
-_SIDECAR_NAMES: dict[SidecarKind, re.Pattern[str]] = {
-    "mtp": re.compile(r"^mtp[-._]|^gemma.*-assistant(?:[-._]|$)", re.IGNORECASE),
-    "dspark": re.compile(r"(?:^|[-._])dspark\d*(?:[-._]|$)", re.IGNORECASE),
-    "dflash": re.compile(r"(?:^|[-._])dflash\d*(?:[-._]|$)", re.IGNORECASE),
-    "eagle3": re.compile(r"(?:^|[-._])eagle-?3(?:[-._]|$)", re.IGNORECASE),
-}
-# Files that are no models and do not draft: image projectors, importance matrices and adapters.
-_NOT_A_MODEL = re.compile(
-    r"(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector)(?:[-._]|$)", re.IGNORECASE
-)
-# Each drafted token reads the heads once, and a round drafts about three. Q8_0 drafts as well as 16 bits do.
-# Four bits cost acceptance, which pays only where Q8_0 would be a large part of what a round reads.
-_SIDECAR_QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
-_MAX_SIDECAR_SHARE = 10  # target size / size of a sidecar of 8 bits
 # The most common quantization for each number of bits.
 _COMMON_QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q3_K_M", "Q2_K")
-_MAX_BITS = 8  # more bits cost memory and speed, and answers are no better
 _MAX_BITS_PARTLY_ON_GPU = 4  # a model partly in main memory is slow, so fewer bits are better
 _MAX_NAME_CHARACTERS = 64
 _MAX_LISTED = 12  # quantizations in one sentence
@@ -102,16 +79,6 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         """The bits of a weight, according to the quantization's name; 0 if it does not state them."""
         match = re.search(r"\d+", self.quant.removeprefix("i1-"))
         return int(match[0]) if match else 0
-
-
-class SidecarFile(NamedTuple):
-    """A file that looks like a sidecar, and what it seems to draft with."""
-
-    file: str
-    kind: SidecarKind
-
-    def __str__(self) -> str:
-        return f"{self.file} ({SIDECAR_LABELS[self.kind]})"
 
 
 def parse_reference(text: str, endpoint: str | None = None) -> Reference | None:
@@ -200,7 +167,7 @@ def derive_pair_name(target: Reference) -> str:
     repo = re.sub(r"[-._]gguf$", "", repo)
     suffix = target.quant
     if target.file:
-        repo, suffix = _strip_part(PurePosixPath(target.file).name).lower(), ""
+        repo, suffix = strip_part(PurePosixPath(target.file).name).lower(), ""
     revision = "" if target.revision == "main" else target.revision[:12]
     name = "-".join(part for part in (owner, repo, suffix.lower(), revision) if part)
     name = re.sub(r"[^a-z0-9._-]+", "-", name).strip("._-")
@@ -215,7 +182,7 @@ def derive_model_name(repo: str) -> str:
 
     The same model thus has the same name in other repositories.
     """
-    name = _split_quant(repo.rpartition("/")[2])[0]
+    name = split_quant(repo.rpartition("/")[2])[0]
     name = re.sub(r"[-._](gguf|mtp|qat)(?=[-._]|$)", "", name)
     if re.match(r"[a-z-]+_[a-z]", name):  # the packager put the owner before the name
         name = name.partition("_")[2]
@@ -233,7 +200,7 @@ def list_choices(files: Iterable[ListedFile], *, everything: bool = False) -> tu
     sizes = {file.file: file.size for file in files if FILE_PATTERN.fullmatch(file.file)}
     models: dict[tuple[str, str], Choice] = {}
     for file in sorted(sizes):
-        if not everything and _is_no_model(PurePosixPath(file).name):
+        if not everything and is_no_model(PurePosixPath(file).name):
             continue
         try:
             parts = list_parts(file)
@@ -241,7 +208,7 @@ def list_choices(files: Iterable[ListedFile], *, everything: bool = False) -> tu
             continue
         if parts[0] != file or not all(part in sizes for part in parts):
             continue
-        stem, quant = _split_quant(file)
+        stem, quant = split_quant(file)
         size = sum(sizes[part] for part in parts)
         choice = Choice(file=file, parts=len(parts), size=size, stem=stem, quant=quant)
         known = models.get((stem, quant))
@@ -258,73 +225,6 @@ def list_parts(file: str) -> list[str]:
     """
     folder, slash, name = file.rpartition("/")
     return [f"{folder}{slash}{part}" for part in shard_names(name)]
-
-
-def guess_sidecar_kind(file: str) -> SidecarKind | None:
-    """Return what a file seems to draft with by its name, or None if it does not look like a sidecar."""
-    name = _strip_part(PurePosixPath(file).name)
-    return next((kind for kind, pattern in _SIDECAR_NAMES.items() if pattern.search(name)), None)
-
-
-def rank_sidecars(
-    files: Iterable[ListedFile], target: str, target_size: int
-) -> tuple[SidecarFile, ...]:
-    """Return the files that look like sidecars of a target, the best first: by kind, name, and quantization.
-
-    target: the target's file. target_size: bytes of all its parts, which decide whether 8 bits pay.
-    """
-    stem = _split_quant(target)[0]
-    ranked = []
-    for file in files:
-        kind = guess_sidecar_kind(file.file)
-        if kind is None or not FILE_PATTERN.fullmatch(file.file):
-            continue
-        sidecar_stem, quant = _split_quant(file.file)
-        is_large = quant == "Q8_0" and file.size * _MAX_SIDECAR_SHARE > target_size
-        rank = len(_SIDECAR_QUANTS) if is_large else _rank_sidecar_quant(quant)
-        order = list(_SIDECAR_NAMES).index(kind)
-        key = order, stem not in sidecar_stem, rank, len(file.file), file.file
-        ranked.append((key, SidecarFile(file.file, kind)))
-    return tuple(sidecar for _, sidecar in sorted(ranked))
-
-
-def _rank_sidecar_quant(quant: str) -> int:
-    """Return the place of a quantization among those of a sidecar, 0 for the best."""
-    if quant in _SIDECAR_QUANTS:
-        return _SIDECAR_QUANTS.index(quant)
-    bits = int(match[0]) if (match := re.search(r"\d+", quant.removeprefix("i1-"))) else 0
-    # After those: others of four to eight bits, unnamed ones, more bits, and fewer than four.
-    places = (4 <= bits <= _MAX_BITS, bits == 0, bits > _MAX_BITS, True)
-    return len(_SIDECAR_QUANTS) + 1 + places.index(True)
-
-
-def _is_no_model(name: str) -> bool:
-    return bool(_NOT_A_MODEL.search(name)) or guess_sidecar_kind(name) is not None
-
-
-def _strip_part(name: str) -> str:
-    """Return a file name without its ending and part number."""
-    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.IGNORECASE)
-
-
-def _split_quant(file: str) -> tuple[str, str]:
-    """Split a file name into its lower-case stem and its quantization.
-
-    If the file name states no quantization, that of the folder is used.
-    """
-    path = PurePosixPath(file)
-    stem = _strip_part(path.name)
-    matches = list(_QUANT_IN_NAME.finditer(stem))
-    if matches:
-        match = matches[-1]
-        remainder = f"{stem[: match.start()].rstrip('-._')}{stem[match.end() :]}"
-        return remainder.lower(), _normalize_quant(match[1])
-    folder = _QUANT_IN_NAME.fullmatch(path.parent.name)
-    return stem.lower(), _normalize_quant(folder[1]) if folder else ""
-
-
-def _normalize_quant(quant: str) -> str:
-    return f"i1-{quant[3:].upper()}" if quant[:2] == "i1" else quant.upper()
 
 
 def match_choices(target: Reference, offered: Sequence[Choice]) -> tuple[Choice, ...]:
@@ -375,7 +275,7 @@ def _match_suffix(target: Reference, offered: Sequence[Choice]) -> list[Choice]:
         return list(offered)
     for is_match in (
         lambda choice: choice.quant.lower() == quant,
-        lambda choice: _strip_part(PurePosixPath(choice.file).name).lower() == quant,
+        lambda choice: strip_part(PurePosixPath(choice.file).name).lower() == quant,
         # The quantization of a special recipe, without its prefix.
         lambda choice: choice.quant.lower().partition("-")[2] == quant,
     ):
@@ -393,8 +293,8 @@ def choose_quantization(offered: Sequence[Choice], fits: Callable[[Choice], Fits
     the largest. If a model must be partly in main memory, the limit is four bits, for speed. If nothing
     fits, it takes the smallest, and the pull then reports the missing memory.
     """
-    quantized = [choice for choice in offered if choice.bits <= _MAX_BITS] or list(offered)
-    for fit, max_bits in (("yes", _MAX_BITS), ("partly", _MAX_BITS_PARTLY_ON_GPU)):
+    quantized = [choice for choice in offered if choice.bits <= MAX_BITS] or list(offered)
+    for fit, max_bits in (("yes", MAX_BITS), ("partly", _MAX_BITS_PARTLY_ON_GPU)):
         candidates = [choice for choice in quantized if fits(choice) == fit]
         candidates = [choice for choice in candidates if choice.bits <= max_bits] or candidates[-1:]
         if candidates:

@@ -28,8 +28,15 @@ from localspec.errors import (
 )
 from localspec.files import sync_folder
 from localspec.paths import read_file
-from localspec.registry.catalogue import NAME_PATTERN, Catalogue, CataloguePair, HubFile
+from localspec.registry.catalogue import (
+    FILE_PATTERN,
+    NAME_PATTERN,
+    Catalogue,
+    CataloguePair,
+    HubFile,
+)
 from localspec.registry.disk.discovery import find_models
+from localspec.registry.file_names import SidecarFile, rank_sidecars
 from localspec.registry.header import fit
 from localspec.registry.header.fit import LoadOptions
 from localspec.registry.header.model import ModelInfo, read_local_model
@@ -39,7 +46,6 @@ from localspec.registry.hub.repository import (
     Choice,
     Offer,
     Reference,
-    SidecarFile,
     choose_quantization,
     derive_model_name,
     derive_pair_name,
@@ -47,7 +53,6 @@ from localspec.registry.hub.repository import (
     list_parts,
     match_choices,
     parse_reference,
-    rank_sidecars,
 )
 from localspec.registry.hub.retry import call_with_retries
 from localspec.registry.pulls.plan import PlannedModel, Planner
@@ -529,7 +534,8 @@ class _Decider:
     def _rank_sidecars(
         self, target: HubFile, listed: Sequence[ListedFile]
     ) -> tuple[SidecarFile, ...]:
-        return rank_sidecars(listed, target.file, self._read_header(target).model.weights)
+        sizes = {file.file: file.size for file in listed if FILE_PATTERN.fullmatch(file.file)}
+        return rank_sidecars(sizes, target.file, self._read_header(target).model.weights)
 
     def _list_others(self, sidecars: Sequence[SidecarFile]) -> str:
         """Return a sentence that names the sidecars which are not used, or an empty text."""

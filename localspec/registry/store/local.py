@@ -213,10 +213,12 @@ def add_own_pair(
     summary: str = "",
     hash_now: bool = True,
     replace: bool = False,
+    notes: tuple[str, ...] = (),
 ) -> Record:
     """Add a pair of files that lie anywhere on this disk.
 
-    hash_now: False postpones the hashing until the pair is first loaded.
+    hash_now: False postpones the hashing until the pair is first loaded. notes: sentences about how the files
+    were chosen.
 
     Raises:
         InvalidRequest: the name is invalid, or both files are the same.
@@ -245,7 +247,11 @@ def add_own_pair(
         )
     stored_draft = _use_store_files(store, record.draft) if record.draft else None
     record = msgspec.structs.replace(
-        record, target=_use_store_files(store, record.target), draft=stored_draft, summary=summary
+        record,
+        target=_use_store_files(store, record.target),
+        draft=stored_draft,
+        summary=summary,
+        notes=(*notes, *record.notes),
     )
     store.put_new(record)
     return record

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast, get_args
 import numpy as np
 import pytest
 
-from benchmarks.synthetic_heads import Architecture, write_heads
+from benchmarks.synthetic_heads import TINY_HEADS, Architecture, write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import TINY_GEMMA, write_with_sidecar
 from localspec import model_traits
 from localspec.engine.cache import slot as hidden
@@ -55,9 +55,11 @@ def mtp(depth: int | None = 3, **more: Any) -> SpeculationSettings:
     return drafting(depth, "mtp", **more)
 
 
-@pytest.fixture(scope="module", params=["glm4moe", "qwen35", "gemma4"])
+@pytest.fixture(
+    scope="module", params=["glm4moe", "qwen35", "gemma4", "glm4moe apart", "qwen35 apart"]
+)
 def cyclic(request: pytest.FixtureRequest, models: Path) -> Iterator[Running]:
-    """Load heads that draft a known text: attention only, hybrid, and sidecar."""
+    """Load heads that draft a known text: attention only, hybrid, and sidecars."""
     with running(cycle_heads(models / "heads", ACCEPTANCE, request.param)) as engine:
         yield engine
 
@@ -74,16 +76,15 @@ def contextual_engine(contextual_files_with_heads: PairFiles) -> Iterator[Runnin
         yield engine
 
 
-@pytest.fixture(scope="module", params=["in the file", "sidecar"])
+@pytest.fixture(scope="module", params=["glm4moe", "gemma4", "glm4moe apart"])
 def drafting_engine(
     request: pytest.FixtureRequest, contextual_engine: Running, models: Path
 ) -> Iterator[Running]:
     """Load contextual heads in the target's file, or in a sidecar."""
-    if request.param == "in the file":
+    if request.param == "glm4moe":
         yield contextual_engine
         return
-    architecture: Target = "qwen35" if request.param == "hybrid" else "gemma4"
-    with running(contextual_heads(models / "heads", architecture)) as engine:
+    with running(contextual_heads(models / "heads", request.param)) as engine:
         yield engine
 
 
@@ -223,7 +224,11 @@ def draft_from_empty_slot(
     return proposals[0]
 
 
-@pytest.mark.parametrize("drafting_engine", ["in the file", "sidecar", "hybrid"], indirect=True)
+@pytest.mark.parametrize(
+    "drafting_engine",
+    ["glm4moe", "gemma4", "qwen35", "glm4moe apart", "qwen35 apart"],
+    indirect=True,
+)
 def test_drafts_depend_on_the_text_alone(
     drafting_engine: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -476,6 +481,26 @@ def test_a_sidecar_of_another_target_is_refused(models: Path, load: Load, tmp_pa
         load(PairFiles("alone", str(files.draft), None))
 
 
+def test_heads_apart_from_another_trunk_are_refused(
+    models: Path, load: Load, tmp_path: Path
+) -> None:
+    files = cycle_heads(models / "heads", ACCEPTANCE, "glm4moe apart")
+    other = (tmp_path / "trunk.gguf", tmp_path / "mtp-trunk.gguf")
+    write_heads_apart(*other, replace(TINY_HEADS, n_layer=3))
+    wide = (tmp_path / "wide.gguf", tmp_path / "mtp-wide.gguf")
+    write_heads_apart(*wide, replace(TINY_HEADS, n_embd=128))
+    hybrid = cycle_heads(models / "heads", ACCEPTANCE, "qwen35 apart")
+    for target, message in (
+        (str(other[0]), "for a model of 2 layers, and the target has 3"),
+        (str(wide[0]), "64 numbers, and the target's 128"),
+        (hybrid.target, "need a target of glm4moe, not qwen35"),
+    ):
+        with pytest.raises(LoadFailed, match=message):
+            load(PairFiles("other", target, files.draft))
+    with pytest.raises(LoadFailed, match="holds only MTP heads"):
+        load(PairFiles("alone", str(files.draft), None))
+
+
 # ------------------------------------------------------------------------------- sampling
 
 
@@ -527,7 +552,7 @@ def test_wrong_residual_changes_the_distribution(
 @skip_on(
     "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
 )
-@pytest.mark.parametrize("architecture", ["glm4moe", "gemma4"])
+@pytest.mark.parametrize("architecture", ["glm4moe", "gemma4", "glm4moe apart"])
 def test_a_saved_text_drafts_on_after_a_restart(
     models: Path, load: Load, tmp_path: Path, architecture: Target
 ) -> None:
@@ -542,7 +567,7 @@ def test_a_saved_text_drafts_on_after_a_restart(
     assert answer.started is not None
     assert answer.started.cached_tokens > 280
     slot = max(restarted.pair.shared.slots, key=lambda candidate: candidate.n_past)
-    if architecture == "glm4moe":
+    if architecture != "gemma4":
         assert get_heads(restarted).context.first_position(slot.draft_id) == 0
     restarted.forget()
     plain = restarted.ask([*text, 4, 5], 30).tokens
@@ -554,7 +579,7 @@ def test_a_saved_text_drafts_on_after_a_restart(
 
 
 @pytest.mark.parametrize("why", ["names", "context", "architecture", "not in it"])
-@pytest.mark.parametrize("written", ["glm4moe", "gemma4"])
+@pytest.mark.parametrize("written", ["glm4moe", "gemma4", "glm4moe apart"])
 def test_unusable_heads_give_plain_text_and_a_reason(
     models: Path,
     load: Load,
@@ -564,6 +589,8 @@ def test_unusable_heads_give_plain_text_and_a_reason(
     written: Target,
 ) -> None:
     if written == "gemma4" and why not in ("names", "context"):
+        return
+    if written == "glm4moe apart" and why == "not in it":
         return
     if why == "names":
         monkeypatch.setattr(binding, "_ext", None)

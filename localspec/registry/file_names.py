@@ -1,0 +1,113 @@
+"""What the names of model files say: the quantization, and whether a file is a sidecar."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from localspec.model_traits import SIDECAR_LABELS, SidecarKind
+
+MAX_BITS = 8  # more bits cost memory and speed, and answers are no better
+# A quantization in a file name. Special recipes have the prefix "UD-" or "i1-".
+_QUANT_IN_NAME = re.compile(
+    r"(?:^|(?<=[-._]))((?:UD[-_]|i1[-_])?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|MXFP\d(?:_MOE)?|NVFP\d|B?F16|FP16|F32|FP32))"
+    r"(?=[-._]|$)",
+    re.IGNORECASE,
+)
+# Sidecars by their names, each with what it drafts with. llama.cpp's converter puts the kind first.
+_SIDECAR_NAMES: dict[SidecarKind, re.Pattern[str]] = {
+    "mtp": re.compile(r"^mtp[-._]|^gemma.*-assistant(?:[-._]|$)", re.IGNORECASE),
+    "dspark": re.compile(r"(?:^|[-._])dspark\d*(?:[-._]|$)", re.IGNORECASE),
+    "dflash": re.compile(
+        r"(?:^|[-._])dflash\d*(?:[-._]|$)|^muse.*-assistant(?:[-._]|$)", re.IGNORECASE
+    ),
+    "eagle3": re.compile(r"(?:^|[-._])eagle-?3(?:[-._]|$)", re.IGNORECASE),
+}
+# Files that are no models and do not draft: image projectors, importance matrices and adapters.
+_NOT_A_MODEL = re.compile(
+    r"(?:^|[-._])(?:mmproj|imatrix|lora|adapter|projector)(?:[-._]|$)", re.IGNORECASE
+)
+# Each drafted token reads the heads once, and a round drafts about three. Q8_0 drafts as well as 16 bits do.
+# Four bits cost acceptance, which pays only where Q8_0 would be a large part of what a round reads.
+_SIDECAR_QUANTS = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q4_0")
+_MAX_SIDECAR_SHARE = 10  # target size / size of a sidecar of 8 bits
+
+
+class SidecarFile(NamedTuple):
+    """A file that looks like a sidecar, and what it seems to draft with."""
+
+    file: str
+    kind: SidecarKind
+
+    def __str__(self) -> str:
+        return f"{self.file} ({SIDECAR_LABELS[self.kind]})"
+
+
+def guess_sidecar_kind(file: str) -> SidecarKind | None:
+    """Return what a file seems to draft with by its name, or None if it does not look like a sidecar."""
+    name = strip_part(PurePosixPath(file).name)
+    return next((kind for kind, pattern in _SIDECAR_NAMES.items() if pattern.search(name)), None)
+
+
+def rank_sidecars(
+    sizes: Mapping[str, int], target: str, target_size: int
+) -> tuple[SidecarFile, ...]:
+    """Return the files that look like sidecars of a target, the best first: by kind, name, and quantization.
+
+    sizes: bytes of each file. target: the target's file. target_size: bytes of all its parts, which decide
+    whether 8 bits pay.
+    """
+    stem = split_quant(target)[0]
+    ranked = []
+    for file, size in sizes.items():
+        kind = guess_sidecar_kind(file)
+        if kind is None:
+            continue
+        sidecar_stem, quant = split_quant(file)
+        is_large = quant == "Q8_0" and size * _MAX_SIDECAR_SHARE > target_size
+        rank = len(_SIDECAR_QUANTS) if is_large else _rank_sidecar_quant(quant)
+        order = list(_SIDECAR_NAMES).index(kind)
+        key = order, stem not in sidecar_stem, rank, len(file), file
+        ranked.append((key, SidecarFile(file, kind)))
+    return tuple(sidecar for _, sidecar in sorted(ranked))
+
+
+def _rank_sidecar_quant(quant: str) -> int:
+    """Return the place of a quantization among those of a sidecar, 0 for the best."""
+    if quant in _SIDECAR_QUANTS:
+        return _SIDECAR_QUANTS.index(quant)
+    bits = int(match[0]) if (match := re.search(r"\d+", quant.removeprefix("i1-"))) else 0
+    # After those: others of four to eight bits, unnamed ones, more bits, and fewer than four.
+    places = (4 <= bits <= MAX_BITS, bits == 0, bits > MAX_BITS, True)
+    return len(_SIDECAR_QUANTS) + 1 + places.index(True)
+
+
+def is_no_model(name: str) -> bool:
+    return bool(_NOT_A_MODEL.search(name)) or guess_sidecar_kind(name) is not None
+
+
+def strip_part(name: str) -> str:
+    """Return a file name without its ending and part number."""
+    return re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", name, flags=re.IGNORECASE)
+
+
+def split_quant(file: str) -> tuple[str, str]:
+    """Split a file name into its lower-case stem and its quantization.
+
+    If the file name states no quantization, that of the folder is used.
+    """
+    path = PurePosixPath(file)
+    stem = strip_part(path.name)
+    matches = list(_QUANT_IN_NAME.finditer(stem))
+    if matches:
+        match = matches[-1]
+        remainder = f"{stem[: match.start()].rstrip('-._')}{stem[match.end() :]}"
+        return remainder.lower(), _normalize_quant(match[1])
+    folder = _QUANT_IN_NAME.fullmatch(path.parent.name)
+    return stem.lower(), _normalize_quant(folder[1]) if folder else ""
+
+
+def _normalize_quant(quant: str) -> str:
+    return f"i1-{quant[3:].upper()}" if quant[:2] == "i1" else quant.upper()
