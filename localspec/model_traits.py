@@ -31,6 +31,23 @@ SidecarKind = Literal["mtp", "eagle3", "dflash", "dspark"]
 SIDECAR_LABELS: dict[SidecarKind, str] = {
     "mtp": "MTP heads", "eagle3": "EAGLE-3", "dflash": "DFlash", "dspark": "DSpark",
 }  # fmt: skip
+USABLE_SIDECARS: frozenset[SidecarKind] = frozenset({"mtp", "eagle3"})
+# Architectures whose passes can emit the inputs of their layers (t_layer_inp in src/models/*.cpp). llama.cpp
+# ends the process if another one is asked for them.
+_LAYER_EMITTERS = frozenset(
+    {
+        "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan_vl", "lfm2", "llama", "mimo2",
+        "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe", "qwen3",
+        "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",
+    }
+)  # fmt: skip
+# Those that emit the output of the last layer, too (t_h_nextn).
+_OUTPUT_EMITTERS = frozenset(
+    {
+        "bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "mimo2", "nemotron_h", "nemotron_h_moe",
+        "qwen35", "qwen35moe", "qwen3next",
+    }
+)  # fmt: skip
 # MTP heads in a separate file → the architecture of the targets whose cache they read
 _CACHE_READERS = {"gemma4-assistant": "gemma4"}
 _HEADS = frozenset({"eagle3", "dflash", *_CACHE_READERS})
@@ -163,6 +180,25 @@ def explain_wrong_sidecar(architecture: str, target: str) -> str:
     if target == required:
         return ""
     return f"MTP heads of {architecture} need a target of {required}, not {target}"
+
+
+def explain_unreadable_layers(
+    target: str, target_layers: int, target_width: int, layers: Collection[int], width: int
+) -> str:
+    """Return why a sidecar cannot read the layers of a target, as a clause, or an empty text if it can.
+
+    target: its `general.architecture`. target_layers, target_width: the number of its layers and the length
+    of a state. layers, width: the layers that the sidecar reads, and the length of a state that it expects.
+    """
+    if target not in _LAYER_EMITTERS:
+        return f"llama.cpp does not show the layers of the architecture {target}"
+    if width != target_width:
+        return f"the draft reads states of {width} numbers, and the target's have {target_width}"
+    n_readable = target_layers + (target in _OUTPUT_EMITTERS)
+    if not layers or not 0 <= min(layers) <= max(layers) < n_readable:
+        named = ", ".join(map(str, sorted(layers))) or "none"
+        return f"the draft reads the layers {named}, and the target has {target_layers}"
+    return ""
 
 
 def explain_wrong_trunk(layers: int, target_layers: int) -> str:

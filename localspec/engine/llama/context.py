@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,13 +23,16 @@ from localspec.engine.llama.batch import (
     detach,
 )
 from localspec.engine.llama.model import (
+    LayerEncoder,
     Model,
     Resource,
     States,
+    emit_layers,
     emit_states,
     expect_stop,
     forget_errors,
     format_last_error,
+    layer_inputs,
     load_error,
     record_heartbeat,
     states,
@@ -52,8 +56,8 @@ class ContextSettings:
     n_batch: rows of a pass. n_ubatch: rows that llama.cpp computes at once; 0 means all.
     n_rollback: requested snapshots of a recurrent state (`Context.n_rollback` has the granted number).
     choose_on_device: whether greedy tokens may be chosen on the device (`Context.choose_on_device`).
-    heads: run the model's MTP heads, which read hidden states of the model, with a cache of their own.
-    target: for a sidecar of heads, the context whose cache it reads.
+    heads: run a model's MTP heads, or a sidecar, which read hidden states of the target.
+    target: for a sidecar that uses the cache or the weights of its target, the target's context.
     pooling: passes compute one embedding or score per sequence (`pooled`).
     """
 
@@ -122,6 +126,8 @@ class Context(Resource):
         self._current_stop: Stop | None = None  # The flag that llama.cpp checks.
         self._shifted = False  # Positions were changed; the next pass will rotate the keys.
         params = _parameters(settings)
+        if settings.heads and not model.target_layers:
+            params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
         self.n_outputs = int(params.n_outputs_max)
         forget_errors()
         self.handle = C.llama_init_from_model(model.handle, params)
@@ -138,14 +144,36 @@ class Context(Resource):
         self.n_rollback = int(C.llama_n_rs_seq(self.handle))
         self._memory = C.llama_get_memory(self.handle)  # None if the model has no cache.
         self.n_pooled = 1 if settings.pooling == "rank" else model.n_state
-        self.heads, self.borrows = settings.heads, settings.target is not None
+        self.heads = settings.heads
+        self.borrows = settings.target is not None and model.reads_target_cache
+        self._layers: tuple[int, ...] = ()
+        self._encoder: LayerEncoder | None = None
         if settings.heads:
             self.emit_states()
+        if model.target_layers:
+            n_inputs = len(model.target_layers) * model.target_width
+            self._encoder = LayerEncoder(self.handle, self.n_seq - 1, n_inputs, self.n_state)
 
-    def emit_states(self) -> None:
-        """Make passes emit hidden states from now on."""
-        self.n_state = self.model.n_state
-        emit_states(self.handle, self.model, self.heads)
+    def emit_states(self, layers: Sequence[int] = ()) -> None:
+        """Make passes emit hidden states from now on: the last ones, or else the inputs of `layers`."""
+        self._layers = tuple(layers)
+        if layers:
+            self.n_state = len(layers) * self.model.n_embd
+            emit_layers(self.handle, layers, self.model.n_layer)
+        else:
+            self.n_state = self.model.n_state
+            emit_states(self.handle, self.model, self.heads)
+
+    def encode(self, inputs: States) -> States:
+        """Return the states (rows, n_state) that a sidecar makes of inputs of its target's layers.
+
+        inputs: as `states` of the target's context. The logits of the last pass are lost.
+
+        Raises:
+            DecodeFatal: llama.cpp refuses the pass.
+        """
+        assert self._encoder is not None
+        return self._encoder.encode(inputs)
 
     @property
     def cuttable(self) -> bool:
@@ -221,11 +249,13 @@ class Context(Resource):
         return token
 
     def states(self, row: int, count: int = 1) -> States:
-        """Return a view (count, n_state) of hidden states of the last pass, valid until the next pass.
+        """Return hidden states (count, n_state) of the last pass, valid until the next pass.
 
         Raises:
             BadBatch: the row has no hidden state.
         """
+        if self._layers:
+            return layer_inputs(self.handle, self._layers, self.model, row, count)
         view = states(self.handle, row, count, self.n_state) if self.n_state else None
         if view is None:
             raise BadBatch(f"Row {row} has no hidden state{format_last_error()}.")
@@ -404,8 +434,6 @@ def _parameters(settings: ContextSettings) -> Any:
         params.n_outputs_max_per_seq = params.n_outputs_max
     if settings.pooling is not None:
         params.embeddings, params.pooling_type = True, _POOLINGS[settings.pooling]
-    if settings.heads:
-        params.ctx_type = C.LLAMA_CONTEXT_TYPE_MTP
     if settings.target is not None:
         params.ctx_other = settings.target.handle
     return params

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from localspec import model_traits
 from localspec.engine.llama import waiting
-from localspec.engine.llama.batch import Batch, Stop
+from localspec.engine.llama.batch import Batch, DecodeFatal, Stop
 from localspec.engine.llama.vocab import Vocab
 from localspec.errors import LoadFailed
 from localspec.model_traits import (
@@ -167,6 +167,39 @@ try:
 except (ImportError, AttributeError) as error:  # This build's library lacks a function.
     _missing = str(error)
 
+_Context = C.llama_context_p_ctypes
+_Model = C.llama_model_p_ctypes
+_Floats = ctypes.POINTER(ctypes.c_float)
+
+
+def _bind(name: str, signature: str, parameters: Sequence[Any], result: Any) -> Any:
+    """Return a function of llama.cpp's C++ interface, or None if this build does not export it.
+
+    signature: the end of its mangled name, which states its parameters.
+    """
+    function = getattr(C._lib, f"_Z{len(name)}{name}{signature}", None)
+    if function is not None:
+        function.argtypes, function.restype = parameters, result
+    return function
+
+
+_set_layer_input = _bind(
+    "llama_set_embeddings_layer_inp",
+    "P13llama_contextjb",
+    [_Context, ctypes.c_uint32, ctypes.c_bool],
+    None,
+)
+_get_layer_input = _bind(
+    "llama_get_embeddings_layer_inp", "P13llama_contextj", [_Context, ctypes.c_uint32], _Floats
+)
+_target_layers = _bind(
+    "llama_model_target_layer_ids", "PK11llama_model", [_Model], ctypes.POINTER(ctypes.c_int32)
+)
+_count_target_layers = _bind(
+    "llama_model_target_layer_ids_n", "PK11llama_model", [_Model], ctypes.c_uint32
+)
+_LAYER_FUNCTIONS = (_set_layer_input, _get_layer_input, _target_layers, _count_target_layers)
+
 States = npt.NDArray[np.float32]  # Hidden states of shape (rows, width).
 
 
@@ -174,6 +207,9 @@ def why_no_heads(model: Model) -> str:
     """Return why a model's heads or a sidecar cannot draft, as a clause; "" if they can."""
     if _ext is None:
         return f"this build of llama.cpp has no interface for MTP heads ({_missing})"
+    if model.sidecar == "eagle3":
+        has_interface = None not in _LAYER_FUNCTIONS
+        return "" if has_interface else "this build of llama.cpp does not show a target's layers"
     if model.reads_target_cache:
         return ""
     if reason := explain_unusable_heads(model.architecture, model.n_heads):
@@ -240,6 +276,75 @@ def states(handle: Any, row: int, count: int, width: int) -> States | None:
     address = ctypes.addressof(pointer.contents)
     view: States = np.ctypeslib.as_array((ctypes.c_float * (count * width)).from_address(address))
     return view.reshape(count, width)
+
+
+def emit_layers(handle: Any, layers: Sequence[int], n_layer: int) -> None:
+    """Make the passes of a llama_context emit the inputs of these layers for every row.
+
+    The layer `n_layer`, which does not exist, stands for the output of the last one.
+    """
+    for layer in layers:
+        if layer < n_layer:
+            _set_layer_input(handle, layer, True)
+        else:
+            _ext.llama_set_embeddings_nextn(handle, True, False)
+
+
+def layer_inputs(handle: Any, layers: Sequence[int], model: Model, row: int, count: int) -> States:
+    """Return the inputs of these layers in the last pass, one row (n_layers * n_embd,) for each token."""
+    width = model.n_embd
+    inputs: States = np.empty((count, len(layers), width), np.float32)
+    for index, layer in enumerate(layers):
+        if layer < model.n_layer:
+            pointer = _get_layer_input(handle, layer)
+        else:
+            pointer = _ext.llama_get_embeddings_nextn(handle)
+        address = ctypes.addressof(pointer.contents) + row * width * inputs.itemsize
+        rows = (ctypes.c_float * (count * width)).from_address(address)
+        inputs[:, index] = np.ctypeslib.as_array(rows).reshape(count, width)
+    return inputs.reshape(count, -1)
+
+
+class LayerEncoder:
+    """The encoder of a sidecar, which makes a state of what a target's layers read at one token.
+
+    A pass reserves a row of logits for each of its rows, though it computes none, so it has few rows.
+    """
+
+    ROWS = 16
+
+    def __init__(self, handle: Any, sequence: int, n_inputs: int, n_state: int) -> None:
+        """Use a context.
+
+        sequence: one that is empty whenever something is encoded, because llama.cpp checks the positions of a
+        pass although an encoder has none. n_inputs: numbers that are read at one token. n_state: numbers in a
+        state.
+        """
+        self._handle, self._sequence, self._n_state = handle, sequence, n_state
+        self._batch = Batch(self.ROWS)
+        self._inputs: States = np.zeros((self.ROWS, n_inputs), np.float32)
+        self._batch.struct.embd = (ctypes.c_float * self._inputs.size).from_buffer(
+            self._inputs.data
+        )
+        self._batch.struct.token = None  # type: ignore[assignment] # a null pointer
+
+    def encode(self, inputs: States) -> States:
+        """Return the states (rows, n_state) of `inputs` (rows, n_inputs)."""
+        encoded: States = np.empty((len(inputs), self._n_state), np.float32)
+        for start in range(0, len(inputs), self.ROWS):
+            part = inputs[start : start + self.ROWS]
+            self._batch.clear()
+            for position in range(len(part)):
+                self._batch.add(0, position, self._sequence, True)
+            self._inputs[: len(part)] = part
+            self._batch.struct.n_tokens = len(part)
+            if code := int(C.llama_encode(self._handle, self._batch.struct)):
+                raise DecodeFatal(f"llama_encode failed with code {code}{format_last_error()}.")
+            C.llama_synchronize(self._handle)
+            rows = states(self._handle, 0, len(part), self._n_state)
+            assert rows is not None
+            encoded[start : start + len(part)] = rows
+        return encoded
 
 
 class StateBatch(Batch):
@@ -365,10 +470,28 @@ class Model(Resource):
         names = read_tensor_names(self.path) if self._declared_heads else ()
         return sidecar_kind(self.architecture, names)
 
+    @cached_property
+    def target_layers(self) -> tuple[int, ...]:
+        """The layers of its target that a sidecar reads, if it reads any."""
+        if self.sidecar != "eagle3" or None in _LAYER_FUNCTIONS:
+            return ()
+        layers = _target_layers(self.handle)
+        return tuple(int(layers[i]) for i in range(_count_target_layers(self.handle)))
+
+    @property
+    def target_width(self) -> int:
+        """The numbers in a state of the target whose layers a sidecar reads; 0 if the file does not say."""
+        return self._read_int("target_hidden_size", 0)
+
     @property
     def reads_target_cache(self) -> bool:
         """Whether the file holds MTP heads that have no cache and read that of their target."""
         return reads_target_cache(self.architecture)
+
+    @property
+    def n_embd(self) -> int:
+        """The numbers of a token between two layers."""
+        return int(C.llama_model_n_embd(self.handle))
 
     @property
     def n_state(self) -> int:
@@ -431,7 +554,7 @@ class Model(Resource):
     @property
     def head_lengths(self) -> tuple[int, int]:
         """The lengths of the key and the value of one attention head."""
-        default = int(C.llama_model_n_embd(self.handle)) // max(self.n_attention_heads, 1)
+        default = self.n_embd // max(self.n_attention_heads, 1)
         return self._read_int("attention.key_length", default), self._read_int(
             "attention.value_length", default
         )

@@ -88,7 +88,7 @@ class ExactMode:
             return None
         draft = self._draft
         if draft is not None and draft.heads:
-            context.emit_states()
+            context.emit_states(draft.model.target_layers)
         if draft is not None and draft.borrows:
             draft = models.make_context(
                 draft.model, sequences=1, outputs=1, heads=True, target=context, exact=True

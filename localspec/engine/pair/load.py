@@ -70,6 +70,7 @@ from localspec.engine.speculation.drafters.draft_model import (
     ModelDrafter,
     SharedTokens,
 )
+from localspec.engine.speculation.drafters.eagle import EagleDrafter, LayerHeads
 from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
 from localspec.engine.speculation.warm_start import MAX_TEXT_TOKENS, TEXTS, warm_start
 from localspec.errors import LoadFailed
@@ -412,14 +413,17 @@ def make_draft_context(models: PairModels, context: Context, notes: list[str]) -
     notes: gets a sentence if the draft has less than planned.
     """
     sequences = models.parallel + 2  # one for the exact lane, one for probes
-    make = partial(models.make_context, sequences=sequences, outputs=max(models.parallel + 1, 16))
+    outputs = max(models.parallel + 1, 16)
+    if models.draft is not None and models.draft.target_layers:
+        outputs = LayerHeads.count_outputs(models.parallel + 1)
+    make = partial(models.make_context, sequences=sequences, outputs=outputs)
     draft = models.draft
     if draft is not None and not models.sidecar:
         if reason := why_kv_type_unsupported(draft, models.settings.kv_types):
             notes.append(f"The draft's KV cache is f16: {reason}.")
         return DraftContext(make(draft))
     model = models.target if draft is None else draft
-    target = context if model.reads_target_cache else None
+    target = context if model.reads_target_cache or model.target_layers else None
     if draft is None and not model.n_heads:
         return DraftContext(None)
     if reason := why_no_heads(model):
@@ -431,7 +435,7 @@ def make_draft_context(models: PairModels, context: Context, notes: list[str]) -
     except LoadFailed as error:
         notes.append(f"No drafts: {error.message}")
         return DraftContext(None, "llama.cpp cannot make a context of this model's MTP heads")
-    context.emit_states()
+    context.emit_states(model.target_layers)
     return DraftContext(heads)
 
 
@@ -492,15 +496,14 @@ def make_drafter(
         with job.turn():
             check_finite_logits(context, batch, n_before)
     except LoadFailed as error:
-        called = (MtpDrafter if heads else ModelDrafter).called
+        called = _DRAFTERS[_drafter_kind(context).kind].called
         notes.append(f"No drafts: {error.message}")
         return DrafterAndCosts(None, None, f"NaN or infinite values from {called}")
     costs = measure_draft(context, batch, n_before, earlier, job.turn)
     shared = SharedTokens()
     if models.compared is not None:
         shared = SharedTokens.of(models.target.vocab, context.model.vocab, models.compared)
-    kind = Sidecar if context.borrows else Heads if heads else DraftModel
-    drafter = kind(
+    drafter = _drafter_kind(context)(
         context,
         batch,
         costs.table,
@@ -511,6 +514,16 @@ def make_drafter(
         gap_s=models.settings.gap_s,
     )
     return DrafterAndCosts(drafter, costs, "")
+
+
+_DRAFTERS = {kind.kind: kind for kind in (ModelDrafter, MtpDrafter, EagleDrafter)}
+
+
+def _drafter_kind(context: Context) -> type[DraftModel]:
+    """Return the class of what drafts with a context."""
+    if context.model.target_layers:
+        return LayerHeads
+    return Sidecar if context.borrows else Heads if context.heads else DraftModel
 
 
 def _evict_draft(slots: Slots, exact: ExactMode) -> bool:

@@ -31,7 +31,9 @@ from localspec.engine.speculation.drafters.draft_model import PREFILL_WIDTH
 from localspec.errors import LoadFailed
 from localspec.model_traits import (
     HEADS_ONLY_REASON,
+    USABLE_SIDECARS,
     explain_no_text,
+    explain_unreadable_layers,
     explain_wrong_sidecar,
     explain_wrong_trunk,
     sidecar_kind,
@@ -75,7 +77,7 @@ class PairModels:
 
     @property
     def sidecar(self) -> bool:
-        """Whether the draft consists of MTP heads in a file of their own."""
+        """Whether the draft is a sidecar, which reads states of the target."""
         return self.draft is not None and self.draft.sidecar is not None
 
     def make_context(
@@ -174,7 +176,7 @@ def open_model(
         devices=devices,
         progress=progress,
     )
-    if reason := "" if drafts and model.sidecar == "mtp" else _why_no_writer(model):
+    if reason := "" if drafts and model.sidecar in USABLE_SIDECARS else _why_no_writer(model):
         model.close()
         raise LoadFailed(f"{path} cannot generate text: {reason}.")
     return model
@@ -253,10 +255,18 @@ def samples_correctly_on_device(context: Context, batch: Batch) -> bool:
 
 
 def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
-    """Return why heads in a file of their own cannot read this target, as a clause; empty if they can.
+    """Return why a sidecar cannot read this target, as a clause; empty if it can.
 
     llama.cpp compares neither states nor caches, and would read beyond their end.
     """
+    if sidecar.target_layers:
+        return explain_unreadable_layers(
+            target.architecture,
+            target.n_layer,
+            target.n_embd,
+            sidecar.target_layers,
+            sidecar.target_width,
+        )
     if reason := explain_wrong_sidecar(sidecar.architecture, target.architecture):
         return reason
     if sidecar.n_state != target.n_state:

@@ -15,6 +15,7 @@ from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.profile import LearnedProfile, ProfileStore
 from localspec.engine.sampling.settings import default_settings, model_defaults
 from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter
+from localspec.engine.speculation.drafters.eagle import EagleDrafter
 from localspec.engine.speculation.drafters.mtp import MtpDrafter
 from localspec.engine.speculation.drafters.ngram import NgramMemory
 from localspec.protocol.frames import EngineSettings, Loaded, PairFiles
@@ -82,8 +83,11 @@ class LoadedPair:
         """Return why a request for this kind of drafts gets none from a model, as a clause."""
         if kind == ModelDrafter.kind and (self.models.draft is None or self.models.sidecar):
             return NO_DRAFT
-        if kind == MtpDrafter.kind and self.models.draft and not self.models.sidecar:
-            return "this pair has a draft model, and MTP heads are not used beside one"
+        drafts_with = self.models.draft.sidecar or ModelDrafter.kind if self.models.draft else None
+        if kind == EagleDrafter.kind and drafts_with != kind:
+            return "this pair has no EAGLE-3 draft"
+        if kind == MtpDrafter.kind and drafts_with not in (None, kind):
+            return "this pair has another draft, and MTP heads are not used beside one"
         if kind == MtpDrafter.kind and self.no_draft == NO_DRAFT:
             return "this model has no MTP heads"
         return self.no_draft

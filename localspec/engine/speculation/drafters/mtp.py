@@ -70,10 +70,13 @@ class Heads(DraftModel):
     ) -> int:
         last_row = super()._add_text(slot, start, end, position, sequence, n_logits)
         assert slot.hidden is not None
-        self._states[last_row + 1 - (end - start) : last_row + 1] = slot.hidden.states_before(
-            start, end
-        )
+        states = self._make_states(slot.hidden.states_before(start, end))
+        self._states[last_row + 1 - (end - start) : last_row + 1] = states
         return last_row
+
+    def _make_states(self, states: States) -> States:
+        """Return the states that are read together with tokens, of those that the target has emitted."""
+        return states
 
     def _add_draft(self, request: DraftRequest, position: int) -> int:
         row = super()._add_draft(request, position)
