@@ -127,7 +127,7 @@ class CollectRequest(Request):
 
 # What drafts for a target: a model of its own; MTP heads in the target's file or in a separate one; the text
 # itself, which every generating pair can use; nothing, of an embedding model; or whatever another server has.
-DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "ngram", "none", "upstream"]
+DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "eagle3", "ngram", "none", "upstream"]
 
 
 class Original(Struct):

@@ -217,15 +217,19 @@ class DraftTrials:
             LocalspecError: This draft cannot be used.
         """
         files = frames.PairFiles(f"{target},{draft}", str(target), str(draft))
-        heads = read_local_model(draft, as_draft=True).sidecar
-        trial = self._measure(files, "mtp" if heads else "draft")
+        sidecar = read_local_model(draft, as_draft=True).sidecar
+        trial = self._measure(
+            files, "mtp" if sidecar == "mtp" else "eagle3" if sidecar else "draft"
+        )
         return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
 
     def end(self) -> None:
         """Unload the pair that was measured last, unless it is in use."""
         asyncio.run_coroutine_threadsafe(self._release(), self._loop).result()
 
-    async def _measure(self, files: frames.PairFiles, kind: Literal["draft", "mtp"]) -> Trial:
+    async def _measure(
+        self, files: frames.PairFiles, kind: Literal["draft", "eagle3", "mtp"]
+    ) -> Trial:
         await self._release()  # frees the memory of the pair before
         self._measured = files.name
         texts: list[tuple[int, int]] = []
@@ -251,7 +255,7 @@ class DraftTrials:
         )
 
     async def _generate(
-        self, files: frames.PairFiles, prompt: str, kind: Literal["draft", "mtp"]
+        self, files: frames.PairFiles, prompt: str, kind: Literal["draft", "eagle3", "mtp"]
     ) -> frames.Done:
         if self._supervisor.residents.busy:
             raise Interrupted

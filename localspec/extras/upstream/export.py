@@ -300,6 +300,8 @@ def _vllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, ob
         return {"method": "mtp", "model": _draft_weights(pair, "vLLM"), **depth_config}
     if pair.draft_kind == "mtp-embedded":
         return {"method": "mtp", **depth_config}
+    if pair.draft_kind == "eagle3":
+        return {"method": "eagle3", "model": _draft_weights(pair, "vLLM"), **depth_config}
     return {"method": "ngram", **depth_config, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
 
@@ -410,6 +412,9 @@ def _trtllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, 
     return {"decoding_type": "NGram", "max_draft_len": depth, "max_matching_ngram_size": 4}
 
 
+_LLAMA_SERVER_TYPES = {"model": "draft-simple", "eagle3": "draft-eagle3"}
+
+
 def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
     """Return the command of llama.cpp's own server, which reads the same files."""
     _require_one_machine(
@@ -430,7 +435,7 @@ def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
     if depth and pair.draft_kind == "ngram":
         served.add("--spec-type", "ngram-simple")
     elif depth:
-        served.add("--spec-type", "draft-simple" if pair.draft_kind == "model" else "draft-mtp")
+        served.add("--spec-type", _LLAMA_SERVER_TYPES.get(pair.draft_kind, "draft-mtp"))
         served.add("--spec-draft-n-max", str(depth))
         if pair.draft and pair.draft.repo:
             served.add("--spec-draft-hf", pair.draft.quantized)
@@ -632,7 +637,7 @@ def read_pair(
         raise UsageError(f"'{name}' is served by another server already.")
     if kind == "none":
         raise UsageError(f"'{name}' turns texts into numbers; only pairs that write are exported.")
-    drafts = kind in ("model", "mtp-sidecar")
+    drafts = kind in ("model", "mtp-sidecar", "eagle3")
     if view:
         target, draft = _from_view(view["target"]), _from_view(view["draft"]) if drafts else None
     else:

@@ -12,7 +12,7 @@ import math
 import re
 import struct
 from collections import Counter
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,8 @@ from localspec import model_traits
 from localspec.errors import BadGguf, UnsafeModel
 from localspec.model_traits import (
     HEADS_ONLY_REASON,
+    SIDECAR_LABELS,
+    USABLE_SIDECARS,
     SidecarKind,
     explain_no_text,
     explain_unusable_heads,
@@ -39,6 +41,7 @@ from localspec.registry.header.gguf import (
     NumberArray,
     Source,
     StringArray,
+    Tensor,
     Value,
     read_header,
 )
@@ -157,6 +160,7 @@ MAX_WIDTH = 1 << 20
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # LLAMA_ROPE_SCALING_TYPES
 MAX_CONTEXT = 1 << 27
 MAX_SHARDS = 999
+_EAGLE_LAYERS = 3  # that a draft of EAGLE-3 reads
 _CLASSIFIER_TENSORS = {"cls.weight", "cls.output.weight"}
 _SHARD_SUFFIX = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
@@ -205,6 +209,12 @@ class ModelInfo:
     def reads_target_cache(self) -> bool:
         """Whether the file holds MTP heads that have no cache and read that of their target."""
         return reads_target_cache(self.architecture)
+
+    @property
+    def target_layers(self) -> tuple[int, ...]:
+        """The layers of its target that a sidecar reads."""
+        value = self.header.metadata.get(f"{self.architecture}.target_layers")
+        return tuple(map(int, value.values())) if isinstance(value, NumberArray) else ()
 
     @property
     def trunk_layers(self) -> int:
@@ -323,8 +333,10 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
     max_extra = layers if all_are_heads else layers - 1
     extra = _read_number(first, f"{architecture}.nextn_predict_layers", 0, max_extra, 0)
     trunk = range(0 if all_are_heads else layers - extra)
-    required = range(len(trunk), layers) if sidecar else trunk
+    required = range(len(trunk), layers) if sidecar == "mtp" else trunk
     check_tensors(first.name, architecture, layers, required, tensors)
+    if sidecar == "eagle3":
+        _check_eagle(first, tensors)
     window = _read_number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
     lengths = KvLengths(
@@ -345,7 +357,7 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
         feed_forward=_max_feed_forward(first, architecture, layers, width),
         context=_read_number(first, f"{architecture}.context_length", 1, MAX_CONTEXT),
         vocabulary=check_vocabulary(first, width, tensors),
-        kept=kept.of_heads() if sidecar and not all_are_heads else kept,
+        kept=kept.of_heads() if sidecar == "mtp" and not all_are_heads else kept,
         parameters=sum(tensor.elements for tensor in tensors.values()),
         weights=sum(header.weights for header in headers),
         file_size=sum(header.file_size for header in headers),
@@ -368,7 +380,12 @@ def _check_architecture(
     """
     architecture, pooling = header.metadata.get("general.architecture"), None
     sidecar = sidecar_kind(architecture, tensors) if isinstance(architecture, str) else None
-    if sidecar and not (as_draft and sidecar == "mtp"):
+    if sidecar and as_draft and sidecar not in USABLE_SIDECARS:
+        raise UnsafeModel(
+            f"{header.name} is a {SIDECAR_LABELS[sidecar]} draft, which localspec cannot use yet; "
+            "without it, drafts come from the text itself (n-gram) or from another draft."
+        )
+    if sidecar and not as_draft:
         reason = explain_no_text(str(architecture)) or HEADS_ONLY_REASON
         raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
     if not sidecar:
@@ -387,6 +404,39 @@ def _check_architecture(
             "was converted incorrectly, choose another."
         )
     return architecture, pooling, sidecar
+
+
+def _check_eagle(header: Header, tensors: Mapping[str, Tensor]) -> None:
+    """Check what llama.cpp's graph of EAGLE-3 expects, because it ends the process on anything else.
+
+    Raises:
+        UnsafeModel: the message names what is wrong.
+    """
+    layers = header.metadata.get("eagle3.target_layers")
+    if not isinstance(layers, NumberArray) or layers.count != _EAGLE_LAYERS:
+        raise UnsafeModel(
+            f"{header.name} must name {_EAGLE_LAYERS} layers of its target in 'eagle3.target_layers'."
+        )
+    width = _read_number(header, "eagle3.target_hidden_size", 1, MAX_WIDTH)
+    own_width = _read_number(header, "eagle3.embedding_length", 1, MAX_WIDTH)
+    fusion, mapping = tensors.get("fc.weight"), tensors.get("d2t")
+    if fusion is None or fusion.shape != (_EAGLE_LAYERS * width, own_width):
+        raise UnsafeModel(
+            f"{header.name}: the tensor 'fc.weight' does not make states of {own_width} numbers of "
+            f"{_EAGLE_LAYERS} times {width}."
+        )
+    if _read_number(header, "eagle3.block_count", 1, MAX_LAYERS) != 1:
+        raise UnsafeModel(f"{header.name}: a draft of EAGLE-3 has one layer.")
+    if mapping is not None:
+        output = tensors.get("output.weight")
+        kind = TENSOR_TYPES[mapping.kind][0]
+        if kind != "I64" or len(mapping.shape) != 1 or not output:
+            raise UnsafeModel(f"{header.name}: the tensor 'd2t' is not a list of token ids.")
+        if output.shape != (own_width, mapping.shape[0]):
+            raise UnsafeModel(
+                f"{header.name}: the tensor 'd2t' has {mapping.shape[0]} entries, and the output matrix the "
+                f"shape {output.shape}."
+            )
 
 
 def _check_purpose(header: Header, as_draft: bool) -> Pooling | None:

@@ -13,7 +13,11 @@ from itertools import islice
 
 from localspec.compatibility import FIRST_COMPARED_ID, Compatibility, compare_tokenizers
 from localspec.errors import BadGguf, CannotRollBack, NotMatched
-from localspec.model_traits import explain_wrong_sidecar, explain_wrong_trunk
+from localspec.model_traits import (
+    explain_unreadable_layers,
+    explain_wrong_sidecar,
+    explain_wrong_trunk,
+)
 from localspec.registry.header.architectures import describe_rollback
 from localspec.registry.header.gguf import StringArray
 from localspec.registry.header.kv_size import cache_layouts
@@ -82,7 +86,16 @@ def check_pair(target: ModelInfo, draft: ModelInfo | None) -> tuple[str, ...]:
 
 
 def _explain_wrong_sidecar(target: ModelInfo, draft: ModelInfo) -> str:
-    """Return why MTP heads cannot read the target's states or cache, as a clause, or ""."""
+    """Return why a sidecar cannot read the target's states, layers or cache, as a clause, or ""."""
+    if draft.sidecar != "mtp":
+        width = draft.header.metadata.get(f"{draft.architecture}.target_hidden_size")
+        return explain_unreadable_layers(
+            target.architecture,
+            target.trunk_layers,
+            target.width,
+            draft.target_layers,
+            width if isinstance(width, int) else 0,
+        )
     if reason := explain_wrong_sidecar(draft.architecture, target.architecture):
         return reason
     metadata = draft.header.metadata

@@ -126,7 +126,8 @@ def check_vocabulary(header: Header, width: int, tensors: Mapping[str, Tensor]) 
     tokens = header.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, StringArray) or not tokens.count:
         raise UnsafeModel(f"{header.name} contains no list of tokens.")
-    shape = tensors["token_embd.weight"].shape
+    embedding = tensors.get("token_embd.weight")  # a sidecar may use that of its target
+    shape = embedding.shape if embedding else (width, tokens.count)
     if shape != (width, tokens.count):
         raise UnsafeModel(
             f"{header.name} lists {tokens.count} tokens of width {width}, and its embedding has "

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from localspec.errors import UnsafeModel
-from localspec.registry.header.gguf import TENSOR_TYPES, FileSource, Source, Tensor, read_header
+from localspec.registry.header.gguf import (
+    TENSOR_TYPES,
+    FileSource,
+    Source,
+    StringArray,
+    Tensor,
+    read_header,
+)
 
 _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 # Each layer of these common dense architectures must have the tensors below. For other architectures
@@ -17,6 +24,8 @@ _BLOCK = re.compile(r"blk\.(\d{1,9})\.")
 _DENSE_ARCHITECTURES = frozenset(
     {"llama", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "granite", "mistral3"}
 )
+# Sidecars that may use the embedding of their target.
+_BORROWERS = frozenset({"eagle3", "dflash"})
 _REQUIRED_IN_LAYER = ("attn_norm.weight", "attn_output.weight", "ffn_norm.weight")
 _ONE_REQUIRED_IN_LAYER = (
     ("attn_q.weight", "attn_qkv.weight"),
@@ -51,7 +60,7 @@ def check_tensors(
     """
     if not tensors:
         raise UnsafeModel(f"{name} contains a vocabulary but no weights.")
-    if "token_embd.weight" not in tensors:
+    if "token_embd.weight" not in tensors and architecture not in _BORROWERS:
         raise UnsafeModel(f"{name} lacks the tensor 'token_embd.weight'.")
     present = {int(match[1]) for match in map(_BLOCK.match, tensors) if match}
     _check_types(name, tensors.values())
@@ -95,7 +104,7 @@ def _check_types(name: str, tensors: Iterable[Tensor]) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Check that the weights of a local file do not end in zeros and that its norms are finite.
+    """Check that the weights of a local file do not end in zeros, and that norms and token ids are possible.
 
     A broken download or copy leaves zeros at the end, and NaN in a norm makes every answer nonsense.
     llama.cpp loads both without an error. This reads only a few MB, whatever the size of the file.
@@ -122,6 +131,14 @@ def check_weights(path: Path) -> None:
             f"{header.name} ends in zeros (tensor '{last_tensor.name}'); it is damaged, download it again."
         )
     for tensor in header.tensors:
+        if tensor.name == "d2t":
+            ids = array("q", source.read(tensor.offset, tensor.size))
+            tokens = header.metadata.get("tokenizer.ggml.tokens")
+            count = tokens.count if isinstance(tokens, StringArray) else 0
+            if ids and not 0 <= min(ids) <= max(ids) < count:
+                raise UnsafeModel(
+                    f"{header.name}: the tensor 'd2t' names tokens that do not exist."
+                )
         if tensor.kind == 0 and len(tensor.shape) == 1:
             values = array("f", source.read(tensor.offset, tensor.size))
             if not math.isfinite(sum(values)):

@@ -501,8 +501,14 @@ class _Decider:
             weights = HubFile(repo=pair.target.repo, file=file, revision=pair.target.revision)
             if self._is_suitable(target, partial(self._read_draft, weights)):
                 others = [other for other in sidecars if other != sidecar]
-                sentence = f"Drafts: this model's own heads (MTP), {file} in the same repository."
-                pair = msgspec.structs.replace(pair, heads=weights)
+                if sidecar.kind == "mtp":
+                    sentence = (
+                        f"Drafts: this model's own heads (MTP), {file} in the same repository."
+                    )
+                    pair = msgspec.structs.replace(pair, heads=weights)
+                else:
+                    sentence = f"Drafts: {sidecar} in the same repository."
+                    pair = _with_draft(pair, draft=weights)
                 return pair, f"{sentence}{self._list_others(others)}"
         if chosen := self._choose_catalogue_draft(pair, target, _strip_size):
             return chosen
