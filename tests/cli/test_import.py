@@ -76,12 +76,12 @@ def test_sidecars_are_proposed_for_their_targets_alone(tmp_path: Path) -> None:
         furnish_home(home)
         heads = tmp_path / "mtp-apart-8b-Q8_0.gguf"
         write_heads_apart(tmp_path / "apart-8b-Q4_0.gguf", heads)
-        shutil.copy(heads, tmp_path / "mtp-apart-8b-BF16.gguf")
+        other = tmp_path / "mtp-apart-8b-BF16.gguf"
+        write_heads_apart(tmp_path / "other.gguf", other, acceptance=0.5)
+        (tmp_path / "other.gguf").unlink()
         lost = tmp_path / "mtp-lost-8b-Q8_0.gguf"
         write_heads_apart(tmp_path / "lost.gguf", lost, replace(TINY_HEADS, n_layer=3))
         (tmp_path / "lost.gguf").unlink()
-        with (tmp_path / "mtp-apart-8b-BF16.gguf").open("ab") as file:
-            file.write(b"other weights")
         report = run_import(home, str(tmp_path))
         problems = {item["name"]: item["problem"] for item in report["models"] if item["problem"]}
         assert problems == {lost.name: "it drafts for a model that was not found."}

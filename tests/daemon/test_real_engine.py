@@ -20,6 +20,8 @@ import pytest
 
 import localspec
 from benchmarks import synthetic
+from benchmarks.synthetic_eagle import write_eagle
+from benchmarks.synthetic_heads import write_heads_apart
 from tests.support.daemons import Home, RunningDaemon, alive, temporary_home, wait_for
 from tests.support.extras import needs
 from tests.support.pairs import contextual_pair, cycle_pair
@@ -201,6 +203,28 @@ def test_logprobs_belong_to_the_tokens_of_the_text(real: Home) -> None:
     assert raw.decode().startswith(choice["message"]["content"])
     assert all(entry["logprob"] <= 0 for entry in entries)
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+def test_a_sidecar_beside_a_target_drafts_for_it(home: Home, tmp_path: Path, kind: str) -> None:
+    """It needs no name: a request for the target's file is enough. Another request may leave it out."""
+    target, sidecar = tmp_path / "tiny-1b-F32.gguf", tmp_path / f"{kind}-tiny-1b-F32.gguf"
+    if kind == "mtp":
+        write_heads_apart(target, sidecar, acceptance=0.9)
+    else:
+        cycle = synthetic.target_cycle(synthetic.TINY_TARGET.n_vocab)
+        synthetic.write_model(target, synthetic.TINY_TARGET, cycle)
+        write_eagle(sidecar, synthetic.TINY_TARGET, cycle, 0.9)
+    daemon = RunningDaemon(home)
+    fields: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
+    model = str(target)
+    drafted = home.chat("a b c", **fields, model=model, speculative={"depth": 3, "kind": kind})
+    speculation = drafted.json["localspec"]["speculation"]
+    assert (speculation["kind"], speculation["reason"]) == (kind, None)
+    assert speculation["accepted"] > 30
+    plain = home.chat("a b c", **fields, model=model, speculative={"enabled": False})
+    assert plain.text == drafted.text
+    daemon.stop()
 
 
 def test_a_killed_engine_is_explained_and_replaced(home: Home, real_daemon: RunningDaemon) -> None:

@@ -462,8 +462,6 @@ class Registry:
         """
         from localspec.registry.disk.drafts import find_sidecar, list_sidecars
 
-        if not self._checks:
-            return None
         try:
             files = list_sidecars(target)
             if not files:

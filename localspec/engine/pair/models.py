@@ -259,7 +259,9 @@ def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
 
     llama.cpp compares neither states nor caches, and would read beyond their end.
     """
-    if sidecar.target_layers:
+    if sidecar.sidecar == "eagle3":
+        if not sidecar.target_layers:
+            return ""  # This build does not show layers, which is said where drafts are made.
         return explain_unreadable_layers(
             target.architecture,
             target.n_layer,

@@ -146,7 +146,7 @@ def test_request_for_heads_reports_why_there_are_none(cycle: Running, load: Load
     """The reason differs between a pair with a draft model and a target alone."""
     speculation = cycle.ask([5], 10, speculative=mtp(2)).done.speculation
     assert (
-        speculation.reason == "this pair has a draft model, and MTP heads are not used beside one"
+        speculation.reason == "this pair has another draft, and MTP heads are not used beside one"
     )
     alone = load(target_alone(cycle.pair.files))
     speculation = alone.ask([5], 10, speculative=mtp(2)).done.speculation
@@ -214,12 +214,16 @@ def record_proposals(engine: Running, monkeypatch: pytest.MonkeyPatch) -> list[P
 
 
 def draft_from_empty_slot(
-    engine: Running, proposals: list[Proposal], text: tuple[int, ...], depth: int
+    engine: Running,
+    proposals: list[Proposal],
+    text: tuple[int, ...],
+    depth: int,
+    speculative: SpeculationSettings | None = None,
 ) -> Proposal:
     """Return the drafts after `text` when an empty slot reads it and nothing runs beside it."""
     engine.forget()
     del proposals[:]
-    engine.ask(list(text[:-1]), depth + 2, speculative=mtp(depth))
+    engine.ask(list(text[:-1]), depth + 2, speculative=speculative or mtp(depth))
     assert proposals[0].text == text
     return proposals[0]
 

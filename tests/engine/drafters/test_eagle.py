@@ -1,0 +1,319 @@
+"""EAGLE-3 sidecars leave text as it is, draft from the text alone, and are refused where they do not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.synthetic import TINY_TARGET, Shape, target_cycle, write_model
+from benchmarks.synthetic_eagle import write_eagle
+from localspec.engine.cache.slot import HiddenStates
+from localspec.engine.llama import model as binding
+from localspec.engine.sampling.sampler import Sampler
+from localspec.engine.sampling.settings import Settings
+from localspec.engine.speculation import verification
+from localspec.engine.speculation.drafters.eagle import LayerHeads
+from localspec.errors import LoadFailed, NotMatched, UnsafeModel
+from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
+from localspec.registry.header.model import read_local_model
+from localspec.registry.header.pairing import check_pair
+from localspec.registry.header.weights import check_weights
+from tests.engine.drafters.test_mtp import Proposal, draft_from_empty_slot, record_proposals
+from tests.support import architectures
+from tests.support.heads import right_drafts
+from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB, contextual_pair, expected
+from tests.support.rescoring import assert_alike
+from tests.support.running import GREEDY, Running, drafting, running
+from tests.support.statistics import chi_square_z
+
+Load = Callable[..., Running]
+ACCEPTANCE = 0.8
+PROMPTS = [[300, 17, 402, 255, 31, 340, 18, 77], [12, 99, 7], [480, 3, 55, 210, 9], [66] * 20]
+
+
+def eagle(depth: int | None = 3, **more: Any) -> SpeculationSettings:
+    return drafting(depth, "eagle3", **more)
+
+
+def write_pair(folder: Path, *, shape: Shape = TINY_TARGET, **options: Any) -> PairFiles:
+    """Return a target that follows `expected`, with a sidecar."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cycle = target_cycle(N_VOCAB)
+    target, sidecar = folder / "target.gguf", folder / "eagle3-target.gguf"
+    write_model(target, shape, cycle)
+    write_eagle(sidecar, shape, cycle, ACCEPTANCE, **options)
+    return PairFiles(folder.name, str(target), str(sidecar))
+
+
+def contextual_files(folder: Path) -> PairFiles:
+    """Return a target whose text depends on all of it, with a sidecar that listens to its layers."""
+    files = contextual_pair(folder)
+    sidecar = folder / "eagle3-target.gguf"
+    write_eagle(sidecar, CONTEXT_SHAPE, target_cycle(N_VOCAB), ACCEPTANCE, listens=1.5)
+    return PairFiles("contextual eagle", files.target, str(sidecar))
+
+
+@pytest.fixture(scope="module")
+def cyclic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(write_pair(tmp_path_factory.mktemp("eagle"))) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def contextual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with running(contextual_files(tmp_path_factory.mktemp("eagle"))) as engine:
+        yield engine
+
+
+def count_right_drafts(first_token: int, count: int, depth: int) -> tuple[int, int]:
+    """As `right_drafts`, without a draft in the first round: the target has not read anything yet."""
+    return right_drafts(expected(first_token, 1)[0], count - 1, depth, ACCEPTANCE)
+
+
+@pytest.mark.parametrize(
+    ("depth", "exact"), [(1, False), (3, False), (4, False), (7, False), (1, True), (3, True)]
+)
+def test_drafts_have_the_acceptance_rate_they_were_written_with(
+    cyclic: Running, depth: int, exact: bool
+) -> None:
+    for first_token in (5, 77):
+        cyclic.forget()
+        answer = cyclic.ask([first_token], 100, speculative=eagle(depth), exact=exact)
+        assert answer.tokens == expected(first_token, 100)
+        speculation = answer.done.speculation
+        assert speculation.kind == "eagle3", (speculation.reason, cyclic.pair.notes)
+        counts = speculation.drafted, speculation.accepted
+        assert counts == count_right_drafts(first_token, 100, depth)
+
+
+def test_default_settings_use_the_sidecar(cyclic: Running) -> None:
+    cyclic.forget()
+    answer = cyclic.ask([5], 200, speculative=SpeculationSettings())
+    assert answer.tokens == expected(5, 200)
+    assert "eagle3" in cyclic.pair.learned.calibrations
+
+
+def test_other_kinds_are_refused_with_a_reason(cyclic: Running, cycle: Running) -> None:
+    reason = cyclic.ask([5], 10, speculative=drafting(2, "mtp")).done.speculation.reason
+    assert reason == "this pair has another draft, and MTP heads are not used beside one"
+    reason = cycle.ask([5], 10, speculative=eagle(2)).done.speculation.reason
+    assert reason == "this pair has no EAGLE-3 draft"
+
+
+def test_a_sidecar_with_a_vocabulary_of_its_own_proposes_no_other_tokens(
+    tmp_path: Path, load: Load
+) -> None:
+    """With `d2t` it knows the first 300 tokens: a draft is right where the next token is one of them."""
+    engine = load(write_pair(tmp_path, n_known=300))
+    answer = engine.ask([5], 200, speculative=eagle(1))
+    text = expected(5, 200)
+    assert answer.tokens == text
+    speculation = answer.done.speculation
+    known, everything = count_known_drafts(text, 300), count_known_drafts(text, N_VOCAB)
+    assert speculation.accepted == known < everything
+
+
+def count_known_drafts(text: list[int], n_known: int) -> int:
+    """Return how many drafts of one token are accepted, if only tokens below `n_known` are proposed."""
+    at = accepted = 0
+    while at < len(text) - 2:  # one token is always the target's own
+        is_right = right_drafts(text[at], 2, 1, ACCEPTANCE)[1] == 1 and text[at + 1] < n_known
+        accepted += is_right
+        at += 1 + is_right
+    return accepted
+
+
+def test_drafts_depend_on_the_text_alone(
+    contextual: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four requests run at once, with every depth and every number of accepted drafts."""
+    proposals = record_proposals(contextual, monkeypatch)
+    contextual.forget()
+    plain = [contextual.ask(prompt, 40).tokens for prompt in PROMPTS]
+    contextual.forget()
+    ids = [
+        contextual.start(prompt, 40, speculative=eagle(depth))
+        for prompt, depth in zip(PROMPTS, (1, 2, 3, 4), strict=True)
+    ]
+    contextual.finish()
+    for prompt, request, tokens in zip(PROMPTS, ids, plain, strict=True):
+        answer = contextual.answers[request]
+        assert_alike(contextual.pair.files.target, prompt, answer.tokens, tokens)
+    recorded = list(proposals)
+    assert {len(proposal.drafts) for proposal in recorded} >= {1, 2, 3, 4}
+    for proposal in recorded[1::7]:
+        fresh = draft_eagle_from_empty_slot(contextual, proposals, proposal)
+        assert proposal.agrees_with(fresh)
+
+
+def draft_eagle_from_empty_slot(
+    engine: Running, proposals: list[Proposal], proposal: Proposal
+) -> Proposal:
+    depth = len(proposal.drafts)
+    return draft_from_empty_slot(engine, proposals, proposal.text, depth, eagle(depth))
+
+
+def test_wrong_layer_inputs_change_the_drafts(
+    contextual: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above: each token gets the inputs at the token before."""
+    original = HiddenStates.states_before
+
+    def shifted(states: HiddenStates, first: int, last: int) -> Any:
+        return np.roll(original(states, first, last), 1, axis=1)
+
+    proposals = record_proposals(contextual, monkeypatch)
+    texts = [(*prompt, contextual.ask(prompt, 1).tokens[0]) for prompt in PROMPTS]
+    first = [Proposal(text, (0, 0, 0), ()) for text in texts]
+    right = [draft_eagle_from_empty_slot(contextual, proposals, text) for text in first]
+    monkeypatch.setattr(HiddenStates, "states_before", shifted)
+    wrong = [draft_eagle_from_empty_slot(contextual, proposals, text) for text in first]
+    assert not all(map(Proposal.agrees_with, right, wrong))
+
+
+@pytest.mark.parametrize("back", [1, 2, 5])
+def test_text_that_was_cut_back_drafts_like_a_fresh_one(
+    contextual: Running, monkeypatch: pytest.MonkeyPatch, back: int
+) -> None:
+    proposals = record_proposals(contextual, monkeypatch)
+    contextual.forget()
+    opening = contextual.ask(PROMPTS[0], 21, speculative=eagle(4)).all_tokens
+    del proposals[:]
+    contextual.ask([*opening[: len(opening) - back], 44, 45], 8, speculative=eagle(3))
+    first_drafts = proposals[0]
+    assert first_drafts.agrees_with(
+        draft_eagle_from_empty_slot(contextual, proposals, first_drafts)
+    )
+
+
+def test_a_long_prompt_is_read_when_it_is_drafted_from(
+    contextual: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [(7 * at) % 500 for at in range(300)]
+    contextual.forget()
+    text = contextual.ask(prompt, 5).all_tokens
+    proposals = record_proposals(contextual, monkeypatch)
+    contextual.ask(text, 6, speculative=eagle(3))
+    first_drafts = proposals[0]
+    assert first_drafts.agrees_with(
+        draft_eagle_from_empty_slot(contextual, proposals, first_drafts)
+    )
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen35", "gpt-oss"])
+def test_other_targets_are_drafted_for(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, architecture: str
+) -> None:
+    """Their texts depend on all of it. Each draft is that of a fresh engine, also of a hybrid target."""
+    # With another seed, some of these texts end after a few tokens.
+    target = architectures.write(architecture, tmp_path, experts=architecture == "gpt-oss", seed=1)
+    info = read_local_model(target)
+    shape = replace(CONTEXT_SHAPE, n_layer=info.layers, n_embd=info.width, n_vocab=info.vocabulary)
+    sidecar = tmp_path / "eagle3.gguf"
+    write_eagle(sidecar, shape, target_cycle(info.vocabulary), ACCEPTANCE, listens=1.5)
+    engine = load(PairFiles(architecture, str(target), str(sidecar)))
+    assert isinstance(engine.pair.drafter, LayerHeads), engine.pair.no_draft
+    proposals = record_proposals(engine, monkeypatch)
+    for prompt in PROMPTS:
+        engine.start(prompt, 12)
+        engine.engine.step()
+    engine.finish()
+    for answer in list(engine.answers.values()):
+        engine.ask(answer.all_tokens, 5, speculative=eagle(3))
+    drafted = [proposal for proposal in proposals if len(proposal.drafts) == 3][:4]
+    assert drafted
+    for proposal in drafted:
+        assert proposal.agrees_with(draft_eagle_from_empty_slot(engine, proposals, proposal))
+
+
+def measure_z(engine: Running) -> float:
+    """Return how many standard deviations sampled drafts are from the target's distribution."""
+    prompt = [*PROMPTS[0], *engine.ask(PROMPTS[0], 1).tokens]
+    sampling = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
+    sampler = Sampler(Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0))
+    rule = eagle(2, verification="rejection")
+    answers = [engine.ask(prompt, 3, sampling, rule) for _ in range(600)]
+    assert sum(answer.done.speculation.drafted for answer in answers) > 600
+    by_first: dict[int, list[int]] = {}
+    for answer in answers:
+        by_first.setdefault(answer.tokens[0], []).append(answer.tokens[1])
+    samples = []
+    for first_token, drawn in by_first.items():
+        entry = engine.ask([*prompt, first_token], 1, GREEDY, top_logprobs=N_VOCAB).logprobs
+        row = np.full(N_VOCAB, -np.inf, dtype=np.float32)
+        for token, _, value in entry[0].top:
+            row[token] = value
+        distribution = sampler.distribution(row)
+        if len(drawn) > 40:
+            chances = {int(t): distribution.probability_of(int(t)) for t in distribution.ids}
+            samples.append((drawn, chances))
+    assert samples
+    return chi_square_z(*samples)
+
+
+def test_sampled_drafts_keep_the_target_distribution(contextual: Running) -> None:
+    assert measure_z(contextual) < 4.5
+
+
+def test_wrong_residual_changes_the_distribution(
+    contextual: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "residual", lambda target, draft: draft)
+    assert measure_z(contextual) > 4.5
+
+
+# ------------------------------------------------------------------------------- what does not fit
+
+
+def test_a_sidecar_of_another_target_is_refused(tmp_path: Path, load: Load) -> None:
+    """By the registry and, for files that changed since, by the engine."""
+    files = write_pair(tmp_path / "right")
+    wide = write_pair(tmp_path / "wide", shape=replace(TINY_TARGET, n_embd=96, n_head=3))
+    deep = write_pair(tmp_path / "deep", layers=(0, 1, 7))
+    other = architectures.write("qwen2", tmp_path)
+    for target, sidecar, message in (
+        (wide.target, files.draft, "states of"),
+        (deep.target, deep.draft, "the layers 0, 1, 7, and the target has"),
+        (str(other), files.draft, "does not show the layers of the architecture qwen2"),
+    ):
+        assert sidecar is not None
+        with pytest.raises(LoadFailed, match=message):
+            load(PairFiles("other", target, sidecar))
+        with pytest.raises(NotMatched, match=message):
+            check_pair(
+                read_local_model(Path(target)), read_local_model(Path(sidecar), as_draft=True)
+            )
+    with pytest.raises(LoadFailed, match="draft head"):
+        load(PairFiles("alone", str(files.draft), None))
+
+
+def test_damaged_sidecars_are_refused_before_llama_cpp_sees_them(tmp_path: Path) -> None:
+    import gguf
+
+    cycle = target_cycle(N_VOCAB)
+    two = write_eagle(tmp_path / "two.gguf", TINY_TARGET, cycle, layers=(0, 1))  # type: ignore[arg-type]
+    with pytest.raises(UnsafeModel, match="must name 3 layers"):
+        read_local_model(two, as_draft=True)
+    strange = write_eagle(tmp_path / "d2t.gguf", TINY_TARGET, cycle, n_known=300)
+    read_local_model(strange, as_draft=True)
+    check_weights(strange)
+    reader = gguf.GGUFReader(strange, "r+")
+    next(tensor for tensor in reader.tensors if tensor.name == "d2t").data[7] = N_VOCAB
+    reader.data.flush()
+    with pytest.raises(UnsafeModel, match="names tokens that do not exist"):
+        check_weights(strange)
+
+
+def test_a_build_without_the_interface_drafts_from_the_text(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(binding, "_LAYER_FUNCTIONS", (None,))
+    engine = load(write_pair(tmp_path))
+    answer = engine.ask([5], 40, speculative=eagle(3))
+    assert answer.tokens == expected(5, 40)
+    assert "does not show a target's layers" in str(answer.done.speculation.reason)
