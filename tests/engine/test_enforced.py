@@ -9,7 +9,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
@@ -225,6 +225,15 @@ def is_possible(schema: Any, value: Any) -> bool | None:
 
 @settings(max_examples=400, deadline=None)
 @given(schemas, st.lists(values, min_size=1, max_size=6))
+@example(
+    {
+        "type": "object",
+        "properties": {},
+        "maxProperties": 2,
+        "then": {"properties": {"a": {"type": "string"}}},
+    },
+    [{}],
+)
 def test_valid_values_stay_possible_when_keywords_are_dropped(
     schema: Any, candidates: list[Any]
 ) -> None:

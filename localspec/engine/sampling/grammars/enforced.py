@@ -416,7 +416,8 @@ class _Reducer:
     def _property_counts(self, reduced: Schema, place: _Place) -> None:
         """Drop minProperties and maxProperties where llguidance cannot enforce them."""
         named, required = reduced.get("properties", {}), reduced.get("required", [])
-        simple = not place.part and not any(name in reduced for name in _COMBINATIONS)
+        combined = any(name in reduced for name in (*_COMBINATIONS, _CONDITIONAL))
+        simple = not place.part and not combined
         simple = simple and set(named) <= set(required) and "patternProperties" not in reduced
         for keyword in ("minProperties", "maxProperties"):
             if keyword not in reduced or simple:
