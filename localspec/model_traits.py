@@ -56,7 +56,12 @@ _PROJECTORS = frozenset({"clip", "mmproj"})
 # Architectures whose MTP heads are tested and draft correctly. llama.cpp ends the process if it has no graph
 # for an architecture's heads, or if a file has more heads than it expects. Of several heads, the first one
 # drafts all tokens.
-_TESTED_HEADS = frozenset({"deepseek2", "glm4moe", "qwen35", "qwen35moe", "step35"})
+_TESTED_HEADS = frozenset(
+    {
+        "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "glm-dsa", "glm4moe", "hy_v3", "mimo2",
+        "nemotron_h_moe", "qwen35", "qwen35moe", "step35",
+    }
+)  # fmt: skip
 _TESTED_SEVERAL_HEADS = frozenset({"step35"})
 # The tensor that each block of MTP heads has, and the one by which llama.cpp finds a trunk beside them.
 HEAD_SUFFIX = ".nextn.eh_proj.weight"

@@ -24,11 +24,26 @@ from benchmarks.synthetic import finish, write_vocabulary
 N_VOCAB, N_CTX, WINDOW = 512, 2048, 32
 _PER_LAYER_HEADS = {
     "plamo2", "jamba", "nemotron_h", "nemotron_h_moe", "granitehybrid", "lfm2", "lfm2moe",
-    "kimi-linear",
+    "kimi-linear", "bailingmoe3",
 }  # fmt: skip
-_MLA = {"deepseek2", "kimi-linear"}
+_MLA = {"deepseek2", "deepseek32", "glm-dsa", "bailingmoe3", "kimi-linear"}
 _PATTERN = {"mimo2", "step35", "cohere2moe"}  # these need the kinds of layers as a list
-_LAYERS = {"llama4": 4, "gemma3n": 22, "nemotron_h": 3, "gemma4": 5}
+_LAYERS = {"llama4": 4, "gemma3n": 22, "nemotron_h": 3, "nemotron_h_moe": 3, "gemma4": 5}
+# What single architectures read besides.
+_INDEXER = {  # a large `top_k` selects all tokens, so that rounding selects none of two
+    "attention.indexer.head_count": 64,
+    "attention.indexer.key_length": 128,
+    "attention.indexer.top_k": 131_072,
+}
+_MORE: dict[str, dict[str, object]] = {
+    "deepseek32": {**_INDEXER},
+    "glm-dsa": {**_INDEXER},
+    "bailingmoe3": {
+        "kda.safe_gate": True,
+        "kda.gate_lower_bound": -5.0,
+        "rope.dimension_sections": [8, 12, 12, 0],
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -63,15 +78,58 @@ def write(
     """
     path = folder / f"{architecture}{'-moe' if experts else ''}{'-mtp' * heads}-{seed}.gguf"
     if not path.exists():
-        header = folder / f"{path.stem}.header"
-        _write(header, architecture, experts, heads, {})
-        rng = np.random.default_rng(seed)
-        shapes = _requested_tensors(header)
-        tensors = {name: _weights(rng, name, size) for name, size in shapes.items()}
-        _sharpen(architecture, tensors)
-        header.unlink()
+        tensors = _draw(architecture, folder, experts, heads, seed)
         _write(path, architecture, experts, heads, tensors)
     return path
+
+
+def write_apart(
+    architecture: str, folder: Path, *, experts: bool = False, heads: int = 1, seed: int = 0
+) -> tuple[Path, Path]:
+    """Write the model of `write` as two files, its trunk and its heads, and return them."""
+    tensors = _draw(architecture, folder, experts, heads, seed)
+    first_head = shape(architecture).layers
+
+    def is_head(name: str) -> bool:
+        return int(name.split(".")[1]) >= first_head
+
+    blocks = {name for name in tensors if name.startswith("blk.")}
+    trunk = {
+        name: data for name, data in tensors.items() if name not in blocks or not is_head(name)
+    }
+    rest = {name: data for name, data in tensors.items() if name not in blocks or is_head(name)}
+    files = folder / f"{architecture}-{seed}-trunk.gguf", folder / f"mtp-{architecture}-{seed}.gguf"
+    _write(files[0], architecture, experts, 0, trunk)
+    _write(files[1], architecture, experts, heads, rest)
+    return files
+
+
+def _draw(
+    architecture: str, folder: Path, experts: bool, heads: int, seed: int
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Return the tensors of a model. Raises ValueError if llama.cpp refuses it."""
+    header = folder / f"{architecture}-{seed}.header"
+    _write(header, architecture, experts, heads, {})
+    rng = np.random.default_rng(seed)
+    shapes = _requested_tensors(header)
+    if architecture == "mimo2":  # its heads are converted with one matrix for all three
+        _join_queries_keys_values(shapes, shape(architecture).layers)
+    tensors = {name: _weights(rng, name, size) for name, size in shapes.items()}
+    _sharpen(architecture, tensors)
+    header.unlink()
+    return tensors
+
+
+def _join_queries_keys_values(shapes: dict[str, tuple[int, ...]], first: int) -> None:
+    """Replace the three matrices of attention by one, in the blocks from `first` on."""
+    for name in [name for name in shapes if name.endswith("attn_q.weight")]:
+        if int(name.split(".")[1]) >= first:
+            parts = [shapes[name.replace("attn_q", f"attn_{part}")] for part in "qkv"]
+            for other in ("weight", "bias", "scale", "input_scale"):
+                for part in "qkv":
+                    shapes.pop(name.replace("attn_q.weight", f"attn_{part}.{other}"), None)
+            rows = sum(part[1] for part in parts)
+            shapes[name.replace("attn_q", "attn_qkv")] = (parts[0][0], rows)
 
 
 def _weights(
@@ -122,8 +180,14 @@ def _write(
     values = _metadata(architecture, sizes)
     if experts:
         values |= _experts(sizes)
+    values |= _MORE.get(architecture, {})
     if heads:
         values |= {"block_count": sizes.layers + heads, "nextn_predict_layers": heads}
+        for key, each in (("head_count", sizes.heads), ("head_count_kv", sizes.heads)):
+            if isinstance(value := values[f"attention.{key}"], list):
+                values[f"attention.{key}"] = [*value, *[each] * heads]
+        if isinstance(feed := values["feed_forward_length"], list):
+            values["feed_forward_length"] = [*feed, *[sizes.ff] * heads]
     for key, value in values.items():
         _put(writer, f"{architecture}.{key}", value)
     for name in ("alpha_n", "alpha_p", "beta", "eps"):

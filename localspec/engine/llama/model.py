@@ -255,7 +255,7 @@ def _read_file_tensor_names(file: str) -> list[str]:
 
 # Architectures whose heads emit hidden states only for rows with logits. llama.cpp ends the process if asked
 # for the states of other rows. For any other architecture, it would take the states from the first rows.
-_STATES_OF_LOGITS_ROWS = frozenset({"gemma4-assistant", "step35"})
+_STATES_OF_LOGITS_ROWS = frozenset({"gemma4-assistant", "mimo2", "step35"})
 
 
 def emit_states(handle: Any, model: Model, heads: bool) -> None:
