@@ -49,11 +49,13 @@ def write_eagle(
 
     layers: those of the target that it reads; by default the first, the middle and the last. n_known: it
     proposes only the first tokens of the vocabulary (d2t), 0: all. listens: how much it takes from the
-    target's layers: where that is much, its drafts are no longer the chosen ones.
+    target's layers: where that is much, its drafts are no longer the chosen ones. The sidecar of a quantized
+    target is Q8_0.
     """
     import gguf
 
     shape = replace(target, n_layer=1, quant="f32", n_head_kv=0)
+    kind = None if target.quant == "f32" else gguf.GGMLQuantizationType.Q8_0
     rng = np.random.default_rng(seed)
     width = shape.n_embd
     writer: Any = gguf.GGUFWriter(path, "eagle3")
@@ -65,7 +67,11 @@ def write_eagle(
     writer.add_bool("eagle3.norm_before_residual", True)
 
     def add(name: str, data: Tensor) -> None:
-        writer.add_tensor(name, data.astype(np.float32))
+        values = data.astype(np.float32)
+        if kind is None or data.ndim == 1:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
 
     embedding = drawn_matrix(rng, shape.n_vocab, width, "f32", 1.0)
     token_half = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)

@@ -19,6 +19,7 @@ from benchmarks.measuring.workloads import (
     BIG,
     WORKLOADS,
     Files,
+    Heads,
     Say,
     Sizes,
     Text,
@@ -142,8 +143,15 @@ def _server(plan: Plan, files: Files, settings: EngineSettings) -> Server | None
         gpu_layers=settings.n_gpu_layers,
         type_kv=settings.type_kv,
         extra=plan.server_arguments,
-        drafts_with="draft-mtp" if plan.sizes.heads else "draft-simple",
+        drafts_with=_server_drafts(plan.sizes.heads),
     )
+
+
+def _server_drafts(heads: Heads | None) -> str:
+    """Return what llama-server's --spec-type calls the drafts."""
+    if heads is None:
+        return "draft-simple"
+    return "draft-eagle3" if heads == "eagle3" else "draft-mtp"
 
 
 def _run_ours(runner: Runner, setting: Setting, sample: Text, repetition: int, skip: int) -> Run:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, Self, cast
 
 import msgspec
 
@@ -74,8 +74,8 @@ class Runner(Driven):
         files = PairFiles("bench", str(target), str(draft) if draft else None, rpc=rpc)
         super().__init__(load_pair(files, settings, lambda _stage, _fraction: None))
         drafter = self.pair.drafter
-        heads = drafter is not None and drafter.kind == "mtp"
-        self._kind: Literal["draft", "mtp"] = "mtp" if heads else "draft"
+        kind = drafter.kind if drafter is not None else "draft"
+        self._kind = cast(Literal["draft", "eagle3", "mtp"], kind)
         self._requests = 0
         self._auto = replace(self.pair.learned)
 

@@ -11,16 +11,18 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from benchmarks import synthetic
 from benchmarks.synthetic import Cycle, Quant, Shape
-from benchmarks.synthetic_heads import write_heads
+from benchmarks.synthetic_eagle import write_eagle
+from benchmarks.synthetic_heads import Architecture, write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import write_with_sidecar
 
 SEED = 0  # of the files; the texts have their own
-# Targets with attention everywhere, and with a recurrent state, whose file holds heads; heads in their own.
-Heads = Literal["glm4moe", "qwen35", "sidecar"]
+# Targets with attention everywhere, and with a recurrent state, whose file holds heads; the same in a file of
+# their own; Gemma 4's, which read the target's cache; and EAGLE-3.
+Heads = Literal["glm4moe", "qwen35", "glm4moe-apart", "qwen35-apart", "sidecar", "eagle3"]
 HEADS: tuple[Heads, ...] = get_args(Heads)
 Say = Callable[[str], None]
 
@@ -153,14 +155,15 @@ def build(work: Path, sizes: Sizes, chosen_workload: Workload, say: Say) -> File
     )
     label = "-".join(f"{rate:g}" for rate in rates)
     if sizes.heads:
-        return Files(*_with_heads(folder / label, sizes, chosen_workload, say), cycle, drafted)
+        two = _with_heads(folder / label, sizes, chosen_workload, cycle, say)
+        return Files(*two, cycle, drafted)
     target = _written(folder / "target.gguf", sizes.target, cycle, SEED, say)
     draft = _written(folder / f"draft-{label}.gguf", sizes.draft, drafted, SEED + 2, say)
     return Files(target, draft, cycle, drafted)
 
 
 def _with_heads(
-    folder: Path, sizes: Sizes, chosen_workload: Workload, say: Say
+    folder: Path, sizes: Sizes, chosen_workload: Workload, cycle: Cycle, say: Say
 ) -> tuple[Path, Path | None]:
     """Write the target, and its heads where they have a file of their own."""
     if not folder.exists():
@@ -172,12 +175,21 @@ def _with_heads(
             target = sizes.target
             small = replace(target, n_layer=2, n_embd=target.n_embd // 4, n_ff=target.n_ff // 4)
             write_with_sidecar(part, target, small, chosen_workload.acceptance, seed=SEED)
+        elif sizes.heads == "eagle3":
+            synthetic.write_model(part / "target.gguf", sizes.target, cycle, seed=SEED)
+            file = part / "eagle3-target.gguf"
+            write_eagle(file, sizes.target, cycle, chosen_workload.acceptance, seed=SEED)
         elif sizes.heads:
-            file = part / "target.gguf"
-            write_heads(file, sizes.target, chosen_workload.acceptance, sizes.heads, seed=SEED)
+            files = part / "target.gguf", part / "mtp-target.gguf"
+            rates = chosen_workload.acceptance
+            if sizes.heads == "glm4moe" or sizes.heads == "qwen35":
+                write_heads(files[0], sizes.target, rates, sizes.heads, seed=SEED)
+            else:
+                architecture = cast(Architecture, sizes.heads.removesuffix("-apart"))
+                write_heads_apart(*files, sizes.target, rates, architecture, seed=SEED)
         part.replace(folder)
-    sidecar = folder / "mtp-target.gguf"
-    return folder / "target.gguf", sidecar if sidecar.exists() else None
+    sidecars = [path for path in folder.iterdir() if path.name != "target.gguf"]
+    return folder / "target.gguf", sidecars[0] if sidecars else None
 
 
 def _written(path: Path, shape: Shape, cycle: Cycle, seed: int, say: Say) -> Path:
