@@ -541,7 +541,10 @@ class _Decider:
         self, target: HubFile, listed: Sequence[ListedFile]
     ) -> tuple[SidecarFile, ...]:
         sizes = {file.file: file.size for file in listed if FILE_PATTERN.fullmatch(file.file)}
-        return rank_sidecars(sizes, target.file, self._read_header(target).model.weights)
+        target_size = sum(sizes.get(part, 0) for part in list_parts(target.file))
+        return rank_sidecars(
+            sizes, target.file, target_size or self._read_header(target).model.weights
+        )
 
     def _list_others(self, sidecars: Sequence[SidecarFile]) -> str:
         """Return a sentence that names the sidecars which are not used, or an empty text."""

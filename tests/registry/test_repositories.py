@@ -1,0 +1,361 @@
+"""Which file and which draft a pull takes from repositories as they are listed on the hub.
+
+Names and sizes are those of real listings, as far as they were seen in threads and on model pages. The
+content is a small model of the right kind.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from benchmarks.synthetic import TINY_TARGET, target_cycle, write_model
+from benchmarks.synthetic_eagle import write_eagle
+from benchmarks.synthetic_heads import write_heads, write_heads_apart
+from benchmarks.synthetic_sidecar import write_with_sidecar
+from localspec.registry.catalogue import Catalogue
+from localspec.registry.header.fit import FreeMemory
+from localspec.registry.hub.hub import Hub, ListedFile
+from localspec.registry.hub.repository import parse_reference
+from localspec.registry.pulls.pull import Puller
+from localspec.registry.pulls.resolve import PullTarget, decide
+from tests.support.gguf_files import model
+from tests.support.hub import TestHub
+
+# What the model of a repository is: without heads (for which sidecar), or with heads in its file.
+Kind = Literal["qwen35", "glm4moe", "gemma4", "llama", "with heads", "other"]
+MEMORY = FreeMemory(ram=96 << 30, vram=24_000_000_000)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A repository: its files with sizes in GB, what `pull` asks for, and what it takes.
+
+    draft: the sidecar that is taken, "in the file", or "" for drafts from the text.
+    """
+
+    repo: str
+    kind: Kind
+    files: dict[str, float]
+    target: str
+    draft: str
+    asked: str = ""
+
+
+def quants(name: str, **sizes: float) -> dict[str, float]:
+    """Return the files of a model in several quantizations."""
+    return {name.replace("*", quant): size for quant, size in sizes.items()}
+
+
+LISTINGS = [
+    Listing(
+        "ggml-org/Qwen3.6-27B-GGUF",
+        "qwen35",
+        {
+            **quants("Qwen3.6-27B-*.gguf", BF16=53.8, Q8_0=28.6, Q4_K_M=16.5),
+            **quants("mtp-Qwen3.6-27B-*.gguf", BF16=5.9, Q8_0=3.1, Q4_0=1.7),
+            **quants("dflash-Qwen3.6-27B-*.gguf", BF16=3.5, Q8_0=1.9),
+            "mmproj-Qwen3.6-27B-Q8_0.gguf": 0.6,
+        },
+        "Qwen3.6-27B-Q4_K_M.gguf",
+        "mtp-Qwen3.6-27B-Q4_0.gguf",
+    ),
+    Listing(
+        "ggml-org/Qwen3.6-27B-GGUF",
+        "qwen35",
+        {
+            **quants("Qwen3.6-27B-*.gguf", BF16=53.8, Q8_0=28.6, Q4_K_M=16.5),
+            **quants("mtp-Qwen3.6-27B-*.gguf", BF16=3.9, Q8_0=2.1, Q4_0=1.1),
+        },
+        "Qwen3.6-27B-Q8_0.gguf",
+        "mtp-Qwen3.6-27B-Q8_0.gguf",
+        asked=":Q8_0",
+    ),
+    Listing(
+        "ggml-org/Qwen3.6-35B-A3B-GGUF",
+        "qwen35",
+        {
+            **quants("Qwen3.6-35B-A3B-*.gguf", BF16=69.4, Q8_0=36.9, Q4_K_M=21.2),
+            **quants("mtp-Qwen3.6-35B-A3B-*.gguf", BF16=3.3, Q8_0=1.8, Q4_0=1.0),
+        },
+        "Qwen3.6-35B-A3B-Q4_K_M.gguf",
+        "mtp-Qwen3.6-35B-A3B-Q8_0.gguf",
+    ),
+    Listing(
+        "ggml-org/Qwen3.8-27B-GGUF",
+        "qwen35",
+        {
+            **quants("Qwen3.8-27B-*.gguf", BF16=54.0, Q8_0=28.7, Q4_K_M=16.6),
+            **quants("dflash-Qwen3.8-27B-*.gguf", BF16=3.6, Q8_0=1.9, Q4_0=1.0),
+            **quants("mtp-Qwen3.8-27B-*.gguf", BF16=3.0, Q8_0=1.6, Q4_0=0.9),
+        },
+        "Qwen3.8-27B-Q4_K_M.gguf",
+        "mtp-Qwen3.8-27B-Q8_0.gguf",
+    ),
+    Listing(
+        "ggml-org/Qwen3-8B-GGUF",
+        "llama",
+        {
+            **quants("Qwen3-8B-*.gguf", BF16=16.4, Q8_0=8.7, Q4_K_M=5.0),
+            **quants("dflash-Qwen3-8B-*.gguf", BF16=2.1, Q8_0=1.1),
+            **quants("dspark-Qwen3-8B-*.gguf", BF16=2.4, Q8_0=1.3),
+        },
+        "Qwen3-8B-Q8_0.gguf",
+        "",
+    ),
+    Listing(
+        "ggml-org/gpt-oss-20b-GGUF",
+        "llama",
+        {
+            "gpt-oss-20b-mxfp4.gguf": 12.1,
+            **quants("eagle3-gpt-oss-20b-*.gguf", BF16=1.8, Q8_0=0.9),
+        },
+        "gpt-oss-20b-mxfp4.gguf",
+        "eagle3-gpt-oss-20b-Q8_0.gguf",
+    ),
+    Listing(
+        "ggml-org/gpt-oss-120b-GGUF",
+        "llama",
+        {
+            **{f"gpt-oss-120b-mxfp4-0000{part}-of-00003.gguf": 21.1 for part in (1, 2, 3)},
+            **quants("eagle3-gpt-oss-120b-*.gguf", BF16=2.3, Q8_0=1.2),
+        },
+        "gpt-oss-120b-mxfp4-00001-of-00003.gguf",
+        "eagle3-gpt-oss-120b-Q8_0.gguf",
+    ),
+    Listing(
+        "ggml-org/gemma-4-31B-it-GGUF",
+        "gemma4",
+        {
+            **quants("gemma-4-31B-it-*.gguf", BF16=61.4, Q8_0=32.6, Q4_K_M=18.3),
+            **quants("dflash-gemma-4-31B-it-*.gguf", BF16=3.1, Q8_0=1.7),
+            **quants("mtp-gemma-4-31B-it-*.gguf", BF16=0.96, Q8_0=0.51, Q4_0=0.28),
+        },
+        "gemma-4-31B-it-Q4_K_M.gguf",
+        "mtp-gemma-4-31B-it-Q8_0.gguf",
+    ),
+    Listing(
+        "ggml-org/gemma-4-26B-A4B-it-GGUF",
+        "gemma4",
+        {
+            **quants("gemma-4-26B-A4B-it-*.gguf", BF16=50.5, Q8_0=26.9, Q4_K_M=16.8),
+            **quants("eagle3-gemma-4-26B-A4B-it-*.gguf", BF16=1.1, Q8_0=0.6),
+            **quants("mtp-gemma-4-26B-A4B-it-*.gguf", BF16=0.83, Q8_0=0.44, Q4_0=0.24),
+        },
+        "gemma-4-26B-A4B-it-Q4_K_M.gguf",
+        "mtp-gemma-4-26B-A4B-it-Q8_0.gguf",
+    ),
+    Listing(
+        "unsloth/gemma-4-E4B-it-GGUF",
+        "gemma4",
+        {
+            **quants("gemma-4-E4B-it-*.gguf", BF16=15.1, Q8_0=8.2, UD_Q8_K_XL=8.7, IQ4_XS=4.7),
+            "gemma-4-E4B-it-UD-Q4_K_XL.gguf": 5.1,
+            "mmproj-F16.gguf": 0.99,
+            "mmproj-BF16.gguf": 0.99,
+            "mtp-gemma-4-E4B-it.gguf": 0.09,
+        },
+        "gemma-4-E4B-it-Q8_0.gguf",
+        "mtp-gemma-4-E4B-it.gguf",
+    ),
+    Listing(
+        "google/gemma-4-E2B-it-GGUF",
+        "gemma4",
+        {
+            "gemma-4-E2B-it-Q8_0.gguf": 5.0,
+            "gemma-4-E2B-it-assistant-BF16.gguf": 0.16,
+            "gemma-4-E2B-it-assistant-Q8_0.gguf": 0.09,
+        },
+        "gemma-4-E2B-it-Q8_0.gguf",
+        "gemma-4-E2B-it-assistant-Q8_0.gguf",
+    ),
+    Listing(
+        "unsloth/Qwen3.8-27B-GGUF",
+        "with heads",
+        {
+            **quants("Qwen3.8-27B-UD-*.gguf", Q8_K_XL=31.0, Q4_K_XL=17.9, Q2_K_XL=11.8),
+            "mtp-Qwen3.8-27B-Q4_0.gguf": 0.9,
+            "imatrix_unsloth.gguf": 0.01,
+        },
+        "Qwen3.8-27B-UD-Q4_K_XL.gguf",
+        "in the file",
+    ),
+    Listing(
+        "unsloth/Qwen3.8-27B-GGUF",
+        "qwen35",  # its smallest quantizations have no heads
+        {
+            **quants("Qwen3.8-27B-UD-*.gguf", Q4_K_XL=17.9, IQ1_M=7.9),
+            "mtp-Qwen3.8-27B-Q4_0.gguf": 0.9,
+        },
+        "Qwen3.8-27B-UD-IQ1_M.gguf",
+        "mtp-Qwen3.8-27B-Q4_0.gguf",
+        asked=":UD-IQ1_M",
+    ),
+    Listing(
+        "unsloth/Qwen3.6-27B-MTP-GGUF",
+        "with heads",
+        quants("Qwen3.6-27B-*.gguf", Q8_0=29.1, Q4_K_M=17.1, Q3_K_M=13.9),
+        "Qwen3.6-27B-Q4_K_M.gguf",
+        "in the file",
+    ),
+    Listing(
+        "froggeric/Qwen3.6-27B-MTP-GGUF",
+        "with heads",
+        {
+            **quants("Qwen3.6-27B-*-mtp.gguf", Q8_0=29.1, Q5_K_M=19.9, Q4_K_M=17.1),
+            "mmproj-Qwen3.6-27B-f16.gguf": 0.9,
+        },
+        "Qwen3.6-27B-Q5_K_M-mtp.gguf",
+        "in the file",
+    ),
+    Listing(
+        "LibertAIDAI/Qwen3.6-27B-NVFP4-MTP-GGUF",
+        "qwen35",
+        {
+            "Qwen3.6-27B-NVFP4-Q4_K_M-mtp.gguf": 15.0,
+            "Qwen3.6-27B-NVFP4-Q8_0-mtp.gguf": 19.0,
+            "Qwen3.6-27B-NVFP4-BF16-mtp.gguf": 28.0,
+            "mtp-Qwen3.6-27B-NVFP4.gguf": 5.6,
+            "mmproj-Qwen3.6-27B-F16.gguf": 0.9,
+        },
+        "Qwen3.6-27B-NVFP4-Q8_0-mtp.gguf",
+        "mtp-Qwen3.6-27B-NVFP4.gguf",
+    ),
+    Listing(
+        "unsloth/Qwen3.6-27B-GGUF",
+        "llama",
+        quants("Qwen3.6-27B-*.gguf", Q8_0=28.6, Q4_K_M=16.8, IQ4_XS=15.0),
+        "Qwen3.6-27B-Q4_K_M.gguf",
+        "",
+    ),
+    Listing(
+        "ggml-org/DeepSeek-V4-Flash-GGUF",
+        "other",
+        {
+            **{f"DeepSeek-V4-Flash-Q4_0-0000{part}-of-00002.gguf": 40.0 for part in (1, 2)},
+            **quants("mtp-DeepSeek-V4-Flash-*.gguf", BF16=14.0, Q8_0=7.5),
+        },
+        "DeepSeek-V4-Flash-Q4_0-00001-of-00002.gguf",
+        "",
+    ),
+    Listing(
+        "ggml-org/DeepSeek-V4-Flash-0731-GGUF",
+        "other",
+        {
+            "DeepSeek-V4-Flash-0731-Q4_0.gguf": 80.0,
+            **quants("dspark-DeepSeek-V4-Flash-0731-*.gguf", BF16=9.0, Q8_0=4.8),
+        },
+        "DeepSeek-V4-Flash-0731-Q4_0.gguf",
+        "",
+    ),
+    Listing(
+        "meta/Muse-Glimmer-30B-GGUF",
+        "other",
+        {
+            **quants("Muse-Glimmer-30B-*.gguf", Q8_0=32.0, Q4_K_M=18.4),
+            **quants("Muse-Glimmer-30B-assistant-*.gguf", BF16=2.2, Q8_0=1.2),
+        },
+        "Muse-Glimmer-30B-Q4_K_M.gguf",
+        "",
+    ),
+    Listing(
+        "poolside/Laguna-XS-2.1-GGUF",
+        "other",
+        {"Laguna-XS-2.1-Q8_0.gguf": 18.0, "Laguna-XS-2.1-DFlash-Q8_0.gguf": 1.0},
+        "Laguna-XS-2.1-Q8_0.gguf",
+        "",
+    ),
+    Listing(
+        "ggml-org/GLM-4.5-Air-GGUF",
+        "with heads",
+        quants("GLM-4.5-Air-*.gguf", Q8_0=117.0, Q4_K_M=73.0, Q2_K=45.0),
+        "GLM-4.5-Air-Q4_K_M.gguf",
+        "in the file",
+    ),
+    Listing(
+        "ggml-org/GLM-4.6-Air-GGUF",
+        "glm4moe",
+        {
+            **quants("GLM-4.6-Air-*.gguf", Q8_0=115.0, Q4_K_M=71.0),
+            **quants("mtp-GLM-4.6-Air-*.gguf", Q8_0=4.0, Q4_K_M=2.4),
+        },
+        "GLM-4.6-Air-Q4_K_M.gguf",
+        "mtp-GLM-4.6-Air-Q8_0.gguf",
+    ),
+    Listing(
+        "bartowski/Qwen2.5-Coder-7B-Instruct-GGUF",
+        "llama",
+        {
+            **quants("Qwen2.5-Coder-7B-Instruct-*.gguf", Q8_0=8.1, Q6_K_L=6.5, IQ2_M=2.8, f16=15.2),
+            "Qwen2.5-Coder-7B-Instruct.imatrix": 0.005,
+        },
+        "Qwen2.5-Coder-7B-Instruct-Q8_0.gguf",
+        "",
+    ),
+]
+
+
+def write_contents(folder: Path) -> dict[str, bytes]:
+    """Return the content of each kind of file."""
+    cycle = target_cycle(TINY_TARGET.n_vocab)
+    for architecture in ("qwen35", "glm4moe"):
+        files = folder / architecture, folder / f"{architecture} mtp"
+        write_heads_apart(*files, architecture=architecture)  # type: ignore[arg-type]
+    write_heads(folder / "with heads")
+    target, sidecar = write_with_sidecar(folder / "gemma")
+    target.rename(folder / "gemma4")
+    sidecar.rename(folder / "gemma4 mtp")
+    write_model(folder / "llama", TINY_TARGET, cycle)
+    write_eagle(folder / "eagle3", TINY_TARGET, cycle)
+    model(filler=4000).write(folder / "other")
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    return write_contents(tmp_path_factory.mktemp("contents"))
+
+
+def choose_content(listing: Listing, file: str, contents: dict[str, bytes]) -> bytes:
+    """Return what a file of the listing holds; drafts of kinds that are not used hold nothing usable."""
+    name = file.lower()
+    if name.startswith("mtp-") or "assistant" in name:
+        return contents.get(f"{listing.kind} mtp", b"heads of another kind")
+    if name.startswith("eagle3-"):
+        return contents["eagle3"]
+    return contents[listing.kind] if name.endswith(".gguf") else b"no model"
+
+
+@pytest.mark.parametrize("listing", LISTINGS, ids=lambda listing: listing.repo + listing.asked)
+def test_a_pull_takes_the_right_files(
+    listing: Listing,
+    contents: dict[str, bytes],
+    hub: TestHub,
+    puller: Puller,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    sizes = {file.replace("UD_", "UD-"): int(size * 1e9) for file, size in listing.files.items()}
+    for file in sizes:
+        hub.add(listing.repo, file, choose_content(listing, file, contents))
+    listed = tuple(ListedFile(file, size) for file, size in sorted(sizes.items()))
+    monkeypatch.setattr(Hub, "list_files", lambda *_: listed)
+    if "-of-" in listing.target:  # the content is one file, whatever its name says
+        monkeypatch.setattr("localspec.registry.pulls.plan.list_parts", lambda file: [file])
+    puller.memory = lambda: MEMORY
+    reference = parse_reference(listing.repo + listing.asked)
+    assert reference is not None
+    request = PullTarget(name="w", asked=listing.repo, target=reference)
+    decision = decide(puller, request, Catalogue({}, {}))
+    pair = decision.pair
+    assert pair.target.file == listing.target
+    taken = pair.heads or pair.draft
+    assert (taken.file if taken else "in the file" * pair.embedded_heads) == listing.draft
+    unused = {file for file in sizes if file.startswith(("mtp-", "eagle3-", "dflash-", "dspark-"))}
+    sentence = " ".join(decision.said)
+    for file in sorted(unused - {listing.draft})[:1]:
+        assert "Not used: " in sentence, file
