@@ -303,7 +303,7 @@ def write_contents(folder: Path) -> dict[str, bytes]:
     cycle = target_cycle(TINY_TARGET.n_vocab)
     for architecture in ("qwen35", "glm4moe"):
         files = folder / architecture, folder / f"{architecture} mtp"
-        write_heads_apart(*files, architecture=architecture)  # type: ignore[arg-type]
+        write_heads_apart(*files, architecture=architecture)
     write_heads(folder / "with heads")
     target, sidecar = write_with_sidecar(folder / "gemma")
     target.rename(folder / "gemma4")
