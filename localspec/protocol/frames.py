@@ -137,7 +137,7 @@ class SpeculationSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     enabled: bool = True
     # Tokens drafted per round. None: the policy decides.
     depth: int | None = None
-    kind: Literal["auto", "draft", "eagle3", "mtp", "ngram"] = "auto"
+    kind: Literal["auto", "dflash", "draft", "eagle3", "mtp", "ngram"] = "auto"
     verification: Literal["auto", "match", "rejection"] = "auto"
     # Text that the caller expects in the answer (OpenAI's field). Drafts are looked up in it.
     prediction: str | None = None

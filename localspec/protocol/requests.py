@@ -300,7 +300,7 @@ class SpeculativeOptions(Request):
 
     enabled: OrDefault[bool] = True
     depth: OrDefault[DraftTokens | Literal["auto"]] = "auto"
-    kind: OrDefault[Literal["auto", "draft", "eagle3", "mtp", "ngram"]] = "auto"
+    kind: OrDefault[Literal["auto", "dflash", "draft", "eagle3", "mtp", "ngram"]] = "auto"
     verification: OrDefault[Literal["auto", "match", "rejection"]] = "auto"
 
 

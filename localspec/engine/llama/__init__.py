@@ -20,6 +20,7 @@ from localspec.engine.llama.batch import (
 )
 from localspec.engine.llama.context import Context, ContextSettings, Logits, NotFinite, State
 from localspec.engine.llama.model import (
+    LayerBatch,
     Model,
     OutOfMemory,
     StateBatch,
@@ -49,6 +50,7 @@ __all__ = [
     "DecodeError",
     "DecodeFatal",
     "FimTokens",
+    "LayerBatch",
     "Logits",
     "MarkedToken",
     "Model",

@@ -108,6 +108,10 @@ class Batch:
     def clear(self) -> None:
         self.rows = 0
 
+    def finish(self) -> None:
+        """Complete the rows for llama.cpp, before each pass."""
+        self.struct.n_tokens = self.rows
+
     def add(self, token: int, position: int, sequence: int, logits: bool) -> int:
         """Append a row and return its index.
 

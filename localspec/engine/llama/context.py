@@ -145,12 +145,14 @@ class Context(Resource):
         self._memory = C.llama_get_memory(self.handle)  # None if the model has no cache.
         self.n_pooled = 1 if settings.pooling == "rank" else model.n_state
         self.heads = settings.heads
+        if model.block_size:
+            C.llama_set_causal_attn(self.handle, model.has_causal_blocks)
         self.borrows = settings.target is not None and model.reads_target_cache
         self._layers: tuple[int, ...] = ()
         self._encoder: LayerEncoder | None = None
         if settings.heads:
             self.emit_states()
-        if model.target_layers:
+        if model.sidecar == "eagle3" and model.target_layers:
             n_inputs = len(model.target_layers) * model.target_width
             self._encoder = LayerEncoder(self.handle, self.n_seq - 1, n_inputs, self.n_state)
 
@@ -188,7 +190,7 @@ class Context(Resource):
         """
         if not batch.rows:
             raise BadBatch("An empty batch cannot be decoded.")
-        batch.struct.n_tokens = batch.rows
+        batch.finish()
         # A pass that rotates keys must not be stopped, because half rotated keys are useless.
         self._use_stop(None if self._shifted else self.stop)
         if self._current_stop:

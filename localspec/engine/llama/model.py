@@ -198,6 +198,9 @@ _target_layers = _bind(
 _count_target_layers = _bind(
     "llama_model_target_layer_ids_n", "PK11llama_model", [_Model], ctypes.c_uint32
 )
+_selector_size = _bind(
+    "llama_model_dflash_selector_top_k", "PK11llama_model", [_Model], ctypes.c_int32
+)
 _LAYER_FUNCTIONS = (_set_layer_input, _get_layer_input, _target_layers, _count_target_layers)
 
 States = npt.NDArray[np.float32]  # Hidden states of shape (rows, width).
@@ -207,7 +210,7 @@ def why_no_heads(model: Model) -> str:
     """Return why a model's heads or a sidecar cannot draft, as a clause; "" if they can."""
     if _ext is None:
         return f"this build of llama.cpp has no interface for MTP heads ({_missing})"
-    if model.sidecar == "eagle3":
+    if model.sidecar in ("eagle3", "dflash", "dspark"):
         has_interface = None not in _LAYER_FUNCTIONS
         return "" if has_interface else "this build of llama.cpp does not show a target's layers"
     if model.reads_target_cache:
@@ -347,6 +350,26 @@ class LayerEncoder:
         return encoded
 
 
+class LayerBatch(Batch):
+    """A batch without tokens, for a sidecar that keeps what its target's layers have read."""
+
+    def __init__(self, capacity: int, width: int, n_positions: int = 1) -> None:
+        """width: numbers of a row. n_positions: how often llama.cpp expects each position."""
+        super().__init__(capacity)
+        self.inputs: States = np.zeros((capacity, width), np.float32)
+        self._repeated: Any = (C.llama_pos * (capacity * n_positions))()
+        self._n_positions = n_positions
+        self.struct.embd = (ctypes.c_float * self.inputs.size).from_buffer(self.inputs.data)
+        self.struct.token = None  # type: ignore[assignment] # a null pointer
+        self.struct.pos = self._repeated  # type: ignore[assignment] # a longer array
+
+    def finish(self) -> None:
+        super().finish()
+        for section in range(min(self._n_positions, 3)):  # the last of four is for pictures
+            start = section * self.rows
+            self._repeated[start : start + self.rows] = [*self._pos[: self.rows]]
+
+
 class StateBatch(Batch):
     """A batch for heads, with the hidden state of the previous token for each row in `states`."""
 
@@ -365,6 +388,7 @@ class StateBatch(Batch):
 # ------------------------------------------------------------------------ model
 
 
+_BLOCK_SIZE = 16  # of block sidecars whose file does not say
 _SPLIT_MODES = {
     "none": C.LLAMA_SPLIT_MODE_NONE,
     "layer": C.LLAMA_SPLIT_MODE_LAYER,
@@ -467,13 +491,14 @@ class Model(Resource):
     @cached_property
     def sidecar(self) -> SidecarKind | None:
         """What the file drafts with if it is a sidecar, None if it is a model of its own."""
-        names = read_tensor_names(self.path) if self._declared_heads else ()
+        needs_names = self._declared_heads or self.architecture == "dflash"
+        names = read_tensor_names(self.path) if needs_names else ()
         return sidecar_kind(self.architecture, names)
 
     @cached_property
     def target_layers(self) -> tuple[int, ...]:
         """The layers of its target that a sidecar reads, if it reads any."""
-        if self.sidecar != "eagle3" or None in _LAYER_FUNCTIONS:
+        if self.sidecar in (None, "mtp") or None in _LAYER_FUNCTIONS:
             return ()
         layers = _target_layers(self.handle)
         return tuple(int(layers[i]) for i in range(_count_target_layers(self.handle)))
@@ -481,7 +506,32 @@ class Model(Resource):
     @property
     def target_width(self) -> int:
         """The numbers in a state of the target whose layers a sidecar reads; 0 if the file does not say."""
-        return self._read_int("target_hidden_size", 0)
+        return self._read_int("target_hidden_size", self.n_embd if self.block_size else 0)
+
+    @cached_property
+    def block_size(self) -> int:
+        """The rows of a block that a block sidecar was trained on, the last token's among them; else 0."""
+        return self._read_int("block_size", _BLOCK_SIZE) if self.architecture == "dflash" else 0
+
+    @property
+    def has_causal_blocks(self) -> bool:
+        """Whether a token of a block attends only to the tokens before it."""
+        return self.metadata("dflash.attention.causal") == "true"
+
+    @property
+    def drafts_from_anchor(self) -> bool:
+        """Whether the row of the text's last token predicts the next one, as other models do."""
+        return self.sidecar == "dspark" and self.metadata("dflash.sample_from_anchor") != "false"
+
+    @cached_property
+    def n_selected(self) -> int:
+        """The candidates of each token that a block sidecar's selector chooses from; 0: it has none."""
+        return int(_selector_size(self.handle)) if self.block_size and _selector_size else 0
+
+    @property
+    def repeats_positions(self) -> bool:
+        """Whether rows without a token have four positions each (M-RoPE)."""
+        return int(C.llama_model_rope_type(self.handle)) == C.LLAMA_ROPE_TYPE_MROPE
 
     @property
     def reads_target_cache(self) -> bool:

@@ -259,6 +259,7 @@ class Vocab:
         self.size = int(C.llama_vocab_n_tokens(self._handle))
         self.kind = int(C.llama_vocab_type(self._handle))
         self.bos = int(C.llama_vocab_bos(self._handle))
+        self.mask = int(C.llama_vocab_mask(self._handle))  # -1 if there is none
         self.eos = int(C.llama_vocab_eos(self._handle))
         turn = int(C.llama_vocab_eot(self._handle))
         # The end of a turn or, without such a token, of the text.

@@ -64,6 +64,7 @@ from localspec.engine.speculation.acceptance import MAX_DRAFTS
 from localspec.engine.speculation.cost import CostProfile, CostTable
 from localspec.engine.speculation.depth import MAX_DEPTH
 from localspec.engine.speculation.drafters.base import Drafter
+from localspec.engine.speculation.drafters.block import BlockDraft, BlockDrafter
 from localspec.engine.speculation.drafters.draft_model import (
     PREFILL_WIDTH,
     DraftModel,
@@ -414,7 +415,9 @@ def make_draft_context(models: PairModels, context: Context, notes: list[str]) -
     """
     sequences = models.parallel + 2  # one for the exact lane, one for probes
     outputs = max(models.parallel + 1, 16)
-    if models.draft is not None and models.draft.target_layers:
+    if models.draft is not None and models.draft.block_size:
+        outputs = (models.parallel + 1) * (MAX_DEPTH + 1)
+    elif models.draft is not None and models.draft.target_layers:
         outputs = LayerHeads.count_outputs(models.parallel + 1)
     make = partial(models.make_context, sequences=sequences, outputs=outputs)
     draft = models.draft
@@ -491,7 +494,8 @@ def make_drafter(
     no use.
     """
     heads = context.heads
-    batch = StateBatch(models.rows, context.n_state) if heads else Batch(models.rows)
+    reads_states = heads and not context.model.block_size
+    batch = StateBatch(models.rows, context.n_state) if reads_states else Batch(models.rows)
     try:
         with job.turn():
             check_finite_logits(context, batch, n_before)
@@ -516,11 +520,13 @@ def make_drafter(
     return DrafterAndCosts(drafter, costs, "")
 
 
-_DRAFTERS = {kind.kind: kind for kind in (ModelDrafter, MtpDrafter, EagleDrafter)}
+_DRAFTERS = {kind.kind: kind for kind in (ModelDrafter, MtpDrafter, EagleDrafter, BlockDrafter)}
 
 
 def _drafter_kind(context: Context) -> type[DraftModel]:
     """Return the class of what drafts with a context."""
+    if context.model.block_size:
+        return BlockDraft
     if context.model.target_layers:
         return LayerHeads
     return Sidecar if context.borrows else Heads if context.heads else DraftModel

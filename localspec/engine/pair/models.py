@@ -259,7 +259,7 @@ def _why_not_its_sidecar(target: Model, sidecar: Model) -> str:
 
     llama.cpp compares neither states nor caches, and would read beyond their end.
     """
-    if sidecar.sidecar == "eagle3":
+    if sidecar.sidecar != "mtp":
         if not sidecar.target_layers:
             return ""  # This build does not show layers, which is said where drafts are made.
         return explain_unreadable_layers(

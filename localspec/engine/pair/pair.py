@@ -14,6 +14,7 @@ from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import PairModels
 from localspec.engine.pair.profile import LearnedProfile, ProfileStore
 from localspec.engine.sampling.settings import default_settings, model_defaults
+from localspec.engine.speculation.drafters.block import BlockDrafter
 from localspec.engine.speculation.drafters.draft_model import DraftModel, ModelDrafter
 from localspec.engine.speculation.drafters.eagle import EagleDrafter
 from localspec.engine.speculation.drafters.mtp import MtpDrafter
@@ -84,8 +85,12 @@ class LoadedPair:
         if kind == ModelDrafter.kind and (self.models.draft is None or self.models.sidecar):
             return NO_DRAFT
         drafts_with = self.models.draft.sidecar or ModelDrafter.kind if self.models.draft else None
+        if drafts_with == "dspark":
+            drafts_with = BlockDrafter.kind
         if kind == EagleDrafter.kind and drafts_with != kind:
             return "this pair has no EAGLE-3 draft"
+        if kind == BlockDrafter.kind and drafts_with != kind:
+            return "this pair has no DFlash or DSpark draft"
         if kind == MtpDrafter.kind and drafts_with not in (None, kind):
             return "this pair has another draft, and MTP heads are not used beside one"
         if kind == MtpDrafter.kind and self.no_draft == NO_DRAFT:

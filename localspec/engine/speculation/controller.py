@@ -388,7 +388,10 @@ def _drafting_ms(step: SequenceStep, steps: list[SequenceStep]) -> float:
     Fewer sequences take part in deeper steps of the draft model, so each one's share of them is larger.
     """
     if step.candidate is None or (table := step.candidate.steps) is None:
-        return step.drafted * step.candidate.step_ms if step.candidate else 0.0
+        candidate = step.candidate
+        if candidate is None or not step.drafted:
+            return 0.0
+        return step.drafted * candidate.step_ms + candidate.round_ms
     together = (sum(other.drafted > depth for other in steps) for depth in range(step.drafted))
     return sum(table.ms(count) / count for count in together)
 
@@ -406,6 +409,7 @@ def _limit_to_budget(steps: list[SequenceStep], costs: RoundCosts, base_rows: in
         rows = n_equal * (1 + counts) if n_equal else base_rows + len(steps) * counts
         pass_ms = costs.pass_ms[np.minimum(rows, len(costs.pass_ms) - 1)]
         extra_ms = (pass_ms - pass_ms[0]) / len(steps) + counts * candidate.step_ms
+        extra_ms[1:] += candidate.round_ms
         candidate.limit = step.purse.affords(extra_ms)
 
 

@@ -32,8 +32,8 @@ class Candidate:
     """One sequence in a round: what it may gain, and what a drafted token costs it.
 
     limit: most tokens worth drafting (max_tokens left, room in the context).
-    step_ms: cost of one more draft. entry_ms: additional cost of the first one, for text that the draft
-    model has not read yet.
+    step_ms: cost of one more draft. round_ms: additional cost of the first one of a round. entry_ms: the
+    same, for text that the draft model has not read yet.
     known: buckets of the tokens drafted already. tokens: these tokens, if drafting them cost nothing.
     steps: cost of one more draft for several sequences together, by their number; None: each costs as much
     as alone.
@@ -46,6 +46,7 @@ class Candidate:
     known: Sequence[int] = ()
     tokens: Sequence[int] = ()
     steps: CostTable | None = None
+    round_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ def best_value(candidate: Candidate, pass_ms: Floats, rate: float) -> float:
         cost = cost.copy()
         cost[drafted + 1 :] += _COUNTS[1 : limit - drafted + 1] * candidate.step_ms
     if not candidate.known:
-        cost[1:] += candidate.entry_ms
+        cost[1:] += candidate.entry_ms + candidate.round_ms
     gain = candidate.belief.survival(candidate.known, limit).cumsum()
     return float((gain - rate * cost).max())
 
@@ -236,7 +237,7 @@ class _SharedSteps:
         """Return the cost of the draft that takes this candidate to `depth`."""
         if depth <= len(candidate.known):
             return 0.0
-        entry_ms = candidate.entry_ms if depth == 1 else 0.0
+        entry_ms = candidate.entry_ms + candidate.round_ms if depth == 1 else 0.0
         if candidate.steps is None:
             return candidate.step_ms + entry_ms
         n_others = self._drafting.get(depth, 0)

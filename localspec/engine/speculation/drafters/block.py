@@ -1,0 +1,213 @@
+"""DFlash and DSpark: layers in a file of their own that draft a block of tokens in one pass.
+
+They keep in their cache what some layers of the target have read at each token of a text. A pass over the
+last token and a row of masks, which see each other, predicts all tokens of a block. DFlash 2 has a selector,
+which scores pairs of neighbours among the best candidates of each place. DSpark biases each place by the
+token chosen for the place before, which llama.cpp's graph does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from localspec.engine.cache.slot import Slot
+from localspec.engine.llama import LayerBatch, Logits, NoKvSlot
+from localspec.engine.speculation.acceptance import Belief, find_bucket
+from localspec.engine.speculation.depth import MAX_DEPTH, Candidate
+from localspec.engine.speculation.drafters.base import DraftRequest
+from localspec.engine.speculation.drafters.draft_model import (
+    PROBE_CONTEXT_TOKENS,
+    PROBE_ROWS,
+    DraftModel,
+    ModelDrafter,
+    probability,
+)
+from localspec.engine.speculation.drafters.mtp import MAX_STATE_GAP_TOKENS
+
+_ROWS = 64  # most tokens that are read in one pass: each takes a row of all layers that are read
+
+
+class BlockDrafter(ModelDrafter):
+    """Drafts of a block sidecar for one sequence."""
+
+    kind, rank = "dflash", 1
+    called = "the block draft"
+
+    def offer(self, request: DraftRequest) -> Candidate | None:
+        candidate = super().offer(request)
+        model = self._model
+        if candidate is None or not isinstance(model, BlockDraft):
+            return None
+        candidate.limit = min(candidate.limit, model.max_drafts)
+        candidate.steps, candidate.step_ms = None, model.row_ms
+        candidate.round_ms = model.block_ms - model.row_ms
+        return candidate
+
+
+class BlockDraft(DraftModel):
+    """A block sidecar, for several sequences."""
+
+    kind = BlockDrafter.kind
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take the arguments of `DraftModel`."""
+        super().__init__(*args, **options)
+        model = self.context.model
+        self._mask = model.vocab.mask
+        self._first_row = 0 if model.drafts_from_anchor else 1
+        self._n_selected = model.n_selected
+        self.max_drafts = min(model.block_size - self._first_row, MAX_DEPTH)
+        n_inputs = len(model.target_layers) * model.target_width
+        n_positions = 4 if model.repeats_positions else 1
+        self._inputs = LayerBatch(min(_ROWS, self._batch.capacity), n_inputs, n_positions)
+        self.probe_ms = self.block_ms + self.token_prefill_ms * PROBE_CONTEXT_TOKENS
+
+    @property
+    def block_ms(self) -> float:
+        """The cost of a block of one draft, in milliseconds."""
+        return self._costs.ms(1 + self._first_row)
+
+    @property
+    def row_ms(self) -> float:
+        """The cost of one more draft in a block, in milliseconds."""
+        widest = self.max_drafts + self._first_row
+        return max(self._costs.ms(widest) - self.block_ms, 0.0) / max(self.max_drafts - 1, 1)
+
+    def first_unread(self, slot: Slot) -> int:
+        """Return the first token that it has not read, or the first behind a gap of the target's states."""
+        assert slot.hidden is not None
+        start = slot.hidden.start
+        return start if start > slot.n_past_draft + MAX_STATE_GAP_TOKENS else slot.n_past_draft
+
+    def propose(self, requests: Sequence[DraftRequest]) -> None:
+        start, busy = self._clock(), self.busy_s
+        active = [request for request in requests if request.more(request)]
+        active = self._read_texts([request for request in active if len(request.slot.tokens) > 1])
+        if active:
+            self._draft_blocks(active)
+        self.own_s += self._clock() - start - (self.busy_s - busy)
+
+    def _draft_blocks(self, requests: Sequence[DraftRequest]) -> None:
+        """Draft for each request until its `more` returns False. All blocks have the same length."""
+        count = min(max(request.limit for request in requests), self.max_drafts)
+        self._batch.clear()
+        rows = []
+        for request in requests:
+            slot = request.slot
+            rows.append(
+                self._add_block(slot.tokens[-1], len(slot.tokens) - 1, slot.draft_id, count)
+            )
+        try:
+            self._run_pass()
+            for request, row in zip(requests, rows, strict=True):
+                self._take_drafts(request, row)
+        finally:
+            for request in requests:
+                self.context.remove(request.slot.draft_id, request.slot.n_past_draft)
+
+    def _take_drafts(self, request: DraftRequest, row: int) -> None:
+        """Take drafts of the block that begins in `row` until `more` returns False."""
+        for offset in range(min(request.limit, self.max_drafts)):
+            if offset and not request.more(request):
+                return
+            logits = self._read_logits(row + self._first_row + offset, request.tokens)
+            self._append_draft(request, logits)
+
+    def _add_block(self, last: int, position: int, sequence: int, count: int) -> int:
+        """Add the last token of a text and masks for `count` drafts. Return the first row."""
+        wants_logits = not self._n_selected
+        row = self._batch.add(self._shared.to_draft(last), position, sequence, wants_logits)
+        for offset in range(1, count + self._first_row):
+            self._batch.add(self._mask, position + offset, sequence, wants_logits)
+        return row
+
+    def _read_logits(self, row: int, drafted: Sequence[int]) -> Logits:
+        """Return the logits of the draft in `row` of the last pass; `drafted`: those before it.
+
+        A selector's row has the candidates' ids, and then their scores behind each candidate of the row
+        before. Behind the text itself, the first scores count.
+        """
+        if not self._n_selected:
+            return self._proposals(row)
+        n, lattice = self._n_selected, self.context.states(row)[0]
+        before = self.context.states(row - 1)[0][:n] if drafted else np.empty(0)
+        places = np.flatnonzero(before == drafted[-1]) if drafted else before
+        start = n * (1 + (int(places[0]) if len(places) else 0))
+        logits = np.full(self.context.n_vocab, -np.inf, dtype=np.float32)
+        logits[lattice[:n].astype(np.intp)] = lattice[start : start + n]
+        return self._shared.to_target_logits(logits)
+
+    def _read_texts(self, requests: Sequence[DraftRequest]) -> list[DraftRequest]:
+        """Read texts as far as there is time. Return the requests whose text is read."""
+        ready, budget = [], self._count_tokens_in(self._gap_s)
+        for request in requests:
+            slot = request.slot
+            end = len(slot.tokens) - 1  # the target has not read the last token either
+            n_before = slot.n_past_draft
+            if (begin := self.first_unread(slot)) > n_before:
+                self.context.remove(slot.draft_id, 0)
+                slot.set_draft_length(begin)
+            stop = min(end, slot.n_past_draft + budget)
+            self._read(slot, slot.n_past_draft, stop, slot.n_past_draft, slot.draft_id)
+            slot.set_draft_length(max(stop, slot.n_past_draft))
+            assert slot.hidden is not None
+            slot.hidden.drop_read(slot.n_past_draft)
+            budget -= max(slot.n_past_draft - n_before, 0)
+            if slot.n_past_draft >= end:
+                ready.append(request)
+        return ready
+
+    def _read(self, slot: Slot, start: int, end: int, position: int, sequence: int) -> None:
+        """Keep what the target's layers have read at the tokens from `start` to `end`.
+
+        position: where they begin in `sequence`.
+        """
+        assert slot.hidden is not None
+        batch = self._inputs
+        for first in range(start, end, batch.capacity):
+            last = min(first + batch.capacity, end)
+            batch.clear()
+            for index in range(first, last):
+                batch.add(0, position + index - start, sequence, False)
+            batch.inputs[: last - first] = slot.hidden.states_before(first + 1, last + 1)
+            self._run_layers(batch)
+
+    def _run_layers(self, batch: LayerBatch) -> None:
+        begin = self._clock()
+        while True:
+            try:
+                self.context.decode(batch)
+                break
+            except NoKvSlot:
+                if not self._make_room():
+                    raise
+        self.context.synchronize()
+        self.busy_s += self._clock() - begin
+
+    def probe(self, slot: Slot, belief: Belief) -> None:
+        """Draft a block before the end of a text that was written without it, and compare."""
+        start = self._clock()
+        count = min(PROBE_ROWS, self.max_drafts)
+        end = len(slot.tokens) - 1 - count
+        assert slot.hidden is not None
+        begin = max(end - PROBE_CONTEXT_TOKENS, slot.hidden.start, 0)
+        if begin < end:
+            try:
+                self._read(slot, begin, end, 0, self._scratch)
+                self._batch.clear()
+                row = self._add_block(slot.tokens[end], end - begin, self._scratch, count)
+                self._run_pass(timed=False)
+                drafted: list[int] = []
+                for offset, token in enumerate(slot.tokens[end + 1 : end + 1 + count]):
+                    logits = self._read_logits(row + self._first_row + offset, drafted)
+                    best = int(np.argmax(logits))
+                    belief.observe(find_bucket(probability(logits, best)), best == token)
+                    if best != token:
+                        break
+                    drafted.append(best)
+            finally:
+                self.context.remove(self._scratch, 0)
+        self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)

@@ -1,0 +1,148 @@
+"""Synthetic pairs whose draft is a block sidecar: DFlash, or DSpark.
+
+As the other synthetic models (benchmarks.synthetic): the target's blocks cost time and decide nothing, so it
+follows one cycle.
+
+DFlash: the embeddings of the sidecar are points on a torus, and the next token's is the same point turned by
+one step. The head h of its one layer attends to the place h + 1 before, by the positions alone, and turns what
+it finds there h + 1 times. Only the text's last token has a point; masks and the text before it have none. So
+each mask ends as the token at its place, and the output matrix follows the draft's cycle.
+
+DSpark: the layer brings nothing. The Markov head alone knows which token follows which.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.synthetic import (
+    Cycle,
+    Shape,
+    Tensor,
+    draft_cycle,
+    finish,
+    write_sizes,
+    write_vocabulary,
+)
+
+_PLANES = 8  # of the torus
+_HEAD = 2 * _PLANES  # numbers of an attention head
+_CONSTANT = _HEAD  # the number that is one in every embedding
+_SHARPNESS = 12.0  # of the attention
+_GAIN = 20.0  # what the residual gets of the attention's output
+_ROPE_BASE = 10_000.0
+# By how much a step turns a point in each plane.
+_ANGLES = np.random.default_rng(7).uniform(0.3, 2 * np.pi - 0.3, _PLANES)
+
+
+def write_block(
+    path: Path,
+    target: Shape,
+    cycle: Cycle,
+    acceptance: float | tuple[float, float] = 0.8,
+    *,
+    kind: Literal["dflash", "dspark"] = "dflash",
+    layers: tuple[int, ...] | None = None,
+    seed: int = 0,
+    listens: float = 0.0,
+) -> Path:
+    """Write the sidecar of a target that follows `cycle`. Its blocks have one draft per 16 numbers of width.
+
+    layers: those of the target that it reads. listens: how much it takes from the target's layers: where that
+    is much, its drafts are no longer the chosen ones.
+    """
+    import gguf
+
+    width, n_vocab, rng = target.n_embd, target.n_vocab, np.random.default_rng(seed)
+    n_head = width // _HEAD
+    layers = layers or (0, target.n_layer - 1)
+    guess = draft_cycle(cycle, acceptance, seed + 1)
+    writer: Any = gguf.GGUFWriter(path, "dflash")
+    shape = Shape(1, width, target.n_ff, n_head, n_vocab, n_ctx=target.n_ctx)
+    write_sizes(writer, shape, f"synthetic-{kind}")
+    write_vocabulary(writer, n_vocab)
+    writer.add_uint32("tokenizer.ggml.mask_token_id", n_vocab - 2)
+    writer.add_array("dflash.target_layers", [*layers])
+    writer.add_uint32("dflash.block_size", n_head + (kind == "dflash"))
+    writer.add_rope_freq_base(_ROPE_BASE)
+
+    def add(name: str, data: Tensor) -> None:
+        writer.add_tensor(name, data.astype(np.float32))
+
+    points = _points(cycle, n_vocab, rng)
+    embedding = np.zeros((n_vocab, width))
+    embedding[:, :_HEAD] = points
+    embedding[n_vocab - 2] = 0  # the mask
+    embedding[:, _CONSTANT] = 1
+    add("token_embd.weight", embedding)
+    fusion = np.zeros((width, len(layers) * width))
+    if listens:
+        fusion[:_HEAD] = rng.standard_normal((_HEAD, fusion.shape[1])) * listens
+        fusion[_CONSTANT] = rng.standard_normal(fusion.shape[1])
+    else:  # a number that nothing reads, because a norm of zeros is taken of the rest
+        fusion[-1] = rng.standard_normal(fusion.shape[1])
+    add("fc.weight", fusion)
+    query, key, value = (np.zeros((width, width)) for _ in range(3))
+    frequencies = _ROPE_BASE ** (-np.arange(_PLANES) / _PLANES)
+    for head in range(n_head):
+        rows = slice(head * _HEAD, (head + 1) * _HEAD)
+        back = (head + 1) * frequencies
+        query[rows, _CONSTANT] = [*np.ones(_PLANES), *np.zeros(_PLANES)]
+        key[rows, _CONSTANT] = [*np.cos(back), *np.sin(back)]
+        value[rows, :_HEAD] = _turn(_ANGLES, head + 1)
+    out = np.zeros((width, width))
+    out[:_HEAD] = np.tile(np.eye(_HEAD), n_head) * _GAIN * (kind == "dflash")
+    add("blk.0.attn_q.weight", query)
+    add("blk.0.attn_k.weight", key)
+    add("blk.0.attn_v.weight", value)
+    add("blk.0.attn_output.weight", out)
+    for part, size in (("gate", (target.n_ff, width)), ("up", (target.n_ff, width))):
+        add(f"blk.0.ffn_{part}.weight", rng.standard_normal(size) * width**-0.5)
+    add("blk.0.ffn_down.weight", np.zeros((width, target.n_ff)))
+    # More than any other place scores, and less than the right one: a head that finds none there brings nothing.
+    exact = 2 * _SHARPNESS**2 * _PLANES / _HEAD**0.5
+    add("blk.0.attn_sinks.weight", np.full(n_head, 0.97 * exact))
+    add("blk.0.attn_q_norm.weight", np.full(_HEAD, _SHARPNESS))
+    add("blk.0.attn_k_norm.weight", np.full(_HEAD, _SHARPNESS))
+    for norm in ("blk.0.attn_norm", "blk.0.ffn_norm", "enc.output_norm", "output_norm"):
+        add(f"{norm}.weight", np.ones(width))
+    before = np.zeros(n_vocab, dtype=np.int64)
+    before[cycle[::-1]] = np.arange(n_vocab)[::-1]
+    output = np.zeros((n_vocab, width))
+    for token in set(cycle.tolist()):
+        output[guess[before[token]], :_HEAD] = points[token] * 5
+    add("output.weight", output * (kind == "dflash"))
+    if kind == "dspark":
+        rank = rng.standard_normal((n_vocab, 64))
+        follows = np.zeros((n_vocab, 64))
+        for token in set(before[cycle].tolist()):
+            follows[guess[token]] = rank[token]
+        add("markov_w1.weight", rank)
+        add("markov_w2.weight", follows)
+    finish(writer)
+    return path
+
+
+def _turn(angles: npt.NDArray[np.float64], times: int) -> npt.NDArray[np.float64]:
+    """Return the matrix that turns a point so many steps."""
+    matrix = np.zeros((_HEAD, _HEAD))
+    for plane, angle in enumerate(angles * times):
+        x, y = 2 * plane, 2 * plane + 1
+        matrix[x, x] = matrix[y, y] = np.cos(angle)
+        matrix[x, y], matrix[y, x] = -np.sin(angle), np.sin(angle)
+    return matrix
+
+
+def _points(cycle: Cycle, n_vocab: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
+    """Return the point of each token; those that nothing leads to have other ones."""
+    points = rng.standard_normal((n_vocab, _HEAD)) * 0.1
+    turn, point = _turn(_ANGLES, 1), np.tile([1.0, 0.0], _PLANES)
+    token = 0
+    for _ in range(len(set(cycle.tolist()))):
+        points[token] = point
+        token, point = int(cycle[token]), turn @ point
+    return points
