@@ -31,7 +31,6 @@ SidecarKind = Literal["mtp", "eagle3", "dflash", "dspark"]
 SIDECAR_LABELS: dict[SidecarKind, str] = {
     "mtp": "MTP heads", "eagle3": "EAGLE-3", "dflash": "DFlash", "dspark": "DSpark",
 }  # fmt: skip
-USABLE_SIDECARS: frozenset[SidecarKind] = frozenset({"mtp", "eagle3", "dflash", "dspark"})
 # Architectures whose passes can emit the inputs of their layers (t_layer_inp in src/models/*.cpp). llama.cpp
 # ends the process if another one is asked for them.
 _LAYER_EMITTERS = frozenset(

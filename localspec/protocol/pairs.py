@@ -125,9 +125,20 @@ class CollectRequest(Request):
 # ---------------------------------------------------------------------------- answers
 
 
-# What drafts for a target: a model of its own; MTP heads in the target's file or in a separate one; the text
-# itself, which every generating pair can use; nothing, of an embedding model; or whatever another server has.
-DraftKind = Literal["model", "mtp-embedded", "mtp-sidecar", "eagle3", "ngram", "none", "upstream"]
+# What drafts for a target: a model of its own; MTP heads in the target's file or in a separate one; another
+# sidecar; the text itself, which every generating pair can use; nothing, of an embedding model; or whatever
+# another server has.
+DraftKind = Literal[
+    "model",
+    "mtp-embedded",
+    "mtp-sidecar",
+    "eagle3",
+    "dflash",
+    "dspark",
+    "ngram",
+    "none",
+    "upstream",
+]
 
 
 class Original(Struct):

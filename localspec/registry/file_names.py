@@ -19,10 +19,10 @@ _QUANT_IN_NAME = re.compile(
 # Sidecars by their names, each with what it drafts with. llama.cpp's converter puts the kind first.
 _SIDECAR_NAMES: dict[SidecarKind, re.Pattern[str]] = {
     "mtp": re.compile(r"^mtp[-._]|^gemma.*-assistant(?:[-._]|$)", re.IGNORECASE),
-    "dspark": re.compile(r"(?:^|[-._])dspark\d*(?:[-._]|$)", re.IGNORECASE),
     "dflash": re.compile(
         r"(?:^|[-._])dflash\d*(?:[-._]|$)|^muse.*-assistant(?:[-._]|$)", re.IGNORECASE
     ),
+    "dspark": re.compile(r"(?:^|[-._])dspark\d*(?:[-._]|$)", re.IGNORECASE),
     "eagle3": re.compile(r"(?:^|[-._])eagle-?3(?:[-._]|$)", re.IGNORECASE),
 }
 # Files that are no models and do not draft: image projectors, importance matrices and adapters.

@@ -104,7 +104,7 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
 def _add_heads(parser: argparse.ArgumentParser) -> None:
     from benchmarks.measuring.workloads import HEADS
 
-    what = "a target that is drafted for by MTP heads in its file, by those in a sidecar, or by EAGLE-3"
+    what = "a target that is drafted for by MTP heads in its file, or by a sidecar"
     parser.add_argument("--heads", choices=HEADS, help=what)
 
 

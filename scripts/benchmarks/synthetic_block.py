@@ -4,9 +4,9 @@ As the other synthetic models (benchmarks.synthetic): the target's blocks cost t
 follows one cycle.
 
 DFlash: the embeddings of the sidecar are points on a torus, and the next token's is the same point turned by
-one step. The head h of its one layer attends to the place h + 1 before, by the positions alone, and turns what
-it finds there h + 1 times. Only the text's last token has a point; masks and the text before it have none. So
-each mask ends as the token at its place, and the output matrix follows the draft's cycle.
+one step. The head h of its one layer attends to the place h + 1 before, by the positions alone, and turns
+what it finds there h + 1 times. Only the text's last token has a point; masks and the text before it have
+none. So each mask ends as the token at its place, and the output matrix follows the draft's cycle.
 
 DSpark: the layer brings nothing. The Markov head alone knows which token follows which.
 """
@@ -35,8 +35,9 @@ _CONSTANT = _HEAD  # the number that is one in every embedding
 _SHARPNESS = 12.0  # of the attention
 _GAIN = 20.0  # what the residual gets of the attention's output
 _ROPE_BASE = 10_000.0
-# By how much a step turns a point in each plane.
-_ANGLES = np.random.default_rng(7).uniform(0.3, 2 * np.pi - 0.3, _PLANES)
+_MAX_DRAFTS = 15
+# By how much of a full turn a step turns a point in each plane: no two of some hundred points are near.
+_TURNS = np.random.default_rng(6).uniform(0.05, 0.95, _PLANES)
 
 
 def write_block(
@@ -49,16 +50,19 @@ def write_block(
     layers: tuple[int, ...] | None = None,
     seed: int = 0,
     listens: float = 0.0,
+    sections: bool = False,
 ) -> Path:
-    """Write the sidecar of a target that follows `cycle`. Its blocks have one draft per 16 numbers of width.
+    """Write the sidecar of a target that follows `cycle`. It drafts one token per 16 numbers of width, or 15.
 
     layers: those of the target that it reads. listens: how much it takes from the target's layers: where that
-    is much, its drafts are no longer the chosen ones.
+    is much, its drafts are no longer the chosen ones. sections: it is for a target that reads pictures, whose
+    positions have several parts (M-RoPE). The sidecar of a quantized target is Q8_0.
     """
     import gguf
 
     width, n_vocab, rng = target.n_embd, target.n_vocab, np.random.default_rng(seed)
     n_head = width // _HEAD
+    quantized = None if target.quant == "f32" else gguf.GGMLQuantizationType.Q8_0
     layers = layers or (0, target.n_layer - 1)
     guess = draft_cycle(cycle, acceptance, seed + 1)
     writer: Any = gguf.GGUFWriter(path, "dflash")
@@ -67,13 +71,23 @@ def write_block(
     write_vocabulary(writer, n_vocab)
     writer.add_uint32("tokenizer.ggml.mask_token_id", n_vocab - 2)
     writer.add_array("dflash.target_layers", [*layers])
-    writer.add_uint32("dflash.block_size", n_head + (kind == "dflash"))
+    writer.add_uint32("dflash.block_size", min(n_head, _MAX_DRAFTS) + (kind == "dflash"))
     writer.add_rope_freq_base(_ROPE_BASE)
+    if sections:
+        writer.add_rope_dimension_sections([_PLANES, 0, 0, 0])
 
     def add(name: str, data: Tensor) -> None:
-        writer.add_tensor(name, data.astype(np.float32))
+        values = data.astype(np.float32)
+        if quantized is None or data.ndim == 1:
+            writer.add_tensor(name, values)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(values, quantized), raw_dtype=quantized)
 
-    points = _points(cycle, n_vocab, rng)
+    n_points = len(set(cycle.tolist()))
+    angles = (
+        2 * np.pi * np.round(_TURNS * n_points) / n_points
+    )  # the last step leads back to the first
+    points = _points(cycle, n_vocab, angles)
     embedding = np.zeros((n_vocab, width))
     embedding[:, :_HEAD] = points
     embedding[n_vocab - 2] = 0  # the mask
@@ -93,7 +107,7 @@ def write_block(
         back = (head + 1) * frequencies
         query[rows, _CONSTANT] = [*np.ones(_PLANES), *np.zeros(_PLANES)]
         key[rows, _CONSTANT] = [*np.cos(back), *np.sin(back)]
-        value[rows, :_HEAD] = _turn(_ANGLES, head + 1)
+        value[rows, :_HEAD] = _turn(angles, head + 1)
     out = np.zeros((width, width))
     out[:_HEAD] = np.tile(np.eye(_HEAD), n_head) * _GAIN * (kind == "dflash")
     add("blk.0.attn_q.weight", query)
@@ -103,7 +117,7 @@ def write_block(
     for part, size in (("gate", (target.n_ff, width)), ("up", (target.n_ff, width))):
         add(f"blk.0.ffn_{part}.weight", rng.standard_normal(size) * width**-0.5)
     add("blk.0.ffn_down.weight", np.zeros((width, target.n_ff)))
-    # More than any other place scores, and less than the right one: a head that finds none there brings nothing.
+    # More than any other place scores, and less than the right one: without that, a head brings nothing.
     exact = 2 * _SHARPNESS**2 * _PLANES / _HEAD**0.5
     add("blk.0.attn_sinks.weight", np.full(n_head, 0.97 * exact))
     add("blk.0.attn_q_norm.weight", np.full(_HEAD, _SHARPNESS))
@@ -137,10 +151,10 @@ def _turn(angles: npt.NDArray[np.float64], times: int) -> npt.NDArray[np.float64
     return matrix
 
 
-def _points(cycle: Cycle, n_vocab: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Return the point of each token; those that nothing leads to have other ones."""
-    points = rng.standard_normal((n_vocab, _HEAD)) * 0.1
-    turn, point = _turn(_ANGLES, 1), np.tile([1.0, 0.0], _PLANES)
+def _points(cycle: Cycle, n_vocab: int, angles: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the point of each token; those that nothing leads to have none."""
+    points = np.zeros((n_vocab, _HEAD))
+    turn, point = _turn(angles, 1), np.tile([1.0, 0.0], _PLANES)
     token = 0
     for _ in range(len(set(cycle.tolist()))):
         points[token] = point

@@ -20,6 +20,7 @@ import pytest
 
 import localspec
 from benchmarks import synthetic
+from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import write_heads_apart
 from tests.support.daemons import Home, RunningDaemon, alive, temporary_home, wait_for
@@ -205,7 +206,7 @@ def test_logprobs_belong_to_the_tokens_of_the_text(real: Home) -> None:
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
 
 
-@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3", "dflash"])
 def test_a_sidecar_beside_a_target_drafts_for_it(home: Home, tmp_path: Path, kind: str) -> None:
     """It needs no name: a request for the target's file is enough. Another request may leave it out."""
     target, sidecar = tmp_path / "tiny-1b-F32.gguf", tmp_path / f"{kind}-tiny-1b-F32.gguf"
@@ -214,7 +215,8 @@ def test_a_sidecar_beside_a_target_drafts_for_it(home: Home, tmp_path: Path, kin
     else:
         cycle = synthetic.target_cycle(synthetic.TINY_TARGET.n_vocab)
         synthetic.write_model(target, synthetic.TINY_TARGET, cycle)
-        write_eagle(sidecar, synthetic.TINY_TARGET, cycle, 0.9)
+        write = write_eagle if kind == "eagle3" else write_block
+        write(sidecar, synthetic.TINY_TARGET, cycle, 0.9)
     daemon = RunningDaemon(home)
     fields: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "ignore_eos": True}
     model = str(target)

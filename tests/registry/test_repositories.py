@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 
 from benchmarks.synthetic import TINY_TARGET, target_cycle, write_model
+from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import write_with_sidecar
@@ -104,7 +105,7 @@ LISTINGS = [
             **quants("dspark-Qwen3-8B-*.gguf", BF16=2.4, Q8_0=1.3),
         },
         "Qwen3-8B-Q8_0.gguf",
-        "",
+        "dflash-Qwen3-8B-Q8_0.gguf",
     ),
     Listing(
         "ggml-org/gpt-oss-20b-GGUF",
@@ -253,13 +254,13 @@ LISTINGS = [
     ),
     Listing(
         "meta/Muse-Glimmer-30B-GGUF",
-        "other",
+        "llama",
         {
             **quants("Muse-Glimmer-30B-*.gguf", Q8_0=32.0, Q4_K_M=18.4),
             **quants("Muse-Glimmer-30B-assistant-*.gguf", BF16=2.2, Q8_0=1.2),
         },
         "Muse-Glimmer-30B-Q4_K_M.gguf",
-        "",
+        "Muse-Glimmer-30B-assistant-Q8_0.gguf",
     ),
     Listing(
         "poolside/Laguna-XS-2.1-GGUF",
@@ -310,6 +311,8 @@ def write_contents(folder: Path) -> dict[str, bytes]:
     sidecar.rename(folder / "gemma4 mtp")
     write_model(folder / "llama", TINY_TARGET, cycle)
     write_eagle(folder / "eagle3", TINY_TARGET, cycle)
+    for kind in ("dflash", "dspark"):
+        write_block(folder / kind, TINY_TARGET, cycle, kind=kind)
     model(filler=4000).write(folder / "other")
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
@@ -320,12 +323,13 @@ def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 
 def choose_content(listing: Listing, file: str, contents: dict[str, bytes]) -> bytes:
-    """Return what a file of the listing holds; drafts of kinds that are not used hold nothing usable."""
+    """Return what a file of the listing holds."""
     name = file.lower()
+    for kind in ("eagle3", "dflash", "dspark"):
+        if kind in name or (kind == "dflash" and name.startswith("muse") and "assistant" in name):
+            return contents[kind]
     if name.startswith("mtp-") or "assistant" in name:
         return contents.get(f"{listing.kind} mtp", b"heads of another kind")
-    if name.startswith("eagle3-"):
-        return contents["eagle3"]
     return contents[listing.kind] if name.endswith(".gguf") else b"no model"
 
 

@@ -190,6 +190,13 @@ TIME_LIMIT_S = 60.0  # no further prompt is started after this time, except for 
 _GREEDY = frames.Sampling(temperature=0.0, ignore_eos=True)
 
 
+DrafterKind = Literal["draft", "mtp", "eagle3", "dflash"]
+# What drafts with a draft model (None) and with each kind of sidecar.
+_DRAFTER_KINDS: dict[str | None, DrafterKind] = {
+    None: "draft", "mtp": "mtp", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash",
+}  # fmt: skip
+
+
 class Interrupted(Exception):
     """Another request needs the engine, so measuring ends."""
 
@@ -218,18 +225,14 @@ class DraftTrials:
         """
         files = frames.PairFiles(f"{target},{draft}", str(target), str(draft))
         sidecar = read_local_model(draft, as_draft=True).sidecar
-        trial = self._measure(
-            files, "mtp" if sidecar == "mtp" else "eagle3" if sidecar else "draft"
-        )
+        trial = self._measure(files, _DRAFTER_KINDS[sidecar])
         return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
 
     def end(self) -> None:
         """Unload the pair that was measured last, unless it is in use."""
         asyncio.run_coroutine_threadsafe(self._release(), self._loop).result()
 
-    async def _measure(
-        self, files: frames.PairFiles, kind: Literal["draft", "eagle3", "mtp"]
-    ) -> Trial:
+    async def _measure(self, files: frames.PairFiles, kind: DrafterKind) -> Trial:
         await self._release()  # frees the memory of the pair before
         self._measured = files.name
         texts: list[tuple[int, int]] = []
@@ -255,7 +258,7 @@ class DraftTrials:
         )
 
     async def _generate(
-        self, files: frames.PairFiles, prompt: str, kind: Literal["draft", "eagle3", "mtp"]
+        self, files: frames.PairFiles, prompt: str, kind: DrafterKind
     ) -> frames.Done:
         if self._supervisor.residents.busy:
             raise Interrupted

@@ -423,7 +423,12 @@ class Resource(ABC):
 
 
 class Model(Resource):
-    """A loaded GGUF model. It must be closed after every context created from it."""
+    """A loaded GGUF model. It must be closed after every context created from it.
+
+    sidecar: what the file drafts with if it is a sidecar, None if it is a model of its own.
+    """
+
+    sidecar: SidecarKind | None = None
 
     def __init__(
         self,
@@ -479,21 +484,17 @@ class Model(Resource):
         self.n_layer = int(C.llama_model_n_layer(self.handle))
         self.n_attention_heads = int(C.llama_model_n_head(self.handle))
         self.n_swa = int(C.llama_model_n_swa(self.handle))  # 0 without a sliding window.
-        self._declared_heads = int(C.llama_model_n_layer_nextn(self.handle))
-        self.n_heads = self._declared_heads if heads else 0  # Loaded MTP heads.
+        declared_heads = int(C.llama_model_n_layer_nextn(self.handle))
+        self.n_heads = declared_heads if heads else 0  # Loaded MTP heads.
         self.n_params = int(C.llama_model_n_params(self.handle))
         self.recurrent = bool(C.llama_model_is_recurrent(self.handle))
         self.hybrid = bool(C.llama_model_is_hybrid(self.handle))
         self.has_encoder = bool(C.llama_model_has_encoder(self.handle))
         self.architecture = self.metadata("general.architecture") or ""
-        self.vocab = Vocab(self)
-
-    @cached_property
-    def sidecar(self) -> SidecarKind | None:
-        """What the file drafts with if it is a sidecar, None if it is a model of its own."""
-        needs_names = self._declared_heads or self.architecture == "dflash"
+        needs_names = declared_heads or self.architecture == "dflash"
         names = read_tensor_names(self.path) if needs_names else ()
-        return sidecar_kind(self.architecture, names)
+        self.sidecar = sidecar_kind(self.architecture, names)
+        self.vocab = Vocab(self)
 
     @cached_property
     def target_layers(self) -> tuple[int, ...]:

@@ -31,7 +31,6 @@ from localspec.engine.speculation.drafters.draft_model import PREFILL_WIDTH
 from localspec.errors import LoadFailed
 from localspec.model_traits import (
     HEADS_ONLY_REASON,
-    USABLE_SIDECARS,
     explain_no_text,
     explain_unreadable_layers,
     explain_wrong_sidecar,
@@ -176,7 +175,7 @@ def open_model(
         devices=devices,
         progress=progress,
     )
-    if reason := "" if drafts and model.sidecar in USABLE_SIDECARS else _why_no_writer(model):
+    if reason := "" if drafts and model.sidecar else _why_no_writer(model):
         model.close()
         raise LoadFailed(f"{path} cannot generate text: {reason}.")
     return model

@@ -283,6 +283,9 @@ def vllm(pair: ExportedPair, place: Deployment) -> EngineCommand:
     return _with_notes(served, pair)
 
 
+_LAYER_READERS = ("eagle3", "dflash", "dspark")  # sidecars that read layers of their target
+
+
 def _vllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, object]:
     depth = pair.depth
     if not depth:
@@ -300,8 +303,8 @@ def _vllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, ob
         return {"method": "mtp", "model": _draft_weights(pair, "vLLM"), **depth_config}
     if pair.draft_kind == "mtp-embedded":
         return {"method": "mtp", **depth_config}
-    if pair.draft_kind == "eagle3":
-        return {"method": "eagle3", "model": _draft_weights(pair, "vLLM"), **depth_config}
+    if pair.draft_kind in _LAYER_READERS:
+        return {"method": pair.draft_kind, "model": _draft_weights(pair, "vLLM"), **depth_config}
     return {"method": "ngram", **depth_config, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
 
 
@@ -412,7 +415,10 @@ def _trtllm_speculation(pair: ExportedPair, served: EngineCommand) -> dict[str, 
     return {"decoding_type": "NGram", "max_draft_len": depth, "max_matching_ngram_size": 4}
 
 
-_LLAMA_SERVER_TYPES = {"model": "draft-simple", "eagle3": "draft-eagle3"}
+_LLAMA_SERVER_TYPES = {
+    "model": "draft-simple",
+    **{kind: f"draft-{kind}" for kind in _LAYER_READERS},
+}
 
 
 def llama_server(pair: ExportedPair, place: Deployment) -> EngineCommand:
@@ -637,7 +643,7 @@ def read_pair(
         raise UsageError(f"'{name}' is served by another server already.")
     if kind == "none":
         raise UsageError(f"'{name}' turns texts into numbers; only pairs that write are exported.")
-    drafts = kind in ("model", "mtp-sidecar", "eagle3")
+    drafts = kind in ("model", "mtp-sidecar", *_LAYER_READERS)
     if view:
         target, draft = _from_view(view["target"]), _from_view(view["draft"]) if drafts else None
     else:

@@ -20,8 +20,6 @@ from localspec import model_traits
 from localspec.errors import BadGguf, UnsafeModel
 from localspec.model_traits import (
     HEADS_ONLY_REASON,
-    SIDECAR_LABELS,
-    USABLE_SIDECARS,
     SidecarKind,
     explain_no_text,
     explain_unusable_heads,
@@ -161,6 +159,7 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")  # LLAMA_ROPE_SCALING_TYP
 MAX_CONTEXT = 1 << 27
 MAX_SHARDS = 999
 _EAGLE_LAYERS = 3  # that a draft of EAGLE-3 reads
+MAX_BLOCK = 64  # rows of a block of DFlash or DSpark
 _CLASSIFIER_TENSORS = {"cls.weight", "cls.output.weight"}
 _SHARD_SUFFIX = re.compile(r"-(\d{5})-of-(\d{5})(\.gguf)$", re.IGNORECASE)
 
@@ -335,8 +334,8 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
     trunk = range(0 if all_are_heads else layers - extra)
     required = range(len(trunk), layers) if sidecar == "mtp" else trunk
     check_tensors(first.name, architecture, layers, required, tensors)
-    if sidecar == "eagle3":
-        _check_eagle(first, tensors)
+    if sidecar and sidecar != "mtp":
+        _check_layer_reader(first, sidecar, tensors)
     window = _read_number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
     lengths = KvLengths(
@@ -380,11 +379,6 @@ def _check_architecture(
     """
     architecture, pooling = header.metadata.get("general.architecture"), None
     sidecar = sidecar_kind(architecture, tensors) if isinstance(architecture, str) else None
-    if sidecar and as_draft and sidecar not in USABLE_SIDECARS:
-        raise UnsafeModel(
-            f"{header.name} is a {SIDECAR_LABELS[sidecar]} draft, which localspec cannot use yet; "
-            "without it, drafts come from the text itself (n-gram) or from another draft."
-        )
     if sidecar and not as_draft:
         reason = explain_no_text(str(architecture)) or HEADS_ONLY_REASON
         raise UnsafeModel(f"{header.name} cannot generate text: {reason}.")
@@ -406,37 +400,68 @@ def _check_architecture(
     return architecture, pooling, sidecar
 
 
-def _check_eagle(header: Header, tensors: Mapping[str, Tensor]) -> None:
-    """Check what llama.cpp's graph of EAGLE-3 expects, because it ends the process on anything else.
+def _check_layer_reader(
+    header: Header, sidecar: SidecarKind, tensors: Mapping[str, Tensor]
+) -> None:
+    """Check what llama.cpp's graphs of EAGLE-3 and DFlash expect, because they end the process otherwise.
 
     Raises:
         UnsafeModel: the message names what is wrong.
     """
-    layers = header.metadata.get("eagle3.target_layers")
-    if not isinstance(layers, NumberArray) or layers.count != _EAGLE_LAYERS:
+    name, architecture = header.name, "eagle3" if sidecar == "eagle3" else "dflash"
+    layers = header.metadata.get(f"{architecture}.target_layers")
+    count = layers.count if isinstance(layers, NumberArray) else 0
+    if not 0 < count <= MAX_LAYERS or (sidecar == "eagle3" and count != _EAGLE_LAYERS):
+        expected = f"{_EAGLE_LAYERS} layers" if sidecar == "eagle3" else "layers"
         raise UnsafeModel(
-            f"{header.name} must name {_EAGLE_LAYERS} layers of its target in 'eagle3.target_layers'."
+            f"{name} must name {expected} of its target in '{architecture}.target_layers'."
         )
-    width = _read_number(header, "eagle3.target_hidden_size", 1, MAX_WIDTH)
-    own_width = _read_number(header, "eagle3.embedding_length", 1, MAX_WIDTH)
+    own_width = _read_number(header, f"{architecture}.embedding_length", 1, MAX_WIDTH)
+    width = own_width
+    if sidecar == "eagle3":
+        width = _read_number(header, "eagle3.target_hidden_size", 1, MAX_WIDTH)
+        if _read_number(header, "eagle3.block_count", 1, MAX_LAYERS) != 1:
+            raise UnsafeModel(f"{name}: a draft of EAGLE-3 has one layer.")
+    else:
+        _check_block(header, tensors)
     fusion, mapping = tensors.get("fc.weight"), tensors.get("d2t")
-    if fusion is None or fusion.shape != (_EAGLE_LAYERS * width, own_width):
+    if fusion is None or fusion.shape != (count * width, own_width):
         raise UnsafeModel(
-            f"{header.name}: the tensor 'fc.weight' does not make states of {own_width} numbers of "
-            f"{_EAGLE_LAYERS} times {width}."
+            f"{name}: the tensor 'fc.weight' does not make states of {own_width} numbers of {count} times "
+            f"{width}."
         )
-    if _read_number(header, "eagle3.block_count", 1, MAX_LAYERS) != 1:
-        raise UnsafeModel(f"{header.name}: a draft of EAGLE-3 has one layer.")
     if mapping is not None:
         output = tensors.get("output.weight")
         kind = TENSOR_TYPES[mapping.kind][0]
         if kind != "I64" or len(mapping.shape) != 1 or not output:
-            raise UnsafeModel(f"{header.name}: the tensor 'd2t' is not a list of token ids.")
+            raise UnsafeModel(f"{name}: the tensor 'd2t' is not a list of token ids.")
         if output.shape != (own_width, mapping.shape[0]):
             raise UnsafeModel(
-                f"{header.name}: the tensor 'd2t' has {mapping.shape[0]} entries, and the output matrix the "
-                f"shape {output.shape}."
+                f"{name}: the tensor 'd2t' has {mapping.shape[0]} entries, and the output matrix the shape "
+                f"{output.shape}."
             )
+
+
+def _check_block(header: Header, tensors: Mapping[str, Tensor]) -> None:
+    """Check what a block sidecar states about its blocks.
+
+    Raises:
+        UnsafeModel: the message names what is wrong.
+    """
+    name, mask = header.name, "tokenizer.ggml.mask_token_id"
+    if "dflash.hyper_connection.count" in header.metadata:
+        raise UnsafeModel(
+            f"{name} is a draft for DeepSeek V4, which was not tested and is not used."
+        )
+    if mask not in header.metadata:
+        raise UnsafeModel(
+            f"{name} does not declare '{mask}', the token that its blocks are made of."
+        )
+    has_markov = "markov_w1.weight" in tensors
+    _read_number(header, "dflash.block_size", 2, MAX_BLOCK, None if has_markov else MAX_BLOCK)
+    if "selector_hidden.weight" in tensors:
+        for key in ("selector_rank", "selector_top_k", "conv_kernel_size", "conv_group_size"):
+            _read_number(header, f"dflash.{key}", 1, MAX_WIDTH)
 
 
 def _check_purpose(header: Header, as_draft: bool) -> Pooling | None:

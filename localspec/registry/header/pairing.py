@@ -88,7 +88,8 @@ def check_pair(target: ModelInfo, draft: ModelInfo | None) -> tuple[str, ...]:
 def _explain_wrong_sidecar(target: ModelInfo, draft: ModelInfo) -> str:
     """Return why a sidecar cannot read the target's states, layers or cache, as a clause, or ""."""
     if draft.sidecar != "mtp":
-        width = draft.header.metadata.get(f"{draft.architecture}.target_hidden_size")
+        key = f"{draft.architecture}.target_hidden_size"
+        width = draft.header.metadata.get(key, draft.width)
         return explain_unreadable_layers(
             target.architecture,
             target.trunk_layers,

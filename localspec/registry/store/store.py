@@ -117,10 +117,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         if self.target.pooling:
             return "none"
         if self.draft:
-            if self.draft.sidecar == "eagle3":
-                return "eagle3"
-            is_sidecar = self.draft.sidecar or reads_target_cache(self.draft.architecture)
-            return "mtp-sidecar" if is_sidecar else "model"
+            if self.draft.sidecar and self.draft.sidecar != "mtp":
+                return self.draft.sidecar
+            is_mtp = self.draft.sidecar or reads_target_cache(self.draft.architecture)
+            return "mtp-sidecar" if is_mtp else "model"
         return "mtp-embedded" if self.target.heads else "ngram"
 
     @property

@@ -151,7 +151,7 @@ def _server_drafts(heads: Heads | None) -> str:
     """Return what llama-server's --spec-type calls the drafts."""
     if heads is None:
         return "draft-simple"
-    return "draft-eagle3" if heads == "eagle3" else "draft-mtp"
+    return f"draft-{heads}" if heads in ("eagle3", "dflash", "dspark") else "draft-mtp"
 
 
 def _run_ours(runner: Runner, setting: Setting, sample: Text, repetition: int, skip: int) -> Run:

@@ -75,7 +75,7 @@ class Runner(Driven):
         super().__init__(load_pair(files, settings, lambda _stage, _fraction: None))
         drafter = self.pair.drafter
         kind = drafter.kind if drafter is not None else "draft"
-        self._kind = cast(Literal["draft", "eagle3", "mtp"], kind)
+        self._kind = cast(Literal["dflash", "draft", "eagle3", "mtp"], kind)
         self._requests = 0
         self._auto = replace(self.pair.learned)
 

@@ -15,14 +15,17 @@ from typing import Any, Literal, cast, get_args
 
 from benchmarks import synthetic
 from benchmarks.synthetic import Cycle, Quant, Shape
+from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import Architecture, write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import write_with_sidecar
 
 SEED = 0  # of the files; the texts have their own
 # Targets with attention everywhere, and with a recurrent state, whose file holds heads; the same in a file of
-# their own; Gemma 4's, which read the target's cache; and EAGLE-3.
-Heads = Literal["glm4moe", "qwen35", "glm4moe-apart", "qwen35-apart", "sidecar", "eagle3"]
+# their own; Gemma 4's, which read the target's cache; and sidecars that read the target's layers.
+Heads = Literal[
+    "glm4moe", "qwen35", "glm4moe-apart", "qwen35-apart", "sidecar", "eagle3", "dflash", "dspark"
+]
 HEADS: tuple[Heads, ...] = get_args(Heads)
 Say = Callable[[str], None]
 
@@ -179,6 +182,11 @@ def _with_heads(
             synthetic.write_model(part / "target.gguf", sizes.target, cycle, seed=SEED)
             file = part / "eagle3-target.gguf"
             write_eagle(file, sizes.target, cycle, chosen_workload.acceptance, seed=SEED)
+        elif sizes.heads == "dflash" or sizes.heads == "dspark":
+            synthetic.write_model(part / "target.gguf", sizes.target, cycle, seed=SEED)
+            file = part / f"{sizes.heads}-target.gguf"
+            rate = chosen_workload.acceptance
+            write_block(file, sizes.target, cycle, rate, kind=sizes.heads, seed=SEED)
         elif sizes.heads:
             files = part / "target.gguf", part / "mtp-target.gguf"
             rates = chosen_workload.acceptance

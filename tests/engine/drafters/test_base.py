@@ -50,7 +50,14 @@ def repeating(kinds: None) -> None:
 
 
 def test_the_kinds_are_ranked_for_a_fixed_depth() -> None:
-    assert [kind.kind for kind in Drafter.kinds] == ["grammar", "draft", "mtp", "eagle3", "ngram"]
+    assert [kind.kind for kind in Drafter.kinds] == [
+        "grammar",
+        "draft",
+        "mtp",
+        "dflash",
+        "eagle3",
+        "ngram",
+    ]
 
 
 def test_new_kind_is_reported_in_the_statistics(

@@ -190,7 +190,8 @@ class Proposal(NamedTuple):
 
 def record_proposals(engine: Running, monkeypatch: pytest.MonkeyPatch) -> list[Proposal]:
     """Return a list that collects every proposal from now on."""
-    heads, proposals = get_heads(engine), list[Proposal]()
+    heads, proposals = engine.pair.drafter, list[Proposal]()
+    assert heads is not None, engine.pair.no_draft
     propose_drafts, append_draft = heads.propose, heads._append_draft
     gaps: dict[DraftRequest, list[float]] = {}
 

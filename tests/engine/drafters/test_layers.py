@@ -1,23 +1,26 @@
-"""EAGLE-3 sidecars leave text as it is, draft from the text alone, and are refused where they do not fit."""
+"""Sidecars that read layers of their target: EAGLE-3, DFlash and DSpark.
+
+They leave the text as it is, draft from the text alone, and are refused where they do not fit.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import pytest
 
 from benchmarks.synthetic import TINY_TARGET, Shape, target_cycle, write_model
+from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from localspec.engine.cache.slot import HiddenStates
 from localspec.engine.llama import model as binding
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation import verification
-from localspec.engine.speculation.drafters.eagle import LayerHeads
 from localspec.errors import LoadFailed, NotMatched, UnsafeModel
 from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
 from localspec.registry.header.model import read_local_model
@@ -36,37 +39,57 @@ ACCEPTANCE = 0.8
 PROMPTS = [[300, 17, 402, 255, 31, 340, 18, 77], [12, 99, 7], [480, 3, 55, 210, 9], [66] * 20]
 
 
-def eagle(depth: int | None = 3, **more: Any) -> SpeculationSettings:
-    return drafting(depth, "eagle3", **more)
+Kind = Literal["eagle3", "dflash", "dspark"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# Wide enough for blocks of eight drafts.
+SHAPE = replace(TINY_TARGET, n_embd=128)
 
 
-def write_pair(folder: Path, *, shape: Shape = TINY_TARGET, **options: Any) -> PairFiles:
+def ask_for(engine: Running, depth: int | None = 3, **more: Any) -> SpeculationSettings:
+    """Return settings that name the engine's kind of drafts."""
+    assert engine.pair.drafter is not None, engine.pair.no_draft
+    kind = cast(Literal["eagle3", "dflash"], engine.pair.drafter.kind)
+    return drafting(depth, kind, **more)
+
+
+def write_sidecar(path: Path, kind: Kind, shape: Shape, **options: Any) -> Path:
+    cycle = target_cycle(shape.n_vocab)
+    if kind == "eagle3":
+        return write_eagle(path, shape, cycle, ACCEPTANCE, **options)
+    return write_block(path, shape, cycle, ACCEPTANCE, kind=kind, **options)
+
+
+def write_pair(
+    folder: Path, kind: Kind = "eagle3", *, shape: Shape = SHAPE, **options: Any
+) -> PairFiles:
     """Return a target that follows `expected`, with a sidecar."""
     folder.mkdir(parents=True, exist_ok=True)
-    cycle = target_cycle(N_VOCAB)
-    target, sidecar = folder / "target.gguf", folder / "eagle3-target.gguf"
-    write_model(target, shape, cycle)
-    write_eagle(sidecar, shape, cycle, ACCEPTANCE, **options)
+    target, sidecar = folder / "target.gguf", folder / f"{kind}-target.gguf"
+    write_model(target, shape, target_cycle(N_VOCAB))
+    write_sidecar(sidecar, kind, shape, **options)
     return PairFiles(folder.name, str(target), str(sidecar))
 
 
-def contextual_files(folder: Path) -> PairFiles:
+def contextual_files(folder: Path, kind: Kind) -> PairFiles:
     """Return a target whose text depends on all of it, with a sidecar that listens to its layers."""
     files = contextual_pair(folder)
-    sidecar = folder / "eagle3-target.gguf"
-    write_eagle(sidecar, CONTEXT_SHAPE, target_cycle(N_VOCAB), ACCEPTANCE, listens=1.5)
-    return PairFiles("contextual eagle", files.target, str(sidecar))
+    sidecar = write_sidecar(folder / f"{kind}-target.gguf", kind, CONTEXT_SHAPE, listens=1.5)
+    return PairFiles(f"contextual {kind}", files.target, str(sidecar))
 
 
-@pytest.fixture(scope="module")
-def cyclic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(write_pair(tmp_path_factory.mktemp("eagle"))) as engine:
+@pytest.fixture(scope="module", params=KINDS)
+def cyclic(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    with running(write_pair(tmp_path_factory.mktemp("layers"), request.param)) as engine:
         yield engine
 
 
-@pytest.fixture(scope="module")
-def contextual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(contextual_files(tmp_path_factory.mktemp("eagle"))) as engine:
+@pytest.fixture(scope="module", params=["eagle3", "dflash"])
+def contextual(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
+    with running(contextual_files(tmp_path_factory.mktemp("layers"), request.param)) as engine:
         yield engine
 
 
@@ -83,10 +106,10 @@ def test_drafts_have_the_acceptance_rate_they_were_written_with(
 ) -> None:
     for first_token in (5, 77):
         cyclic.forget()
-        answer = cyclic.ask([first_token], 100, speculative=eagle(depth), exact=exact)
+        answer = cyclic.ask([first_token], 100, speculative=ask_for(cyclic, depth), exact=exact)
         assert answer.tokens == expected(first_token, 100)
         speculation = answer.done.speculation
-        assert speculation.kind == "eagle3", (speculation.reason, cyclic.pair.notes)
+        assert speculation.kind == ask_for(cyclic).kind, (speculation.reason, cyclic.pair.notes)
         counts = speculation.drafted, speculation.accepted
         assert counts == count_right_drafts(first_token, 100, depth)
 
@@ -95,14 +118,15 @@ def test_default_settings_use_the_sidecar(cyclic: Running) -> None:
     cyclic.forget()
     answer = cyclic.ask([5], 200, speculative=SpeculationSettings())
     assert answer.tokens == expected(5, 200)
-    assert "eagle3" in cyclic.pair.learned.calibrations
+    assert ask_for(cyclic).kind in cyclic.pair.learned.calibrations
 
 
 def test_other_kinds_are_refused_with_a_reason(cyclic: Running, cycle: Running) -> None:
     reason = cyclic.ask([5], 10, speculative=drafting(2, "mtp")).done.speculation.reason
     assert reason == "this pair has another draft, and MTP heads are not used beside one"
-    reason = cycle.ask([5], 10, speculative=eagle(2)).done.speculation.reason
-    assert reason == "this pair has no EAGLE-3 draft"
+    for kind, named in (("eagle3", "EAGLE-3"), ("dflash", "DFlash or DSpark")):
+        reason = cycle.ask([5], 10, speculative=drafting(2, kind)).done.speculation.reason
+        assert reason == f"this pair has no {named} draft"
 
 
 def test_a_sidecar_with_a_vocabulary_of_its_own_proposes_no_other_tokens(
@@ -110,12 +134,26 @@ def test_a_sidecar_with_a_vocabulary_of_its_own_proposes_no_other_tokens(
 ) -> None:
     """With `d2t` it knows the first 300 tokens: a draft is right where the next token is one of them."""
     engine = load(write_pair(tmp_path, n_known=300))
-    answer = engine.ask([5], 200, speculative=eagle(1))
+    answer = engine.ask([5], 200, speculative=ask_for(engine, 1))
     text = expected(5, 200)
     assert answer.tokens == text
     speculation = answer.done.speculation
     known, everything = count_known_drafts(text, 300), count_known_drafts(text, N_VOCAB)
     assert speculation.accepted == known < everything
+
+
+def test_positions_of_several_parts_are_as_good_as_plain_ones(tmp_path: Path, load: Load) -> None:
+    """Rows without a token have four positions each where the target reads pictures (M-RoPE)."""
+    engine = load(write_pair(tmp_path, "dflash", sections=True))
+    assert engine.pair.models.draft is not None
+    assert engine.pair.models.draft.repeats_positions
+    prompt = [(7 * at) % 500 for at in range(200)]
+    engine.ask(prompt, 20, speculative=ask_for(engine, 3))
+    engine.forget()
+    answer = engine.ask([5], 100, speculative=ask_for(engine, 3))
+    assert answer.tokens == expected(5, 100)
+    speculation = answer.done.speculation
+    assert (speculation.drafted, speculation.accepted) == count_right_drafts(5, 100, 3)
 
 
 def count_known_drafts(text: list[int], n_known: int) -> int:
@@ -137,7 +175,7 @@ def test_drafts_depend_on_the_text_alone(
     plain = [contextual.ask(prompt, 40).tokens for prompt in PROMPTS]
     contextual.forget()
     ids = [
-        contextual.start(prompt, 40, speculative=eagle(depth))
+        contextual.start(prompt, 40, speculative=ask_for(contextual, depth))
         for prompt, depth in zip(PROMPTS, (1, 2, 3, 4), strict=True)
     ]
     contextual.finish()
@@ -147,15 +185,13 @@ def test_drafts_depend_on_the_text_alone(
     recorded = list(proposals)
     assert {len(proposal.drafts) for proposal in recorded} >= {1, 2, 3, 4}
     for proposal in recorded[1::7]:
-        fresh = draft_eagle_from_empty_slot(contextual, proposals, proposal)
+        fresh = draft_again(contextual, proposals, proposal)
         assert proposal.agrees_with(fresh)
 
 
-def draft_eagle_from_empty_slot(
-    engine: Running, proposals: list[Proposal], proposal: Proposal
-) -> Proposal:
+def draft_again(engine: Running, proposals: list[Proposal], proposal: Proposal) -> Proposal:
     depth = len(proposal.drafts)
-    return draft_from_empty_slot(engine, proposals, proposal.text, depth, eagle(depth))
+    return draft_from_empty_slot(engine, proposals, proposal.text, depth, ask_for(engine, depth))
 
 
 def test_wrong_layer_inputs_change_the_drafts(
@@ -170,9 +206,9 @@ def test_wrong_layer_inputs_change_the_drafts(
     proposals = record_proposals(contextual, monkeypatch)
     texts = [(*prompt, contextual.ask(prompt, 1).tokens[0]) for prompt in PROMPTS]
     first = [Proposal(text, (0, 0, 0), ()) for text in texts]
-    right = [draft_eagle_from_empty_slot(contextual, proposals, text) for text in first]
+    right = [draft_again(contextual, proposals, text) for text in first]
     monkeypatch.setattr(HiddenStates, "states_before", shifted)
-    wrong = [draft_eagle_from_empty_slot(contextual, proposals, text) for text in first]
+    wrong = [draft_again(contextual, proposals, text) for text in first]
     assert not all(map(Proposal.agrees_with, right, wrong))
 
 
@@ -182,13 +218,11 @@ def test_text_that_was_cut_back_drafts_like_a_fresh_one(
 ) -> None:
     proposals = record_proposals(contextual, monkeypatch)
     contextual.forget()
-    opening = contextual.ask(PROMPTS[0], 21, speculative=eagle(4)).all_tokens
+    opening = contextual.ask(PROMPTS[0], 21, speculative=ask_for(contextual, 4)).all_tokens
     del proposals[:]
-    contextual.ask([*opening[: len(opening) - back], 44, 45], 8, speculative=eagle(3))
+    contextual.ask([*opening[: len(opening) - back], 44, 45], 8, speculative=ask_for(contextual, 3))
     first_drafts = proposals[0]
-    assert first_drafts.agrees_with(
-        draft_eagle_from_empty_slot(contextual, proposals, first_drafts)
-    )
+    assert first_drafts.agrees_with(draft_again(contextual, proposals, first_drafts))
 
 
 def test_a_long_prompt_is_read_when_it_is_drafted_from(
@@ -198,37 +232,34 @@ def test_a_long_prompt_is_read_when_it_is_drafted_from(
     contextual.forget()
     text = contextual.ask(prompt, 5).all_tokens
     proposals = record_proposals(contextual, monkeypatch)
-    contextual.ask(text, 6, speculative=eagle(3))
+    contextual.ask(text, 6, speculative=ask_for(contextual, 3))
     first_drafts = proposals[0]
-    assert first_drafts.agrees_with(
-        draft_eagle_from_empty_slot(contextual, proposals, first_drafts)
-    )
+    assert first_drafts.agrees_with(draft_again(contextual, proposals, first_drafts))
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen35", "gpt-oss"])
 def test_other_targets_are_drafted_for(
-    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, architecture: str
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, architecture: str, kind: Kind
 ) -> None:
     """Their texts depend on all of it. Each draft is that of a fresh engine, also of a hybrid target."""
     # With another seed, some of these texts end after a few tokens.
     target = architectures.write(architecture, tmp_path, experts=architecture == "gpt-oss", seed=1)
     info = read_local_model(target)
     shape = replace(CONTEXT_SHAPE, n_layer=info.layers, n_embd=info.width, n_vocab=info.vocabulary)
-    sidecar = tmp_path / "eagle3.gguf"
-    write_eagle(sidecar, shape, target_cycle(info.vocabulary), ACCEPTANCE, listens=1.5)
+    sidecar = write_sidecar(tmp_path / "sidecar.gguf", kind, shape, listens=1.5)
     engine = load(PairFiles(architecture, str(target), str(sidecar)))
-    assert isinstance(engine.pair.drafter, LayerHeads), engine.pair.no_draft
     proposals = record_proposals(engine, monkeypatch)
     for prompt in PROMPTS:
         engine.start(prompt, 12)
         engine.engine.step()
     engine.finish()
     for answer in list(engine.answers.values()):
-        engine.ask(answer.all_tokens, 5, speculative=eagle(3))
+        engine.ask(answer.all_tokens, 5, speculative=ask_for(engine, 3))
     drafted = [proposal for proposal in proposals if len(proposal.drafts) == 3][:4]
     assert drafted
     for proposal in drafted:
-        assert proposal.agrees_with(draft_eagle_from_empty_slot(engine, proposals, proposal))
+        assert proposal.agrees_with(draft_again(engine, proposals, proposal))
 
 
 def measure_z(engine: Running) -> float:
@@ -236,7 +267,7 @@ def measure_z(engine: Running) -> float:
     prompt = [*PROMPTS[0], *engine.ask(PROMPTS[0], 1).tokens]
     sampling = Sampling(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0)
     sampler = Sampler(Settings(temperature=1.0, top_k=4, top_p=1.0, min_p=0.0))
-    rule = eagle(2, verification="rejection")
+    rule = ask_for(engine, 2, verification="rejection")
     answers = [engine.ask(prompt, 3, sampling, rule) for _ in range(600)]
     assert sum(answer.done.speculation.drafted for answer in answers) > 600
     by_first: dict[int, list[int]] = {}
@@ -273,7 +304,7 @@ def test_wrong_residual_changes_the_distribution(
 def test_a_sidecar_of_another_target_is_refused(tmp_path: Path, load: Load) -> None:
     """By the registry and, for files that changed since, by the engine."""
     files = write_pair(tmp_path / "right")
-    wide = write_pair(tmp_path / "wide", shape=replace(TINY_TARGET, n_embd=96, n_head=3))
+    wide = write_pair(tmp_path / "wide", shape=replace(SHAPE, n_embd=96, n_head=3))
     deep = write_pair(tmp_path / "deep", layers=(0, 1, 7))
     other = architectures.write("qwen2", tmp_path)
     for target, sidecar, message in (
@@ -299,6 +330,19 @@ def test_damaged_sidecars_are_refused_before_llama_cpp_sees_them(tmp_path: Path)
     two = write_eagle(tmp_path / "two.gguf", TINY_TARGET, cycle, layers=(0, 1))  # type: ignore[arg-type]
     with pytest.raises(UnsafeModel, match="must name 3 layers"):
         read_local_model(two, as_draft=True)
+    block = write_block(tmp_path / "block.gguf", SHAPE, cycle)
+    header = block.read_bytes()
+    for key, changed, message in (
+        ("tokenizer.ggml.mask_token_id", "tokenizer.ggml.mask_token_ix", "made of"),
+        ("dflash.target_layers", "dflash.target_layerz", "must name layers"),
+        ("fc.weight", "xx.weight", "'fc.weight' does not make states"),
+    ):
+        old, new = (len(text).to_bytes(8, "little") + text.encode() for text in (key, changed))
+        assert header.count(old) == 1
+        broken = tmp_path / "broken.gguf"
+        broken.write_bytes(header.replace(old, new))
+        with pytest.raises(UnsafeModel, match=message):
+            read_local_model(broken, as_draft=True)
     strange = write_eagle(tmp_path / "d2t.gguf", TINY_TARGET, cycle, n_known=300)
     read_local_model(strange, as_draft=True)
     check_weights(strange)
@@ -314,6 +358,6 @@ def test_a_build_without_the_interface_drafts_from_the_text(
 ) -> None:
     monkeypatch.setattr(binding, "_LAYER_FUNCTIONS", (None,))
     engine = load(write_pair(tmp_path))
-    answer = engine.ask([5], 40, speculative=eagle(3))
+    answer = engine.ask([5], 40, speculative=drafting(3, "eagle3"))
     assert answer.tokens == expected(5, 40)
     assert "does not show a target's layers" in str(answer.done.speculation.reason)
