@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from llama_cpp import LLAMA_VOCAB_TYPE_SPM
 
+from benchmarks.synthetic_heads import Architecture
 from localspec.engine.llama import Vocab
 from localspec.engine.pair import profile
 from localspec.engine.speculation.acceptance import GRID, Calibration
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.warm_start import _tokenize_texts
 from localspec.protocol.frames import PairFiles, SpeculationSettings
+from tests.engine.drafters.test_layers import Kind, write_pair
+from tests.support.heads import Target, cycle_heads
 from tests.support.pairs import contextual_pair, cycle_pair, expected, target_alone
 from tests.support.running import Running, drafting
 
@@ -39,6 +43,27 @@ def test_better_draft_models_have_a_higher_expected_rate(
     pairs: dict[float, PairFiles], load: Callable[..., Running]
 ) -> None:
     rates = {rate: expected_rate(get_calibration(load(files))) for rate, files in pairs.items()}
+    assert rates[0.0] < 0.3 < rates[0.4] < expected_rate(Calibration()) < rates[0.95]
+
+
+@pytest.mark.parametrize(
+    "kind", ["glm4moe", "qwen35", "glm4moe apart", "eagle3", "dflash", "dspark"]
+)
+def test_better_heads_and_sidecars_have_a_higher_expected_rate(
+    tmp_path: Path, load: Callable[..., Running], kind: Target | Kind
+) -> None:
+    """Not those of gemma4, which read a cache that holds no text yet."""
+    rates = {}
+    for rate in (0.0, 0.4, 0.95):
+        folder = tmp_path / str(rate)
+        if kind == "eagle3" or kind == "dflash" or kind == "dspark":
+            files = write_pair(folder, kind, acceptance=rate)
+        else:
+            files = cycle_heads(folder, rate, kind)
+        learned = load(files).pair.learned
+        is_mtp = kind in get_args(Architecture) or kind.endswith("apart")
+        drafter = "mtp" if is_mtp else kind.replace("dspark", "dflash")
+        rates[rate] = expected_rate(learned.calibrations[drafter])
     assert rates[0.0] < 0.3 < rates[0.4] < expected_rate(Calibration()) < rates[0.95]
 
 

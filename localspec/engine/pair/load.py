@@ -550,11 +550,11 @@ def predict_acceptance(
 ) -> None:
     """Estimate the acceptance of a new draft model, if that takes no longer than measuring.
 
-    This is not possible with heads, which read the states of a text that has a slot.
+    This is not possible with heads that read the target's cache, which has a text only in a slot.
     """
     calibration = learned.calibrations[drafter.kind]
     token_ms = learned.costs.target.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
-    if drafter.context.heads or not calibration.is_unused:
+    if drafter.context.borrows or not calibration.is_unused:
         return
     if token_ms * MAX_TEXT_TOKENS * len(TEXTS) > 1e3 * measuring.BUDGET_S:
         return

@@ -1,4 +1,4 @@
-"""The initial acceptance of a draft model: how well it predicts the target in two short texts.
+"""The initial acceptance of a draft model, or of heads: how well they predict the target in two short texts.
 
 Without this the first answer would try the draft model on trust. A bad one would cost that answer a few per
 cent of its time, and a good one would not be used until it had proved itself.
@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, suppress
 
 import numpy as np
 
-from localspec.engine.llama import Batch, Context, NotFinite, Vocab
+from localspec.engine.llama import Batch, Context, NotFinite, States, Vocab
 from localspec.engine.speculation.acceptance import Belief, Calibration
 from localspec.engine.speculation.drafters.draft_model import DraftModel
 from localspec.errors import InvalidRequest
@@ -59,9 +59,8 @@ def warm_start(
     for tokens in _tokenize_texts(target.model.vocab, max_tokens):
         belief = Belief(calibration)
         with turn(), suppress(NotFinite):
-            for bucket_index, hit in model.compare_predictions(
-                tokens, _predict_target(target, batch, tokens)
-            ):
+            chosen, states = _predict_target(target, batch, tokens)
+            for bucket_index, hit in model.compare_predictions(tokens, chosen, states):
                 belief.observe(bucket_index, hit)
             expected.append(belief.weights)
     if expected:
@@ -80,8 +79,10 @@ def _tokenize_texts(vocab: Vocab, max_tokens: int) -> list[list[int]]:
     return [tokens[:limit] for tokens in tokenized if min(len(tokens), limit) >= MIN_TEXT_TOKENS]
 
 
-def _predict_target(target: Context, batch: Batch, tokens: Sequence[int]) -> list[int]:
-    """Return what the target predicts after each of the last tokens."""
+def _predict_target(
+    target: Context, batch: Batch, tokens: Sequence[int]
+) -> tuple[list[int], States | None]:
+    """Return what the target predicts after each of the last tokens, and its states after all of them."""
     batch.clear()
     first = len(tokens) - COMPARED_TOKENS
     for position, token in enumerate(tokens):
@@ -89,6 +90,7 @@ def _predict_target(target: Context, batch: Batch, tokens: Sequence[int]) -> lis
     try:
         target.decode(batch)
         target.synchronize()
-        return [target.argmax_token(row) for row in range(first, len(tokens))]
+        chosen = [target.argmax_token(row) for row in range(first, len(tokens))]
+        return chosen, target.states(0, len(tokens)).copy() if target.n_state else None
     finally:
         target.clear()

@@ -52,11 +52,13 @@ def ask_for(engine: Running, depth: int | None = 3, **more: Any) -> SpeculationS
     return drafting(depth, kind, **more)
 
 
-def write_sidecar(path: Path, kind: Kind, shape: Shape, **options: Any) -> Path:
+def write_sidecar(
+    path: Path, kind: Kind, shape: Shape, acceptance: float = ACCEPTANCE, **options: Any
+) -> Path:
     cycle = target_cycle(shape.n_vocab)
     if kind == "eagle3":
-        return write_eagle(path, shape, cycle, ACCEPTANCE, **options)
-    return write_block(path, shape, cycle, ACCEPTANCE, kind=kind, **options)
+        return write_eagle(path, shape, cycle, acceptance, **options)
+    return write_block(path, shape, cycle, acceptance, kind=kind, **options)
 
 
 def write_pair(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import LayerBatch, Logits, NoKvSlot
+from localspec.engine.llama import LayerBatch, Logits, NoKvSlot, States
 from localspec.engine.speculation.acceptance import Belief, find_bucket
 from localspec.engine.speculation.depth import MAX_DEPTH, Candidate
 from localspec.engine.speculation.drafters.base import DraftRequest
@@ -166,13 +166,20 @@ class BlockDraft(DraftModel):
         position: where they begin in `sequence`.
         """
         assert slot.hidden is not None
+        for first in range(start, end, self._inputs.capacity):
+            last = min(first + self._inputs.capacity, end)
+            states = slot.hidden.states_before(first + 1, last + 1)
+            self._read_rows(states, position + first - start, sequence)
+
+    def _read_rows(self, states: States, position: int, sequence: int) -> None:
+        """Keep these states of the target's layers, from `position` on."""
         batch = self._inputs
-        for first in range(start, end, batch.capacity):
-            last = min(first + batch.capacity, end)
+        for first in range(0, len(states), batch.capacity):
+            part = states[first : first + batch.capacity]
             batch.clear()
-            for index in range(first, last):
-                batch.add(0, position + index - start, sequence, False)
-            batch.inputs[: last - first] = slot.hidden.states_before(first + 1, last + 1)
+            for offset in range(len(part)):
+                batch.add(0, position + first + offset, sequence, False)
+            batch.inputs[: len(part)] = part
             self._run_layers(batch)
 
     def _run_layers(self, batch: LayerBatch) -> None:
@@ -186,6 +193,27 @@ class BlockDraft(DraftModel):
                     raise
         self.context.synchronize()
         self.busy_s += self._clock() - begin
+
+    def compare_predictions(
+        self, tokens: Sequence[int], chosen: Sequence[int], states: States | None = None
+    ) -> list[tuple[int, bool]]:
+        """Compare the first draft of the block behind each of the last tokens."""
+        assert states is not None
+        comparisons, n_read = [], 0
+        try:
+            for place, token in enumerate(chosen, start=len(tokens) - len(chosen)):
+                self._read_rows(states[n_read:place], n_read, self._scratch)
+                n_read = place
+                self._batch.clear()
+                row = self._add_block(tokens[place], place, self._scratch, 1)
+                self._run_pass(timed=False)
+                logits = self._read_logits(row + self._first_row, ())
+                best = int(np.argmax(logits))
+                comparisons.append((find_bucket(probability(logits, best)), best == token))
+                self.context.remove(self._scratch, place)
+        finally:
+            self.context.remove(self._scratch, 0)
+        return comparisons
 
     def probe(self, slot: Slot, belief: Belief) -> None:
         """Draft a block before the end of a text that was written without it, and compare."""

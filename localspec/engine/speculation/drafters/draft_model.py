@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from localspec.compatibility import Compatibility
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, Vocab
+from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Vocab
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, find_bucket
 from localspec.engine.speculation.cost import GUESSED_ROUNDS, Clock, CostTable
 from localspec.engine.speculation.depth import Candidate
@@ -271,13 +271,15 @@ class DraftModel:
         self.probe_ms += 0.3 * ((self._clock() - start) * 1e3 - self.probe_ms)
 
     def compare_predictions(
-        self, tokens: Sequence[int], chosen: Sequence[int]
+        self, tokens: Sequence[int], chosen: Sequence[int], states: States | None = None
     ) -> list[tuple[int, bool]]:
         """Compare its predictions with what the target has `chosen` after each of the last `tokens`.
 
         Returns, for each, the bucket of the prediction's confidence and whether it was right. `chosen` must
-        not be longer than the rows with logits of a pass.
+        not be longer than the rows with logits of a pass. states: the target's after each of `tokens`, where
+        they are read.
         """
+        del states
         self._batch.clear()
         last_row = -1
         for position, token in enumerate(tokens):

@@ -46,6 +46,12 @@ class LayerHeads(Heads):
         """Return the first unread token. The first of a text is never read: no state comes before it."""
         return max(super().first_unread(slot), 1)
 
+    _compares_all = True
+
+    def _first_compared(self, n_tokens: int, n_chosen: int) -> int:
+        del n_chosen
+        return max(n_tokens - self.context.n_outputs, 1)
+
     def _make_states(self, states: States) -> States:
         return self.context.encode(states)
 

@@ -74,6 +74,27 @@ class Heads(DraftModel):
         self._states[last_row + 1 - (end - start) : last_row + 1] = states
         return last_row
 
+    def compare_predictions(
+        self, tokens: Sequence[int], chosen: Sequence[int], states: States | None = None
+    ) -> list[tuple[int, bool]]:
+        assert states is not None
+        first = self._first_compared(len(tokens), len(chosen))
+        self._batch.clear()
+        row = -1
+        for index in range(first, len(tokens)):
+            wants_logits = self._compares_all or index >= len(tokens) - len(chosen)
+            token = self._shared.to_draft(tokens[index])
+            row = self._batch.add(token, index - first, self._scratch, wants_logits)
+        self._states[: row + 1] = self._make_states(states[first - 1 : -1])
+        return self._compare_predictions(row, chosen)
+
+    _compares_all = False  # whether all rows of a pass that is compared need logits
+
+    def _first_compared(self, n_tokens: int, n_chosen: int) -> int:
+        """Return the first token that is read to compare the last ones; a state must come before it."""
+        del n_tokens, n_chosen
+        return 1
+
     def _make_states(self, states: States) -> States:
         """Return the states that are read together with tokens, of those that the target has emitted."""
         return states
