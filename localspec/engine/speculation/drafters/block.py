@@ -43,7 +43,7 @@ class BlockDrafter(ModelDrafter):
             return None
         candidate.limit = min(candidate.limit, model.max_drafts)
         candidate.steps, candidate.step_ms = None, model.row_ms
-        candidate.round_ms = model.block_ms - model.row_ms
+        candidate.round_ms = model.round_ms
         return candidate
 
 
@@ -63,18 +63,18 @@ class BlockDraft(DraftModel):
         n_inputs = len(model.target_layers) * model.target_width
         n_positions = 4 if model.repeats_positions else 1
         self._inputs = LayerBatch(min(_ROWS, self._batch.capacity), n_inputs, n_positions)
-        self.probe_ms = self.block_ms + self.token_prefill_ms * PROBE_CONTEXT_TOKENS
-
-    @property
-    def block_ms(self) -> float:
-        """The cost of a block of one draft, in milliseconds."""
-        return self._costs.ms(1 + self._first_row)
+        block_ms = self._costs.ms(1 + self._first_row)
+        self.probe_ms = block_ms + self.token_prefill_ms * PROBE_CONTEXT_TOKENS
+        # The time of a round with drafts without that of `row_ms`: a pass that reads what was accepted, the
+        # pass of the block, and all around them. Corrected by each round.
+        self.round_ms = 2 * block_ms
 
     @property
     def row_ms(self) -> float:
         """The cost of one more draft in a block, in milliseconds."""
-        widest = self.max_drafts + self._first_row
-        return max(self._costs.ms(widest) - self.block_ms, 0.0) / max(self.max_drafts - 1, 1)
+        narrowest, widest = 1 + self._first_row, self.max_drafts + self._first_row
+        block_ms = self._costs.ms(widest) - self._costs.ms(narrowest)
+        return max(block_ms, 0.0) / max(self.max_drafts - 1, 1)
 
     def first_unread(self, slot: Slot) -> int:
         """Return the first token that it has not read, or the first behind a gap of the target's states."""
@@ -85,14 +85,18 @@ class BlockDraft(DraftModel):
     def propose(self, requests: Sequence[DraftRequest]) -> None:
         start, busy = self._clock(), self.busy_s
         active = [request for request in requests if request.more(request)]
+        n_unread = max((self.count_unread(request.slot) for request in active), default=0)
         active = self._read_texts([request for request in active if len(request.slot.tokens) > 1])
         if active:
-            self._draft_blocks(active)
+            count = min(max(request.limit for request in active), self.max_drafts)
+            self._draft_blocks(active, count)
+            if n_unread <= MAX_DEPTH + 1:
+                spent_ms = (self._clock() - start) * 1e3 / len(active)
+                self.round_ms += 0.2 * (spent_ms - count * self.row_ms - self.round_ms)
         self.own_s += self._clock() - start - (self.busy_s - busy)
 
-    def _draft_blocks(self, requests: Sequence[DraftRequest]) -> None:
-        """Draft for each request until its `more` returns False. All blocks have the same length."""
-        count = min(max(request.limit for request in requests), self.max_drafts)
+    def _draft_blocks(self, requests: Sequence[DraftRequest], count: int) -> None:
+        """Draft at most `count` tokens for each request, until its `more` returns False."""
         self._batch.clear()
         rows = []
         for request in requests:
