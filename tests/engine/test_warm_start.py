@@ -67,6 +67,30 @@ def test_better_heads_and_sidecars_have_a_higher_expected_rate(
     assert rates[0.0] < 0.3 < rates[0.4] < expected_rate(Calibration()) < rates[0.95]
 
 
+@pytest.mark.parametrize("kind", ["glm4moe apart", "eagle3", "dflash"])
+def test_dead_and_stale_sidecars_are_named_at_every_load(
+    tmp_path: Path, load: Callable[..., Running], kind: Target | Kind
+) -> None:
+    notes = {}
+    for rate in (0.0, 0.15, 0.9):
+        folder = tmp_path / str(rate)
+        if kind == "eagle3" or kind == "dflash" or kind == "dspark":
+            files = write_pair(folder, kind, acceptance=rate)
+        else:
+            files = cycle_heads(folder, rate, kind)
+        state = str(tmp_path / f"state {rate}")
+        first = load(files, state_dir=state)
+        first.pair.save()
+        again = load(files, state_dir=state)
+        assert first.pair.notes == again.pair.notes
+        notes[rate] = " ".join(again.pair.notes)
+        answer = again.ask([5], 60, speculative=AUTO)
+        assert answer.tokens == expected(5, 60)
+    assert "damaged, or made for another model" in notes[0.0]
+    assert "made for another version of this model" in notes[0.15]
+    assert notes[0.9] == ""
+
+
 def test_useless_draft_model_is_not_used_in_the_first_answer(
     pairs: dict[float, PairFiles], load: Callable[..., Running]
 ) -> None:

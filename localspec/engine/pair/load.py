@@ -73,13 +73,20 @@ from localspec.engine.speculation.drafters.draft_model import (
 )
 from localspec.engine.speculation.drafters.eagle import EagleDrafter, LayerHeads
 from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
-from localspec.engine.speculation.warm_start import MAX_TEXT_TOKENS, TEXTS, warm_start
+from localspec.engine.speculation.warm_start import (
+    MAX_TEXT_TOKENS,
+    TEXTS,
+    compare_other_texts,
+    warm_start,
+)
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
 
 # On a GPU, a pass may read this many times n_batch tokens of a prompt, because it goes on to the next part by
 # itself. When each part was a pass of its own, an H100 read 10 200 tokens/s instead of 11 500.
 GPU_BATCH_FACTOR = 4
+# The share of the target's tokens in short texts that good heads and sidecars predict is more than half.
+POOR_AGREEMENT, DEAD_AGREEMENT = 0.25, 0.05
 DEFAULT_CONTEXT = 8192  # tokens, if the settings name no context and the model allows it
 Progress = Callable[[str, float], None]
 Notice = Callable[[str], None]
@@ -376,8 +383,11 @@ def assemble_pair(
             drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
     exact.drafter = drafting.drafter
     learned = make_learned(costs, drafting, earlier.stored)
+    learned.agreement = earlier.stored.agreement
     if drafting.drafter is not None:
         predict_acceptance(context, batch, drafting.drafter, learned, job.turn)
+        if drafting.drafter.context.heads:
+            notes += describe_agreement(drafting.drafter, learned.agreement)
     pair = LoadedPair(
         files=job.files,
         models=models,
@@ -548,7 +558,7 @@ def make_learned(costs: Costs, drafting: DrafterAndCosts, stored: StoredProfile)
 def predict_acceptance(
     context: Context, batch: Batch, drafter: DraftModel, learned: LearnedProfile, turn: HoldCpu
 ) -> None:
-    """Estimate the acceptance of a new draft model, if that takes no longer than measuring.
+    """Estimate the acceptance of a new draft, if that takes no longer than measuring.
 
     This is not possible with heads that read the target's cache, which has a text only in a slot.
     """
@@ -558,7 +568,26 @@ def predict_acceptance(
         return
     if token_ms * MAX_TEXT_TOKENS * len(TEXTS) > 1e3 * measuring.BUDGET_S:
         return
-    warm_start(context, batch, drafter, calibration, turn)
+    agreement = warm_start(context, batch, drafter, calibration, turn)
+    if agreement.share < POOR_AGREEMENT:
+        agreement += compare_other_texts(context, batch, drafter, turn)
+    learned.agreement = agreement.share
+
+
+def describe_agreement(drafter: DraftModel, share: float) -> list[str]:
+    """Return a sentence about heads or a sidecar that predict the target badly, none if they do not."""
+    if share >= POOR_AGREEMENT:
+        return []
+    called = _DRAFTERS[drafter.kind].called
+    cause = (
+        "damaged, or made for another model"
+        if share < DEAD_AGREEMENT
+        else "made for another version of this model, or quantized too far"
+    )
+    return [
+        f"{called[:1].upper()}{called[1:]} predicted {share:.0%} of the target's tokens in short texts: "
+        f"probably {cause}. They draft only where that pays."
+    ]
 
 
 def make_prefixes(

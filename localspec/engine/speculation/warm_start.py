@@ -6,8 +6,9 @@ cent of its time, and a good one would not be used until it had proved itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,11 +33,42 @@ winter nobody went there but the keeper and his two daughters, who walked to sch
 home in the dark. They knew every stone of the way, and they were never afraid of
 """
 TEXTS = (CODE, PROSE)
+CHINESE = """\
+清晨,湖面上还有一层薄雾,渔夫已经把船推进了水里。他的孙子坐在船头,手里拿着一盏旧灯笼,问他今天能不能捕到昨天逃走的那条大鱼。老人笑了,说
+"""
+RECORDS = """\
+{"orders": [{"id": 1041, "customer": "Ada", "items": 3, "paid": true}, {"id": 1042, "customer": "Grace",
+"items": 1, "paid": false}, {"id": 1043, "customer": "Edsger", "items": 2, "paid":
+"""
+DIALOGUE = """\
+User: My train leaves at nine and the station is four kilometres away. When should I start to walk?
+Assistant: At an ordinary pace you need about fifty minutes, so leave at eight.
+User: And if I take the bicycle?
+Assistant: Then
+"""
+# A draft that predicts TEXTS badly is tried with these, too: it may be made for other texts.
+OTHER_TEXTS = (CHINESE, RECORDS, DIALOGUE)
 MAX_TEXT_TOKENS = 48  # of each text
 # At how many of the last tokens the predictions of both models are compared. A draft's pass has logits for
 # this many.
 COMPARED_TOKENS = 16
 MIN_TEXT_TOKENS = 2 * COMPARED_TOKENS  # shorter texts give too little to predict from
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How many of the `compared` tokens that the target chose a draft predicted."""
+
+    hits: int = 0
+    compared: int = 0
+
+    def __add__(self, other: Agreement) -> Agreement:
+        return Agreement(self.hits + other.hits, self.compared + other.compared)
+
+    @property
+    def share(self) -> float:
+        """The share of hits; 1 if nothing was compared."""
+        return self.hits / self.compared if self.compared else 1.0
 
 
 def warm_start(
@@ -45,8 +77,8 @@ def warm_start(
     model: DraftModel,
     calibration: Calibration,
     turn: Callable[[], AbstractContextManager[object]],
-) -> None:
-    """Set an unused calibration to what two short texts show.
+) -> Agreement:
+    """Set an unused calibration to what two short texts show, and return that.
 
     target: an empty context, which is empty again afterwards. turn: each text is read inside one. A text
     that gives NaN or infinite values is skipped.
@@ -54,25 +86,55 @@ def warm_start(
     What a model predicts in a text is not what it would have written itself. So these texts are half of the
     expectation, the hopeful prior is the other half, and the first rounds correct both.
     """
-    expected = []
-    max_tokens = min(batch.capacity, target.n_ctx, model.context.n_ctx)
-    for tokens in _tokenize_texts(target.model.vocab, max_tokens):
+    expected, agreement = [], Agreement()
+    for comparisons in _compare_texts(target, batch, model, turn, TEXTS):
         belief = Belief(calibration)
-        with turn(), suppress(NotFinite):
-            chosen, states = _predict_target(target, batch, tokens)
-            for bucket_index, hit in model.compare_predictions(tokens, chosen, states):
-                belief.observe(bucket_index, hit)
-            expected.append(belief.weights)
+        for bucket_index, hit in comparisons:
+            belief.observe(bucket_index, hit)
+        expected.append(belief.weights)
+        agreement += Agreement(sum(hit for _, hit in comparisons), len(comparisons))
     if expected:
         calibration.average_prior(np.mean(expected, axis=0))
+    return agreement
 
 
-def _tokenize_texts(vocab: Vocab, max_tokens: int) -> list[list[int]]:
+def compare_other_texts(
+    target: Context,
+    batch: Batch,
+    model: DraftModel,
+    turn: Callable[[], AbstractContextManager[object]],
+) -> Agreement:
+    """Return how well a draft predicts the target in texts of other kinds.
+
+    The parameters are those of `warm_start`.
+    """
+    agreement = Agreement()
+    for comparisons in _compare_texts(target, batch, model, turn, OTHER_TEXTS):
+        agreement += Agreement(sum(hit for _, hit in comparisons), len(comparisons))
+    return agreement
+
+
+def _compare_texts(
+    target: Context,
+    batch: Batch,
+    model: DraftModel,
+    turn: Callable[[], AbstractContextManager[object]],
+    texts: Sequence[str],
+) -> Iterator[list[tuple[int, bool]]]:
+    """Yield for each text what `DraftModel.compare_predictions` returns."""
+    max_tokens = min(batch.capacity, target.n_ctx, model.context.n_ctx)
+    for tokens in _tokenize_texts(target.model.vocab, max_tokens, texts):
+        with turn(), suppress(NotFinite):
+            chosen, states = _predict_target(target, batch, tokens)
+            yield model.compare_predictions(tokens, chosen, states)
+
+
+def _tokenize_texts(vocab: Vocab, max_tokens: int, texts: Sequence[str] = TEXTS) -> list[list[int]]:
     """Return the tokens of the texts, at most `max_tokens` of each; none that is too short."""
     if not vocab.covers_all_text:
         return []
     tokenized = []
-    for text in TEXTS:
+    for text in texts:
         with suppress(InvalidRequest):
             tokenized.append(vocab.tokenize(text, add_special=True, parse_special=False))
     limit = min(MAX_TEXT_TOKENS, max_tokens)
