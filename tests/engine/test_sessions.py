@@ -351,6 +351,27 @@ def test_a_conversation_goes_on_after_a_restart_without_reading_it_again(
     assert engine.ask([400, *prompt], 4, conversation="ff").done.timings.cache_n == 0
 
 
+@skip_on(
+    "rpc", why="what is kept of a pair is for its machines, and each engine has another worker"
+)
+def test_an_earlier_answer_is_drafted_after_a_restart_until_it_is_forgotten(
+    load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
+) -> None:
+    answers = []
+    for conversation in ("ab12", "c1", "c2"):
+        engine = load_with_states(load, contextual_files, tmp_path)
+        speculative = drafting(None, "ngram")
+        answers.append(engine.ask(TEXT, 60, speculative=speculative, conversation=conversation))
+        if conversation == "c1":
+            engine.engine.forget("ab12")
+            engine.engine.forget("c1")
+        engine.pair.close()
+    unknown, remembered, forgotten = (answer.done.speculation.rounds for answer in answers)
+    assert remembered < min(unknown, forgotten)
+    for answer in answers[1:]:
+        assert_alike(contextual_files.target, TEXT, answer.tokens, answers[0].tokens)
+
+
 def test_conversation_evicted_from_memory_is_found_on_disk(
     load: Callable[..., Running], contextual_files: PairFiles, tmp_path: Path
 ) -> None:
@@ -397,9 +418,10 @@ def test_anonymous_prompt_is_not_read_again_after_a_restart(
     engine.ask([402, *TEXT[:-90]], 4, priority="editor")
     engine.ask([403, *TEXT[:-90]], 4, cache_prompt=False)
     engine.pair.close()
-    assert len(list(tmp_path.glob("*/*"))) == 1
+    assert [path.parent.name for path in tmp_path.glob("*/*.state")] == [ANONYMOUS_CLIENTS]
 
     engine = load_with_states(load, contextual_files, tmp_path, parallel=2)
+    assert {len(tokens) for _, tokens in engine.pair.memory.texts} == {len(TEXT) + 4}
     longer = [*TEXT, 5, 6, 7]
     started = [engine.start(prompt, 8) for prompt in (longer, [*TEXT, 8, 9])]
     engine.finish()
@@ -412,6 +434,52 @@ def test_anonymous_prompt_is_not_read_again_after_a_restart(
     engine.engine.forget(None)
     engine.pair.close()
     assert not list(tmp_path.glob("*/*"))
+
+
+conversations = st.sampled_from(["aa", "bb", ANONYMOUS_CLIENTS, None, "../x"])
+remembered = st.lists(
+    st.tuples(conversations, st.lists(st.integers(0, 9), min_size=1, max_size=2 * MIN_TOKENS)),
+    max_size=8,
+)
+
+
+@given(st.lists(remembered, min_size=1, max_size=3), st.integers(0, 5 * MIN_TOKENS))
+def test_texts_to_draft_from_are_those_of_the_last_save(
+    saves: list[list[tuple[str | None, list[int]]]], limit: int
+) -> None:
+    """They are the texts of long conversations, in order of their latest text, and the latest up to a limit."""
+    with tempfile.TemporaryDirectory() as folder:
+        for texts in saves:
+            Disk(Path(folder)).states.save_texts(texts)
+        held: dict[str, list[list[int]]] = {}
+        for name, text in saves[-1]:
+            if name is not None and name != "../x":
+                held[name] = [*held.pop(name, []), text]
+        loaded = Disk(Path(folder)).states.load_texts(1 << 20, 10)
+        assert loaded == [
+            (name, text)
+            for name, kept in held.items()
+            if sum(map(len, kept)) + len(kept) - 1 >= MIN_TOKENS
+            for text in kept
+        ]
+        latest = Disk(Path(folder)).states.load_texts(limit, 10)
+        assert latest == loaded[len(loaded) - len(latest) :]
+        assert sum(len(text) for _, text in latest) <= limit
+        for _, text in Disk(Path(folder)).states.load_texts(1 << 20, 9):  # a smaller vocabulary
+            assert 9 not in text
+
+
+@given(st.data())
+def test_damaged_texts_are_not_used(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        disk = Disk(Path(folder))
+        disk.states.save_texts([("aa", TEXT), ("bb", TEXT)])
+        [path] = (Path(folder) / "aa").glob("*")
+        content = bytearray(path.read_bytes())
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(content)
+        assert Disk(Path(folder)).states.load_texts(1 << 20, 1 << 20) == [("bb", TEXT)]
 
 
 def test_queue_for_a_slow_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

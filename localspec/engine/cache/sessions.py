@@ -2,8 +2,9 @@
 
 There is one folder per conversation, and one for the texts of all other clients. It holds files per pair and
 settings, each with the states of target and draft and the tokens that they belong to. A state is found by its
-tokens, whichever client sent them. The folder is a cache: deleting a file only costs reading that text again,
-and a file that is damaged, or of another user, is skipped with a reason in the log.
+tokens, whichever client sent them. A file `*.tokens` beside them holds the texts to draft from. The folder is a
+cache: deleting a file only costs reading that text again, and a file that is damaged, or of another user, is
+skipped with a reason in the log.
 """
 
 from __future__ import annotations
@@ -250,6 +251,8 @@ ReadingTime = Callable[[int, int], float]
 # of memory.
 MAX_QUEUED_BYTES = 256 << 20
 RESERVED_BYTES = 1 << 30  # disk space that is left free for others
+_TEXTS_SUFFIX = ".tokens"
+_END_OF_TEXT = -1  # between two texts of a conversation
 _CONVERSATION = re.compile(rf"[0-9a-f]{{1,64}}|{ANONYMOUS_CLIENTS}")
 
 
@@ -274,6 +277,7 @@ class SessionStore:
         self._loaded = weakref.WeakValueDictionary[Path, Prefix]()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="states")
         self._saved: dict[Path, Coverage] = {}  # what the files hold, according to their headers
+        self._n_saved_tokens: dict[str, int] = {}  # of the texts to draft from, per conversation
         if self._folder is not None:
             for conversation_folder in self._folder.glob("*"):
                 files.delete_unfinished(conversation_folder)
@@ -469,6 +473,89 @@ class SessionStore:
             self._saved.pop(path, None)
         path.unlink(missing_ok=True)
 
+    # ------------------------------------------------------------------ texts to draft from
+
+    def load_texts(self, limit: int, n_vocab: int) -> list[tuple[str, list[int]]]:
+        """Load the texts that `save_texts` saved, oldest first, each with its conversation.
+
+        limit: of the tokens of all texts; the latest are loaded. n_vocab: a file with other tokens is skipped.
+        """
+        texts: list[tuple[str, list[int]]] = []
+        for path in reversed(self._list_texts()):
+            try:
+                tokens = np.frombuffer(read(path, self._identity).target.tobytes(), np.int32)
+                if not -1 <= tokens.min() <= tokens.max() < n_vocab:
+                    raise UnusableFile("it is damaged")
+            except (OSError, ValueError, UnusableFile) as error:
+                self._notice(f"{_describe_texts(path)} are not used: {error}")
+                continue
+            limit -= len(tokens)
+            if limit < 0:
+                break
+            self._n_saved_tokens[path.parent.name] = len(tokens)
+            ends = np.flatnonzero(tokens == _END_OF_TEXT)
+            texts += [
+                (path.parent.name, text[text != _END_OF_TEXT].tolist())
+                for text in reversed(np.split(tokens, ends))
+            ]
+        return texts[::-1]
+
+    def save_texts(self, texts: Iterable[tuple[str | None, Sequence[int]]]) -> None:
+        """Save texts to draft from, oldest first, each with its conversation, in place of those saved before.
+
+        Those of a conversation that is short are not saved, because every file wears the disk.
+        """
+        by_conversation: dict[str, list[int]] = {}
+        for conversation, tokens in texts:
+            if conversation is not None and _CONVERSATION.fullmatch(conversation):
+                # The end of the dict has the conversation with the latest text.
+                earlier = by_conversation.pop(conversation, None)
+                if earlier is None:
+                    by_conversation[conversation] = list(tokens)
+                else:
+                    earlier += [_END_OF_TEXT, *tokens]
+                    by_conversation[conversation] = earlier
+        if self._folder is not None:
+            self._writer.submit(self._write_texts, by_conversation).result()
+
+    def _write_texts(self, by_conversation: dict[str, list[int]]) -> None:
+        assert self._folder is not None
+        long = {name: tokens for name, tokens in by_conversation.items() if len(tokens) >= MIN_TOKENS}
+        for path in self._list_texts():
+            if path.parent.name not in long:
+                path.unlink(missing_ok=True)
+        with self._lock:
+            changed = [
+                name
+                for name, tokens in long.items()
+                if self._n_saved_tokens.get(name) != len(tokens) and not self._is_gone(name)
+            ]
+        n_bytes = sum(len(long[name]) * np.dtype(np.int32).itemsize for name in changed)
+        try:
+            if not changed or not self._make_room(n_bytes, self._folder):
+                return
+            for name in changed:
+                path = self._folder / name / f"{self._identity}{_TEXTS_SUFFIX}"
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                content = np.array(long[name], np.int32).view(np.uint8)
+                with (
+                    contextlib.suppress(WritingStopped),
+                    files.replace_atomically(path, sync=False) as file,
+                ):
+                    self._write_file(file, Prefix([], content, conversation=name), None)
+        except OSError as error:
+            self._notice(f"texts to draft from are not saved: {error}")
+
+    def _list_texts(self) -> list[Path]:
+        """Return the files with texts, the oldest first."""
+        if self._folder is None:
+            return []
+        times = {}
+        for path in self._folder.glob(f"*/{self._identity}{_TEXTS_SUFFIX}"):
+            with contextlib.suppress(FileNotFoundError):
+                times[path] = path.lstat().st_mtime_ns
+        return sorted(times, key=times.__getitem__)
+
     # ------------------------------------------------------------------ forgetting
 
     def forget(self, conversation: str | None, done: Callable[[], None] = lambda: None) -> None:
@@ -525,6 +612,13 @@ class SessionStore:
             text = np.array(prefix.tokens, np.int32).tobytes()
             name += f"-{hashlib.sha256(text).hexdigest()[:16]}"
         return self._folder / prefix.conversation / f"{name}.state"
+
+
+def _describe_texts(path: Path) -> str:
+    """Return the subject of a sentence about a file of texts in the log."""
+    if path.parent.name == ANONYMOUS_CLIENTS:
+        return "the saved texts of programs"
+    return f"the saved texts of conversation {path.parent.name}"
 
 
 def _describe(path: Path) -> str:

@@ -73,6 +73,7 @@ from localspec.engine.speculation.drafters.draft_model import (
 )
 from localspec.engine.speculation.drafters.eagle import EagleDrafter, LayerHeads
 from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
+from localspec.engine.speculation.drafters.ngram import CAPACITY_TOKENS
 from localspec.engine.speculation.warm_start import (
     MAX_TEXT_TOKENS,
     TEXTS,
@@ -403,6 +404,8 @@ def assemble_pair(
         sessions=sessions,
         notes=notes,
     )
+    for conversation, tokens in sessions.load_texts(CAPACITY_TOKENS, models.target.vocab.size):
+        pair.memory.add(tokens, conversation)
     job.progress("profile", 1.0)
     return pair
 

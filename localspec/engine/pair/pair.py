@@ -181,6 +181,7 @@ class LoadedPair:
         for prefix in self.prefixes:
             if is_wanted(prefix.conversation, prefix.tokens, prefix.exact):
                 copiers.append(partial(_identity, prefix))
+        self.sessions.save_texts(self.memory.texts)
         self.sessions.save_all(copiers, MAX_SAVING_S, reading_time)
         self.sessions.close()
 

@@ -185,6 +185,11 @@ class NgramMemory:
             text = text[: text.index(-1, place)] if -1 in text[place:] else text
         return text, place, measure_match(text, place, tokens, KEY_TOKENS)
 
+    @property
+    def texts(self) -> list[tuple[str | None, list[int]]]:
+        """The texts, oldest first, each with its conversation."""
+        return [(span.conversation, self._tokens[span.start : span.end].tolist()) for span in self._spans]
+
     def forget(self, conversation: str | None) -> None:
         """Remove the tokens of a conversation, or of all if it is None."""
         if conversation is None:
