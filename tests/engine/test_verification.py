@@ -20,13 +20,13 @@ from localspec.engine.speculation.verification import (
     Verifier,
     uses_rejection,
     verify_match,
-    verify_rejection,
+    verify_block,
 )
 from localspec.protocol.frames import SpeculationSettings
 from tests.support.statistics import chi_square_z
 
 N = 5
-DEPTH = 2
+DEPTH = 3
 DRAWS = 25_000  # more than twice as many as reveal a wrong rule
 CONTROL_DRAWS = 10_000
 OFF = Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
@@ -113,10 +113,44 @@ def test_each_row_is_computed_with_the_tokens_accepted_before_it(
             accepted = verify_match(rows, drafted, sampler, 0)
         else:
             probs = [Distribution(np.arange(N), np.full(N, 1 / N)) for _ in drafted]
-            accepted = verify_rejection(rows, drafted, probs, sampler, 0)
-        assert calls == [(i, accepted[:i]) for i in range(len(accepted))]
+            accepted = verify_block(rows, drafted, probs, sampler, 0)
+        # The joint test looks at drafts behind the last that it keeps.
+        assert calls == [(i, drafted[:i]) for i in range(len(calls))]
+        assert len(calls) == len(accepted) or (rule == "rejection" and len(calls) > len(accepted))
         assert accepted[:-1] == drafted[: len(accepted) - 1]
         assert 1 <= len(accepted) <= len(drafted) + 1
+
+
+def count_kept_one_by_one(
+    targets: Sequence[Distribution], drafts: Sequence[Distribution], drafted: Sequence[int]
+) -> float:
+    """Return the mean number of these drafts that the rule of Leviathan et al. 2022 keeps."""
+    mean, chance = 0.0, 1.0
+    for target, draft, token in zip(targets, drafts, drafted, strict=True):
+        chance *= min(1.0, target.probability_of(token) / draft.probability_of(token))
+        mean += chance
+    return mean
+
+
+def test_more_drafts_are_kept_than_one_by_one() -> None:
+    sampler = Sampler(replace(OFF, seed=3))
+    kept = one_by_one = 0.0
+    for place in range(4000):
+        text, drafts = [place % N], []
+        for _ in range(6):
+            drafts.append(sampler.distribution(DRAFT[text[-1]]))
+            text.append(drafts[-1].pick(sampler.uniform()))
+        targets = [sampler.distribution(TARGET[token]) for token in text[:-1]]
+        one_by_one += count_kept_one_by_one(targets, drafts, text[1:])
+        tokens = verify_block(
+            lambda i, k, t=text: TARGET[t[i]],  # type: ignore[misc]
+            text[1:],
+            drafts,
+            sampler,
+            place,
+        )
+        kept += len(tokens) - 1
+    assert kept > 1.03 * one_by_one
 
 
 def test_a_draft_that_agrees_with_the_target_is_always_accepted() -> None:
@@ -126,7 +160,7 @@ def test_a_draft_that_agrees_with_the_target_is_always_accepted() -> None:
         for _ in range(3):
             probs.append(sampler.distribution(get_target_row(text)))
             text.append(probs[-1].pick(sampler.uniform()))
-        accepted = verify_rejection(
+        accepted = verify_block(
             lambda i, k, t=text: get_target_row(t[: i + 1]),  # type: ignore[misc]
             text[1:],
             probs,
@@ -142,7 +176,7 @@ def test_draft_with_zero_target_probability_is_never_accepted() -> None:
     sampler = Sampler(replace(OFF, seed=1))
     certain = Distribution(np.array([1]), np.ones(1))
     for place in range(300):
-        assert verify_rejection(lambda i, k: row, [1], [certain], sampler, place)[0] in (0, 2)
+        assert verify_block(lambda i, k: row, [1], [certain], sampler, place)[0] in (0, 2)
 
 
 def mix_distributions(settings: Settings, row: Logits) -> dict[int, float]:
@@ -181,7 +215,7 @@ def measure_excess(settings: Settings, count: int, sampler: Sampler | None = Non
             probs.append(get_draft_distribution(drafted[-1] if drafted else text[-1], place))
             drafted.append(probs[-1].pick(sampler.uniform()))
         context = [text[-1], *drafted]
-        text += verify_rejection(
+        text += verify_block(
             lambda i, k, r=context: TARGET[r[i]],  # type: ignore[misc]
             drafted,
             probs,
@@ -213,7 +247,7 @@ def test_rejection_sampling_draws_from_the_targets_distribution(settings: Settin
     assert measure_excess(settings, DRAWS) < 4.5
 
 
-@pytest.mark.parametrize("mistake", ["no residual", "draft believed more", "XTC left out"])
+@pytest.mark.parametrize("mistake", ["no residual", "each draft by itself", "draft believed more", "XTC left out"])
 def test_distribution_test_finds_a_wrong_rule(
     mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,7 +257,14 @@ def test_distribution_test_finds_a_wrong_rule(
     if mistake == "XTC left out":
         settings = replace(settings, xtc_probability=0.4, xtc_threshold=0.15)
     elif mistake == "no residual":  # after a rejection, draw from the target's whole distribution
-        monkeypatch.setattr(speculate, "residual", lambda target, draft: target)
+        monkeypatch.setattr(
+            speculate, "target_excess", lambda target, draft, weight: weight * target.probs
+        )
+    elif mistake == "each draft by itself":  # what the drafts before it left over is ignored
+        original_excess = speculate.target_excess
+        monkeypatch.setattr(
+            speculate, "target_excess", lambda target, draft, weight: original_excess(target, draft)
+        )
     else:  # accept with probability min(1, 1.3 p/q), everything else being right
         original = Distribution.probability_of
         draft_probs = [sampler.distribution(DRAFT[t]).probs for t in range(N)]

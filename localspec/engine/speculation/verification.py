@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from localspec.engine.llama import BadBatch, Context, Logits
 from localspec.engine.sampling.distribution import Distribution
@@ -50,45 +51,50 @@ def verify_sampled(sample_row: Callable[[int], int], drafted: Sequence[int]) -> 
     return kept_tokens
 
 
-def verify_rejection(
+def verify_block(
     rows: Rows,
     drafted: Sequence[int],
     draft_probs: Sequence[Distribution],
     sampler: Sampler,
     n_before: int,
 ) -> list[int]:
-    """Keep draft x with probability min(1, p(x)/q(x)), else draw from norm(max(0, p - q)).
+    """Keep as many drafts as a joint test of all of them allows, then one token of the target's own.
 
-    The result has exactly the target's distribution, and more drafts are kept than by `verify_match`
-    (Leviathan et al. 2022, algorithm 1).
+    The result has exactly the target's distribution, and no rule keeps more drafts on average (block
+    verification, Sun et al. 2024, algorithm 2). A draft that the target likes more than the draft model does
+    makes up for one before it that it likes less. A single draft x is kept with probability min(1, p(x)/q(x)),
+    as by the rejection rule of Leviathan et al. 2022.
 
     draft_probs: for each draft, the distribution q that it was drawn from. n_before: tokens of the answer
     before this round.
     """
-    kept_tokens: list[int] = []
+    n_kept, rest = 0, None
+    weight = 1.0  # p_i of the paper: the share of the drawn beginnings of this kind that may be kept
     for i, token in enumerate(drafted):
-        target = sampler.distribution(rows(i, kept_tokens), n_before + i)
-        draft = draft_probs[i]
-        if sampler.uniform() * draft.probability_of(token) < target.probability_of(token):
-            kept_tokens.append(token)
-            continue
-        kept_tokens.append(residual(target, draft).pick(sampler.uniform()))
-        return kept_tokens
-    kept_tokens.append(sampler.sample(rows(len(drafted), kept_tokens), n_before + len(drafted)))
-    return kept_tokens
+        target = sampler.distribution(rows(i, list(drafted[:i])), n_before + i)
+        excess = target_excess(target, draft_probs[i], weight)
+        total = float(excess.sum())
+        if i == 0 or sampler.uniform() * (total + 1.0 - weight) < total:
+            # With p == q up to rounding there is no excess, but then the rest is not needed either.
+            n_kept, rest = i, Distribution(target.ids, excess / total) if total > 0.0 else target
+        weight = min(1.0, weight * target.probability_of(token) / draft_probs[i].probability_of(token))
+        if weight == 0.0:
+            break
+    if rest is None or sampler.uniform() < weight:
+        row = rows(len(drafted), list(drafted))
+        return [*drafted, sampler.sample(row, n_before + len(drafted))]
+    return [*drafted[:n_kept], rest.pick(sampler.uniform())]
 
 
-def residual(target: Distribution, draft: Distribution) -> Distribution:
-    """Return norm(max(0, p - q)), drawn from after a rejection (Leviathan et al. 2022, Chen et al. 2023)."""
+def target_excess(
+    target: Distribution, draft: Distribution, weight: float = 1.0
+) -> npt.NDArray[np.float64]:
+    """Return max(0, weight · p - q) (n,) of the target's candidates (Leviathan et al. 2022, Sun et al. 2024)."""
     order = np.argsort(draft.ids)
     at = np.searchsorted(draft.ids, target.ids, sorter=order)
     at = order[np.minimum(at, len(order) - 1)]
     q = np.where(draft.ids[at] == target.ids, draft.probs[at], 0.0)
-    excess = np.maximum(target.probs - q, 0.0)
-    total = excess.sum()
-    if total <= 0.0:  # p == q up to rounding: a rejection had probability zero
-        return target
-    return Distribution(target.ids, excess / total)
+    return np.maximum(weight * target.probs - q, 0.0)
 
 
 # ------------------------------------------------------------------------------- of one sequence
@@ -148,13 +154,18 @@ class Verifier:
                 lambda i: context.argmax_token(first_row + i), drafts.tokens
             )
         elif drafts.probs:
-            kept_tokens = verify_rejection(
+            kept_tokens = verify_block(
                 rows, drafts.tokens, drafts.probs, self.sampler, drafts.generated
             )
         else:
             kept_tokens = verify_match(rows, drafts.tokens, self.sampler, drafts.generated)
+        if self.matcher is not None and self._consumed >= len(kept_tokens):
+            # Drafts after those that are kept were tried.
+            self.matcher.take_back(self._consumed - len(kept_tokens) + 1)
+            self._consumed = len(kept_tokens) - 1
         self._consume(kept_tokens)
         self._consumed = 0
+        del self.rows[len(kept_tokens) :], self.adjusted[len(kept_tokens) :]
         return kept_tokens
 
     def _consume(self, kept_tokens: list[int]) -> None:
