@@ -104,8 +104,8 @@ def explain_no_text(
         return "it is a part of a model for speech: it makes sounds and no text"
     if architecture in _HEADS:
         return (
-            "it is a draft head, which needs the inner states of its target and works with no other"
-            + ("; name it as that target's draft" if architecture in _CACHE_READERS else "")
+            "it is a draft head, which needs the inner states of its target and works with no other; "
+            "name it as that target's draft"
         )
     if architecture in _ENCODER_DECODER:
         return "it is an encoder-decoder model, and only models that go on with a text are served"

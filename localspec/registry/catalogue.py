@@ -19,6 +19,7 @@ from localspec.protocol.pairs import DraftKind
 from localspec.protocol.requests import sampling_parameters
 from localspec.protocol.settings import Context, Endpoints, Upstream
 from localspec.registry import ollama_names
+from localspec.registry.file_names import guess_sidecar_kind
 
 VERSION = 1
 GIB = 1 << 30
@@ -92,15 +93,16 @@ class Preset(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of the catalogue.
 
-    memory: GB of GPU memory that the pair is meant for, or "cpu". heads: a file of heads trained with the
-    target that predict several tokens (MTP). embedded_heads: such heads are in the target's own file. year:
-    the target's release, 0 if unknown. context: tokens worth reserving memory for, 0 if unknown.
+    memory: GB of GPU memory that the pair is meant for, or "cpu". sidecar: a file that drafts for this target
+    alone, such as heads trained with it that predict several tokens (MTP). embedded_heads: such heads are in
+    the target's own file. year: the target's release, 0 if unknown. context: tokens worth reserving memory
+    for, 0 if unknown.
     """
 
     summary: str
     target: HubFile
     draft: HubFile | None = None
-    heads: HubFile | None = None
+    sidecar: HubFile | None = None
     embedded_heads: bool = False
     year: Annotated[int, msgspec.Meta(ge=0, le=9999)] = 0
     context: Context = 0
@@ -118,14 +120,15 @@ class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=Tru
             return "none"
         if self.draft:
             return "model"
-        if self.heads:
-            return "mtp-sidecar"
+        if self.sidecar:
+            kind = guess_sidecar_kind(self.sidecar.file) or "mtp"
+            return "mtp-sidecar" if kind == "mtp" else kind
         return "mtp-embedded" if self.embedded_heads else "ngram"
 
     @property
     def files(self) -> tuple[HubFile, ...]:
-        """The target's file and that of the model or heads that draft for it, if any."""
-        return tuple(file for file in (self.target, self.draft or self.heads) if file)
+        """The target's file and that of the model or sidecar that drafts for it, if any."""
+        return tuple(file for file in (self.target, self.draft or self.sidecar) if file)
 
     def estimated_bytes(self) -> int:
         """Return the memory that this pair needs, estimated from the catalogue alone.
@@ -133,7 +136,7 @@ class CataloguePair(Preset, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         If all file sizes are known, it is their sum, plus a fifth and 1 GiB for the caches. Otherwise it is
         the pair's memory class. A header gives a better estimate.
         """
-        sizes = [file.size_gib for file in (self.target, self.draft, self.heads) if file]
+        sizes = [file.size_gib for file in (self.target, self.draft, self.sidecar) if file]
         if all(sizes):
             return int((sum(sizes) * 1.2 + 1) * GIB)
         minimum_gb = self.memory.split("-")[0]
@@ -384,6 +387,8 @@ def _parse_entry(
         kind = Preset
     elif "upstream" in stated_keys:
         kind = Upstream
+    if isinstance(entry, dict) and "heads" in entry and "sidecar" not in entry:  # until 0.2
+        entry = {"sidecar" if key == "heads" else key: value for key, value in entry.items()}
     try:
         pair = msgspec.convert(entry, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -423,7 +428,7 @@ def _text_rules(
     for alias in pair.aliases:
         yield ("aliases",), NAME_PATTERN, alias, _NAME_RULE
     yield ("memory",), _MEMORY_CLASS, pair.memory, "a number of GB, a range such as 16-24, or cpu"
-    for role, weights in (("target", pair.target), ("draft", pair.draft), ("heads", pair.heads)):
+    for role, weights in (("target", pair.target), ("draft", pair.draft), ("sidecar", pair.sidecar)):
         if weights:
             yield (role, "repo"), REPO_PATTERN, weights.repo, "a repository (OWNER/NAME)"
             yield (role, "file"), FILE_PATTERN, weights.file or "?", "the name of a .gguf file"

@@ -102,11 +102,32 @@ def test_the_shipped_catalogue_has_every_target_with_heads_of_the_facts() -> Non
         assert identity == (row["repo"], row["file"], row["sha256"])
         assert abs(pair.target.size_gib * 2**30 - int(row["bytes"])) < 2**30 / 100
         assert pair.draft_kind == row["kind"]
-        if pair.heads:
-            assert (pair.heads.file, pair.heads.sha256) == (row["heads_file"], row["heads_sha256"])
+        if pair.sidecar:
+            assert (pair.sidecar.file, pair.sidecar.sha256) == (row["heads_file"], row["heads_sha256"])
         properties = (pair.licence, str(pair.context), pair.memory)
         assert properties == (row["licence"], row["context"], row["memory"])
     assert len(rows) == 10
+
+
+@pytest.mark.parametrize("key", ["sidecar", "heads"])  # the second is the key of older files
+@pytest.mark.parametrize(
+    ("file", "kind"),
+    [
+        ("mtp-a-8b-Q8_0.gguf", "mtp-sidecar"),
+        ("heads.gguf", "mtp-sidecar"),
+        ("eagle3-a-8b-Q8_0.gguf", "eagle3"),
+        ("a-8b-DFlash-Q8_0.gguf", "dflash"),
+        ("dspark-a-8b-Q8_0.gguf", "dspark"),
+    ],
+)
+def test_a_pair_may_have_a_sidecar(key: str, file: str, kind: str, user: Path) -> None:
+    user.write_text(
+        f'[pairs.mine]\nsummary = "m"\ntarget = {{repo = "o/a-8b", file = "a-8b.gguf"}}\n'
+        f'{key} = {{repo = "o/a-8b", file = "{file}"}}\n'
+    )
+    pair = load_catalogue(user).pairs["mine"]
+    assert pair.sidecar is not None
+    assert (pair.sidecar.file, pair.draft_kind) == (file, kind)
 
 
 @pytest.mark.parametrize(

@@ -357,7 +357,7 @@ def test_a_pull_takes_the_right_files(
     decision = decide(puller, request, Catalogue({}, {}))
     pair = decision.pair
     assert pair.target.file == listing.target
-    taken = pair.heads or pair.draft
+    taken = pair.sidecar or pair.draft
     assert (taken.file if taken else "in the file" * pair.embedded_heads) == listing.draft
     unused = {file for file in sizes if file.startswith(("mtp-", "eagle3-", "dflash-", "dspark-"))}
     sentence = " ".join(decision.said)

@@ -185,7 +185,7 @@ def _builtin_entries(registry: Registry) -> list[PairEntry]:
 
 
 def _catalogue_entry(name: str, pair: CataloguePair) -> PairEntry:
-    drafts = pair.draft or pair.heads
+    drafts = pair.draft or pair.sidecar
     sizes = [weights.size_gib for weights in (pair.target, drafts) if weights]
     return PairEntry(
         name,
@@ -217,10 +217,10 @@ def _originals(catalogue: Catalogue, record: Record) -> tuple[Original, ...]:
     models = {
         weights.repo: weights for pair in pairs for weights in (pair.draft, pair.target) if weights
     }
-    heads = {pair.heads.repo: pair.heads for pair in pairs if pair.heads}
+    sidecars = {pair.sidecar.repo: pair.sidecar for pair in pairs if pair.sidecar}
     files = [models.get(record.target.repo)]
     if record.draft:
-        files.append((heads if record.kind == "mtp-sidecar" else models).get(record.draft.repo))
+        files.append((models if record.kind == "model" else sidecars).get(record.draft.repo))
     return _to_originals(tuple(weights for weights in files if weights)) if all(files) else ()
 
 

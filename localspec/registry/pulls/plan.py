@@ -142,9 +142,9 @@ class Planner:
     ) -> tuple[PlannedModel, PlannedModel | None, list[str]]:
         """Return the target, the model that drafts, and notes about the two.
 
-        Heads that turn out to be unusable are left out, since the user did not name them.
+        A sidecar that turns out to be unusable is left out, since the user did not name it.
         """
-        draft_weights = pair.draft or pair.heads
+        draft_weights = pair.draft or pair.sidecar
 
         def read(weights: HubFile) -> PlannedModel:
             as_draft = weights is draft_weights
@@ -153,15 +153,15 @@ class Planner:
         with ThreadPoolExecutor(2, thread_name_prefix="header") as pool:
             target_future = pool.submit(read, pair.target)
             draft_future = pool.submit(read, draft_weights) if draft_weights else None
-        target, heads_notes = target_future.result(), list[str]()
+        target, sidecar_notes = target_future.result(), list[str]()
         try:
             draft = draft_future.result() if draft_future else None
             return target, draft, list(check_pair(target.model, draft.model if draft else None))
         except (BadGguf, NotMatched) as error:
             if pair.draft or not draft_weights:
                 raise
-            heads_notes.append(f"{error.message} Drafts come from the text itself (n-gram).")
-        return target, None, [*check_pair(target.model, None), *heads_notes]
+            sidecar_notes.append(f"{error.message} Drafts come from the text itself (n-gram).")
+        return target, None, [*check_pair(target.model, None), *sidecar_notes]
 
     def look(
         self,

@@ -501,14 +501,9 @@ class _Decider:
             weights = HubFile(repo=pair.target.repo, file=file, revision=pair.target.revision)
             if self._is_suitable(target, partial(self._read_draft, weights)):
                 others = [other for other in sidecars if other != sidecar]
-                if sidecar.kind == "mtp":
-                    sentence = (
-                        f"Drafts: this model's own heads (MTP), {file} in the same repository."
-                    )
-                    pair = msgspec.structs.replace(pair, heads=weights)
-                else:
-                    sentence = f"Drafts: {sidecar} in the same repository."
-                    pair = _with_draft(pair, draft=weights)
+                pair = msgspec.structs.replace(pair, sidecar=weights)
+                described = f"this model's own heads (MTP), {file}" if sidecar.kind == "mtp" else sidecar
+                sentence = f"Drafts: {described} in the same repository."
                 return pair, f"{sentence}{self._list_others(others)}"
         if chosen := self._choose_catalogue_draft(pair, target, _strip_size):
             return chosen
@@ -579,8 +574,8 @@ class _Decider:
         for name in [derive_model_name(target.repo), *_base_names(model)]:
             for catalogue_name, pair in self._catalogue.pairs.items():
                 is_match = simplify(derive_model_name(pair.target.repo)) == simplify(name)
-                # Heads in a separate file fit only a target of that size.
-                draft = pair.draft or (pair.heads if simplify is _keep_name else None)
+                # A sidecar fits only a target of that size.
+                draft = pair.draft or (pair.sidecar if simplify is _keep_name else None)
                 if is_match and draft and draft not in yielded:
                     if len(yielded) == _MAX_CATALOGUE_DRAFTS:
                         return
@@ -623,7 +618,7 @@ def _to_weights(reference: Reference, choice: Choice) -> HubFile:
 
 def _with_draft(pair: CataloguePair, draft: HubFile | None = None) -> CataloguePair:
     """Return the pair with this draft and nothing else that drafts."""
-    return msgspec.structs.replace(pair, draft=draft, heads=None, embedded_heads=False)
+    return msgspec.structs.replace(pair, draft=draft, sidecar=None, embedded_heads=False)
 
 
 def _base_names(model: ModelInfo) -> list[str]:
