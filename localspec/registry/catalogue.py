@@ -428,7 +428,11 @@ def _text_rules(
     for alias in pair.aliases:
         yield ("aliases",), NAME_PATTERN, alias, _NAME_RULE
     yield ("memory",), _MEMORY_CLASS, pair.memory, "a number of GB, a range such as 16-24, or cpu"
-    for role, weights in (("target", pair.target), ("draft", pair.draft), ("sidecar", pair.sidecar)):
+    for role, weights in (
+        ("target", pair.target),
+        ("draft", pair.draft),
+        ("sidecar", pair.sidecar),
+    ):
         if weights:
             yield (role, "repo"), REPO_PATTERN, weights.repo, "a repository (OWNER/NAME)"
             yield (role, "file"), FILE_PATTERN, weights.file or "?", "the name of a .gguf file"

@@ -447,7 +447,7 @@ remembered = st.lists(
 def test_texts_to_draft_from_are_those_of_the_last_save(
     saves: list[list[tuple[str | None, list[int]]]], limit: int
 ) -> None:
-    """They are the texts of long conversations, in order of their latest text, and the latest up to a limit."""
+    """They are those of long conversations, in order of their latest text; a limit leaves the latest."""
     with tempfile.TemporaryDirectory() as folder:
         for texts in saves:
             Disk(Path(folder)).states.save_texts(texts)

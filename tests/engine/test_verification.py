@@ -19,8 +19,8 @@ from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.verification import (
     Verifier,
     uses_rejection,
-    verify_match,
     verify_block,
+    verify_match,
 )
 from localspec.protocol.frames import SpeculationSettings
 from tests.support.statistics import chi_square_z
@@ -247,7 +247,9 @@ def test_rejection_sampling_draws_from_the_targets_distribution(settings: Settin
     assert measure_excess(settings, DRAWS) < 4.5
 
 
-@pytest.mark.parametrize("mistake", ["no residual", "each draft by itself", "draft believed more", "XTC left out"])
+@pytest.mark.parametrize(
+    "mistake", ["no residual", "each draft by itself", "draft believed more", "XTC left out"]
+)
 def test_distribution_test_finds_a_wrong_rule(
     mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

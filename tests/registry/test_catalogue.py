@@ -103,7 +103,10 @@ def test_the_shipped_catalogue_has_every_target_with_heads_of_the_facts() -> Non
         assert abs(pair.target.size_gib * 2**30 - int(row["bytes"])) < 2**30 / 100
         assert pair.draft_kind == row["kind"]
         if pair.sidecar:
-            assert (pair.sidecar.file, pair.sidecar.sha256) == (row["heads_file"], row["heads_sha256"])
+            assert (pair.sidecar.file, pair.sidecar.sha256) == (
+                row["heads_file"],
+                row["heads_sha256"],
+            )
         properties = (pair.licence, str(pair.context), pair.memory)
         assert properties == (row["licence"], row["context"], row["memory"])
     assert len(rows) == 10

@@ -2,9 +2,10 @@
 
 There is one folder per conversation, and one for the texts of all other clients. It holds files per pair and
 settings, each with the states of target and draft and the tokens that they belong to. A state is found by its
-tokens, whichever client sent them. A file `*.tokens` beside them holds the texts to draft from. The folder is a
-cache: deleting a file only costs reading that text again, and a file that is damaged, or of another user, is
-skipped with a reason in the log.
+tokens, whichever client sent them. A file `*.tokens` beside them holds the texts to draft from.
+
+The folder is a cache: deleting a file only costs reading that text again, and a file that is damaged, or of
+another user, is skipped with a reason in the log.
 """
 
 from __future__ import annotations
@@ -478,7 +479,8 @@ class SessionStore:
     def load_texts(self, limit: int, n_vocab: int) -> list[tuple[str, list[int]]]:
         """Load the texts that `save_texts` saved, oldest first, each with its conversation.
 
-        limit: of the tokens of all texts; the latest are loaded. n_vocab: a file with other tokens is skipped.
+        limit: of the tokens of all texts; the latest are loaded. n_vocab: a file with tokens outside this
+        vocabulary is skipped.
         """
         texts: list[tuple[str, list[int]]] = []
         for path in reversed(self._list_texts()):
@@ -520,7 +522,9 @@ class SessionStore:
 
     def _write_texts(self, by_conversation: dict[str, list[int]]) -> None:
         assert self._folder is not None
-        long = {name: tokens for name, tokens in by_conversation.items() if len(tokens) >= MIN_TOKENS}
+        long = {
+            name: tokens for name, tokens in by_conversation.items() if len(tokens) >= MIN_TOKENS
+        }
         for path in self._list_texts():
             if path.parent.name not in long:
                 path.unlink(missing_ok=True)

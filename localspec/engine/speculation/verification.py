@@ -62,14 +62,16 @@ def verify_block(
 
     The result has exactly the target's distribution, and no rule keeps more drafts on average (block
     verification, Sun et al. 2024, algorithm 2). A draft that the target likes more than the draft model does
-    makes up for one before it that it likes less. A single draft x is kept with probability min(1, p(x)/q(x)),
-    as by the rejection rule of Leviathan et al. 2022.
+    makes up for one before it that it likes less. A single draft x is kept with probability
+    min(1, p(x)/q(x)), as by the rejection rule of Leviathan et al. 2022.
 
     draft_probs: for each draft, the distribution q that it was drawn from. n_before: tokens of the answer
     before this round.
     """
     n_kept, rest = 0, None
-    weight = 1.0  # p_i of the paper: the share of the drawn beginnings of this kind that may be kept
+    weight = (
+        1.0  # p_i of the paper: the share of the drawn beginnings of this kind that may be kept
+    )
     for i, token in enumerate(drafted):
         target = sampler.distribution(rows(i, list(drafted[:i])), n_before + i)
         excess = target_excess(target, draft_probs[i], weight)
@@ -77,7 +79,9 @@ def verify_block(
         if i == 0 or sampler.uniform() * (total + 1.0 - weight) < total:
             # With p == q up to rounding there is no excess, but then the rest is not needed either.
             n_kept, rest = i, Distribution(target.ids, excess / total) if total > 0.0 else target
-        weight = min(1.0, weight * target.probability_of(token) / draft_probs[i].probability_of(token))
+        weight = min(
+            1.0, weight * target.probability_of(token) / draft_probs[i].probability_of(token)
+        )
         if weight == 0.0:
             break
     if rest is None or sampler.uniform() < weight:
@@ -89,7 +93,7 @@ def verify_block(
 def target_excess(
     target: Distribution, draft: Distribution, weight: float = 1.0
 ) -> npt.NDArray[np.float64]:
-    """Return max(0, weight · p - q) (n,) of the target's candidates (Leviathan et al. 2022, Sun et al. 2024)."""
+    """Return max(0, weight · p - q) (n,) of the target's candidates (Sun et al. 2024)."""
     order = np.argsort(draft.ids)
     at = np.searchsorted(draft.ids, target.ids, sorter=order)
     at = order[np.minimum(at, len(order) - 1)]

@@ -77,7 +77,24 @@ def judge_all(
             results.append(_read_candidate(file, kinds, tokenizers))
         except LocalspecError as error:
             results.append(_to_disk_model(file, problem=error.message))
-    found = [result for result in results if isinstance(result, _Candidate)]
+    files = _match_drafts(
+        [result for result in results if isinstance(result, _Candidate)], tokenizers
+    )
+    used = {file.path for drafting in files.values() for file in drafting}
+    judged: list[DiskModel] = []
+    for result in results:
+        if isinstance(result, DiskModel):
+            judged.append(result)
+            continue
+        problem = "" if not result.sidecar or result.found.path in used else _NO_TARGET
+        judged.append(_to_disk_model(result.found, result.weights, problem, files.get(result, ())))
+    return judged
+
+
+def _match_drafts(
+    found: Sequence[_Candidate], tokenizers: Sequence[Tokenizer]
+) -> dict[_Candidate, list[FoundModel]]:
+    """Return the files that can draft for each target, the best first."""
     candidates = sorted(
         (candidate for candidate in found if not candidate.sidecar), key=lambda item: item.weights
     )
@@ -97,21 +114,12 @@ def judge_all(
                 is_elsewhere = file.origin != target.found.origin
                 yield is_unrelated, draft.weights, is_elsewhere, file.name, file
 
-    files = {
+    return {
         target: _find_own_sidecars(target, sidecars)
         + [file for *_, file in sorted(drafts(target), key=lambda item: item[:4])]
         for target in candidates
         if target.can_pair
     }
-    used = {file.path for drafting in files.values() for file in drafting}
-    judged: list[DiskModel] = []
-    for result in results:
-        if isinstance(result, DiskModel):
-            judged.append(result)
-            continue
-        problem = "" if not result.sidecar or result.found.path in used else _NO_TARGET
-        judged.append(_to_disk_model(result.found, result.weights, problem, files.get(result, ())))
-    return judged
 
 
 def _find_own_sidecars(target: _Candidate, sidecars: Sequence[_Candidate]) -> list[FoundModel]:

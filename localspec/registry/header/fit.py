@@ -134,7 +134,7 @@ def need_of_draft(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
         load = replace(load, kv_types=F16)
     sequences = load.parallel + 2  # one for the exact lane, one to look ahead
     need = _compute_need(model, load, sequences, max(sequences, 16))
-    if model.sidecar:
+    if model.sidecar and not model.reads_target_cache:
         # What the target's layers have read leaves each of its passes.
         layer_bytes = len(model.target_layers) * model.width * PASS_ROWS * 4
         need = replace(
@@ -142,9 +142,8 @@ def need_of_draft(model: ModelInfo, load: LoadOptions) -> MemoryNeed:
             cache=need.cache + load.parallel * _HEAD_STATE_BYTES,
             compute=need.compute + layer_bytes,
         )
-    if (
-        model.reads_target_cache and load.exact
-    ):  # it reads the exact lane's cache in separate passes
+    if model.reads_target_cache and load.exact:
+        # It reads the exact lane's cache in separate passes.
         return replace(need, compute=2 * need.compute)
     return need
 

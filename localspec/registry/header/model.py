@@ -323,19 +323,12 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
     _check_floats(first, architecture)
     layers = _read_number(first, f"{architecture}.block_count", 1, MAX_LAYERS)
     width = _read_number(first, f"{architecture}.embedding_length", 1, MAX_WIDTH)
+    all_are_heads = _check_blocks(first, architecture, layers, sidecar, tensors)
     heads = max(_read_per_layer(first, f"{architecture}.attention.head_count", layers, 1))
     kv_heads = _read_per_layer(first, f"{architecture}.attention.head_count_kv", layers, heads)
     _check_experts(first, architecture)
     _check_scaling(first, architecture)
     _read_number(first, f"{architecture}.full_attention_interval", 1, MAX_LAYERS, 1)
-    all_are_heads = reads_target_cache(architecture)
-    max_extra = layers if all_are_heads else layers - 1
-    extra = _read_number(first, f"{architecture}.nextn_predict_layers", 0, max_extra, 0)
-    trunk = range(0 if all_are_heads else layers - extra)
-    required = range(len(trunk), layers) if sidecar == "mtp" else trunk
-    check_tensors(first.name, architecture, layers, required, tensors)
-    if sidecar and sidecar != "mtp":
-        _check_layer_reader(first, sidecar, tensors)
     window = _read_number(first, f"{architecture}.attention.sliding_window", 0, MAX_CONTEXT, 0)
     head_width = max(1, width // max(1, heads))
     lengths = KvLengths(
@@ -367,6 +360,29 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
         pooling=pooling,
         sidecar=sidecar,
     )
+
+
+def _check_blocks(
+    header: Header,
+    architecture: str,
+    layers: int,
+    sidecar: SidecarKind | None,
+    tensors: Mapping[str, Tensor],
+) -> bool:
+    """Check that the tensors of the layers are there, and return whether all layers are MTP heads.
+
+    Raises:
+        BadGguf, UnsafeModel: a tensor or number is missing or wrong.
+    """
+    all_are_heads = reads_target_cache(architecture)
+    max_extra = layers if all_are_heads else layers - 1
+    extra = _read_number(header, f"{architecture}.nextn_predict_layers", 0, max_extra, 0)
+    trunk = range(0 if all_are_heads else layers - extra)
+    required = range(len(trunk), layers) if sidecar == "mtp" else trunk
+    check_tensors(header.name, architecture, layers, required, tensors)
+    if sidecar and sidecar != "mtp":
+        _check_layer_reader(header, sidecar, tensors)
+    return all_are_heads
 
 
 def _check_architecture(

@@ -502,7 +502,9 @@ class _Decider:
             if self._is_suitable(target, partial(self._read_draft, weights)):
                 others = [other for other in sidecars if other != sidecar]
                 pair = msgspec.structs.replace(pair, sidecar=weights)
-                described = f"this model's own heads (MTP), {file}" if sidecar.kind == "mtp" else sidecar
+                described = (
+                    f"this model's own heads (MTP), {file}" if sidecar.kind == "mtp" else sidecar
+                )
                 sentence = f"Drafts: {described} in the same repository."
                 return pair, f"{sentence}{self._list_others(others)}"
         if chosen := self._choose_catalogue_draft(pair, target, _strip_size):

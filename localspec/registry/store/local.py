@@ -225,14 +225,7 @@ def add_own_pair(
         Conflict: the name is taken.
         BadGguf, UnsafeModel, NotMatched, CannotRollBack: the files cannot be used.
     """
-    if not NAME_PATTERN.fullmatch(name):
-        raise InvalidRequest(
-            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
-            "digits, '.', '_' and '-', starting with a letter or digit.",
-            param="name",
-        )
-    if meaning := explain_reserved_name(name):
-        raise InvalidRequest(f"'{name}' cannot be a pair's name: {meaning}.", param="name")
+    _check_name(name)
     if not replace and _exists(store, name):
         raise Conflict(f"A pair '{name}' already exists; to replace it, add: --replace")
     if draft and target.exists() and draft.exists() and target.samefile(draft):
@@ -255,6 +248,18 @@ def add_own_pair(
     )
     store.put_new(record)
     return record
+
+
+def _check_name(name: str) -> None:
+    """Raise InvalidRequest if a pair cannot have this name."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise InvalidRequest(
+            f"'{name[:80]}' is not a valid pair name; use at most 64 lowercase letters, "
+            "digits, '.', '_' and '-', starting with a letter or digit.",
+            param="name",
+        )
+    if meaning := explain_reserved_name(name):
+        raise InvalidRequest(f"'{name}' cannot be a pair's name: {meaning}.", param="name")
 
 
 def refresh_own_pair(

@@ -188,7 +188,10 @@ class NgramMemory:
     @property
     def texts(self) -> list[tuple[str | None, list[int]]]:
         """The texts, oldest first, each with its conversation."""
-        return [(span.conversation, self._tokens[span.start : span.end].tolist()) for span in self._spans]
+        return [
+            (span.conversation, self._tokens[span.start : span.end].tolist())
+            for span in self._spans
+        ]
 
     def forget(self, conversation: str | None) -> None:
         """Remove the tokens of a conversation, or of all if it is None."""
