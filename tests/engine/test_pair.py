@@ -16,6 +16,7 @@ from localspec.engine.pair import load as pair_load
 from localspec.engine.pair import models as pair_models
 from localspec.engine.pair.profile import PassTimes
 from localspec.engine.speculation.drafters.draft_model import DraftModel
+from localspec.engine.speculation.warm_start import Agreement
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles
 from localspec.protocol.settings import (
@@ -226,7 +227,7 @@ def test_full_draft_context_during_the_load_is_an_error(
     """No lane holds anything yet, so nothing can be freed for the draft model."""
     attempts: list[bool] = []
 
-    def start(_target: object, _batch: object, model: DraftModel, *_: object) -> None:
+    def start(_target: object, _batch: object, model: DraftModel, *_: object) -> Agreement:
         def decode(_batch: object) -> None:
             attempts.append(True)
             raise NoKvSlot("full")
@@ -235,6 +236,7 @@ def test_full_draft_context_during_the_load_is_an_error(
             patch.setattr(model.context, "decode", decode)
             with pytest.raises(NoKvSlot):
                 model.compare_predictions([BOS, 7], [7])
+        return Agreement()
 
     monkeypatch.setattr(pair_load, "warm_start", start)
     with running(cycle_files) as engine:

@@ -19,7 +19,7 @@ from localspec.engine.llama import Logits
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.sampler import Sampler, logprob
 from localspec.engine.sampling.settings import Settings, model_defaults, resolve_settings
-from localspec.engine.speculation.verification import target_excess
+from localspec.engine.speculation.verification import residual
 from localspec.protocol import requests as limits
 from localspec.protocol.frames import Sampling
 from tests.support.rescoring import near_draw
@@ -440,12 +440,11 @@ def test_any_legal_settings_leave_a_distribution(
             assert mask is None or mask[token]
             assert distribution.pick(sampler.uniform()) in distribution.ids
         draft = Sampler(resolve_settings(Sampling(**options), {})).distribution(make_row([0.0] * 8))
-        excess = target_excess(distribution, draft)
-        assert np.isfinite(excess).all()
-        assert 0.0 <= float(excess.sum()) <= 1.0 + 1e-9
+        rest, _ = residual(distribution, draft, 1.0)
+        assert float(rest.probs.sum()) == pytest.approx(1.0)
 
 
-# ---------------------------------------------------------------------------- picking and excess
+# ---------------------------------------------------------------------------- picking and residual
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6).filter(any), st.floats(0, 1))
@@ -468,7 +467,7 @@ def test_pick_is_the_place_in_the_cumulative_probabilities(
     st.permutations(range(6)),
     st.floats(0, 1),
 )
-def test_excess_of_the_target(
+def test_residual_is_the_excess_of_the_target(
     p: list[int], q: list[int], target_order: list[int], draft_order: list[int], weight: float
 ) -> None:
     """Candidates come in any order, and those of probability zero may be left out."""
@@ -480,10 +479,18 @@ def test_excess_of_the_target(
         )
 
     target, draft = distribution(p, target_order), distribution(q, draft_order)
-    excess = dict(zip(target.ids.tolist(), target_excess(target, draft, weight), strict=True))
-    for token in range(6):
-        expected = max(weight * p[token] / sum(p) - q[token] / sum(q), 0.0)
-        assert excess.get(token, 0.0) == pytest.approx(expected)
+    excess = [max(weight * p[t] / sum(p) - q[t] / sum(q), 0.0) for t in range(6)]
+    assume(sum(excess) > 1e-9)
+    rest, total = residual(target, draft, weight)
+    assert total == pytest.approx(sum(excess))
+    assert [rest.probability_of(t) for t in range(6)] == pytest.approx(
+        [o / sum(excess) for o in excess]
+    )
+
+
+def test_nothing_is_left_of_equal_distributions() -> None:
+    same = Distribution(np.array([1, 2]), np.array([0.25, 0.75]))
+    assert residual(same, same, 1.0)[1] == 0.0
 
 
 def test_a_token_outside_the_candidates_has_probability_zero() -> None:

@@ -18,6 +18,7 @@ from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation.verification import (
     Verifier,
+    residual,
     uses_rejection,
     verify_block,
     verify_match,
@@ -28,7 +29,7 @@ from tests.support.statistics import chi_square_z
 N = 5
 DEPTH = 3
 DRAWS = 25_000  # more than twice as many as reveal a wrong rule
-CONTROL_DRAWS = 10_000
+CONTROL_DRAWS = 25_000
 OFF = Settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 _rng = np.random.default_rng(0)
 # Logits after each token by the target and by the draft, which differ considerably.
@@ -260,13 +261,10 @@ def test_distribution_test_finds_a_wrong_rule(
         settings = replace(settings, xtc_probability=0.4, xtc_threshold=0.15)
     elif mistake == "no residual":  # after a rejection, draw from the target's whole distribution
         monkeypatch.setattr(
-            speculate, "target_excess", lambda target, draft, weight: weight * target.probs
+            speculate, "residual", lambda p, q, weight: (p, residual(p, q, weight)[1])
         )
     elif mistake == "each draft by itself":  # what the drafts before it left over is ignored
-        original_excess = speculate.target_excess
-        monkeypatch.setattr(
-            speculate, "target_excess", lambda target, draft, weight: original_excess(target, draft)
-        )
+        monkeypatch.setattr(speculate, "residual", lambda p, q, weight: residual(p, q, 1.0))
     else:  # accept with probability min(1, 1.3 p/q), everything else being right
         original = Distribution.probability_of
         draft_probs = [sampler.distribution(DRAFT[t]).probs for t in range(N)]

@@ -518,7 +518,8 @@ class SessionStore:
                     earlier += [_END_OF_TEXT, *tokens]
                     by_conversation[conversation] = earlier
         if self._folder is not None:
-            self._writer.submit(self._write_texts, by_conversation).result()
+            with contextlib.suppress(RuntimeError):  # the store is closed
+                self._writer.submit(self._write_texts, by_conversation).result()
 
     def _write_texts(self, by_conversation: dict[str, list[int]]) -> None:
         assert self._folder is not None

@@ -73,7 +73,7 @@ from localspec.engine.speculation.drafters.draft_model import (
 )
 from localspec.engine.speculation.drafters.eagle import EagleDrafter, LayerHeads
 from localspec.engine.speculation.drafters.mtp import Heads, MtpDrafter, Sidecar
-from localspec.engine.speculation.drafters.ngram import CAPACITY_TOKENS
+from localspec.engine.speculation.drafters.ngram import CAPACITY_TOKENS, NgramMemory
 from localspec.engine.speculation.warm_start import (
     MAX_TEXT_TOKENS,
     TEXTS,
@@ -384,11 +384,9 @@ def assemble_pair(
             drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
     exact.drafter = drafting.drafter
     learned = make_learned(costs, drafting, earlier.stored)
-    learned.agreement = earlier.stored.agreement
     if drafting.drafter is not None:
         predict_acceptance(context, batch, drafting.drafter, learned, job.turn)
-        if drafting.drafter.context.heads:
-            notes += describe_agreement(drafting.drafter, learned.agreement)
+        notes += describe_agreement(drafting.drafter, learned.agreement)
     pair = LoadedPair(
         files=job.files,
         models=models,
@@ -403,9 +401,8 @@ def assemble_pair(
         prefixes=prefixes,
         sessions=sessions,
         notes=notes,
+        memory=load_memory(sessions, models.target.vocab.size),
     )
-    for conversation, tokens in sessions.load_texts(CAPACITY_TOKENS, models.target.vocab.size):
-        pair.memory.add(tokens, conversation)
     job.progress("profile", 1.0)
     return pair
 
@@ -555,7 +552,8 @@ def make_learned(costs: Costs, drafting: DrafterAndCosts, stored: StoredProfile)
     steps = drafting.costs
     profile = CostProfile(costs.table, steps.table if steps else None, stored.overhead_ms)
     noise = max(costs.noise, steps.noise if steps else 0.0)
-    return LearnedProfile(profile, stored.load_calibrations(Drafter.kinds), noise)
+    calibrations = stored.load_calibrations(Drafter.kinds)
+    return LearnedProfile(profile, calibrations, noise, stored.agreement)
 
 
 def predict_acceptance(
@@ -578,8 +576,11 @@ def predict_acceptance(
 
 
 def describe_agreement(drafter: DraftModel, share: float) -> list[str]:
-    """Return a sentence about heads or a sidecar that predict the target badly, none if they do not."""
-    if share >= POOR_AGREEMENT:
+    """Return a sentence about heads or a sidecar that predict the target badly, none if they do not.
+
+    A draft model that predicts it badly is an ordinary one: it was not made for this target.
+    """
+    if share >= POOR_AGREEMENT or not drafter.context.heads:
         return []
     called = _DRAFTERS[drafter.kind].called
     cause = (
@@ -605,6 +606,14 @@ def make_prefixes(
     sessions = SessionStore(folder, key, settings.states_bytes, job.notice)
     prefixes.dropped = sessions.save_dropped
     return prefixes, sessions
+
+
+def load_memory(sessions: SessionStore, n_vocab: int) -> NgramMemory:
+    """Return the earlier texts to draft from, as they were when the pair was unloaded."""
+    memory = NgramMemory()
+    for conversation, tokens in sessions.load_texts(CAPACITY_TOKENS, n_vocab):
+        memory.add(tokens, conversation)
+    return memory
 
 
 def make_lane(

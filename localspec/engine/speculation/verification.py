@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from localspec.engine.llama import BadBatch, Context, Logits
 from localspec.engine.sampling.distribution import Distribution
@@ -74,14 +73,11 @@ def verify_block(
     )
     for i, token in enumerate(drafted):
         target = sampler.distribution(rows(i, list(drafted[:i])), n_before + i)
-        excess = target_excess(target, draft_probs[i], weight)
-        total = float(excess.sum())
+        excess, total = residual(target, draft_probs[i], weight)
         if i == 0 or sampler.uniform() * (total + 1.0 - weight) < total:
-            # With p == q up to rounding there is no excess, but then the rest is not needed either.
-            n_kept, rest = i, Distribution(target.ids, excess / total) if total > 0.0 else target
-        weight = min(
-            1.0, weight * target.probability_of(token) / draft_probs[i].probability_of(token)
-        )
+            n_kept, rest = i, excess
+        ratio = target.probability_of(token) / draft_probs[i].probability_of(token)
+        weight = min(1.0, weight * ratio)
         if weight == 0.0:
             break
     if rest is None or sampler.uniform() < weight:
@@ -90,15 +86,18 @@ def verify_block(
     return [*drafted[:n_kept], rest.pick(sampler.uniform())]
 
 
-def target_excess(
-    target: Distribution, draft: Distribution, weight: float = 1.0
-) -> npt.NDArray[np.float64]:
-    """Return max(0, weight · p - q) (n,) of the target's candidates (Sun et al. 2024)."""
+def residual(
+    target: Distribution, draft: Distribution, weight: float
+) -> tuple[Distribution, float]:
+    """Return norm(max(0, weight · p - q)), and its sum before it was normalized (Sun et al. 2024)."""
     order = np.argsort(draft.ids)
     at = np.searchsorted(draft.ids, target.ids, sorter=order)
     at = order[np.minimum(at, len(order) - 1)]
     q = np.where(draft.ids[at] == target.ids, draft.probs[at], 0.0)
-    return np.maximum(weight * target.probs - q, 0.0)
+    excess = np.maximum(weight * target.probs - q, 0.0)
+    total = float(excess.sum())
+    # Where p == q up to rounding, nothing is left, and it is not drawn from.
+    return Distribution(target.ids, excess / total) if total > 0.0 else target, total
 
 
 # ------------------------------------------------------------------------------- of one sequence

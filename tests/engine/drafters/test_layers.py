@@ -18,9 +18,11 @@ from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from localspec.engine.cache.slot import HiddenStates
 from localspec.engine.llama import model as binding
+from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.sampler import Sampler
 from localspec.engine.sampling.settings import Settings
 from localspec.engine.speculation import verification
+from localspec.engine.speculation.verification import residual
 from localspec.errors import LoadFailed, NotMatched, UnsafeModel
 from localspec.protocol.frames import PairFiles, Sampling, SpeculationSettings
 from localspec.registry.header.model import read_local_model
@@ -296,7 +298,13 @@ def test_sampled_drafts_keep_the_target_distribution(contextual: Running) -> Non
 def test_wrong_residual_changes_the_distribution(
     contextual: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "residual", lambda target, draft: draft)
+    def draw_from_draft(
+        target: Distribution, draft: Distribution, weight: float
+    ) -> tuple[Distribution, float]:
+        """After a rejection, draw from the draft's own distribution."""
+        return draft, residual(target, draft, weight)[1]
+
+    monkeypatch.setattr(verification, "residual", draw_from_draft)
     assert measure_z(contextual) > 4.5
 
 
