@@ -26,7 +26,7 @@ from localspec.engine.sampling.settings import Settings, resolve_settings
 from localspec.engine.sampling.thoughts import ThoughtLimit, ThoughtMarker
 from localspec.engine.speculation import verification
 from localspec.engine.speculation.drafters.base import DraftRequest
-from localspec.engine.speculation.verification import Verifier
+from localspec.engine.speculation.verification import Verifier, residual
 from localspec.errors import GrammarRejected
 from localspec.protocol.call_readers import Arguments, Call
 from localspec.protocol.calls import (
@@ -558,7 +558,9 @@ def test_distribution_test_finds_a_wrong_rule(
     caller: Running, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if mistake == "no residual":
-        monkeypatch.setattr(verification, "residual", lambda target, draft: target)
+        monkeypatch.setattr(
+            verification, "residual", lambda p, q, weight: (p, residual(p, q, weight)[1])
+        )
     assert measure_excess_behind_marker(caller.pair.vocab, dropped=mistake == "dropped") > 8
 
 
