@@ -240,7 +240,7 @@ class VisibilityParser:
 
         head: number of characters to pass at once if it is text.
         """
-        name = _parse_called_name(self._pending[at:])
+        name = parse_called_name(self._pending[at:])
         if name is None and not final:
             return False
         if name in self._tools:
@@ -269,7 +269,7 @@ class VisibilityParser:
 
     def _bare_call(self, lead: int, final: bool) -> bool:
         """Read an answer that begins with JSON as a call if it names a tool."""
-        name = _parse_called_name(self._pending[lead:])
+        name = parse_called_name(self._pending[lead:])
         if name is None and not final:
             return False
         self._take(lead, HIDDEN)
@@ -293,6 +293,8 @@ class VisibilityParser:
     def _between(self, final: bool) -> bool:
         """Expect another call, or text, after a call of a format without markers."""
         text = self._pending.lstrip(_BETWEEN_CALLS)
+        if final and text.startswith("{") and parse_called_name(text) is None:
+            return self._hidden_to_the_end(final)  # a second call that was cut off
         if text.startswith("{"):
             return self._bare_call(len(self._pending) - len(text), final)
         if text or final:
@@ -384,7 +386,7 @@ class _CallEnd:
         return False
 
 
-def _parse_called_name(text: str) -> str | None:
+def parse_called_name(text: str) -> str | None:
     """Return the name in a call that begins with `text`; "" if none does, None if more must come."""
     may_continue = False
     for head in _CALL_BEGINNINGS:

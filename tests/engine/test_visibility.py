@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from localspec.daemon.completion.parser import AnswerParser, Text
@@ -134,8 +134,17 @@ def read_content(call_format: CallFormat | None, tail: str, answer: str) -> tupl
     return text, any(mark in text for mark in (call_format.opens if call_format else ()))
 
 
+def begin_second_call(text: str) -> tuple[CallFormat, str, str]:
+    """Return an answer that is cut off behind a call of a format without markers between calls."""
+    return calls.LLAMA, "<|assistant|>\n", write_call(calls.LLAMA, "get_weather", "") + text
+
+
 @settings(max_examples=300)
 @given(answers())
+@example(begin_second_call("{"))
+@example(begin_second_call('; {"name": "get_w'))
+@example(begin_second_call('{"name": "get_weather", '))
+@example(begin_second_call("{ x"))
 def test_visible_text_is_the_text_that_the_daemon_sends(
     given_answer: tuple[CallFormat | None, str, str],
 ) -> None:

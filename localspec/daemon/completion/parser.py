@@ -19,7 +19,7 @@ from localspec.protocol.call_readers import (
 )
 from localspec.protocol.calls import NO_TOOLS, CallFormat
 from localspec.protocol.dialect import REASONING_MARKERS
-from localspec.protocol.visibility import VisibilityParser
+from localspec.protocol.visibility import VisibilityParser, parse_called_name
 
 # ------------------------------------------------------------------------ channels
 # Rewrite gpt-oss's answers, which are messages in channels, in the notation of other models.
@@ -323,6 +323,10 @@ class AnswerParser:
         """Return whether text that was cut off while a call was read cannot be anything else."""
         if isinstance(reader, JsonBlock):
             return False
+        if (
+            self.calls and not self._opening
+        ):  # behind a call, of a format that needs no marker there
+            return parse_called_name(reader.raw) != ""
         return self._required or bool(self.calls) or (self._constrained and bool(self._opening))
 
     def _run(self, final: bool) -> list[Piece]:
