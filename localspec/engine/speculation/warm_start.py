@@ -62,6 +62,11 @@ class Agreement:
     hits: int = 0
     compared: int = 0
 
+    @classmethod
+    def of(cls, comparisons: Sequence[tuple[int, bool]]) -> Agreement:
+        """Count what `DraftModel.compare_predictions` returned."""
+        return cls(sum(hit for _, hit in comparisons), len(comparisons))
+
     def __add__(self, other: Agreement) -> Agreement:
         return Agreement(self.hits + other.hits, self.compared + other.compared)
 
@@ -92,7 +97,7 @@ def warm_start(
         for bucket_index, hit in comparisons:
             belief.observe(bucket_index, hit)
         expected.append(belief.weights)
-        agreement += Agreement(sum(hit for _, hit in comparisons), len(comparisons))
+        agreement += Agreement.of(comparisons)
     if expected:
         calibration.average_prior(np.mean(expected, axis=0))
     return agreement
@@ -108,10 +113,8 @@ def compare_other_texts(
 
     The parameters are those of `warm_start`.
     """
-    agreement = Agreement()
-    for comparisons in _compare_texts(target, batch, model, turn, OTHER_TEXTS):
-        agreement += Agreement(sum(hit for _, hit in comparisons), len(comparisons))
-    return agreement
+    compared = _compare_texts(target, batch, model, turn, OTHER_TEXTS)
+    return sum(map(Agreement.of, compared), Agreement())
 
 
 def _compare_texts(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from localspec.engine.cache.slot import Slot
-from localspec.engine.llama import LayerBatch, Logits, NoKvSlot, States
+from localspec.engine.llama import LayerBatch, Logits, States
 from localspec.engine.speculation.acceptance import Belief, find_bucket
 from localspec.engine.speculation.depth import MAX_DEPTH, Candidate
 from localspec.engine.speculation.drafters.base import DraftRequest
@@ -184,19 +184,7 @@ class BlockDraft(DraftModel):
             for offset in range(len(part)):
                 batch.add(0, position + first + offset, sequence, False)
             batch.inputs[: len(part)] = part
-            self._run_layers(batch)
-
-    def _run_layers(self, batch: LayerBatch) -> None:
-        begin = self._clock()
-        while True:
-            try:
-                self.context.decode(batch)
-                break
-            except NoKvSlot:
-                if not self._make_room():
-                    raise
-        self.context.synchronize()
-        self.busy_s += self._clock() - begin
+            self._decode(batch)
 
     def compare_predictions(
         self, tokens: Sequence[int], chosen: Sequence[int], states: States | None = None

@@ -313,10 +313,17 @@ class DraftModel:
             slot.set_draft_length(slot.n_past_draft + size)
 
     def _run_pass(self, timed: bool = True) -> float:
+        spent = self._decode(self._batch)
+        if timed:
+            self._costs.observe(self._batch.rows, spent * 1e3)
+        return spent
+
+    def _decode(self, batch: Batch) -> float:
+        """Run a pass, with room made for it if there is none, and return its seconds."""
         start = self._clock()
         while True:
             try:
-                self.context.decode(self._batch)
+                self.context.decode(batch)
                 break
             except NoKvSlot:
                 if not self._make_room():
@@ -324,8 +331,6 @@ class DraftModel:
         self.context.synchronize()
         spent = self._clock() - start
         self.busy_s += spent
-        if timed:
-            self._costs.observe(self._batch.rows, spent * 1e3)
         return spent
 
 
