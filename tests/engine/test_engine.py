@@ -22,6 +22,7 @@ from localspec.protocol.frames import (
     SpeculationSettings,
     TokenPrompt,
 )
+from tests.support.followers import measure_follower_z
 from tests.support.gguf_files import ARRAY, F32, I32, with_key
 from tests.support.pairs import (
     BOS,
@@ -41,7 +42,6 @@ from tests.support.rescoring import (
     worst_gap,
 )
 from tests.support.running import GREEDY, Answer, Running, drafting, running
-from tests.support.statistics import chi_square_z
 
 PROMPT = [300, 17, 402, 255, 31, 340, 18, 77]
 Load = Callable[..., Running]
@@ -441,22 +441,7 @@ def test_sampled_drafts_keep_the_targets_distribution(contextual: Running, rule:
     answers = [contextual.ask(prompt, 3, sampling, speculative) for _ in range(800)]
     assert all(answer.done.speculation.verification == rule for answer in answers[:3])
     assert sum(answer.done.speculation.accepted for answer in answers) > 100
-    by_first: dict[int, list[int]] = {}
-    for answer in answers:
-        by_first.setdefault(answer.tokens[0], []).append(answer.tokens[1])
-    samples = []
-    for first_token, drawn in by_first.items():
-        entry = contextual.ask([*prompt, first_token], 1, GREEDY, top_logprobs=N_VOCAB).logprobs
-        row = np.full(N_VOCAB, -np.inf, dtype=np.float32)
-        for token, _, value in entry[0].top:
-            row[token] = value
-        distribution = sampler.distribution(row)
-        if len(drawn) > 40:
-            samples.append(
-                (drawn, {int(t): distribution.probability_of(int(t)) for t in distribution.ids})
-            )
-    assert samples
-    assert chi_square_z(*samples) < 4.5
+    assert measure_follower_z(contextual, prompt, answers, sampler, N_VOCAB) < 4.5
 
 
 def test_tokens_that_the_file_suppresses_are_never_generated(

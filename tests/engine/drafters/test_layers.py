@@ -30,11 +30,11 @@ from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.weights import check_weights
 from tests.engine.drafters.test_mtp import Proposal, draft_from_empty_slot, record_proposals
 from tests.support import architectures
+from tests.support.followers import measure_follower_z
 from tests.support.heads import right_drafts
 from tests.support.pairs import CONTEXT_SHAPE, N_VOCAB, contextual_pair, expected
 from tests.support.rescoring import assert_alike
-from tests.support.running import GREEDY, Running, drafting, running
-from tests.support.statistics import chi_square_z
+from tests.support.running import Running, drafting, running
 
 Load = Callable[..., Running]
 ACCEPTANCE = 0.8
@@ -274,21 +274,7 @@ def measure_z(engine: Running) -> float:
     rule = ask_for(engine, 2, verification="rejection")
     answers = [engine.ask(prompt, 3, sampling, rule) for _ in range(600)]
     assert sum(answer.done.speculation.drafted for answer in answers) > 600
-    by_first: dict[int, list[int]] = {}
-    for answer in answers:
-        by_first.setdefault(answer.tokens[0], []).append(answer.tokens[1])
-    samples = []
-    for first_token, drawn in by_first.items():
-        entry = engine.ask([*prompt, first_token], 1, GREEDY, top_logprobs=N_VOCAB).logprobs
-        row = np.full(N_VOCAB, -np.inf, dtype=np.float32)
-        for token, _, value in entry[0].top:
-            row[token] = value
-        distribution = sampler.distribution(row)
-        if len(drawn) > 40:
-            chances = {int(t): distribution.probability_of(int(t)) for t in distribution.ids}
-            samples.append((drawn, chances))
-    assert samples
-    return chi_square_z(*samples)
+    return measure_follower_z(engine, prompt, answers, sampler, N_VOCAB)
 
 
 def test_sampled_drafts_keep_the_target_distribution(contextual: Running) -> None:

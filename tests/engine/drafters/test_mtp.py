@@ -30,6 +30,7 @@ from localspec.engine.speculation.verification import residual
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import Failed, PairFiles, Sampling, SpeculationSettings
 from tests.support import architectures
+from tests.support.followers import measure_follower_z
 from tests.support.heads import (
     Target,
     contextual_heads,
@@ -40,8 +41,7 @@ from tests.support.heads import (
 )
 from tests.support.pairs import N_VOCAB, expected, target_alone
 from tests.support.rescoring import NEAR_TIE, assert_alike
-from tests.support.running import GREEDY, Running, drafting, running, skip_on
-from tests.support.statistics import chi_square_z
+from tests.support.running import Running, drafting, running, skip_on
 
 Load = Callable[..., Running]
 ACCEPTANCE = 0.8
@@ -544,22 +544,7 @@ def measure_z(engine: Running, rule: str) -> float:
     answers = [engine.ask(prompt, 3, sampling, mtp(2, verification=rule)) for _ in range(600)]
     # Drafts must matter for this test: about 70 are accepted of one model and 280 of the other.
     assert sum(answer.done.speculation.accepted for answer in answers) > 20
-    by_first: dict[int, list[int]] = {}
-    for answer in answers:
-        by_first.setdefault(answer.tokens[0], []).append(answer.tokens[1])
-    samples = []
-    for first_token, drawn in by_first.items():
-        entry = engine.ask([*prompt, first_token], 1, GREEDY, top_logprobs=N_VOCAB).logprobs
-        row = np.full(N_VOCAB, -np.inf, dtype=np.float32)
-        for token, _, value in entry[0].top:
-            row[token] = value
-        distribution = sampler.distribution(row)
-        if len(drawn) > 40:
-            samples.append(
-                (drawn, {int(t): distribution.probability_of(int(t)) for t in distribution.ids})
-            )
-    assert samples
-    return chi_square_z(*samples)
+    return measure_follower_z(engine, prompt, answers, sampler, N_VOCAB)
 
 
 def test_sampled_drafts_keep_the_target_distribution(drafting_engine: Running) -> None:
