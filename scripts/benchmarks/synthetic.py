@@ -297,6 +297,18 @@ def raw_type(quant: Quant) -> Any:
     return None if quant == "f32" else gguf.GGMLQuantizationType[quant.upper()]
 
 
+def add_sidecar_tensor(writer: Any, name: str, data: Tensor, target: Shape) -> None:
+    """Add a tensor of a sidecar: Q8_0 beside a quantized target, and float32 otherwise and for vectors."""
+    import gguf
+
+    values = data.astype(np.float32)
+    if target.quant == "f32" or data.ndim == 1:
+        writer.add_tensor(name, values)
+    else:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+
+
 def finish(writer: Any) -> None:
     """Write all that was added."""
     writer.write_header_to_file()

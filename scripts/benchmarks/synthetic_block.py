@@ -23,6 +23,7 @@ from benchmarks.synthetic import (
     Cycle,
     Shape,
     Tensor,
+    add_sidecar_tensor,
     draft_cycle,
     finish,
     write_sizes,
@@ -62,7 +63,6 @@ def write_block(
 
     width, n_vocab, rng = target.n_embd, target.n_vocab, np.random.default_rng(seed)
     n_head = width // _HEAD
-    quantized = None if target.quant == "f32" else gguf.GGMLQuantizationType.Q8_0
     layers = layers or (0, target.n_layer - 1)
     guess = draft_cycle(cycle, acceptance, seed + 1)
     writer: Any = gguf.GGUFWriter(path, "dflash")
@@ -77,11 +77,7 @@ def write_block(
         writer.add_rope_dimension_sections([_PLANES, 0, 0, 0])
 
     def add(name: str, data: Tensor) -> None:
-        values = data.astype(np.float32)
-        if quantized is None or data.ndim == 1:
-            writer.add_tensor(name, values)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(values, quantized), raw_dtype=quantized)
+        add_sidecar_tensor(writer, name, data, target)
 
     n_points = len(set(cycle.tolist()))
     angles = (

@@ -21,6 +21,7 @@ from benchmarks.synthetic import (
     Cycle,
     Shape,
     Tensor,
+    add_sidecar_tensor,
     draft_cycle,
     drawn_matrix,
     finish,
@@ -55,7 +56,6 @@ def write_eagle(
     import gguf
 
     shape = replace(target, n_layer=1, quant="f32", n_head_kv=0)
-    kind = None if target.quant == "f32" else gguf.GGMLQuantizationType.Q8_0
     rng = np.random.default_rng(seed)
     width = shape.n_embd
     writer: Any = gguf.GGUFWriter(path, "eagle3")
@@ -67,11 +67,7 @@ def write_eagle(
     writer.add_bool("eagle3.norm_before_residual", True)
 
     def add(name: str, data: Tensor) -> None:
-        values = data.astype(np.float32)
-        if kind is None or data.ndim == 1:
-            writer.add_tensor(name, values)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        add_sidecar_tensor(writer, name, data, target)
 
     embedding = drawn_matrix(rng, shape.n_vocab, width, "f32", 1.0)
     token_half = np.concatenate([np.eye(width), np.zeros((width, width))], axis=1)

@@ -46,6 +46,13 @@ def test_better_draft_models_have_a_higher_expected_rate(
     assert rates[0.0] < 0.3 < rates[0.4] < expected_rate(Calibration()) < rates[0.95]
 
 
+def write_files(folder: Path, kind: Target | Kind, acceptance: float) -> PairFiles:
+    """Write a target with heads or a sidecar of this kind."""
+    if kind == "eagle3" or kind == "dflash" or kind == "dspark":
+        return write_pair(folder, kind, acceptance=acceptance)
+    return cycle_heads(folder, acceptance, kind)
+
+
 @pytest.mark.parametrize(
     "kind", ["glm4moe", "qwen35", "glm4moe apart", "eagle3", "dflash", "dspark"]
 )
@@ -55,12 +62,7 @@ def test_better_heads_and_sidecars_have_a_higher_expected_rate(
     """Not those of gemma4, which read a cache that holds no text yet."""
     rates = {}
     for rate in (0.0, 0.4, 0.95):
-        folder = tmp_path / str(rate)
-        if kind == "eagle3" or kind == "dflash" or kind == "dspark":
-            files = write_pair(folder, kind, acceptance=rate)
-        else:
-            files = cycle_heads(folder, rate, kind)
-        learned = load(files).pair.learned
+        learned = load(write_files(tmp_path / str(rate), kind, rate)).pair.learned
         is_mtp = kind in get_args(Architecture) or kind.endswith("apart")
         drafter = "mtp" if is_mtp else kind.replace("dspark", "dflash")
         rates[rate] = expected_rate(learned.calibrations[drafter])
@@ -73,11 +75,7 @@ def test_dead_and_stale_sidecars_are_named_at_every_load(
 ) -> None:
     notes = {}
     for rate in (0.0, 0.15, 0.9):
-        folder = tmp_path / str(rate)
-        if kind == "eagle3" or kind == "dflash" or kind == "dspark":
-            files = write_pair(folder, kind, acceptance=rate)
-        else:
-            files = cycle_heads(folder, rate, kind)
+        files = write_files(tmp_path / str(rate), kind, rate)
         state = str(tmp_path / f"state {rate}")
         first = load(files, state_dir=state)
         first.pair.save()
