@@ -470,10 +470,10 @@ class Registry:
             with self._checking:
                 if state not in self._sidecars:
                     self._sidecars = {state: find_sidecar(target)}
-                found = self._sidecars[state]
+                sidecar = self._sidecars[state]
         except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
             return None
-        return str(found) if found else None
+        return str(sidecar) if sidecar else None
 
     def check_removable(self, name: str) -> str:
         """Return the name in the store of a pair that may be removed."""

@@ -489,7 +489,7 @@ class SessionStore:
                 if not -1 <= tokens.min() <= tokens.max() < n_vocab:
                     raise UnusableFile("it is damaged")
             except (OSError, ValueError, UnusableFile) as error:
-                self._notice(f"{_describe_texts(path)} are not used: {error}")
+                self._notice(f"{_describe(path)} are not used: {error}")
                 continue
             limit -= len(tokens)
             if limit < 0:
@@ -511,12 +511,9 @@ class SessionStore:
         for conversation, tokens in texts:
             if conversation is not None and _CONVERSATION.fullmatch(conversation):
                 # The end of the dict has the conversation with the latest text.
-                earlier = by_conversation.pop(conversation, None)
-                if earlier is None:
-                    by_conversation[conversation] = list(tokens)
-                else:
-                    earlier += [_END_OF_TEXT, *tokens]
-                    by_conversation[conversation] = earlier
+                saved = by_conversation.pop(conversation, [])
+                saved += [_END_OF_TEXT, *tokens] if saved else tokens
+                by_conversation[conversation] = saved
         if self._folder is not None:
             with contextlib.suppress(RuntimeError):  # the store is closed
                 self._writer.submit(self._write_texts, by_conversation).result()
@@ -619,15 +616,12 @@ class SessionStore:
         return self._folder / prefix.conversation / f"{name}.state"
 
 
-def _describe_texts(path: Path) -> str:
-    """Return the subject of a sentence about a file of texts in the log."""
-    if path.parent.name == ANONYMOUS_CLIENTS:
-        return "the saved texts of programs"
-    return f"the saved texts of conversation {path.parent.name}"
-
-
 def _describe(path: Path) -> str:
     """Return the subject of a sentence about a file in the log."""
-    if path.parent.name == ANONYMOUS_CLIENTS:
-        return "the saved state of a prompt"
-    return f"the saved state of conversation {path.parent.name}"
+    if path.suffix == _TEXTS_SUFFIX:
+        what, owner = "texts", "programs"
+    else:
+        what, owner = "state", "a prompt"
+    if path.parent.name != ANONYMOUS_CLIENTS:
+        owner = f"conversation {path.parent.name}"
+    return f"the saved {what} of {owner}"

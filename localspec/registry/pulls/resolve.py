@@ -500,13 +500,13 @@ class _Decider:
             file = sidecar.file
             weights = HubFile(repo=pair.target.repo, file=file, revision=pair.target.revision)
             if self._is_suitable(target, partial(self._read_draft, weights)):
-                others = [other for other in sidecars if other != sidecar]
+                unused = [other for other in sidecars if other != sidecar]
                 pair = msgspec.structs.replace(pair, sidecar=weights)
                 described = (
                     f"this model's own heads (MTP), {file}" if sidecar.kind == "mtp" else sidecar
                 )
                 sentence = f"Drafts: {described} in the same repository."
-                return pair, f"{sentence}{self._list_others(others)}"
+                return pair, f"{sentence}{self._list_others(unused)}"
         if chosen := self._choose_catalogue_draft(pair, target, _strip_size):
             return chosen
         for path, name in self._disk_models():
