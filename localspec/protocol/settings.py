@@ -99,6 +99,8 @@ class EngineSettings(msgspec.Struct, omit_defaults=True):
     n_gpu_layers: Layers = -1
     # Layers of the draft model on a GPU; -1: all.
     draft_gpu_layers: Layers = -1
+    # The target's own MTP heads draft if no other model does.
+    own_heads: bool = True
     # How several GPUs share the target.
     split_mode: SplitMode = "layer"
     # The GPU that has the draft model.

@@ -6,14 +6,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from benchmarks.synthetic import Shape, write_pair
-from localspec.daemon.worker.eviction import MIB, free_memory, memory_load, plan_load
+from localspec.daemon.worker.eviction import (
+    MIB,
+    free_memory,
+    learn_speeds,
+    load_speeds,
+    memory_load,
+    plan_load,
+)
 from localspec.machine import CommandResult, Host
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
+from localspec.registry.header.rate import MemorySpeeds, PassSpeed
 
 TARGET = Shape(8, 256, 512, 4, 2048, n_ctx=16384)
 DRAFT = Shape(1, 64, 128, 2, 2048, n_ctx=16384)
@@ -52,12 +61,48 @@ def test_a_load_says_whether_cudas_kernels_compute() -> None:
     assert not memory_load(EngineSettings(n_gpu_layers=0), "cuda").cuda
 
 
-def test_the_draft_stays_on_a_gpu_that_is_too_small_for_both(pair: PairFiles) -> None:
+def test_on_a_gpu_that_is_too_small_for_both_the_faster_placement_is_taken(
+    pair: PairFiles, tmp_path: Path
+) -> None:
     vram = sum(weights(pair, built="cuda")) - 30 * MIB
-    planned = plan_load(pair, ASKED, fit.FreeMemory(PLENTY, vram), "cuda")
-    assert planned.settings.draft_gpu_layers == -1
-    assert 0 < planned.settings.n_gpu_layers < 8
-    assert "layers of the target go to the GPU" in planned.notes[0]
+    free = fit.FreeMemory(PLENTY, vram)
+    placements = set()
+    for ram_ms in (1.0, 25.0, 1e5):
+        speeds = MemorySpeeds(gpu=PassSpeed(0.5, 0.1), ram=PassSpeed(ram_ms, 0.3))
+        (tmp_path / "memory_speeds.json").write_bytes(msgspec.json.encode(speeds))
+        settings = msgspec.structs.replace(ASKED, state_dir=str(tmp_path))
+        planned = plan_load(pair, settings, free, "cuda")
+        plan = planned.plan
+        assert plan
+        assert planned.settings.n_gpu_layers == plan.gpu_layers
+        assert (planned.pair.draft is None) == (not plan.draft)
+        assert planned.settings.own_heads == plan.draft
+        assert plan.on_gpu <= vram
+        placements.add((plan.draft, planned.settings.draft_gpu_layers))
+        if plan.gpu_layers > 0:
+            assert "layers of the target go to the GPU" in planned.notes[-1]
+    assert len(placements) > 1
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"gpu": {"gib_ms": -1, "row_share": 0}}', b"[]"])
+def test_a_damaged_file_of_speeds_is_ignored(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "memory_speeds.json").write_bytes(content)
+    assert load_speeds(str(tmp_path)) == MemorySpeeds()
+
+
+def test_a_load_teaches_the_speed_of_its_memory(pair: PairFiles, tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(ASKED, state_dir=str(tmp_path))
+    for built, vram in (("cpu", 0), ("cuda", PLENTY)):
+        planned = plan_load(pair, settings, fit.FreeMemory(PLENTY, vram), built)
+        assert planned.read_gib
+        before = load_speeds(str(tmp_path))
+        learn_speeds(planned, {"target_ms": {"1": 9e3, "4": 18e3, "16": 50e3}})
+        after = load_speeds(str(tmp_path))
+        changed, kept = ("gpu", "ram") if vram else ("ram", "gpu")
+        assert getattr(after, changed).gib_ms > 10 * getattr(before, changed).gib_ms
+        assert getattr(after, kept) == getattr(before, kept)
+    learn_speeds(planned, {})
+    assert load_speeds(str(tmp_path)) == after
 
 
 @pytest.mark.parametrize(

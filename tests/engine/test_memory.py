@@ -18,7 +18,7 @@ from benchmarks.synthetic_sidecar import write_with_sidecar
 from localspec.engine.cache.slot import MAX_BYTES
 from localspec.engine.llama import Context, ContextSettings, Model, gpus
 from localspec.engine.llama import model as library
-from localspec.engine.pair.load import load_pair
+from localspec.engine.pair.load import LEFT_OUT, load_pair
 from localspec.engine.pair.models import ROLLBACK_SNAPSHOTS
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import EngineSettings, PairFiles
@@ -26,6 +26,8 @@ from localspec.protocol.settings import CPU_PASS_ROWS, KvType
 from localspec.registry.header import fit
 from localspec.registry.header.model import read_local_model
 from tests.support import architectures
+from tests.support.rpc import rpc_worker
+from tests.support.running import running
 
 MIB = 1 << 20
 ROOT = Path(__file__).parents[2]
@@ -224,3 +226,21 @@ def test_full_context_takes_the_planned_memory(kv_type: str, tokens: int, tmp_pa
     assert loaded <= full <= planned + fit.RUNTIME_BYTES
     # The weights are mapped or repacked and the runtime takes some dozen MiB; the rest is as planned.
     assert full >= 0.8 * planned
+
+
+@pytest.mark.parametrize("own_heads", [True, False])
+def test_a_plan_without_heads_is_carried_out(
+    own_heads: bool, tmp_path: Path, log_lines: list[str]
+) -> None:
+    """Half of the target is on another machine, which llama.cpp treats as a GPU."""
+    path = write_heads(tmp_path / "t.gguf", architecture="qwen35")
+    n_layers = read_local_model(path).layers // 2
+    with rpc_worker() as (endpoint, _):
+        files = PairFiles("heads", str(path), rpc=(endpoint,))
+        with running(files, n_gpu_layers=n_layers, own_heads=own_heads) as engine:
+            assert re.search(rf"offloaded {n_layers}/\d+ layers to GPU", "".join(log_lines))
+            assert engine.pair.models.target.n_heads == own_heads
+            assert (engine.pair.drafter is not None) == own_heads
+            if not own_heads:
+                assert engine.pair.why_no_drafts("mtp") == LEFT_OUT
+            assert len(engine.ask([1], 12).tokens) == 12

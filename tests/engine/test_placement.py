@@ -23,21 +23,22 @@ from tests.support.running import running
 def list_plan_notes(settings: EngineSettings, context: int, gpu: bool) -> list[str]:
     """Return the first clause of the note of every plan that is tried, in order."""
     notes = []
-    while plan := models.choose_smaller_plan(settings, 32, context, gpu):
+    while plan := models.choose_smaller_plan(settings, 32, context, gpu, heads=1):
         settings, note = plan.settings, plan.told
         context = settings.n_ctx or context
         notes.append(note.split(",")[0])
     return notes
 
 
-def test_the_targets_layers_leave_the_gpu_first_and_the_draft_last() -> None:
+def test_the_targets_layers_leave_the_gpu_first_and_its_drafts_last() -> None:
     notes = list_plan_notes(EngineSettings(), 8192, gpu=True)
     assert notes[0] == "Only 24 layers of the target are on the GPU"
-    assert notes[-4:] == [
+    assert notes[-5:] == [
         "Only 0 layers of the target are on the GPU",
         "The context is limited to 4096 tokens",
         "The context is limited to 2048 tokens",
         "The draft runs on the CPU: the GPU is full.",
+        "The model's MTP heads are left out",
     ]
 
 
@@ -45,6 +46,7 @@ def test_without_a_gpu_only_the_context_shrinks() -> None:
     assert list_plan_notes(EngineSettings(), 5000, gpu=False) == [
         "The context is limited to 2500 tokens",
         "The context is limited to 2048 tokens",
+        "The model's MTP heads are left out",
     ]
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from localspec import errors
 from localspec.config import Config
 from localspec.daemon.worker.queue import EDITOR_PLACES
-from localspec.paths import Paths
+from localspec.files import write_atomically
+from localspec.paths import Paths, read_file
 from localspec.protocol.frames import EngineSettings, PairFiles
 from localspec.protocol.pairs import FitView
 from localspec.protocol.settings import SHORT_CONTEXT_TOKENS
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from localspec.machine import Host
     from localspec.registry.header.fit import FreeMemory, LoadOptions, MemoryFit
     from localspec.registry.header.model import ModelInfo
+    from localspec.registry.header.rate import MemorySpeeds
 
 
 MIB = 1 << 20
@@ -42,6 +44,7 @@ class LoadPlan(NamedTuple):
     notes: sentences on what had to be reduced.
     beyond: why the requested settings do not fit, or "".
     plan: the expected use of memory, None if it is unknown.
+    read_gib: the GiB that a pass of the target reads on the GPU and in main memory, None if unknown.
     """
 
     pair: PairFiles
@@ -49,6 +52,7 @@ class LoadPlan(NamedTuple):
     notes: tuple[str, ...] = ()
     beyond: str = ""
     plan: FitView | None = None
+    read_gib: tuple[float, float] | None = None
 
 
 def engine_settings(config: Config, paths: Paths, *, safe_mode: bool = False) -> EngineSettings:
@@ -108,6 +112,7 @@ class LoadPlanner:
         self.pair = pair
         self.settings = settings
         self._built = built
+        self._speeds = load_speeds(settings.state_dir)
         self._models: tuple[ModelInfo, ModelInfo | None] | None = None
         with contextlib.suppress(errors.LocalspecError):
             draft = read_local_model(Path(pair.draft), as_draft=True) if pair.draft else None
@@ -155,10 +160,17 @@ class LoadPlanner:
             exact = fit.need_of_target(target, self._load(load)).total - chosen.target.total
         lacks = exact if chosen.needed + exact > chosen.free else 0
         changed = msgspec.structs.replace(settings, exact_lacks=lacks)
-        return _apply_fit(pair, changed, chosen, counted)
+        if not chosen.draft and fit.has_drafts(target, draft):
+            changed = msgspec.structs.replace(changed, own_heads=False)
+        planned = _apply_fit(pair, changed, chosen, counted)
+        if not counted and self._built != "cpu":
+            return planned  # Where the layers will be is not known.
+        return planned._replace(
+            read_gib=count_read_gib(target, planned.settings.n_gpu_layers if counted else 0)
+        )
 
     def _load(self, settings: EngineSettings) -> LoadOptions:
-        return memory_load(settings, self._built)
+        return replace(memory_load(settings, self._built), speeds=self._speeds)
 
     def min_bytes(self) -> int:
         """Return the bytes that the smallest possible plan needs."""
@@ -169,7 +181,7 @@ class LoadPlanner:
         target, _ = self._models
         n_ctx = self.settings.n_ctx or target.context
         context = min(n_ctx, target.context, fit.SMALLEST_CONTEXT)
-        return fit.total_need(target, None, replace(self._load(self.settings), context=context))
+        return fit.min_need(target, replace(self._load(self.settings), context=context))
 
 
 def file_sizes(pair: PairFiles) -> dict[str, int]:
@@ -219,6 +231,49 @@ def _apply_fit(
         pair = msgspec.structs.replace(pair, draft=None)
     changed = msgspec.structs.replace(settings, **changes)
     return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen))
+
+
+# ------------------------------------------------------------------------ speeds
+# What passes over weights in each memory cost here, as the loads of pairs have measured it.
+
+
+_SPEEDS_FILE = "memory_speeds.json"
+_MAX_MEASURED_ROWS = 8
+
+
+def load_speeds(state_dir: str) -> MemorySpeeds:
+    """Return the speeds that earlier loads have measured, or those of a usual workstation."""
+    from localspec.registry.header.rate import MemorySpeeds
+
+    if not state_dir:
+        return MemorySpeeds()
+    try:
+        return msgspec.json.decode(read_file(Path(state_dir) / _SPEEDS_FILE), type=MemorySpeeds)
+    except (OSError, ValueError):
+        return MemorySpeeds()
+
+
+def learn_speeds(planned: LoadPlan, profile: Mapping[str, Any]) -> None:
+    """Learn from the costs of passes that a load has measured, as in `Loaded.profile`."""
+    measured = {int(rows): float(ms) for rows, ms in (profile.get("target_ms") or {}).items()}
+    rows = max((rows for rows in measured if 1 < rows <= _MAX_MEASURED_ROWS), default=0)
+    state_dir = planned.settings.state_dir
+    if not planned.read_gib or not rows or 1 not in measured or not state_dir or planned.pair.rpc:
+        return
+    speeds = load_speeds(state_dir).learn(*planned.read_gib, measured[1], measured[rows], rows)
+    with contextlib.suppress(OSError):  # a full disk costs a good estimate, not the pair
+        write_atomically(Path(state_dir) / _SPEEDS_FILE, msgspec.json.encode(speeds), sync=False)
+
+
+def count_read_gib(target: ModelInfo, layers: int) -> tuple[float, float]:
+    """Return the GiB that a pass of one row reads on the GPU and in main memory. layers: on the GPU."""
+    from localspec.registry.header.rate import PassBytes, share_on_gpu
+
+    gib, share = PassBytes(target).count_gib(), share_on_gpu(target, layers)
+    return share * gib, (1 - share) * gib
+
+
+# ------------------------------------------------------------------------ free memory
 
 
 def free_memory(host: Host, workers: Collection[int] = ()) -> FreeMemory:

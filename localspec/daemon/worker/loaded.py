@@ -453,6 +453,7 @@ class LoadedPair:
             log.info("worker %d loads %s, safe mode %s", worker.pid, pair.name, engine.safe_mode)
             try:
                 info = await worker.load(planned.pair, planned.settings)
+                eviction.learn_speeds(planned, info.profile)
             except errors.LoadFailed:
                 await self.unload()
                 raise

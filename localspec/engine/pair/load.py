@@ -88,6 +88,7 @@ from localspec.protocol.frames import EngineSettings, PairFiles
 GPU_BATCH_FACTOR = 4
 # The share of the target's tokens in short texts that good heads and sidecars predict is more than half.
 POOR_AGREEMENT, DEAD_AGREEMENT = 0.25, 0.05
+LEFT_OUT = "this pair's drafts were left out, because memory is better used for the target"
 DEFAULT_CONTEXT = 8192  # tokens, if the settings name no context and the model allows it
 Progress = Callable[[str, float], None]
 Notice = Callable[[str], None]
@@ -177,7 +178,8 @@ def load_pair(
     concessions: dict[str, str] = {}  # what was reduced, with the last sentence about it
     while True:
         contention, notes = measuring.Contention(), list(concessions.values())
-        layers, n_ctx, remote = 0, settings.n_ctx or DEFAULT_CONTEXT, Remote([], ())
+        layers = n_heads = 0
+        n_ctx, remote = settings.n_ctx or DEFAULT_CONTEXT, Remote([], ())
         stack = ExitStack()  # closes contexts before the models they were made from
         try:
             threads = choose_threads(settings, notes)
@@ -185,17 +187,16 @@ def load_pair(
             open_with = partial(_open_model, stack, progress)
             target = open_target(open_with, files, settings, remote)
             opened(target)
-            layers, n_ctx = target.n_layer, min(n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
-            draft = None
-            if files.draft:
-                open_file = partial(open_with, "draft", files.draft)
-                draft = open_draft(open_file, settings, remote.devices)
+            layers, n_heads = target.n_layer, target.n_heads
+            n_ctx = min(n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
+            open_file = partial(open_with, "draft", files.draft)
+            draft = open_draft(open_file, settings, remote.devices) if files.draft else None
             models = plan_contexts(target, draft, settings, n_ctx, threads, remote, stack)
             return assemble_pair(job, models, notes, contention)
         except OutOfMemory as error:
             stack.close()
             plan = placement.choose_smaller_plan(
-                settings, layers, n_ctx, is_on_gpu(settings, remote.machines)
+                settings, layers, n_ctx, is_on_gpu(settings, remote.machines), n_heads
             )
             if plan is None:
                 raise _nothing_smaller(error) from error
@@ -285,7 +286,7 @@ def open_target(
     open_with: Callable[..., Model], files: PairFiles, settings: EngineSettings, remote: Remote
 ) -> Model:
     """Open the target. Raises LoadFailed if its cache cannot be of the type in the settings, OutOfMemory."""
-    heads = files.draft is None  # the target's own heads draft only if no other model does
+    heads = files.draft is None and settings.own_heads
     target = open_with("target", files.target, settings, heads=heads, devices=remote.devices)
     if remote.machines:
         enable_keepalive(remote.machines)
@@ -437,6 +438,8 @@ def make_draft_context(models: PairModels, context: Context, notes: list[str]) -
         return DraftContext(make(draft))
     model = models.target if draft is None else draft
     target = context if model.reads_target_cache or model.target_layers else None
+    if draft is None and not models.settings.own_heads:
+        return DraftContext(None, LEFT_OUT)
     if draft is None and not model.n_heads:
         return DraftContext(None)
     if reason := why_no_heads(model):

@@ -350,6 +350,7 @@ def hash_profile_key(
             engine_settings.split_mode,
             engine_settings.main_gpu,
         ],
+        **({} if engine_settings.own_heads else {"own_heads": False}),
         "flash_attention": models.attention,
         "kv": "/".join(dict.fromkeys(engine_settings.kv_types)),
         "extra_buffers": engine_settings.extra_buffers,
@@ -408,16 +409,17 @@ class SmallerPlan(NamedTuple):
     """The next plan, what it reduces, and a sentence that says so."""
 
     settings: EngineSettings
-    gives: Literal["layers", "context", "draft"]
+    gives: Literal["layers", "context", "draft", "heads"]
     told: str
 
 
 def choose_smaller_plan(
-    settings: EngineSettings, layers: int, context: int, gpu: bool
+    settings: EngineSettings, layers: int, context: int, gpu: bool, heads: int = 0
 ) -> SmallerPlan | None:
     """Return the next plan; None if nothing is left to reduce.
 
-    layers: of the target; 0: not known. context: the number of tokens that did not fit.
+    layers: of the target; 0: not known. context: the number of tokens that did not fit. heads: the target's
+    own MTP heads that are loaded.
     """
     replace = msgspec.structs.replace
     if gpu and settings.n_gpu_layers:
@@ -435,4 +437,7 @@ def choose_smaller_plan(
     if gpu and settings.draft_gpu_layers:
         sentence = "The draft runs on the CPU: the GPU is full."
         return SmallerPlan(replace(settings, draft_gpu_layers=0), "draft", sentence)
+    if heads and settings.own_heads:
+        sentence = "The model's MTP heads are left out, because memory is full."
+        return SmallerPlan(replace(settings, own_heads=False), "heads", sentence)
     return None

@@ -5,8 +5,8 @@ The amount of free memory is passed in.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from localspec.errors import DoesNotFit
@@ -19,6 +19,7 @@ from localspec.protocol.settings import (
 )
 from localspec.registry.header.architectures import is_hybrid
 from localspec.registry.header.model import ModelInfo
+from localspec.registry.header.rate import MemorySpeeds, RateEstimate
 
 # ------------------------------------------------------------------------ need
 # Compute how much memory a pair needs, from its headers and in the way llama.cpp allocates it.
@@ -59,7 +60,8 @@ class LoadOptions:
     the number of sequences. attention: "auto" on a device, else see
     `EngineSettings.cpu_flash_attention`. chosen: whether the CPU chose the attention. exact: whether
     there is a lane for exact mode, which has a cache of its own. prefixes: the maximum bytes for
-    prompts without a slot. cuda: whether layers are on a GPU with CUDA's kernels.
+    prompts without a slot. cuda: whether layers are on a GPU with CUDA's kernels. speeds: of both memories,
+    by which placements are compared.
     """
 
     context: int = 0
@@ -70,6 +72,7 @@ class LoadOptions:
     exact: bool = False
     prefixes: int = 0
     cuda: bool = False
+    speeds: MemorySpeeds = field(default_factory=MemorySpeeds)
 
     @property
     def quantizes(self) -> bool:
@@ -219,6 +222,8 @@ USUAL_CONTEXT = 8192
 USUAL_INPUT = 2048  # for an embedding model that must read a text in one pass
 AGENTS_CONTEXT = 65_536  # what programs that call tools usually need
 _CONTEXT_STEP = 1024  # a chosen context is a multiple of it
+# The first plan is only left for one that is estimated to be so much faster.
+_MIN_RATE_GAIN = 1.03
 # A chosen context leaves 1/8 of the free memory to other programs, and at least 256 MiB.
 _MARGIN_DIVISOR = 8
 _MIN_MARGIN_BYTES = 256 << 20
@@ -252,10 +257,12 @@ def _reserve_margin(free: int) -> int:
 class MemoryFit:
     """The chosen context and placement of a pair. `gpu_layers` −1 means all.
 
-    target, drafting: the memory needs of the models. prefixes: bytes for prompts without a slot. needed: the
-    sum of these and of the worker's own memory. free: the free bytes. on_gpu: the part of the needed bytes
-    on the GPU. others: the contexts that other types of KV cache allow, if longer. notes: sentences about
-    what was limited by memory. beyond: a sentence if more context was requested than the target supports.
+    draft: whether the draft, or the target's own heads, are loaded. target, drafting: the memory needs of the
+    models. prefixes: bytes for prompts without a slot. needed: the sum of these and of the worker's own
+    memory. free: the free bytes. on_gpu: the part of the needed bytes on the GPU. compared: a sentence about
+    drafts and layers that compete for the GPU. others: the contexts that other types of KV cache allow, if
+    longer. notes: sentences about what was limited by memory. beyond: a sentence if more context was
+    requested than the target supports.
     """
 
     context: int
@@ -268,6 +275,7 @@ class MemoryFit:
     drafting: MemoryNeed = NO_NEED
     prefixes: int = 0
     on_gpu: int = 0
+    compared: str = ""
     others: tuple[tuple[KvType, int], ...] = ()
     notes: tuple[str, ...] = ()
     beyond: str = ""
@@ -285,16 +293,36 @@ def judge_fit(needed: int, free: FreeMemory) -> Fits:
 
 def total_need(target: ModelInfo, draft: ModelInfo | None, load: LoadOptions) -> int:
     """Return the bytes needed with `load.context` tokens, without prompts that have no slot."""
-    return (
-        need_of_target(target, load).total
-        + _drafting_need(target, draft, load).total
-        + RUNTIME_BYTES
-    )
+    return sum(need.total for need in _list_needs(target, draft, load, drafts=True)) + RUNTIME_BYTES
 
 
-def _drafting_need(target: ModelInfo, draft: ModelInfo | None, load: LoadOptions) -> MemoryNeed:
-    """Return the needs of what drafts: the draft, or the target's own heads if it has any."""
-    return need_of_draft(draft, load) if draft else need_of_heads(target, load)
+def min_need(target: ModelInfo, load: LoadOptions) -> int:
+    """Return the bytes needed with `load.context` tokens if nothing drafts."""
+    return sum(need.total for need in _list_needs(target, None, load, drafts=False)) + RUNTIME_BYTES
+
+
+def _list_needs(
+    target: ModelInfo, draft: ModelInfo | None, load: LoadOptions, *, drafts: bool
+) -> tuple[MemoryNeed, MemoryNeed]:
+    """Return the needs of the target and of what drafts: the draft, or the target's own heads if any.
+
+    drafts: if False, neither the draft nor the heads are loaded.
+    """
+    need = need_of_target(target, load)
+    if drafts:
+        return need, need_of_draft(draft, load) if draft else need_of_heads(target, load)
+    return replace(need, weights=need.weights - _count_head_bytes(target)), NO_NEED
+
+
+def _count_head_bytes(model: ModelInfo) -> int:
+    """Return the bytes of the model's own MTP heads that the first of its files holds."""
+    prefixes = tuple(f"blk.{layer}." for layer in range(model.trunk_layers, model.layers))
+    return sum(tensor.size for tensor in model.header.tensors if tensor.name.startswith(prefixes))
+
+
+def has_drafts(target: ModelInfo, draft: ModelInfo | None) -> bool:
+    """Whether a pair has a draft model, a sidecar, or heads of its own."""
+    return draft is not None or any(target.kept.ahead)
 
 
 def fit_pair(
@@ -317,7 +345,7 @@ def fit_pair(
     chosen = _choose(target, draft, free, load)
     if chosen is None:
         min_context = min(load.context or max_context, max_context, SMALLEST_CONTEXT)
-        required = total_need(target, None, replace(load, context=min_context))
+        required = min_need(target, replace(load, context=min_context))
         raise DoesNotFit(
             f"{target.name} needs {required // MIB} MiB with {min_context} "
             f"tokens of context, but only {(free.ram + free.vram) // MIB} MiB are free; "
@@ -339,13 +367,13 @@ def fit_pair(
         beyond = f"The model supports at most {max_context} tokens of context; {load.context} were requested."
     chosen = replace(chosen, others=tuple(alternatives), beyond=beyond)
     requested_context = min(load.context or AGENTS_CONTEXT, max_context)
-    return replace(
-        chosen, notes=tuple(_describe_limits(chosen, requested_context, load, draft is not None))
-    )
+    dropped = "draft model" if draft else "model's MTP heads"
+    dropped = dropped if has_drafts(target, draft) and not chosen.draft else ""
+    return replace(chosen, notes=tuple(_describe_limits(chosen, requested_context, load, dropped)))
 
 
 def _describe_limits(
-    chosen: MemoryFit, requested: int, load: LoadOptions, has_draft: bool
+    chosen: MemoryFit, requested: int, load: LoadOptions, dropped: str
 ) -> Iterator[str]:
     """Yield sentences about what was limited by memory."""
     if chosen.context < requested:
@@ -360,16 +388,18 @@ def _describe_limits(
         else:
             claim = "agents usually need" if requested == AGENTS_CONTEXT else "the model supports"
             yield f"Memory allows {chosen.context} tokens of context {free}; {claim} {requested}.{hint}"
-    if has_draft and not chosen.draft:
-        yield "There is not enough memory for the draft model; decoding will be plain."
+    if chosen.compared:
+        yield chosen.compared
+    elif dropped:
+        yield f"There is not enough memory for the {dropped}; decoding will be plain."
     if chosen.gpu_layers > 0:
         yield f"{chosen.gpu_layers} layers of the target go to the GPU, the rest to main memory."
 
 
 class _Attempt(NamedTuple):
-    """A draft or none, the range of contexts to search, and the memory that must hold everything."""
+    """Whether drafts are loaded, the contexts to search, and the memory that must hold everything."""
 
-    draft: ModelInfo | None
+    drafts: bool
     min_context: int
     max_context: int
     memory: FreeMemory
@@ -381,39 +411,39 @@ def _choose(
 ) -> MemoryFit | None:
     """Return the first fit in the order of preference, or None."""
     max_context = min(load.context or target.context, target.context)
-    for attempt in _list_attempts(draft, free, load, max_context):
-        if fitted := _find_longest_context(target, attempt, load):
+    for attempt in _list_attempts(has_drafts(target, draft), free, load, max_context):
+        if fitted := _find_longest_context(target, draft, attempt, load):
             return replace(fitted, free=free.ram + free.vram)
     return None
 
 
 def _list_attempts(
-    draft: ModelInfo | None, free: FreeMemory, load: LoadOptions, max_context: int
+    can_draft: bool, free: FreeMemory, load: LoadOptions, max_context: int
 ) -> Iterator[_Attempt]:
     """Yield the attempts in the order of preference."""
     usual_context, min_context = min(max_context, USUAL_CONTEXT), min(max_context, SMALLEST_CONTEXT)
-    for candidate in (draft, None) if draft else (None,):
+    for drafts in (True, False) if can_draft else (False,):
         if load.context:
-            yield _Attempt(candidate, min_context, max_context, free)
+            yield _Attempt(drafts, min_context, max_context, free)
             continue
         if free.vram:
-            yield _Attempt(candidate, usual_context, max_context, free.shared, on_gpu=True)
-        acceptable_context = usual_context if candidate else min_context
+            yield _Attempt(drafts, usual_context, max_context, free.shared, on_gpu=True)
+        acceptable_context = usual_context if drafts else min_context
         yield _Attempt(
-            candidate, acceptable_context, usual_context if free.vram else max_context, free.shared
+            drafts, acceptable_context, usual_context if free.vram else max_context, free.shared
         )
-        yield _Attempt(candidate, acceptable_context, usual_context, free)
+        yield _Attempt(drafts, acceptable_context, usual_context, free)
 
 
 def _find_longest_context(
-    target: ModelInfo, attempt: _Attempt, load: LoadOptions
+    target: ModelInfo, draft: ModelInfo | None, attempt: _Attempt, load: LoadOptions
 ) -> MemoryFit | None:
     """Return the fit with the longest context that fits, or None."""
 
     def try_context(context: int) -> MemoryFit | None:
-        return _place_models(target, attempt, replace(load, context=context), reserved)
+        return _place_pair(target, draft, attempt, replace(load, context=context), reserved)
 
-    reserved = 0 if load.context else _reserve_for_prefixes(target, attempt, load)
+    reserved = 0 if load.context else _reserve_for_prefixes(target, draft, attempt, load)
     if longest := try_context(attempt.max_context):
         return longest
     longest = try_context(attempt.min_context)
@@ -430,46 +460,115 @@ def _find_longest_context(
     return longest
 
 
-def _reserve_for_prefixes(target: ModelInfo, attempt: _Attempt, load: LoadOptions) -> int:
+def _reserve_for_prefixes(
+    target: ModelInfo, draft: ModelInfo | None, attempt: _Attempt, load: LoadOptions
+) -> int:
     """Return the bytes that prompts without a slot get of the memory shared by caches."""
-    weights = target.weights + (attempt.draft.weights if attempt.draft else 0)
+    weights = target.weights + (draft.weights if draft and attempt.drafts else 0)
     available = min(attempt.memory.ram, attempt.memory.ram + attempt.memory.vram - weights)
     return max(min(load.prefixes, available // _PREFIX_DIVISOR), 0)
 
 
-def _place_models(
-    target: ModelInfo, attempt: _Attempt, load: LoadOptions, reserved: int
+def _place_pair(
+    target: ModelInfo, draft: ModelInfo | None, attempt: _Attempt, load: LoadOptions, reserved: int
 ) -> MemoryFit | None:
-    """Place both models on the GPU as far as possible and the others in main memory.
+    """Place both models, in the fastest way where drafts and layers of the target compete for the GPU.
 
     reserved: bytes that must stay free for prompts. Returns None if that does not fit.
     """
-    target_need = need_of_target(target, load)
-    draft_need = _drafting_need(target, attempt.draft, load)
+
+    def place(drafts: bool, draft_on_gpu: bool = False) -> MemoryFit | None:
+        needs = _list_needs(target, draft, load, drafts=drafts)
+        return _place_models(
+            target, needs, attempt, load, reserved, drafts=drafts, draft_on_gpu=draft_on_gpu
+        )
+
+    if not attempt.drafts:
+        return place(drafts=False)
+    # The draft on the GPU comes first: of equals, the first is taken.
+    plans = [place(drafts=True, draft_on_gpu=True)]
+    if draft is not None and (plans[0] is None or plans[0].gpu_layers >= 0):
+        plans.append(place(drafts=True))
+    fitting = [plan for plan in plans if plan]
+    if not fitting or not attempt.memory.vram or fitting[0].gpu_layers < 0:
+        return fitting[0] if fitting else None
+    if plain := place(drafts=False):
+        fitting.append(plain)
+    return _choose_fastest(fitting, RateEstimate(target, draft, load.speeds))
+
+
+def _choose_fastest(plans: Sequence[MemoryFit], estimate: RateEstimate) -> MemoryFit:
+    """Return the fastest plan, with a sentence about the one it is compared with.
+
+    The first has the draft on the GPU.
+    """
+    rates = [
+        estimate.tokens_per_second(
+            plan.gpu_layers, drafts=plan.draft, draft_on_gpu=plan.draft_gpu_layers != 0
+        )
+        for plan in plans
+    ]
+    best = max(range(len(plans)), key=rates.__getitem__)
+    if rates[best] < rates[0] * _MIN_RATE_GAIN:
+        best = 0
+    other = 0 if best else len(plans) - 1
+    chosen, rejected = plans[best], plans[other]
+    if chosen.gpu_layers == rejected.gpu_layers:
+        return chosen
+    what = "draft" if estimate.draft else "MTP heads"
+    claims = {
+        (True, True): f"The {what} and {chosen.gpu_layers} layers of the target share the GPU",
+        (True, False): f"The {what} runs on the CPU, which leaves the GPU to the target",
+        (False, False): f"Without drafts, {_describe_layers(chosen)} of the target are on the GPU",
+    }
+    return replace(
+        chosen,
+        compared=(
+            f"{claims[chosen.draft, chosen.draft_gpu_layers != 0]}: about {rates[best]:.3g} tokens/s, "
+            f"instead of {rates[other]:.3g} with {_describe_layers(rejected)} there"
+            f"{'' if rejected.draft else ' and no drafts'} (estimated)."
+        ),
+    )
+
+
+def _describe_layers(plan: MemoryFit) -> str:
+    return "all layers" if plan.gpu_layers < 0 else f"{plan.gpu_layers} layers"
+
+
+def _place_models(
+    target: ModelInfo,
+    needs: tuple[MemoryNeed, MemoryNeed],
+    attempt: _Attempt,
+    load: LoadOptions,
+    reserved: int,
+    *,
+    drafts: bool,
+    draft_on_gpu: bool,
+) -> MemoryFit | None:
+    """Place models of these needs on the GPU as far as possible, and the rest in main memory."""
+    target_need, draft_need = needs
     model_bytes, memory = target_need.total + draft_need.total, attempt.memory
     layers, draft_layers, on_gpu = 0, 0, 0
-    if memory.vram >= model_bytes:
-        layers, draft_layers, on_gpu = -1, -1 if attempt.draft else 0, model_bytes
+    if memory.vram >= model_bytes and (draft_on_gpu or not drafts):
+        layers, draft_layers, on_gpu = -1, -1 if drafts else 0, model_bytes
     elif attempt.on_gpu:
         return None
     elif memory.vram:
-        # The draft goes first: each of its steps is on the path of every token.
-        draft_layers = (
-            -1 if attempt.draft and draft_need.total + target_need.compute < memory.vram else 0
-        )
-        remaining = memory.vram - target_need.compute - (draft_need.total if draft_layers else 0)
+        if draft_on_gpu and draft_need.total <= memory.vram:
+            draft_layers, on_gpu = -1, draft_need.total
+        remaining = memory.vram - on_gpu - target_need.compute
         # The output matrix counts as one more layer.
         per_layer = (target_need.weights + target_need.cache) / (target.layers + 1)
-        layers = max(0, min(target.layers, int(remaining / per_layer)))
-        on_gpu = int(layers * per_layer) + (target_need.compute if layers else 0)
-        on_gpu += draft_need.total if draft_layers else 0
+        n_placed = max(0, min(target.layers + 1, int(remaining / per_layer)))
+        on_gpu += int(n_placed * per_layer) + (target_need.compute if n_placed else 0)
+        layers = n_placed if n_placed <= target.layers else -1
     remaining = memory.ram - RUNTIME_BYTES - (model_bytes - on_gpu)
     if remaining < reserved:
         return None
     prefixes = min(load.prefixes, max(remaining // 2, reserved))
     return MemoryFit(
         context=load.context,
-        draft=attempt.draft is not None,
+        draft=drafts,
         gpu_layers=layers,
         draft_gpu_layers=draft_layers,
         needed=model_bytes + RUNTIME_BYTES + prefixes,
