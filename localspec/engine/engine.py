@@ -15,7 +15,6 @@ from localspec.engine.scheduler import Scheduler
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.controller import Controller
 from localspec.engine.speculation.cost import Clock
-from localspec.engine.speculation.depth import PassCosts
 from localspec.engine.speculation.verification import DoubtfulToken
 from localspec.errors import Cancelled, LocalspecError
 from localspec.protocol.frames import Failed, Frame, Reading, Started, TokenLogprob
@@ -173,12 +172,8 @@ class Engine:
         """Draft for each sequence what is worth verifying. Return the sequences that still run."""
         if not any(sequence.step.drafts.limit > 0 for sequence in sequences):
             return sequences
-        count = len(sequences)
-        n_equal_sequences = count if lane.needs_equal_rows and count > 1 else 0
-        self._controller.draft(
-            [sequence.step for sequence in sequences],
-            PassCosts(lambda rows: lane.pass_ms(rows, count), n_equal_sequences),
-        )
+        steps = [sequence.step for sequence in sequences]
+        self._controller.draft(steps, lane.make_pass_costs(len(steps)))
         for sequence in sequences:
             if sequence.step.error is not None:
                 self._endings.fail(lane, sequence, sequence.step.error)

@@ -12,6 +12,7 @@ PARTS = {
     "start": "the daemon until it answers, and what it holds with nothing loaded",
     "gpu": "whether everything holds on this machine's GPU (scripts/gpu_check)",
     "engine": "tokens per second, plain and speculative",
+    "device": "the depth policy on a GPU's recorded costs, without a GPU",
     "tasks": "tokens per second on a real model, of tasks like people's",
     "api": "several clients, long prompts, cancellation, beside llama-server",
     "verdicts": "what `localspec bench` says of a bad pair, and of one that is good for code alone",

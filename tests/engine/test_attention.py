@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from localspec.engine.llama import Batch
-from localspec.engine.speculation.cost import AttentionCost, CostTable, parse_attention_costs
+from localspec.engine.speculation.cost import AttentionCost, CostTable, parse_pair_of_ms
 from localspec.protocol.frames import PairFiles
 from tests.support.pairs import BOS, expected
 from tests.support.running import GREEDY, Running, drafting
@@ -62,13 +62,13 @@ def test_attention_costs_never_become_negative(
         width_ms = attention.observe(rows, sequences, depth, ms, 10.0)
         assert width_ms >= 0
         assert min(attention.costs) >= 0
-    restored = parse_attention_costs(list(attention.costs))
+    restored = parse_pair_of_ms(list(attention.costs))
     assert restored == attention.costs or max(attention.costs) >= 1e3
 
 
 @pytest.mark.parametrize("stored", [None, [], [1], [1, "2"], [-1, 0], [0, 1e9], {"a": 1}, [[], 1]])
 def test_invalid_stored_costs_are_ignored(stored: object) -> None:
-    assert parse_attention_costs(stored) is None
+    assert parse_pair_of_ms(stored) is None
 
 
 def test_poor_drafts_are_skipped_deep_in_a_text(

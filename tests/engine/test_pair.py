@@ -196,7 +196,7 @@ def test_disturbed_profile_is_measured_again_when_quiet(
         def share(self) -> float:
             return foreign_share[0]
 
-    def measure(run: object, widths: Iterable[int], deadline: float, turn: object) -> PassTimes:
+    def measure(run: object, widths: Iterable[int], *_: object, **__: object) -> PassTimes:
         return PassTimes(dict.fromkeys(widths, pass_ms[0]), noise[0])
 
     monkeypatch.setattr("localspec.engine.pair.profile.Contention", Quiet)

@@ -21,7 +21,6 @@ from localspec.engine.pair.profile import (
     MAX_QUIET_NOISE,
     MAX_REPEATS,
     MIN_REPEATS,
-    SETTLING_PASSES,
     VERSION,
     WIDE_WIDTHS,
     Contention,
@@ -34,9 +33,14 @@ from localspec.engine.pair.profile import (
     parse_busy_seconds,
 )
 from localspec.engine.speculation.cost import (
+    NO_CHANGE,
     RETRY_INTERVAL_PASSES,
+    SETTLING_PASSES,
+    ChangeCost,
     CostProfile,
     CostTable,
+    UsedWidth,
+    WidthHistory,
     parse_cost_table,
 )
 from tests.support.replay import DRAFT_MS, TARGET_MS
@@ -203,7 +207,7 @@ def test_slow_passes_are_repeated_fewer_times() -> None:
 
 
 def test_with_time_every_width_to_sixteen_is_measured_and_two_wide_ones() -> None:
-    costs, _ = measure_widths(lambda width: None, budget_s=30.0)
+    costs = measure_widths(lambda width: None, budget_s=30.0).ms
     assert list(costs) == [*range(1, 17), *WIDE_WIDTHS]
     assert parse_cost_table({str(width): ms for width, ms in costs.items()}) is not None
 
@@ -246,17 +250,35 @@ def measure_disturbed(rng: random.Random, share: float) -> PassTimes:
     return measure_passes(run, range(1, 17), time.monotonic() + 60, lambda: time_s[0])
 
 
-def test_single_row_passes_are_measured_in_sequence() -> None:
-    """On CUDA, the first pass of a width starts kernels, the second is recorded, and later ones replay."""
+def measure_recorded(first_ms: float, second_ms: float) -> PassTimes:
+    """Measure passes of 3 ms and 0.2 ms per further row, whose first and second cost more.
+
+    On CUDA the first pass of a width starts kernels, the second is recorded, and later ones replay it.
+    """
     time_s, last_width, repeats = [0.0], 0, 0
 
     def run(width: int) -> None:
         nonlocal last_width, repeats
         last_width, repeats = width, repeats + 1 if width == last_width else 0
-        time_s[0] += (5.4, 5.8, 3.2)[min(repeats, 2)] / 1e3
+        extra_ms = (first_ms, second_ms, 0.0)[min(repeats, 2)]
+        time_s[0] += (3.0 + 0.2 * (width - 1) + extra_ms) / 1e3
 
-    costs = measure_passes(run, range(1, 9), time.monotonic() + 60, lambda: time_s[0]).ms
-    assert costs == pytest.approx({1: 3.2} | dict.fromkeys(range(2, 9), 5.4))
+    return measure_passes(run, range(1, 9), time.monotonic() + 60, lambda: time_s[0])
+
+
+def test_a_change_of_width_is_measured_apart_from_the_widths() -> None:
+    measured = measure_recorded(2.2, 5.0)
+    assert measured.ms == pytest.approx({width: 3.0 + 0.2 * (width - 1) for width in range(1, 9)})
+    assert measured.change == pytest.approx((2.2, 5.0))
+
+
+def test_a_small_change_of_width_belongs_to_the_wider_pass() -> None:
+    """As on a CPU, where a pass follows one of another width if it is not the usual one."""
+    measured = measure_recorded(0.1, 0.0)
+    assert measured.change == NO_CHANGE
+    assert measured.ms == pytest.approx(
+        {1: 3.0} | {width: 3.1 + 0.2 * (width - 1) for width in range(2, 9)}
+    )
 
 
 def test_noise_is_measured_by_the_passes_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +316,6 @@ def test_contention_is_the_share_of_other_processes() -> None:
 
 
 def test_only_a_disturbed_profile_is_measured_again_when_quiet() -> None:
-    table = {1: 1.0}
     for noise, contention, used in (
         (0.01, 0.0, True),
         (0.01, 0.9, True),
@@ -304,12 +325,21 @@ def test_only_a_disturbed_profile_is_measured_again_when_quiet() -> None:
         ("x", 0.01, False),
         (float("nan"), 0.01, False),
     ):
-        stored = StoredProfile.of({"target_ms": {"1": 1.0}, "noise": noise})
-        assert stored.is_usable(stored.target, contention) is used
-    stored = StoredProfile(table, None, 0.6)
-    assert stored.choose_quieter(table, PassTimes({1: 2.0}, 0.05)).ms == {1: 2.0}
-    assert stored.choose_quieter(table, PassTimes({1: 2.0}, 0.9)) == (table, 0.6)
-    assert stored.choose_quieter(None, PassTimes({1: 2.0}, 0.9)).noise == 0.9
+        content = {"target_ms": {"1": 1.0}, "target_change_ms": [0.0, 0.0], "noise": noise}
+        stored = StoredProfile.of(content)
+        measured = stored.use_or_measure(
+            stored.target, contention, lambda: PassTimes({1: 2.0}, 0.0)
+        )
+        assert measured.ms == ({1: 1.0} if used else {1: 2.0})
+    known = PassTimes({1: 1.0}, 0.6)
+    stored = StoredProfile(known, None, 0.6)
+    assert stored.use_or_measure(known, 0.0, lambda: PassTimes({1: 2.0}, 0.9)) == known
+    assert stored.use_or_measure(None, 0.0, lambda: PassTimes({1: 2.0}, 0.9)).noise == 0.9
+
+
+@pytest.mark.parametrize("change", [None, [1.0], [1.0, "x"], [1.0, -1.0], {"a": 1}])
+def test_a_profile_without_the_cost_of_a_change_is_measured_again(change: object) -> None:
+    assert StoredProfile.of({"target_ms": {"1": 1.0}, "target_change_ms": change}).target is None
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -389,3 +419,37 @@ def test_a_profile_belongs_to_files_settings_and_build(tmp_path: Path) -> None:
     assert hash_identity([str(file)], {"threads": 1}, "0.2") != reference
     file.write_bytes(b"other")
     assert hash_identity([str(file)], {"threads": 1}, "0.1") != reference
+
+
+# ---------------------------------------------------------------------------- changes of width
+
+
+@given(tables, st.integers(1, 64), st.integers(0, 200), st.floats(0, 50))
+def test_a_pass_is_padded_to_the_width_in_use_where_that_costs_less(
+    measured: dict[int, float], rows: int, last: int, price_ms: float
+) -> None:
+    table, used = CostTable(measured), UsedWidth(last, price_ms)
+    width = table.padded_width(rows, used)
+
+    def cost_ms(width: int) -> float:
+        return table.ms(width) + price_ms * (width != last)
+
+    assert width >= rows
+    assert table.padded_ms(rows, used)[rows] == pytest.approx(cost_ms(width))
+    if rows <= last <= 64 and price_ms:
+        assert cost_ms(width) <= cost_ms(last) * 1.021
+
+
+@given(st.lists(st.integers(1, 64), max_size=200))
+def test_a_change_is_cheaper_the_longer_a_width_lasts(widths: list[int]) -> None:
+    history, change = WidthHistory(ChangeCost(1.0, 9.0)), 10.0
+    for width in widths:
+        history.note(width)
+        used = history.used
+        assert used.rows == width
+        assert change / 49 < used.change_ms <= change / 2
+    before = history.used.change_ms
+    for width in [1] * 48 + [2] * 48 + [1]:
+        history.note(width)
+    assert history.used.change_ms <= before + 0.5
+    assert WidthHistory(NO_CHANGE).used == UsedWidth()

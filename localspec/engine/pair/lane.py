@@ -17,11 +17,16 @@ import numpy as np
 from localspec.engine.cache.prefixes import common_prefix
 from localspec.engine.cache.slots import Slots
 from localspec.engine.llama import Batch, Context
-from localspec.engine.pair.profile import SETTLING_PASSES, WIDTHS, PrefillCost, estimate_depth_ratio
+from localspec.engine.pair.profile import WIDTHS, PrefillCost, estimate_depth_ratio
 from localspec.engine.sequence import Sequence, TokenizedRequest
 from localspec.engine.speculation.acceptance import Floats
-from localspec.engine.speculation.cost import AttentionCost, Clock, CostTable
-from localspec.engine.speculation.depth import MAX_DEPTH
+from localspec.engine.speculation.cost import (
+    AttentionCost,
+    Clock,
+    CostTable,
+    WidthHistory,
+)
+from localspec.engine.speculation.depth import MAX_DEPTH, PassCosts
 from localspec.engine.speculation.drafters.draft_model import DraftModel
 
 EXACT_CHUNK_TOKENS = 128  # tokens of a prompt read in one pass of the exact lane
@@ -44,7 +49,7 @@ class Lane:
     pass_s: longest pass in seconds. gap_s: longest pass that reads prompts beside sequences that decode,
     which have to wait for it. 0: no limit.
     attention: the costs of attention as learned before.
-    on_gpu: the lane computes on a GPU, where a pass costs more if its width differs from the last one's.
+    on_gpu: the lane computes on a GPU, where a pass cannot be interrupted.
     """
 
     def __init__(
@@ -73,8 +78,7 @@ class Lane:
             lambda: 1e3 * self.reading.expected.deeper_s, attention, on_gpu
         )
         self._on_gpu = on_gpu
-        # The rows of the last pass, and how many passes before it had as many.
-        self._last_rows = self._n_repeats = 0
+        self._widths = WidthHistory(costs.change)
         self.width = width
         self.drafter: DraftModel | None = None  # only of this lane, if it is not the pair's
         self.active: list[Sequence] = []
@@ -110,6 +114,11 @@ class Lane:
         """
         return self.rollback is not None
 
+    def make_pass_costs(self, n_sequences: int) -> PassCosts:
+        """Return the costs of passes over `n_sequences` sequences, for a decision."""
+        n_equal_sequences = n_sequences if self.needs_equal_rows and n_sequences > 1 else 0
+        return PassCosts(lambda rows: self.pass_ms(rows, n_sequences), n_equal_sequences)
+
     def pass_ms(self, rows: int, n_sequences: int = 1) -> Floats:
         """Return the milliseconds (rows + 1,) of a pass, by the number of rows that it must hold.
 
@@ -119,14 +128,12 @@ class Lane:
         if self.width is None:
             attention_ms = self.attention.ms(counts, n_sequences, self._depth)
             attention_ms[0] = 0.0  # no pass
-            return np.asarray(self.costs.for_sequences(n_sequences).padded_ms(rows) + attention_ms)
+            costs = self.costs.for_sequences(n_sequences)
+            return np.asarray(costs.padded_ms(rows, self._widths.used) + attention_ms)
         return np.asarray(-(-counts // self.width) * self.plain_ms(1))
 
     def plain_ms(self, n_sequences: int) -> float:
-        """Return the milliseconds of a pass in which each sequence has one row.
-
-        This is the last entry of `pass_ms`, computed directly because every round needs it.
-        """
+        """Return the milliseconds of a pass in which each sequence has one row, as all before it."""
         rows, costs = self.width or n_sequences, self.costs.for_sequences(n_sequences)
         width_ms = costs.ms(self.width or costs.padded_width(rows))
         return width_ms + self.attention.ms(float(rows), n_sequences, self._depth)
@@ -141,7 +148,7 @@ class Lane:
         """Return the width of the next pass, which must hold `rows` rows of `n_sequences` sequences."""
         if self.width is not None:
             return max(self.width, rows)
-        return self.costs.for_sequences(n_sequences).choose_width(rows)
+        return self.costs.for_sequences(n_sequences).choose_width(rows, self._widths.used)
 
     def limit_chunk(self, start: int, n_unread: int, max_tokens: int) -> int:
         """Return how many of `n_unread` prompt tokens to read in one pass, from position `start`."""
@@ -230,9 +237,8 @@ class Lane:
             self.n_sequence_passes + n_sequences,
         )
         rows, costs = self.batch.rows, self.costs.for_sequences(n_sequences)
-        self._n_repeats = self._n_repeats + 1 if rows == self._last_rows else 0
-        self._last_rows = rows
-        if timed and self._is_informative(rows, costs.padded_width(n_sequences)):
+        self._widths.note(rows)
+        if timed and self._widths.is_replayed:
             depth, width_ms = self.batch.mean_position, costs.ms(rows)
             width_cost_ms = self.attention.observe(
                 rows, n_sequences, depth, spent_s * 1e3, width_ms
@@ -241,15 +247,6 @@ class Lane:
         elif not timed and not scored:
             self._learn_prefill(spent_s)
         return spent_s
-
-    def _is_informative(self, rows: int, plain_rows: int) -> bool:
-        """Whether the time of a pass says what its rows cost. plain_rows: rows of a pass without drafts.
-
-        On a GPU the first passes without drafts after some with drafts are slowed down by the change (on an
-        H100 they take 5.4 ms instead of 3.2 ms). If that counted as the cost of plain decoding, useless
-        drafts would look good.
-        """
-        return not self._on_gpu or rows > plain_rows or self._n_repeats >= SETTLING_PASSES
 
 
 # ------------------------------------------------------------------------ room

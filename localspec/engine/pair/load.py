@@ -145,7 +145,7 @@ class Earlier(NamedTuple):
 
     def costs(
         self,
-        known: dict[int, float] | None,
+        known: PassTimes | None,
         measure: Callable[[], PassTimes],
         max_rows_each: int = 0,
     ) -> Costs:
@@ -154,7 +154,8 @@ class Earlier(NamedTuple):
         max_rows_each: as in `CostTable`.
         """
         measured = self.stored.use_or_measure(known, self.contention, measure)
-        return Costs(CostTable(measured.ms, max_rows_each=max_rows_each), measured.noise)
+        table = CostTable(measured.ms, max_rows_each=max_rows_each, change=measured.change)
+        return Costs(table, measured.noise)
 
 
 def load_pair(

@@ -10,7 +10,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +20,13 @@ from localspec import files
 from localspec.engine.llama import Model
 from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import (
+    NO_CHANGE,
+    SETTLING_PASSES,
+    ChangeCost,
     Clock,
     CostProfile,
-    parse_attention_costs,
     parse_cost_table,
+    parse_pair_of_ms,
 )
 from localspec.engine.speculation.drafters.base import Drafter
 from localspec.paths import read_file
@@ -113,9 +116,10 @@ WIDE_WIDTHS = (32, 64)  # passes that copy text; a row costs less there than nar
 BUDGET_S = 2.0
 MIN_REPEATS, MAX_REPEATS = 5, 25
 EXTRA_REPEATS_S = 0.25  # after this time no width is run more than MIN_REPEATS times
-# Passes of one row to run before one that is timed. llama.cpp has a graph from the second pass of a width on,
-# and on CUDA the second pass records that graph for the third.
-SETTLING_PASSES = 2
+# A change of the width counts from this share of a pass of one row and this time on. CPUs have none to speak
+# of. It is the difference between the shortest of some times, which disturbances do not make.
+MIN_CHANGE_SHARE, MIN_CHANGE_MS = 0.05, 0.3
+CHANGE_REPEATS = 3
 
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = slice(3, 5)  # idle, and waiting for a disk
@@ -179,6 +183,7 @@ class PassTimes(NamedTuple):
 
     ms: dict[int, float]
     noise: float
+    change: ChangeCost = NO_CHANGE
 
 
 def measure_passes(
@@ -187,6 +192,8 @@ def measure_passes(
     deadline: float,
     clock: Clock = time.perf_counter,
     turn: HoldCpu = nullcontext,
+    *,
+    change: ChangeCost = NO_CHANGE,
 ) -> PassTimes:
     """Return the median milliseconds of `run(width)` per width, measured until `deadline` (time.monotonic).
 
@@ -195,9 +202,11 @@ def measure_passes(
     takes next to none, because a disturbance hits several of such short runs. Each run is made inside a
     `turn`, whose wait is not counted.
 
-    llama.cpp keeps the graph of a pass for the next one of the same width. So passes of one row, which follow
-    each other in practice, are timed after SETTLING_PASSES others like them. The other widths, which come
-    between those, are timed after a pass of another width.
+    llama.cpp keeps the graph of a pass for the next one of the same width, and CUDA records it at the second
+    one. So passes of one row, which follow each other in practice, are timed after SETTLING_PASSES others
+    like them. Those tell what a change of the width costs. Where that is much, all widths are timed so.
+
+    change: what a change costs, if that is known, as from an earlier measurement.
     """
     widths = list(widths)
     contention = Contention()
@@ -205,23 +214,47 @@ def measure_passes(
         with turn():
             run(width)
     times: dict[int, list[float]] = {width: [] for width in widths}
+    settling: list[list[float]] = []  # each a first, a second and a third pass of one row
     extra_deadline = min(time.monotonic() + EXTRA_REPEATS_S, deadline)
     for repeat in range(MAX_REPEATS):
         if repeat >= MIN_REPEATS and time.monotonic() > extra_deadline:
             break
         for width in widths:
-            if repeat and time.monotonic() > deadline:
+            if times[width] and time.monotonic() > deadline:
                 break
-            with turn():
-                for _ in range(SETTLING_PASSES if width == 1 else 0):
-                    run(width)
-                start = clock()
-                run(width)
-                times[width].append((clock() - start) * 1e3)
+            n_settling = SETTLING_PASSES if width == 1 or change != NO_CHANGE else 0
+            spent = _time_runs(run, width, n_settling + 1, clock, turn)
+            times[width].append(spent[-1])
+            if width == 1:
+                settling.append(spent)
+        if repeat == CHANGE_REPEATS - 1 and settling and change == NO_CHANGE:
+            change = _find_change(settling)
+            if change != NO_CHANGE:
+                times = {width: times[width] if width == 1 else [] for width in widths}
     ms = {width: statistics.median(spent) for width, spent in times.items()}
     # A disturbance makes single runs longer. On a quiet machine the median is near the shortest run.
     spread = statistics.median(ms[width] / max(min(times[width]), 1e-9) - 1 for width in widths)
-    return PassTimes(ms, min(max(spread, contention.share), 1.0))
+    return PassTimes(ms, min(max(spread, contention.share), 1.0), change)
+
+
+def _time_runs(
+    run: Callable[[int], None], width: int, count: int, clock: Clock, turn: HoldCpu
+) -> list[float]:
+    """Return the milliseconds of each of `count` runs in a row."""
+    spent = []
+    with turn():
+        for _ in range(count):
+            start = clock()
+            run(width)
+            spent.append((clock() - start) * 1e3)
+    return spent
+
+
+def _find_change(settling: Sequence[Sequence[float]]) -> ChangeCost:
+    """Return what a change of the width costs, from the times of passes of one row after a wider one."""
+    first, second, later = (min(times) for times in zip(*settling, strict=True))
+    change = ChangeCost(max(first - later, 0.0), max(second - later, 0.0))
+    return change if change.total_ms > max(MIN_CHANGE_SHARE * later, MIN_CHANGE_MS) else NO_CHANGE
 
 
 def measure_widths(
@@ -243,10 +276,10 @@ def measure_widths(
     noise = measured.noise
     # Each wide width is run twice, which takes less than this.
     if 2 * measured.ms[8] / 8 * sum(WIDE_WIDTHS) < 2e3 * budget_s:
-        wide = measure_passes(run, WIDE_WIDTHS, 0.0, turn=turn)
+        wide = measure_passes(run, WIDE_WIDTHS, 0.0, turn=turn, change=measured.change)
         measured.ms.update(wide.ms)
         noise = max(noise, wide.noise)
-    return PassTimes(dict(sorted(measured.ms.items())), noise)
+    return PassTimes(dict(sorted(measured.ms.items())), noise, measured.change)
 
 
 # ------------------------------------------------------------------------ profile
@@ -266,8 +299,8 @@ class StoredProfile:
     that finds the machine quiet, and replaced by the one that was disturbed less.
     """
 
-    target: dict[int, float] | None
-    draft: dict[int, float] | None
+    target: PassTimes | None
+    draft: PassTimes | None
     noise: float
     overhead_ms: float = 0.3
     calibrations: Mapping[str, Any] = field(default_factory=dict)
@@ -282,37 +315,31 @@ class StoredProfile:
         learned, width = content.get("calibration"), content.get("exact_width")
         agreement = content.get("agreement")
         is_valid = isinstance(noise, int | float) and 0 <= noise <= 1
+        known_noise = float(noise) if is_valid and noise is not None else 1.0
         return cls(
-            parse_cost_table(content.get("target_ms")),
-            parse_cost_table(content.get("draft_ms")),
-            float(noise) if is_valid and noise is not None else 1.0,
+            _parse_pass_times(content, "target", known_noise),
+            _parse_pass_times(content, "draft", known_noise),
+            known_noise,
             overhead if isinstance(overhead, float) and 0 < overhead < 1e3 else cls.overhead_ms,
             learned if isinstance(learned, dict) else {},
             width if isinstance(width, int) else None,
-            parse_attention_costs(content.get("attention_ms")),
+            parse_pair_of_ms(content.get("attention_ms")),
             agreement if isinstance(agreement, float) and 0 <= agreement <= 1 else cls.agreement,
         )
 
-    def is_usable(self, table: dict[int, float] | None, contention: float) -> bool:
-        """Whether a stored table can be used as it is. contention: the share of the machine in use now."""
-        return table is not None and (self.noise <= MAX_QUIET_NOISE or contention > MAX_QUIET_NOISE)
-
-    def choose_quieter(self, table: dict[int, float] | None, measured: PassTimes) -> PassTimes:
-        """Return the table that was disturbed less."""
-        if table is None or measured.noise <= self.noise:
-            return measured
-        return PassTimes(table, self.noise)
-
     def use_or_measure(
-        self,
-        table: dict[int, float] | None,
-        contention: float,
-        measure: Callable[[], PassTimes],
+        self, known: PassTimes | None, contention: float, measure: Callable[[], PassTimes]
     ) -> PassTimes:
-        """Return a stored table if it is good enough, else measure now and return the better one."""
-        if table is not None and self.is_usable(table, contention):
-            return PassTimes(table, self.noise)
-        return self.choose_quieter(table, measure())
+        """Return stored times if they are good enough, else measure now and return the better ones.
+
+        contention: the share of the machine in use now.
+        """
+        if known is None:
+            return measure()
+        if self.noise <= MAX_QUIET_NOISE or contention > MAX_QUIET_NOISE:
+            return known
+        measured = measure()
+        return measured if measured.noise <= self.noise else known
 
     def load_calibrations(self, kinds: Iterable[type[Drafter]]) -> dict[str, Calibration]:
         """Return what was learned of each kind of drafts, by its name."""
@@ -324,6 +351,13 @@ class StoredProfile:
             )
             for drafter in kinds
         }
+
+
+def _parse_pass_times(content: Mapping[str, Any], model: str, noise: float) -> PassTimes | None:
+    """Return the stored times of a model's passes, or None if they are not valid."""
+    table = parse_cost_table(content.get(f"{model}_ms"))
+    change = parse_pair_of_ms(content.get(f"{model}_change_ms"))
+    return PassTimes(table, noise, ChangeCost(*change)) if table and change else None
 
 
 @dataclass

@@ -387,13 +387,13 @@ def _drafting_ms(step: SequenceStep, steps: list[SequenceStep]) -> float:
 
     Fewer sequences take part in deeper steps of the draft model, so each one's share of them is larger.
     """
-    if step.candidate is None or (table := step.candidate.steps) is None:
-        candidate = step.candidate
-        if candidate is None or not step.drafted:
-            return 0.0
+    candidate = step.candidate
+    if candidate is None or not step.drafted:
+        return 0.0
+    if (table := candidate.steps) is None:
         return step.drafted * candidate.step_ms + candidate.round_ms
     together = (sum(other.drafted > depth for other in steps) for depth in range(step.drafted))
-    return sum(table.ms(count) / count for count in together)
+    return candidate.round_ms + sum(table.ms(count) / count for count in together)
 
 
 def _limit_to_budget(steps: list[SequenceStep], costs: RoundCosts, base_rows: int) -> None:

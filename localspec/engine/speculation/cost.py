@@ -3,13 +3,17 @@
 A target pass of width w (rows) takes t_v(w) milliseconds. That is a staircase, and not even monotonic,
 because kernels work in groups of rows. So the table holds measured widths, `padded(n)` is the cheapest width
 that holds n rows, and the policy compares whole candidates.
+
+A device that records graphs, as CUDA does, replays passes of one width. After a change of the width, the
+first pass runs without a graph and the second records one, which costs more than either. Such a change is
+counted as a part of the pass that makes it, so that a width is only left for what is worth it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +41,70 @@ WELL_MEASURED_ROWS, SINGLE_WEIGHT = 16, 0.5
 MEASURED_ROUNDS, GUESSED_ROUNDS = 12, 3
 
 
+# Passes of one width after which the next one is replayed.
+SETTLING_PASSES = 2
+
+
+class ChangeCost(NamedTuple):
+    """What the first and the second pass of another width cost more than later ones, in milliseconds."""
+
+    first_ms: float = 0.0
+    second_ms: float = 0.0
+
+    @property
+    def total_ms(self) -> float:
+        return self.first_ms + self.second_ms
+
+
+NO_CHANGE = ChangeCost()
+
+
+class UsedWidth(NamedTuple):
+    """The width whose next pass costs no change, and the price of another one, in milliseconds."""
+
+    rows: int = 0
+    change_ms: float = 0.0
+
+
+NO_WIDTH = UsedWidth()
+
+
+# The cost of a change is spread over the passes until the next one: as many as there were between earlier
+# ones, at first INITIAL_RUN.
+INITIAL_RUN, MIN_RUN, MAX_RUN = 24.0, 2.0, 48.0
+RUN_WEIGHT = 0.1  # of the last run of equal passes
+
+
+class WidthHistory:
+    """The widths of the passes of a context: how long it stays at one, and what a change costs there."""
+
+    def __init__(self, change: ChangeCost) -> None:
+        self._change = change
+        self._last = self._n_repeats = 0
+        self._run = INITIAL_RUN  # passes between two changes, averaged
+
+    def note(self, rows: int) -> None:
+        """Note a pass of `rows` rows."""
+        if rows == self._last:
+            self._n_repeats += 1
+            return
+        if 0 < self._last <= MAX_ROUND_ROWS >= rows:
+            self._run += RUN_WEIGHT * (min(self._n_repeats + 1, MAX_RUN) - self._run)
+        self._last, self._n_repeats = rows, 0
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the last pass cost no change, not even that its graph was recorded."""
+        return not self._change.total_ms or self._n_repeats >= SETTLING_PASSES
+
+    @property
+    def used(self) -> UsedWidth:
+        """The width in use, and the price of another one."""
+        if not self._change.total_ms:
+            return NO_WIDTH
+        return UsedWidth(self._last, round(self._change.total_ms / max(self._run, MIN_RUN), 2))
+
+
 class CostTable:
     """The milliseconds of a pass of one model, by width.
 
@@ -51,12 +119,13 @@ class CostTable:
         rounds: int = MEASURED_ROUNDS,
         max_rows_each: int = 0,
         sequences: int = 1,
+        change: ChangeCost = NO_CHANGE,
     ) -> None:
-        """Make a table of the measured milliseconds by width.
+        """Make a table of the measured milliseconds by width, of passes that follow others of their width.
 
         rounds: the weight of the given times, in rounds; each observation weighs less the larger it is.
         max_rows_each: limit of a sequence's rows in a padded pass, where all `sequences` have as many; 0:
-        none.
+        none. change: the cost of another width.
         """
         if not measured or 1 not in measured or min(measured.values()) <= 0:
             raise ValueError("a cost table needs a positive time for width 1")
@@ -67,8 +136,10 @@ class CostTable:
         self._measured = self._ms[:]
         self._observed_widths: set[int] = set()  # widths that rounds have had
         self._drift = 1.0
-        self._table: npt.NDArray[np.float64] | None = None
-        self._padded: dict[int, int] = {}  # results of `padded_width`, valid as long as `_table`
+        self.change = change
+        # Results of `padded_ms` and `padded_width`, by the width in use and the latter also by rows.
+        self._tables: dict[UsedWidth, npt.NDArray[np.float64]] = {}
+        self._padded: dict[tuple[int, UsedWidth], int] = {}
         self._n_padded = 0  # padded passes
         self._n_observed = 0
         self._rounds = rounds
@@ -84,7 +155,9 @@ class CostTable:
         if sequences <= 1:
             return self
         if sequences not in self._shared:
-            table = CostTable(self.as_dict(), GUESSED_ROUNDS, self._max_rows_each, sequences)
+            table = CostTable(
+                self.as_dict(), GUESSED_ROUNDS, self._max_rows_each, sequences, self.change
+            )
             self._shared[sequences] = table
         return self._shared[sequences]
 
@@ -107,57 +180,64 @@ class CostTable:
         extra_ms = np.maximum(rows - widths[-1], 0) * slope
         return np.asarray(np.interp(rows, widths, ms) + extra_ms)
 
-    def padded_width(self, rows: int) -> int:
-        """Return the cheapest known width ≥ rows, or `rows` itself if no other is cheaper."""
-        if rows not in self._padded:
-            self._padded[rows] = self._find_cheapest(rows)
-        return self._padded[rows]
+    def padded_width(self, rows: int, used: UsedWidth = NO_WIDTH) -> int:
+        """Return the cheapest known width ≥ rows, or `rows` itself if no other is cheaper.
 
-    def choose_width(self, rows: int) -> int:
+        used: the width of the last pass, which alone costs no change.
+        """
+        if (rows, used) not in self._padded:
+            self._padded[rows, used] = self._find_cheapest(rows, used)
+        return self._padded[rows, used]
+
+    def choose_width(self, rows: int, used: UsedWidth = NO_WIDTH) -> int:
         """Return how wide the next pass of `rows` rows is: padded, but now and then exactly `rows`."""
-        width = self.padded_width(rows)
-        if width > rows:
+        width = self.padded_width(rows, used)
+        if width > rows and not used.change_ms:
             self._n_padded += 1
             if self._n_padded % RETRY_INTERVAL_PASSES == 0:
                 return rows
         return width
 
-    def _find_cheapest(self, rows: int) -> int:
-        widths, ms = self._list_pad_widths()
+    def _find_cheapest(self, rows: int, used: UsedWidth) -> int:
+        widths, ms = self._list_pad_widths(used)
         at = bisect_right(widths, rows)
         if at == len(widths):
             return rows
         best = min(range(at, len(ms)), key=ms.__getitem__)
         # A gain below 2 % is noise, and padding is not free.
-        own_ms = self.ms(rows) / self._drift
+        own_ms = (self.ms(rows) + used.change_ms * (rows != used.rows)) / self._drift
         return widths[best] if ms[best] < own_ms * 0.98 else rows
 
-    def _list_pad_widths(self) -> tuple[list[int], list[float]]:
+    def _list_pad_widths(self, used: UsedWidth) -> tuple[list[int], list[float]]:
         """Return the widths that passes may be padded to, and their milliseconds without drift."""
-        if not self._max_rows_each:
-            return self._widths, self._ms
+        known = dict(zip(self._widths, self._ms, strict=True))
+        if 0 < used.rows <= MAX_ROUND_ROWS:
+            known[used.rows] = self.ms(used.rows) / self._drift
         max_rows = self._max_rows_each * self._sequences
-        pairs = zip(self._widths, self._ms, strict=True)
-        allowed = [
-            (width, ms) for width, ms in pairs if width <= max_rows and width % self._sequences == 0
+        pairs = [
+            (width, ms + used.change_ms / self._drift * (width != used.rows))
+            for width, ms in sorted(known.items())
+            if not max_rows or (width <= max_rows and width % self._sequences == 0)
         ]
-        return [width for width, _ in allowed], [ms for _, ms in allowed]
+        return [width for width, _ in pairs], [ms for _, ms in pairs]
 
-    def padded_ms(self, rows: int) -> npt.NDArray[np.float64]:
+    def padded_ms(self, rows: int, used: UsedWidth = NO_WIDTH) -> npt.NDArray[np.float64]:
         """Return the milliseconds (rows + 1,) of passes of 0…rows rows, padded where that is cheaper.
 
-        Entry 0 is zero: no pass.
+        Entry 0 is zero: no pass. used: as in `padded_width`.
         """
-        if self._table is None or len(self._table) <= rows:
-            counts = np.arange(max(rows, 64) + 1)
-            own_ms = self._interpolate_ms(counts)
-            widths, ms = self._list_pad_widths()
+        table = self._tables.get(used)
+        if table is None or len(table) <= rows:
+            counts = np.arange(max(rows, MAX_ROUND_ROWS) + 1)
+            change_ms = used.change_ms / self._drift * (counts != used.rows)
+            table = self._interpolate_ms(counts) + change_ms
+            widths, ms = self._list_pad_widths(used)
             cheapest = np.append(np.minimum.accumulate(np.array(ms)[::-1])[::-1], np.inf)
             wider_ms = cheapest[np.searchsorted(widths, counts, side="right")]
-            own_ms = np.where(wider_ms < own_ms * 0.98, wider_ms, own_ms)
-            own_ms[0] = 0.0
-            self._table = own_ms
-        return np.asarray(self._table[: rows + 1] * self._drift)
+            table = np.where(wider_ms < table * 0.98, wider_ms, table)
+            table[0] = 0.0
+            self._tables[used] = table
+        return np.asarray(table[: rows + 1] * self._drift)
 
     def observe(self, width: int, ms: float) -> None:
         """Learn from a pass of `width` rows that took `ms`, limited to MAX_OUTLIER_RATIO."""
@@ -193,7 +273,7 @@ class CostTable:
         """Discard the cached results."""
         if 0 < len(self._observed_widths) < len(self._widths):
             self._scale_unobserved()
-        self._table = None
+        self._tables.clear()
         self._padded.clear()
 
     def _scale_unobserved(self) -> None:
@@ -247,7 +327,9 @@ class CostProfile:
     def as_dict(self) -> dict[str, Any]:
         return {
             "target_ms": self.target.as_dict(),
+            "target_change_ms": list(self.target.change),
             "draft_ms": self.draft.as_dict() if self.draft else None,
+            "draft_change_ms": list(self.draft.change) if self.draft else None,
             "overhead_ms": round(self.overhead_ms, 4),
         }
 
@@ -350,8 +432,8 @@ class AttentionCost:
         return float(width_ms * ratio ** (1 - share))
 
 
-def parse_attention_costs(stored: Any) -> tuple[float, float] | None:
-    """Return stored costs (a, c), or None if they are not valid."""
+def parse_pair_of_ms(stored: Any) -> tuple[float, float] | None:
+    """Return two stored costs in milliseconds, or None if they are not valid."""
     if not isinstance(stored, list) or len(stored) != 2:
         return None
     if not all(isinstance(cost, int | float) and 0 <= cost < 1e3 for cost in stored):

@@ -96,8 +96,7 @@ class Replay(Driven):
     """The engine walking along a trace, its passes costing what the profile says.
 
     depth: as a request's `speculative.depth`, None for `auto`. calibration: learns. sequences: that walk
-    at once, each along its own part of the trace, of the same length; dearer, change: as a
-    SimulatedContext's.
+    at once, each along its own part of the trace, of the same length; dearer: as a SimulatedContext's.
     """
 
     def __init__(
@@ -108,12 +107,9 @@ class Replay(Driven):
         depth: int | None = None,
         sequences: int = 1,
         dearer: float = 0.0,
-        change: Sequence[float] = (),
     ) -> None:
         self._time = SimulatedClock()
-        self._simulated = SimulatedPair(
-            trace, profile, calibration, self._time, sequences, dearer, change
-        )
+        self._simulated = SimulatedPair(trace, profile, calibration, self._time, sequences, dearer)
         super().__init__(self._simulated, self._time)
         self._overhead_ms = profile.overhead_ms
         self._tokens = len(trace.target) // sequences

@@ -113,8 +113,7 @@ class SimulatedContext(Context):
     """A context that says what a text has it say, and whose passes cost what a table says.
 
     passes: how many each sequence had a part in. dearer: how much more a pass costs for each sequence
-    beyond the first. change: milliseconds that the first passes of another width than the last one's cost
-    beyond their width's, as on a GPU.
+    beyond the first. The first passes of another width cost what `costs.change` says.
     """
 
     def __init__(
@@ -124,9 +123,8 @@ class SimulatedContext(Context):
         says: Said,
         n_seq: int,
         dearer: float = 0.0,
-        change: Sequence[float] = (),
     ) -> None:
-        self._change, self._rows, self._repeats = change, 0, 0
+        self._change, self._rows, self._repeats = costs.change, 0, 0
         self.model = _Model(_Vocab(says.vocabulary))
         self.n_ctx = says.places + n_seq * (MAX_DRAFTS + 2)
         self.n_seq, self.n_vocab = n_seq, says.vocabulary
@@ -178,17 +176,11 @@ class SimulatedContext(Context):
         pass  # nothing of C's is held
 
 
-def _measured(costs: CostTable, change: Sequence[float]) -> CostTable:
-    """Return what a load measures: one-row passes after others of one row, and all others after another."""
-    first = sum(change[:1])
-    return CostTable({width: ms + (width > 1) * first for width, ms in costs.as_dict().items()})
-
-
 class SimulatedPair(LoadedPair):
     """A loaded pair whose models play a trace, after a prompt of token 0.
 
     Several sequences play parts of it, each after a prompt of the token that stands before its own;
-    dearer, change: as SimulatedContext's; `costs` are those of passes that follow one of their width.
+    dearer: as SimulatedContext's.
     """
 
     def __init__(
@@ -199,7 +191,6 @@ class SimulatedPair(LoadedPair):
         clock: SimulatedClock,
         sequences: int = 1,
         dearer: float = 0.0,
-        change: Sequence[float] = (),
     ) -> None:
         """Prepare a replay. Raises ValueError if the costs have no draft."""
         if costs.draft is None:
@@ -210,13 +201,12 @@ class SimulatedPair(LoadedPair):
         ]
         sure = [confidence(at) for at in trace.buckets]
         script = Said(right, [0.99] * len(right))
-        target = SimulatedContext(clock, costs.target, script, sequences, dearer, change)
-        draft = SimulatedContext(
-            clock, costs.draft, Said(guessed, sure), sequences + 1, change=change
-        )
+        target = SimulatedContext(clock, costs.target, script, sequences, dearer)
+        draft = SimulatedContext(clock, costs.draft, Said(guessed, sure), sequences + 1)
         # Tables of its own, since the rounds correct them.
         table, steps = (
-            _measured(table_costs, change) for table_costs in (costs.target, costs.draft)
+            CostTable(measured.as_dict(), change=measured.change)
+            for measured in (costs.target, costs.draft)
         )
         settings, opened, n_ctx = EngineSettings(), ExitStack(), target.n_ctx
         models = PairModels(
@@ -227,7 +217,7 @@ class SimulatedPair(LoadedPair):
         super().__init__(
             files=PairFiles("simulated", ""),
             models=models,
-            shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock, on_gpu=bool(change)),
+            shared=Lane(target, Batch(_N_BATCH), slots, table, clock=clock),
             exact=ExactMode(models, draft, table, prefixes, None),
             drafter=DraftModel(
                 draft, Batch(_N_BATCH), steps, lambda: False, sequences, SharedTokens(), clock

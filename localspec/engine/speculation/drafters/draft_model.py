@@ -14,7 +14,7 @@ from localspec.compatibility import Compatibility
 from localspec.engine.cache.slot import Slot
 from localspec.engine.llama import Batch, Context, Logits, NoKvSlot, States, Vocab
 from localspec.engine.speculation.acceptance import INITIAL_ACCEPTANCE, Belief, find_bucket
-from localspec.engine.speculation.cost import GUESSED_ROUNDS, Clock, CostTable
+from localspec.engine.speculation.cost import GUESSED_ROUNDS, Clock, CostTable, WidthHistory
 from localspec.engine.speculation.depth import Candidate
 from localspec.engine.speculation.drafters.base import Drafter, DraftRequest, Resources
 
@@ -25,6 +25,7 @@ PROBE_CONTEXT_TOKENS, PROBE_ROWS = 20, 4
 PREFILL_WIDTH = 64  # the cost per token of a pass of this width stands for that of a prompt
 
 
+ROUND_WEIGHT = 0.1  # of the last round in the cost of a round's first draft
 UNREAD_TAIL_TOKENS = 8  # tokens that are left for the pass of the first draft
 PROBE_INTERVAL_TOKENS = 8  # fewest tokens between two probes
 MAX_HURRIED_TOKENS = (
@@ -58,8 +59,10 @@ class ModelDrafter(Drafter):
         # Rounds that share the cost of a first prefill.
         spread = max(min(request.left, 96) / 4, 1.0)
         entry_ms = self._model.prefill_ms(request.slot) / spread
-        steps = self._model.steps
-        return Candidate(self.belief, request.limit, steps.ms(1), entry_ms, steps=steps)
+        steps, round_ms = self._model.steps, self._model.round_ms
+        return Candidate(
+            self.belief, request.limit, steps.ms(1), entry_ms, steps=steps, round_ms=round_ms
+        )
 
     def propose(self, requests: list[DraftRequest]) -> None:
         self._model.propose(requests)
@@ -126,10 +129,16 @@ class DraftModel:
         self.context = context
         self._batch = batch
         self._costs = costs
+        self._widths = WidthHistory(costs.change)
         self.busy_s = 0.0  # time inside llama.cpp
         self.own_s = 0.0  # time of drafting outside llama.cpp
         # The time of one more draft in total, by how many sequences draft together.
         self.steps = CostTable({m: costs.ms(m) for m in (1, 2, 4, 8)}, GUESSED_ROUNDS)
+        # What the first draft of a round costs a sequence more than others, because it reads what was
+        # accepted: often one token more, in the same pass or, every other round, in one of its own.
+        self.round_ms = max(costs.ms(2) - costs.ms(1), 0.0)
+        if costs.change.total_ms:
+            self.round_ms = costs.ms(1) / 2
         # The time of a probe, corrected by each.
         self.probe_ms = costs.ms(PROBE_CONTEXT_TOKENS + PROBE_ROWS)
 
@@ -161,17 +170,64 @@ class DraftModel:
         """
         start, busy = self._clock(), self.busy_s
         active = self._read_texts([request for request in requests if request.more(request)])
+        step_start, is_first = self._clock(), True
+        width = self._read_singly(active)
         while active:
-            step_start, single = self._clock(), active[0].tokens
             rows = self._fill_batch(active)
-            self._run_pass()
+            self._run_padded_pass(width)
             for request, (row, length) in zip(active, rows, strict=True):
                 self._note_read(request, row, length)
                 self._append_draft(request, self._proposals(row))
-            if single:  # the first step also reads what was accepted
-                self.steps.observe(len(rows), (self._clock() - step_start) * 1e3)
+            self._observe_step(len(rows), (self._clock() - step_start) * 1e3, is_first)
             active = [request for request in active if request.more(request)]
+            step_start, is_first = self._clock(), False
         self.own_s += self._clock() - start - (self.busy_s - busy)
+
+    def _observe_step(self, sequences: int, ms: float, is_first: bool) -> None:
+        """Learn from the time of a draft for each of `sequences`. The first of a round reads text as well."""
+        if is_first:
+            more_ms = max(ms - self.steps.ms(sequences), 0.0) / sequences
+            self.round_ms += ROUND_WEIGHT * (more_ms - self.round_ms)
+        else:
+            self.steps.observe(sequences, ms)
+
+    def _read_singly(self, requests: Sequence[DraftRequest]) -> int:
+        """Read all but the last unread token of each text in passes as narrow as those of drafts.
+
+        Return the width of these passes, which is then that of all passes of the round; 0 if a wide pass
+        costs less than narrow ones, whose width does not change.
+        """
+        width = len(requests)
+        unread = [self.count_unread(request.slot) for request in requests]
+        if not requests or not self._costs.change.total_ms or self.context.borrows:
+            return 0
+        wide_ms = self._costs.ms(sum(unread)) + self._costs.change.first_ms
+        change_ms = self._costs.change.total_ms if sum(unread) > width else 0.0
+        if max(unread) * self._costs.ms(width) > wide_ms + change_ms:
+            return 0
+        for _ in range(max(unread) - 1):
+            self._batch.clear()
+            ends = []
+            for request in requests:
+                if self.count_unread(slot := request.slot) > 1:
+                    begin = self.first_unread(slot)
+                    row = self._add_text(slot, begin, begin + 1, begin, slot.draft_id)
+                    ends.append((request, row, begin + 1))
+            self._run_padded_pass(width)
+            for request, row, end in ends:
+                self._note_read(request, row, end)
+        return width
+
+    def _run_padded_pass(self, width: int) -> None:
+        """Run a pass with rows that nobody reads, until it has `width`."""
+        n_added = max(width - self._batch.rows, 0)
+        for position in range(n_added):
+            self._batch.add(0, position, self._scratch, True)
+        try:
+            self._run_pass()
+        finally:
+            if n_added:
+                self.context.remove(self._scratch, 0)
 
     def _fill_batch(self, requests: Sequence[DraftRequest]) -> list[tuple[int, int]]:
         """Fill the batch with the unread tokens. Return each request's last row, and its length then."""
@@ -314,7 +370,7 @@ class DraftModel:
 
     def _run_pass(self, timed: bool = True) -> float:
         spent = self._decode(self._batch)
-        if timed:
+        if timed and self._widths.is_replayed:
             self._costs.observe(self._batch.rows, spent * 1e3)
         return spent
 
@@ -329,6 +385,7 @@ class DraftModel:
                 if not self._make_room():
                     raise
         self.context.synchronize()
+        self._widths.note(batch.rows)
         spent = self._clock() - start
         self.busy_s += spent
         return spent

@@ -1,0 +1,137 @@
+"""Replay the engine on the recorded costs of a GPU, where a change of a pass's width is dear.
+
+The costs are those that one H200 had with targets of 8 B, 32 B and 70 B and a draft of 0.5 B. Everything
+above llama.cpp is the engine's. Compared are `auto`, after it has read two texts of the pair, every fixed
+depth, and plain decoding, for one sequence or several at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmarks.command import positive
+from benchmarks.traces.replay import Replay
+from benchmarks.traces.trace import Trace
+from localspec.engine.speculation.acceptance import Belief, Calibration
+from localspec.engine.speculation.cost import ChangeCost, CostProfile, CostTable
+from localspec.engine.speculation.warm_start import COMPARED_TOKENS
+
+# Milliseconds by rows of passes that follow others of their width, and what a change costs.
+TARGETS = {
+    "8B": (
+        {1: 2.9, 2: 3.3, 3: 3.7, 4: 4.1, 5: 4.6, 6: 5.0, 8: 6.0, 9: 7.0, 12: 7.2, 16: 7.4, 32: 9.2},
+        ChangeCost(0.8, 4.5),
+    ),
+    "32B": (
+        {1: 9.31, 2: 9.65, 3: 11.36, 4: 13.02, 5: 14.74, 6: 16.4, 8: 19.68, 9: 21.25, 12: 21.85,
+         16: 22.24, 32: 27.74},
+        ChangeCost(1.6, 9.0),
+    ),
+    "70B": (
+        {1: 17.3, 2: 18.4, 3: 21.7, 4: 25.2, 5: 29.3, 6: 32.9, 8: 39.9, 9: 41.1, 12: 41.7, 16: 42.3,
+         32: 52.2},
+        ChangeCost(2.0, 11.2),
+    ),
+}  # fmt: skip
+DRAFT = {
+    1: 1.03, 2: 1.23, 3: 1.42, 4: 1.51, 5: 1.55, 6: 1.62, 8: 1.79, 9: 3.23, 12: 3.42, 16: 3.51, 32: 4.23,
+}  # fmt: skip
+DRAFT_CHANGE = ChangeCost(0.95, 0.6)
+OVERHEAD_MS = 0.15
+DEPTHS = (1, 2, 3, 4, 5, 7, 11, 15)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Milliseconds for one text. auto: in the third text of a pair."""
+
+    plain: float
+    fixed: dict[int, float]
+    auto: float
+
+    @property
+    def best_depth(self) -> int:
+        ways = {0: self.plain} | self.fixed
+        return min(ways, key=lambda depth: ways[depth])
+
+    @property
+    def best(self) -> float:
+        return min(self.plain, *self.fixed.values())
+
+
+def device_profile(target: str) -> CostProfile:
+    """Return the recorded costs of a target and its draft."""
+    table, change = TARGETS[target]
+    return CostProfile(
+        CostTable(table, change=change), CostTable(DRAFT, change=DRAFT_CHANGE), OVERHEAD_MS
+    )
+
+
+def make_text(rates: Sequence[float], seed: int = 1) -> Trace:
+    """Return a text in which the draft's guess at token i is right with probability rates[i]."""
+    wrong = np.random.default_rng(seed).random(len(rates)) >= rates
+    tokens = list(range(len(rates)))
+    guesses = [token + 1_000_000 * bool(miss) for token, miss in zip(tokens, wrong, strict=True)]
+    return Trace("", tokens, guesses, [9] * len(tokens), {})
+
+
+def bursts(high: float, low: float, every: int, length: int) -> list[float]:
+    """Return rates that change every `every` tokens."""
+    return [low if index // every % 2 else high for index in range(length)]
+
+
+def warm_start(text: Trace) -> Calibration:
+    """Return what a load knows of the draft from two short texts, here the two ends of this one."""
+    calibration, expected = Calibration(), []
+    for hits in (text.hits[:COMPARED_TOKENS], text.hits[-COMPARED_TOKENS:]):
+        belief = Belief(calibration)
+        for hit in hits:
+            belief.observe(9, hit)
+        expected.append(belief.weights)
+    calibration.average_prior(np.mean(expected, axis=0))
+    return calibration
+
+
+def compare(
+    target: str, text: Trace, sequences: int = 1, depths: Sequence[int] = DEPTHS
+) -> Outcome:
+    """Replay a text in every way."""
+    calibration = warm_start(text)
+    times = [
+        Replay(text, device_profile(target), calibration, None, sequences).run() for _ in range(3)
+    ]
+
+    def fixed_ms(depth: int) -> float:
+        return Replay(text, device_profile(target), Calibration(), depth, sequences).run()
+
+    return Outcome(fixed_ms(0), {depth: fixed_ms(depth) for depth in depths}, times[-1])
+
+
+def main(arguments: list[str]) -> int:
+    """Print a table of ratios."""
+    parser = argparse.ArgumentParser("scripts/bench device", description=__doc__)
+    parser.add_argument("--tokens", type=positive, default=512, help="of a text (512)")
+    parser.add_argument("--sequences", type=positive, default=1, help="at once (1)")
+    options = parser.parse_args(arguments)
+    length = options.tokens * options.sequences
+    texts = {f"{rate}": [rate] * length for rate in (0.95, 0.8, 0.6, 0.4, 0.0)}
+    texts |= {f"bursts of {every}": bursts(0.95, 0.1, every, length) for every in (40, 80, 200)}
+    sys.stdout.write(
+        "| target | acceptance | plain, tokens/s | best depth | auto ÷ best | auto ÷ plain |\n"
+    )
+    sys.stdout.write("|---|---|--:|--:|--:|--:|\n")
+    for target in TARGETS:
+        for name, rates in texts.items():
+            outcome = compare(target, make_text(rates), options.sequences)
+            figures = f"{outcome.best / outcome.auto:.3f} | {outcome.plain / outcome.auto:.3f}"
+            speed = 1e3 * length / outcome.plain
+            sys.stdout.write(
+                f"| {target} | {name} | {speed:.1f} | {outcome.best_depth} | {figures} |\n"
+            )
+            sys.stdout.flush()
+    return 0
