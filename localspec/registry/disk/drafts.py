@@ -150,26 +150,35 @@ def list_sidecars(target: Path) -> list[Path]:
     return [path for path in files if guess_sidecar_kind(path.name) and path.is_file()]
 
 
-def find_sidecar(target: Path) -> Path | None:
-    """Return the best sidecar for a target among the files of its folder, or None.
+def find_own_drafts(target: Path) -> list[Path]:
+    """Return what drafts for a target without being named, the best first.
 
-    Heads in the target's own file are better than any, so that nothing is looked for beside them.
+    It is the target itself if its file has MTP heads, and then the sidecars of its folder that fit.
 
     Raises:
         BadGguf, UnsafeModel: the target cannot be used.
     """
-    sizes = {path.name: path.stat().st_size for path in list_sidecars(target)}
-    if not sizes:
-        return None
     model = read_local_model(target)
-    if model.drafting_heads or model.pooling:
-        return None
+    if model.pooling:
+        return []
+    found = [target] if model.drafting_heads else []
+    sizes = {path.name: path.stat().st_size for path in list_sidecars(target)}
     for sidecar in rank_sidecars(sizes, target.name, model.weights):
         path = target.with_name(sidecar.file)
         with contextlib.suppress(LocalspecError):
             if judge_pair(model, read_local_model(path, as_draft=True)).matched:
-                return path
-    return None
+                found.append(path)
+    return found
+
+
+def find_sidecar(target: Path) -> Path | None:
+    """Return the sidecar that drafts for a target without being named, or None.
+
+    Raises:
+        BadGguf, UnsafeModel: the target cannot be used.
+    """
+    drafts = find_own_drafts(target) if list_sidecars(target) else []
+    return drafts[0] if drafts and drafts[0] != target else None
 
 
 def _to_disk_model(
