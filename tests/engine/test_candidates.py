@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -215,6 +217,43 @@ def test_a_draft_that_is_replaced_on_disk_is_judged_anew(tmp_path: Path) -> None
     assert DraftCandidates(files, str(tmp_path)).choose() == files.other_drafts[0]
     Path(str(files.draft)).write_bytes(b"another file")
     assert DraftCandidates(files, str(tmp_path)).choose() == files.draft
+
+
+_DIE = """
+import os
+from localspec.engine.pair.candidates import DraftCandidates
+from localspec.protocol.frames import PairFiles
+candidates = DraftCandidates(PairFiles("pair", "{0}/t", "{0}/a", other_drafts=("{0}/b",)), "{0}")
+with candidates.trying("{0}/{1}"):
+    os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("dies", ["a", "b"])
+def test_another_draft_that_ends_the_engine_is_not_tried_again(tmp_path: Path, dies: str) -> None:
+    """The pair's own draft is, because the daemon sets aside a pair whose engine dies again and again."""
+    for name in "tab":
+        (tmp_path / name).write_text(name)
+    run = subprocess.run([sys.executable, "-c", _DIE.format(tmp_path, dies)], check=False)
+    assert run.returncode == 7
+    paths = {name: str(tmp_path / name) for name in "tabc"}
+    files = PairFiles("pair", paths["t"], paths["a"], other_drafts=(paths["b"], paths["c"]))
+    candidates = DraftCandidates(files, str(tmp_path))
+    assert candidates.choose() == paths["a"]
+    candidates.record(paths["a"], Verdict(0.01, "It is dead."))
+    assert candidates.choose() == paths["b" if dies == "a" else "c"]
+    notes = candidates.describe(paths["c"], drafting=True)
+    assert any("The engine ended while b was loaded" in note for note in notes) == (dies == "b")
+
+
+def test_a_load_that_fails_leaves_no_mark(tmp_path: Path) -> None:
+    files = write_drafts(tmp_path, eagle3=DEAD, dflash=GOOD)
+    other = files.other_drafts[0]
+    with pytest.raises(LoadFailed), DraftCandidates(files, str(tmp_path)).trying(other):
+        raise LoadFailed("The target is damaged.")
+    candidates = DraftCandidates(files, str(tmp_path))
+    candidates.record(files.draft, Verdict(0.01, "It is dead."))
+    assert candidates.choose() == other
 
 
 def test_the_last_candidate_raises_the_error_of_the_own_draft() -> None:

@@ -7,6 +7,8 @@ once.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,6 +83,25 @@ class DraftCandidates:
             if self._verdicts[draft].agreement >= required:
                 return draft
         return max(self._drafts, key=lambda draft: self._verdicts[draft].agreement)
+
+    @contextmanager
+    def trying(self, draft: Draft) -> Iterator[None]:
+        """Load another draft than the pair's own for the first time inside this.
+
+        llama.cpp ends the process if it meets what it does not expect. So the draft counts as useless until
+        its load has ended, and the next process does without it.
+        """
+        store = self._stores[draft]
+        if draft == self._files.draft or store.read():
+            yield
+            return
+        name = _name(draft)
+        problem = f"The engine ended while {name} was loaded; to try it again, touch the file."
+        store.write(Verdict(0.0, problem)._asdict())
+        try:
+            yield
+        finally:
+            store.write(Verdict()._asdict())
 
     def record(self, draft: Draft, verdict: Verdict | None) -> None:
         """Keep what a load has shown about a draft, if it was compared."""

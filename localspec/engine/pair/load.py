@@ -185,7 +185,8 @@ def load_pair(
         draft = candidates.choose()
         chosen = msgspec.structs.replace(files, draft=draft)
         try:
-            pair = load_with_draft(LoadJob(chosen, progress, notice, turn, opened), settings)
+            with candidates.trying(draft):
+                pair = load_with_draft(LoadJob(chosen, progress, notice, turn, opened), settings)
         except (DraftFailed, OutOfMemory) as error:
             candidates.discard(draft, error)
             notice(error.message)
