@@ -153,6 +153,11 @@ class PairFiles(msgspec.Struct, omit_defaults=True):
     target: str
     # None: only the target.
     draft: str | None = None
+    # Files that draft for the target if the draft turns out to be of no use, the best first. The
+    # target's own path stands for the heads in its file.
+    other_drafts: tuple[str, ...] = ()
+    # Someone named the draft, so that it is not replaced while it is of any use.
+    draft_named: bool = False
     # Text of a chat template that replaces the one in the target's file.
     chat_template: str = ""
     # Default sampling parameters that replace those in the target's file.

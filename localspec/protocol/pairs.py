@@ -420,7 +420,7 @@ class DraftsRequest(Request):
 
 
 class DraftGain(Struct):
-    """The measured benefit of a draft model, with 95 % intervals.
+    """The measured benefit of a draft, with 95 % intervals.
 
     - `acceptance`: per drafted token.
     - `speed_up`: over the target alone, at `depth`, the depth that pays best. If it is below 1 at
@@ -438,13 +438,17 @@ class DraftGain(Struct):
 
 
 class DraftView(Struct):
-    """A possible draft model.
+    """A possible draft: a model, a sidecar, or the target's own MTP heads.
 
+    - `path`, `size`: the draft's file and its bytes of weights. For the target's own heads, the
+      target's file, and what the heads take of it.
     - `ratio`: the target's bytes of weights divided by the draft's.
     - `reason`: why it does not match, if it does not.
     - `gain`: present if it was measured.
     - `tied`: the measurement does not distinguish it from the one before it.
-    - `file`: the name that `add` takes for it: its name in Ollama, or its path.
+    - `file`: the name that `add` takes for it: its name in Ollama, or its path. It is empty for
+      the target's own heads, which draft where no other draft is named.
+    - `kind`: what it drafts with.
     """
 
     name: str
@@ -458,6 +462,7 @@ class DraftView(Struct):
     gain: DraftGain | None = None
     tied: bool = False
     file: str = ""
+    kind: DraftKind = "model"
 
 
 class Drafts(Struct):

@@ -15,9 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.synthetic import Shape, draft_cycle, target_cycle, write_model, write_pair
+from benchmarks.synthetic_block import write_block
+from benchmarks.synthetic_eagle import write_eagle
+from benchmarks.synthetic_heads import TINY_HEADS, write_heads
+from localspec.cli.terminal.pairs import drafts
+from localspec.protocol.pairs import DraftGain, Drafts, DraftView
 from tests.support.daemons import FAKE_WORKER, ROOT, wait_for
 from tests.support.pulling import PullingHome, pulling_home
 from tests.support.terminal import ESCAPES, terminal
@@ -456,6 +462,52 @@ def test_drafts_are_ranked_by_their_acceptance(home: PullingHome, tmp_path: Path
     for draft, rate in zip(ranked, (0.95, 0.6, 0.0), strict=True):
         gain = draft["gain"]
         assert gain["acceptance_low"] - 0.1 <= rate <= gain["acceptance_high"] + 0.1
+
+
+@pytest.mark.parametrize("speed_up", [0.8, 1.2])
+def test_where_no_draft_pays_the_text_itself_drafts(
+    speed_up: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gain = DraftGain(0.3, 0.2, 0.4, speed_up, speed_up - 0.1, speed_up + 0.1, 1)
+    draft = DraftView("a.gguf", "/a.gguf", "", 1 << 20, 9.0, matched=True, reason="", gain=gain)
+    report = Drafts("/b.gguf", plain=10.0, drafts=[draft], file="/b.gguf", pair="b")
+    drafts(msgspec.to_builtins(report))
+    assert ("drafts come from the text itself" in capsys.readouterr().out) == (speed_up < 1)
+
+
+@pytest.mark.slow
+def test_heads_and_sidecars_are_measured_with_draft_models(
+    home: PullingHome, tmp_path: Path
+) -> None:
+    """Acceptance is fixed by the files. Which of them is fastest depends on the machine."""
+    folder, n_vocab = tmp_path / "models", TINY_HEADS.n_vocab
+    folder.mkdir()
+    target, cycle = folder / "target.gguf", target_cycle(n_vocab)
+    write_heads(target, acceptance=0.9, architecture="qwen35")
+    write_eagle(folder / "eagle3-target.gguf", TINY_HEADS, cycle, 0.5)
+    write_eagle(folder / "eagle3-deep.gguf", TINY_HEADS, cycle, layers=(0, 1, 7))
+    write_block(folder / "dflash-target.gguf", TINY_HEADS, cycle, 0.0)
+    write_model(folder / "small.gguf", Shape(1, 16, 32, 1, n_vocab), draft_cycle(cycle, 0.8))
+    listed = home.run("drafts", str(target), str(folder)).stdout
+    rows = re.findall(
+        r"^(its own MTP heads|\S+\.gguf) +(MTP heads|EAGLE-3|DFlash|model)", listed, re.M
+    )
+    assert [row[0] for row in rows] == [
+        *("its own MTP heads", "dflash-target.gguf", "eagle3-target.gguf", "small.gguf"),
+    ]
+    assert re.search(r"cannot use eagle3-deep.gguf .* the target has 2", listed)
+
+    run = home.run("drafts", str(target), str(folder), "--measure", "--json")
+    report = json.loads(run.stdout)
+    gains = {draft["kind"]: draft["gain"] for draft in report["drafts"] if draft["gain"]}
+    rates = {"mtp-embedded": 0.9, "eagle3": 0.5, "dflash": 0.0, "model": 0.8}
+    assert gains.keys() == rates.keys(), report
+    for kind, rate in rates.items():
+        low, high = gains[kind]["acceptance_low"], gains[kind]["acceptance_high"]
+        assert low - 0.1 <= rate <= high + 0.1, kind
+    speed_ups = [draft["gain"]["speed_up"] for draft in report["drafts"] if draft["gain"]]
+    assert speed_ups == sorted(speed_ups, reverse=True)
+    assert home.status()["worker_pid"] is None
 
 
 # ------------------------------------------------------------------ offline

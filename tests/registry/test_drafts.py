@@ -13,13 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.synthetic import Shape, target_cycle, write_model
+from benchmarks.synthetic_block import write_block
+from benchmarks.synthetic_eagle import write_eagle
+from benchmarks.synthetic_heads import TINY_HEADS, write_heads, write_heads_apart
 from localspec.errors import LocalspecError
 from localspec.protocol.pairs import DraftView
 from localspec.registry.disk.discovery import FoundModel, find_models
 from localspec.registry.disk.drafts import Trial, acceptance_interval, estimate_gains, rank_drafts
+from localspec.registry.header.model import read_local_model
 from localspec.registry.store.local import add_own_pair
 from localspec.registry.store.store import Store
-from tests.support.gguf_files import BOOL, model, sha256
+from tests.support.gguf_files import BOOL, U32, model, sha256
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ def models(tmp_path: Path) -> tuple[Path, list[FoundModel]]:
 
 
 def rank(
-    target: Path, models: list[FoundModel], measure: Callable[[Path, Path], Trial] | None = None
+    target: Path, models: list[FoundModel], measure: Callable[[DraftView], Trial] | None = None
 ) -> list[DraftView]:
     return rank_drafts(target, models, measure).drafts or []
 
@@ -113,24 +118,94 @@ def test_measured_drafts_are_ranked_by_their_gain(
     models: tuple[Path, list[FoundModel]],
 ) -> None:
     rates = {"small": 0.5, "middle": 0.8}
-    ranked = rank(*models, measure=lambda _, draft: make_trial(rates[draft.stem]))
+    ranked = rank(*models, measure=lambda view: make_trial(rates[Path(view.name).stem]))
     assert [view.name for view in ranked[:2]] == ["middle.gguf", "small.gguf"]
     assert not ranked[1].tied
-    ranked = rank(*models, measure=lambda _, draft: make_trial(0.5, count=20))
+    ranked = rank(*models, measure=lambda _: make_trial(0.5, count=20))
     assert [view.tied for view in ranked[:2]] == [False, True]
 
 
 def test_a_draft_that_cannot_be_measured_does_not_match(
     models: tuple[Path, list[FoundModel]],
 ) -> None:
-    def measure(_: Path, draft: Path) -> Trial:
-        if draft.stem == "small":
+    def measure(view: DraftView) -> Trial:
+        if view.name == "small.gguf":
             raise LocalspecError("The worker died.")
         return make_trial(0.5)
 
     ranked = rank(*models, measure=measure)
     assert [view.name for view in ranked if view.matched] == ["middle.gguf"]
     assert "The worker died." in {view.reason for view in ranked}
+
+
+@pytest.fixture
+def with_heads(tmp_path: Path) -> tuple[Path, list[FoundModel]]:
+    """Return a target with MTP heads, and sidecars and a model that draft for it."""
+    target, cycle = tmp_path / "target.gguf", target_cycle(TINY_HEADS.n_vocab)
+    write_heads(target, architecture="qwen35")
+    write_heads_apart(tmp_path / "trunk.gguf", tmp_path / "mtp-a.gguf", architecture="qwen35")
+    write_eagle(tmp_path / "eagle3-a.gguf", TINY_HEADS, cycle)
+    write_eagle(tmp_path / "eagle3-deep.gguf", TINY_HEADS, cycle, layers=(0, 1, 7))
+    write_block(tmp_path / "dflash-a.gguf", TINY_HEADS, cycle)
+    write_block(tmp_path / "dspark-a.gguf", TINY_HEADS, cycle, kind="dspark")
+    write_model(tmp_path / "small.gguf", Shape(1, 16, 32, 1, TINY_HEADS.n_vocab), cycle)
+    (tmp_path / "trunk.gguf").unlink()
+    files = sorted(tmp_path.glob("*.gguf"))
+    return target, [FoundModel(file, file.name, "here") for file in files]
+
+
+def test_own_heads_and_sidecars_come_in_the_order_in_which_they_are_taken(
+    with_heads: tuple[Path, list[FoundModel]],
+) -> None:
+    ranked = rank(*with_heads)
+    assert [(view.name, view.kind, view.matched) for view in ranked] == [
+        ("its own MTP heads", "mtp-embedded", True),
+        ("mtp-a.gguf", "mtp-sidecar", True),
+        ("dflash-a.gguf", "dflash", True),
+        ("dspark-a.gguf", "dspark", True),
+        ("eagle3-a.gguf", "eagle3", True),
+        ("small.gguf", "model", True),
+        ("eagle3-deep.gguf", "eagle3", False),
+    ]
+    assert "the target has 2" in ranked[-1].reason
+    assert ranked[0].file == ""  # `add` takes the target's own heads where no draft is named
+    assert (
+        0
+        < ranked[0].size
+        < ranked[0].ratio * ranked[0].size
+        == pytest.approx(read_local_model(with_heads[0]).weights)
+    )
+
+
+def test_heads_and_sidecars_are_ranked_with_models_once_measured(
+    with_heads: tuple[Path, list[FoundModel]],
+) -> None:
+    rates = {"mtp-embedded": 0.5, "mtp-sidecar": 0.4, "eagle3": 0.9, "dflash": 0.7, "model": 0.8}
+
+    def measure(view: DraftView) -> Trial:
+        if view.kind == "dspark":
+            raise LocalspecError("It could not be measured.")
+        return make_trial(rates[view.kind])
+
+    ranked = rank(*with_heads, measure)
+    kinds = [view.kind for view in ranked if view.matched]
+    assert kinds == sorted(rates, key=lambda kind: -rates[kind])
+    assert "It could not be measured." in {view.reason for view in ranked}
+
+
+def test_heads_that_are_not_supported_say_why(tmp_path: Path) -> None:
+    target = model(layers=3).put("llama.nextn_predict_layers", U32, 1).write(tmp_path / "a.gguf")
+    (heads,) = rank(target, [])
+    assert not heads.matched
+    assert heads.reason == "MTP heads of the architecture llama are not supported."
+
+
+def test_a_block_costs_one_pass_for_all_its_tokens() -> None:
+    step = make_trial(0.8, step_ms=4.0)
+    block = replace(step, block=7, draft_ms={1: 4.0, 8: 4.0})
+    gains = estimate_gains({"step": step, "block": block})
+    assert gains["block"].speed_up > gains["step"].speed_up
+    assert gains["step"].depth < gains["block"].depth <= 7
 
 
 @given(

@@ -349,7 +349,8 @@ def _add(pairs: list[dict[str, Any]]) -> int:
 
 @click.command(
     help="Search the models on this disk (the store, the Hugging Face cache, LM Studio, "
-    "Ollama, and any FOLDERs) for draft models that match TARGET, a file or a pair.",
+    "Ollama, and any FOLDERs) for what can draft for TARGET, a file or a pair: its own MTP heads, sidecars "
+    "and draft models, in the order in which they would be taken.",
     epilog="Examples:\n\n\b\n  localspec drafts big.gguf ~/models\n"
     "  localspec drafts coder-7b --measure",
 )

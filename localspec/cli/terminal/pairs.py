@@ -273,38 +273,25 @@ def format_add_command(name: str, target: str, draft: str | None) -> str:
 def drafts(report: dict[str, Any]) -> None:
     """Print the drafts that match as a table, then why the others do not match."""
     matching = [draft for draft in report["drafts"] if draft["matched"]]
+    measured = [draft for draft in matching if draft["gain"]]
     if not matching:
-        render.line("No draft model on this disk matches the target.")
-    elif any(draft["gain"] for draft in matching):
-        rows = [["DRAFT", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]]
-        for draft in matching:
-            rows.append(
-                [
-                    draft["name"],
-                    format_size(draft["size"]),
-                    *_format_gain(draft["gain"]),
-                    draft["origin"],
-                ]
-            )
-        render.table(rows)
+        render.line("Nothing on this disk can draft for the target but its text itself (n-gram).")
+    elif measured:
+        heads = ["DRAFT", "KIND", "SIZE", "ACCEPTED", "SPEED-UP", "AT DEPTH", "WHERE"]
+        render.table(
+            [heads, *(_draft_row(draft, *_format_gain(draft["gain"])) for draft in matching)]
+        )
         render.line(f"The target alone: {report['plain']:.1f} tokens/s.")
         for draft, faster in zip(matching[1:], matching, strict=False):
             if draft["tied"]:
                 render.line(
                     f"{faster['name']} and {draft['name']} are equally fast within the measurement error."
                 )
+        if measured[0]["gain"]["speed_up"] <= 1:
+            render.line("None of them pays, so drafts come from the text itself (n-gram).")
     else:
-        rows = [["DRAFT", "SIZE", "TARGET IS", "WHERE"]]
-        for draft in matching:
-            rows.append(
-                [
-                    draft["name"],
-                    format_size(draft["size"]),
-                    f"{draft['ratio']:.1f}×",
-                    draft["origin"],
-                ]
-            )
-        render.table(rows)
+        heads = ["DRAFT", "KIND", "SIZE", "TARGET IS", "WHERE"]
+        render.table([heads, *(_draft_row(draft, f"{draft['ratio']:.1f}×") for draft in matching)])
         render.line("To measure the speed-up of each: add --measure")
     if matching:
         render.line("\nTo create a pair with one of them:")
@@ -313,6 +300,11 @@ def drafts(report: dict[str, Any]) -> None:
     for draft in report["drafts"]:
         if not draft["matched"]:
             render.line(f"cannot use {draft['name']} ({draft['origin']}): {draft['reason']}")
+
+
+def _draft_row(draft: dict[str, Any], *figures: str) -> list[str]:
+    label, size = _DRAFT_LABELS[draft["kind"]], format_size(draft["size"])
+    return [draft["name"], label, size, *figures, draft["origin"]]
 
 
 def _format_gain(gain: dict[str, Any] | None) -> tuple[str, str, str]:

@@ -82,6 +82,9 @@ def resolve_pair(
     target, draft = store.model_paths(record)
     files = PairFiles(record.name, str(target), str(draft) if draft else None)
     files.pooling = record.target.pooling
+    files.draft_named = draft is not None and not record.draft_found
+    if draft:  # a pair that was added with --no-draft gets none
+        _add_other_drafts(files, registry)
     return files
 
 
@@ -185,7 +188,9 @@ def from_files(name: str) -> PairFiles:
 
 
 def files_of(name: str, registry: Registry) -> PairFiles:
-    """Return the files that `name` means, like `from_files`, with a sidecar that lies beside a lone target.
+    """Return the files that `name` means, like `from_files`, with what drafts for a lone target.
+
+    A name of two files means exactly these, so that drafts can be compared.
 
     Raises:
         NoSuchPair: Ollama has no model of that name. The message names pairs with the same model.
@@ -198,8 +203,18 @@ def files_of(name: str, registry: Registry) -> PairFiles:
         if is_ollama_name(name):
             raise registry.not_in_ollama_error(name) from None
         raise
-    files.draft = files.draft or registry.find_sidecar(Path(files.target))
+    if files.draft is None:
+        best, *_ = (*registry.find_own_drafts(Path(files.target)), files.target)
+        files.draft = best if best != files.target else None
+        _add_other_drafts(files, registry)
     return files
+
+
+def _add_other_drafts(files: PairFiles, registry: Registry) -> None:
+    """Name the drafts that replace the pair's own one if it turns out to be of no use."""
+    used = Path(files.draft or files.target).resolve()
+    drafts = registry.find_own_drafts(Path(files.target))
+    files.other_drafts = tuple(draft for draft in drafts if Path(draft).resolve() != used)
 
 
 def find_file(name: str) -> Path:

@@ -90,6 +90,7 @@ def add_local_pair(registry: Registry, request: AddRequest) -> Record:
         summary=" with ".join(file_names) if from_ollama else "",
         hash_now=request.hash_now,
         notes=notes,
+        draft_found=bool(notes),
     )
 
 
@@ -127,7 +128,7 @@ class Registry:
         self._checks = checks
         self._checking = threading.Lock()
         self._checked: dict[tuple[FileState, ...], Pooling | None] = {}
-        self._sidecars: dict[tuple[FileState, ...], Path | None] = {}
+        self._own_drafts: dict[tuple[FileState, ...], tuple[str, ...]] = {}
         self._catalogue: LiveCatalogue | None = None
         self._pulls: Pulls | None = None
         self._hashes: HashCache | None = None
@@ -455,25 +456,24 @@ class Registry:
         except OSError as error:
             raise store_error(error, target) from error
 
-    def find_sidecar(self, target: Path) -> str | None:
-        """Return the path of the sidecar that lies beside a target, or None.
+    def find_own_drafts(self, target: Path) -> tuple[str, ...]:
+        """Return the paths of what drafts for a target without being named, the best first.
 
-        The files are read once for each state of them.
+        The target's own path stands for the heads in its file. The files are read once for each state of
+        them.
         """
-        from localspec.registry.disk.drafts import find_sidecar, list_sidecars
+        from localspec.registry.disk.drafts import find_own_drafts, list_sidecars
 
         try:
-            files = list_sidecars(target)
-            if not files:
-                return None
-            state = tuple(_file_state(path) for path in (target, *files))
+            state = tuple(_file_state(path) for path in (target, *list_sidecars(target)))
             with self._checking:
-                if state not in self._sidecars:
-                    self._sidecars = {state: find_sidecar(target)}
-                sidecar = self._sidecars[state]
+                if state not in self._own_drafts:
+                    drafts = tuple(str(path) for path in find_own_drafts(target))
+                    recent = list(self._own_drafts.items())[-_MAX_CHECKED_PAIRS:]
+                    self._own_drafts = dict([*recent, (state, drafts)])
+                return self._own_drafts[state]
         except (OSError, LocalspecError):  # `check_files` says what is wrong with the target
-            return None
-        return str(sidecar) if sidecar else None
+            return ()
 
     def check_removable(self, name: str) -> str:
         """Return the name in the store of a pair that may be removed."""

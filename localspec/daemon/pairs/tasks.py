@@ -17,7 +17,7 @@ from localspec.daemon.worker.supervisor import Supervisor
 from localspec.errors import Conflict, InvalidRequest, LocalspecError, Unavailable
 from localspec.protocol import frames
 from localspec.protocol.frames import PairFiles
-from localspec.protocol.pairs import FileReport, PullRequest, Verifying
+from localspec.protocol.pairs import DraftKind, DraftView, FileReport, PullRequest, Verifying
 from localspec.registry.disk.drafts import Trial
 from localspec.registry.header.model import read_local_model
 
@@ -191,9 +191,10 @@ _GREEDY = frames.Sampling(temperature=0.0, ignore_eos=True)
 
 
 DrafterKind = Literal["draft", "mtp", "eagle3", "dflash"]
-# What drafts with a draft model (None) and with each kind of sidecar.
-_DRAFTER_KINDS: dict[str | None, DrafterKind] = {
-    None: "draft", "mtp": "mtp", "eagle3": "eagle3", "dflash": "dflash", "dspark": "dflash",
+# The field `kind` of requests for each kind of draft.
+_DRAFTER_KINDS: dict[DraftKind, DrafterKind] = {
+    "model": "draft", "mtp-embedded": "mtp", "mtp-sidecar": "mtp", "eagle3": "eagle3",
+    "dflash": "dflash", "dspark": "dflash",
 }  # fmt: skip
 
 
@@ -216,17 +217,21 @@ class DraftTrials:
         self._loop = asyncio.get_running_loop()
         self._measured = ""
 
-    def __call__(self, target: Path, draft: Path) -> Trial:
+    def __call__(self, target: Path, draft: DraftView) -> Trial:
         """Measure the target with this draft.
 
         Raises:
             Interrupted: Another request needs the engine.
             LocalspecError: This draft cannot be used.
         """
-        files = frames.PairFiles(f"{target},{draft}", str(target), str(draft))
-        sidecar = read_local_model(draft, as_draft=True).sidecar
-        trial = self._measure(files, _DRAFTER_KINDS[sidecar])
-        return asyncio.run_coroutine_threadsafe(trial, self._loop).result()
+        files = frames.PairFiles(f"{target},{draft.path}", str(target))
+        block = 0
+        if draft.kind != "mtp-embedded":
+            files.draft = draft.path
+            block = read_local_model(Path(draft.path), as_draft=True).block_drafts
+        measured = self._measure(files, _DRAFTER_KINDS[draft.kind])
+        trial = asyncio.run_coroutine_threadsafe(measured, self._loop).result()
+        return replace(trial, block=block)
 
     def end(self) -> None:
         """Unload the pair that was measured last, unless it is in use."""

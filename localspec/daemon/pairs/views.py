@@ -24,7 +24,15 @@ from localspec.daemon.pairs.tasks import DraftTrials, Interrupted
 from localspec.daemon.worker import eviction
 from localspec.errors import Conflict, InvalidRequest, ModelNotFound
 from localspec.paths import MODEL_FOLDER_VARIABLES
-from localspec.protocol.pairs import Disk, Drafts, Original, PairEntry, PairList, PairView
+from localspec.protocol.pairs import (
+    Disk,
+    Drafts,
+    DraftView,
+    Original,
+    PairEntry,
+    PairList,
+    PairView,
+)
 
 if TYPE_CHECKING:
     from localspec.registry.catalogue import Catalogue, CataloguePair, HubFile, Preset
@@ -308,7 +316,9 @@ def rank_drafts_for(
     trials: DraftTrials | None,
     report: Callable[[Drafts], None],
 ) -> Drafts:
-    """Return every model on this disk as a draft for `target`. With `trials`, matching ones are measured.
+    """Return all that could draft for `target`: its own heads and every model and sidecar on this disk.
+
+    With `trials`, matching ones are measured.
 
     Raises:
         InvalidRequest: A folder does not exist.
@@ -324,12 +334,11 @@ def rank_drafts_for(
     model = next((model for model in models if model.path.resolve() == target_path), None)
     model = model or FoundModel(Path(target), target_path.name, "")
     to_name = model_namer()
-    names = {model.path: model.name for model in models}  # files in the store are named by hashes
 
-    def measure(target_file: Path, draft: Path) -> Trial:
+    def measure(draft: DraftView) -> Trial:
         assert trials is not None
-        report(Drafts(target, measuring=names.get(draft, draft.name)))
-        return trials(target_file, draft)
+        report(Drafts(target, measuring=draft.name))
+        return trials(Path(target), draft)
 
     try:
         ranked = rank_drafts(Path(target), models, measure if trials else None, to_name)

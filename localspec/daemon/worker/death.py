@@ -277,7 +277,7 @@ class MappedFiles:
         from localspec.registry.header.model import shard_paths
 
         model_files: list[Path] = []
-        for name in (pair.target, pair.draft):
+        for name in (pair.target, pair.draft, *pair.other_drafts):
             with contextlib.suppress(BadGguf):  # the load reports it
                 model_files += shard_paths(Path(name)) if name else []
         self.marks = {file: _file_mark(file) for file in model_files}

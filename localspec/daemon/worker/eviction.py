@@ -228,7 +228,7 @@ def _apply_fit(
         changes["n_gpu_layers"] = chosen.gpu_layers
         changes["draft_gpu_layers"] = chosen.draft_gpu_layers
     if not chosen.draft:
-        pair = msgspec.structs.replace(pair, draft=None)
+        pair = msgspec.structs.replace(pair, draft=None, other_drafts=())
     changed = msgspec.structs.replace(settings, **changes)
     return LoadPlan(pair, changed, chosen.notes, chosen.beyond, fit_view(chosen))
 

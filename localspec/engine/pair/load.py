@@ -1,14 +1,15 @@
 """Loading a pair: opening its files, making contexts, measuring passes.
 
-`load_pair` opens the models, and `assemble_pair` makes the rest of them. Each step is a function of what the
-steps before it returned. If memory does not hold what the settings ask for, it is tried again with less.
+`load_pair` tries drafts until one is good enough, `load_with_draft` opens the models, and `assemble_pair`
+makes the rest of them. Each step is a function of what the steps before it returned. If memory does not hold
+what the settings ask for, it is tried again with less.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,13 @@ from localspec.engine.llama import (
 )
 from localspec.engine.pair import models as placement
 from localspec.engine.pair import profile as measuring
+from localspec.engine.pair.candidates import (
+    POOR_AGREEMENT,
+    DraftCandidates,
+    DraftFailed,
+    Verdict,
+    judge_agreement,
+)
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import (
@@ -86,8 +94,6 @@ from localspec.protocol.frames import EngineSettings, PairFiles
 # On a GPU, a pass may read this many times n_batch tokens of a prompt, because it goes on to the next part by
 # itself. When each part was a pass of its own, an H100 read 10 200 tokens/s instead of 11 500.
 GPU_BATCH_FACTOR = 4
-# The share of the target's tokens in short texts that good heads and sidecars predict is more than half.
-POOR_AGREEMENT, DEAD_AGREEMENT = 0.25, 0.05
 LEFT_OUT = "this pair's drafts were left out, because memory is better used for the target"
 DEFAULT_CONTEXT = 8192  # tokens, if the settings name no context and the model allows it
 Progress = Callable[[str, float], None]
@@ -100,12 +106,13 @@ def _ignore(_: object) -> None:
 
 @dataclass(frozen=True)
 class LoadJob:
-    """The arguments that all attempts of one load share; see `load_pair`."""
+    """The arguments that all attempts with one draft share; see `load_pair`."""
 
     files: PairFiles
     progress: Progress
     notice: Notice
     turn: HoldCpu
+    opened: Callable[[Model], None]
 
 
 class Remote(NamedTuple):
@@ -166,7 +173,7 @@ def load_pair(
     turn: HoldCpu = nullcontext,
     opened: Callable[[Model], None] = _ignore,
 ) -> LoadedPair:
-    """Load both models and measure their costs. If memory does not hold them, less is tried.
+    """Load both models and measure their costs, with the first candidate for a draft that is good enough.
 
     notice: called with sentences for the log, from any thread. turn: each pass is made inside one. opened:
     called with the target each time that its file is open, while everything else is yet to be loaded.
@@ -175,7 +182,33 @@ def load_pair(
         LoadFailed: A file cannot be loaded, or the two tokenizers differ.
     """
     _check_settings(settings)
-    job = LoadJob(files, progress, notice, turn)
+    candidates = DraftCandidates(files, settings.state_dir)
+    while True:
+        draft = candidates.choose()
+        chosen = msgspec.structs.replace(files, draft=draft)
+        try:
+            with candidates.trying(draft):
+                pair = load_with_draft(LoadJob(chosen, progress, notice, turn, opened), settings)
+        except (DraftFailed, OutOfMemory) as error:
+            candidates.discard(draft, error)
+            notice(error.message)
+            continue
+        candidates.record(draft, pair.verdict)
+        if candidates.choose() == draft:
+            pair.notes.extend(candidates.describe(draft, drafting=pair.drafter is not None))
+            return pair
+        pair.close()
+
+
+def load_with_draft(job: LoadJob, settings: EngineSettings) -> LoadedPair:
+    """Load both models and measure their costs. If memory does not hold them, less is tried.
+
+    Raises:
+        DraftFailed: The draft cannot be loaded, or does not match the target.
+        OutOfMemory: Nothing smaller is left to try.
+        LoadFailed: The target cannot be loaded.
+    """
+    files = job.files
     concessions: dict[str, str] = {}  # what was reduced, with the last sentence about it
     while True:
         contention, notes = measuring.Contention(), list(concessions.values())
@@ -185,14 +218,15 @@ def load_pair(
         try:
             threads = choose_threads(settings, notes)
             remote = find_remote_devices(files, settings, notes)
-            open_with = partial(_open_model, stack, progress)
+            open_with = partial(_open_model, stack, job.progress)
             target = open_target(open_with, files, settings, remote)
-            opened(target)
+            job.opened(target)
             layers, n_heads = target.n_layer, target.n_heads
             n_ctx = min(n_ctx, target.n_ctx_train or DEFAULT_CONTEXT)
-            open_file = partial(open_with, "draft", files.draft)
-            draft = open_draft(open_file, settings, remote.devices) if files.draft else None
-            models = plan_contexts(target, draft, settings, n_ctx, threads, remote, stack)
+            with _blaming_draft():
+                open_file = partial(open_with, "draft", files.draft)
+                draft = open_draft(open_file, settings, remote.devices) if files.draft else None
+                models = plan_contexts(target, draft, settings, n_ctx, threads, remote, stack)
             return assemble_pair(job, models, notes, contention)
         except OutOfMemory as error:
             stack.close()
@@ -204,7 +238,7 @@ def load_pair(
             settings = plan.settings
             concessions.pop(plan.gives, None)
             concessions[plan.gives] = plan.told
-            notice(f"{error.message} {plan.told}")
+            job.notice(f"{error.message} {plan.told}")
         except BaseException:
             stack.close()
             raise
@@ -218,8 +252,19 @@ def _check_settings(settings: EngineSettings) -> None:
         raise LoadFailed(f"The engine's settings are wrong: {error}.") from None
 
 
-def _nothing_smaller(error: OutOfMemory) -> LoadFailed:
-    return LoadFailed(
+@contextmanager
+def _blaming_draft() -> Iterator[None]:
+    """Raise DraftFailed in place of LoadFailed."""
+    try:
+        yield
+    except OutOfMemory:
+        raise
+    except LoadFailed as error:
+        raise DraftFailed(error.message) from error
+
+
+def _nothing_smaller(error: OutOfMemory) -> OutOfMemory:
+    return OutOfMemory(
         f"{error.message} Nothing smaller is left to try; close other programs, or choose a smaller pair "
         "(localspec catalogue --fits)."
     )
@@ -386,9 +431,8 @@ def assemble_pair(
             drafting = make_drafter(job, models, draft, make_room, n_before, earlier, notes)
     exact.drafter = drafting.drafter
     learned = make_learned(costs, drafting, earlier.stored)
-    if drafting.drafter is not None:
-        predict_acceptance(context, batch, drafting.drafter, learned, job.turn)
-        notes += describe_agreement(drafting.drafter, learned.agreement)
+    usable = no_rollback is None
+    verdict = compare_draft(context, batch, drafting, learned, job.turn) if usable else None
     pair = LoadedPair(
         files=job.files,
         models=models,
@@ -403,6 +447,7 @@ def assemble_pair(
         prefixes=prefixes,
         sessions=sessions,
         notes=notes,
+        verdict=verdict,
         memory=load_memory(sessions, models.target.vocab.size),
     )
     job.progress("profile", 1.0)
@@ -557,45 +602,35 @@ def make_learned(costs: Costs, drafting: DrafterAndCosts, stored: StoredProfile)
     profile = CostProfile(costs.table, steps.table if steps else None, stored.overhead_ms)
     noise = max(costs.noise, steps.noise if steps else 0.0)
     calibrations = stored.load_calibrations(Drafter.kinds)
-    return LearnedProfile(profile, calibrations, noise, stored.agreement)
+    return LearnedProfile(profile, calibrations, noise)
 
 
-def predict_acceptance(
-    context: Context, batch: Batch, drafter: DraftModel, learned: LearnedProfile, turn: HoldCpu
-) -> None:
-    """Estimate the acceptance of a new draft, if that takes no longer than measuring.
+def compare_draft(
+    context: Context,
+    batch: Batch,
+    drafting: DrafterAndCosts,
+    learned: LearnedProfile,
+    turn: HoldCpu,
+) -> Verdict | None:
+    """Estimate the acceptance of a new draft and judge it, if that takes no longer than measuring.
 
     This is not possible with heads that read the target's cache, which has a text only in a slot.
     """
+    drafter = drafting.drafter
+    if drafter is None:
+        reason = drafting.no_draft
+        return Verdict(0.0, f"A draft cannot be used: {reason}.") if reason != NO_DRAFT else None
     calibration = learned.calibrations[drafter.kind]
     token_ms = learned.costs.target.per_token_ms(PREFILL_WIDTH) + drafter.token_prefill_ms
     if drafter.context.borrows or not calibration.is_unused:
-        return
+        return None
     if token_ms * MAX_TEXT_TOKENS * len(TEXTS) > 1e3 * measuring.BUDGET_S:
-        return
+        return None
     agreement = warm_start(context, batch, drafter, calibration, turn)
     if agreement.share < POOR_AGREEMENT:
         agreement += compare_other_texts(context, batch, drafter, turn)
-    learned.agreement = agreement.share
-
-
-def describe_agreement(drafter: DraftModel, share: float) -> list[str]:
-    """Return a sentence about heads or a sidecar that predict the target badly, none if they do not.
-
-    A draft model that predicts it badly is an ordinary one: it was not made for this target.
-    """
-    if share >= POOR_AGREEMENT or not drafter.context.heads:
-        return []
     called = _DRAFTERS[drafter.kind].called
-    cause = (
-        "damaged, or made for another model"
-        if share < DEAD_AGREEMENT
-        else "made for another version of this model, or quantized too far"
-    )
-    return [
-        f"{called[:1].upper()}{called[1:]} predicted {share:.0%} of the target's tokens in short texts: "
-        f"probably {cause}. They draft only where that pays."
-    ]
+    return judge_agreement(called, agreement.share, heads=drafter.context.heads)
 
 
 def make_prefixes(

@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from localspec.engine.cache.prefixes import Prefix, PrefixStore
 from localspec.engine.cache.sessions import SessionStore
 from localspec.engine.llama import Vocab, backend
+from localspec.engine.pair.candidates import Verdict
 from localspec.engine.pair.exact import ExactMode
 from localspec.engine.pair.lane import Lane
 from localspec.engine.pair.models import PairModels
@@ -31,7 +32,8 @@ class LoadedPair:
 
     shared: the lane of all requests except those in exact mode. no_rollback: why drafts cannot be taken back,
     if they cannot. no_draft: why there is no `drafter`, if there is none. notes: what was reduced because of
-    too little memory, in sentences. memory: earlier texts, to draft from.
+    too little memory, in sentences. verdict: how well the drafter predicted the target, if this load compared
+    them. memory: earlier texts, to draft from.
     """
 
     files: PairFiles
@@ -47,6 +49,7 @@ class LoadedPair:
     prefixes: PrefixStore
     sessions: SessionStore
     notes: list[str]
+    verdict: Verdict | None = None
     memory: NgramMemory = field(default_factory=NgramMemory)
 
     @property

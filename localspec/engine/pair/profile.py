@@ -306,14 +306,12 @@ class StoredProfile:
     calibrations: Mapping[str, Any] = field(default_factory=dict)
     exact_width: int | None = None
     attention: tuple[float, float] | None = None
-    agreement: float = 1.0
 
     @classmethod
     def of(cls, content: Mapping[str, Any]) -> StoredProfile:
         """Return the valid parts of a file's content."""
         noise, overhead = content.get("noise"), content.get("overhead_ms")
         learned, width = content.get("calibration"), content.get("exact_width")
-        agreement = content.get("agreement")
         is_valid = isinstance(noise, int | float) and 0 <= noise <= 1
         known_noise = float(noise) if is_valid and noise is not None else 1.0
         return cls(
@@ -324,7 +322,6 @@ class StoredProfile:
             learned if isinstance(learned, dict) else {},
             width if isinstance(width, int) else None,
             parse_pair_of_ms(content.get("attention_ms")),
-            agreement if isinstance(agreement, float) and 0 <= agreement <= 1 else cls.agreement,
         )
 
     def use_or_measure(
@@ -364,20 +361,17 @@ def _parse_pass_times(content: Mapping[str, Any], model: str, noise: float) -> P
 class LearnedProfile:
     """What the rounds correct while a pair is loaded.
 
-    noise: of the measurement that it began with. agreement: the share of the target's tokens that heads or a
-    sidecar predicted in short texts, 1 if that was not measured.
+    noise: of the measurement that it began with.
     """
 
     costs: CostProfile
     calibrations: dict[str, Calibration]
     noise: float = 1.0
-    agreement: float = 1.0
 
     def as_dict(self) -> dict[str, Any]:
         return {
             **self.costs.as_dict(),
             "noise": round(self.noise, 4),
-            "agreement": round(self.agreement, 4),
             "calibration": {kind: c.as_dict() for kind, c in self.calibrations.items()},
         }
 
@@ -404,13 +398,13 @@ def _cpu_model() -> str:
 
 
 class ProfileStore:
-    """One small JSON file per identity, with the cost profile and what was learned about the pair.
+    """One small JSON file per identity, with what was measured and learned about the pair.
 
     Losing it costs a second at the next load, so a file that cannot be read or written is not an error.
     """
 
-    def __init__(self, folder: Path | None, key: str) -> None:
-        self._file = folder / f"profile-{key}.json" if folder else None
+    def __init__(self, folder: Path | None, key: str, *, kind: str = "profile") -> None:
+        self._file = folder / f"{kind}-{key}.json" if folder else None
 
     def read(self) -> dict[str, Any]:
         if self._file is None:

@@ -15,7 +15,14 @@ from typing import TypeVar
 
 from localspec.compatibility import Compatibility, Tokenizer, compare_tokenizers
 from localspec.errors import LocalspecError
-from localspec.protocol.pairs import AddRequest, DiskModel, DraftGain, Drafts, DraftView
+from localspec.protocol.pairs import (
+    AddRequest,
+    DiskModel,
+    DraftGain,
+    DraftKind,
+    Drafts,
+    DraftView,
+)
 from localspec.registry.catalogue import explain_reserved_name
 from localspec.registry.disk.discovery import FoundModel
 from localspec.registry.file_names import guess_sidecar_kind, rank_sidecars
@@ -143,26 +150,35 @@ def list_sidecars(target: Path) -> list[Path]:
     return [path for path in files if guess_sidecar_kind(path.name) and path.is_file()]
 
 
-def find_sidecar(target: Path) -> Path | None:
-    """Return the best sidecar for a target among the files of its folder, or None.
+def find_own_drafts(target: Path) -> list[Path]:
+    """Return what drafts for a target without being named, the best first.
 
-    Heads in the target's own file are better than any, so that nothing is looked for beside them.
+    It is the target itself if its file has MTP heads, and then the sidecars of its folder that fit.
 
     Raises:
         BadGguf, UnsafeModel: the target cannot be used.
     """
-    sizes = {path.name: path.stat().st_size for path in list_sidecars(target)}
-    if not sizes:
-        return None
     model = read_local_model(target)
-    if model.drafting_heads or model.pooling:
-        return None
+    if model.pooling:
+        return []
+    found = [target] if model.drafting_heads else []
+    sizes = {path.name: path.stat().st_size for path in list_sidecars(target)}
     for sidecar in rank_sidecars(sizes, target.name, model.weights):
         path = target.with_name(sidecar.file)
         with contextlib.suppress(LocalspecError):
             if judge_pair(model, read_local_model(path, as_draft=True)).matched:
-                return path
-    return None
+                found.append(path)
+    return found
+
+
+def find_sidecar(target: Path) -> Path | None:
+    """Return the sidecar that drafts for a target without being named, or None.
+
+    Raises:
+        BadGguf, UnsafeModel: the target cannot be used.
+    """
+    drafts = find_own_drafts(target) if list_sidecars(target) else []
+    return drafts[0] if drafts and drafts[0] != target else None
 
 
 def _to_disk_model(
@@ -276,13 +292,21 @@ class Trial:
 
     texts: for each text, the number of draft tokens checked (up to the first rejection of each round) and
     the number accepted. target_ms, draft_ms: milliseconds of a pass by its width in rows. overhead_ms:
-    milliseconds of a round besides its passes.
+    milliseconds of a round besides its passes. block: the most tokens that one pass of the draft proposes, 0
+    if each of its passes proposes one token.
     """
 
     texts: Sequence[tuple[int, int]]
     target_ms: Mapping[int, float]
     draft_ms: Mapping[int, float]
     overhead_ms: float
+    block: int = 0
+
+    def drafting_ms(self, depth: int) -> float:
+        """Return the milliseconds in which the draft proposes `depth` tokens."""
+        if self.block:  # a pass reads what was accepted, and another one has a mask for each token
+            return _pass_ms(self.draft_ms, 1) + _pass_ms(self.draft_ms, depth + 1)
+        return depth * (self.draft_ms.get(1) or min(self.draft_ms.values()))
 
 
 def estimate_gains(trials: Mapping[_Key, Trial]) -> dict[_Key, DraftGain]:
@@ -318,12 +342,11 @@ def _combine_costs(trials: Mapping[_Key, Trial]) -> tuple[dict[int, float], floa
 def _estimate_gain(trial: Trial, target_ms: Mapping[int, float], overhead: float) -> DraftGain:
     """Return the gain of a draft at the depth with the best speed-up."""
     low, acceptance, high = acceptance_interval(trial.texts)
-    draft_ms = trial.draft_ms.get(1) or min(trial.draft_ms.values())
     plain_ms = _pass_ms(target_ms, 1) + overhead
-    max_depth = min(MAX_DEPTH, max(target_ms) - 1)
+    max_depth = min(MAX_DEPTH, max(target_ms) - 1, trial.block or MAX_DEPTH)
 
     def speed_up(rate: float, depth: int) -> float:
-        round_ms = depth * draft_ms + _pass_ms(target_ms, depth + 1) + overhead
+        round_ms = trial.drafting_ms(depth) + _pass_ms(target_ms, depth + 1) + overhead
         return expected_tokens(rate, depth) * plain_ms / round_ms
 
     depth = max(range(1, max(max_depth, 1) + 1), key=lambda depth: speed_up(acceptance, depth))
@@ -388,19 +411,20 @@ def _wilson_interval(rate: float, count: int) -> tuple[float, float]:
 
 
 FormatFile = Callable[[str, Path], str]  # (name, path) → what `localspec add` accepts for the file
+OWN_HEADS = "its own MTP heads"
 
 
 def rank_drafts(
     target: Path,
     models: Iterable[FoundModel],
-    measure: Callable[[Path, Path], Trial] | None = None,
+    measure: Callable[[DraftView], Trial] | None = None,
     call: FormatFile = lambda name, path: str(path),
 ) -> Drafts:
-    """Return all `models` judged as drafts for `target`, those that match first.
+    """Return the target's own heads and all `models` judged as drafts for `target`, those that match first.
 
-    If `measure` is given, the matching ones are ordered by their measured gain, else by size, the smallest
-    first: a draft's speed matters more than its quality. call: returns what `localspec add` accepts for a
-    file.
+    If `measure` is given, the matching ones are ordered by their measured gain, else as they would be taken:
+    own heads, sidecars, and models by size, the smallest first, because a draft's speed matters more than
+    its quality. call: returns what `localspec add` accepts for a file.
 
     Raises:
         BadGguf: the target itself cannot be read.
@@ -412,19 +436,20 @@ def rank_drafts(
         for model in models
         if model.path.resolve() != target_path
     ]
+    views = _judge_own_heads(target, target_model) + _order_drafts(target_model, views)
     if measure is None:
-        return Drafts(str(target), drafts=sorted(views, key=_sort_key))
+        return Drafts(str(target), drafts=views)
     trials: dict[str, Trial] = {}
     for view in views:
         if view.matched:
             try:
-                trials[view.path] = measure(target, Path(view.path))
+                trials[view.path] = measure(view)
             except LocalspecError as error:  # a draft that cannot be measured cannot be used
                 view.matched, view.reason = False, error.message
     gains = estimate_gains(trials)
     for view in views:
         view.gain = gains.get(view.path)
-    views.sort(key=_sort_key)
+    views.sort(key=lambda view: (not view.matched, -view.gain.speed_up if view.gain else 0.0))
     for previous, view in pairwise(views):
         view.tied = bool(
             previous.gain and view.gain and is_indistinguishable(previous.gain, view.gain)
@@ -432,9 +457,42 @@ def rank_drafts(
     return Drafts(str(target), plain=plain_tokens_per_second(trials), drafts=views)
 
 
-def _sort_key(view: DraftView) -> tuple[bool, float, int, str]:
-    gain = view.gain.speed_up if view.gain else 0.0
-    return not view.matched, -gain, view.size, view.name
+def _order_drafts(target: ModelInfo, views: Sequence[DraftView]) -> list[DraftView]:
+    """Sort drafts in the order in which they would be taken; those that do not match come last."""
+    sidecars = {
+        f"{index}/{view.name}": view  # Two files may have the same name.
+        for index, view in enumerate(views)
+        if view.matched and view.kind != "model"
+    }
+    sizes = {name: view.size for name, view in sidecars.items()}
+    ranked = [sidecar.file for sidecar in rank_sidecars(sizes, target.name, target.weights)]
+    places = {sidecars[file].path: place for place, file in enumerate(ranked)}
+
+    def place(view: DraftView) -> tuple[bool, bool, int, int, str]:
+        is_model = view.kind == "model"
+        return not view.matched, is_model, places.get(view.path, len(views)), view.size, view.name
+
+    return sorted(views, key=place)
+
+
+def _judge_own_heads(path: Path, target: ModelInfo) -> list[DraftView]:
+    """Return the MTP heads in the target's own file as a draft, or nothing if it has none."""
+    reason = target.unusable_heads_reason
+    if not target.drafting_heads and not reason:
+        return []
+    size = target.head_weights
+    return [
+        DraftView(
+            OWN_HEADS,
+            str(path),
+            "the target's file",
+            size,
+            target.weights / max(1, size),
+            matched=not reason,
+            reason=f"{reason}." if reason else "",
+            kind="mtp-embedded",
+        )
+    ]
 
 
 def _judge_draft(target: ModelInfo, candidate: FoundModel, call: FormatFile) -> DraftView:
@@ -446,8 +504,9 @@ def _judge_draft(target: ModelInfo, candidate: FoundModel, call: FormatFile) -> 
     except LocalspecError as error:
         view.reason = error.message
         return view
+    view.kind = _draft_kind(draft)
     view.size, view.ratio = draft.weights, target.weights / max(1, draft.weights)
-    if draft.weights >= target.weights:
+    if not draft.sidecar and draft.weights >= target.weights:
         view.reason = f"it is not smaller than the target ({draft.weights} bytes of weights)."
     elif draft.rollback == "none":
         view.reason = describe_rollback(candidate.name, draft.architecture, draft.rollback) + "."
@@ -456,3 +515,8 @@ def _judge_draft(target: ModelInfo, candidate: FoundModel, call: FormatFile) -> 
         view.matched, view.notes = judgement.matched, judgement.notes
         view.reason = "" if judgement.matched else f"{judgement.reason}."
     return view
+
+
+def _draft_kind(draft: ModelInfo) -> DraftKind:
+    """Return what a file drafts with."""
+    return "mtp-sidecar" if draft.sidecar == "mtp" else draft.sidecar or "model"

@@ -171,6 +171,7 @@ class ModelInfo:
     kv_heads: one number per layer. Sizes are in bytes, and `weights` counts all shards. template_hash:
     SHA-256 of the chat template, empty without one. pooling: set for a model that turns texts into numbers,
     None if it writes text. sidecar: what the file drafts with if it drafts for one target and writes no text.
+    head_weights: the part of `weights` that is MTP heads behind the layers of the model.
     """
 
     name: str
@@ -192,6 +193,7 @@ class ModelInfo:
     template_hash: str
     pooling: Pooling | None = None
     sidecar: SidecarKind | None = None
+    head_weights: int = 0
 
     @property
     def needs_whole_text(self) -> bool:
@@ -228,6 +230,14 @@ class ModelInfo:
             if self._declared_heads
             else ""
         )
+
+    @property
+    def block_drafts(self) -> int:
+        """The most tokens that a block sidecar drafts in one pass; 0 for any other file."""
+        if self.sidecar not in ("dflash", "dspark"):
+            return 0
+        size = self.header.metadata.get("dflash.block_size")
+        return (size if type(size) is int else MAX_BLOCK) - (self.sidecar == "dflash")
 
     @property
     def drafting_heads(self) -> int:
@@ -359,7 +369,17 @@ def describe_model(headers: Sequence[Header], *, as_draft: bool = False) -> Mode
         else "",
         pooling=pooling,
         sidecar=sidecar,
+        head_weights=_sum_head_weights(first, architecture, layers, tensors),
     )
+
+
+def _sum_head_weights(
+    header: Header, architecture: str, layers: int, tensors: Mapping[str, Tensor]
+) -> int:
+    """Return the bytes of the blocks that are MTP heads, which are the last ones."""
+    count = _read_number(header, f"{architecture}.nextn_predict_layers", 0, layers, 0)
+    prefixes = tuple(f"blk.{layer}." for layer in range(layers - count, layers))
+    return sum(tensor.size for name, tensor in tensors.items() if name.startswith(prefixes))
 
 
 def _check_blocks(

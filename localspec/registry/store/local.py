@@ -214,11 +214,12 @@ def add_own_pair(
     hash_now: bool = True,
     replace: bool = False,
     notes: tuple[str, ...] = (),
+    draft_found: bool = False,
 ) -> Record:
     """Add a pair of files that lie anywhere on this disk.
 
     hash_now: False postpones the hashing until the pair is first loaded. notes: sentences about how the files
-    were chosen.
+    were chosen. draft_found: as in `Record`.
 
     Raises:
         InvalidRequest: the name is invalid, or both files are the same.
@@ -245,6 +246,7 @@ def add_own_pair(
         draft=stored_draft,
         summary=summary,
         notes=(*notes, *record.notes),
+        draft_found=draft_found,
     )
     store.put_new(record)
     return record
@@ -294,7 +296,12 @@ def refresh_own_pair(
     generates_text = record.target.pooling is None
     roles = record.roles if generates_text else ("chat",)
     current = make_record(record.name, target, draft, roles=roles, pooling=record.pooling)
-    current = msgspec.structs.replace(current, created=record.created, summary=record.summary)
+    current = msgspec.structs.replace(
+        current,
+        created=record.created,
+        summary=record.summary,
+        draft_found=record.draft_found,
+    )
     store.put(current)
     verb = "has" if len(changed_files) == 1 else "have"
     return (

@@ -94,7 +94,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """An installed pair. `created` is Unix time; `notes` are harmless differences.
 
     asked: the reference it was pulled from, empty for a pair as the catalogue has it. pooling: the user's
-    choice, which overrides the target's file.
+    choice, which overrides the target's file. draft_found: nobody named the draft, which lies beside the
+    target.
     """
 
     name: str
@@ -110,6 +111,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     template_sha256: str = ""
     asked: str = ""
     pooling: Pooling | None = None
+    draft_found: bool = False
 
     @property
     def kind(self) -> DraftKind:
