@@ -48,7 +48,7 @@ DEPTHS = (1, 2, 3, 4, 5, 7, 11, 15)
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Milliseconds for one text. auto: in the third text of a pair."""
+    """Milliseconds per token. auto: in the third text of a pair."""
 
     plain: float
     fixed: dict[int, float]
@@ -103,11 +103,12 @@ def compare(
     """Replay a text in every way."""
     calibration = warm_start(text)
     times = [
-        Replay(text, device_profile(target), calibration, None, sequences).run() for _ in range(3)
+        Replay(text, device_profile(target), calibration, None, sequences).run_together()
+        for _ in range(3)
     ]
 
     def fixed_ms(depth: int) -> float:
-        return Replay(text, device_profile(target), Calibration(), depth, sequences).run()
+        return Replay(text, device_profile(target), Calibration(), depth, sequences).run_together()
 
     return Outcome(fixed_ms(0), {depth: fixed_ms(depth) for depth in depths}, times[-1])
 
@@ -129,7 +130,7 @@ def main(arguments: list[str]) -> int:
         for name, rates in texts.items():
             outcome = compare(target, make_text(rates), options.sequences)
             figures = f"{outcome.best / outcome.auto:.3f} | {outcome.plain / outcome.auto:.3f}"
-            speed = 1e3 * length / outcome.plain
+            speed = 1e3 / outcome.plain
             sys.stdout.write(
                 f"| {target} | {name} | {speed:.1f} | {outcome.best_depth} | {figures} |\n"
             )

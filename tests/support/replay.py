@@ -65,14 +65,7 @@ def together(
     depth: as in a request.
     """
     replay = Replay(trace, PROFILE, calibration or Calibration(), depth, sequences, dearer)
-    replay.run()
-    answers = replay.answers.values()
-    end = min(answer.stamps[-1] for answer in answers)
-    token_counts = [
-        max((d.tokens for d, at in zip(a.deltas, a.stamps, strict=True) if at <= end), default=0)
-        for a in answers
-    ]
-    return 1e3 * end / sum(token_counts)
+    return replay.run_together()
 
 
 def plain_ms(trace: Trace) -> float:

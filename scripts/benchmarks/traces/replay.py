@@ -147,6 +147,19 @@ class Replay(Driven):
             self.spent_ms += [1e3 * self._time()] * new
         return self.spent_ms[-1]
 
+    def run_together(self) -> float:
+        """Return milliseconds per token of all sequences, while each is generating its part of the text."""
+        self.run()
+        answers = self.answers.values()
+        end = min(answer.stamps[-1] for answer in answers)
+        token_counts = [
+            max(
+                (d.tokens for d, at in zip(a.deltas, a.stamps, strict=True) if at <= end), default=0
+            )
+            for a in answers
+        ]
+        return 1e3 * end / sum(token_counts)
+
     def _receive(self, frame: Frame) -> None:
         super()._receive(frame)
         match frame:
