@@ -166,7 +166,7 @@ def test_auto_is_as_fast_as_the_best_depth_if_changes_of_width_are_dear(
     target: str, rates: list[float]
 ) -> None:
     outcome = compare(target, make_text(rates), depths=(1, 2, 4, 7, 15))
-    assert outcome.best / outcome.auto >= 0.96
+    assert outcome.best / outcome.auto >= 0.94  # a change costs 1 % of so short a text
     assert outcome.plain / outcome.auto >= 0.98
 
 
