@@ -31,6 +31,7 @@ from localspec.registry.header.model import read_local_model
 from localspec.registry.header.pairing import check_pair
 from localspec.registry.header.weights import check_weights
 from tests.engine.drafters.test_mtp import Proposal, draft_from_empty_slot, record_proposals
+from tests.engine.test_not_finite import write_spoiled_copy
 from tests.support import architectures
 from tests.support.followers import measure_follower_z
 from tests.support.heads import right_drafts
@@ -140,6 +141,20 @@ def test_a_selector_needs_the_token_chosen_before(
     speculation = answer.done.speculation
     assert n_behind
     assert speculation.accepted * 3 <= speculation.drafted + 2
+
+
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0.0), Sampling(temperature=0.8)])
+def test_a_selector_with_nan_scores_is_not_used(
+    tmp_path: Path, load: Load, sampling: Sampling
+) -> None:
+    files = write_pair(tmp_path, "dflash2")
+    spoiled = write_spoiled_copy(
+        str(files.draft), tmp_path, "selector_successor.weight", None, np.nan
+    )
+    engine = load(PairFiles("spoiled", files.target, spoiled))
+    answer = engine.ask([5], 30, sampling, drafting(3, "dflash"))
+    assert answer.done.speculation.reason == "NaN or infinite values from the block draft"
+    assert len(answer.tokens) == 30
 
 
 @pytest.mark.parametrize("depth", [2, 5])

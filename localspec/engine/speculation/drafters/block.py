@@ -136,7 +136,7 @@ class BlockDraft(DraftModel):
         """
         if not self._n_selected:
             return self._proposals(row)
-        n, lattice = self._n_selected, self.context.states(row)[0]
+        n, lattice = self._n_selected, self.context.finite_states(row)
         before = self.context.states(row - 1)[0][:n] if drafted else np.empty(0)
         places = np.flatnonzero(before == drafted[-1]) if drafted else before
         start = n * (1 + (int(places[0]) if len(places) else 0))
