@@ -17,7 +17,9 @@ import pytest
 from benchmarks.synthetic import TINY_TARGET, Shape, target_cycle, write_model
 from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
+from localspec.engine.cache import slot
 from localspec.engine.cache.slot import HiddenStates
+from localspec.engine.llama import Context, States
 from localspec.engine.llama import model as binding
 from localspec.engine.sampling.distribution import Distribution
 from localspec.engine.sampling.sampler import Sampler
@@ -294,6 +296,28 @@ def test_a_long_prompt_is_read_when_it_is_drafted_from(
     contextual.ask(text, 6, speculative=ask_for(contextual, 3))
     first_drafts = proposals[0]
     assert first_drafts.agrees_with(draft_again(contextual, proposals, first_drafts))
+
+
+@pytest.mark.parametrize(("length", "rows_read"), [(100, [64, 36]), (300, [20, 64, 44])])
+def test_only_the_end_of_a_long_prompt_leaves_the_context(
+    contextual: Running, monkeypatch: pytest.MonkeyPatch, length: int, rows_read: list[int]
+) -> None:
+    """Passes whose inputs of layers would be pushed out by the rest of the prompt are not asked for them."""
+    monkeypatch.setattr(slot, "MAX_BYTES", 0)  # then there is room for those of 128 tokens
+    with running(contextual.pair.files, n_batch=64) as engine:
+        target, original, counts = engine.pair.shared.context, Context.states, []
+
+        def read_states(context: Context, row: int, count: int = 1) -> States:
+            if context is target:
+                counts.append(count)
+            return original(context, row, count)
+
+        monkeypatch.setattr(Context, "states", read_states)
+        answer = engine.ask([(7 * at) % 500 for at in range(length)], 1)
+        assert counts == rows_read
+        proposals = record_proposals(engine, monkeypatch)
+        engine.ask(answer.all_tokens, 6, speculative=ask_for(engine, 3))
+        assert len(proposals[0].drafts) == 3
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2"])
