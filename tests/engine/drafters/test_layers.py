@@ -123,6 +123,23 @@ def test_drafts_have_the_acceptance_rate_they_were_written_with(
         assert counts == count_right_drafts(first_token, 100, depth)
 
 
+def test_a_block_has_no_more_rows_than_its_drafts(
+    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(write_pair(tmp_path, "dflash"))
+    original, blocks = BlockDraft._add_block, []
+
+    def add_block(draft: BlockDraft, last: int, position: int, sequence: int, count: int) -> int:
+        blocks.append(count)
+        return original(draft, last, position, sequence, count)
+
+    monkeypatch.setattr(BlockDraft, "_add_block", add_block)
+    for depth in (1, 3):
+        blocks.clear()
+        engine.ask([5], 30, speculative=ask_for(engine, depth))
+        assert max(blocks) == depth
+
+
 @pytest.mark.parametrize("seen", ["no token", "the first candidate"])
 def test_a_selector_needs_the_token_chosen_before(
     tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, seen: str
