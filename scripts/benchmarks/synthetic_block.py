@@ -1,4 +1,4 @@
-"""Synthetic pairs whose draft is a block sidecar: DFlash, or DSpark.
+"""Synthetic pairs whose draft is a block sidecar: DFlash, DFlash 2, or DSpark.
 
 As the other synthetic models (benchmarks.synthetic): the target's blocks cost time and decide nothing, so it
 follows one cycle.
@@ -7,6 +7,9 @@ DFlash: the embeddings of the sidecar are points on a torus, and the next token'
 one step. The head h of its one layer attends to the place h + 1 before, by the positions alone, and turns
 what it finds there h + 1 times. Only the text's last token has a point; masks and the text before it have
 none. So each mask ends as the token at its place, and the output matrix follows the draft's cycle.
+
+DFlash 2: the same, but one token that never follows anything scores best in every place. Only the scores of
+pairs choose the other candidate, and only behind the token chosen before. The convolutions change nothing.
 
 DSpark: the layer brings nothing. The Markov head alone knows which token follows which.
 """
@@ -37,8 +40,14 @@ _SHARPNESS = 12.0  # of the attention
 _GAIN = 20.0  # what the residual gets of the attention's output
 _ROPE_BASE = 10_000.0
 _MAX_DRAFTS = 15
+_RANK = 64  # of the scores of pairs
+_CANDIDATES = 4  # of each place, for the selector
+_CONVOLUTION, _GROUP = 2, 16  # tokens that a convolution reads, and numbers that share its factors
 # By how much of a full turn a step turns a point in each plane: no two of some hundred points are near.
 _TURNS = np.random.default_rng(6).uniform(0.05, 0.95, _PLANES)
+
+
+Kind = Literal["dflash", "dflash2", "dspark"]
 
 
 def write_block(
@@ -47,7 +56,7 @@ def write_block(
     cycle: Cycle,
     acceptance: float | tuple[float, float] = 0.8,
     *,
-    kind: Literal["dflash", "dspark"] = "dflash",
+    kind: Kind = "dflash",
     layers: tuple[int, ...] | None = None,
     seed: int = 0,
     listens: float = 0.0,
@@ -71,7 +80,7 @@ def write_block(
     write_vocabulary(writer, n_vocab)
     writer.add_uint32("tokenizer.ggml.mask_token_id", n_vocab - 2)
     writer.add_array("dflash.target_layers", [*layers])
-    writer.add_uint32("dflash.block_size", min(n_head, _MAX_DRAFTS) + (kind == "dflash"))
+    writer.add_uint32("dflash.block_size", min(n_head, _MAX_DRAFTS) + (kind != "dspark"))
     writer.add_rope_freq_base(_ROPE_BASE)
     if sections:
         writer.add_rope_dimension_sections([_PLANES, 0, 0, 0])
@@ -105,7 +114,7 @@ def write_block(
         key[rows, _CONSTANT] = [*np.cos(back), *np.sin(back)]
         value[rows, :_HEAD] = _turn(angles, head + 1)
     out = np.zeros((width, width))
-    out[:_HEAD] = np.tile(np.eye(_HEAD), n_head) * _GAIN * (kind == "dflash")
+    out[:_HEAD] = np.tile(np.eye(_HEAD), n_head) * _GAIN * (kind != "dspark")
     add("blk.0.attn_q.weight", query)
     add("blk.0.attn_k.weight", key)
     add("blk.0.attn_v.weight", value)
@@ -125,16 +134,44 @@ def write_block(
     output = np.zeros((n_vocab, width))
     for token in set(cycle.tolist()):
         output[guess[before[token]], :_HEAD] = points[token] * 5
-    add("output.weight", output * (kind == "dflash"))
+    rank = rng.standard_normal((n_vocab, _RANK))
+    follows = np.zeros((n_vocab, _RANK))
+    for token in set(before[cycle].tolist()):
+        follows[guess[token]] = rank[token]
     if kind == "dspark":
-        rank = rng.standard_normal((n_vocab, 64))
-        follows = np.zeros((n_vocab, 64))
-        for token in set(before[cycle].tolist()):
-            follows[guess[token]] = rank[token]
+        output[:] = 0
         add("markov_w1.weight", rank)
         add("markov_w2.weight", follows)
+    elif kind == "dflash2":
+        # The right token scores about 5 * _PLANES * _GAIN: less than this one, until its pair is scored too.
+        output[n_vocab - 1, _CONSTANT] = 7.5 * _PLANES * _GAIN
+        add("selector_predecessor.weight", rank)
+        add("selector_successor.weight", follows)
+        _write_selector(writer, target)
+    add("output.weight", output)
     finish(writer)
     return path
+
+
+def _write_selector(writer: Any, target: Shape) -> None:
+    """Write what does not depend on tokens: equal weights for all of a pair's numbers, and convolutions."""
+    width, n_groups = target.n_embd, target.n_embd // _GROUP
+    for key, value in (
+        ("selector_rank", _RANK),
+        ("selector_top_k", _CANDIDATES),
+        ("conv_kernel_size", _CONVOLUTION),
+        ("conv_group_size", _GROUP),
+    ):
+        writer.add_uint32(f"dflash.{key}", value)
+    gate = np.zeros((_RANK, width))
+    gate[:, _CONSTANT] = 50  # so that a pair weighs several times what a candidate scores alone
+    add_sidecar_tensor(writer, "selector_hidden.weight", gate, target)
+    unchanged = np.zeros((2, _CONVOLUTION, width), np.float32)
+    unchanged[:, 0] = 1  # before the layer and behind it, each token counts alone
+    for part in ("attn", "ffn"):
+        writer.add_tensor(f"blk.0.{part}_conv_base", unchanged)
+        factors = np.zeros((2 * _CONVOLUTION * n_groups, width))
+        add_sidecar_tensor(writer, f"blk.0.{part}_conv_proj.weight", factors, target)
 
 
 def _turn(angles: npt.NDArray[np.float64], times: int) -> npt.NDArray[np.float64]:

@@ -48,13 +48,13 @@ def test_better_draft_models_have_a_higher_expected_rate(
 
 def write_files(folder: Path, kind: Target | Kind, acceptance: float) -> PairFiles:
     """Write a target with heads or a sidecar of this kind."""
-    if kind == "eagle3" or kind == "dflash" or kind == "dspark":
+    if kind == "eagle3" or kind == "dflash" or kind == "dflash2" or kind == "dspark":
         return write_pair(folder, kind, acceptance=acceptance)
     return cycle_heads(folder, acceptance, kind)
 
 
 @pytest.mark.parametrize(
-    "kind", ["glm4moe", "qwen35", "glm4moe apart", "eagle3", "dflash", "dspark"]
+    "kind", ["glm4moe", "qwen35", "glm4moe apart", "eagle3", "dflash", "dflash2", "dspark"]
 )
 def test_better_heads_and_sidecars_have_a_higher_expected_rate(
     tmp_path: Path, load: Callable[..., Running], kind: Target | Kind
@@ -64,7 +64,7 @@ def test_better_heads_and_sidecars_have_a_higher_expected_rate(
     for rate in (0.0, 0.4, 0.95):
         learned = load(write_files(tmp_path / str(rate), kind, rate)).pair.learned
         is_mtp = kind in get_args(Architecture) or kind.endswith("apart")
-        drafter = "mtp" if is_mtp else kind.replace("dspark", "dflash")
+        drafter = "mtp" if is_mtp else "eagle3" if kind == "eagle3" else "dflash"
         rates[rate] = expected_rate(learned.calibrations[drafter])
     assert rates[0.0] < 0.3 < rates[0.4] < expected_rate(Calibration()) < rates[0.95]
 

@@ -88,9 +88,9 @@ class HiddenStates:
     """The states after the tokens [start, end) of a text, one row each."""
 
     def __init__(self, width: int, tail: bool = False) -> None:
-        """width: numbers in a state. tail: only the last states are ever read."""
+        """width: numbers in a state. tail: only the last states are ever read, of which there are fewer."""
         self.start = self.end = 0
-        self._max_rows = 2 * TAIL_STATES if tail else max(MAX_BYTES // (4 * width), 2 * TAIL_STATES)
+        self.max_rows = 2 * TAIL_STATES if tail else max(MAX_BYTES // (4 * width), 2 * TAIL_STATES)
         self._rows: States = np.empty((0, width), np.float32)
 
     def put(self, position: int, rows: States) -> None:
@@ -98,12 +98,12 @@ class HiddenStates:
 
         Older states go if they do not end at `position`, or if there are too many.
         """
-        end, rows = position + len(rows), rows[-self._max_rows :]
+        end, rows = position + len(rows), rows[-self.max_rows :]
         n_known = self.end - self.start if position == self.end else 0
         n_stay = n_known
         # Drops a quarter at once, so that rows seldom move.
-        if n_known + len(rows) > self._max_rows:
-            n_stay = min(n_known, max(self._max_rows * 3 // 4 - len(rows), 0))
+        if n_known + len(rows) > self.max_rows:
+            n_stay = min(n_known, max(self.max_rows * 3 // 4 - len(rows), 0))
         self._make_room(n_known, n_stay, len(rows))
         self._rows[n_stay : n_stay + len(rows)] = rows
         self.start, self.end = end - n_stay - len(rows), end
@@ -112,7 +112,7 @@ class HiddenStates:
         """Move the last `n_stay` of `n_known` rows to the front, with room for `n_new` behind them."""
         rows = self._rows
         if n_stay + n_new > len(rows):
-            size = min(max(2 * (n_stay + n_new), TAIL_STATES), self._max_rows)
+            size = min(max(2 * (n_stay + n_new), TAIL_STATES), self.max_rows)
             self._rows = np.empty((size, rows.shape[1]), np.float32)
         if self._rows is not rows or n_stay < n_known:
             self._rows[:n_stay] = rows[n_known - n_stay : n_known]

@@ -453,10 +453,19 @@ class Slots:
         self.roll_back(slot, slot.n_past)
 
     def _store_hidden(self, slot: Slot, count: int) -> None:
-        """Store the hidden states that the heads need of the first `count` tokens of the pass."""
-        if slot.hidden is not None and count:
-            states = self._target.states(self._first_rows[slot.id], count)
-            slot.hidden.put(slot.n_past, states)
+        """Store the hidden states that the heads need of the first `count` tokens of the pass.
+
+        Those that the rest of the prompt would push out are not read: a token of a large target has 100 KiB
+        where five layers are read, and copying them took 130 ms for a prompt of 4096 tokens.
+        """
+        if slot.hidden is None:
+            return
+        n_unread = len(slot.tokens) - slot.n_past - count
+        n_kept = min(count, slot.hidden.max_rows - n_unread)
+        if n_kept > 0:
+            skipped = count - n_kept
+            states = self._target.states(self._first_rows[slot.id] + skipped, n_kept)
+            slot.hidden.put(slot.n_past + skipped, states)
 
     def roll_back(self, slot: Slot, length: int) -> bool:
         """Cut both memories to `length` tokens.

@@ -263,6 +263,13 @@ class Context(Resource):
             raise BadBatch(f"Row {row} has no hidden state{format_last_error()}.")
         return view
 
+    def finite_states(self, row: int) -> States:
+        """Return the hidden state (n_state,) of a row. Raises BadBatch, or NotFinite if one is not finite."""
+        state: States = self.states(row)[0]
+        if not np.isfinite(state).all():
+            raise _not_finite(self.model)
+        return state
+
     def pooled(self, sequence: int) -> States:
         """Return a view (n_pooled,) of a sequence's embedding or score, valid until the next pass.
 

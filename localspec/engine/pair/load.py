@@ -533,7 +533,10 @@ def measure_draft(
 ) -> Costs:
     """Return the costs of the draft's passes behind `n_before` tokens."""
     deadline = time.monotonic() + measuring.BUDGET_S * 0.3
-    run, widths = make_pass_runner(context, batch, True, n_before), (1, PREFILL_WIDTH, 2, 4, 16)
+    run, model = make_pass_runner(context, batch, True, n_before), context.model
+    # llama.cpp ends the process at a pass that is wider than the block of a selector.
+    widest = model.block_size if model.n_selected else PREFILL_WIDTH
+    widths = dict.fromkeys(min(width, widest) for width in (1, PREFILL_WIDTH, 2, 4, 16))
     measure = partial(measuring.measure_passes, run, widths, deadline, turn=turn)
     return earlier.costs(earlier.stored.draft, measure)
 

@@ -200,6 +200,7 @@ class Controller:
             step.deepest = max([0, *depths[:at], *depths[at + 1 :]])
             if depth == 0:
                 step.drafter = None
+            step.drafts.depth = depth
             step.drafts.cut(depth)
         return rate
 

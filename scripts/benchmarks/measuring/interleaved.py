@@ -151,7 +151,8 @@ def _server_drafts(heads: Heads | None) -> str:
     """Return what llama-server's --spec-type calls the drafts."""
     if heads is None:
         return "draft-simple"
-    return f"draft-{heads}" if heads in ("eagle3", "dflash", "dspark") else "draft-mtp"
+    kind = heads.removesuffix("2")
+    return f"draft-{kind}" if kind in ("eagle3", "dflash", "dspark") else "draft-mtp"
 
 
 def _run_ours(runner: Runner, setting: Setting, sample: Text, repetition: int, skip: int) -> Run:

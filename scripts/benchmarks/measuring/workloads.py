@@ -24,7 +24,15 @@ SEED = 0  # of the files; the texts have their own
 # Targets with attention everywhere, and with a recurrent state, whose file holds heads; the same in a file of
 # their own; Gemma 4's, which read the target's cache; and sidecars that read the target's layers.
 Heads = Literal[
-    "glm4moe", "qwen35", "glm4moe-apart", "qwen35-apart", "sidecar", "eagle3", "dflash", "dspark"
+    "glm4moe",
+    "qwen35",
+    "glm4moe-apart",
+    "qwen35-apart",
+    "sidecar",
+    "eagle3",
+    "dflash",
+    "dflash2",
+    "dspark",
 ]
 HEADS: tuple[Heads, ...] = get_args(Heads)
 Say = Callable[[str], None]
@@ -182,7 +190,7 @@ def _with_heads(
             synthetic.write_model(part / "target.gguf", sizes.target, cycle, seed=SEED)
             file = part / "eagle3-target.gguf"
             write_eagle(file, sizes.target, cycle, chosen_workload.acceptance, seed=SEED)
-        elif sizes.heads == "dflash" or sizes.heads == "dspark":
+        elif sizes.heads == "dflash" or sizes.heads == "dflash2" or sizes.heads == "dspark":
             synthetic.write_model(part / "target.gguf", sizes.target, cycle, seed=SEED)
             file = part / f"{sizes.heads}-target.gguf"
             rate = chosen_workload.acceptance

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast, get_args
 
+import gguf
 import numpy as np
 import pytest
 
@@ -302,6 +304,42 @@ def test_prompts_read_together_keep_their_own_states(
         assert proposal.agrees_with(draft_from_empty_slot(engine, proposals, proposal.text, 3))
 
 
+def change_heads(file: Path, copy: Path, changed: Sequence[int]) -> PairFiles:
+    """Write a copy of a step35 model in which these heads read the negative of what they were given."""
+    shutil.copy(file, copy)
+    first = architectures.shape("step35").layers
+    names = [f"blk.{first + head}.nextn.eh_proj.weight" for head in changed]
+    for entry in gguf.GGUFReader(copy, "r+").tensors:
+        if entry.name in names:
+            entry.data[:] = -entry.data
+    return PairFiles(copy.stem, str(copy), None)
+
+
+def test_the_first_of_several_heads_drafts_alone(
+    models: Path, tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = architectures.write("step35", models, experts=True, heads=3)
+    drafts = list[tuple[int, ...]]()
+    for changed in ((), (1, 2), (0,)):
+        engine = load(change_heads(file, tmp_path / f"{len(drafts)}.gguf", changed))
+        proposals = record_proposals(engine, monkeypatch)
+        engine.ask(PROMPTS[0], 5, speculative=mtp(3))
+        drafts.append(proposals[0].drafts)
+    assert len(drafts[0]) == 3
+    assert drafts[0] == drafts[1] != drafts[2]
+
+
+@pytest.mark.parametrize("architecture", ["deepseek2", "glm4moe", "hy_v3", "mimo2"])
+def test_several_heads_that_were_not_tested_are_not_used(
+    models: Path, load: Load, architecture: str
+) -> None:
+    """The graphs of some end the process."""
+    file = architectures.write(architecture, models, experts=True, heads=3)
+    answer = load(PairFiles(architecture, str(file), None)).ask(PROMPTS[0], 10, speculative=mtp(2))
+    assert answer.tokens
+    assert answer.done.speculation.reason == "3 MTP heads in one file are not supported"
+
+
 @pytest.mark.parametrize("architecture", ["deepseek4", "glm5-next", "qwen4exp"])
 def test_heads_that_were_not_tested_are_refused_by_name(architecture: str) -> None:
     """llama.cpp has a graph for some of them, but no small model of them could be tried."""
@@ -385,7 +423,7 @@ def test_heads_that_begin_late_read_the_end_of_a_text(
         answer = engine.ask(prompt, 40, speculative=mtp(2))
         context = get_heads(engine).context
         slot = max(engine.pair.shared.slots, key=lambda candidate: candidate.n_past)
-        assert context.first_position(slot.draft_id) > 300 - 2 * TAIL_STATES
+        assert context.first_position(slot.draft_id) >= 300 - 2 * TAIL_STATES
         assert answer.done.speculation.drafted > 0
         assert_alike(engine.pair.files.target, prompt, answer.tokens, engine.ask(prompt, 40).tokens)
 
@@ -643,7 +681,7 @@ def test_hidden_states_match_the_text_after_random_edits() -> None:
     """Random operations agree with a plain list; beyond the limit the oldest states are dropped."""
     rng = np.random.default_rng(0)
     states, truth = HiddenStates(4), np.zeros((0, 4), np.float32)
-    states._max_rows = 100
+    states.max_rows = 100
     start = 0
     for _ in range(300):
         match rng.integers(4):

@@ -31,6 +31,7 @@ class DraftRequest:
     """A sequence's request for drafts in one round, and the drafts that it got.
 
     limit: most tokens. generated: tokens of the answer so far. left: tokens that may still come.
+    depth: tokens that were decided on before any was known. A kind that drafts all at once drafts so many.
     sampler: used to draw from the draft's own distribution (rejection rule); None: take its best token.
     more: called after each token; whether another one is wanted.
     hurried: a prompt is read in the same pass, and its sender waits.
@@ -44,6 +45,7 @@ class DraftRequest:
     hurried: bool = False
     generated: int = 0
     left: int = 0
+    depth: int = 0
     tokens: list[int] = field(default_factory=list)
     buckets: list[int] = field(default_factory=list)
     probs: list[Distribution] = field(default_factory=list)

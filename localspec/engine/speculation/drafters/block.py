@@ -88,7 +88,8 @@ class BlockDraft(DraftModel):
         n_unread = max((self.count_unread(request.slot) for request in active), default=0)
         active = self._read_texts([request for request in active if len(request.slot.tokens) > 1])
         if active:
-            count = min(max(request.limit for request in active), self.max_drafts)
+            # Each row of a block has its cost, so it has no more than the tokens that were decided on.
+            count = min(max(request.depth for request in active), self.max_drafts)
             self._draft_blocks(active, count)
             if n_unread <= MAX_DEPTH + 1:
                 spent_ms = (self._clock() - start) * 1e3 / len(active)
@@ -107,14 +108,14 @@ class BlockDraft(DraftModel):
         try:
             self._run_pass()
             for request, row in zip(requests, rows, strict=True):
-                self._take_drafts(request, row)
+                self._take_drafts(request, row, count)
         finally:
             for request in requests:
                 self.context.remove(request.slot.draft_id, request.slot.n_past_draft)
 
-    def _take_drafts(self, request: DraftRequest, row: int) -> None:
-        """Take drafts of the block that begins in `row` until `more` returns False."""
-        for offset in range(min(request.limit, self.max_drafts)):
+    def _take_drafts(self, request: DraftRequest, row: int, count: int) -> None:
+        """Take drafts of the block of `count` that begins in `row` until `more` returns False."""
+        for offset in range(min(request.limit, count)):
             if offset and not request.more(request):
                 return
             logits = self._read_logits(row + self._first_row + offset, request.tokens)
@@ -136,7 +137,7 @@ class BlockDraft(DraftModel):
         """
         if not self._n_selected:
             return self._proposals(row)
-        n, lattice = self._n_selected, self.context.states(row)[0]
+        n, lattice = self._n_selected, self.context.finite_states(row)
         before = self.context.states(row - 1)[0][:n] if drafted else np.empty(0)
         places = np.flatnonzero(before == drafted[-1]) if drafted else before
         start = n * (1 + (int(places[0]) if len(places) else 0))
