@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -270,6 +271,26 @@ def test_a_change_of_width_is_measured_apart_from_the_widths() -> None:
     measured = measure_recorded(2.2, 5.0)
     assert measured.ms == pytest.approx({width: 3.0 + 0.2 * (width - 1) for width in range(1, 9)})
     assert measured.change == pytest.approx((2.2, 5.0))
+
+
+@pytest.mark.parametrize("n_in_time", range(60))
+def test_every_width_is_measured_wherever_the_time_ends(
+    n_in_time: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That a change costs much may be found in the last repeat that there is time for."""
+    widths: list[int] = []
+    time_s = [0.0]
+
+    def run(width: int) -> None:
+        repeats = sum(1 for _ in itertools.takewhile(lambda last: last == width, reversed(widths)))
+        widths.append(width)
+        time_s[0] += (3.0 + (2.0, 5.0, 0.0)[min(repeats, 2)]) / 1e3
+
+    clock = SimpleNamespace(
+        monotonic=lambda: float(len(widths) > n_in_time), perf_counter=lambda: time_s[0]
+    )
+    monkeypatch.setattr("localspec.engine.pair.profile.time", clock)
+    assert set(measure_passes(run, (1, 2, 4), 0.5, lambda: time_s[0]).ms) == {1, 2, 4}
 
 
 def test_a_small_change_of_width_belongs_to_the_wider_pass() -> None:

@@ -118,7 +118,7 @@ MIN_REPEATS, MAX_REPEATS = 5, 25
 EXTRA_REPEATS_S = 0.25  # after this time no width is run more than MIN_REPEATS times
 # A change of the width counts from this share of a pass of one row and this time on. CPUs have none to speak
 # of. It is the difference between the shortest of some times, which disturbances do not make.
-MIN_CHANGE_SHARE, MIN_CHANGE_MS = 0.05, 0.3
+MIN_CHANGE_SHARE, MIN_CHANGE_MS = 0.25, 0.3
 CHANGE_REPEATS = 3
 
 _STAT = Path("/proc/stat")
@@ -221,7 +221,7 @@ def measure_passes(
             break
         for width in widths:
             if times[width] and time.monotonic() > deadline:
-                break
+                continue
             n_settling = SETTLING_PASSES if width == 1 or change != NO_CHANGE else 0
             spent = _time_runs(run, width, n_settling + 1, clock, turn)
             times[width].append(spent[-1])
