@@ -23,6 +23,7 @@ from benchmarks.traces.replay import (
 from benchmarks.traces.trace import EXAMPLE_COSTS, Trace, cost_profile
 from localspec.engine.llama import Batch
 from localspec.engine.speculation.acceptance import Calibration, find_bucket
+from localspec.engine.speculation.cost import ChangeCost, CostProfile, CostTable
 
 # Widths 1…16 cost 100 ms and a tenth of that per further row; a draft costs 10 ms; no overhead.
 LINEAR = {
@@ -154,6 +155,31 @@ def test_the_table_has_every_policy() -> None:
     text = markdown(trace, regret(trace, cost_profile(LINEAR), [1, 2]))
     for name in ("plain", "fixed 1", "fixed 2", "auto", "clairvoyant"):
         assert f"| {name} |" in text
+
+
+# Costs as on an H100, with targets of 8 B and 27 B: a draft of 0.5 B is expensive beside the first.
+ON_GPU = {
+    "8 B": ({1: 3.2, 4: 3.4, 8: 4.6, 9: 6.5, 16: 6.9, 64: 9.0}, {1: 1.9, 2: 2.4, 16: 2.6, 64: 3.0}),
+    "27 B": ({1: 12.0, 4: 12.6, 8: 16.0, 9: 22.0, 64: 32.0}, {1: 1.9, 2: 2.4, 16: 2.6, 64: 3.0}),
+}
+
+
+@pytest.mark.parametrize("pair", ON_GPU)
+@pytest.mark.parametrize("rate", [0.95, 0.8, 0.4, 0.0])
+def test_auto_is_no_slower_than_plain_if_changes_of_width_are_expensive(
+    pair: str, rate: float
+) -> None:
+    tables = (CostTable(table, change=ChangeCost(2.1, 2.4)) for table in ON_GPU[pair])
+    profile = CostProfile(*tables, overhead_ms=0.2)
+    trace, learned = make_trace(random_hits(rate, 300)), Calibration()
+
+    def spent_ms(depth: int | None, calibration: Calibration) -> float:
+        return Replay(trace, profile, calibration, depth).run()
+
+    auto = max(spent_ms(None, learned) for _ in range(2))  # in its first text, too
+    plain, fixed = (spent_ms(depth, Calibration()) for depth in (0, 4))
+    assert plain / auto >= 0.96
+    assert min(plain, fixed) / auto >= 0.8
 
 
 @pytest.mark.parametrize("target", ["32B", "70B"])
