@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,6 +141,7 @@ class LoadPlanner:
     def plan(self, free: FreeMemory) -> LoadPlan:
         """Return the plan for the given amount of memory."""
         from localspec.registry.header import fit
+        from localspec.registry.header.rate import share_on_gpu
 
         pair, settings = self.pair, self.settings
         if self._models is None:
@@ -165,9 +167,15 @@ class LoadPlanner:
         planned = _apply_fit(pair, changed, chosen, counted)
         if not counted and self._built != "cpu":
             return planned  # Where the layers will be is not known.
-        return planned._replace(
-            read_gib=count_read_gib(target, planned.settings.n_gpu_layers if counted else 0)
-        )
+        share = share_on_gpu(target, chosen.gpu_layers if counted else 0)
+        return planned._replace(read_gib=(share * self._pass_gib, (1 - share) * self._pass_gib))
+
+    @cached_property
+    def _pass_gib(self) -> float:
+        """The GiB of the target's weights that a pass of one row reads."""
+        from localspec.registry.header.rate import PassBytes
+
+        return PassBytes(self._models[0]).count_gib() if self._models else 0.0
 
     def _load(self, settings: EngineSettings) -> LoadOptions:
         return replace(memory_load(settings, self._built), speeds=self._speeds)
@@ -263,14 +271,6 @@ def learn_speeds(planned: LoadPlan, profile: Mapping[str, Any]) -> None:
     speeds = load_speeds(state_dir).learn(*planned.read_gib, measured[1], measured[rows], rows)
     with contextlib.suppress(OSError):  # a full disk costs a good estimate, not the pair
         write_atomically(Path(state_dir) / _SPEEDS_FILE, msgspec.json.encode(speeds), sync=False)
-
-
-def count_read_gib(target: ModelInfo, layers: int) -> tuple[float, float]:
-    """Return the GiB that a pass of one row reads on the GPU and in main memory. layers: on the GPU."""
-    from localspec.registry.header.rate import PassBytes, share_on_gpu
-
-    gib, share = PassBytes(target).count_gib(), share_on_gpu(target, layers)
-    return share * gib, (1 - share) * gib
 
 
 # ------------------------------------------------------------------------ free memory

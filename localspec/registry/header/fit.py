@@ -411,8 +411,9 @@ def _choose(
 ) -> MemoryFit | None:
     """Return the first fit in the order of preference, or None."""
     max_context = min(load.context or target.context, target.context)
+    pair = RateEstimate(target, draft, load.speeds)
     for attempt in _list_attempts(has_drafts(target, draft), free, load, max_context):
-        if fitted := _find_longest_context(target, draft, attempt, load):
+        if fitted := _find_longest_context(pair, attempt, load):
             return replace(fitted, free=free.ram + free.vram)
     return None
 
@@ -436,14 +437,14 @@ def _list_attempts(
 
 
 def _find_longest_context(
-    target: ModelInfo, draft: ModelInfo | None, attempt: _Attempt, load: LoadOptions
+    pair: RateEstimate, attempt: _Attempt, load: LoadOptions
 ) -> MemoryFit | None:
     """Return the fit with the longest context that fits, or None."""
 
     def try_context(context: int) -> MemoryFit | None:
-        return _place_pair(target, draft, attempt, replace(load, context=context), reserved)
+        return _place_pair(pair, attempt, replace(load, context=context), reserved)
 
-    reserved = 0 if load.context else _reserve_for_prefixes(target, draft, attempt, load)
+    reserved = 0 if load.context else _reserve_for_prefixes(pair, attempt, load)
     if longest := try_context(attempt.max_context):
         return longest
     longest = try_context(attempt.min_context)
@@ -460,17 +461,15 @@ def _find_longest_context(
     return longest
 
 
-def _reserve_for_prefixes(
-    target: ModelInfo, draft: ModelInfo | None, attempt: _Attempt, load: LoadOptions
-) -> int:
+def _reserve_for_prefixes(pair: RateEstimate, attempt: _Attempt, load: LoadOptions) -> int:
     """Return the bytes that prompts without a slot get of the memory shared by caches."""
-    weights = target.weights + (draft.weights if draft and attempt.drafts else 0)
+    weights = pair.target.weights + (pair.draft.weights if pair.draft and attempt.drafts else 0)
     available = min(attempt.memory.ram, attempt.memory.ram + attempt.memory.vram - weights)
     return max(min(load.prefixes, available // _PREFIX_DIVISOR), 0)
 
 
 def _place_pair(
-    target: ModelInfo, draft: ModelInfo | None, attempt: _Attempt, load: LoadOptions, reserved: int
+    pair: RateEstimate, attempt: _Attempt, load: LoadOptions, reserved: int
 ) -> MemoryFit | None:
     """Place both models, in the fastest way where drafts and layers of the target compete for the GPU.
 
@@ -478,32 +477,32 @@ def _place_pair(
     """
 
     def place(drafts: bool, draft_on_gpu: bool = False) -> MemoryFit | None:
-        needs = _list_needs(target, draft, load, drafts=drafts)
+        needs = _list_needs(pair.target, pair.draft, load, drafts=drafts)
         return _place_models(
-            target, needs, attempt, load, reserved, drafts=drafts, draft_on_gpu=draft_on_gpu
+            pair.target, needs, attempt, load, reserved, drafts=drafts, draft_on_gpu=draft_on_gpu
         )
 
     if not attempt.drafts:
         return place(drafts=False)
     # The draft on the GPU comes first: of equals, the first is taken.
     plans = [place(drafts=True, draft_on_gpu=True)]
-    if draft is not None and (plans[0] is None or plans[0].gpu_layers >= 0):
+    if pair.draft is not None and (plans[0] is None or plans[0].gpu_layers >= 0):
         plans.append(place(drafts=True))
     fitting = [plan for plan in plans if plan]
     if not fitting or not attempt.memory.vram or fitting[0].gpu_layers < 0:
         return fitting[0] if fitting else None
     if plain := place(drafts=False):
         fitting.append(plain)
-    return _choose_fastest(fitting, RateEstimate(target, draft, load.speeds))
+    return _choose_fastest(fitting, pair)
 
 
-def _choose_fastest(plans: Sequence[MemoryFit], estimate: RateEstimate) -> MemoryFit:
+def _choose_fastest(plans: Sequence[MemoryFit], pair: RateEstimate) -> MemoryFit:
     """Return the fastest plan, with a sentence about the one it is compared with.
 
     The first has the draft on the GPU.
     """
     rates = [
-        estimate.tokens_per_second(
+        pair.tokens_per_second(
             plan.gpu_layers, drafts=plan.draft, draft_on_gpu=plan.draft_gpu_layers != 0
         )
         for plan in plans
@@ -515,7 +514,7 @@ def _choose_fastest(plans: Sequence[MemoryFit], estimate: RateEstimate) -> Memor
     chosen, rejected = plans[best], plans[other]
     if chosen.gpu_layers == rejected.gpu_layers:
         return chosen
-    what = "draft" if estimate.draft else "MTP heads"
+    what = "draft" if pair.draft else "MTP heads"
     claims = {
         (True, True): f"The {what} and {chosen.gpu_layers} layers of the target share the GPU",
         (True, False): f"The {what} runs on the CPU, which leaves the GPU to the target",

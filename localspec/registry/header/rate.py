@@ -146,7 +146,7 @@ def share_on_gpu(target: ModelInfo, layers: int) -> float:
 
 @dataclass(frozen=True)
 class RateEstimate:
-    """Tokens per second of one pair, for any placement of its models.
+    """A pair, and its tokens per second for any placement of its models.
 
     draft: a draft model or a sidecar. Without one the target's own MTP heads draft, if it has any.
     """
@@ -178,6 +178,10 @@ class RateEstimate:
     def _target_bytes(self) -> PassBytes:
         return PassBytes(self.target)
 
+    @cached_property
+    def _draft_gib(self) -> float:
+        return PassBytes(self.draft).count_gib() if self.draft else 0.0
+
     def _target_ms(self, layers: int, rows: int) -> float:
         gib, share = self._target_bytes.count_gib(rows), share_on_gpu(self.target, layers)
         gpu_ms = self.speeds.gpu.pass_ms(share * gib, rows)
@@ -188,5 +192,4 @@ class RateEstimate:
         speed = self.speeds.gpu if on_gpu else self.speeds.ram
         if self.draft is None:
             return speed.pass_ms(self._target_bytes.head_gib, 1) + LAYER_MS
-        gib = PassBytes(self.draft).count_gib()
-        return speed.pass_ms(gib, 1) + self.draft.layers * LAYER_MS
+        return speed.pass_ms(self._draft_gib, 1) + self.draft.layers * LAYER_MS
