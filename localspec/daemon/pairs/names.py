@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -84,7 +84,7 @@ def resolve_pair(
     files.pooling = record.target.pooling
     files.draft_named = draft is not None and not record.draft_found
     if draft:  # a pair that was added with --no-draft gets none
-        _add_other_drafts(files, registry)
+        _add_other_drafts(files, registry.find_own_drafts(target))
     return files
 
 
@@ -204,16 +204,16 @@ def files_of(name: str, registry: Registry) -> PairFiles:
             raise registry.not_in_ollama_error(name) from None
         raise
     if files.draft is None:
-        best, *_ = (*registry.find_own_drafts(Path(files.target)), files.target)
-        files.draft = best if best != files.target else None
-        _add_other_drafts(files, registry)
+        own_drafts = registry.find_own_drafts(Path(files.target))
+        if own_drafts and own_drafts[0] != files.target:
+            files.draft = own_drafts[0]
+        _add_other_drafts(files, own_drafts)
     return files
 
 
-def _add_other_drafts(files: PairFiles, registry: Registry) -> None:
+def _add_other_drafts(files: PairFiles, drafts: Sequence[str]) -> None:
     """Name the drafts that replace the pair's own one if it turns out to be of no use."""
     used = Path(files.draft or files.target).resolve()
-    drafts = registry.find_own_drafts(Path(files.target))
     files.other_drafts = tuple(draft for draft in drafts if Path(draft).resolve() != used)
 
 

@@ -65,9 +65,9 @@ class DraftCandidates:
 
     def __init__(self, files: PairFiles, folder: str) -> None:
         """Read what earlier loads have left in `folder`; "" if nothing is kept."""
-        others = [None if file == files.target else file for file in files.other_drafts]
+        other_drafts = [None if file == files.target else file for file in files.other_drafts]
         self._files = files
-        self._drafts: list[Draft] = list(dict.fromkeys([files.draft, *others]))
+        self._drafts: list[Draft] = list(dict.fromkeys([files.draft, *other_drafts]))
         self._stores = {draft: _open_store(files.target, draft, folder) for draft in self._drafts}
         self._verdicts = {draft: _read_verdict(store) for draft, store in self._stores.items()}
         self._failures: dict[Draft, LoadFailed] = {}

@@ -46,7 +46,7 @@ SETTLING_PASSES = 2
 
 
 class ChangeCost(NamedTuple):
-    """What the first and the second pass of another width cost more than later ones, in milliseconds."""
+    """The milliseconds that the first and the second pass of another width cost more than later ones."""
 
     first_ms: float = 0.0
     second_ms: float = 0.0

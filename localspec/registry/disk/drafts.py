@@ -161,14 +161,14 @@ def find_own_drafts(target: Path) -> list[Path]:
     model = read_local_model(target)
     if model.pooling:
         return []
-    found = [target] if model.drafting_heads else []
+    drafts = [target] if model.drafting_heads else []
     sizes = {path.name: path.stat().st_size for path in list_sidecars(target)}
     for sidecar in rank_sidecars(sizes, target.name, model.weights):
         path = target.with_name(sidecar.file)
         with contextlib.suppress(LocalspecError):
             if judge_pair(model, read_local_model(path, as_draft=True)).matched:
-                found.append(path)
-    return found
+                drafts.append(path)
+    return drafts
 
 
 def find_sidecar(target: Path) -> Path | None:
