@@ -12,14 +12,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from benchmarks.command import positive
-from benchmarks.traces.replay import Replay
+from benchmarks.traces.replay import FixedDepths, Replay
 from benchmarks.traces.trace import Trace
-from localspec.engine.speculation.acceptance import Belief, Calibration
+from localspec.engine.speculation.acceptance import Calibration
 from localspec.engine.speculation.cost import ChangeCost, CostProfile, CostTable
-from localspec.engine.speculation.warm_start import COMPARED_TOKENS
+from localspec.engine.speculation.warm_start import COMPARED_TOKENS, set_expectation
 
 # Milliseconds by rows of passes that follow others of their width, and what a change costs.
 TARGETS = {
@@ -47,21 +45,10 @@ DEPTHS = (1, 2, 3, 4, 5, 7, 11, 15)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(FixedDepths):
     """Milliseconds per token. auto: in the third text of a pair."""
 
-    plain: float
-    fixed: dict[int, float]
     auto: float
-
-    @property
-    def best_depth(self) -> int:
-        ways = {0: self.plain} | self.fixed
-        return min(ways, key=lambda depth: ways[depth])
-
-    @property
-    def best(self) -> float:
-        return min(self.plain, *self.fixed.values())
 
 
 def device_profile(target: str) -> CostProfile:
@@ -73,11 +60,8 @@ def device_profile(target: str) -> CostProfile:
 
 
 def make_text(rates: Sequence[float], seed: int = 1) -> Trace:
-    """Return a text in which the draft's guess at token i is right with probability rates[i]."""
-    wrong = np.random.default_rng(seed).random(len(rates)) >= rates
-    tokens = list(range(len(rates)))
-    guesses = [token + 1_000_000 * bool(miss) for token, miss in zip(tokens, wrong, strict=True)]
-    return Trace("", tokens, guesses, [9] * len(tokens), {})
+    """Return a text of such rates in which the draft is always sure of itself."""
+    return Trace.draw("", rates, [9] * len(rates), {}, seed)
 
 
 def bursts(high: float, low: float, every: int, length: int) -> list[float]:
@@ -87,13 +71,9 @@ def bursts(high: float, low: float, every: int, length: int) -> list[float]:
 
 def warm_start(text: Trace) -> Calibration:
     """Return what a load knows of the draft from two short texts, here the two ends of this one."""
-    calibration, expected = Calibration(), []
-    for hits in (text.hits[:COMPARED_TOKENS], text.hits[-COMPARED_TOKENS:]):
-        belief = Belief(calibration)
-        for hit in hits:
-            belief.observe(9, hit)
-        expected.append(belief.weights)
-    calibration.average_prior(np.mean(expected, axis=0))
+    calibration = Calibration()
+    comparisons = list(zip(text.buckets, text.hits, strict=True))
+    set_expectation(calibration, (comparisons[:COMPARED_TOKENS], comparisons[-COMPARED_TOKENS:]))
     return calibration
 
 
@@ -129,7 +109,9 @@ def main(arguments: list[str]) -> int:
     for target in TARGETS:
         for name, rates in texts.items():
             outcome = compare(target, make_text(rates), options.sequences)
-            figures = f"{outcome.best / outcome.auto:.3f} | {outcome.plain / outcome.auto:.3f}"
+            figures = (
+                f"{outcome.best_fixed / outcome.auto:.3f} | {outcome.plain / outcome.auto:.3f}"
+            )
             speed = 1e3 / outcome.plain
             sys.stdout.write(
                 f"| {target} | {name} | {speed:.1f} | {outcome.best_depth} | {figures} |\n"

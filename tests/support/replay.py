@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.device import bursts
 from benchmarks.traces.replay import Costs, Replay, fixed_ms
 from benchmarks.traces.trace import Trace
 from localspec.engine.speculation.acceptance import Calibration
@@ -21,11 +22,7 @@ Rates = npt.NDArray[np.float64]
 
 
 def _trace(name: str, rates: Rates, buckets: list[int], seed: int) -> Trace:
-    """Return a trace in which the draft's guess at token i is right with probability rates[i]."""
-    wrong = np.random.default_rng(seed).random(len(rates)) >= rates
-    tokens = list(range(len(rates)))
-    guesses = [token + 1_000_000 * bool(miss) for token, miss in zip(tokens, wrong, strict=True)]
-    return Trace(name, tokens, guesses, buckets, PROFILE.as_dict())
+    return Trace.draw(name, rates.tolist(), buckets, PROFILE.as_dict(), seed)
 
 
 def steady(acceptance: float, length: int, seed: int = 0) -> Trace:
@@ -35,7 +32,7 @@ def steady(acceptance: float, length: int, seed: int = 0) -> Trace:
 
 def bursty(high: float, low: float, every: int, length: int, seed: int = 0) -> Trace:
     """Return a trace that alternates between two probabilities every `every` tokens."""
-    rates = np.where((np.arange(length) // every) % 2 == 0, high, low)
+    rates = np.array(bursts(high, low, every, length))
     return _trace(f"bursts of {every}", rates, [9] * length, seed)
 
 

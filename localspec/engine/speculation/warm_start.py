@@ -6,7 +6,7 @@ cent of its time, and a good one would not be used until it had proved itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 
@@ -91,8 +91,18 @@ def warm_start(
     What a model predicts in a text is not what it would have written itself. So these texts are half of the
     expectation, the hopeful prior is the other half, and the first rounds correct both.
     """
+    return set_expectation(calibration, _compare_texts(target, batch, model, turn, TEXTS))
+
+
+def set_expectation(
+    calibration: Calibration, texts: Iterable[Sequence[tuple[int, bool]]]
+) -> Agreement:
+    """Set an unused calibration to what was compared in some texts, and return that.
+
+    texts: for each, what `DraftModel.compare_predictions` returns.
+    """
     expected, agreement = [], Agreement()
-    for comparisons in _compare_texts(target, batch, model, turn, TEXTS):
+    for comparisons in texts:
         belief = Belief(calibration)
         for bucket_index, hit in comparisons:
             belief.observe(bucket_index, hit)

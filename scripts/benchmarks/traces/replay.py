@@ -177,16 +177,11 @@ class Replay(Driven):
 
 
 @dataclass(frozen=True, slots=True)
-class Regret:
-    """Milliseconds for the whole text by every way. auto_first: with nothing learned before."""
+class FixedDepths:
+    """Milliseconds by the depth of every round. plain: without drafts."""
 
     plain: float
     fixed: dict[int, float]
-    clairvoyant: float
-    auto_first: float
-    auto: float
-    depths: Sequence[int]  # auto's, by round
-    looks: int  # of auto, while drafts did not pay
 
     @property
     def best_depth(self) -> int:
@@ -197,6 +192,17 @@ class Regret:
     @property
     def best_fixed(self) -> float:
         return min(self.plain, *self.fixed.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Regret(FixedDepths):
+    """Milliseconds for the whole text by every way. auto_first: with nothing learned before."""
+
+    clairvoyant: float
+    auto_first: float
+    auto: float
+    depths: Sequence[int]  # auto's, by round
+    looks: int  # of auto, while drafts did not pay
 
 
 def regret(trace: Trace, profile: CostProfile, depths: Sequence[int], passes: int = 3) -> Regret:

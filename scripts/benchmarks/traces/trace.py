@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from localspec.engine.speculation.acceptance import N_BUCKETS, find_bucket
 from localspec.engine.speculation.cost import CostProfile, CostTable, parse_cost_table
 
@@ -40,6 +42,23 @@ class Trace:
     def hits(self) -> list[bool]:
         """Return whether each guess was right, by place."""
         return [a == b for a, b in zip(self.target, self.draft, strict=True)]
+
+    @classmethod
+    def draw(
+        cls,
+        name: str,
+        rates: Sequence[float],
+        buckets: Sequence[int],
+        costs: dict[str, Any],
+        seed: int,
+    ) -> Trace:
+        """Return a trace in which the draft's guess at token i is right with probability rates[i]."""
+        wrong = np.random.default_rng(seed).random(len(rates)) >= rates
+        tokens = list(range(len(rates)))
+        guesses = [
+            token + 1_000_000 * bool(miss) for token, miss in zip(tokens, wrong, strict=True)
+        ]
+        return cls(name, tokens, guesses, buckets, costs)
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps({"version": VERSION, **asdict(self)}), encoding="utf-8")
