@@ -102,10 +102,12 @@ def options_parser(program: str, description: str) -> argparse.ArgumentParser:
 
 
 def _add_heads(parser: argparse.ArgumentParser) -> None:
-    from benchmarks.measuring.workloads import HEADS
+    from benchmarks.measuring.workloads import HEADS, LAYER_READERS, TARGETS
 
     what = "a target that is drafted for by MTP heads in its file, or by a sidecar"
     parser.add_argument("--heads", choices=HEADS, help=what)
+    what = f"architecture of a target with a sidecar of these: {', '.join(LAYER_READERS)} (llama)"
+    parser.add_argument("--architecture", choices=TARGETS, default="llama", help=what)
 
 
 def _sizes(options: argparse.Namespace) -> Sizes:
@@ -126,7 +128,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 def plan_of(options: argparse.Namespace) -> Plan:
     """Return what was asked for. Raises ValueError."""
     from benchmarks.measuring.interleaved import Plan
-    from benchmarks.measuring.workloads import WORKLOADS, workload
+    from benchmarks.measuring.workloads import LAYER_READERS, WORKLOADS, workload
     from localspec.protocol.frames import EngineSettings
 
     workloads: list[Workload] = [workload(text) for text in options.acceptance or ()]
@@ -135,10 +137,14 @@ def plan_of(options: argparse.Namespace) -> Plan:
         raise ValueError("--depths: from 1 to 16")
     if options.heads and (options.record or options.rounds):
         raise ValueError("--heads: neither with --record nor with --rounds")
+    if options.architecture != "llama" and options.heads not in LAYER_READERS:
+        raise ValueError(f"--architecture: with --heads {', '.join(LAYER_READERS)}")
     sizes = _sizes(options)
+    if options.heads:
+        sizes = sizes.with_heads(options.heads, options.architecture)
     return Plan(
         work=(options.work or default_paths().cache / "bench").absolute(),
-        sizes=sizes.with_heads(options.heads) if options.heads else sizes,
+        sizes=sizes,
         workloads=workloads or WORKLOADS,
         depths=depths,
         prompt=options.prompt,

@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--no-tests", action="store_true", help="leave the engine's tests out")
     add("--exact-texts", type=int, default=50, help="texts compared in exact mode (50)")
     add("--exact-tokens", type=int, default=256, help="tokens of each (256)")
-    parser.set_defaults(size="gpu", heads=None)
+    parser.set_defaults(size="gpu", heads=None, architecture="llama")
     return parser
 
 

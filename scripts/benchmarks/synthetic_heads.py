@@ -59,7 +59,17 @@ def write_heads(
     listens: how much the head's state takes from the target's hidden state, by a random matrix: where
     that is much, its drafts are no longer the chosen ones. hollow: it names a head and holds none.
     """
-    _write_files(None if hollow else path, path, shape, acceptance, architecture, seed, listens)
+    heads = None if hollow else path
+    cycle = target_cycle(shape.n_vocab, seed)
+    _write_files(heads, path, shape, cycle, acceptance, architecture, seed, listens, named=True)
+    return path
+
+
+def write_trunk(
+    path: Path, shape: Shape, cycle: Cycle, architecture: Architecture, *, seed: int = 0
+) -> Path:
+    """Write a target that follows `cycle` and has no heads."""
+    _write_files(None, path, shape, cycle, 0.0, architecture, seed, 0.0, named=False)
     return path
 
 
@@ -77,24 +87,32 @@ def write_heads_apart(
 
     llama.cpp's converter makes such files with --no-mtp and --mtp.
     """
-    _write_files(heads, target, shape, acceptance, architecture, seed, listens)
+    cycle = target_cycle(shape.n_vocab, seed)
+    _write_files(
+        heads, target, shape, cycle, acceptance, architecture, seed, listens, named=False
+    )
 
 
 def _write_files(
     heads: Path | None,
     target: Path,
     shape: Shape,
+    cycle: Cycle,
     acceptance: float | tuple[float, float],
     architecture: Architecture,
     seed: int,
     listens: float,
+    *,
+    named: bool,
 ) -> None:
-    """Write the target, and its head into the same file or another, or nowhere if `heads` is None."""
+    """Write the target, and its head into the same file or another, or nowhere if `heads` is None.
+
+    named: whether the target's metadata name a head.
+    """
     kind = raw_type(shape.quant)
     rng = np.random.default_rng(seed)
-    cycle = target_cycle(shape.n_vocab, seed)
     apart = heads is not None and heads != target
-    trunk = _begin(target, shape, architecture, n_heads=0 if apart else 1)
+    trunk = _begin(target, shape, architecture, n_heads=int(named))
     head = _begin(heads, shape, architecture, n_heads=1) if apart and heads else trunk
     both = [trunk, head] if apart else [trunk]
     writers = both  # of the tensors that come next
@@ -138,7 +156,7 @@ def _begin(path: Path, shape: Shape, architecture: Architecture, n_heads: int) -
         writer.add_nextn_predict_layers(n_heads)
     writer.add_key_length(head)
     writer.add_value_length(head)
-    write_vocabulary(writer, shape.n_vocab)
+    write_vocabulary(writer, shape.n_vocab, code=shape.code)
     if architecture == "glm4moe":
         writer.add_leading_dense_block_count(shape.n_layer)  # the head alone has experts
         writer.add_expert_count(_EXPERTS)

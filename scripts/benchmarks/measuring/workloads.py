@@ -19,6 +19,7 @@ from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import Architecture, write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import write_with_sidecar
+from benchmarks.synthetic_targets import TargetArchitecture, write_target
 
 SEED = 0  # of the files; the texts have their own
 # Targets with attention everywhere, and with a recurrent state, whose file holds heads; the same in a file of
@@ -35,6 +36,8 @@ Heads = Literal[
     "dspark",
 ]
 HEADS: tuple[Heads, ...] = get_args(Heads)
+LAYER_READERS: tuple[Heads, ...] = ("eagle3", "dflash", "dflash2", "dspark")
+TARGETS: tuple[TargetArchitecture, ...] = get_args(TargetArchitecture)
 Say = Callable[[str], None]
 
 
@@ -73,22 +76,29 @@ def workload(text: str) -> Workload:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Shapes of a pair, under a name for people. heads: it drafts with MTP heads, of one of HEADS."""
+    """Shapes of a pair, under a name for people.
+
+    heads: it drafts with MTP heads or a sidecar, of one of HEADS. architecture: of a target whose sidecar reads
+    its layers.
+    """
 
     name: str
     target: Shape
     draft: Shape
     heads: Heads | None = None
+    architecture: TargetArchitecture = "llama"
 
-    def with_heads(self, heads: Heads) -> Sizes:
+    def with_heads(self, heads: Heads, architecture: TargetArchitecture = "llama") -> Sizes:
         """Return the same with MTP heads, and the vocabulary of models that have some."""
-        return replace(self, target=replace(self.target, code=False), heads=heads)
+        target = replace(self.target, code=False)
+        return replace(self, target=target, heads=heads, architecture=architecture)
 
     @property
     def folder(self) -> str:
         """The folder its files lie in: the name, and a hash of the shapes."""
         key = hashlib.sha256(repr((SEED, self.target, self.draft)).encode()).hexdigest()
-        return "-".join([self.name, *([self.heads] if self.heads else []), key[:8]])
+        architecture = [] if self.architecture == "llama" else [self.architecture]
+        return "-".join([self.name, *architecture, *([self.heads] if self.heads else []), key[:8]])
 
 
 BIG = Sizes("big", synthetic.BIG_TARGET, synthetic.BIG_DRAFT)
@@ -187,14 +197,17 @@ def _with_heads(
             small = replace(target, n_layer=2, n_embd=target.n_embd // 4, n_ff=target.n_ff // 4)
             write_with_sidecar(part, target, small, chosen_workload.acceptance, seed=SEED)
         elif sizes.heads == "eagle3":
-            synthetic.write_model(part / "target.gguf", sizes.target, cycle, seed=SEED)
+            write_target(part / "target.gguf", sizes.target, cycle, sizes.architecture, seed=SEED)
             file = part / "eagle3-target.gguf"
             write_eagle(file, sizes.target, cycle, chosen_workload.acceptance, seed=SEED)
         elif sizes.heads == "dflash" or sizes.heads == "dflash2" or sizes.heads == "dspark":
-            synthetic.write_model(part / "target.gguf", sizes.target, cycle, seed=SEED)
+            write_target(part / "target.gguf", sizes.target, cycle, sizes.architecture, seed=SEED)
             file = part / f"{sizes.heads}-target.gguf"
             rate = chosen_workload.acceptance
-            write_block(file, sizes.target, cycle, rate, kind=sizes.heads, seed=SEED)
+            parts = sizes.architecture == "qwen35"  # reads pictures, so that its positions have parts
+            write_block(
+                file, sizes.target, cycle, rate, kind=sizes.heads, seed=SEED, sections=parts
+            )
         elif sizes.heads:
             files = part / "target.gguf", part / "mtp-target.gguf"
             rates = chosen_workload.acceptance

@@ -14,9 +14,10 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 import pytest
 
-from benchmarks.synthetic import TINY_TARGET, Shape, target_cycle, write_model
+from benchmarks.synthetic import TINY_TARGET, Shape, target_cycle
 from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
+from benchmarks.synthetic_targets import TargetArchitecture, write_target
 from localspec.engine.cache import slot
 from localspec.engine.cache.slot import HiddenStates
 from localspec.engine.llama import Context, States
@@ -69,12 +70,17 @@ def write_sidecar(
 
 
 def write_pair(
-    folder: Path, kind: Kind = "eagle3", *, shape: Shape = SHAPE, **options: Any
+    folder: Path,
+    kind: Kind = "eagle3",
+    *,
+    shape: Shape = SHAPE,
+    architecture: TargetArchitecture = "llama",
+    **options: Any,
 ) -> PairFiles:
     """Return a target that follows `expected`, with a sidecar."""
     folder.mkdir(parents=True, exist_ok=True)
     target, sidecar = folder / "target.gguf", folder / f"{kind}-target.gguf"
-    write_model(target, shape, target_cycle(N_VOCAB))
+    write_target(target, shape, target_cycle(N_VOCAB), architecture)
     write_sidecar(sidecar, kind, shape, **options)
     return PairFiles(folder.name, str(target), str(sidecar))
 
@@ -121,6 +127,28 @@ def test_drafts_have_the_acceptance_rate_they_were_written_with(
         assert speculation.kind == ask_for(cyclic).kind, (speculation.reason, cyclic.pair.notes)
         counts = speculation.drafted, speculation.accepted
         assert counts == count_right_drafts(first_token, 100, depth)
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen35", "gpt-oss"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_targets_of_every_architecture_get_the_drafts_that_were_written(
+    tmp_path: Path, load: Load, kind: Kind, architecture: TargetArchitecture
+) -> None:
+    # Those of qwen35 are shaped as a model that reads pictures, and so are its sidecars' positions.
+    parts = {"sections": True} if architecture == "qwen35" and kind != "eagle3" else {}
+    engine = load(write_pair(tmp_path, kind, architecture=architecture, **parts))
+    for depth in (1, 4):
+        engine.forget()
+        answer = engine.ask([5], 100, speculative=ask_for(engine, depth))
+        assert answer.tokens == expected(5, 100)
+        speculation = answer.done.speculation
+        counts = speculation.drafted, speculation.accepted
+        assert counts == count_right_drafts(5, 100, depth)
+    engine.forget()
+    together = [engine.start([first], 60, speculative=ask_for(engine)) for first in (5, 77)]
+    engine.finish()
+    for request, first in zip(together, (5, 77), strict=True):
+        assert engine.answers[request].tokens == expected(first, 60)
 
 
 def test_a_block_has_no_more_rows_than_its_drafts(
