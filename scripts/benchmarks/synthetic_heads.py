@@ -88,9 +88,7 @@ def write_heads_apart(
     llama.cpp's converter makes such files with --no-mtp and --mtp.
     """
     cycle = target_cycle(shape.n_vocab, seed)
-    _write_files(
-        heads, target, shape, cycle, acceptance, architecture, seed, listens, named=False
-    )
+    _write_files(heads, target, shape, cycle, acceptance, architecture, seed, listens, named=False)
 
 
 def _write_files(

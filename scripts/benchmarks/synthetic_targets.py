@@ -25,8 +25,8 @@ from benchmarks.synthetic import (
 )
 from benchmarks.synthetic_heads import write_trunk
 
-# With attention everywhere; with a recurrent state in every other layer; and with experts, attention sinks, and
-# a sliding window in every other layer.
+# With attention everywhere; with a recurrent state in every other layer; and with experts, attention sinks,
+# and a sliding window in every other layer.
 TargetArchitecture = Literal["llama", "qwen3", "qwen35", "gpt-oss"]
 _EXPERTS, _USED = 4, 2
 _WINDOW = 128

@@ -78,8 +78,8 @@ def workload(text: str) -> Workload:
 class Sizes:
     """Shapes of a pair, under a name for people.
 
-    heads: it drafts with MTP heads or a sidecar, of one of HEADS. architecture: of a target whose sidecar reads
-    its layers.
+    heads: it drafts with MTP heads or a sidecar, of one of HEADS. architecture: of a target whose sidecar
+    reads its layers.
     """
 
     name: str
@@ -204,7 +204,9 @@ def _with_heads(
             write_target(part / "target.gguf", sizes.target, cycle, sizes.architecture, seed=SEED)
             file = part / f"{sizes.heads}-target.gguf"
             rate = chosen_workload.acceptance
-            parts = sizes.architecture == "qwen35"  # reads pictures, so that its positions have parts
+            parts = (
+                sizes.architecture == "qwen35"
+            )  # reads pictures, so that its positions have parts
             write_block(
                 file, sizes.target, cycle, rate, kind=sizes.heads, seed=SEED, sections=parts
             )
