@@ -17,6 +17,7 @@ from benchmarks.measuring.runner import Runner
 from benchmarks.measuring.runs import AUTO, PLAIN, Run, Setting
 from benchmarks.measuring.workloads import (
     BIG,
+    LAYER_READERS,
     WORKLOADS,
     Files,
     Heads,
@@ -151,8 +152,7 @@ def _server_drafts(heads: Heads | None) -> str:
     """Return what llama-server's --spec-type calls the drafts."""
     if heads is None:
         return "draft-simple"
-    kind = heads.removesuffix("2")
-    return f"draft-{kind}" if kind in ("eagle3", "dflash", "dspark") else "draft-mtp"
+    return f"draft-{heads.removesuffix('2')}" if heads in LAYER_READERS else "draft-mtp"
 
 
 def _run_ours(runner: Runner, setting: Setting, sample: Text, repetition: int, skip: int) -> Run:
