@@ -1,4 +1,4 @@
-"""Synthetic targets of the architectures that makers of models publish sidecars for.
+"""Synthetic targets of the architectures that makers of models publish sidecars for, and those sidecars.
 
 As the other synthetic models (benchmarks.synthetic): blocks cost time and decide nothing, so each follows a
 cycle, and a sidecar that reads its layers drafts for each alike.
@@ -23,11 +23,14 @@ from benchmarks.synthetic import (
     write_sizes,
     write_vocabulary,
 )
+from benchmarks.synthetic_block import write_block
+from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import write_trunk
 
 # With attention everywhere; with a recurrent state in every other layer; and with experts, attention sinks,
 # and a sliding window in every other layer.
 TargetArchitecture = Literal["llama", "qwen3", "qwen35", "gpt-oss"]
+LayerReader = Literal["eagle3", "dflash", "dflash2", "dspark"]
 _EXPERTS, _USED = 4, 2
 _WINDOW = 128
 
@@ -72,6 +75,23 @@ def write_target(
     writer.add_tensor("output.weight", output_rows(embedding, shape, cycle), raw_dtype=kind)
     finish(writer)
     return path
+
+
+def write_layer_reader(
+    path: Path,
+    kind: LayerReader,
+    target: Shape,
+    cycle: Cycle,
+    acceptance: float | tuple[float, float],
+    architecture: TargetArchitecture = "llama",
+    **options: Any,
+) -> Path:
+    """Write a sidecar that reads layers of a target of `write_target`. options: those of its kind."""
+    if kind == "eagle3":
+        return write_eagle(path, target, cycle, acceptance, **options)
+    if architecture == "qwen35":  # it reads pictures, so that its positions have parts
+        options["sections"] = True
+    return write_block(path, target, cycle, acceptance, kind=kind, **options)
 
 
 def _matrices(

@@ -13,12 +13,13 @@ import pytest
 
 from benchmarks.synthetic import target_cycle, write_model
 from benchmarks.synthetic_heads import TINY_HEADS, write_heads
+from benchmarks.synthetic_targets import LayerReader
 from localspec.engine.llama import OutOfMemory
 from localspec.engine.pair.candidates import DraftCandidates, DraftFailed, Verdict
 from localspec.engine.pair.models import MIN_CONTEXT, open_model
 from localspec.errors import LoadFailed
 from localspec.protocol.frames import PairFiles, SpeculationSettings
-from tests.engine.drafters.test_layers import SHAPE, Kind, write_sidecar
+from tests.engine.drafters.test_layers import SHAPE, write_sidecar
 from tests.support.pairs import N_VOCAB, expected
 from tests.support.running import Running
 
@@ -44,7 +45,7 @@ def write_drafts(folder: Path, named: bool = False, **rates: float) -> PairFiles
     """Return a target with sidecars of these kinds and acceptance rates, the first as its draft."""
     target = folder / "target.gguf"
     write_model(target, SHAPE, target_cycle(N_VOCAB))
-    kinds: dict[str, Kind] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
+    kinds: dict[str, LayerReader] = {"eagle3": "eagle3", "dflash": "dflash", "dspark": "dspark"}
     draft, *others = (
         str(write_sidecar(folder / f"{kind}-target.gguf", kinds[kind], SHAPE, rate))
         for kind, rate in rates.items()

@@ -10,13 +10,14 @@ import pytest
 from llama_cpp import LLAMA_VOCAB_TYPE_SPM
 
 from benchmarks.synthetic_heads import Architecture
+from benchmarks.synthetic_targets import LayerReader
 from localspec.engine.llama import Vocab
 from localspec.engine.pair import profile
 from localspec.engine.speculation.acceptance import GRID, Calibration
 from localspec.engine.speculation.cost import CostTable
 from localspec.engine.speculation.warm_start import _tokenize_texts
 from localspec.protocol.frames import PairFiles, SpeculationSettings
-from tests.engine.drafters.test_layers import Kind, write_pair
+from tests.engine.drafters.test_layers import write_pair
 from tests.support.heads import Target, cycle_heads
 from tests.support.pairs import contextual_pair, cycle_pair, expected, target_alone
 from tests.support.running import Running, drafting
@@ -46,7 +47,7 @@ def test_better_draft_models_have_a_higher_expected_rate(
     assert rates[0.0] < 0.3 < rates[0.4] < expected_rate(Calibration()) < rates[0.95]
 
 
-def write_files(folder: Path, kind: Target | Kind, acceptance: float) -> PairFiles:
+def write_files(folder: Path, kind: Target | LayerReader, acceptance: float) -> PairFiles:
     """Write a target with heads or a sidecar of this kind."""
     if kind == "eagle3" or kind == "dflash" or kind == "dflash2" or kind == "dspark":
         return write_pair(folder, kind, acceptance=acceptance)
@@ -57,7 +58,7 @@ def write_files(folder: Path, kind: Target | Kind, acceptance: float) -> PairFil
     "kind", ["glm4moe", "qwen35", "glm4moe apart", "eagle3", "dflash", "dflash2", "dspark"]
 )
 def test_better_heads_and_sidecars_have_a_higher_expected_rate(
-    tmp_path: Path, load: Callable[..., Running], kind: Target | Kind
+    tmp_path: Path, load: Callable[..., Running], kind: Target | LayerReader
 ) -> None:
     """Not those of gemma4, which read a cache that holds no text yet."""
     rates = {}
@@ -71,7 +72,7 @@ def test_better_heads_and_sidecars_have_a_higher_expected_rate(
 
 @pytest.mark.parametrize("kind", ["glm4moe apart", "eagle3", "dflash"])
 def test_dead_and_stale_sidecars_are_named_at_every_load(
-    tmp_path: Path, load: Callable[..., Running], kind: Target | Kind
+    tmp_path: Path, load: Callable[..., Running], kind: Target | LayerReader
 ) -> None:
     notes = {}
     for rate in (0.0, 0.15, 0.9):

@@ -15,11 +15,14 @@ from typing import Any, Literal, cast, get_args
 
 from benchmarks import synthetic
 from benchmarks.synthetic import Cycle, Quant, Shape
-from benchmarks.synthetic_block import write_block
-from benchmarks.synthetic_eagle import write_eagle
 from benchmarks.synthetic_heads import Architecture, write_heads, write_heads_apart
 from benchmarks.synthetic_sidecar import write_with_sidecar
-from benchmarks.synthetic_targets import TargetArchitecture, write_target
+from benchmarks.synthetic_targets import (
+    LayerReader,
+    TargetArchitecture,
+    write_layer_reader,
+    write_target,
+)
 
 SEED = 0  # of the files; the texts have their own
 # Targets with attention everywhere, and with a recurrent state, whose file holds heads; the same in a file of
@@ -36,7 +39,7 @@ Heads = Literal[
     "dspark",
 ]
 HEADS: tuple[Heads, ...] = get_args(Heads)
-LAYER_READERS: tuple[Heads, ...] = ("eagle3", "dflash", "dflash2", "dspark")
+LAYER_READERS: tuple[LayerReader, ...] = get_args(LayerReader)
 TARGETS: tuple[TargetArchitecture, ...] = get_args(TargetArchitecture)
 Say = Callable[[str], None]
 
@@ -196,19 +199,16 @@ def _with_heads(
             target = sizes.target
             small = replace(target, n_layer=2, n_embd=target.n_embd // 4, n_ff=target.n_ff // 4)
             write_with_sidecar(part, target, small, chosen_workload.acceptance, seed=SEED)
-        elif sizes.heads == "eagle3":
+        elif sizes.heads in LAYER_READERS:
             write_target(part / "target.gguf", sizes.target, cycle, sizes.architecture, seed=SEED)
-            file = part / "eagle3-target.gguf"
-            write_eagle(file, sizes.target, cycle, chosen_workload.acceptance, seed=SEED)
-        elif sizes.heads == "dflash" or sizes.heads == "dflash2" or sizes.heads == "dspark":
-            write_target(part / "target.gguf", sizes.target, cycle, sizes.architecture, seed=SEED)
-            file = part / f"{sizes.heads}-target.gguf"
-            rate = chosen_workload.acceptance
-            parts = (
-                sizes.architecture == "qwen35"
-            )  # reads pictures, so that its positions have parts
-            write_block(
-                file, sizes.target, cycle, rate, kind=sizes.heads, seed=SEED, sections=parts
+            write_layer_reader(
+                part / f"{sizes.heads}-target.gguf",
+                sizes.heads,
+                sizes.target,
+                cycle,
+                chosen_workload.acceptance,
+                sizes.architecture,
+                seed=SEED,
             )
         elif sizes.heads:
             files = part / "target.gguf", part / "mtp-target.gguf"

@@ -17,7 +17,12 @@ import pytest
 from benchmarks.synthetic import TINY_TARGET, Shape, target_cycle
 from benchmarks.synthetic_block import write_block
 from benchmarks.synthetic_eagle import write_eagle
-from benchmarks.synthetic_targets import TargetArchitecture, write_target
+from benchmarks.synthetic_targets import (
+    LayerReader,
+    TargetArchitecture,
+    write_layer_reader,
+    write_target,
+)
 from localspec.engine.cache import slot
 from localspec.engine.cache.slot import HiddenStates
 from localspec.engine.llama import Context, States
@@ -47,8 +52,7 @@ ACCEPTANCE = 0.8
 PROMPTS = [[300, 17, 402, 255, 31, 340, 18, 77], [12, 99, 7], [480, 3, 55, 210, 9], [66] * 20]
 
 
-Kind = Literal["eagle3", "dflash", "dflash2", "dspark"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[LayerReader, ...] = get_args(LayerReader)
 # Wide enough for blocks of eight drafts.
 SHAPE = replace(TINY_TARGET, n_embd=128)
 
@@ -61,17 +65,14 @@ def ask_for(engine: Running, depth: int | None = 3, **more: Any) -> SpeculationS
 
 
 def write_sidecar(
-    path: Path, kind: Kind, shape: Shape, acceptance: float = ACCEPTANCE, **options: Any
+    path: Path, kind: LayerReader, shape: Shape, acceptance: float = ACCEPTANCE, **options: Any
 ) -> Path:
-    cycle = target_cycle(shape.n_vocab)
-    if kind == "eagle3":
-        return write_eagle(path, shape, cycle, acceptance, **options)
-    return write_block(path, shape, cycle, acceptance, kind=kind, **options)
+    return write_layer_reader(path, kind, shape, target_cycle(shape.n_vocab), acceptance, **options)
 
 
 def write_pair(
     folder: Path,
-    kind: Kind = "eagle3",
+    kind: LayerReader = "eagle3",
     *,
     shape: Shape = SHAPE,
     architecture: TargetArchitecture = "llama",
@@ -81,13 +82,11 @@ def write_pair(
     folder.mkdir(parents=True, exist_ok=True)
     target, sidecar = folder / "target.gguf", folder / f"{kind}-target.gguf"
     write_target(target, shape, target_cycle(N_VOCAB), architecture)
-    if architecture == "qwen35" and kind != "eagle3":  # reads pictures: its positions have parts
-        options["sections"] = True
-    write_sidecar(sidecar, kind, shape, **options)
+    write_sidecar(sidecar, kind, shape, architecture=architecture, **options)
     return PairFiles(folder.name, str(target), str(sidecar))
 
 
-def contextual_files(folder: Path, kind: Kind) -> PairFiles:
+def contextual_files(folder: Path, kind: LayerReader) -> PairFiles:
     """Return a target whose text depends on all of it, with a sidecar that listens to its layers."""
     files = contextual_pair(folder)
     sidecar = write_sidecar(folder / f"{kind}-target.gguf", kind, CONTEXT_SHAPE, listens=1.5)
@@ -134,7 +133,7 @@ def test_drafts_have_the_acceptance_rate_they_were_written_with(
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen35", "gpt-oss"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_targets_of_every_architecture_get_the_drafts_that_were_written(
-    tmp_path: Path, load: Load, kind: Kind, architecture: TargetArchitecture
+    tmp_path: Path, load: Load, kind: LayerReader, architecture: TargetArchitecture
 ) -> None:
     engine = load(write_pair(tmp_path, kind, architecture=architecture))
     for depth in (1, 4):
@@ -368,7 +367,11 @@ def test_only_the_end_of_a_long_prompt_leaves_the_context(
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "dflash2"])
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen35", "gpt-oss"])
 def test_other_targets_are_drafted_for(
-    tmp_path: Path, load: Load, monkeypatch: pytest.MonkeyPatch, architecture: str, kind: Kind
+    tmp_path: Path,
+    load: Load,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    kind: LayerReader,
 ) -> None:
     """Their texts depend on all of it. Each draft is that of a fresh engine, also of a hybrid target."""
     # With another seed, some of these texts end after a few tokens.
